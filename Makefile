@@ -1,0 +1,44 @@
+.DEFAULT_GOAL := help
+.PHONY: demo test test-slow check abacus clean help
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+# The first one that is new enough; `make PYTHON=/path/to/python3` names another.
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON = $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+  $$python -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$python && break; done)
+
+demo: $(INSTALLED)  ## train the bundled model on the bundled task and show what changed (minutes)
+	$(BIN)/grouprl train src/grouprl/recipes/demo.yaml
+
+test: $(INSTALLED)  ## run the test suite (minutes); ARGS="-k config" chooses
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: $(INSTALLED)  ## run the tests that train or rebuild something for longer
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+check: $(INSTALLED)  ## lint, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+abacus: $(INSTALLED)  ## rebuild the bundled model
+	$(BIN)/grouprl sft src/grouprl/recipes/abacus_sft.yaml
+
+clean:  ## remove caches and build leftovers (.venv and runs stay)
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	find src tests -name __pycache__ -prune -exec rm -rf {} +
+
+help:  ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(BIN)/python:
+	@"$(PYTHON)" -c '$(NEW_ENOUGH)' 2>/dev/null || { echo "expected Python 3.11 or newer, got '$(PYTHON)';" \
+	  "install one, or name it: make PYTHON=/path/to/python3" >&2; exit 2; }
+	"$(PYTHON)" -m venv .venv || { rm -rf .venv; echo "this Python cannot make virtual environments;" \
+	  "on Debian and Ubuntu: apt install python3-venv" >&2; exit 2; }

@@ -1,0 +1,131 @@
+"""The clipped policy objective and its relatives, as one pure function."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from grouprl.algorithms.kl import KlKind, kl_estimate
+
+Surrogate = Literal["clip", "cispo", "plain"]
+Ratio = Literal["token", "sequence"]
+
+
+def policy_loss(
+    logprobs_NT: Tensor,
+    old_logprobs_NT: Tensor,
+    advantages: Tensor,
+    weights_NT: Tensor,
+    *,
+    surrogate: Surrogate = "clip",
+    ratio: Ratio = "token",
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    ref_logprobs_NT: Tensor | None = None,
+    kl_coef: float = 0.0,
+    kl: KlKind = "k3",
+    mask_NT: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss of a batch: sum(weights * (surrogate term + kl_coef * KL)), to be minimised.
+
+    With the ratio r = exp(logprob - old logprob) and advantage A, the surrogate term is
+      clip:  -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)   PPO (arXiv:1707.06347, equation 7), GRPO, DAPO
+      cispo: -sg(clip(r, 1 - clip_low, 1 + clip_high)) A logprob  MiniMax-M1 (arXiv:2506.13585, equation 4)
+      plain: -r A                                                importance-weighted policy gradient
+
+    Args:
+        logprobs_NT: [N, T] log-probs of the policy; the gradient flows through these alone.
+        old_logprobs_NT: [N, T] log-probs of the sampler policy.
+        advantages: [N] per completion or [N, T] per token.
+        weights_NT: [N, T] from `token_weights`.
+        surrogate: which term.
+        ratio: "token", or "sequence": exp(mean log-ratio of the completion), GSPO (arXiv:2507.18071, equation 7).
+        clip_low, clip_high: the ratio is trusted within [1 - clip_low, 1 + clip_high].
+        dual_clip: for A < 0 the term is at most -dual_clip * A (arXiv:1912.09729, equation 5); None = off.
+        ref_logprobs_NT: [N, T] log-probs of the reference; needed when kl_coef > 0, used for the kl figure.
+        kl_coef: weight of the KL term.
+        kl: estimator of `kl_estimate`.
+        mask_NT: [N, T] which tokens exist; defaults to weights > 0.
+
+    Returns:
+        The scalar loss and detached scalars over the masked tokens: clip_low_fraction, clip_high_fraction,
+        ratio_mean, ratio_max, and kl when a reference is given.
+
+    Raises:
+        ValueError: shapes differ, an option is unknown, or kl_coef > 0 without ref_logprobs_NT.
+    """
+    _check_shapes(logprobs_NT, old_logprobs_NT, advantages, weights_NT)
+    if kl_coef > 0 and ref_logprobs_NT is None:
+        raise ValueError(f"kl_coef={kl_coef} needs ref_logprobs_NT")
+    mask_NT = weights_NT > 0 if mask_NT is None else mask_NT.bool()
+    advantages_NT = (advantages if advantages.ndim == 2 else advantages[:, None]).expand_as(logprobs_NT)
+    # Padding may hold anything, inf and NaN too; it must reach neither the value nor the gradient.
+    logprobs_NT, old_logprobs_NT = _blank(logprobs_NT, mask_NT), _blank(old_logprobs_NT, mask_NT)
+
+    ratio_NT = _ratio(logprobs_NT, old_logprobs_NT, mask_NT, ratio)
+    clipped_NT = ratio_NT.clamp(1 - clip_low, 1 + clip_high)
+    if surrogate == "clip":
+        gain_NT = torch.minimum(ratio_NT * advantages_NT, clipped_NT * advantages_NT)
+    elif surrogate == "cispo":
+        gain_NT = clipped_NT.detach() * advantages_NT * logprobs_NT
+    elif surrogate == "plain":
+        gain_NT = ratio_NT * advantages_NT
+    else:
+        raise ValueError(f"surrogate: got {surrogate!r}, expected one of clip, cispo, plain")
+    if dual_clip is not None:
+        floor_NT = dual_clip * advantages_NT
+        gain_NT = torch.where(advantages_NT < 0, torch.maximum(gain_NT, floor_NT), gain_NT)
+
+    cost_NT = -gain_NT
+    stats = _ratio_stats(ratio_NT.detach(), advantages_NT, mask_NT, clip_low, clip_high)
+    if ref_logprobs_NT is not None:
+        kl_NT = kl_estimate(logprobs_NT, _blank(ref_logprobs_NT, mask_NT), kind=kl)
+        stats["kl"] = _masked_mean(kl_NT.detach(), mask_NT)
+        if kl_coef > 0:
+            cost_NT = cost_NT + kl_coef * kl_NT
+    return _blank(weights_NT * cost_NT, mask_NT).sum(), stats
+
+
+def _ratio(logprobs_NT: Tensor, old_logprobs_NT: Tensor, mask_NT: Tensor, level: Ratio) -> Tensor:
+    log_ratio_NT = logprobs_NT - old_logprobs_NT
+    if level == "token":
+        return log_ratio_NT.exp()
+    if level == "sequence":
+        mean_N1 = log_ratio_NT.sum(1, keepdim=True) / mask_NT.sum(1, keepdim=True).clamp(min=1)
+        return mean_N1.exp().expand_as(log_ratio_NT)
+    raise ValueError(f"ratio: got {level!r}, expected one of token, sequence")
+
+
+def _ratio_stats(
+    ratio_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor, clip_low: float, clip_high: float
+) -> dict[str, Tensor]:
+    below_NT = (ratio_NT < 1 - clip_low) & (advantages_NT < 0)
+    above_NT = (ratio_NT > 1 + clip_high) & (advantages_NT > 0)
+    return {
+        "clip_low_fraction": _masked_mean(below_NT.float(), mask_NT),
+        "clip_high_fraction": _masked_mean(above_NT.float(), mask_NT),
+        "ratio_mean": _masked_mean(ratio_NT, mask_NT),
+        "ratio_max": _blank(ratio_NT, mask_NT).amax() if ratio_NT.numel() else ratio_NT.sum(),
+    }
+
+
+def _blank(values_NT: Tensor, mask_NT: Tensor) -> Tensor:
+    return torch.where(mask_NT, values_NT, 0.0)
+
+
+def _masked_mean(values_NT: Tensor, mask_NT: Tensor) -> Tensor:
+    return _blank(values_NT, mask_NT).sum() / mask_NT.sum().clamp(min=1)
+
+
+def _check_shapes(logprobs_NT: Tensor, old_logprobs_NT: Tensor, advantages: Tensor, weights_NT: Tensor) -> None:
+    shape = logprobs_NT.shape
+    if logprobs_NT.ndim != 2 or old_logprobs_NT.shape != shape or weights_NT.shape != shape:
+        raise ValueError(
+            "expected logprobs, old_logprobs and weights of one shape [N, T], got "
+            f"{tuple(shape)}, {tuple(old_logprobs_NT.shape)}, {tuple(weights_NT.shape)}"
+        )
+    if advantages.shape not in (shape, shape[:1]):
+        raise ValueError(f"expected advantages of shape [N] or [N, T] = {tuple(shape)}, got {tuple(advantages.shape)}")

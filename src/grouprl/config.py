@@ -1,0 +1,167 @@
+"""What a run is: small frozen models, composed, read from YAML files and dotted overrides.
+
+A file names only what differs from the defaults; keys are strict, and every mistake is told at once:
+
+    steps: 60
+    algorithm: {name: grpo, kl_coef: 0.02}
+    rollout: {problems_per_step: 16, group_size: 8}
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from grouprl.config_files import dump_config as dump_config
+from grouprl.config_files import load_config as load_config
+from grouprl.types import Algorithm, Sampling, UserError
+
+# Strict everywhere (YAML already tells 8 from "8" and true), but a run called 7 is a name all the same.
+Text = Annotated[str, Field(strict=False, coerce_numbers_to_str=True, min_length=1)]
+Name = Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ModelConfig(_Section):
+    """Which policy, and where it computes."""
+
+    path: Text = Field("abacus", description="a bundled model, a hub id or a folder in Hugging Face layout")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the computation; weights stay float32")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:1")
+
+
+class TaskConfig(_Section):
+    """Which problems. What is left out is the task's own choice."""
+
+    name: Text = Field("word_problems", description="a bundled task")
+    path: Text | None = Field(None, description="data file or folder, for tasks that read one")
+    difficulty: int | None = Field(None, ge=1, description="for tasks that have a scale of it")
+    train_problems: int | None = Field(None, ge=1, description="size of the train split")
+    eval_problems: int | None = Field(None, ge=1, description="size of the validation and of the test split")
+    seed: int = Field(0, ge=0, lt=2**63, description="of the procedural problems")
+    system_prompt: Text | None = Field(None, description="put before every problem")
+
+
+class RewardConfig(_Section):
+    """One reward function and its share in the total."""
+
+    name: Text = Field(description="a bundled reward function")
+    weight: float = Field(1.0, description="factor in the sum of the rewards; may be negative")
+
+
+class RolloutConfig(_Section):
+    """How groups of completions are drawn."""
+
+    problems_per_step: int = Field(16, ge=1, description="groups in a step")
+    group_size: int = Field(8, ge=2, description="a group of fewer than 2 completions has no baseline")
+    max_rows: int = Field(256, ge=1, description="completions decoded at once")
+    max_tokens: int = Field(128, ge=1, description="longest completion, in tokens")
+    temperature: float = Field(1.0, gt=0.0, description="greedy completions of a group are all the same")
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="smallest set of tokens with this probability; 1 = off")
+    top_k: int = Field(0, ge=0, description="most probable tokens kept; 0 = off")
+    min_p: Fraction = Field(0.0, description="smallest probability kept, relative to the largest; 0 = off")
+    stop: tuple[Text, ...] = Field((), strict=False, description="texts that end a completion")
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the tokens of a training completion are drawn."""
+        return Sampling(self.max_tokens, self.temperature, self.top_p, self.top_k, self.min_p, self.stop)
+
+
+class LearnerConfig(_Section):
+    """How a batch becomes an update (AdamW)."""
+
+    learning_rate: float = Field(1e-6, ge=0.0, description="after the warm-up; constant")
+    warmup_steps: int = Field(0, ge=0, description="updates over which the learning rate rises from 0")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), strict=False, description="decay of the two moments")
+    weight_decay: float = Field(0.0, ge=0.0, description="decoupled, times the learning rate")
+    max_grad_norm: float = Field(1.0, gt=0.0, description="the gradient is scaled down to this norm")
+    micro_batch_tokens: int = Field(16384, ge=1, description="packed tokens in one backward pass; memory, not maths")
+
+
+class EvaluationConfig(_Section):
+    """How the policy is judged on problems it does not train on."""
+
+    every: int = Field(0, ge=0, description="steps between evaluations; 0 = only before and after")
+    problems: int = Field(500, ge=1, description="how many are taken from the split")
+    samples: int = Field(8, ge=1, description="completions drawn for pass@k, besides the greedy one")
+    split: Literal["train", "validation", "test"] = Field("test", description="of the task")
+
+
+class CheckpointConfig(_Section):
+    """When the run is saved."""
+
+    every: int = Field(50, ge=0, description="steps between checkpoints; 0 = only at the end")
+    keep: int = Field(2, ge=1, description="newest checkpoints kept")
+
+
+class RunConfig(_Section):
+    """A reinforcement-learning run. No rewards means the task's own."""
+
+    name: Name = Field("run", description="folder of the run: letters, digits, '.', '_' and '-'")
+    runs_dir: Text = Field("runs", description="where the folders of runs are")
+    seed: int = Field(0, ge=0, lt=2**63, description="of sampling and of the order of problems")
+    steps: int = Field(100, ge=1, description="batches of completions drawn and learned from")
+    threads: int = Field(0, ge=0, description="CPU threads; 0 = all cores")
+    model: ModelConfig = ModelConfig()
+    task: TaskConfig = TaskConfig()
+    rewards: tuple[RewardConfig, ...] = Field((), strict=False, description="one entry for each reward function")
+    algorithm: Algorithm = Algorithm()
+    rollout: RolloutConfig = RolloutConfig()
+    learner: LearnerConfig = LearnerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
+    def _rewards_are_named_once(self) -> Self:
+        names = [reward.name for reward in self.rewards]
+        if len(set(names)) < len(names):
+            raise UserError(f"rewards: expected every name once, got {', '.join(names)}; write one weight for each")
+        return self
+
+
+class SftLearnerConfig(LearnerConfig):
+    """The learner's settings with a rate for supervised learning."""
+
+    learning_rate: float = Field(3e-3, ge=0.0, description="after the warm-up; constant")
+
+
+class NewModelConfig(_Section):
+    """A new Qwen2-style model with random weights and a tokenizer of its own, learned from the pairs."""
+
+    hidden_size: int = Field(128, ge=8, description="width; a multiple of twice the heads")
+    intermediate_size: int = Field(384, ge=8, description="width of the MLP")
+    layers: int = Field(5, ge=1, description="decoder layers")
+    heads: int = Field(4, ge=1, description="attention heads")
+    vocabulary: int = Field(1024, ge=300, description="largest size of the tokenizer")
+    context: int = Field(512, ge=16, description="longest sequence, prompt and completion")
+
+
+class PairsConfig(_Section):
+    """Where the prompt/completion pairs come from: a file, or the task's worked solutions and guesses."""
+
+    path: Text | None = Field(None, description="file of pairs; without one the task makes them")
+    count: int = Field(100_000, ge=1, description="pairs the task makes")
+    worked_share: float = Field(0.3, ge=0.0, le=1.0, description="share of worked solutions among them")
+
+
+class SftConfig(_Section):
+    """Supervised fine-tuning on prompt/completion pairs: the cold start before reinforcement learning."""
+
+    name: Name = Field("sft", description="folder of the run: letters, digits, '.', '_' and '-'")
+    runs_dir: Text = Field("runs", description="where the folders of runs are")
+    seed: int = Field(0, ge=0, lt=2**63, description="of the initial weights and of the order of pairs")
+    threads: int = Field(0, ge=0, description="CPU threads; 0 = all cores")
+    model: ModelConfig = ModelConfig()
+    new_model: NewModelConfig | None = Field(None, description="start from random weights instead of model.path")
+    task: TaskConfig = TaskConfig()
+    pairs: PairsConfig = PairsConfig()
+    epochs: int = Field(1, ge=1, description="times every pair is seen")
+    batch_pairs: int = Field(64, ge=1, description="pairs in one update")
+    learner: SftLearnerConfig = SftLearnerConfig()
+    out: Text | None = Field(None, description="folder of the finished model; without one it is in the run's")

@@ -1,0 +1,67 @@
+"""The YAML of configurations: the core of version 1.2, and only what JSON can say.
+
+PyYAML's own rules are those of version 1.1: `1e-6` is text there, `no` is false, `1:30` is 90, `2024-01-01` a date.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable
+from typing import IO, Any, ClassVar
+
+import yaml
+
+
+def read_yaml(source: str | IO[bytes]) -> Any:
+    """Read one document. Raises yaml.YAMLError, also for a key written twice, an alias or a tag such as !!set."""
+    return yaml.load(source, _Loader)
+
+
+def write_yaml(tree: Any) -> str:
+    """Write lists, mappings and plain values so that `read_yaml` gives them back, keys in their order."""
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def _core_scalars() -> dict[str | None, list[tuple[str, re.Pattern[str]]]]:
+    patterns = {
+        "null": r"~|null|Null|NULL|",
+        "bool": r"true|True|TRUE|false|False|FALSE",
+        "int": r"[-+]?(0|[1-9][0-9_]*)",
+        "float": r"[-+]?((0|[1-9][0-9_]*)(\.[0-9_]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+    }
+    # PyYAML looks under None whatever a scalar begins with.
+    return {None: [(f"tag:yaml.org,2002:{tag}", re.compile(f"(?:{text})\\Z")) for tag, text in patterns.items()]}
+
+
+class _Dumper(yaml.SafeDumper):
+    yaml_implicit_resolvers = _core_scalars()
+
+
+class _Loader(yaml.SafeLoader):
+    """Only what JSON can say: no dates, sets or aliases, keys are text and written once."""
+
+    yaml_implicit_resolvers = _core_scalars()
+    yaml_constructors: ClassVar[dict[Any, Callable[..., Any]]] = {
+        tag: construct
+        for tag, construct in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.rpartition(":")[2] in ("null", "bool", "int", "float", "str", "seq", "map")
+    }
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "expected the value itself, got an alias (*name)")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        mapping: dict[Hashable, Any] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise _refused("expected text as a key, got a list or mapping", key)
+            if key.value in mapping:
+                raise _refused(f"expected every key once, got {key.value!r} again", key)
+            mapping[key.value] = self.construct_object(value, deep=True)
+        return mapping
+
+
+def _refused(complaint: str, node: yaml.Node) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, complaint, node.start_mark)

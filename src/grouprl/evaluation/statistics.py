@@ -1,0 +1,91 @@
+"""How well a policy does, and how sure one can be of it: pass@k and confidence intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist, fmean, stdev
+
+
+def pass_at_k(correct: int, total: int, k: int) -> float:
+    """Chance that at least one of `k` completions is correct, from `correct` of `total` drawn for one problem.
+
+    Unbiased (Chen et al. 2021, arXiv:2107.03374, equation 1): the share of the k-subsets of the `total` completions
+    that hold a correct one. In [0, 1]; exact to the last bit for any size.
+
+    Raises:
+        ValueError: unless 0 <= correct <= total and 1 <= k <= total.
+
+    >>> pass_at_k(correct=1, total=4, k=2)
+    0.5
+    """
+    if not 0 <= correct <= total:
+        raise ValueError(f"pass_at_k: expected 0 <= correct <= total, got correct={correct}, total={total}")
+    if not 1 <= k <= total:
+        raise ValueError(f"pass_at_k: expected 1 <= k <= total, got k={k}, total={total}")
+    subsets = math.comb(total, k)
+    return (subsets - math.comb(total - correct, k)) / subsets
+
+
+def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Interval (low, high) for a share counted as `successes` of `total` yes/no outcomes (Wilson 1927).
+
+    Stays inside [0, 1] and keeps a width at 0 % and 100 %, where the plain normal interval claims certainty.
+
+    Raises:
+        ValueError: unless total >= 1, 0 <= successes <= total and 0 < confidence < 1.
+    """
+    if total < 1 or not 0 <= successes <= total:
+        raise ValueError(f"wilson_interval: expected 0 <= successes <= total >= 1, got {successes} of {total}")
+    z = NormalDist().inv_cdf(_upper_probability(confidence))
+    share = successes / total
+    center = share + z * z / (2 * total)
+    margin = z * math.sqrt(share * (1 - share) / total + (z / (2 * total)) ** 2)
+    scale = 1 + z * z / total
+    # The share itself bounds both ends: at 0 and 1 rounding would leave it just outside.
+    return max(0.0, min(share, (center - margin) / scale)), min(1.0, max(share, (center + margin) / scale))
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Student t interval (low, high) for the mean of independent values, one per problem; n - 1 degrees of freedom.
+
+    For yes/no values use `wilson_interval`. The ends may lie outside the range of the values, and equal values give
+    an interval without width.
+
+    Raises:
+        ValueError: with fewer than two values, or unless 0 < confidence < 1.
+    """
+    upper = _upper_probability(confidence)
+    if len(values) < 2:
+        raise ValueError(f"mean_interval: expected at least 2 values, got {len(values)}")
+    center = fmean(values)
+    margin = _t_quantile(upper, len(values) - 1) * stdev(values, center) / math.sqrt(len(values))
+    return center - margin, center + margin
+
+
+def _upper_probability(confidence: float) -> float:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence: expected a value between 0 and 1, got {confidence}")
+    return 0.5 + confidence / 2
+
+
+def _t_quantile(probability: float, degrees: int) -> float:
+    # Bisection over the angle atan(t / sqrt(degrees)): the central probability grows with it from 0 to 1.
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = _t_central_probability(middle, degrees) < 2 * probability - 1
+        low, high = (middle, high) if below else (low, middle)
+    return math.sqrt(degrees) * math.tan(low)
+
+
+def _t_central_probability(angle: float, degrees: int) -> float:
+    # Abramowitz and Stegun 26.7.3 and 26.7.4: P(|t| < sqrt(degrees) tan(angle)) as a finite sum.
+    odd = degrees % 2
+    term = math.cos(angle) if odd else 1.0
+    total = 0.0
+    for n in range(2 + odd, degrees + 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (n - 1) / n
+    series = math.sin(angle) * total
+    return 2 / math.pi * (angle + series) if odd else series

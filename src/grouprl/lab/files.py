@@ -1,0 +1,95 @@
+"""Writing files so that a crash never leaves half of one, and keeping a directory to one process."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from grouprl.types import UserError
+
+
+def atomic_write_text(path: Path, text: str) -> None:
+    """Writes a UTF-8 file that is either wholly there or not at all, also after a crash."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    _sync(temporary)
+    temporary.replace(path)
+    _sync(path.parent)
+
+
+@contextmanager
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """Gives an empty folder to fill, which becomes `path` when the block ends without an error.
+
+    A `path` that exists is replaced; until its replacement is complete it stays as it was.
+    """
+    temporary, replaced = path.with_name(path.name + ".tmp"), path.with_name(path.name + ".old")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for entry in (*temporary.rglob("*"), temporary):
+            _sync(entry)
+        shutil.rmtree(replaced, ignore_errors=True)
+        if path.exists():
+            path.rename(replaced)
+        temporary.rename(path)
+        _sync(path.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def lock_directory(directory: Path) -> int:
+    """Keeps `directory` to this process; gives the file handle whose closing ends that.
+
+    Raises:
+        UserError: naming the process that has it.
+    """
+    # The kernel drops the lock with the process, however it ends; the file itself may stay.
+    handle = os.open(directory / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(handle, 32, 0).decode() or "unknown"
+        os.close(handle)
+        raise UserError(
+            f"{directory}: run directory in use by process {holder}; wait for it, stop it, or choose another name"
+        ) from None
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, str(os.getpid()).encode(), 0)
+    return handle
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Strict JSON. NaN and infinity, which neither jq nor sqlite3 reads, become null.
+
+    Raises:
+        TypeError: for anything that JSON does not know, such as a tensor.
+    """
+    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,135 @@
+"""Reads a run directory back; docs/run_directory.md describes every file. Needs neither torch nor a finished run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grouprl.lab.rollouts import RecordedGroup, read_rollouts
+from grouprl.types import UserError
+
+__all__ = [
+    "Example",
+    "RecordedGroup",
+    "RecordedRun",
+    "interval_name",
+    "read_json",
+    "read_json_lines",
+    "read_rollouts",
+    "read_run",
+]
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A held-out problem and what the policy wrote for it, kept so that people can see the change."""
+
+    problem_id: str
+    prompt: str
+    answer: str  # the right one
+    completion: str
+    correct: bool
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """Everything in a run directory that fits in memory. What an unfinished run has not written yet is empty."""
+
+    directory: Path
+    config: str  # YAML text
+    metrics: tuple[Row, ...]  # one per step, ascending
+    evaluations: tuple[Row, ...]
+    examples: Mapping[str, tuple[Example, ...]]  # by "before" and "after"
+    summary: Row
+
+    def column(self, name: str) -> tuple[list[int], list[float]]:
+        """The steps at which metric `name` was recorded as a finite number, and its values there."""
+        found = [(row["step"], float(row[name])) for row in self.metrics if _is_finite(row.get(name))]
+        return [step for step, _ in found], [value for _, value in found]
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Every metric recorded at any step, in the order of first appearance."""
+        return tuple(dict.fromkeys(name for row in self.metrics for name in row if name != "step"))
+
+    def results(self, when: str) -> Row:
+        """What evaluation found "before" or "after" training, as far as it got."""
+        return {name: value for name, value in (self.summary.get(when) or {}).items() if value is not None}
+
+    def time_split(self) -> tuple[list[int], dict[str, list[float]]]:
+        """The timed steps, and their seconds by part, longest first, "other" (the rest of time/total) last."""
+        rows = [row for row in self.metrics if _is_finite(row.get("time/total"))]
+        names = [name for name in self.metric_names if name.startswith("time/") and name != "time/total"]
+        parts = {name.removeprefix("time/"): [row.get(name) or 0.0 for row in rows] for name in names}
+        other = [max(0.0, row["time/total"] - sum(row.get(name) or 0.0 for name in names)) for row in rows]
+        longest_first = sorted(parts, key=lambda part: -sum(parts[part]))
+        return [row["step"] for row in rows], {**{part: parts[part] for part in longest_first}, "other": other}
+
+
+def read_run(directory: Path) -> RecordedRun:
+    """Reads everything but the rollouts.
+
+    Raises:
+        UserError: when `directory` holds no run, or a file of it is damaged (a torn last line is left out instead).
+    """
+    config = directory / "config.yaml"
+    if not config.is_file():
+        raise UserError(
+            f"{directory}: expected a run directory (one with a config.yaml), found none; "
+            "give the folder that a training run wrote, such as runs/NAME"
+        )
+    examples = read_json(directory / "examples.json")
+    return RecordedRun(
+        directory=directory,
+        config=config.read_text(encoding="utf-8"),
+        metrics=read_json_lines(directory / "metrics.jsonl"),
+        evaluations=read_json_lines(directory / "evaluations.jsonl"),
+        examples={when: tuple(Example(**row) for row in rows) for when, rows in examples.items()},
+        summary=read_json(directory / "summary.json"),
+    )
+
+
+def read_json_lines(path: Path) -> tuple[dict[str, Any], ...]:
+    """The objects of a JSON-lines file; none when it does not exist. A last line without its end is left out.
+
+    Raises:
+        UserError: naming the line that is not JSON.
+    """
+    if not path.exists():
+        return ()
+    whole_lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    return tuple(_parse(line, f"{path}:{number}") for number, line in enumerate(whole_lines, start=1))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty when the file does not exist."""
+    return _parse(path.read_text(encoding="utf-8"), str(path)) if path.exists() else {}
+
+
+def interval_name(measure: str) -> str:
+    """The key of a measure's 95 % interval.
+
+    >>> interval_name("greedy_accuracy"), interval_name("pass_at_8")
+    ('greedy_interval', 'pass_at_8_interval')
+    """
+    return measure.removesuffix("_accuracy") + "_interval"
+
+
+def _parse(text: str, place: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{place}: expected JSON, got {text[:60]!r} ({error}); restore the file or remove it") from None
+    if not isinstance(parsed, dict):
+        raise UserError(f"{place}: expected a JSON object, got {text[:60]!r}; restore the file or remove it")
+    return parsed
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,194 @@
+"""The database of every completion of a run: one step = one transaction, readable while the run writes it."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from grouprl.lab.files import json_text
+from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason, UserError
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS problems (
+  problem_id TEXT PRIMARY KEY,
+  prompt TEXT NOT NULL,        -- as a person reads it
+  messages TEXT,               -- JSON list of chat messages; NULL when the prompt is plain text
+  prompt_ids BLOB NOT NULL,    -- token ids given to the policy, little-endian int32
+  columns TEXT NOT NULL        -- JSON object: what the rewards get by name
+);
+CREATE TABLE IF NOT EXISTS completions (
+  step INTEGER NOT NULL,
+  group_index INTEGER NOT NULL,       -- place of the group in the step, from 0
+  completion_index INTEGER NOT NULL,  -- place in the group, from 0
+  problem_id TEXT NOT NULL REFERENCES problems,
+  text TEXT NOT NULL,
+  reward REAL,                        -- weighted total; NULL = invalid
+  components TEXT NOT NULL,           -- JSON object: unweighted rewards by name; null = does not apply
+  invalid_reason TEXT,                -- NULL when valid
+  advantage REAL NOT NULL,
+  length INTEGER NOT NULL,            -- tokens
+  stop_reason TEXT NOT NULL,          -- end, stop_string or length
+  weights_version INTEGER NOT NULL,   -- updates the sampling weights had seen
+  token_ids BLOB NOT NULL,            -- little-endian int32
+  logprobs BLOB NOT NULL,             -- little-endian float32, under the distribution drawn from
+  plain_logprobs BLOB NOT NULL,       -- little-endian float32, under the plain softmax
+  PRIMARY KEY (step, group_index, completion_index)
+);
+CREATE VIEW IF NOT EXISTS groups AS
+  SELECT step, group_index, problem_id, COUNT(*) AS completions, COUNT(reward) AS valid, AVG(reward) AS reward_mean,
+    MIN(reward) AS reward_min, MAX(reward) AS reward_max,
+    COALESCE(MAX(reward) > MIN(reward), 0) AS has_signal, AVG(length) AS mean_length
+  FROM completions GROUP BY step, group_index;
+CREATE VIEW IF NOT EXISTS rewards AS
+  SELECT step, group_index, completion_index, problem_id, key AS name, value AS reward
+  FROM completions, json_each(components);
+CREATE VIEW IF NOT EXISTS steps AS
+  SELECT step, COUNT(DISTINCT group_index) AS groups, COUNT(*) AS completions, AVG(reward) AS reward_mean,
+    SUM(reward IS NULL) AS invalid, AVG(length) AS mean_length, AVG(stop_reason = 'length') AS clipped_ratio
+  FROM completions GROUP BY step;
+"""
+
+
+@dataclass(frozen=True)
+class RecordedGroup:
+    """A group as it was trained on: completions, what the rewards said of each, and the advantages."""
+
+    group: Group  # log-probs as float32; columns that JSON cannot hold come back as text
+    outcomes: tuple[RewardOutcome, ...]
+    advantages: tuple[float, ...]
+
+
+def open_rollouts(location: str) -> sqlite3.Connection:
+    """Opens or makes a rollout database (a path, or a `file:` URI) with its tables and views."""
+    database = sqlite3.connect(location, timeout=1.0, uri=location.startswith("file:"))
+    # WAL lets people read while a run writes. It needs shared memory, which network file systems do not have.
+    if database.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
+        database.execute("PRAGMA journal_mode=TRUNCATE")
+    database.execute("PRAGMA synchronous=NORMAL")
+    database.executescript(SCHEMA)
+    return database
+
+
+def write_step(
+    database: sqlite3.Connection,
+    step: int,
+    groups: Sequence[Group],
+    outcomes: Sequence[Sequence[RewardOutcome]],
+    advantages: Sequence[Sequence[float]],
+) -> None:
+    """Adds the groups [P] of a step with their outcomes and advantages [P][G], all or none.
+
+    Raises:
+        ValueError: when the three differ in shape.
+        sqlite3.IntegrityError: when the step is there already.
+    """
+    problems = [_problem_row(group) for group in groups]
+    completions = [
+        _completion_row(step, group_index, group.problem.id, *member)
+        for group_index, (group, *scores) in enumerate(zip(groups, outcomes, advantages, strict=True))
+        for member in zip(group.completions, *scores, strict=True)
+    ]
+    with database:
+        database.executemany("INSERT OR IGNORE INTO problems VALUES (?, ?, ?, ?, ?)", problems)
+        database.executemany(f"INSERT INTO completions VALUES ({', '.join('?' * 15)})", completions)
+
+
+def drop_after(database: sqlite3.Connection, step: int) -> None:
+    """Removes every later step, and the problems that only those had."""
+    with database:
+        database.execute("DELETE FROM completions WHERE step > ?", (step,))
+        database.execute("DELETE FROM problems WHERE problem_id NOT IN (SELECT problem_id FROM completions)")
+
+
+def read_rollouts(directory: Path, step: int) -> tuple[RecordedGroup, ...]:
+    """The groups of one step in the order of that step; empty when it is not recorded.
+
+    Raises:
+        UserError: when `directory` has no rollouts.sqlite.
+    """
+    path = directory / "rollouts.sqlite"
+    if not path.is_file():
+        raise UserError(f"{path}: expected the rollouts of a run, found no such file; give a run directory")
+    query = (
+        "SELECT * FROM completions JOIN problems USING (problem_id) WHERE step = ? "
+        "ORDER BY group_index, completion_index"
+    )
+    with closing(sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)) as database:
+        database.row_factory = sqlite3.Row
+        rows = database.execute(query, (step,)).fetchall()
+    return tuple(_group(list(members)) for _, members in groupby(rows, key=lambda row: row["group_index"]))
+
+
+def _problem_row(group: Group) -> tuple[Any, ...]:
+    problem = group.problem
+    messages = None if isinstance(problem.prompt, str) else json_text([dict(message) for message in problem.prompt])
+    columns = json.dumps(dict(problem.columns), default=str)  # a user's columns may hold anything
+    return problem.id, problem.prompt_text, messages, _blob(group.prompt_ids, "<i4"), columns
+
+
+def _completion_row(
+    step: int, group_index: int, problem_id: str, completion: Completion, outcome: RewardOutcome, advantage: float
+) -> tuple[Any, ...]:
+    return (
+        step,
+        group_index,
+        completion.index,
+        problem_id,
+        completion.text,
+        outcome.total if outcome.valid else None,
+        json_text(outcome.components),
+        None if outcome.valid else outcome.reason,
+        float(advantage),
+        len(completion),
+        completion.stop_reason.value,
+        completion.weights_version,
+        _blob(completion.token_ids, "<i4"),
+        _blob(completion.logprobs, "<f4"),
+        _blob(completion.plain_logprobs, "<f4"),
+    )
+
+
+def _blob(numbers: Sequence[float], dtype: str) -> bytes:
+    return np.asarray(numbers, dtype).tobytes()
+
+
+def _group(rows: list[sqlite3.Row]) -> RecordedGroup:
+    head = rows[0]
+    prompt = head["prompt"] if head["messages"] is None else tuple(json.loads(head["messages"]))
+    problem = Problem(head["problem_id"], prompt, json.loads(head["columns"]))
+    return RecordedGroup(
+        group=Group(problem, _numbers(head["prompt_ids"], "<i4"), tuple(_completion(row) for row in rows)),
+        outcomes=tuple(_outcome(row) for row in rows),
+        advantages=tuple(row["advantage"] for row in rows),
+    )
+
+
+def _completion(row: sqlite3.Row) -> Completion:
+    return Completion(
+        index=row["completion_index"],
+        token_ids=_numbers(row["token_ids"], "<i4"),
+        logprobs=_numbers(row["logprobs"], "<f4"),
+        plain_logprobs=_numbers(row["plain_logprobs"], "<f4"),
+        text=row["text"],
+        stop_reason=StopReason(row["stop_reason"]),
+        weights_version=row["weights_version"],
+    )
+
+
+def _outcome(row: sqlite3.Row) -> RewardOutcome:
+    total = math.nan if row["reward"] is None else row["reward"]
+    return RewardOutcome(total, json.loads(row["components"]), row["invalid_reason"] or "")
+
+
+def _numbers(blob: bytes, dtype: str) -> tuple[Any, ...]:
+    return tuple(np.frombuffer(blob, dtype).tolist())

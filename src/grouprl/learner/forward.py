@@ -1,0 +1,24 @@
+"""Log-probs of a pack's completion tokens under a model."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from grouprl.learner.packs import Pack
+from grouprl.models import hidden_states, token_logprobs
+from grouprl.types import Sampling
+
+
+def pack_logprobs(model: nn.Module, pack: Pack, token_ids_C: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """([C] log-probs, [C] entropies) of the completion tokens of a pack, in packed order."""
+    hidden_SH = hidden_states(model, pack.input_ids_S, pack.layout.position_ids_S, pack.layout)
+    head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
+    return token_logprobs(head, hidden_SH.index_select(0, pack.predictors_C), token_ids_C, sampling)
+
+
+def autocast(device: torch.device, dtype: str) -> AbstractContextManager[object]:
+    """Matrix products in bfloat16 over float32 weights, or nothing for float32."""
+    return torch.autocast(device.type, torch.bfloat16) if dtype == "bfloat16" else nullcontext()

@@ -1,0 +1,89 @@
+"""AdamW with a warm-up, gradient clipping, and a state that is plain tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from grouprl.config import LearnerConfig
+from grouprl.types import UserError
+
+
+class Optimizer:
+    """Turns accumulated gradients into one update of a model's weights."""
+
+    def __init__(self, model: nn.Module, config: LearnerConfig, *, total_updates: int | None = None) -> None:
+        """`total_updates` makes the learning rate fall to 0 over them along a cosine; without it, it stays."""
+        self._named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        self._config = config
+        self._total = total_updates
+        # fused: 3 ms against 20 ms an update for a few million weights on a CPU core.
+        self._adamw = torch.optim.AdamW(
+            self._named.values(),
+            lr=config.learning_rate,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        self.updates = 0
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next update."""
+        rate, warmup = self._config.learning_rate, self._config.warmup_steps
+        if self.updates < warmup:
+            return rate * (self.updates + 1) / warmup
+        if self._total is None:
+            return rate
+        done = (self.updates - warmup) / max(1, self._total - warmup)
+        return rate * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+    def step(self) -> float:
+        """Clips the gradient, updates the weights, clears the gradient.
+
+        Returns:
+            The gradient's norm before clipping.
+
+        Raises:
+            FloatingPointError: the norm is not finite; the weights are left as they were.
+        """
+        norm = float(nn.utils.clip_grad_norm_(self._named.values(), self._config.max_grad_norm))
+        if not math.isfinite(norm):
+            raise FloatingPointError(
+                f"expected a finite gradient in update {self.updates + 1}, got a norm of {norm}; weights are unchanged: "
+                "lower learner.learning_rate or resume from an earlier checkpoint"
+            )
+        for group in self._adamw.param_groups:
+            group["lr"] = self.learning_rate
+        self._adamw.step()
+        self._adamw.zero_grad(set_to_none=True)
+        self.updates += 1
+        return norm
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor of the optimizer, named `<weight>/<moment>`."""
+        return {
+            f"{name}/{moment}": value.detach().cpu().contiguous().clone()
+            for name, weight in self._named.items()
+            for moment, value in self._adamw.state[weight].items()
+        }
+
+    def load_state(self, state: Mapping[str, Tensor], updates: int) -> None:
+        """Puts back what `state` gave.
+
+        Raises:
+            UserError: the state belongs to other weights.
+        """
+        expected = set(self._named)
+        got = {key.rpartition("/")[0] for key in state}
+        if got and got != expected:
+            wrong = sorted(got ^ expected)
+            raise UserError(f"expected optimizer state for the weights of this model, got a difference in {wrong[:3]}")
+        for key, value in state.items():
+            name, _, moment = key.rpartition("/")
+            weight = self._named[name]
+            self._adamw.state[weight][moment] = value.clone() if moment == "step" else value.to(weight.device).clone()
+        self.updates = updates

@@ -1,0 +1,165 @@
+"""Loads models and tokenizers from Hugging Face folders, the hub, or the ones that come with GroupRL."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from grouprl.models.attention import NAME, hidden_states
+from grouprl.models.layouts import TreeLayout
+from grouprl.types import UserError
+
+BUNDLED = {"abacus": Path(__file__).parent / "assets" / "abacus"}
+
+# Scores that a model computes after its output embedding would be lost, because log-probs come from hidden states.
+_LOGIT_CHANGES = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of a configuration: "auto" is the first GPU, else the CPU.
+
+    Raises:
+        UserError: a GPU was asked for that is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"model.device: expected a GPU {name!r}, found {torch.cuda.device_count()}: use model.device=auto or cpu"
+        )
+    return device
+
+
+def load_model(path: str, *, device: torch.device) -> nn.Module:
+    """A causal language model with float32 weights, in eval mode, on GroupRL's attention.
+
+    It stays in eval mode while it is trained: dropout would make the learner disagree with the sampler.
+
+    Raises:
+        UserError: no such model, or one whose forward pass GroupRL does not reproduce.
+    """
+    folder = _resolve(path)
+    with _quiet():
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, attn_implementation=NAME, use_safetensors=True
+            )
+        except (OSError, ValueError) as error:
+            raise _not_loadable(path, "a causal language model in safetensors", error) from error
+    model = model.to(device).eval()
+    _check_logits(path, model.config)
+    verify(path, model)
+    return model  # type: ignore[no-any-return]
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer that belongs to a model.
+
+    Raises:
+        UserError: no such tokenizer, or one without an end token.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(_resolve(path))
+    except (OSError, ValueError) as error:
+        raise _not_loadable(path, "a tokenizer", error) from error
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"model {path!r}: expected a tokenizer with an end token (eos_token), got none: set one")
+    return tokenizer  # type: ignore[no-any-return]
+
+
+def frozen_copy(model: nn.Module) -> nn.Module:
+    """A copy that takes no gradient: the reference."""
+    return copy.deepcopy(model).requires_grad_(False)
+
+
+def end_token_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every token that ends a completion: the tokenizer's and those of the model's generation config."""
+    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    several = configured if isinstance(configured, list) else [configured]
+    return tuple(sorted({tokenizer.eos_token_id, *(token for token in several if token is not None)}))
+
+
+def context_length(model: nn.Module) -> int:
+    """The longest sequence, prompt and completion, that the model's positions allow."""
+    return int(getattr(model.config, "max_position_embeddings", 1 << 30))
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Hash of the names, shapes and values of all weights."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@torch.no_grad()
+def verify(path: str, model: nn.Module) -> None:
+    """Checks, on two tiny completions of one prompt, that packed hidden states are the model's own.
+
+    An architecture that keeps state outside attention, or positions that GroupRL does not know, fails here and not
+    as a silent error in training.
+
+    Raises:
+        UserError: hidden states differ by more than 1e-3.
+    """
+    device = model.get_input_embeddings().weight.device  # type: ignore[operator]
+    ids = [torch.tensor(row, device=device) for row in ([3, 5, 7, 9], [4, 6, 8], [2, 1])]
+    layout = TreeLayout((4,), ((3, 2),), device)
+    packed_SH = hidden_states(model, torch.cat(ids), layout.position_ids_S, layout)
+    model.set_attn_implementation("sdpa")  # type: ignore[operator]
+    rows = [_own_hidden(model, torch.cat([ids[0], branch])) for branch in ids[1:]]
+    model.set_attn_implementation(NAME)  # type: ignore[operator]
+    expected_SH = torch.cat([rows[0], rows[1][4:]])
+    gap = float((packed_SH - expected_SH).abs().max())
+    if not gap < 1e-3:
+        raise UserError(
+            f"model {path!r}: expected packed hidden states equal to the model's own, got a difference of {gap:.2g}: "
+            f"{type(model).__name__} does something with tokens that GroupRL does not know; choose another model"
+        )
+
+
+def _own_hidden(model: nn.Module, input_ids_T: Tensor) -> Tensor:
+    decoder = model.get_decoder()  # type: ignore[operator]
+    return decoder(input_ids=input_ids_T[None], use_cache=False).last_hidden_state[0]  # type: ignore[no-any-return]
+
+
+def _resolve(path: str) -> str:
+    if path in BUNDLED:
+        return str(BUNDLED[path])
+    return path
+
+
+def _check_logits(path: str, config: Any) -> None:
+    for name, neutral in _LOGIT_CHANGES.items():
+        value = getattr(config, name, None)
+        if value not in (None, neutral):
+            raise UserError(
+                f"model {path!r}: expected logits straight from the output embedding, got {name}={value}: not supported"
+            )
+
+
+def _not_loadable(path: str, what: str, error: Exception) -> UserError:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return UserError(
+        f"model {path!r}: expected {what}, could not load it ({reason}): "
+        f"give a bundled name ({', '.join(BUNDLED)}), a local folder in Hugging Face layout, or a hub id with a network"
+    )
+
+
+class _quiet:
+    """transformers draws its own progress bar over the terminal while loading; GroupRL has its own."""
+
+    def __enter__(self) -> None:
+        transformers.utils.logging.disable_progress_bar()
+
+    def __exit__(self, *exception: object) -> None:
+        transformers.utils.logging.enable_progress_bar()

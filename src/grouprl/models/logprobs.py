@@ -1,0 +1,54 @@
+"""Log-probs of given tokens from hidden states, without ever keeping the full logits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from grouprl.models.truncation import truncated
+from grouprl.types import Sampling
+
+# Logits of one chunk: 4M float32 are 16 MiB, small beside any model, large enough for full matmul speed.
+CHUNK_ELEMENTS = 1 << 22
+
+
+def token_logprobs(
+    head: nn.Module,
+    hidden_SH: Tensor,
+    targets_S: Tensor,
+    sampling: Sampling,
+    *,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> tuple[Tensor, Tensor]:
+    """Log-prob of each target token, and the entropy of its distribution, both under `sampling`.
+
+    Logits are made chunk by chunk and again in the backward pass, so that at most `chunk_elements` of them live.
+
+    Args:
+        head: maps [S, H] to [S, V] (the model's output embedding).
+        hidden_SH: [S, H] last hidden states that predict the targets.
+        targets_S: [S] token ids.
+        sampling: temperature and truncation of the policy; its target is never cut.
+        chunk_elements: upper bound of the logits alive at once.
+
+    Returns:
+        ([S] log-probs, [S] entropies in nats), float32, the first differentiable in hidden states and head.
+    """
+    vocabulary = head.weight.shape[0]  # type: ignore[index]
+    rows = max(1, chunk_elements // int(vocabulary))
+    if len(targets_S) <= rows:
+        return _chunk(head, hidden_SH, targets_S, sampling)
+    parts = [
+        checkpoint(_chunk, head, hidden_SH[at : at + rows], targets_S[at : at + rows], sampling, use_reentrant=False)
+        for at in range(0, len(targets_S), rows)
+    ]
+    logprobs, entropies = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+def _chunk(head: nn.Module, hidden_SH: Tensor, targets_S: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    logprobs_SV = torch.log_softmax(truncated(head(hidden_SH).float(), sampling, keep_N=targets_S), dim=-1)
+    probabilities_SV = logprobs_SV.detach().exp()
+    entropies_S = -(probabilities_SV * logprobs_SV.detach().clamp(min=-1e9)).sum(-1)
+    return logprobs_SV.gather(1, targets_S[:, None])[:, 0], entropies_S

@@ -1,0 +1,74 @@
+"""A new small model with its own tokenizer, for work that must not depend on a download."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers import models as tokenizer_models
+from tokenizers.trainers import BpeTrainer
+from torch import nn
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from grouprl.config import NewModelConfig
+from grouprl.models.attention import NAME
+
+# Digits alone, so that a number is read by place value; an operator with its spaces is one token, so that a worked
+# step is short. The order of the alternatives matters.
+_PIECES = r"\d| [-+*/=] |\\boxed\{|[.,?!] ?| ?[A-Za-z']+|\s+|[^\sA-Za-z\d]"
+_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+_SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+
+
+def new_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerBase:
+    """A byte-level BPE tokenizer of at most `vocabulary` tokens, with a chat template; any text can be encoded."""
+    tokenizer = Tokenizer(tokenizer_models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(_SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(  # type: ignore[no-any-return]
+        tokenizer_object=tokenizer,
+        eos_token="<|end|>",
+        pad_token="<|pad|>",
+        additional_special_tokens=list(_SPECIAL[2:]),
+        chat_template=_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def new_model(config: NewModelConfig, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> nn.Module:
+    """A Qwen2 model with random weights, tied embeddings and GroupRL's attention, in eval mode."""
+    torch.manual_seed(seed)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.heads,
+            max_position_embeddings=config.context,
+            tie_word_embeddings=True,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+        )
+    )
+    model.set_attn_implementation(NAME)
+    return model.eval()  # type: ignore[no-any-return]

@@ -1,0 +1,46 @@
+"""Which tokens may be drawn: one function for the sampler and for the learner, so that the two cannot differ."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from grouprl.types import Sampling
+
+
+def truncated(logits_NV: Tensor, sampling: Sampling, keep_N: Tensor | None = None) -> Tensor:
+    """Logits after temperature, with the tokens that are cut set to -inf.
+
+    The order is top_k, then top_p on what is left, then min_p; ties at a threshold are kept.
+
+    Args:
+        logits_NV: [N, V] float32.
+        sampling: temperature above 0 and the cuts.
+        keep_N: [N] token ids that are never cut: the learner's policy has moved since these were drawn.
+
+    Returns:
+        [N, V].
+    """
+    scaled_NV = logits_NV / sampling.temperature if sampling.temperature != 1.0 else logits_NV
+    if not sampling.truncates:
+        return scaled_NV
+    cut_NV = _cut(scaled_NV.detach(), sampling)
+    if keep_N is not None:
+        cut_NV = cut_NV.scatter(1, keep_N[:, None], False)
+    return scaled_NV.masked_fill(cut_NV, -torch.inf)
+
+
+def _cut(scaled_NV: Tensor, sampling: Sampling) -> Tensor:
+    cut_NV = torch.zeros_like(scaled_NV, dtype=torch.bool)
+    if 0 < sampling.top_k < scaled_NV.shape[1]:
+        cut_NV = scaled_NV < scaled_NV.topk(sampling.top_k, dim=1).values[:, -1:]
+    if sampling.top_p < 1.0:
+        sorted_NV, order_NV = scaled_NV.masked_fill(cut_NV, -torch.inf).sort(dim=1, descending=True)
+        mass_NV = sorted_NV.softmax(1)
+        before_NV = mass_NV.cumsum(1) - mass_NV
+        cut_NV = cut_NV | torch.zeros_like(cut_NV).scatter(1, order_NV, before_NV >= sampling.top_p)
+    if sampling.min_p > 0.0:
+        # p >= min_p * p_max compares logits directly: log p differs from them by one constant per row.
+        threshold_N1 = scaled_NV.amax(1, keepdim=True) + torch.tensor(sampling.min_p).log()
+        cut_NV = cut_NV | (scaled_NV < threshold_N1)
+    return cut_NV

@@ -1,0 +1,239 @@
+"""Short stories about things that come, go, multiply and are shared: the language of the task `word_problems`.
+
+A story is a chain: somebody has a number of things, and every operation changes that number. Clauses are verb phrases,
+so that the same ones make "John has 9 pens, loses 2, and then gives 3 to Mary" and "John has 9 pens. He loses 2. ...".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+
+SYMBOLS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__floordiv__}
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+GIRLS = _words(
+    "Mary Anna Lucy Emma Ruth Nina Sara Julia Kate Alice Clara Maya Rosa Eva Lily Zoe Grace Amy Leah Dora Helen Jane "
+    "Laura Mia Nora Olga Sofia Tina Vera Wendy"
+)
+BOYS = _words(
+    "John Kevin Tom Ben Paul Leo Max Sam Peter David Omar Adam Luke Ivan Carl Hugo Noah Jack Ali Eric Felix George "
+    "Henry Igor James Mark Oscar Ryan Simon Victor"
+)
+ITEMS = _words(
+    "apples pens books marbles stickers cards coins shells stamps toys pears cookies balloons beads buttons candles "
+    "carrots crayons cups eggs flowers lemons muffins nuts oranges peaches pencils photos plums postcards ribbons "
+    "rings rocks seeds stones tickets bricks cakes candies caps cherries clips dolls keys kites leaves magnets masks "
+    "onions pins plates potatoes puzzles spoons tomatoes"
+)
+CONTAINERS = {"boxes": "box", "bags": "bag", "baskets": "basket", "jars": "jar", "trays": "tray", "packs": "pack"}
+
+WEIGHTS = {"+": 3, "-": 3, "*": 2, "/": 2}  # how often an operation is chosen where it is possible
+
+NOW = ("How many {items} does {name} have now?", "How many {items} does {name} have in the end?")
+LEFT = (*NOW, "How many are left?", "How many {items} are left?", "How many {items} does {name} have left?")
+TOTAL = (*NOW, "How many {items} does {name} have in total?", "How many {items} does {name} have altogether?")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One step of the arithmetic. `left` is the number of things before it."""
+
+    left: int
+    symbol: str  # "+" | "-" | "*" | "/"
+    right: int
+
+    @property
+    def result(self) -> int:
+        """The number of things after the step."""
+        return SYMBOLS[self.symbol](self.left, self.right)
+
+
+@dataclass(frozen=True)
+class Story:
+    """A question and the chain of operations that answers it."""
+
+    question: str
+    operations: tuple[Operation, ...]
+
+
+@dataclass(frozen=True)
+class Clause:
+    """A verb phrase. {k} is the number it brings, {a} the number before it."""
+
+    text: str
+    questions: tuple[str, ...] = NOW
+    becomes: str = ""  # "owner": the story goes on with {friend}; "items": it goes on with {others}
+    last: bool = False  # nothing can follow
+
+
+STARTS = (
+    "has {a} {items}",
+    "starts the day with {a} {items}",
+    "owns {a} {items}",
+    "buys {a} {items} at the market",
+    "collects {a} {items}",
+    "brings {a} {items} to school",
+)
+PRODUCT_STARTS = (
+    "packs {a} {boxes} with {k} {items} each",
+    "has {a} {boxes} with {k} {items} in each {box}",
+    "fills {a} {boxes} with {k} {items} each",
+    "buys {a} {boxes} of {items} with {k} in each {box}",
+)
+CLAUSES = {
+    "+": (
+        Clause("finds {k} more", TOTAL),
+        Clause("finds {k} more {items} on the way home", TOTAL),
+        Clause("buys {k} more {items}", TOTAL),
+        Clause("gets {k} from {friend}", TOTAL),
+        Clause("gets {k} more {items} as a gift", TOTAL),
+        Clause("wins {k} more in a game", TOTAL),
+        Clause("picks up {k} more {items}", TOTAL),
+        Clause("borrows {k} {items} from {friend}", TOTAL),
+    ),
+    "-": (
+        Clause("gives {k} to {friend}", LEFT),
+        Clause("gives {k} {items} to {friend}", LEFT),
+        Clause("loses {k}", LEFT),
+        Clause("loses {k} {items} on the way home", LEFT),
+        Clause("sells {k} to {friend}", LEFT),
+        Clause("lends {k} {items} to {friend}", LEFT),
+        Clause("throws away {k} {items}", LEFT),
+        Clause("leaves {k} at school", LEFT),
+    ),
+    "*": (
+        Clause("has {k} times as many {items} as {name}", becomes="owner"),
+        Clause("collects {k} times as many {items} as {name} has", becomes="owner"),
+        Clause("trades each of the {items} for {k} {others}", becomes="items"),
+        Clause("sells all of the {items} for {k} dollars each", ("How many dollars does {name} get?",), last=True),
+    ),
+    "/": (
+        Clause("splits all of the {items} into {k} equal piles and keeps only one pile"),
+        Clause("divides the {items} equally into {k} {boxes} and keeps only one {box}"),
+        Clause(
+            "shares all of the {items} equally among {k} friends",
+            ("How many {items} does each friend get?", "How many does each of the friends get?"),
+            last=True,
+        ),
+        Clause(
+            "packs all of the {items} equally into {k} {boxes}", ("How many {items} are in each {box}?",), last=True
+        ),
+    ),
+}
+# Numbers that play no part. Those about a person open the story, where no pronoun can be taken for somebody else.
+PERSONAL = ("{name} is {k} years old.", "{name} has {k} cousins.", "{name} lives {k} blocks from the park.")
+AROUND = (
+    "There are {k} shops on the street.",
+    "There are {k} children in the yard.",
+    "The bus ride takes {k} minutes.",
+    "It is {k} degrees outside.",
+    "The school is {k} years old.",
+    "There are {k} trees near the house.",
+    "The store opens in {k} minutes.",
+)
+LINKS = ("{They} ", "Then {they} ", "After that, {they} ", "Later, {they} ", "Next, {they} ", "{name} ")
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """Who and what the story is about at one moment."""
+
+    name: str
+    items: str
+    boxes: str
+    told: tuple[tuple[str, ...], ...] = ()  # clauses, one inner tuple for each owner
+    owners: tuple[str, ...] = ()
+
+    def names(self, rng: Random) -> dict[str, str]:
+        they = "she" if self.name in GIRLS else "he"
+        return {
+            "name": self.name,
+            "items": self.items,
+            "boxes": self.boxes,
+            "box": CONTAINERS[self.boxes],
+            "they": they,
+            "They": they.capitalize(),
+            "friend": rng.choice([name for name in GIRLS + BOYS if name not in (self.name, *self.owners)]),
+            "others": rng.choice([items for items in ITEMS if items != self.items]),
+        }
+
+
+def tell(rng: Random, difficulty: int) -> Story:
+    """One story of 1 to `difficulty` operations; every number on the way is whole and in 1..25*difficulty."""
+    operations, product_start = _chain(rng, difficulty)
+    scene = _Scene(rng.choice(GIRLS + BOYS), rng.choice(ITEMS), rng.choice(list(CONTAINERS)))
+    first, rest = operations[0], operations[1:] if product_start else operations
+    opening = rng.choice(PRODUCT_STARTS if product_start else STARTS)
+    opening = opening.format(a=first.left, k=first.right, **scene.names(rng))
+    scene = replace(scene, told=((opening,),), owners=(scene.name,))
+    questions: tuple[str, ...] = TOTAL if product_start else NOW
+    for operation in rest:
+        final = operation is rest[-1]
+        clause = rng.choice([clause for clause in CLAUSES[operation.symbol] if final or not clause.last])
+        scene, questions = _follow(rng, scene, clause, operation.right), clause.questions
+    question = rng.choice(questions).format(**scene.names(rng))
+    return Story(_write(rng, scene, question), operations)
+
+
+def _chain(rng: Random, difficulty: int) -> tuple[tuple[Operation, ...], bool]:
+    """The arithmetic, and whether the story opens with a product such as 4 boxes of 6."""
+    limit, largest = 25 * difficulty, 5 + 5 * difficulty
+    count = rng.randint(1, difficulty)
+    product_start = rng.random() < 0.25
+    value = rng.randint(2, 9) if product_start else rng.randint(4, limit * 3 // 5)
+    operations = [Operation(value, "*", rng.randint(2, min(9, limit // value)))] if product_start else []
+    while len(operations) < count:
+        value = operations[-1].result if operations else value
+        choices = {
+            "+": range(2, min(largest, limit - value) + 1),
+            "-": range(2, min(largest, value - 1) + 1),
+            "*": range(2, min(9, limit // value) + 1) if value > 1 else (),
+            "/": [k for k in range(2, 10) if value >= 2 * k and value % k == 0],
+        }
+        weights = [share if choices[symbol] else 0 for symbol, share in WEIGHTS.items()]
+        symbol = rng.choices(list(choices), weights)[0]
+        operations.append(Operation(value, symbol, rng.choice(choices[symbol])))
+    return tuple(operations), product_start
+
+
+def _follow(rng: Random, scene: _Scene, clause: Clause, k: int) -> _Scene:
+    """The scene after one more clause."""
+    names = scene.names(rng)
+    told = clause.text.format(k=k, **names)
+    if clause.becomes == "owner":
+        friend = names["friend"]
+        return replace(scene, name=friend, told=(*scene.told, (told,)), owners=(*scene.owners, friend))
+    items = names["others"] if clause.becomes == "items" else scene.items
+    return replace(scene, items=items, told=(*scene.told[:-1], (*scene.told[-1], told)))
+
+
+def _write(rng: Random, scene: _Scene, question: str) -> str:
+    """The text of the story, in one of three forms, with 0 to 2 sentences whose numbers play no part."""
+    form = rng.choice(("list", "sentences", "if"))
+    sentences: list[str] = []
+    for owner, clauses in zip(scene.owners, scene.told, strict=True):
+        they = "she" if owner in GIRLS else "he"
+        if form == "sentences":
+            links = [rng.choice(LINKS).format(They=they.capitalize(), they=they, name=owner) for _ in clauses[1:]]
+            sentences += [f"{link}{clause}." for link, clause in zip([f"{owner} ", *links], clauses, strict=True)]
+        else:
+            sentences.append(f"{owner} {_listed(clauses)}.")
+    if form == "if":
+        last = sentences.pop()
+        question = f"If {last[:-1]}, {question[0].lower()}{question[1:]}"
+    for text in rng.sample(PERSONAL + AROUND, rng.choices((0, 1, 2), (5, 4, 2))[0]):
+        where = 0 if text in PERSONAL else rng.randint(0, len(sentences))
+        sentences.insert(where, text.format(name=scene.owners[0], k=rng.randint(3, 15)))
+    return " ".join([*sentences, question])
+
+
+def _listed(clauses: tuple[str, ...]) -> str:
+    if len(clauses) == 1:
+        return clauses[0]
+    comma = "," if len(clauses) > 2 else ""
+    return f"{', '.join(clauses[:-1])}{comma} and then {clauses[-1]}"

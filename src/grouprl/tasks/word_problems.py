@@ -1,0 +1,194 @@
+r"""Procedural grade-school word problems in GSM8K's form, and the cold-start texts that a small model learns to write.
+
+A problem is a short story (`stories.py`) whose number changes 1 to 4 times. Problem i of a split is a pure function of
+(seed, split, i), and a question's split follows from a hash of its text, so that no two splits share a question,
+whatever the seeds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import overload
+
+from grouprl.tasks.answers import boxed_equals, gold_answer, is_worked
+from grouprl.tasks.base import Split
+from grouprl.tasks.splits import split_of
+from grouprl.tasks.stories import SYMBOLS, Operation, Story, tell
+from grouprl.types import Problem, UserError
+
+_STEP = re.compile(r"<<([0-9]+)([-+*/])([0-9]+)=[0-9]+>>")
+LARGEST_GUESS = 200
+
+_GUESSES = (
+    "I think there are {0}. \\boxed{{{0}}}",
+    "The answer is {0}. \\boxed{{{0}}}",
+    "It must be {0}. \\boxed{{{0}}}",
+    "I guess {0}. \\boxed{{{0}}}",
+)
+# How a direct guess goes wrong, and how often it is right. Forgetting the last operation is more likely than being
+# right, so that the single most likely guess is usually wrong.
+_GUESS_SHARES = {"right": 0.25, "last_dropped": 0.45, "other_operation": 0.1, "distractor": 0.1, "slip": 0.1}
+
+
+@dataclass(frozen=True)
+class WordProblems:
+    """The task `word_problems`.
+
+    `difficulty` is the largest number of operations, 1..4; it bounds the numbers too (25 * difficulty).
+    `train_problems` and `eval_problems` (for validation and for test) are at least 1.
+    Raises UserError for anything else.
+    """
+
+    difficulty: int = 4
+    train_problems: int = 20_000
+    eval_problems: int = 500
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, ok, allowed in (
+            ("difficulty", self.difficulty, self.difficulty in range(1, 5), "1, 2, 3 or 4"),
+            ("train_problems", self.train_problems, self.train_problems >= 1, "at least 1"),
+            ("eval_problems", self.eval_problems, self.eval_problems >= 1, "at least 1"),
+        ):
+            if not ok:
+                raise UserError(f"task.{name}: expected {allowed}, got {value!r}: change it")
+
+    @property
+    def name(self) -> str:
+        """`word_problems`."""
+        return "word_problems"
+
+    @property
+    def default_rewards(self) -> Mapping[str, float]:
+        """0.5 for a boxed answer, 1.0 for the right one."""
+        return {"boxed_format": 0.5, "correct_answer": 1.0}
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """The problems of a split. Train problems are made when looked at; held-out ones are all different."""
+        return _TrainProblems(self) if split == "train" else _held_out(self, split)
+
+    def correct(self, problem: Problem, text: str) -> bool:
+        """Whether the last box holds the gold answer, compared by value."""
+        return boxed_equals(text, problem.columns["answer"])
+
+    def traits(self, text: str) -> Mapping[str, bool]:
+        """`worked`: an equation stands before the answer."""
+        return {"worked": is_worked(text)}
+
+
+class _TrainProblems(Sequence[Problem]):
+    """Problems made on first access, so that a run pays only for those that it looks at."""
+
+    def __init__(self, task: WordProblems) -> None:
+        self._task = task
+
+    def __len__(self) -> int:
+        return self._task.train_problems
+
+    @overload
+    def __getitem__(self, index: int) -> Problem: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Problem]: ...
+    def __getitem__(self, index: int | slice) -> Problem | Sequence[Problem]:
+        places = range(len(self))[index]
+        if isinstance(places, range):
+            return [_train_problem(self._task, place) for place in places]
+        return _train_problem(self._task, places)
+
+
+@lru_cache(maxsize=1 << 16)
+def _train_problem(task: WordProblems, index: int) -> Problem:
+    return _problem("train", index, next(_stories(task, "train", index)))
+
+
+@lru_cache(maxsize=8)
+def _held_out(task: WordProblems, split: Split) -> tuple[Problem, ...]:
+    stories = all_different(_stories(task, split, index) for index in range(task.eval_problems))
+    return tuple(_problem(split, index, story) for index, story in enumerate(stories))
+
+
+def all_different(candidates: Iterable[Iterator[Story]]) -> list[Story]:
+    """From every iterator in turn, the first story whose question has not been taken yet."""
+    taken: dict[str, Story] = {}
+    for stories in candidates:
+        story = next(story for story in stories if story.question not in taken)
+        taken[story.question] = story
+    return list(taken.values())
+
+
+def _stories(task: WordProblems, split: Split, index: int) -> Iterator[Story]:
+    """Candidates for problem `index` of a split, best first: those whose text belongs to the split."""
+    drawn = (
+        tell(random.Random(f"word_problems/{task.seed}/{split}/{index}/{attempt}"), task.difficulty)
+        for attempt in itertools.count()
+    )
+    return (story for story in drawn if split_of(story.question) == split)
+
+
+def _problem(split: Split, index: int, story: Story) -> Problem:
+    lines = [
+        f"{o.left} {o.symbol} {o.right} = <<{o.left}{o.symbol}{o.right}={o.result}>>{o.result}"
+        for o in story.operations
+    ]
+    answer = "\n".join([*lines, f"#### {story.operations[-1].result}"])
+    return Problem(
+        f"word_problems/{split}/{index}",
+        ({"role": "user", "content": story.question},),
+        {"question": story.question, "answer": answer},
+    )
+
+
+def operations(problem: Problem) -> tuple[Operation, ...]:
+    """The chain of operations of a problem, read from the calculator marks (`<<2+3=5>>`) of its gold solution."""
+    return tuple(
+        Operation(int(left), symbol, int(right)) for left, symbol, right in _STEP.findall(problem.columns["answer"])
+    )
+
+
+def worked_solution(problem: Problem) -> str:
+    r"""The solution step by step, such as `15 - 3 = 12. 12 - 5 = 7. \boxed{7}`."""
+    steps = [f"{step.left} {step.symbol} {step.right} = {step.result}." for step in operations(problem)]
+    return " ".join([*steps, f"\\boxed{{{gold_answer(problem.columns['answer'])}}}"])
+
+
+def direct_guess(problem: Problem, rng: random.Random) -> str:
+    r"""An answer without steps, such as `I think there are 7. \boxed{7}`: right a quarter of the time."""
+    chain = operations(problem)
+    last = chain[-1]
+    used = {str(number) for step in chain for number in (step.left, step.right)}
+    unused = [int(number) for number in re.findall("[0-9]+", problem.columns["question"]) if number not in used]
+    guesses = {
+        "right": [last.result],
+        "last_dropped": [last.left],
+        "other_operation": [Operation(last.left, symbol, last.right).result for symbol in SYMBOLS],
+        "distractor": unused or [last.right],
+        "slip": [last.result + by for by in (-10, -1, 1, 10)],
+    }
+    kind = rng.choices(list(_GUESS_SHARES), list(_GUESS_SHARES.values()))[0]
+    wrong = [guess for guess in guesses[kind] if 0 <= guess <= LARGEST_GUESS and guess != last.result]
+    return rng.choice(_GUESSES).format(rng.choice(wrong or guesses["right"]))
+
+
+def cold_start_pairs(task: WordProblems, count: int, worked_share: float, seed: int) -> Iterator[tuple[Problem, str]]:
+    """`count` pairs of a train problem and a completion: worked with probability `worked_share`, else a direct guess.
+
+    Passes over the train problems in order, again and again; the completions are drawn anew in every pass.
+    """
+    train = task.problems("train")
+    for index in range(count):
+        problem = train[index % len(train)]
+        rng = random.Random(f"cold_start/{seed}/{index}")
+        yield problem, worked_solution(problem) if rng.random() < worked_share else direct_guess(problem, rng)
+
+
+def to_jsonl(path: str | Path, problems: Iterable[Problem]) -> None:
+    """Writes problems as GSM8K does: one line of JSON each, with `question` and `answer`."""
+    lines = [json.dumps({key: problem.columns[key] for key in ("question", "answer")}) for problem in problems]
+    Path(path).write_text("\n".join([*lines, ""]), encoding="utf-8")

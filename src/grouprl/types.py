@@ -1,0 +1,203 @@
+"""The values that flow through a run: frozen, small, and the legend of every name in GroupRL.
+
+Axes (suffixes of tensor names):
+
+| letter | axis                                   |
+|--------|----------------------------------------|
+| P      | problems in a step                     |
+| G      | completions of one problem             |
+| N      | completions in a batch (P*G when even) |
+| T      | completion tokens, padded              |
+| L      | prompt tokens, padded                  |
+| S      | packed tokens (no padding)             |
+| V, H   | vocabulary, hidden size                |
+
+`rewards_PG` is a [P, G] tensor; `logprobs_NT` a [N, T] one. Log-probs are natural logarithms in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the run directory can be read, and the report written, without loading torch
+    from torch import Tensor
+
+Message = Mapping[str, str]
+"""One chat turn: {"role": "user", "content": "..."}."""
+
+
+class UserError(Exception):
+    """Something the user can mend: the text says what was expected, what was got and what to do. Exit code 2."""
+
+
+class StopReason(StrEnum):
+    """Why a completion ended."""
+
+    END = "end"  # the policy wrote an end token; it is kept as the last token id and trained
+    STOP_STRING = "stop_string"  # a configured stop string appeared; its tokens are kept
+    LENGTH = "length"  # max_tokens were written without an end
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A prompt plus what its verifier needs.
+
+    >>> Problem("train-17", "2 + 2 = ?", {"answer": "4"}).columns["answer"]
+    '4'
+    """
+
+    id: str  # unique within the task; it keys the random numbers of the problem's completions
+    prompt: str | tuple[Message, ...]  # plain text, or chat messages for the model's chat template
+    columns: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))  # passed to rewards by name
+
+    @property
+    def prompt_text(self) -> str:
+        """The prompt as a person reads it, without template tokens."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        return "\n".join(message["content"] for message in self.prompt)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn: softmax(logits / temperature), cut to top_k, then top_p, then min_p, renormalised."""
+
+    max_tokens: int = 128
+    temperature: float = 1.0  # 0 = greedy
+    top_p: float = 1.0  # 1 = off
+    top_k: int = 0  # 0 = off
+    min_p: float = 0.0  # 0 = off; keeps tokens with probability >= min_p * the largest one
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value, ok in (
+            ("max_tokens", self.max_tokens, self.max_tokens >= 1),
+            ("temperature", self.temperature, 0.0 <= self.temperature < math.inf),
+            ("top_p", self.top_p, 0.0 < self.top_p <= 1.0),
+            ("top_k", self.top_k, self.top_k >= 0),
+            ("min_p", self.min_p, 0.0 <= self.min_p < 1.0),
+            ("stop", self.stop, all(self.stop)),
+        ):
+            if not ok:
+                raise UserError(f"sampling.{name}: {value!r} is out of range (see grouprl.types.Sampling)")
+
+    @property
+    def truncates(self) -> bool:
+        """Whether any token is cut from the softmax before drawing."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What the policy wrote for a problem. Token ids are the record; text is only for people and rewards.
+
+    `logprobs[t]` is the log-prob of `token_ids[t]` under the distribution it was drawn from (temperature and
+    truncation included): the old policy of the ratio. `plain_logprobs[t]` is its log-prob under the plain softmax.
+    """
+
+    index: int  # 0..G-1 within its group
+    token_ids: tuple[int, ...]  # end token included when stop_reason is END
+    logprobs: tuple[float, ...]
+    plain_logprobs: tuple[float, ...]
+    text: str  # decoded without special tokens
+    stop_reason: StopReason
+    weights_version: int  # how many updates the sampling weights had seen
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The completions of one problem: the unit of computation."""
+
+    problem: Problem
+    prompt_ids: tuple[int, ...]
+    completions: tuple[Completion, ...]
+
+
+@dataclass(frozen=True)
+class RewardOutcome:
+    """What the reward functions said of one completion.
+
+    >>> RewardOutcome(1.5, {"correct": 1.0, "boxed": 0.5}).valid
+    True
+    >>> RewardOutcome(math.nan, {"correct": None}, reason="correct returned None").valid
+    False
+    """
+
+    total: float  # weighted sum of the components that apply; NaN = invalid, never 0 in its place
+    components: Mapping[str, float | None]  # unweighted, by reward name; None = does not apply to this problem
+    reason: str = ""  # why it is invalid
+
+    @property
+    def valid(self) -> bool:
+        """Whether the completion takes part in its group's statistics."""
+        return not math.isnan(self.total)
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An update rule as data: every field names an option of a pure function in `grouprl.algorithms`.
+
+    The defaults are GRPO (DeepSeekMath, arXiv:2402.03300, section 4.1.2); `algorithms.named` lists the family.
+    """
+
+    name: str = "grpo"
+    baseline: str = "mean"  # "mean" | "leave_one_out" | "batch_mean" | "none"
+    scale: str = "group_std"  # "group_std" | "batch_std" | "none"
+    std: str = "population"  # "population" | "sample"
+    surrogate: str = "clip"  # "clip" | "cispo" | "plain"
+    ratio: str = "token"  # "token" | "sequence"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    aggregate: str = "sequence_mean"  # "sequence_mean" | "token_mean" | "constant"
+    kl_coef: float = 0.04
+    kl: str = "k3"  # "k1" | "k2" | "k3"
+    passes: int = 1  # mu: updates on each batch of completions
+
+    def __post_init__(self) -> None:
+        choices = {
+            "baseline": ("mean", "leave_one_out", "batch_mean", "none"),
+            "scale": ("group_std", "batch_std", "none"),
+            "std": ("population", "sample"),
+            "surrogate": ("clip", "cispo", "plain"),
+            "ratio": ("token", "sequence"),
+            "aggregate": ("sequence_mean", "token_mean", "constant"),
+            "kl": ("k1", "k2", "k3"),
+        }
+        for name, allowed in choices.items():
+            got = getattr(self, name)
+            if got not in allowed:
+                raise UserError(f"algorithm.{name}: got {got!r}, expected one of {', '.join(allowed)}")
+        for name, ok in (
+            ("clip_low", 0.0 <= self.clip_low < 1.0),
+            ("clip_high", self.clip_high >= 0.0),
+            ("kl_coef", self.kl_coef >= 0.0),
+            ("passes", self.passes >= 1),
+        ):
+            if not ok:
+                raise UserError(f"algorithm.{name}: {getattr(self, name)!r} is out of range")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The learner's view of a step: N completions as padded tensors, before they are packed.
+
+    Worked example: two prompts with two completions each is N = 4, group_of_N = [0, 0, 1, 1], and prompts holds the
+    two prompts once.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]  # token ids of each of P prompts
+    group_of_N: tuple[int, ...]  # index into prompts
+    token_ids_NT: Tensor  # int64, padded with 0
+    mask_NT: Tensor  # bool
+    old_logprobs_NT: Tensor  # float32, log-probs of the sampler policy
+    advantages_N: Tensor  # float32
+    weights_NT: Tensor  # float32, from `token_weights` of the whole batch
+    sampling: Sampling  # what the log-probs are under

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grouprl.tasks.answers import (
+    boxed_equals,
+    final_answer,
+    gold_answer,
+    is_worked,
+    last_boxed,
+    parse_value,
+    same_value,
+)
+from grouprl.types import UserError
+
+
+@pytest.mark.parametrize(
+    ("text", "box"),
+    [
+        (r"\boxed{7}", "7"),
+        (r"so \boxed{3}. No, wait: \boxed{7}.", "7"),
+        (r"\boxed{\frac{14}{2}} left", r"\frac{14}{2}"),
+        (r"\boxed{ 7 }", " 7 "),
+        (r"\boxed {7}", "7"),
+        (r"\boxed{\boxed{7}}", "7"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{\}}", r"\}"),
+        (r"\boxed{}", ""),
+        ("no box: 7", None),
+        (r"\boxed 7", None),
+        (r"\boxed{7", None),
+        (r"first \boxed{7}, then cut at \boxed{8", None),
+        (r"\boxed{\frac{14}{2}", None),
+    ],
+)
+def test_last_boxed(text: str, box: str | None) -> None:
+    assert last_boxed(text) == box
+
+
+@given(
+    st.recursive(
+        st.sampled_from(["7", "x", " ", ""]), lambda inner: st.lists(inner).map(lambda x: "{" + "".join(x) + "}")
+    )
+)
+def test_a_balanced_content_comes_back_whole(content: str) -> None:
+    assert last_boxed(rf"\boxed{{1}} then \boxed{{{content}}} and more {{text}}") == content
+
+
+def test_gold_answer_is_what_follows_the_last_mark() -> None:
+    assert gold_answer("2 + 3 = <<2+3=5>>5\n#### 4\nsorry\n#### 1,005 ") == "1,005"
+
+
+@pytest.mark.parametrize("text", ["The answer is 7", "", "work\n####  \n"])
+def test_a_solution_without_an_answer_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="#### 7"):
+        gold_answer(text)
+
+
+def test_an_answer_column_is_bare_or_a_solution() -> None:
+    assert [final_answer(answer) for answer in ("7 ", 7, 7.0, "3 + 4 = 7\n#### 7")] == ["7", "7", "7.0", "7"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("7", 7),
+        ("007", 7),
+        (" 7 ", 7),
+        ("7.0", 7),
+        ("7.", 7),
+        (".5", Fraction(1, 2)),
+        ("+7", 7),
+        ("-7", -7),
+        ("- 7", -7),
+        ("−7", -7),
+        ("1,000", 1000),
+        ("1{,}000", 1000),
+        ("12,345,678.90", Fraction(1234567890, 100)),
+        ("14/2", 7),
+        ("-1 / 3", Fraction(-1, 3)),
+        ("1.5/0.5", 3),
+        (r"\frac{14}{2}", 7),
+        (r"-\dfrac{1}{3}", Fraction(-1, 3)),
+        (r"\frac{-1}{3}", Fraction(-1, 3)),
+        ("$7", 7),
+        (r"\$7.50", Fraction(15, 2)),
+        ("-$5", -5),
+        ("$7$", 7),
+        ("$7$.", 7),
+        (r"\(7\)", 7),
+        ("50%", 50),
+        (r"50\%", 50),
+        (r"7\text{ apples}", 7),
+        (r"\text{7}", 7),
+    ],
+)
+def test_numbers_in_many_forms(text: str, value: Fraction) -> None:
+    assert parse_value(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "seven",
+        "7 apples",
+        "5 or 6 or 7",
+        "5 6",
+        "1,00",
+        "1,0000",
+        "1/0",
+        r"\frac{1}{0}",
+        "1/2/3",
+        "2**9",
+        "1e3",
+        "0x7",
+        "nan",
+        "inf",
+        "__import__('os')",
+        "9" * 65,
+        "٧",
+        "1_000",
+        "-",
+        "7/",
+        "$",
+    ],
+)
+def test_everything_else_is_no_number(text: str) -> None:
+    assert parse_value(text) is None
+
+
+@given(st.text(alphabet="0123456789,./-+ $%\\{}fractexbo\t", max_size=70))
+def test_reading_a_value_never_fails(text: str) -> None:
+    assert isinstance(parse_value(text), Fraction | None)
+
+
+@given(st.fractions(max_denominator=10**6))
+def test_a_ratio_reads_back(value: Fraction) -> None:
+    assert parse_value(str(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        ("1,000", "1000", True),
+        ("7.0", "7", True),
+        ("14/2", "7", True),
+        ("0.33", "1/3", False),
+        ("-7", "7", False),
+        ("B", r"\text{B}", True),
+        (" x + 1", "x + 1 ", True),
+        ("x", "y", False),
+        ("7", "seven", False),
+        ("9" * 70, "9" * 70, True),
+        ("9" * 70, "9" * 71, False),
+    ],
+)
+def test_answers_are_compared_by_value_else_by_text(a: str, b: str, same: bool) -> None:
+    assert same_value(a, b) is same
+    assert same_value(b, a) is same
+
+
+def test_the_last_box_counts() -> None:
+    assert boxed_equals(r"\boxed{3} ... \boxed{1,000}", "10 * 100 = 1000\n#### 1000")
+    assert not boxed_equals(r"\boxed{1000} ... \boxed{3}", "#### 1000")
+    assert not boxed_equals("1000", "#### 1000")
+
+
+@pytest.mark.parametrize(
+    ("text", "worked"),
+    [
+        (r"15 - 3 = 12. \boxed{12}", True),
+        (r"He has 4*6=24 pens. \boxed{24}", True),
+        (r"2 \times 3 = 6, \boxed{6}", True),
+        (r"$1,000 / 4 = $250 \boxed{250}", True),
+        ("15 - 3 = 12", True),
+        (r"I think there are 7. \boxed{7}", False),
+        (r"\boxed{7} because 3 + 4 = 7", False),
+        (r"x = 7 \boxed{7}", False),
+        (r"between 3 - 5 of them \boxed{7}", False),
+    ],
+)
+def test_worked_means_an_equation_before_the_answer(text: str, worked: bool) -> None:
+    assert is_worked(text) is worked
+
+
+@pytest.mark.parametrize(
+    "text", ["1" * 50_000, r"\boxed{" * 10_000, "{" * 50_000, "1 + " * 20_000, "1 " + " " * 50_000]
+)
+def test_hostile_text_costs_little(text: str) -> None:
+    start = time.perf_counter()
+    is_worked(text)
+    boxed_equals(rf"\boxed{{{text}}}", text)
+    assert time.perf_counter() - start < 1.0

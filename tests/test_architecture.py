@@ -1,0 +1,298 @@
+"""The tree is the architecture: what may import what, how large things may be, and what the package never does."""
+
+import ast
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parent.parent / "src" / "grouprl"
+
+# A room imports the rooms before it; rooms of one line do not know of each other.
+ORDER = """
+    types
+    config config_files config_yaml
+    algorithms
+    models
+    distributed
+    tasks
+    rewards
+    rollout
+    learner
+    evaluation
+    lab planner
+    step
+    train sft
+    cli
+"""
+RANK = {room: rank for rank, line in enumerate(ORDER.split("\n")) for room in line.split()}
+TOGETHER = {"config": {"config_files", "config_yaml"}, "config_files": {"config_yaml"}}
+
+FILE_LINES, FUNCTION_LINES, STEP_LINES, RECIPE_LINES = 350, 60, 150, 15
+VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
+PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Module:
+    name: str  # "grouprl.rollout.engine"; a package's __init__ has the package's name
+    source: str
+    is_package: bool = False
+
+    @property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.source)
+
+    @property
+    def room(self) -> str:
+        return room_of(self.name)
+
+    def imports(self) -> Iterator[str]:
+        """Absolute dotted names, wherever they are imported: in functions and for types only as well."""
+        package = self.name.split(".") if self.is_package else self.name.split(".")[:-1]
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                base = package[: len(package) - node.level + 1] if node.level else []
+                base += node.module.split(".") if node.module else []
+                yield from (".".join([*base, alias.name]) for alias in node.names)
+
+
+def public_definitions(
+    scope: ast.Module | ast.ClassDef, prefix: str = ""
+) -> Iterator[tuple[str, Function | ast.ClassDef]]:
+    """Dotted name and node of what others may use: no leading underscore anywhere, __call__ and its like apart."""
+    for node in scope.body:
+        if not isinstance(node, Function | ast.ClassDef):
+            continue
+        dunder = node.name.startswith("__") and node.name.endswith("__")
+        if node.name.startswith("_") and not dunder:
+            continue
+        yield prefix + node.name, node
+        if isinstance(node, ast.ClassDef):
+            yield from public_definitions(node, f"{prefix}{node.name}.")
+
+
+def room_of(dotted: str) -> str:
+    """'grouprl.tasks.base.Split' -> 'tasks'; '' for the package itself and for other packages."""
+    first, *rest = dotted.split(".")
+    return rest[0] if first == "grouprl" and rest and not rest[0].startswith("__") else ""
+
+
+# The rules: each yields what breaks it
+
+
+def imports_go_one_way(module: Module) -> Iterator[str]:
+    if not module.room:
+        return
+    if module.room not in RANK:
+        yield f"{module.name}: no room of that name; give it a place in ORDER"
+        return
+    for name in module.imports():
+        room = room_of(name)
+        same = room == module.room or room in TOGETHER.get(module.room, ())
+        if room and not same and RANK.get(room, len(RANK)) >= RANK[module.room]:
+            yield f"{module.name}: imports {name}, which is not below {module.room}"
+
+
+def foundations_import_little(module: Module) -> Iterator[str]:
+    """Third-party packages, and rooms, that the lowest rooms and the run's readers may know."""
+    foreign = {"types": set(), "config": {"pydantic"}, "config_files": {"pydantic", "yaml"}, "config_yaml": {"yaml"}}
+    allowed = foreign | {"algorithms": {"torch"}}
+    for name in module.imports():
+        top = name.split(".")[0]
+        known = top in sys.stdlib_module_names or top == "grouprl" or top in allowed.get(module.room, {top})
+        if not known:
+            yield f"{module.name}: imports {name}"
+        if module.room == "algorithms" and room_of(name) not in ("", "types", "algorithms"):
+            yield f"{module.name}: imports {name}; algorithms know tensors and grouprl.types"
+        if module.room == "lab" and module.name != "grouprl.lab.record" and room_of(name) not in ("", "types", "lab"):
+            yield f"{module.name}: imports {name}; what reads a run directory needs the directory only"
+
+
+def the_package_itself_is_light(module: Module) -> Iterator[str]:
+    """`import grouprl` brings in grouprl.types at most: the rest is imported inside functions or for types only."""
+    eager = [node for node in module.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = Module(module.name, ast.unparse(ast.Module(eager, [])), module.is_package).imports()
+    for name in names if module.name == "grouprl" else ():
+        if name.split(".")[0] not in sys.stdlib_module_names and room_of(name) != "types":
+            yield f"{module.name}: imports {name} when it is imported"
+
+
+def sizes_stay_readable(module: Module) -> Iterator[str]:
+    lines = len(module.source.splitlines())
+    cap = STEP_LINES - 1 if module.name == "grouprl.step" else FILE_LINES
+    if lines > cap:
+        yield f"{module.name}: {lines} lines, at most {cap}"
+    for node in ast.walk(module.tree):
+        if isinstance(node, Function) and (length := node.end_lineno - node.lineno + 1) > FUNCTION_LINES:
+            yield f"{module.name}.{node.name}: {length} lines, at most {FUNCTION_LINES}"
+
+
+def names_say_what_is_inside(module: Module) -> Iterator[str]:
+    if VAGUE_NAMES & set(module.name.split(".")):
+        yield f"{module.name}: name the module after what it does"
+
+
+def public_functions_name_their_arguments(module: Module) -> Iterator[str]:
+    for name, node in public_definitions(module.tree):
+        kwarg = None if isinstance(node, ast.ClassDef) else node.args.kwarg
+        if kwarg and not (kwarg.arg == "columns" and module.room == "rewards"):
+            yield f"{module.name}.{name}: takes **{kwarg.arg}; make it private if another library asks for it"
+
+
+def everything_public_is_documented(module: Module) -> Iterator[str]:
+    if not ast.get_docstring(module.tree):
+        yield f"{module.name}: no docstring"
+    for name, node in public_definitions(module.tree):
+        if not name.endswith("__") and not ast.get_docstring(node):
+            yield f"{module.name}.{name}: no docstring"
+
+
+def nothing_runs_or_unpickles_data(module: Module) -> Iterator[str]:
+    for name in module.imports():
+        if name.split(".")[0] in PICKLES or name in ("torch.load", "torch.save"):
+            yield f"{module.name}: imports {name}"
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Call(func=ast.Name(id="eval" | "exec" as called)):
+                yield f"{module.name}: calls {called}"
+            case ast.Attribute(value=ast.Name(id="torch"), attr="load" | "save" as attribute):
+                yield f"{module.name}: uses torch.{attribute}; safetensors and JSON only"
+            case ast.keyword(arg="trust_remote_code", value=value) if ast.unparse(value) != "False":
+                yield f"{module.name}: may run code that came with a checkpoint"
+
+
+def module_state_is_not_rebound(module: Module) -> Iterator[str]:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Global):
+            yield f"{module.name}: global {', '.join(node.names)}"
+
+
+RULES: tuple[Callable[[Module], Iterator[str]], ...] = (
+    imports_go_one_way,
+    foundations_import_little,
+    the_package_itself_is_light,
+    sizes_stay_readable,
+    names_say_what_is_inside,
+    public_functions_name_their_arguments,
+    everything_public_is_documented,
+    nothing_runs_or_unpickles_data,
+    module_state_is_not_rebound,
+)
+
+
+def recipe_lines(text: str) -> int:
+    return sum(bool(line.strip()) and not line.lstrip().startswith("#") for line in text.splitlines())
+
+
+def modules() -> list[Module]:
+    found = []
+    for path in sorted(SRC.rglob("*.py")):
+        parts = ("grouprl", *path.relative_to(SRC).with_suffix("").parts)
+        is_package = parts[-1] == "__init__"
+        name = ".".join(parts[:-1] if is_package else parts)
+        found.append(Module(name, path.read_text(encoding="utf-8"), is_package))
+    return found
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_package_keeps_the_rule(rule: Callable[[Module], Iterator[str]]):
+    broken = [complaint for module in modules() for complaint in rule(module)]
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize("recipe", sorted((SRC / "recipes").glob("*.yaml")), ids=lambda path: path.name)
+def test_a_recipe_fits_on_a_card(recipe: Path):
+    assert recipe_lines(recipe.read_text(encoding="utf-8")) <= RECIPE_LINES
+
+
+def test_the_package_is_found():
+    assert {"grouprl", "grouprl.types", "grouprl.config"} <= {module.name for module in modules()}
+
+
+def test_recipe_lines_leaves_out_comments_and_blank_lines():
+    assert recipe_lines("# measured: 97 %\n\nsteps: 60\n  # why\nseed: 1  # a line all the same\n") == 2
+
+
+LONG_FUNCTION = "def f():\n" + "    a = 1\n" * FUNCTION_LINES
+BAD = [
+    (imports_go_one_way, "tasks.base", "from grouprl.learner import update"),
+    (imports_go_one_way, "tasks.base", "import grouprl.learner.update"),
+    (imports_go_one_way, "tasks.base", "from grouprl import learner"),
+    (imports_go_one_way, "tasks.base", "from ..learner import update"),
+    (imports_go_one_way, "tasks.base", "def f():\n    from grouprl import cli"),
+    (imports_go_one_way, "tasks.base", "if TYPE_CHECKING:\n    import grouprl.step"),
+    (imports_go_one_way, "tasks.base", "from grouprl import Trainer"),
+    (imports_go_one_way, "sft", "from grouprl.train import train"),
+    (imports_go_one_way, "config_yaml", "from grouprl.config import RunConfig"),
+    (imports_go_one_way, "attic", ""),
+    (foundations_import_little, "algorithms.kl", "import numpy"),
+    (foundations_import_little, "algorithms.kl", "from grouprl.config import RunConfig"),
+    (foundations_import_little, "config", "import torch"),
+    (foundations_import_little, "types", "import torch"),
+    (foundations_import_little, "lab.report", "from grouprl.config import RunConfig"),
+    (the_package_itself_is_light, "", "import torch"),
+    (the_package_itself_is_light, "", "from grouprl.train import Trainer"),
+    (the_package_itself_is_light, "", "from .train import Trainer"),
+    (sizes_stay_readable, "tasks.base", "a = 1\n" * (FILE_LINES + 1)),
+    (sizes_stay_readable, "step", "a = 1\n" * STEP_LINES),
+    (sizes_stay_readable, "tasks.base", LONG_FUNCTION),
+    (sizes_stay_readable, "tasks.base", "async " + LONG_FUNCTION),
+    (names_say_what_is_inside, "tasks.utils", ""),
+    (names_say_what_is_inside, "common.tasks", ""),
+    (public_functions_name_their_arguments, "tasks.base", "def f(**kwargs): ..."),
+    (public_functions_name_their_arguments, "tasks.base", "def f(**columns): ..."),
+    (public_functions_name_their_arguments, "rewards.rules", "def f(**kwargs): ..."),
+    (public_functions_name_their_arguments, "rewards.rules", "class A:\n    def __init__(self, **kwargs): ..."),
+    (everything_public_is_documented, "tasks.base", "a = 1"),
+    (everything_public_is_documented, "tasks.base", "'''Doc.'''\ndef f(): ..."),
+    (everything_public_is_documented, "tasks.base", "'''Doc.'''\nclass A: ..."),
+    (everything_public_is_documented, "tasks.base", "'''Doc.'''\nclass A:\n    '''Doc.'''\n    def f(self): ..."),
+    (nothing_runs_or_unpickles_data, "tasks.base", "import pickle"),
+    (nothing_runs_or_unpickles_data, "tasks.base", "from joblib import load"),
+    (nothing_runs_or_unpickles_data, "tasks.base", "from torch import load"),
+    (nothing_runs_or_unpickles_data, "tasks.base", "torch.load('x')"),
+    (nothing_runs_or_unpickles_data, "tasks.base", "eval('1')"),
+    (nothing_runs_or_unpickles_data, "tasks.base", "exec('1')"),
+    (nothing_runs_or_unpickles_data, "tasks.base", "f(trust_remote_code=True)"),
+    (nothing_runs_or_unpickles_data, "tasks.base", "f(trust_remote_code=asked)"),
+    (module_state_is_not_rebound, "tasks.base", "def f():\n    global cache\n    cache = 1"),
+]
+GOOD = [
+    (imports_go_one_way, "tasks.base", "from grouprl.types import Problem\nfrom . import answers\nimport torch"),
+    (imports_go_one_way, "cli", "from grouprl import __version__\nfrom grouprl.train import train"),
+    (imports_go_one_way, "config", "from grouprl.config_files import load_config"),
+    (imports_go_one_way, "", "def f():\n    from grouprl.train import Trainer"),
+    (foundations_import_little, "algorithms.kl", "import math\nimport torch.nn\nfrom grouprl.types import Algorithm"),
+    (foundations_import_little, "lab.record", "from grouprl.config import RunConfig"),
+    (the_package_itself_is_light, "", "import sys\nif TYPE_CHECKING:\n    from grouprl.train import Trainer"),
+    (sizes_stay_readable, "tasks.base", "a = 1\n" * FILE_LINES),
+    (sizes_stay_readable, "tasks.base", LONG_FUNCTION.replace("    a = 1\n", "", 1)),
+    (public_functions_name_their_arguments, "rewards.rules", "def f(prompts, **columns): ..."),
+    (public_functions_name_their_arguments, "tasks.base", "def _f(**kwargs): ..."),
+    (everything_public_is_documented, "tasks.base", "'''Doc.'''\ndef _f(): ...\nclass _A:\n    def f(self): ..."),
+    (nothing_runs_or_unpickles_data, "models.load", "policy.eval()\nf(trust_remote_code=False)\njson.load(x)"),
+]
+
+
+def complaints(rule: Callable[[Module], Iterator[str]], name: str, source: str) -> list[str]:
+    return list(rule(Module(f"grouprl.{name}".rstrip("."), source, is_package=not name)))
+
+
+@pytest.mark.parametrize(("rule", "name", "source"), BAD)
+def test_a_broken_rule_is_noticed(rule: Callable[[Module], Iterator[str]], name: str, source: str):
+    assert complaints(rule, name, source)
+
+
+@pytest.mark.parametrize(("rule", "name", "source"), GOOD)
+def test_good_code_passes(rule: Callable[[Module], Iterator[str]], name: str, source: str):
+    assert complaints(rule, name, source) == []
+
+
+def test_every_rule_can_fail():
+    assert {rule for rule, _, _ in BAD} == set(RULES)

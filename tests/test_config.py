@@ -1,0 +1,311 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from grouprl.config import (
+    CheckpointConfig,
+    EvaluationConfig,
+    LearnerConfig,
+    ModelConfig,
+    PairsConfig,
+    RewardConfig,
+    RolloutConfig,
+    RunConfig,
+    SftConfig,
+    SftLearnerConfig,
+    TaskConfig,
+    dump_config,
+    load_config,
+)
+from grouprl.types import Algorithm, Sampling, UserError
+
+NAMED = {"algorithm": {"grpo": {}, "dapo": {"clip_high": 0.28, "aggregate": "token_mean", "kl_coef": 0.0}}}
+
+
+def written(folder: Path, text: str, name: str = "run.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def run(*overrides: str, files: tuple[Path, ...] = ()) -> RunConfig:
+    return load_config(RunConfig, files, overrides, named=NAMED)
+
+
+def mistakes(*overrides: str, files: tuple[Path, ...] = (), kind: type[BaseModel] = RunConfig) -> list[str]:
+    with pytest.raises(UserError) as caught:
+        load_config(kind, files, overrides, named=NAMED)
+    head, *lines = str(caught.value).split("\n  ")
+    assert head == "mistakes in the configuration:"
+    return lines
+
+
+# Values
+
+
+def test_nothing_given_is_the_default_run():
+    assert run() == RunConfig()
+    assert run().algorithm == Algorithm()
+
+
+def test_sampling_carries_every_field_of_the_rollout():
+    rollout = RolloutConfig(max_tokens=5, temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, stop=("a", "b"))
+    assert rollout.sampling == Sampling(max_tokens=5, temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, stop=("a", "b"))
+
+
+def test_a_configuration_does_not_change():
+    with pytest.raises(ValidationError, match="frozen"):
+        RunConfig().steps = 3
+
+
+def test_no_model_has_more_than_thirteen_fields():
+    sections = (ModelConfig, TaskConfig, RolloutConfig, LearnerConfig, EvaluationConfig, CheckpointConfig, SftConfig)
+    assert max(len(section.model_fields) for section in (*sections, RunConfig)) <= 13
+
+
+def test_supervised_runs_have_their_own_learning_rate_whatever_else_is_set():
+    assert load_config(SftConfig, [], ["learner.warmup_steps=10"]).learner.learning_rate == 3e-3
+    assert run("learner.warmup_steps=10").learner.learning_rate == 1e-6
+
+
+def test_reading_a_configuration_loads_no_torch():
+    code = "import grouprl.config, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+# Files and overrides
+
+
+def test_later_files_change_earlier_ones_and_overrides_change_all(tmp_path: Path):
+    first = written(tmp_path, "steps: 60\nrollout: {group_size: 4, max_tokens: 50}\n", "a.yaml")
+    second = written(tmp_path, "rollout: {group_size: 6, top_p: 0.9}\n", "b.yaml")
+    config = run("rollout.top_p=0.8", files=(first, second))
+    assert config == RunConfig(steps=60, rollout=RolloutConfig(group_size=6, max_tokens=50, top_p=0.8))
+
+
+def test_of_two_overrides_of_a_key_the_last_counts():
+    assert run("steps=1", "steps=2", "steps=1").steps == 1
+
+
+def test_lists_are_replaced_whole_and_items_changed_by_number(tmp_path: Path):
+    path = written(tmp_path, "rewards: [{name: correct}, {name: boxed, weight: 0.5}]\n")
+    assert run("rewards.0.weight=2", files=(path,)).rewards == (
+        RewardConfig(name="correct", weight=2.0),
+        RewardConfig(name="boxed", weight=0.5),
+    )
+    assert run("rewards=[{name: brief}]", files=(path,)).rewards == (RewardConfig(name="brief"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-6", 1e-6), ("1E+2", 100.0), ("2.", 2.0), (".5", 0.5), ("3", 3.0), ("1_000.5", 1000.5)],
+)
+def test_numbers_of_a_rate(text: str, value: float):
+    assert run(f"learner.learning_rate={text}").learner.learning_rate == value
+
+
+@pytest.mark.parametrize("text", ["no", "on", "2024-01-01", "1.5.2", "007", "12e", "0x1f"])
+def test_words_that_other_yaml_readers_take_for_something_else(text: str):
+    assert run(f"name={text}").name == text
+
+
+@pytest.mark.parametrize(("text", "value"), [("7", "7"), ("'7'", "7"), ("1.5", "1.5")])
+def test_a_number_may_be_a_name(text: str, value: str):
+    assert run(f"name={text}").name == value
+
+
+def test_null_is_the_absence_of_a_choice():
+    assert run("task.path=", "task.difficulty=~") == RunConfig()
+
+
+# Sections by name
+
+
+@pytest.mark.parametrize("overrides", [("algorithm=dapo",), ("algorithm.name=dapo",), ("algorithm={name: dapo}",)])
+def test_a_section_by_its_name(overrides: tuple[str, ...]):
+    assert run(*overrides).algorithm == Algorithm(name="dapo", clip_high=0.28, aggregate="token_mean", kl_coef=0.0)
+
+
+@pytest.mark.parametrize("name", ["algorithm=dapo", "algorithm.name=dapo"])
+def test_changes_to_a_named_section_hold_in_any_order(name: str):
+    expected = Algorithm(name="dapo", clip_high=0.28, aggregate="token_mean", kl_coef=0.5)
+    assert run(name, "algorithm.kl_coef=0.5").algorithm == expected
+    assert run("algorithm.kl_coef=0.5", name).algorithm == expected
+
+
+def test_naming_a_section_again_starts_it_anew(tmp_path: Path):
+    path = written(tmp_path, "algorithm: {name: dapo, clip_low: 0.1}\n")
+    assert run("algorithm.passes=2", files=(path,)).algorithm.clip_low == 0.1
+    assert run("algorithm=grpo", files=(path,)).algorithm == Algorithm()
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    assert mistakes("algorithm=grop") == [
+        "override algorithm=grop: algorithm.name: expected one of grpo, dapo, got 'grop'"
+    ]
+
+
+# Mistakes
+
+
+def test_every_mistake_is_told_at_once_with_its_place(tmp_path: Path):
+    path = written(
+        tmp_path,
+        "rollout: {group_size: 1, group_sise: 8}\n"
+        "learner: {betas: [0.9], learning_rate: fast}\n"
+        "rewards: [{name: a}, {weight: 2}]\n",
+    )
+    told = mistakes("model.dtype=fp16", "top_p=0.5", "algorithm.kl=k9", "algorithm.clip_low=2", files=(path,))
+    assert sorted(told) == sorted(
+        [
+            f"{path}: rollout.group_size: expected greater than or equal to 2, got 1 "
+            "(a group of fewer than 2 completions has no baseline)",
+            f"{path}: rollout.group_sise: unknown key; did you mean rollout.group_size?",
+            f"{path}: learner.betas.1: expected a value, got nothing (decay of the two moments)",
+            f"{path}: learner.learning_rate: expected a valid number, got 'fast' (after the warm-up; constant)",
+            f"{path}: rewards.1.name: expected a value, got nothing (a bundled reward function)",
+            "override model.dtype=fp16: model.dtype: expected 'float32' or 'bfloat16', got 'fp16' "
+            "(of the computation; weights stay float32)",
+            "override top_p=0.5: top_p: unknown key; did you mean rollout.top_p?",
+            "override algorithm.kl=k9: algorithm.kl: got 'k9', expected one of k1, k2, k3",
+            "override algorithm.clip_low=2: algorithm.clip_low: 2.0 is out of range",
+        ]
+    )
+
+
+def test_a_mistake_is_laid_to_whoever_wrote_it_last(tmp_path: Path):
+    path = written(tmp_path, "steps: 0\nrewards: [{name: a}]\n")
+    assert mistakes("steps=-1", "rewards.1.weight=2", files=(path,)) == [
+        "override steps=-1: steps: expected greater than or equal to 1, got -1 "
+        "(batches of completions drawn and learned from)",
+        "override rewards.1.weight=2: rewards: expected a list (KEY.0=... changes an item that is there), "
+        "got {'1': {'weight': 2}} (one entry for each reward function)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("algorithm.klcoef=0", "unknown key; did you mean algorithm.kl_coef?"),
+        ("rewards=[{name: a, nme: b}]", "unknown key; did you mean rewards.0.name?"),
+        ("xyz=1", "unknown key; expected one of name, runs_dir, seed, steps"),
+        ("checkpoint.xyz=1", "unknown key; expected one of every, keep"),
+        ("steps=yes", "expected a valid integer, got 'yes'"),
+        ("steps=true", "expected a valid integer, got True"),
+        ("steps=1.5", "expected a valid integer, got 1.5"),
+        ("learner.learning_rate=.nan", "expected a finite number, got nan"),
+        ("algorithm.kl_coef=.inf", "expected a finite number, got inf"),
+        ("algorithm.passes=true", "expected a valid integer, got True"),
+        ("rollout.temperature=0", "expected greater than 0, got 0"),
+        ("rollout.min_p=1", "expected less than 1, got 1"),
+        ("rollout.stop=['']", "expected at least 1 character, got ''"),
+        ("rollout=8", "expected a section with keys of its own, got 8"),
+        ("rewards.0.weight=2", "expected a list (KEY.0=... changes an item that is there), got {'0': {'weight': 2}}"),
+        ("rewards=[{name: a}, {name: a}]", "expected every name once, got a, a"),
+        ("name=../x", "expected pattern"),
+        ("model.device=gpu", "expected pattern"),
+        ("checkpoint.keep=0", "expected greater than or equal to 1, got 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(override: str, text: str):
+    told = mistakes(override)
+    assert told[0].startswith(f"override {override}: ")
+    assert text in told[0]
+
+
+def test_files_and_overrides_that_cannot_be_read_are_told_together(tmp_path: Path):
+    files = (
+        tmp_path / "missing.yaml",
+        tmp_path,
+        written(tmp_path, "", "empty.yaml"),
+        written(tmp_path, "# nothing here\n", "comment.yaml"),
+        written(tmp_path, "- 1\n", "list.yaml"),
+        written(tmp_path, "seed: 1\nmodel:\n  path: a\n  path: b\n", "twice.yaml"),
+        written(tmp_path, "steps: [1\n", "broken.yaml"),
+        written(tmp_path, "a: &x {b: *x}\n", "alias.yaml"),
+        written(tmp_path, "name: !!python/name:os.system\n", "tag.yaml"),
+        written(tmp_path, "name: !!timestamp 2024-01-01\n", "date.yaml"),
+        written(tmp_path, "? [a]\n: b\n", "key.yaml"),
+    )
+    texts = (
+        "expected a YAML file, got 'No such file or directory'; check the path",
+        "expected a YAML file, got 'Is a directory'; check the path",
+        "expected lines of KEY: VALUE, got an empty file",
+        "expected lines of KEY: VALUE, got an empty file",
+        "expected lines of KEY: VALUE, got [1]",
+        "expected every key once, got 'path' again",
+        "expected ',' or ']'",
+        "expected the value itself, got an alias",
+        "could not determine a constructor for the tag",
+        "could not determine a constructor for the tag",
+        "expected text as a key, got a list or mapping",
+    )
+    told = mistakes("steps", "=1", "a..b=1", "a={", files=files)
+    for path, text, line in zip(files, texts, told[: len(files)], strict=True):
+        assert line.startswith(f"{path}: ")
+        assert text in line
+    # Overrides are read by the depth of their keys.
+    assert [line.partition(": ")[0] for line in told[len(files) :]] == [
+        "override steps",
+        "override =1",
+        "override a={",
+        "override a..b=1",
+    ]
+    assert 'twice.yaml", line 4' in told[5]
+
+
+def test_a_file_in_another_encoding_is_a_mistake(tmp_path: Path):
+    path = tmp_path / "latin.yaml"
+    path.write_bytes("name: caf\u00e9".encode("latin-1"))
+    assert mistakes(files=(path,))[0].startswith(f"{path}: ")
+
+
+def test_python_users_are_checked_too():
+    with pytest.raises(ValidationError, match="greater than or equal to 2"):
+        RolloutConfig(group_size=1)
+    with pytest.raises(UserError, match="every name once"):
+        RunConfig(rewards=(RewardConfig(name="a"), RewardConfig(name="a")))
+
+
+# Round trip
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1) | st.sampled_from(
+    ["no", "1e-6", "~", "007", "<<"]
+)
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]*", fullmatch=True)
+rates = st.floats(0, 1e300)
+fractions = st.floats(0, 1, exclude_max=True)
+seeds = st.integers(0, 2**63 - 1)
+
+tasks = st.builds(TaskConfig, name=texts, path=st.none() | texts, system_prompt=st.none() | texts, seed=seeds)
+learners = {"learning_rate": rates, "betas": st.tuples(fractions, fractions), "weight_decay": rates}
+runs = st.builds(
+    RunConfig,
+    name=names,
+    seed=seeds,
+    model=st.builds(ModelConfig, path=texts, device=st.sampled_from(["auto", "cuda:12"])),
+    task=tasks,
+    rewards=st.lists(st.builds(RewardConfig, name=texts, weight=st.floats(-1e9, 1e9)), unique_by=lambda r: r.name),
+    algorithm=st.builds(Algorithm, name=texts, clip_low=fractions, kl_coef=rates, passes=st.integers(1)),
+    rollout=st.builds(RolloutConfig, group_size=st.integers(2), stop=st.lists(texts, max_size=3), min_p=fractions),
+    learner=st.builds(LearnerConfig, **learners),
+)
+sfts = st.builds(
+    SftConfig,
+    name=names,
+    task=tasks,
+    pairs=st.builds(PairsConfig, path=st.none() | texts, worked_share=st.floats(0, 1)),
+    learner=st.builds(SftLearnerConfig, **learners),
+    out=st.none() | texts,
+)
+
+
+@given(config=runs | sfts)
+def test_what_is_written_reads_back_equal(tmp_path_factory: pytest.TempPathFactory, config: RunConfig | SftConfig):
+    path = written(tmp_path_factory.getbasetemp(), dump_config(config), "dumped.yaml")
+    assert load_config(type(config), [path], []) == config

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from grouprl.tasks import TASKS, load_task, task_from_list
+from grouprl.tasks.base import Split
+from grouprl.types import UserError
+
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+ROWS = [{"prompt": f"{n} + 1 = ?", "answer": str(n + 1), "level": n % 3} for n in range(40)]
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("word_problem", "word_problems"), ("gsm8", "gsm8k"), ("GSM8K", None)])
+def test_an_unknown_task_is_told_with_the_nearest_one(name: str, nearest: str | None) -> None:
+    remedy = f"did you mean {nearest!r}" if nearest else "use one of these"
+    with pytest.raises(UserError, match=re.escape(f"expected one of gsm8k, word_problems, got {name!r}: {remedy}")):
+        load_task(name)
+
+
+def test_every_task_goes_by_its_own_name() -> None:
+    assert {name: load_task(name).name for name in TASKS} == {name: name for name in TASKS}
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("gsm8k", {"difficulty": 2}),
+        ("gsm8k", {"eval_problems": 100}),
+        ("word_problems", {"path": "a.jsonl"}),
+        ("word_problems", {"system_prompt": "Think."}),
+    ],
+)
+def test_an_option_that_a_task_does_not_have_is_refused(name: str, option: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=rf"task\.{next(iter(option))}: the task {name} has no such option"):
+        load_task(name, **option)
+
+
+def test_a_list_is_cut_into_disjoint_splits_and_keeps_its_columns() -> None:
+    task = task_from_list(ROWS)
+    assert [len(task.problems(split)) for split in SPLITS] == [32, 4, 4]
+    problems = [p for split in SPLITS for p in task.problems(split)]
+    assert sorted((p.prompt, p.columns["answer"], p.columns["level"]) for p in problems) == sorted(
+        (row["prompt"], row["answer"], row["level"]) for row in ROWS
+    )
+    assert len({p.id for p in problems}) == 40
+    assert not any("prompt" in p.columns for p in problems)
+
+
+def test_equal_prompts_stay_in_one_split() -> None:
+    task = task_from_list([*ROWS, *ROWS])
+    prompts = [{p.prompt for p in task.problems(split)} for split in SPLITS]
+    assert sum(map(len, prompts)) == len(set.union(*prompts)) == 40
+    assert sum(len(task.problems(split)) for split in SPLITS) == 80
+
+
+def test_given_held_out_lists_are_used_whole() -> None:
+    task = task_from_list(ROWS[:20], validation=ROWS[20:25], test=ROWS[25:])
+    assert [[p.prompt for p in task.problems(split)] for split in SPLITS] == [
+        [row["prompt"] for row in rows] for rows in (ROWS[:20], ROWS[20:25], ROWS[25:])
+    ]
+    half_given = task_from_list((row for row in ROWS[:20]), test=ROWS[20:])
+    assert [len(half_given.problems(split)) for split in SPLITS] == [18, 2, 20]
+
+
+def test_one_problem_is_enough_when_the_held_out_ones_are_given() -> None:
+    assert len(task_from_list(ROWS[:1], validation=ROWS[1:2], test=ROWS[2:3]).problems("train")) == 1
+
+
+def test_chat_prompts_pass_through() -> None:
+    messages = [{"role": "system", "content": "Count."}, {"role": "user", "content": "1 + 1"}]
+    rows = [{"prompt": [*messages[:1], {"role": "user", "content": f"{n} + 1"}]} for n in range(3)]
+    problem = task_from_list([{"prompt": messages}], validation=rows[:1], test=rows[2:]).problems("train")[0]
+    assert problem.prompt == tuple(messages)
+    assert dict(problem.columns) == {}
+
+
+def test_correct_means_the_box_or_the_whole_text_equals_the_answer() -> None:
+    task = task_from_list(ROWS)
+    problem = next(p for p in task.problems("train") if p.columns["answer"] == "7")
+    assert task.correct(problem, r"6 + 1 = 7, so \boxed{7.0}")
+    assert task.correct(problem, " 7\n")
+    assert not task.correct(problem, r"7 \boxed{8}")
+    assert not task.correct(problem, "it is 7")
+    assert task.default_rewards == {"boxed_format": 0.5, "correct_answer": 1.0}
+
+
+def test_without_answers_there_are_no_default_rewards_and_nothing_counts_as_solved() -> None:
+    task = task_from_list([{"prompt": f"Write {n} words."} for n in range(5)])
+    assert task.default_rewards == {}
+    assert not task.correct(task.problems("train")[0], "None")
+
+
+def test_an_own_judge_is_used() -> None:
+    task = task_from_list(
+        [{"prompt": f"Write {n} words.", "words": n} for n in range(5)],
+        name="lengths",
+        correct=lambda problem, text: len(text.split()) == problem.columns["words"],
+    )
+    problem = next(p for split in SPLITS for p in task.problems(split) if p.columns["words"] == 2)
+    assert (task.correct(problem, "two words"), task.correct(problem, "one")) == (True, False)
+    assert (task.name, problem.id.split("/")[0]) == ("lengths", "lengths")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "expected a list of rows .* got none"),
+        ([{"question": "1 + 1"}], r"list/train/0: expected a column 'prompt' .* got \{'question': '1 \+ 1'\}"),
+        ([*ROWS, {"prompt": ""}], "list/train/40: expected a column 'prompt'"),
+        ([{"prompt": 7}], "expected a column 'prompt'"),
+        ([{"prompt": []}], "expected a column 'prompt'"),
+        ([{"prompt": [{"role": "user"}]}], "expected a column 'prompt'"),
+        (["1 + 1 = ?"], "expected a column 'prompt' .* got '1"),
+        (ROWS[:2], "expected more than 2 different questions, got 2"),
+    ],
+)
+def test_unusable_lists_are_told(rows: list[Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        task_from_list(rows)
+
+
+def test_a_prompt_in_two_splits_is_refused() -> None:
+    with pytest.raises(UserError, match=r"'5 \+ 1 = \?' in both train and test"):
+        task_from_list(ROWS[:10], test=ROWS[5:6])
