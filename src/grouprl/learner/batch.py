@@ -28,9 +28,9 @@ def make_batch(
     return Batch(
         prompts=tuple(group.prompt_ids for group in groups),
         group_of_N=tuple(index for index, group in enumerate(groups) for _ in group.completions),
-        token_ids_NT=_padded([completion.token_ids for completion in completions], mask_NT, torch.long),
+        token_ids_NT=padded([completion.token_ids for completion in completions], mask_NT, torch.long),
         mask_NT=mask_NT,
-        old_logprobs_NT=_padded([completion.logprobs for completion in completions], mask_NT, torch.float32),
+        old_logprobs_NT=padded([completion.logprobs for completion in completions], mask_NT, torch.float32),
         advantages_N=advantages_N,
         weights_NT=token_weights(
             mask_NT, aggregate=algorithm.aggregate, constant_length=sampling.max_tokens  # type: ignore[arg-type]
@@ -39,7 +39,8 @@ def make_batch(
     )
 
 
-def _padded(rows: Sequence[Sequence[float]], mask_NT: Tensor, dtype: torch.dtype) -> Tensor:
+def padded(rows: Sequence[Sequence[float]], mask_NT: Tensor, dtype: torch.dtype) -> Tensor:
+    """[N, T] tensor of the rows' values where the mask is true, 0 elsewhere."""
     grid = torch.zeros(mask_NT.shape, dtype=dtype)
     grid[mask_NT] = torch.tensor([value for row in rows for value in row], dtype=dtype)
     return grid

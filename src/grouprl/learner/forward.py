@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-
-import torch
 from torch import Tensor, nn
 
 from grouprl.learner.packs import Pack
@@ -18,7 +15,3 @@ def pack_logprobs(model: nn.Module, pack: Pack, token_ids_C: Tensor, sampling: S
     head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
     return token_logprobs(head, hidden_SH.index_select(0, pack.predictors_C), token_ids_C, sampling)
 
-
-def autocast(device: torch.device, dtype: str) -> AbstractContextManager[object]:
-    """Matrix products in bfloat16 over float32 weights, or nothing for float32."""
-    return torch.autocast(device.type, torch.bfloat16) if dtype == "bfloat16" else nullcontext()

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from grouprl.algorithms import policy_loss
-from grouprl.learner.forward import autocast, pack_logprobs
+from grouprl.learner.forward import pack_logprobs
 from grouprl.learner.optimizer import Optimizer
-from grouprl.learner.packs import Pack, make_packs
+from grouprl.learner.packs import Pack, make_packs, targets
+from grouprl.models.precision import autocast
 from grouprl.types import Algorithm, Batch
 
 
@@ -59,7 +60,7 @@ class Learner:
             return None
         with autocast(self.device, self.dtype):
             return [
-                _to_grid(pack, pack_logprobs(self.reference, pack, _targets(batch, pack), batch.sampling)[0])
+                _to_grid(pack, pack_logprobs(self.reference, pack, targets(batch, pack), batch.sampling)[0])
                 for pack in packs
             ]
 
@@ -75,7 +76,7 @@ class Learner:
     def _backward(self, batch: Batch, pack: Pack, reference_nT: Tensor | None) -> dict[str, float]:
         algorithm = self.algorithm
         with autocast(self.device, self.dtype):
-            logprobs_C, entropies_C = pack_logprobs(self.policy, pack, _targets(batch, pack), batch.sampling)
+            logprobs_C, entropies_C = pack_logprobs(self.policy, pack, targets(batch, pack), batch.sampling)
         logprobs_nT = _to_grid(pack, logprobs_C)
         rows, width = list(pack.rows), pack.width
         old_nT = batch.old_logprobs_NT[rows, :width].to(self.device)
@@ -97,17 +98,12 @@ class Learner:
         loss.backward()  # type: ignore[no-untyped-call]
         gap = (logprobs_nT.detach() - old_nT).abs()[mask_nT].max()
         return {
-            "loss": float(loss),
+            "loss": float(loss.detach()),
             "entropy": float(entropies_C.mean()),
             "sampler_learner_gap": float(gap),
             "tokens": float(len(pack.row_C)),
             **{name: float(value) for name, value in stats.items()},
         }
-
-
-def _targets(batch: Batch, pack: Pack) -> Tensor:
-    rows_C = torch.tensor(pack.rows)[pack.row_C.cpu()]
-    return batch.token_ids_NT[rows_C, pack.column_C.cpu()].to(pack.input_ids_S.device)
 
 
 def _to_grid(pack: Pack, values_C: Tensor) -> Tensor:

@@ -101,3 +101,9 @@ def _pack(batch: Batch, groups: list[list[int]], lengths: list[int], device: tor
         row_C=torch.cat([torch.full((lengths[row],), place) for place, row in enumerate(rows)]).to(device),
         column_C=torch.cat([torch.arange(lengths[row]) for row in rows]).to(device),
     )
+
+
+def targets(batch: Batch, pack: Pack) -> Tensor:
+    """[C] token ids of the pack's completion tokens, in packed order."""
+    rows_C = torch.tensor(pack.rows)[pack.row_C.cpu()]
+    return batch.token_ids_NT[rows_C, pack.column_C.cpu()].to(pack.input_ids_S.device)

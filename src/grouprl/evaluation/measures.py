@@ -1,0 +1,63 @@
+"""What a step's completions say about the policy: shares and means of a batch of judged groups."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from grouprl.tasks.base import Task
+from grouprl.types import Group, RewardOutcome, StopReason
+
+
+def step_measures(task: Task, groups: Sequence[Group], outcomes: Sequence[Sequence[RewardOutcome]]) -> dict[str, float]:
+    """Rewards, accuracy, traits, groups with signal and lengths of one step, under TRL's names where they exist.
+
+    `frac_solved` and `frac_hopeless` are the shares of groups with every and with no completion correct;
+    `frac_reward_zero_std` is the share of groups whose rewards are all equal: they carry no signal.
+    """
+    correct = [[task.correct(group.problem, c.text) for c in group.completions] for group in groups]
+    return {
+        **_reward_measures(outcomes),
+        "accuracy": _mean([share for row in correct for share in row]),
+        **trait_shares(task, groups),
+        "frac_solved": _mean([all(row) for row in correct]),
+        "frac_hopeless": _mean([not any(row) for row in correct]),
+        **_length_measures(groups),
+    }
+
+
+def trait_shares(task: Task, groups: Sequence[Group]) -> dict[str, float]:
+    """Share of the completions that have each of the task's traits, as `<trait>_share`."""
+    traits = [task.traits(completion.text) for group in groups for completion in group.completions]
+    return {f"{name}_share": _mean([found[name] for found in traits]) for name in traits[0]}
+
+
+def _reward_measures(outcomes: Sequence[Sequence[RewardOutcome]]) -> dict[str, float]:
+    flat = [outcome for group in outcomes for outcome in group]
+    totals = [[outcome.total for outcome in group if outcome.valid] for group in outcomes]
+    components = {
+        name: [value for o in flat if (value := o.components.get(name)) is not None]
+        for name in dict.fromkeys(name for outcome in flat for name in outcome.components)
+    }
+    return {
+        "reward": _mean([total for group in totals for total in group]),
+        "reward_std": _mean([statistics.pstdev(group) for group in totals if len(group) > 1]),
+        **{f"rewards/{name}/mean": _mean(values) for name, values in components.items()},
+        "frac_reward_zero_std": _mean([len(group) < 2 or max(group) == min(group) for group in totals]),
+        "frac_invalid": _mean([not outcome.valid for outcome in flat]),
+    }
+
+
+def _length_measures(groups: Sequence[Group]) -> dict[str, float]:
+    completions = [completion for group in groups for completion in group.completions]
+    lengths = [len(completion) for completion in completions]
+    return {
+        "completions/mean_length": _mean(lengths),
+        "completions/max_length": max(lengths),
+        "completions/clipped_ratio": _mean([c.stop_reason is StopReason.LENGTH for c in completions]),
+        "completion_tokens": sum(lengths),
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else float("nan")

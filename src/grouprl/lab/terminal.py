@@ -1,0 +1,81 @@
+"""What a person sees while a run goes on: progress bars, one line a step, a table at the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+COLUMNS = (
+    # heading, metric, format, width
+    ("reward", "reward", "{:.2f}", 6),
+    ("correct", "accuracy", "{:.0%}", 7),
+    ("length", "completions/mean_length", "{:.1f}", 6),
+    ("signal", "signal", "{:.0%}", 6),
+    ("KL", "kl", "{:.3f}", 6),
+    ("gap", "sampler_learner_gap", "{:.0e}", 6),
+    ("tok/s", "tokens_per_second", "{:,.0f}", 7),
+    ("sample", "time/rollout", "{:.2f}s", 6),
+    ("learn", "learn", "{:.2f}s", 6),
+)
+
+
+class Terminal:
+    """Writes to a console; every method is safe when the output is a file."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """One line of text, shown as it is."""
+        self.console.print(text, markup=False)
+
+    @contextmanager
+    def progress(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A progress bar; the value is called with the number of items that were done."""
+        with Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+        ) as progress:
+            bar = progress.add_task(what, total=total)
+            yield lambda done: progress.update(bar, advance=done)
+
+    def heading(self) -> None:
+        """The names of a step line's columns."""
+        names = [f"{heading:>{width}}" for heading, _, _, width in COLUMNS]
+        self.console.print("[dim]" + "  ".join(["    step", *names]) + "[/dim]")
+
+    def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        """One line: what the policy did, and where the time went."""
+        shown = {
+            **metrics,
+            "signal": 1 - metrics["frac_reward_zero_std"],
+            "learn": metrics["time/reference"] + metrics["time/learn"],
+        }
+        cells = [f"{_cell(shown.get(metric), form):>{width}}" for _, metric, form, width in COLUMNS]
+        self.say("  ".join([f"{step:>4}/{steps:<3}", *cells]))
+
+    def comparison(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        """A table of two evaluations."""
+        table = Table(title=f"{after['problems']} held-out problems", title_justify="left")
+        for heading in ("", "before", "after"):
+            table.add_column(heading, justify="left" if not heading else "right")
+        for name, value in after.items():
+            if name != "problems" and not name.endswith("_interval"):
+                form = "{:.1f}" if name == "mean_length" else "{:.1%}"
+                table.add_row(name.replace("_", " "), form.format(before[name]), form.format(value))
+        self.console.print(table)
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None or math.isnan(value) else form.format(value)

@@ -1,0 +1,43 @@
+"""What the run needs of a rollout engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from grouprl.types import Group, Problem, Sampling
+
+
+@dataclass(frozen=True)
+class Request:
+    """A group to sample: one problem and how many completions."""
+
+    problem: Problem
+    prompt_ids: tuple[int, ...]
+    completions: int
+    stream: str = ""  # part of the key of the random numbers: another stream, other completions
+
+
+class Engine(Protocol):
+    """Samples groups of completions from the policy."""
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        *,
+        on_finished: Callable[[int], None] | None = None,
+    ) -> list[Group]:
+        """One group per request, in their order.
+
+        Args:
+            requests: what to sample.
+            sampling: how.
+            on_finished: called with the number of completions that just ended, for progress bars.
+        """
+        ...
+
+    def load_weights(self, version: int) -> None:
+        """Tells the engine that the policy's weights are now those after `version` updates."""
+        ...

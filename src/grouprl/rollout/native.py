@@ -1,0 +1,105 @@
+"""The native engine: samples groups with the learner's own modules and weights, many completions at once.
+
+A group's prompt is read once. Rows that finish leave at once, their places are filled from the back, and waiting
+groups move in when enough rows are free, so that every matrix product is over live completions alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from grouprl.models import end_token_ids
+from grouprl.models.precision import autocast
+from grouprl.rollout.cache import CacheShape, GroupCache
+from grouprl.rollout.decoding import Decoding, FinishedRow, Unit
+from grouprl.rollout.engine import Request
+from grouprl.rollout.random_numbers import row_key
+from grouprl.types import Completion, Group, Sampling
+
+
+class NativeEngine:
+    """An `Engine` on the policy's modules in memory: no second copy of the weights, nothing to transfer."""
+
+    def __init__(
+        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, seed: int, max_rows: int, dtype: str = "float32"
+    ) -> None:
+        """`max_rows` completions are decoded at once; `seed` is the run's; `dtype` is of the computation."""
+        self._model, self._tokenizer = model, tokenizer
+        self._seed, self._max_rows, self._dtype = seed, max_rows, dtype
+        self._ends = end_token_ids(model, tokenizer)
+        self._version = 0
+        self._cache: GroupCache | None = None
+
+    def load_weights(self, version: int) -> None:
+        """See `Engine.load_weights`; the weights themselves are already here."""
+        self._version = version
+
+    @torch.no_grad()
+    def generate(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        *,
+        on_finished: Callable[[int], None] | None = None,
+    ) -> list[Group]:
+        """See `Engine.generate`."""
+        if not requests:
+            return []
+        device: torch.device = self._model.get_input_embeddings().weight.device  # type: ignore[operator]
+        units = [unit for index, request in enumerate(requests) for unit in self._units(index, request)]
+        cache = self._cache_for(units, sampling, device)
+        decoding = Decoding(self._model, self._tokenizer, cache, units, sampling, self._ends, device)
+        reported = 0
+        with autocast(device, self._dtype):
+            while decoding.advance():
+                if on_finished is not None and len(decoding.finished) > reported:
+                    on_finished(len(decoding.finished) - reported)
+                    reported = len(decoding.finished)
+        if on_finished is not None:
+            on_finished(len(decoding.finished) - reported)
+        return self._groups(requests, decoding.finished)
+
+    def _units(self, index: int, request: Request) -> list[Unit]:
+        keys = tuple(
+            row_key(self._seed, request.stream, request.problem.id, number) for number in range(request.completions)
+        )
+        return [
+            Unit(index, request.prompt_ids, keys[first : first + self._max_rows], first)
+            for first in range(0, len(keys), self._max_rows)
+        ]
+
+    def _cache_for(self, units: Sequence[Unit], sampling: Sampling, device: torch.device) -> GroupCache:
+        """A cache that is large enough; the last one is used again where it fits."""
+        config = self._model.config
+        heads = config.num_attention_heads
+        needed = CacheShape(
+            layers=config.num_hidden_layers,
+            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            groups=min(len(units), max(1, self._max_rows // min(len(unit.keys) for unit in units))),
+            rows=min(self._max_rows, sum(len(unit.keys) for unit in units)),
+            prompt_tokens=max(len(unit.prompt_ids) for unit in units),
+            own_tokens=sampling.max_tokens,
+        )
+        if self._cache is None or not self._cache.shape.holds(needed):
+            shape = needed if self._cache is None else needed.or_larger(self._cache.shape)
+            self._cache = None  # free the old one before the new one is made
+            dtype = torch.bfloat16 if self._dtype == "bfloat16" else torch.float32
+            self._cache = GroupCache(shape, device, dtype)
+        return self._cache
+
+    def _groups(self, requests: Sequence[Request], rows: Sequence[FinishedRow]) -> list[Group]:
+        texts = self._tokenizer.batch_decode([row.token_ids for row in rows], skip_special_tokens=True)
+        completions: list[dict[int, Completion]] = [{} for _ in requests]
+        for row, text in zip(rows, texts, strict=True):
+            completions[row.request][row.index] = Completion(
+                row.index, row.token_ids, row.logprobs, row.plain_logprobs, text, row.stop_reason, self._version
+            )
+        return [
+            Group(request.problem, request.prompt_ids, tuple(found[index] for index in range(request.completions)))
+            for request, found in zip(requests, completions, strict=True)
+        ]
