@@ -1,3 +1,31 @@
 """GroupRL: critic-free reinforcement learning (GRPO and its family) for language models."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from grouprl.types import Algorithm, Problem, UserError
+
+if TYPE_CHECKING:
+    from grouprl.config import RunConfig
+    from grouprl.rewards import WeightedReward
+    from grouprl.train import Run
+    from grouprl.trainer import Trainer
+
 __version__ = "0.1.0"
+__all__ = ["Algorithm", "Problem", "Run", "RunConfig", "Trainer", "UserError", "WeightedReward"]
+
+_LAZY = {
+    "Run": "grouprl.train",
+    "RunConfig": "grouprl.config",
+    "Trainer": "grouprl.trainer",
+    "WeightedReward": "grouprl.rewards",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads torch and transformers only when something that needs them is asked for."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'grouprl' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from grouprl.rewards.judge import WeightedReward, judge, resolve_rewards
-from grouprl.rewards.rules import REWARDS, boxed_format, completion_text, correct_answer
+from grouprl.rewards.rules import REWARDS, RewardFunction, boxed_format, completion_text, correct_answer
 
 __all__ = [
     "REWARDS",
+    "RewardFunction",
     "WeightedReward",
     "boxed_format",
     "completion_text",

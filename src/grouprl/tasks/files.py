@@ -51,7 +51,7 @@ def read_hub(repository: str, configuration: str, names: Sequence[str]) -> dict[
     except (OSError, ValueError) as error:  # no network, offline mode without a cached copy, or a hub error
         raise UserError(
             f"expected to load {repository} from the Hugging Face hub, got {type(error).__name__}: {error}: "
-            "connect to the network once, or name a local copy with --task.path FILE.jsonl"
+            "connect to the network once, or name a local copy with task.path=FILE.jsonl"
         ) from error
     return {name: [(f"{repository}/{name}:{n}", row) for n, row in enumerate(rows, 1)] for name, rows in loaded.items()}
 

@@ -1,0 +1,98 @@
+"""Checkpoints: a Hugging Face folder that anyone can load, with the state of the run in its subfolder `trainer/`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from grouprl.lab.files import atomic_directory
+from grouprl.learner import Optimizer
+from grouprl.models.save import save_model
+from grouprl.types import Problem, UserError
+
+_SAMPLED_PROBLEMS = 512
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """What a resumed run needs besides weights and optimizer; randomness has no state."""
+
+    step: int
+    updates: int
+    train_seconds: float
+    completion_tokens: int
+    peak_rss_mib: float
+    reference: str  # fingerprint of the weights the run started from
+    data: str  # fingerprint of the train problems
+
+
+def checkpoint_folder(run: Path, step: int) -> Path:
+    """Where the checkpoint after a step lies."""
+    return run / "checkpoints" / f"step-{step:06d}"
+
+
+def save_checkpoint(
+    run: Path,
+    state: TrainerState,
+    policy: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    optimizer: Optimizer,
+    *,
+    keep: int,
+) -> Path:
+    """Writes a checkpoint that is wholly there or not at all, then removes all but the newest `keep`."""
+    folder = checkpoint_folder(run, state.step)
+    with atomic_directory(folder) as unfinished:
+        save_model(policy, tokenizer, unfinished)
+        trainer = unfinished / "trainer"
+        trainer.mkdir()
+        save_file(optimizer.state(), trainer / "optimizer.safetensors")
+        (trainer / "state.json").write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
+    for old in checkpoints(run)[:-keep]:
+        shutil.rmtree(old)
+    return folder
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The complete checkpoints of a run, oldest first."""
+    return sorted(path for path in (run / "checkpoints").glob("step-*") if (path / "trainer" / "state.json").is_file())
+
+
+def latest_checkpoint(run: Path) -> tuple[Path, TrainerState]:
+    """The newest checkpoint of a run.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = checkpoints(run)
+    if not found:
+        raise UserError(
+            f"{run}: expected a checkpoint to resume from in checkpoints/, found none: "
+            "the run stopped before its first one; start it again under another name"
+        )
+    state = json.loads((found[-1] / "trainer" / "state.json").read_text(encoding="utf-8"))
+    return found[-1], TrainerState(**state)
+
+
+def load_optimizer(checkpoint: Path, optimizer: Optimizer, state: TrainerState) -> None:
+    """Puts the optimizer of a checkpoint back."""
+    optimizer.load_state(load_file(checkpoint / "trainer" / "optimizer.safetensors"), state.updates)
+
+
+def problems_fingerprint(problems: Sequence[Problem]) -> str:
+    """Hash of the number of problems and of at most 512 of them, evenly spaced: making 20,000 costs seconds."""
+    stride = max(1, len(problems) // _SAMPLED_PROBLEMS)
+    digest = hashlib.blake2b(str(len(problems)).encode(), digest_size=16)
+    for index in range(0, len(problems), stride):
+        problem = problems[index]
+        columns = sorted((name, repr(value)) for name, value in problem.columns.items())
+        digest.update(repr((problem.id, problem.prompt_text, columns)).encode())
+    return digest.hexdigest()

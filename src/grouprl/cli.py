@@ -1,0 +1,158 @@
+"""One verb per capability: each builds a configuration and calls one function."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from pydantic import BaseModel
+from rich.console import Console
+
+from grouprl.algorithms.named import NAMED
+from grouprl.config import RunConfig, SftConfig, load_config
+from grouprl.types import UserError
+
+app = typer.Typer(
+    help="Critic-free reinforcement learning for language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+RECIPES = Path(__file__).parent / "recipes"
+_Config = TypeVar("_Config", bound=BaseModel)
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(help="Configuration files, names of bundled recipes, and changes such as rollout.group_size=16."),
+]
+ModelOption = Annotated[str | None, typer.Option("--model", help="Bundled name, folder or hub id.")]
+TaskOption = Annotated[str | None, typer.Option("--task", help="word_problems, gsm8k.")]
+
+
+@app.command()
+def train(
+    settings: Settings = None,
+    model: ModelOption = None,
+    task: TaskOption = None,
+    name: Annotated[str | None, typer.Option(help="Folder of the run inside runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")] = False,
+) -> None:
+    """Train a policy with GRPO.
+
+    Example: grouprl train demo seed=1 --name demo-1
+
+    Example: grouprl train --model Qwen/Qwen2.5-0.5B-Instruct --task gsm8k rollout.max_tokens=512
+    """
+    options = {"model.path": model, "task.name": task, "name": name}
+    config = _config(RunConfig, settings, options)
+    if resume:
+        from grouprl.resume import saved_path
+
+        config = _config(RunConfig, [str(saved_path(Path(config.runs_dir) / config.name)), *(settings or [])], options)
+    from grouprl.tasks import load_task
+    from grouprl.train import train as run
+    from grouprl.trainer import configured_rewards
+
+    loaded = load_task(**config.task.model_dump())
+    finished = run(config, loaded, configured_rewards(config, loaded), resume=resume)
+    if not finished.completed:
+        raise typer.Exit(130)
+
+
+@app.command()
+def sft(settings: Settings = None, model: ModelOption = None, task: TaskOption = None) -> None:
+    """Fine-tune on prompt/completion pairs: the cold start before reinforcement learning.
+
+    Example: grouprl sft abacus_sft out=my-abacus
+
+    Example: grouprl sft --model runs/a/model pairs.path=pairs.jsonl learner.learning_rate=1e-4
+    """
+    config = _config(SftConfig, settings, {"model.path": model, "task.name": task})
+    from grouprl.sft import sft as run
+
+    typer.echo(f"Model: {run(config)}")
+
+
+@app.command("eval")
+def evaluate(
+    checkpoint: Annotated[str, typer.Argument(help="Checkpoint folder, bundled name or hub id.")],
+    settings: Settings = None,
+    task: TaskOption = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Judge a model on held-out problems: greedy accuracy, pass@k, 95 % intervals.
+
+    A checkpoint of a run is judged on that run's task unless told otherwise.
+
+    Example: grouprl eval runs/demo/checkpoints/step-000060 evaluation.samples=16
+    """
+    config = _config(RunConfig, [*_run_of(checkpoint), *(settings or [])], {"model.path": checkpoint, "task.name": task})
+    from grouprl.inspection import show_evaluation
+
+    show_evaluation(config, as_json=json)
+
+
+@app.command()
+def sample(
+    model: Annotated[str, typer.Argument(help="Checkpoint folder, bundled name or hub id.")] = "abacus",
+    settings: Settings = None,
+    task: TaskOption = None,
+    problem: Annotated[int, typer.Option(min=0, help="Which problem of evaluation.split.")] = 0,
+    prompt: Annotated[str | None, typer.Option(help="Your own prompt instead; it has no rewards.")] = None,
+) -> None:
+    """Show one prompt's group of completions, with rewards and advantages.
+
+    Example: grouprl sample abacus --problem 3 rollout.group_size=8
+    """
+    config = _config(RunConfig, [*_run_of(model), *(settings or [])], {"model.path": model, "task.name": task})
+    from grouprl.inspection import show_group
+
+    show_group(config, problem=problem, prompt=prompt)
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="Run directory, such as runs/demo.")]) -> None:
+    """Write report.html and plots/ anew from what a run directory holds.
+
+    Example: grouprl report runs/demo
+    """
+    from grouprl.lab.report import write_report
+
+    typer.echo(f"Report: {write_report(run)}")
+
+
+def _config(kind: type[_Config], settings: list[str] | None, options: dict[str, str | None]) -> _Config:
+    given = settings or []
+    files = [_file(text) for text in given if "=" not in text]
+    changes = [text for text in given if "=" in text]
+    changes += [f"{key}={value}" for key, value in options.items() if value is not None]
+    presets = {"algorithm": {name: asdict(algorithm) for name, algorithm in NAMED.items()}}
+    return load_config(kind, files, changes, named=presets if kind is RunConfig else None)
+
+
+def _file(text: str) -> Path:
+    bundled = RECIPES / f"{text}.yaml"
+    return bundled if bundled.is_file() and not Path(text).exists() else Path(text)
+
+
+def _run_of(checkpoint: str) -> list[str]:
+    """The configuration of the run that a checkpoint belongs to, if it lies in one."""
+    config = Path(checkpoint).resolve().parent.parent / "config.yaml"
+    return [str(config)] if config.is_file() else []
+
+
+def main() -> None:
+    """The entry point: what the user can mend is one sentence and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Looking at a model without training it: an evaluation as a table, a group with its rewards and advantages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from rich.table import Table
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from grouprl.algorithms import group_advantages
+from grouprl.config import RunConfig
+from grouprl.evaluation.evaluate import evaluate
+from grouprl.lab.read import interval_name
+from grouprl.lab.terminal import Terminal
+from grouprl.models import context_length, load_model, load_tokenizer, prompt_token_ids, resolve_device
+from grouprl.rewards import judge
+from grouprl.rollout import NativeEngine, Request
+from grouprl.tasks import Task, load_task
+from grouprl.trainer import configured_rewards
+from grouprl.types import Group, Problem, RewardOutcome, UserError
+
+
+def show_evaluation(config: RunConfig, *, as_json: bool) -> None:
+    """Evaluates `config.model` on `config.task` and prints what was found."""
+    task = load_task(**config.task.model_dump())
+    engine, tokenizer, longest = _engine(config)
+    problems = task.problems(config.evaluation.split)[: config.evaluation.problems]
+    prompts = [Request(problem, prompt_token_ids(problem, tokenizer, longest=longest), 1) for problem in problems]
+    terminal = Terminal()
+    with terminal.progress("evaluate", len(prompts) * (config.evaluation.samples + 1)) as advance:
+        values = evaluate(
+            engine,
+            task,
+            prompts,
+            samples=config.evaluation.samples,
+            max_tokens=config.rollout.max_tokens,
+            on_finished=advance,
+        ).values
+    if as_json:
+        print(json.dumps(values))
+        return
+    table = Table(title=f"{config.model.path}: {values['problems']} problems of {task.name}", title_justify="left")
+    for heading in ("", "value", "95 % interval"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name, value in values.items():
+        if name != "problems" and not isinstance(value, tuple):
+            interval = values.get(interval_name(name))
+            shown = "" if not isinstance(interval, tuple) else f"{interval[0]:.1%} to {interval[1]:.1%}"
+            table.add_row(name, f"{value:.1f}" if name == "mean_length" else f"{value:.1%}", shown)
+    terminal.console.print(table)
+
+
+def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
+    """Samples one group from `config.model` and prints each completion with its reward and advantage."""
+    engine, tokenizer, longest = _engine(config)
+    task = load_task(**config.task.model_dump())
+    asked = _problem(config, task, problem) if prompt is None else _own(prompt, tokenizer)
+    request = Request(asked, prompt_token_ids(asked, tokenizer, longest=longest), config.rollout.group_size)
+    group = engine.generate([request], config.rollout.sampling)[0]
+    outcomes = None if prompt is not None else judge([group], configured_rewards(config, task))[0]
+    terminal = Terminal()
+    terminal.say(f"\n{asked.prompt_text}\n")
+    terminal.console.print(_group_table(config, group, outcomes))
+    if outcomes is not None:
+        totals = torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64)
+        terminal.say(
+            f"group mean {totals.nanmean():.3f}, {config.algorithm.std} deviation "
+            f"{totals[~totals.isnan()].std(correction=int(config.algorithm.std == 'sample')):.3f}"
+        )
+
+
+def _group_table(config: RunConfig, group: Group, outcomes: tuple[RewardOutcome, ...] | None) -> Table:
+    table = Table()
+    names = list(outcomes[0].components) if outcomes else []
+    for heading in ("#", "completion", "tokens", "ended by", *names, *(["reward", "advantage"] if outcomes else [])):
+        table.add_column(heading, justify="left" if heading in ("completion", "ended by") else "right")
+    advantages = _advantages(config, outcomes) if outcomes else [0.0] * len(group.completions)
+    for completion, advantage in zip(group.completions, advantages, strict=True):
+        # Text, not markup: a completion may hold brackets that rich would read as its own.
+        cells = [str(completion.index), Text(completion.text), str(len(completion)), completion.stop_reason.value]
+        if outcomes:
+            outcome = outcomes[completion.index]
+            cells += [f"{outcome.components[name]}" for name in names]
+            cells += [f"{outcome.total:.2f}", f"{advantage:+.3f}"]
+        table.add_row(*cells)
+    return table
+
+
+def _advantages(config: RunConfig, outcomes: tuple[RewardOutcome, ...]) -> list[float]:
+    algorithm = config.algorithm
+    advantages_N = group_advantages(
+        torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64),
+        torch.zeros(len(outcomes)),
+        baseline=algorithm.baseline,  # type: ignore[arg-type]
+        scale=algorithm.scale,  # type: ignore[arg-type]
+        std=algorithm.std,  # type: ignore[arg-type]
+    )
+    return advantages_N.tolist()
+
+
+def _problem(config: RunConfig, task: Task, index: int) -> Problem:
+    problems = task.problems(config.evaluation.split)
+    if index >= len(problems):
+        raise UserError(
+            f"--problem: expected less than {len(problems)}, the size of the {config.evaluation.split} split, got {index}"
+        )
+    return problems[index]
+
+
+def _own(prompt: str, tokenizer: PreTrainedTokenizerBase) -> Problem:
+    if tokenizer.chat_template is None:
+        return Problem("own", prompt)
+    return Problem("own", ({"role": "user", "content": prompt},))
+
+
+def _engine(config: RunConfig) -> tuple[NativeEngine, PreTrainedTokenizerBase, int]:
+    torch.set_num_threads(config.threads or torch.get_num_threads())
+    model = load_model(config.model.path, device=resolve_device(config.model.device))
+    tokenizer = load_tokenizer(config.model.path)
+    engine = NativeEngine(
+        model, tokenizer, seed=config.seed, max_rows=config.rollout.max_rows, dtype=config.model.dtype
+    )
+    return engine, tokenizer, context_length(model) - config.rollout.max_tokens

@@ -1,0 +1,300 @@
+"""The run around the step: prepare, resume, evaluate, step, record, save, stop cleanly, report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from grouprl.checkpoint import (
+    TrainerState,
+    latest_checkpoint,
+    load_optimizer,
+    problems_fingerprint,
+    save_checkpoint,
+)
+from grouprl.config import RunConfig, dump_config
+from grouprl.evaluation.evaluate import Evaluation, evaluate
+from grouprl.interrupts import StopRequest, stop_on_signal
+from grouprl.lab.read import Example, read_run
+from grouprl.lab.record import RunRecord
+from grouprl.lab.report import verdict, write_report
+from grouprl.lab.terminal import Terminal
+from grouprl.learner import Learner, Optimizer
+from grouprl.machine import machine_facts, peak_rss_mib
+from grouprl.models import (
+    context_length,
+    fingerprint,
+    frozen_copy,
+    load_model,
+    load_tokenizer,
+    prompt_token_ids,
+    resolve_device,
+)
+from grouprl.resume import check_resumable
+from grouprl.rewards import WeightedReward
+from grouprl.rollout import NativeEngine, Request
+from grouprl.step import Rooms, grpo_step
+from grouprl.tasks import Task
+from grouprl.types import UserError
+
+_EXAMPLES = 5
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished or stopped run."""
+
+    directory: Path
+    summary: dict[str, Any]  # of summary.json
+    completed: bool  # False when it was asked to stop before its last step
+
+
+def train(
+    config: RunConfig,
+    task: Task,
+    rewards: Sequence[WeightedReward],
+    *,
+    resume: bool = False,
+    terminal: Terminal | None = None,
+) -> Run:
+    """Runs a configuration to its end, or until it is asked to stop.
+
+    Args:
+        config: the run.
+        task: gives the problems.
+        rewards: score the completions.
+        resume: continue the run directory from its newest checkpoint; on a CPU the result is bit-identical to a
+            run without the break.
+        terminal: where progress is shown.
+
+    Raises:
+        UserError: anything about model, data or run directory that the user can mend; nothing is overwritten.
+    """
+    terminal = terminal or Terminal()
+    directory = Path(config.runs_dir) / config.name
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    checkpoint, state = latest_checkpoint(directory) if resume else (None, None)
+    if resume:
+        check_resumable(directory, config)
+    prepared = _Prepared.of(config, task, rewards, checkpoint, state)
+    with _open(directory, config, prepared.state.step if resume else None) as record, stop_on_signal(terminal.say) as stop:
+        return _Loop(config, prepared, record, terminal, stop).run()
+
+
+def _open(directory: Path, config: RunConfig, after: int | None) -> RunRecord:
+    if after is None:
+        return RunRecord.create(directory, dump_config(config))
+    return RunRecord.reopen(directory, after)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """The parts of a run, loaded and checked before its directory is touched."""
+
+    rooms: Rooms
+    policy: nn.Module
+    held_out: Sequence[Request]
+    state: TrainerState
+
+    @staticmethod
+    def of(
+        config: RunConfig,
+        task: Task,
+        rewards: Sequence[WeightedReward],
+        checkpoint: Path | None,
+        state: TrainerState | None,
+    ) -> _Prepared:
+        data = problems_fingerprint(task.problems("train"))
+        device = resolve_device(config.model.device)
+        start = load_model(config.model.path, device=device)
+        reference = fingerprint(start)
+        if state is None:
+            state = TrainerState(0, 0, 0.0, 0, 0.0, reference, data)
+        _refuse_changes(state, reference, data)
+        tokenizer = load_tokenizer(config.model.path)
+        policy = start if checkpoint is None else load_model(str(checkpoint), device=device)
+        optimizer = Optimizer(policy, config.learner)
+        if checkpoint is not None:
+            load_optimizer(checkpoint, optimizer, state)
+        rooms = _rooms(config, task, rewards, policy, start, optimizer, tokenizer)
+        problems = task.problems(config.evaluation.split)[: config.evaluation.problems]
+        held_out = [
+            Request(problem, prompt_token_ids(problem, tokenizer, longest=rooms.longest_prompt), 1)
+            for problem in problems
+        ]
+        rooms.engine.load_weights(state.updates)
+        return _Prepared(rooms, policy, held_out, state)
+
+
+def _rooms(
+    config: RunConfig,
+    task: Task,
+    rewards: Sequence[WeightedReward],
+    policy: nn.Module,
+    start: nn.Module,
+    optimizer: Optimizer,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Rooms:
+    device, dtype = resolve_device(config.model.device), config.model.dtype
+    algorithm, rollout = config.algorithm, config.rollout
+    reference = None
+    if algorithm.kl_coef > 0:
+        reference = frozen_copy(start) if start is policy else start.requires_grad_(False)
+    longest_prompt = context_length(policy) - rollout.max_tokens
+    if longest_prompt < 1:
+        raise UserError(
+            f"rollout.max_tokens: expected less than the model's context of {context_length(policy)} tokens, "
+            f"got {rollout.max_tokens}: lower it"
+        )
+    return Rooms(
+        task=task,
+        rewards=rewards,
+        engine=NativeEngine(policy, tokenizer, seed=config.seed, max_rows=rollout.max_rows, dtype=dtype),
+        learner=Learner(policy, reference, optimizer, algorithm, device, dtype, config.learner.micro_batch_tokens),
+        algorithm=algorithm,
+        tokenizer=tokenizer,
+        sampling=rollout.sampling,
+        longest_prompt=longest_prompt,
+        problems_per_step=rollout.problems_per_step,
+        group_size=rollout.group_size,
+        seed=config.seed,
+    )
+
+
+def _refuse_changes(state: TrainerState, reference: str, data: str) -> None:
+    for what, then, now in (("model", state.reference, reference), ("train problems", state.data, data)):
+        if then != now:
+            raise UserError(
+                f"--resume: expected the {what} that the run started with (fingerprint {then}), got another ({now}): "
+                f"put the {what} back as it was, or start a new run under another name"
+            )
+
+
+class _Loop:
+    """The steps of one run, and what is written around them."""
+
+    def __init__(
+        self, config: RunConfig, prepared: _Prepared, record: RunRecord, terminal: Terminal, stop: StopRequest
+    ) -> None:
+        self._config, self._prepared, self._record = config, prepared, record
+        self._terminal, self._stop = terminal, stop
+        self._state, self._started = prepared.state, time.perf_counter()
+
+    def run(self) -> Run:
+        """All steps that are left, with the evaluation before and after."""
+        before = self._before()
+        self._terminal.heading()
+        saved = self._state.step
+        while self._state.step < self._config.steps and not self._stop.asked:
+            self._one_step()
+            every = self._config.checkpoint.every
+            if every and self._state.step % every == 0:
+                saved = self._save()
+            if self._evaluation_is_due():
+                self._evaluate(f"step {self._state.step}")
+        if saved < self._state.step or not self._state.step:
+            self._save()
+        completed = self._state.step >= self._config.steps
+        if not completed:
+            return self._finish({"before": before}, completed)
+        after = self._evaluate("after")
+        self._record.examples("after", self._examples(after))
+        self._terminal.comparison(before, after.values)
+        return self._finish({"before": before, "after": after.values}, completed)
+
+    def _one_step(self) -> None:
+        began = time.perf_counter()
+        step = self._state.step + 1
+        result = grpo_step(self._prepared.rooms, step)
+        metrics = result.metrics | {"rss_mib": peak_rss_mib()}
+        self._record.step(step, metrics, result.groups, result.outcomes, result.advantages)
+        self._terminal.step(step, self._config.steps, metrics)
+        self._state = replace(
+            self._state,
+            step=step,
+            updates=self._prepared.rooms.learner.optimizer.updates,
+            train_seconds=self._state.train_seconds + time.perf_counter() - began,
+            completion_tokens=self._state.completion_tokens + int(metrics["completion_tokens"]),
+            peak_rss_mib=max(self._state.peak_rss_mib, peak_rss_mib()),
+        )
+
+    def _evaluation_is_due(self) -> bool:
+        every = self._config.evaluation.every
+        return bool(every) and self._state.step % every == 0 and self._state.step < self._config.steps
+
+    def _save(self) -> int:
+        save_checkpoint(
+            self._record.directory,
+            self._state,
+            self._prepared.policy,
+            self._prepared.rooms.tokenizer,
+            self._prepared.rooms.learner.optimizer,
+            keep=self._config.checkpoint.keep,
+        )
+        return self._state.step
+
+    def _before(self) -> dict[str, Any]:
+        """The evaluation of the model that the run starts from; a resumed run has it already."""
+        for row in read_run(self._record.directory).evaluations:
+            if row["step"] == 0:
+                return {name: value for name, value in row.items() if name != "step"}
+        before = self._evaluate("before")
+        self._record.examples("before", self._examples(before))
+        return before.values
+
+    def _evaluate(self, when: str) -> Evaluation:
+        config, prompts = self._config.evaluation, self._prepared.held_out
+        with self._terminal.progress(f"evaluate {when}", len(prompts) * (config.samples + 1)) as advance:
+            found = evaluate(
+                self._prepared.rooms.engine,
+                self._prepared.rooms.task,
+                prompts,
+                samples=config.samples,
+                max_tokens=self._config.rollout.max_tokens,
+                on_finished=advance,
+            )
+        self._record.evaluation(self._state.step, found.values)
+        return found
+
+    def _examples(self, evaluation: Evaluation) -> list[Example]:
+        task = self._prepared.rooms.task
+        return [
+            Example(
+                problem_id=group.problem.id,
+                prompt=group.problem.prompt_text,
+                answer=str(group.problem.columns.get("answer", "")).rpartition("####")[2].strip(),
+                completion=group.completions[0].text,
+                correct=task.correct(group.problem, group.completions[0].text),
+            )
+            for group in evaluation.greedy[:_EXAMPLES]
+        ]
+
+    def _finish(self, evaluations: dict[str, Any], completed: bool) -> Run:
+        config, state, directory = self._config, self._state, self._record.directory
+        summary = evaluations | {
+            "train_seconds": state.train_seconds,
+            "total_seconds": time.perf_counter() - self._started,
+            "steps": state.step,
+            "seed": config.seed,
+            "peak_rss_mib": max(state.peak_rss_mib, peak_rss_mib()),
+            "completion_tokens": state.completion_tokens,
+            "model": config.model.path,
+            "task": self._prepared.rooms.task.name,
+            "algorithm": config.algorithm.name,
+            "machine": machine_facts(resolve_device(config.model.device)),
+        }
+        self._record.summary(summary)
+        report = write_report(directory)
+        self._terminal.say(verdict(read_run(directory)))
+        self._terminal.say(f"Report: {report}")
+        if not completed:
+            self._terminal.say(f"Stopped after step {state.step} of {config.steps}; go on with --resume.")
+        return Run(directory, summary, completed)

@@ -1,0 +1,71 @@
+"""The Python way in: a model, a task, rewards and an algorithm, in one object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grouprl.algorithms.named import NAMED
+from grouprl.config import RewardConfig, RunConfig
+from grouprl.rewards import RewardFunction, WeightedReward, resolve_rewards
+from grouprl.tasks import Task, load_task, task_from_list
+from grouprl.tasks.names import unknown_name
+from grouprl.train import Run, train
+from grouprl.types import Algorithm
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A run that is ready to start; what is left out comes from `config`.
+
+    Args:
+        model: bundled name, folder in Hugging Face layout, or hub id.
+        task: a task's name, a `Task`, or a list of rows with a `prompt` and any columns (TRL's form).
+        rewards: names, functions in TRL's form, or `WeightedReward`s; the task's own when left out.
+        algorithm: a name of `grouprl.algorithms.named`, or an `Algorithm`.
+        config: everything else.
+    """
+
+    model: str | None = None
+    task: str | Task | Sequence[Mapping[str, Any]] | None = None
+    rewards: Sequence[RewardFunction | WeightedReward | str] | None = None
+    algorithm: str | Algorithm | None = None
+    config: RunConfig = RunConfig()
+
+    def train(self, *, resume: bool = False) -> Run:
+        """Runs it: see `grouprl.train.train`."""
+        task = self._task()
+        rewards = configured_rewards(self.config, task) if self.rewards is None else resolve_rewards(self.rewards)
+        changes: dict[str, Any] = {
+            "task": self.config.task.model_copy(update={"name": task.name}),
+            "rewards": tuple(RewardConfig(name=reward.name, weight=reward.weight) for reward in rewards),
+        }
+        if self.model is not None:
+            changes["model"] = self.config.model.model_copy(update={"path": self.model})
+        if self.algorithm is not None:
+            changes["algorithm"] = _algorithm(self.algorithm)
+        return train(self.config.model_copy(update=changes), task, rewards, resume=resume)
+
+    def _task(self) -> Task:
+        if self.task is None:
+            return load_task(**self.config.task.model_dump())
+        if isinstance(self.task, str):
+            return load_task(**self.config.task.model_dump() | {"name": self.task})
+        if isinstance(self.task, Sequence):
+            return task_from_list(self.task)
+        return self.task
+
+
+def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, ...]:
+    """The rewards that a configuration names, or the task's own."""
+    named = {reward.name: reward.weight for reward in config.rewards}
+    return resolve_rewards(named or task.default_rewards)
+
+
+def _algorithm(algorithm: str | Algorithm) -> Algorithm:
+    if isinstance(algorithm, Algorithm):
+        return algorithm
+    if algorithm not in NAMED:
+        raise unknown_name("algorithm", algorithm, NAMED)
+    return NAMED[algorithm]
