@@ -172,7 +172,7 @@ def test_every_mistake_is_told_at_once_with_its_place(tmp_path: Path):
             "override model.dtype=fp16: model.dtype: expected 'float32' or 'bfloat16', got 'fp16' "
             "(of the computation; weights stay float32)",
             "override top_p=0.5: top_p: unknown key; did you mean rollout.top_p?",
-            "override algorithm.kl=k9: algorithm.kl: got 'k9', expected one of k1, k2, k3",
+            "override algorithm.kl=k9: algorithm.kl: expected 'k1', 'k2' or 'k3', got 'k9'",
             "override algorithm.clip_low=2: algorithm.clip_low: 2.0 is out of range",
         ]
     )

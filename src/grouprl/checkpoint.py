@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
-from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.lab.files import atomic_directory
 from grouprl.learner import Optimizer
@@ -42,7 +41,7 @@ def checkpoint_folder(run: Path, step: int) -> Path:
 def save_checkpoint(
     run: Path,
     state: TrainerState,
-    policy: nn.Module,
+    policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     optimizer: Optimizer,
     *,

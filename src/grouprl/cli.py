@@ -90,7 +90,9 @@ def evaluate(
 
     Example: grouprl eval runs/demo/checkpoints/step-000060 evaluation.samples=16
     """
-    config = _config(RunConfig, [*_run_of(checkpoint), *(settings or [])], {"model.path": checkpoint, "task.name": task})
+    config = _config(
+        RunConfig, [*_run_of(checkpoint), *(settings or [])], {"model.path": checkpoint, "task.name": task}
+    )
     from grouprl.inspection import show_evaluation
 
     show_evaluation(config, as_json=json)

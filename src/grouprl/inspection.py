@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import torch
 from rich.table import Table
@@ -80,7 +79,12 @@ def _group_table(config: RunConfig, group: Group, outcomes: tuple[RewardOutcome,
     advantages = _advantages(config, outcomes) if outcomes else [0.0] * len(group.completions)
     for completion, advantage in zip(group.completions, advantages, strict=True):
         # Text, not markup: a completion may hold brackets that rich would read as its own.
-        cells = [str(completion.index), Text(completion.text), str(len(completion)), completion.stop_reason.value]
+        cells: list[str | Text] = [
+            str(completion.index),
+            Text(completion.text),
+            str(len(completion)),
+            completion.stop_reason.value,
+        ]
         if outcomes:
             outcome = outcomes[completion.index]
             cells += [f"{outcome.components[name]}" for name in names]
@@ -94,9 +98,9 @@ def _advantages(config: RunConfig, outcomes: tuple[RewardOutcome, ...]) -> list[
     advantages_N = group_advantages(
         torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64),
         torch.zeros(len(outcomes)),
-        baseline=algorithm.baseline,  # type: ignore[arg-type]
-        scale=algorithm.scale,  # type: ignore[arg-type]
-        std=algorithm.std,  # type: ignore[arg-type]
+        baseline=algorithm.baseline,
+        scale=algorithm.scale,
+        std=algorithm.std,
     )
     return advantages_N.tolist()
 
@@ -105,7 +109,8 @@ def _problem(config: RunConfig, task: Task, index: int) -> Problem:
     problems = task.problems(config.evaluation.split)
     if index >= len(problems):
         raise UserError(
-            f"--problem: expected less than {len(problems)}, the size of the {config.evaluation.split} split, got {index}"
+            f"--problem: expected less than {len(problems)}, the size of the split {config.evaluation.split}, "
+            f"got {index}"
         )
     return problems[index]
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.algorithms import token_weights
 from grouprl.config import SftConfig, dump_config
@@ -21,12 +20,12 @@ from grouprl.learner.forward import pack_logprobs
 from grouprl.learner.packs import make_packs, targets
 from grouprl.models import load_model, load_tokenizer, prompt_token_ids, resolve_device
 from grouprl.models.load import context_length
+from grouprl.models.precision import autocast
 from grouprl.models.save import save_model
 from grouprl.models.scratch import new_model, new_tokenizer
 from grouprl.tasks import WordProblems, load_task
 from grouprl.tasks.files import column, read_rows
 from grouprl.tasks.word_problems import cold_start_pairs
-from grouprl.models.precision import autocast
 from grouprl.types import Batch, Problem, Sampling, UserError
 
 _TOKENIZER_PAIRS = 5_000  # enough to meet every word of the bundled task
@@ -87,7 +86,7 @@ def load_pairs(config: SftConfig) -> Sequence[Pair]:
 
 def _model(
     config: SftConfig, pairs: Sequence[Pair], device: torch.device
-) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if config.new_model is None:
         return load_model(config.model.path, device=device), load_tokenizer(config.model.path)
     texts = [text for pair in pairs[:_TOKENIZER_PAIRS] for text in (pair.problem.prompt_text, pair.completion)]
@@ -114,7 +113,7 @@ def _batches(count: int, config: SftConfig) -> Iterator[list[int]]:
 
 
 def _update(
-    model: nn.Module,
+    model: PreTrainedModel,
     optimizer: Optimizer,
     pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
     config: SftConfig,

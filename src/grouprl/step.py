@@ -1,6 +1,6 @@
 """ONE GRPO STEP: the only file where the rooms meet. Read it top to bottom beside algorithm 1 of arXiv:2402.03300.
 
-    problems -> groups of completions -> rewards -> advantages relative to the group -> batch -> update -> new weights
+problems -> groups of completions -> rewards -> advantages relative to the group -> batch -> update -> new weights
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def grpo_step(rooms: Rooms, step: int) -> StepResult:
     advantages_N = group_advantages(
         rewards_N,
         group_ids_N,
-        baseline=rooms.algorithm.baseline,  # type: ignore[arg-type]
-        scale=rooms.algorithm.scale,  # type: ignore[arg-type]
-        std=rooms.algorithm.std,  # type: ignore[arg-type]
+        baseline=rooms.algorithm.baseline,
+        scale=rooms.algorithm.scale,
+        std=rooms.algorithm.std,
     )
 
     # Clipped ratio, KL to the frozen reference, gradient, AdamW: see Learner.learn and algorithms.policy_loss.

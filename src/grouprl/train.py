@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.checkpoint import (
     TrainerState,
@@ -85,7 +84,10 @@ def train(
     if resume:
         check_resumable(directory, config)
     prepared = _Prepared.of(config, task, rewards, checkpoint, state)
-    with _open(directory, config, prepared.state.step if resume else None) as record, stop_on_signal(terminal.say) as stop:
+    with (
+        _open(directory, config, prepared.state.step if resume else None) as record,
+        stop_on_signal(terminal.say) as stop,
+    ):
         return _Loop(config, prepared, record, terminal, stop).run()
 
 
@@ -100,7 +102,7 @@ class _Prepared:
     """The parts of a run, loaded and checked before its directory is touched."""
 
     rooms: Rooms
-    policy: nn.Module
+    policy: PreTrainedModel
     held_out: Sequence[Request]
     state: TrainerState
 
@@ -138,8 +140,8 @@ def _rooms(
     config: RunConfig,
     task: Task,
     rewards: Sequence[WeightedReward],
-    policy: nn.Module,
-    start: nn.Module,
+    policy: PreTrainedModel,
+    start: PreTrainedModel,
     optimizer: Optimizer,
     tokenizer: PreTrainedTokenizerBase,
 ) -> Rooms:

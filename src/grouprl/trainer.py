@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from grouprl.algorithms.named import NAMED
@@ -31,7 +31,7 @@ class Trainer:
     task: str | Task | Sequence[Mapping[str, Any]] | None = None
     rewards: Sequence[RewardFunction | WeightedReward | str] | None = None
     algorithm: str | Algorithm | None = None
-    config: RunConfig = RunConfig()
+    config: RunConfig = field(default_factory=RunConfig)
 
     def train(self, *, resume: bool = False) -> Run:
         """Runs it: see `grouprl.train.train`."""
@@ -52,9 +52,7 @@ class Trainer:
             return load_task(**self.config.task.model_dump())
         if isinstance(self.task, str):
             return load_task(**self.config.task.model_dump() | {"name": self.task})
-        if isinstance(self.task, Sequence):
-            return task_from_list(self.task)
-        return self.task
+        return task_from_list(self.task) if isinstance(self.task, Sequence) else self.task
 
 
 def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, ...]:

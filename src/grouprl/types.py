@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:  # the run directory can be read, and the report written, without loading torch
     from torch import Tensor
@@ -141,6 +141,15 @@ class RewardOutcome:
         return not math.isnan(self.total)
 
 
+Baseline = Literal["mean", "leave_one_out", "batch_mean", "none"]
+Scale = Literal["group_std", "batch_std", "none"]
+Std = Literal["population", "sample"]
+Surrogate = Literal["clip", "cispo", "plain"]
+Ratio = Literal["token", "sequence"]
+Aggregate = Literal["sequence_mean", "token_mean", "constant"]
+KlKind = Literal["k1", "k2", "k3"]
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """An update rule as data: every field names an option of a pure function in `grouprl.algorithms`.
@@ -149,27 +158,27 @@ class Algorithm:
     """
 
     name: str = "grpo"
-    baseline: str = "mean"  # "mean" | "leave_one_out" | "batch_mean" | "none"
-    scale: str = "group_std"  # "group_std" | "batch_std" | "none"
-    std: str = "population"  # "population" | "sample"
-    surrogate: str = "clip"  # "clip" | "cispo" | "plain"
-    ratio: str = "token"  # "token" | "sequence"
+    baseline: Baseline = "mean"
+    scale: Scale = "group_std"
+    std: Std = "population"
+    surrogate: Surrogate = "clip"
+    ratio: Ratio = "token"
     clip_low: float = 0.2
     clip_high: float = 0.2
-    aggregate: str = "sequence_mean"  # "sequence_mean" | "token_mean" | "constant"
+    aggregate: Aggregate = "sequence_mean"
     kl_coef: float = 0.04
-    kl: str = "k3"  # "k1" | "k2" | "k3"
+    kl: KlKind = "k3"
     passes: int = 1  # mu: updates on each batch of completions
 
     def __post_init__(self) -> None:
         choices = {
-            "baseline": ("mean", "leave_one_out", "batch_mean", "none"),
-            "scale": ("group_std", "batch_std", "none"),
-            "std": ("population", "sample"),
-            "surrogate": ("clip", "cispo", "plain"),
-            "ratio": ("token", "sequence"),
-            "aggregate": ("sequence_mean", "token_mean", "constant"),
-            "kl": ("k1", "k2", "k3"),
+            "baseline": get_args(Baseline),
+            "scale": get_args(Scale),
+            "std": get_args(Std),
+            "surrogate": get_args(Surrogate),
+            "ratio": get_args(Ratio),
+            "aggregate": get_args(Aggregate),
+            "kl": get_args(KlKind),
         }
         for name, allowed in choices.items():
             got = getattr(self, name)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import get_args
 
 import torch
 from torch import Tensor
 
-Baseline = Literal["mean", "leave_one_out", "batch_mean", "none"]
-Scale = Literal["group_std", "batch_std", "none"]
-Std = Literal["population", "sample"]
+from grouprl.types import Baseline, Scale, Std
 
 
 def group_advantages(
@@ -99,6 +97,6 @@ def _dense_ids(group_ids_N: Tensor) -> tuple[Tensor, int]:
 
 def _check(**options: tuple[str, object]) -> None:
     for name, (got, allowed) in options.items():
-        choices = getattr(allowed, "__args__", ())
+        choices = get_args(allowed)
         if got not in choices:
             raise ValueError(f"{name}: got {got!r}, expected one of {', '.join(choices)}")

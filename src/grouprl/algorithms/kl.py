@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-KlKind = Literal["k1", "k2", "k3"]
+from grouprl.types import KlKind
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, *, kind: KlKind = "k3") -> Tensor:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from grouprl.algorithms.kl import KlKind, kl_estimate
-
-Surrogate = Literal["clip", "cispo", "plain"]
-Ratio = Literal["token", "sequence"]
+from grouprl.algorithms.kl import kl_estimate
+from grouprl.types import KlKind, Ratio, Surrogate
 
 
 def policy_loss(

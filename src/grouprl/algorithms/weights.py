@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor
 
-Aggregate = Literal["sequence_mean", "token_mean", "constant"]
+from grouprl.types import Aggregate
 
 
 def token_weights(

@@ -11,9 +11,7 @@ from grouprl.algorithms import token_weights
 from grouprl.types import Algorithm, Batch, Group, Sampling
 
 
-def make_batch(
-    groups: Sequence[Group], advantages_N: Tensor, algorithm: Algorithm, sampling: Sampling
-) -> Batch:
+def make_batch(groups: Sequence[Group], advantages_N: Tensor, algorithm: Algorithm, sampling: Sampling) -> Batch:
     """The batch of a step.
 
     Args:
@@ -33,7 +31,9 @@ def make_batch(
         old_logprobs_NT=padded([completion.logprobs for completion in completions], mask_NT, torch.float32),
         advantages_N=advantages_N,
         weights_NT=token_weights(
-            mask_NT, aggregate=algorithm.aggregate, constant_length=sampling.max_tokens  # type: ignore[arg-type]
+            mask_NT,
+            aggregate=algorithm.aggregate,
+            constant_length=sampling.max_tokens,
         ),
         sampling=sampling,
     )

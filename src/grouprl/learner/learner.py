@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from grouprl.algorithms import policy_loss
 from grouprl.learner.forward import pack_logprobs
@@ -21,8 +22,8 @@ from grouprl.types import Algorithm, Batch
 class Learner:
     """What an update needs besides the batch."""
 
-    policy: nn.Module
-    reference: nn.Module | None  # None when kl_coef is 0
+    policy: PreTrainedModel
+    reference: PreTrainedModel | None  # None when kl_coef is 0
     optimizer: Optimizer
     algorithm: Algorithm
     device: torch.device
@@ -86,13 +87,13 @@ class Learner:
             old_nT,
             batch.advantages_N[rows].to(self.device),
             batch.weights_NT[rows, :width].to(self.device),
-            surrogate=algorithm.surrogate,  # type: ignore[arg-type]
-            ratio=algorithm.ratio,  # type: ignore[arg-type]
+            surrogate=algorithm.surrogate,
+            ratio=algorithm.ratio,
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
             ref_logprobs_NT=reference_nT,
             kl_coef=algorithm.kl_coef,
-            kl=algorithm.kl,  # type: ignore[arg-type]
+            kl=algorithm.kl,
             mask_NT=mask_nT,
         )
         loss.backward()  # type: ignore[no-untyped-call]

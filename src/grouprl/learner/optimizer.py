@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from grouprl.config import LearnerConfig
 from grouprl.types import UserError
@@ -15,7 +16,7 @@ from grouprl.types import UserError
 class Optimizer:
     """Turns accumulated gradients into one update of a model's weights."""
 
-    def __init__(self, model: nn.Module, config: LearnerConfig, *, total_updates: int | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, config: LearnerConfig, *, total_updates: int | None = None) -> None:
         """`total_updates` makes the learning rate fall to 0 over them along a cosine; without it, it stays."""
         self._named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self._config = config
@@ -53,8 +54,8 @@ class Optimizer:
         norm = float(nn.utils.clip_grad_norm_(self._named.values(), self._config.max_grad_norm))
         if not math.isfinite(norm):
             raise FloatingPointError(
-                f"expected a finite gradient in update {self.updates + 1}, got a norm of {norm}; weights are unchanged: "
-                "lower learner.learning_rate or resume from an earlier checkpoint"
+                f"expected a finite gradient in update {self.updates + 1}, got a norm of {norm}; "
+                "the weights are unchanged: lower learner.learning_rate or resume from an earlier checkpoint"
             )
         for group in self._adamw.param_groups:
             group["lr"] = self.learning_rate

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from grouprl.types import UserError
 
@@ -35,7 +35,7 @@ class Layout(Protocol):
         ...
 
 
-def grouprl_attention(
+def _grouprl_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -76,18 +76,19 @@ def grouprl_attention(
     return attended.unsqueeze(0), None
 
 
-AttentionInterface.register(NAME, grouprl_attention)
+AttentionInterface.register(NAME, _grouprl_attention)
 
 
-def hidden_states(model: nn.Module, input_ids_S: Tensor, position_ids_S: Tensor, layout: Layout) -> Tensor:
+def hidden_states(model: PreTrainedModel, input_ids_S: Tensor, position_ids_S: Tensor, layout: Layout) -> Tensor:
     """Last hidden states [S, H] of packed tokens under a layout."""
-    decoder = model.get_decoder()  # type: ignore[operator]
-    return decoder(  # type: ignore[no-any-return]
+    decoder = model.get_decoder()
+    hidden: Tensor = decoder(
         input_ids=input_ids_S[None],
         position_ids=position_ids_S[None],
         use_cache=False,  # transformers would take restarting positions for a cache and mix the rows up
         layout=layout,
     ).last_hidden_state[0]
+    return hidden
 
 
 def merged_attention(
@@ -118,7 +119,7 @@ def merged_attention(
         dim=-1,
     )
     weights = torch.softmax(scores + bias[:, None, :, :, None], dim=-1)
-    prompt_weights, own_weights = weights.split([L, K], dim=-1)
+    prompt_weights, own_weights = weights[..., :L], weights[..., L:]
     from_prompt = prompt_weights.reshape(P, heads, G * T * r, L) @ prompt_value.transpose(1, 2)
     from_own = own_weights.permute(0, 2, 1, 3, 4, 5).reshape(P, G, heads, T * r, K) @ own_value.transpose(2, 3)
     return from_prompt.view(P, heads, G, T, r, d).permute(0, 2, 3, 1, 4, 5) + from_own.view(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ class TreeLayout:
         widest = max(map(len, self.completion_lengths))
         starts = [[*row, *[0] * (widest - len(row))] for row in self._starts[1]]
         lengths = [[*row, *[0] * (widest - len(row))] for row in self.completion_lengths]
-        flat = _index_grid(sum(starts, []), sum(lengths, []))
+        flat = _index_grid(list(chain(*starts)), list(chain(*lengths)))
         return flat.view(len(self.prompt_lengths), widest, -1).to(self.device)
 
     @cached_property
@@ -83,9 +84,7 @@ class TreeLayout:
         spans = []
         for group, (prompt, own) in enumerate(zip(self.prompt_lengths, self.completion_lengths, strict=True)):
             spans.append(torch.arange(prompt) + group * L)
-            spans.extend(
-                torch.arange(length) + P * L + (group * G + row) * T for row, length in enumerate(own)
-            )
+            spans.extend(torch.arange(length) + P * L + (group * G + row) * T for row, length in enumerate(own))
         return torch.cat(spans).to(self.device)
 
     @cached_property
@@ -124,7 +123,7 @@ class TreeLayout:
         kv_heads = key.shape[1]
         index = self.completion_index_PGT
         attended = merged_attention(
-            (_take(query, index) * scaling).unflatten(3, (kv_heads, heads // kv_heads)),
+            (_take(query, index) * scaling).view(*index.shape, kv_heads, heads // kv_heads, d),
             _take(key, self.prompt_index_PL),
             _take(value, self.prompt_index_PL),
             _take(key, index),
@@ -168,7 +167,7 @@ def _compiled_flex() -> Any:
 
 def _take(tensor: Tensor, index: Tensor) -> Tensor:
     # The backward of index_select is 20 times as fast on a CPU as that of tensor[index].
-    return tensor.index_select(0, index.flatten()).unflatten(0, index.shape)
+    return tensor.index_select(0, index.flatten()).view(*index.shape, *tensor.shape[1:])
 
 
 def _index_grid(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:

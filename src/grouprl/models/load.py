@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.models.attention import NAME, hidden_states
 from grouprl.models.layouts import TreeLayout
@@ -38,7 +38,7 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def load_model(path: str, *, device: torch.device) -> nn.Module:
+def load_model(path: str, *, device: torch.device) -> PreTrainedModel:
     """A causal language model with float32 weights, in eval mode, on GroupRL's attention.
 
     It stays in eval mode while it is trained: dropout would make the learner disagree with the sampler.
@@ -57,7 +57,7 @@ def load_model(path: str, *, device: torch.device) -> nn.Module:
     model = model.to(device).eval()
     _check_logits(path, model.config)
     verify(path, model)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
@@ -72,27 +72,27 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
         raise _not_loadable(path, "a tokenizer", error) from error
     if tokenizer.eos_token_id is None:
         raise UserError(f"model {path!r}: expected a tokenizer with an end token (eos_token), got none: set one")
-    return tokenizer  # type: ignore[no-any-return]
+    return tokenizer
 
 
-def frozen_copy(model: nn.Module) -> nn.Module:
+def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
     """A copy that takes no gradient: the reference."""
     return copy.deepcopy(model).requires_grad_(False)
 
 
-def end_token_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Every token that ends a completion: the tokenizer's and those of the model's generation config."""
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     several = configured if isinstance(configured, list) else [configured]
     return tuple(sorted({tokenizer.eos_token_id, *(token for token in several if token is not None)}))
 
 
-def context_length(model: nn.Module) -> int:
+def context_length(model: PreTrainedModel) -> int:
     """The longest sequence, prompt and completion, that the model's positions allow."""
     return int(getattr(model.config, "max_position_embeddings", 1 << 30))
 
 
-def fingerprint(model: nn.Module) -> str:
+def fingerprint(model: PreTrainedModel) -> str:
     """Hash of the names, shapes and values of all weights."""
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):
@@ -102,7 +102,7 @@ def fingerprint(model: nn.Module) -> str:
 
 
 @torch.no_grad()
-def verify(path: str, model: nn.Module) -> None:
+def verify(path: str, model: PreTrainedModel) -> None:
     """Checks, on two tiny completions of one prompt, that packed hidden states are the model's own.
 
     An architecture that keeps state outside attention, or positions that GroupRL does not know, fails here and not
@@ -111,13 +111,13 @@ def verify(path: str, model: nn.Module) -> None:
     Raises:
         UserError: hidden states differ by more than 1e-3.
     """
-    device = model.get_input_embeddings().weight.device  # type: ignore[operator]
+    device = model.get_input_embeddings().weight.device
     ids = [torch.tensor(row, device=device) for row in ([3, 5, 7, 9], [4, 6, 8], [2, 1])]
     layout = TreeLayout((4,), ((3, 2),), device)
     packed_SH = hidden_states(model, torch.cat(ids), layout.position_ids_S, layout)
-    model.set_attn_implementation("sdpa")  # type: ignore[operator]
+    model.set_attn_implementation("sdpa")
     rows = [_own_hidden(model, torch.cat([ids[0], branch])) for branch in ids[1:]]
-    model.set_attn_implementation(NAME)  # type: ignore[operator]
+    model.set_attn_implementation(NAME)
     expected_SH = torch.cat([rows[0], rows[1][4:]])
     gap = float((packed_SH - expected_SH).abs().max())
     if not gap < 1e-3:
@@ -127,9 +127,10 @@ def verify(path: str, model: nn.Module) -> None:
         )
 
 
-def _own_hidden(model: nn.Module, input_ids_T: Tensor) -> Tensor:
-    decoder = model.get_decoder()  # type: ignore[operator]
-    return decoder(input_ids=input_ids_T[None], use_cache=False).last_hidden_state[0]  # type: ignore[no-any-return]
+def _own_hidden(model: PreTrainedModel, input_ids_T: Tensor) -> Tensor:
+    decoder = model.get_decoder()
+    hidden: Tensor = decoder(input_ids=input_ids_T[None], use_cache=False).last_hidden_state[0]
+    return hidden
 
 
 def _resolve(path: str) -> str:

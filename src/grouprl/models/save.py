@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def save_model(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Writes config.json, model.safetensors and the tokenizer's files into a folder."""
-    model.save_pretrained(folder)  # type: ignore[operator]
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

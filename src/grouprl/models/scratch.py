@@ -8,8 +8,13 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as tokenizer_models
 from tokenizers.trainers import BpeTrainer
-from torch import nn
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from grouprl.config import NewModelConfig
 from grouprl.models.attention import NAME
@@ -42,7 +47,7 @@ def new_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerB
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(  # type: ignore[no-any-return]
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|end|>",
         pad_token="<|pad|>",
@@ -52,7 +57,7 @@ def new_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerB
     )
 
 
-def new_model(config: NewModelConfig, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> nn.Module:
+def new_model(config: NewModelConfig, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> PreTrainedModel:
     """A Qwen2 model with random weights, tied embeddings and GroupRL's attention, in eval mode."""
     torch.manual_seed(seed)
     model = Qwen2ForCausalLM(
@@ -71,4 +76,4 @@ def new_model(config: NewModelConfig, tokenizer: PreTrainedTokenizerBase, *, see
         )
     )
     model.set_attn_implementation(NAME)
-    return model.eval()  # type: ignore[no-any-return]
+    return model.eval()

@@ -106,8 +106,8 @@ class DecodeLayout:
             dim=-1,
         )
         weights = F.softmax(scores + self.bias, dim=-1)
-        prompt_weights, own_weights = weights.split([L, K], dim=-1)
-        attended = own_weights @ cache.own_values[layer, :n, :, :K]
+        prompt_weights, own_weights = weights[..., :L], weights[..., L:]
+        attended: Tensor = own_weights @ cache.own_values[layer, :n, :, :K]
         attended = attended + self._with_prompts(prompt_weights, cache.prompt_values[layer, : self.groups, :, :L])
         return attended.reshape(n, heads, d)
 

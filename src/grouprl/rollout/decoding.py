@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.models import TreeLayout, hidden_states
 from grouprl.rollout.cache import DecodeLayout, GroupCache, PrefillLayout
@@ -52,7 +52,7 @@ class Decoding:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         cache: GroupCache,
         units: Sequence[Unit],
@@ -112,7 +112,7 @@ class Decoding:
         )
 
     def _append(self, rows: slice, hidden_nH: Tensor) -> None:
-        head: nn.Module = self._model.get_output_embeddings()  # type: ignore[operator]
+        head: nn.Module = self._model.get_output_embeddings()
         length_n = self._state[rows, _LENGTH].clone()
         drawn = draw(head(hidden_nH), uniforms(self._state[rows, _KEY], length_n), self._sampling)
         for target, values in zip((self._tokens, *self._logprobs), drawn, strict=True):

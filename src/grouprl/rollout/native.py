@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.models import end_token_ids
 from grouprl.models.precision import autocast
@@ -25,7 +24,13 @@ class NativeEngine:
     """An `Engine` on the policy's modules in memory: no second copy of the weights, nothing to transfer."""
 
     def __init__(
-        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, seed: int, max_rows: int, dtype: str = "float32"
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        seed: int,
+        max_rows: int,
+        dtype: str = "float32",
     ) -> None:
         """`max_rows` completions are decoded at once; `seed` is the run's; `dtype` is of the computation."""
         self._model, self._tokenizer = model, tokenizer
@@ -49,7 +54,7 @@ class NativeEngine:
         """See `Engine.generate`."""
         if not requests:
             return []
-        device: torch.device = self._model.get_input_embeddings().weight.device  # type: ignore[operator]
+        device: torch.device = self._model.get_input_embeddings().weight.device
         units = [unit for index, request in enumerate(requests) for unit in self._units(index, request)]
         cache = self._cache_for(units, sampling, device)
         decoding = Decoding(self._model, self._tokenizer, cache, units, sampling, self._ends, device)

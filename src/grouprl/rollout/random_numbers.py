@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 
-import torch
 from torch import Tensor
 
 # SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014), as signed 64-bit.
