@@ -251,7 +251,7 @@ BAD = [
     (foundations_import_little, "algorithms.kl", "import numpy"),
     (foundations_import_little, "algorithms.kl", "from grouprl.config import RunConfig"),
     (foundations_import_little, "config", "import torch"),
-    (foundations_import_little, "types", "import torch"),
+    (foundations_import_little, "types", "import numpy"),
     (foundations_import_little, "lab.report", "from grouprl.config import RunConfig"),
     (the_package_itself_is_light, "", "import torch"),
     (the_package_itself_is_light, "", "from grouprl.train import Trainer"),

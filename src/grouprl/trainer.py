@@ -48,11 +48,10 @@ class Trainer:
         return train(self.config.model_copy(update=changes), task, rewards, resume=resume)
 
     def _task(self) -> Task:
-        if self.task is None:
-            return load_task(**self.config.task.model_dump())
-        if isinstance(self.task, str):
-            return load_task(**self.config.task.model_dump() | {"name": self.task})
-        return task_from_list(self.task) if isinstance(self.task, Sequence) else self.task
+        task = self.config.task.name if self.task is None else self.task
+        if isinstance(task, str):
+            return load_task(**self.config.task.model_dump() | {"name": task})
+        return task_from_list(task) if isinstance(task, Sequence) else task
 
 
 def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, ...]:
