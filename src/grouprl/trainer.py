@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from grouprl.algorithms.named import NAMED
 from grouprl.config import RewardConfig, RunConfig
 from grouprl.rewards import RewardFunction, WeightedReward, resolve_rewards
 from grouprl.tasks import Task, load_task, task_from_list
+from grouprl.tasks.from_list import Rows
 from grouprl.tasks.names import unknown_name
 from grouprl.train import Run, train
 from grouprl.types import Algorithm
@@ -27,7 +29,7 @@ class Trainer:
         config: everything else.
     """
 
-    model: str | None = None
+    model: str | Path | None = None
     task: str | Task | Sequence[Mapping[str, Any]] | None = None
     rewards: Sequence[RewardFunction | WeightedReward | str] | None = None
     algorithm: str | Algorithm | None = None
@@ -42,16 +44,17 @@ class Trainer:
             "rewards": tuple(RewardConfig(name=reward.name, weight=reward.weight) for reward in rewards),
         }
         if self.model is not None:
-            changes["model"] = self.config.model.model_copy(update={"path": self.model})
+            changes["model"] = self.config.model.model_copy(update={"path": str(self.model)})
         if self.algorithm is not None:
             changes["algorithm"] = _algorithm(self.algorithm)
         return train(self.config.model_copy(update=changes), task, rewards, resume=resume)
 
     def _task(self) -> Task:
-        task = self.config.task.name if self.task is None else self.task
-        if isinstance(task, str):
-            return load_task(**self.config.task.model_dump() | {"name": task})
-        return task_from_list(task) if isinstance(task, Sequence) else task
+        if self.task is None or isinstance(self.task, str):
+            changes = {} if self.task is None else {"name": self.task}
+            return load_task(**self.config.task.model_dump() | changes)
+        rows = isinstance(self.task, Sequence)
+        return task_from_list(cast(Rows, self.task)) if rows else cast(Task, self.task)
 
 
 def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, ...]:
