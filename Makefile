@@ -3,14 +3,17 @@
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+SEED := 0
 
 # The first one that is new enough; `make PYTHON=/path/to/python3` names another.
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON = $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
   $$python -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$python && break; done)
 
-demo: $(INSTALLED)  ## train the bundled model on the bundled task and show what changed (minutes)
-	$(BIN)/grouprl train src/grouprl/recipes/demo.yaml
+# A run is never overwritten: the second demo is demo-2.
+demo: $(INSTALLED)  ## train the bundled model on the bundled task and show what changed; SEED=1 for another run
+	@name=demo; n=1; while [ -e runs/$$name ]; do n=$$((n + 1)); name=demo-$$n; done; \
+	  $(BIN)/grouprl train demo seed=$(SEED) --name $$name
 
 test: $(INSTALLED)  ## run the test suite (minutes); ARGS="-k config" chooses
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)

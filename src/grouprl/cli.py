@@ -13,6 +13,7 @@ from rich.console import Console
 
 from grouprl.algorithms.named import NAMED
 from grouprl.config import RunConfig, SftConfig, load_config
+from grouprl.tasks.names import unknown_name
 from grouprl.types import UserError
 
 app = typer.Typer(
@@ -137,8 +138,13 @@ def _config(kind: type[_Config], settings: list[str] | None, options: dict[str, 
 
 
 def _file(text: str) -> Path:
-    bundled = RECIPES / f"{text}.yaml"
-    return bundled if bundled.is_file() and not Path(text).exists() else Path(text)
+    path, bundled = Path(text), RECIPES / f"{text}.yaml"
+    if path.exists() or path.suffix:
+        return path
+    if not bundled.is_file():
+        recipes = {recipe.stem: recipe for recipe in RECIPES.glob("*.yaml")}
+        raise unknown_name("settings (a file, a bundled recipe or a change such as steps=10)", text, recipes)
+    return bundled
 
 
 def _run_of(checkpoint: str) -> list[str]:

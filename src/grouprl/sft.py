@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.algorithms import token_weights
 from grouprl.config import SftConfig, dump_config
 from grouprl.lab.record import RunRecord, atomic_directory
+from grouprl.lab.terminal import Terminal
 from grouprl.learner import Optimizer
 from grouprl.learner.batch import padded
 from grouprl.learner.forward import pack_logprobs
@@ -52,7 +53,9 @@ def sft(config: SftConfig) -> Path:
     torch.set_num_threads(config.threads or torch.get_num_threads())
     device = resolve_device(config.model.device)
     model, tokenizer = _model(config, pairs, device)
-    encoded = _encode(pairs, tokenizer, context_length(model))
+    terminal = Terminal()
+    with terminal.progress("encode pairs", len(pairs)) as advance:
+        encoded = _encode(pairs, tokenizer, context_length(model), advance)
     orders = list(_batches(len(encoded), config))
     optimizer = Optimizer(model, config.learner, total_updates=len(orders))
     with RunRecord.create(Path(config.runs_dir) / config.name, dump_config(config)) as record, _progress() as progress:
@@ -95,13 +98,14 @@ def _model(
 
 
 def _encode(
-    pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerBase, context: int
+    pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerBase, context: int, advance: Callable[[int], None]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Token ids of prompts and completions; the end token is part of what is learned."""
     encoded = []
     for pair in pairs:
         completion = (*tokenizer(pair.completion, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id)
         encoded.append((prompt_token_ids(pair.problem, tokenizer, longest=context - len(completion)), completion))
+        advance(1)
     return encoded
 
 

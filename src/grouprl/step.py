@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -51,12 +51,13 @@ class StepResult:
     metrics: dict[str, float]
 
 
-def grpo_step(rooms: Rooms, step: int) -> StepResult:
+def grpo_step(rooms: Rooms, step: int, *, on_finished: Callable[[int], None] | None = None) -> StepResult:
     """Samples a batch of groups, scores them, and moves the policy once (`algorithm.passes` times).
 
     Args:
         rooms: the parts; the policy in `rooms.learner` is changed.
         step: 1, 2, ...; with the seed it decides the problems and every random number.
+        on_finished: see `Engine.generate`.
     """
     started = time.perf_counter()
 
@@ -65,7 +66,7 @@ def grpo_step(rooms: Rooms, step: int) -> StepResult:
         Request(problem, prompt_token_ids(problem, rooms.tokenizer, longest=rooms.longest_prompt), rooms.group_size, at)
         for problem, at in step_problems(rooms, step)
     ]
-    groups = rooms.engine.generate(requests, rooms.sampling)
+    groups = rooms.engine.generate(requests, rooms.sampling, on_finished=on_finished)
     sampled = time.perf_counter()
 
     # Score each completion; a completion whose reward is invalid has a NaN total and takes no part.

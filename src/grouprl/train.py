@@ -24,7 +24,7 @@ from grouprl.interrupts import StopRequest, stop_on_signal
 from grouprl.lab.read import Example, read_run
 from grouprl.lab.record import RunRecord
 from grouprl.lab.report import verdict, write_report
-from grouprl.lab.terminal import Terminal
+from grouprl.lab.terminal import Terminal, TrainingBars
 from grouprl.learner import Learner, Optimizer
 from grouprl.machine import machine_facts, peak_rss_mib
 from grouprl.models import (
@@ -193,15 +193,7 @@ class _Loop:
     def run(self) -> Run:
         """All steps that are left, with the evaluation before and after."""
         before = self._before()
-        self._terminal.heading()
-        saved = self._state.step
-        while self._state.step < self._config.steps and not self._stop.asked:
-            self._one_step()
-            every = self._config.checkpoint.every
-            if every and self._state.step % every == 0:
-                saved = self._save()
-            if self._evaluation_is_due():
-                self._evaluate(f"step {self._state.step}")
+        saved = self._train()
         if saved < self._state.step or not self._state.step:
             self._save()
         completed = self._state.step >= self._config.steps
@@ -212,10 +204,26 @@ class _Loop:
         self._terminal.comparison(before, after.values)
         return self._finish({"before": before, "after": after.values}, completed)
 
-    def _one_step(self) -> None:
+    def _train(self) -> int:
+        """The steps; gives the one that was saved last."""
+        config, saved = self._config, self._state.step
+        completions = config.rollout.problems_per_step * config.rollout.group_size
+        self._terminal.heading()
+        with self._terminal.training(config.steps, self._state.step, completions) as bars:
+            while self._state.step < config.steps and not self._stop.asked:
+                self._one_step(bars)
+                every = config.checkpoint.every
+                if every and self._state.step % every == 0:
+                    saved = self._save()
+                if self._evaluation_is_due():
+                    self._evaluate(f"step {self._state.step}")
+        return saved
+
+    def _one_step(self, bars: TrainingBars) -> None:
         began = time.perf_counter()
         step = self._state.step + 1
-        result = grpo_step(self._prepared.rooms, step)
+        result = grpo_step(self._prepared.rooms, step, on_finished=bars.sampled)
+        bars.stepped()
         metrics = result.metrics | {"rss_mib": peak_rss_mib()}
         self._record.step(step, metrics, result.groups, result.outcomes, result.advantages)
         self._terminal.step(step, self._config.steps, metrics)
@@ -294,7 +302,8 @@ class _Loop:
             "machine": machine_facts(resolve_device(config.model.device)),
         }
         self._record.summary(summary)
-        report = write_report(directory)
+        with self._terminal.status("drawing the report"):
+            report = write_report(directory)
         self._terminal.say(verdict(read_run(directory)))
         self._terminal.say(f"Report: {report}")
         if not completed:

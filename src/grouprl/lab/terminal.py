@@ -5,10 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 COLUMNS = (
@@ -25,6 +34,24 @@ COLUMNS = (
 )
 
 
+@dataclass(frozen=True)
+class TrainingBars:
+    """Handles of the two bars of a training run."""
+
+    progress: Progress
+    steps: TaskID
+    completions: TaskID
+
+    def sampled(self, count: int) -> None:
+        """`count` more completions of the step are finished."""
+        self.progress.update(self.completions, advance=count)
+
+    def stepped(self) -> None:
+        """One more step is done."""
+        self.progress.update(self.steps, advance=1)
+        self.progress.reset(self.completions)
+
+
 class Terminal:
     """Writes to a console; every method is safe when the output is a file."""
 
@@ -38,7 +65,26 @@ class Terminal:
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
         """A progress bar; the value is called with the number of items that were done."""
-        with Progress(
+        with self._bars() as progress:
+            bar = progress.add_task(what, total=total)
+            yield lambda done: progress.update(bar, advance=done)
+
+    @contextmanager
+    def status(self, what: str) -> Iterator[None]:
+        """A sign of life for work of unknown length."""
+        with self.console.status(what):
+            yield
+
+    @contextmanager
+    def training(self, steps: int, done: int, completions: int) -> Iterator[TrainingBars]:
+        """Bars under the lines of the steps: steps of the run, completions of the step."""
+        with self._bars() as progress:
+            sampled = progress.add_task("completions", total=completions)
+            made = progress.add_task("steps", total=steps, completed=done)
+            yield TrainingBars(progress, made, sampled)
+
+    def _bars(self) -> Progress:
+        return Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
@@ -46,9 +92,8 @@ class Terminal:
             TimeRemainingColumn(),
             console=self.console,
             transient=True,
-        ) as progress:
-            bar = progress.add_task(what, total=total)
-            yield lambda done: progress.update(bar, advance=done)
+            disable=not self.console.is_terminal,  # a log file gets the lines alone
+        )
 
     def heading(self) -> None:
         """The names of a step line's columns."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 from typing import Any
 
@@ -159,6 +159,7 @@ class TreeLayout:
         return attended[0].transpose(0, 1)  # type: ignore[no-any-return]
 
 
+@cache
 def _compiled_flex() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
