@@ -26,8 +26,9 @@ check: $(INSTALLED)  ## lint, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-abacus: $(INSTALLED)  ## rebuild the bundled model
-	$(BIN)/grouprl sft src/grouprl/recipes/abacus_sft.yaml
+abacus: $(INSTALLED)  ## rebuild the bundled model (half an hour)
+	$(BIN)/grouprl sft abacus_practice
+	$(BIN)/grouprl sft abacus_sft
 
 clean:  ## remove caches and build leftovers (.venv and runs stay)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

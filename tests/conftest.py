@@ -1,5 +1,16 @@
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
+
+from tiny import tiny_model_folder
 
 # The same examples every time, and no limit on one example's time: a busy machine is not a failing test.
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny Qwen2 checkpoint with a chat template; load it, never write to it."""
+    return tiny_model_folder(tmp_path_factory.mktemp("tiny"))

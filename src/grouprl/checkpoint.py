@@ -62,7 +62,9 @@ def save_checkpoint(
 
 def checkpoints(run: Path) -> list[Path]:
     """The complete checkpoints of a run, oldest first."""
-    return sorted(path for path in (run / "checkpoints").glob("step-*") if (path / "trainer" / "state.json").is_file())
+    # A run that was killed while it saved leaves a step-000100.tmp, which may hold half of a file.
+    found = (run / "checkpoints").glob("step-*[0-9]")
+    return sorted(path for path in found if (path / "trainer" / "state.json").is_file())
 
 
 def latest_checkpoint(run: Path) -> tuple[Path, TrainerState]:

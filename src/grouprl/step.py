@@ -89,7 +89,7 @@ def grpo_step(rooms: Rooms, step: int, *, on_finished: Callable[[int], None] | N
     learned = rooms.learner.learn(batch)
 
     # The only arrow back: the engine samples the next step from the new weights.
-    rooms.engine.load_weights(step * rooms.algorithm.passes)
+    rooms.engine.load_weights(rooms.learner.optimizer.updates)
 
     metrics = step_measures(rooms.task, groups, outcomes) | learned
     total = time.perf_counter() - started

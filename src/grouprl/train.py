@@ -83,7 +83,8 @@ def train(
     checkpoint, state = latest_checkpoint(directory) if resume else (None, None)
     if resume:
         check_resumable(directory, config)
-    prepared = _Prepared.of(config, task, rewards, checkpoint, state)
+    with terminal.status("loading the model"):
+        prepared = _Prepared.of(config, task, rewards, checkpoint, state)
     with (
         _open(directory, config, prepared.state.step if resume else None) as record,
         stop_on_signal(terminal.say) as stop,

@@ -83,6 +83,7 @@ def group_advantages(
 def has_signal(rewards_N: Tensor, group_ids_N: Tensor) -> Tensor:
     """[N] bool: whether the row's group holds at least two different valid rewards (max != min, exactly)."""
     group_of_N, groups = _dense_ids(group_ids_N)
+    rewards_N = rewards_N.double()  # integers have no infinity
     highest = rewards_N.new_full((groups,), -torch.inf)
     highest.scatter_reduce_(0, group_of_N, rewards_N.nan_to_num(nan=-torch.inf), "amax")
     lowest = rewards_N.new_full((groups,), torch.inf)

@@ -60,6 +60,7 @@ def policy_loss(
     advantages_NT = (advantages if advantages.ndim == 2 else advantages[:, None]).expand_as(logprobs_NT)
     # Padding may hold anything, inf and NaN too; it must reach neither the value nor the gradient.
     logprobs_NT, old_logprobs_NT = _blank(logprobs_NT, mask_NT), _blank(old_logprobs_NT, mask_NT)
+    advantages_NT, weights_NT = _blank(advantages_NT, mask_NT), _blank(weights_NT, mask_NT)
 
     ratio_NT = _ratio(logprobs_NT, old_logprobs_NT, mask_NT, ratio)
     clipped_NT = ratio_NT.clamp(1 - clip_low, 1 + clip_high)
@@ -82,7 +83,7 @@ def policy_loss(
         stats["kl"] = _masked_mean(kl_NT.detach(), mask_NT)
         if kl_coef > 0:
             cost_NT = cost_NT + kl_coef * kl_NT
-    return _blank(weights_NT * cost_NT, mask_NT).sum(), stats
+    return (weights_NT * cost_NT).sum(), stats
 
 
 def _ratio(logprobs_NT: Tensor, old_logprobs_NT: Tensor, mask_NT: Tensor, level: Ratio) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class Learner:
         passes = [self._update(batch, packs, reference_NT) for _ in range(self.algorithm.passes)]
         return {
             **passes[-1],
-            "sampler_learner_gap": passes[0].get("sampler_learner_gap", 0.0),
+            "sampler_learner_gap": passes[0].get("sampler_learner_gap", math.nan),
             "time/reference": reference_seconds,
             "time/learn": time.perf_counter() - started - reference_seconds,
         }

@@ -8,18 +8,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from grouprl.models.attention import NAME, hidden_states
 from grouprl.models.layouts import TreeLayout
+from grouprl.models.quiet import quiet
 from grouprl.types import UserError
 
 BUNDLED = {"abacus": Path(__file__).parent / "assets" / "abacus"}
 
 # Scores that a model computes after its output embedding would be lost, because log-probs come from hidden states.
 _LOGIT_CHANGES = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
+
+# Classes that are whatever their tokenizer.json says.
+_PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
 def resolve_device(name: str) -> torch.device:
@@ -47,7 +57,7 @@ def load_model(path: str, *, device: torch.device) -> PreTrainedModel:
         UserError: no such model, or one whose forward pass GroupRL does not reproduce.
     """
     folder = _resolve(path)
-    with _quiet():
+    with quiet():
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch.float32, attn_implementation=NAME, use_safetensors=True
@@ -66,8 +76,12 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     Raises:
         UserError: no such tokenizer, or one without an end token.
     """
+    folder = _resolve(path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(_resolve(path))
+        declared = get_tokenizer_config(folder).get("tokenizer_class")
+        # AutoTokenizer puts Qwen2Tokenizer, with its own splitting of text, in place of a Qwen2 model's own tokenizer.
+        loader = PreTrainedTokenizerFast if declared in _PLAIN_TOKENIZERS else AutoTokenizer
+        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise _not_loadable(path, "a tokenizer", error) from error
     if tokenizer.eos_token_id is None:
@@ -154,13 +168,3 @@ def _not_loadable(path: str, what: str, error: Exception) -> UserError:
         f"model {path!r}: expected {what}, could not load it ({reason}): "
         f"give a bundled name ({', '.join(BUNDLED)}), a local folder in Hugging Face layout, or a hub id with a network"
     )
-
-
-class _quiet:
-    """transformers draws its own progress bar over the terminal while loading; GroupRL has its own."""
-
-    def __enter__(self) -> None:
-        transformers.utils.logging.disable_progress_bar()
-
-    def __exit__(self, *exception: object) -> None:
-        transformers.utils.logging.enable_progress_bar()

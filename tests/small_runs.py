@@ -1,0 +1,130 @@
+"""Runs small enough for a test: problems, a reward with signal for a random model, the command line, folders."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sqlite3
+import sys
+from collections.abc import Sequence
+from contextlib import closing, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from safetensors.torch import load_file
+
+from grouprl.cli import main
+from grouprl.config import RunConfig
+
+ROWS = [{"prompt": f"Say {number}.", "number": number} for number in range(30)]
+
+# A run of 0.3 s: 6 steps of 2 problems with 4 completions of at most 8 tokens.
+SMALL: dict[str, Any] = {
+    "steps": 6,
+    "threads": 1,
+    "rollout": {"problems_per_step": 2, "group_size": 4, "max_tokens": 8},
+    "learner": {"learning_rate": 0.01},
+    "evaluation": {"problems": 3, "samples": 2},
+}
+
+
+def small_config(runs: Path, name: str = "run", **changes: Any) -> RunConfig:
+    return RunConfig(**{**SMALL, "name": name, "runs_dir": str(runs), **changes})
+
+
+def small_settings(runs: Path, **changes: Any) -> list[str]:
+    """The same as arguments of the command line."""
+    sections = {key: value for key, value in SMALL.items() if key not in changes}
+    return [f"{key}={json.dumps(value)}" for key, value in {**sections, "runs_dir": str(runs), **changes}.items()]
+
+
+def letters(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+    """Share of the characters that are letters: even a random model differs from itself in it."""
+    return [len(re.findall("[a-z]", text)) / max(1, len(text)) for text in map(plain, completions)]
+
+
+def plain(completion: str | Sequence[dict[str, str]]) -> str:
+    return completion if isinstance(completion, str) else completion[0]["content"]
+
+
+def gsm8k_row(number: int, **change: Any) -> dict[str, Any]:
+    solution = f"He has {number} + 1 = <<{number}+1={number + 1}>>{number + 1} pens.\n#### {number + 1}"
+    return {"question": f"Ben has {number} pens and buys 1 more. How many?", "answer": solution, **change}
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int | None
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        """Everything it wrote, line breaks and runs of spaces as one space."""
+        return " ".join((self.out + self.err).split())
+
+
+def grouprl(*arguments: object) -> Ended:
+    """`grouprl ARGUMENTS` in this process: the imports of a new one take seconds."""
+    out, err = io.StringIO(), io.StringIO()
+    with patch.object(sys, "argv", ["grouprl", *map(str, arguments)]), redirect_stdout(out), redirect_stderr(err):
+        try:
+            main()
+            code: Any = 0
+        except SystemExit as end:
+            code = end.code
+    return Ended(code, out.getvalue(), err.getvalue())
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """Every file under a folder with its bytes, every folder as None; without the lock, which names a process."""
+    paths = [path for path in folder.rglob("*") if path.name != "run.lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in paths}
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl without what depends on the machine's speed."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    clock = ("time/", "tokens_per_second", "rss_mib")
+    return [{name: value for name, value in row.items() if not name.startswith(clock)} for row in rows]
+
+
+def rollouts(run: Path, query: str = "SELECT * FROM completions ORDER BY 1, 2, 3") -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(run / "rollouts.sqlite")) as database:
+        return database.execute(query).fetchall()
+
+
+def checkpoint_names(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+def assert_same_weights(left: Path, right: Path) -> None:
+    """Two checkpoint folders hold bit-identical weights and optimizer states."""
+    for file in ("model.safetensors", "trainer/optimizer.safetensors"):
+        ours, theirs = load_file(left / file), load_file(right / file)
+        assert ours.keys() == theirs.keys()
+        assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+def assert_same_run(left: Path, right: Path, step: int = 6) -> None:
+    """Two run directories hold the same run, times apart."""
+    folder = f"checkpoints/step-{step:06d}"
+    assert_same_weights(left / folder, right / folder)
+    assert metrics(left) == metrics(right)
+    for query in ("SELECT * FROM completions ORDER BY 1, 2, 3", "SELECT * FROM problems ORDER BY 1"):
+        assert rollouts(left, query) == rollouts(right, query)
+    ours, theirs = (json.loads((run / "summary.json").read_text()) for run in (left, right))
+    for figure in ("before", "after", "steps", "completion_tokens"):
+        assert ours[figure] == theirs[figure]
+    assert (left / "examples.json").read_text() == (right / "examples.json").read_text()

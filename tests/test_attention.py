@@ -1,0 +1,182 @@
+"""Packed groups: every architecture computes what its own forward computes on each prompt with each completion."""
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny_model_folder
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
+
+from grouprl.models import TreeLayout, hidden_states, load_model
+from grouprl.models.attention import NAME
+from grouprl.types import UserError
+
+CPU = torch.device("cpu")
+UNEVEN = ((5, 2, 7), ((3, 1, 4), (6,), (2, 2)))
+SHAPES = {
+    "uneven groups": UNEVEN,
+    "one completion": ((3,), ((4,),)),
+    "single tokens": ((1, 1), ((1, 1, 1), (1,))),
+    "a prompt alone among groups": ((4, 6, 2), ((2, 3), (), (5,))),
+    "prompts alone": ((4, 1, 6), ((), (), ())),
+}
+Shape = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same weights twice: on packed attention, and on the library's own."""
+
+    packed: PreTrainedModel
+    own: PreTrainedModel
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("qwen2", 4), ("qwen2", 2), ("llama", 4), ("llama", 2), ("llama", 1), ("qwen3", 4), ("qwen3", 2)],
+    ids=lambda param: f"{param[0]}-{param[1]}kv",
+)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    kind, kv_heads = request.param
+    folder = tiny_model_folder(tmp_path_factory.mktemp("model"), kind=kind, kv_heads=kv_heads)
+    own = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    return Pair(load_model(str(folder), device=CPU), own)
+
+
+def random_ids(layout: TreeLayout, seed: int = 0) -> Tensor:
+    return torch.randint(5, 320, (layout.size,), generator=torch.Generator().manual_seed(seed))
+
+
+def spans(layout: TreeLayout) -> list[tuple[int, int, range]]:
+    """(group, branch, places in S) in packed order; branch 0 is the prompt."""
+    found, at = [], 0
+    for group, (prompt, own) in enumerate(zip(layout.prompt_lengths, layout.completion_lengths, strict=True)):
+        for branch, length in enumerate((prompt, *own)):
+            found.append((group, branch, range(at, at + length)))
+            at += length
+    return found
+
+
+def sequences(layout: TreeLayout) -> list[tuple[list[int], list[int]]]:
+    """Of each branch: the places in S of what it reads (its prompt and itself), and of itself."""
+    prompts = {group: list(places) for group, branch, places in spans(layout) if branch == 0}
+    return [
+        (list(places), list(places)) if branch == 0 else (prompts[group] + list(places), list(places))
+        for group, branch, places in spans(layout)
+    ]
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@torch.no_grad()
+def test_packed_hidden_states_are_the_models_own(pair: Pair, shape: Shape):
+    layout = TreeLayout(*shape, CPU)
+    ids = random_ids(layout)
+    packed = hidden_states(pair.packed, ids, layout.position_ids_S, layout)
+    compared = 0
+    for read, own in sequences(layout):
+        expected = pair.own.model(ids[read][None], use_cache=False).last_hidden_state[0, -len(own) :]
+        torch.testing.assert_close(packed[own], expected, atol=1e-5, rtol=0)
+        compared += len(own)
+    assert compared == layout.size == len(packed)
+
+
+def test_the_worked_example_of_the_docstring():
+    layout = TreeLayout((2,), ((2, 1),), CPU)
+    assert layout.position_ids_S.tolist() == [0, 1, 2, 3, 2]
+    assert (layout.size, layout.longest) == (5, 4)
+    seen = [[bool(layout.sees(None, None, torch.tensor(q), torch.tensor(k))) for k in range(5)] for q in range(5)]
+    assert [[k for k in range(5) if row[k]] for row in seen] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4]]
+
+
+def test_sizes_of_uneven_groups():
+    layout = TreeLayout(*UNEVEN, CPU)
+    assert layout.size == 5 + 8 + 2 + 6 + 7 + 4
+    assert layout.longest == 9
+    assert TreeLayout((4, 1), ((), ()), CPU).longest == 4
+
+
+def visible(layout: TreeLayout) -> Tensor:
+    """[S, S] by walking over every pair that a branch reads."""
+    mask = torch.zeros(layout.size, layout.size, dtype=torch.bool)
+    for read, own in sequences(layout):
+        for query in own:
+            mask[query, [key for key in read if key <= query]] = True
+    return mask
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_the_mask_function_agrees_with_every_pair(shape: Shape):
+    layout = TreeLayout(*shape, CPU)
+    pairs = itertools.product(range(layout.size), repeat=2)
+    seen = [layout.sees(None, None, torch.tensor(query), torch.tensor(key)) for query, key in pairs]
+    assert torch.equal(torch.stack(seen).view(layout.size, layout.size), visible(layout))
+
+
+def random_qkv(layout: TreeLayout, heads: int, kv_heads: int, dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [
+        torch.randn(layout.size, count, 8, generator=generator).to(dtype).requires_grad_()
+        for count in (heads, kv_heads, kv_heads)
+    ]
+
+
+def dense_attention(layout: TreeLayout, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    """One query head at a time over all S keys, with the brute-force mask."""
+    heads_per_key = query.shape[1] // key.shape[1]
+    results = []
+    for head in range(query.shape[1]):
+        scores = query[:, head] @ key[:, head // heads_per_key].T * scaling
+        weights = scores.masked_fill(~visible(layout), -torch.inf).softmax(-1)
+        results.append(weights @ value[:, head // heads_per_key])
+    return torch.stack(results, dim=1)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_attention_and_its_gradient_equal_dense_attention(shape: Shape, kv_heads: int):
+    layout = TreeLayout(*shape, CPU)
+    results = []
+    for function in (layout.attend, None):
+        qkv = random_qkv(layout, 4, kv_heads, torch.float64)
+        attended = dense_attention(layout, *qkv, 0.4) if function is None else function(0, *qkv, 0.4)
+        (attended * torch.linspace(-1, 1, attended.numel()).view(attended.shape)).sum().backward()
+        results.append([attended.detach(), *(tensor.grad for tensor in qkv)])
+    torch.testing.assert_close(results[0], results[1], atol=1e-10, rtol=1e-8)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@torch.no_grad()
+def test_flex_attention_with_the_mask_function_equals_attend(kv_heads: int):
+    layout = TreeLayout(*UNEVEN, CPU)
+    query, key, value = random_qkv(layout, 4, kv_heads, torch.float32)
+    mask = create_block_mask(layout.sees, None, None, layout.size, layout.size, device="cpu")
+    q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+    flexed = flex_attention(q, k, v, block_mask=mask, scale=0.4, enable_gqa=True)[0].transpose(0, 1)
+    torch.testing.assert_close(layout.attend(0, query, key, value, 0.4), flexed, atol=1e-5, rtol=0)
+
+
+# What packed attention cannot do is refused
+
+
+def test_a_forward_without_a_layout_is_refused(tiny: Path):
+    with pytest.raises(UserError, match="token layout"):
+        load_model(str(tiny), device=CPU)(torch.tensor([[5, 6]]), use_cache=False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "value"), [("softcap", 30.0), ("dropout", 0.1), ("s_aux", torch.zeros(4)), ("sliding_window", 8)]
+)
+def test_what_a_layout_does_not_do_is_refused(asked: str, value: object):
+    layout = TreeLayout(*UNEVEN, CPU)
+    query, key, value_ = (t.transpose(0, 1)[None] for t in random_qkv(layout, 4, 2, torch.float32))
+    module = torch.nn.Module()
+    module.layer_idx = 0
+    attention = AttentionInterface()[NAME]
+    with pytest.raises(UserError, match=r"softcap|dropout|sinks|window of 8 tokens"):
+        attention(module, query, key, value_, None, scaling=0.4, layout=layout, **{asked: value})
+    if asked == "sliding_window":  # the longest sequence has 9 tokens
+        attention(module, query, key, value_, None, scaling=0.4, layout=layout, sliding_window=9)

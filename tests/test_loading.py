@@ -1,0 +1,158 @@
+"""Loading: the tokenizer and the weights that were saved, and refusal of models that packing would falsify."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import TEXTS, tiny_model_folder
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from grouprl.models import TreeLayout, fingerprint, frozen_copy, hidden_states, load_model, load_tokenizer
+from grouprl.models.load import verify
+from grouprl.models.scratch import new_tokenizer
+from grouprl.types import UserError
+
+CPU = torch.device("cpu")
+
+
+def with_config(folder: Path, to: Path, **changes: Any) -> str:
+    shutil.copytree(folder, to)
+    config = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps(config | changes))
+    return str(to)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
+def test_the_tokenizer_comes_back_as_it_was_saved(tmp_path: Path, kind: str):
+    saved = new_tokenizer(TEXTS * 3, 320)
+    loaded = load_tokenizer(str(tiny_model_folder(tmp_path, kind=kind)))
+    for text in (*TEXTS, "15 * 3 = 45. \\boxed{45}", "éﬁ \n\n x", "a<|end|>b"):
+        assert loaded(text)["input_ids"] == saved(text)["input_ids"]
+        assert loaded.decode(loaded(text)["input_ids"]) == text
+    assert len(loaded) == len(saved)
+    assert (loaded.eos_token_id, loaded.pad_token_id) == (saved.eos_token_id, saved.pad_token_id)
+    messages = [{"role": "user", "content": "2 + 2 = ?"}]
+    assert loaded.apply_chat_template(messages, tokenize=False) == "<|user|>2 + 2 = ?"
+
+
+def test_a_tokenizer_without_an_end_is_refused(tiny: Path, tmp_path: Path):
+    shutil.copytree(tiny, tmp_path / "endless")
+    path = tmp_path / "endless" / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    del config["eos_token"]
+    path.write_text(json.dumps(config))
+    with pytest.raises(UserError, match="end token"):
+        load_tokenizer(str(tmp_path / "endless"))
+
+
+@pytest.mark.parametrize("load", [lambda path: load_model(path, device=CPU), load_tokenizer])
+def test_a_missing_model_is_named(tmp_path: Path, load: Callable[[str], object]):
+    with pytest.raises(UserError, match="nowhere"):
+        load(str(tmp_path / "nowhere"))
+
+
+def test_weights_come_back_in_float32_and_in_eval_mode(tiny: Path, tmp_path: Path):
+    half = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.bfloat16)
+    half.save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path), device=CPU)
+    assert {weight.dtype for weight in loaded.parameters()} == {torch.float32}
+    assert not loaded.training
+    assert torch.equal(loaded.get_input_embeddings().weight, half.get_input_embeddings().weight.float())
+
+
+def test_a_fingerprint_changes_with_any_weight(tiny: Path):
+    model = load_model(str(tiny), device=CPU)
+    before = fingerprint(model)
+    assert fingerprint(load_model(str(tiny), device=CPU)) == before
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[3, 4].add_(1e-6)
+    assert fingerprint(model) != before
+
+
+def test_the_reference_stays_where_it_was(tiny: Path):
+    model = load_model(str(tiny), device=CPU)
+    reference = frozen_copy(model)
+    before = fingerprint(reference)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(1.0)
+    assert fingerprint(reference) == before != fingerprint(model)
+    assert not any(weight.requires_grad for weight in reference.parameters())
+
+
+# Models that packing would falsify
+
+
+class RunningMean(nn.Module):
+    """Mixes tokens outside attention, as state-space layers and token shifts do."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        counts = torch.arange(1, hidden.shape[1] + 1)[:, None]
+        return self.inner(hidden) + 0.01 * hidden.cumsum(1) / counts
+
+
+class OwnPositions(nn.Module):
+    """Counts tokens instead of reading their positions."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden: Tensor, position_ids: Tensor, *rest: Any) -> Any:
+        return self.inner(hidden, torch.arange(hidden.shape[1])[None], *rest)
+
+
+def mix_tokens(model: PreTrainedModel) -> None:
+    model.model.layers[1].mlp = RunningMean(model.model.layers[1].mlp)
+
+
+def count_positions(model: PreTrainedModel) -> None:
+    model.model.rotary_emb = OwnPositions(model.model.rotary_emb)
+
+
+@pytest.mark.parametrize("change", [mix_tokens, count_positions])
+def test_a_model_that_packing_falsifies_is_refused(tiny: Path, change: Callable[[PreTrainedModel], None]):
+    model = load_model(str(tiny), device=CPU)
+    verify("tiny", model)
+    change(model)
+    with pytest.raises(UserError, match="hidden states"):
+        verify("tiny", model)
+
+
+@pytest.mark.parametrize("name", ["final_logit_softcapping", "logit_scale", "logits_scaling"])
+def test_scores_changed_after_the_output_embedding_are_refused(tiny: Path, tmp_path: Path, name: str):
+    with pytest.raises(UserError, match=name):
+        load_model(with_config(tiny, tmp_path / "model", **{name: 30.0}), device=CPU)
+
+
+def windowed(tiny: Path, to: Path, window: int) -> str:
+    layers = {"layer_types": ["sliding_attention"] * 2, "max_window_layers": 0}
+    return with_config(tiny, to, use_sliding_window=True, sliding_window=window, **layers)
+
+
+def test_a_window_shorter_than_the_sequence_is_refused(tiny: Path, tmp_path: Path):
+    with pytest.raises(UserError, match="window of 4 tokens"):
+        load_model(windowed(tiny, tmp_path / "narrow", 4), device=CPU)
+    model = load_model(windowed(tiny, tmp_path / "wide", 16), device=CPU)
+    layout = TreeLayout((10,), ((3, 7),), CPU)
+    with pytest.raises(UserError, match="window of 16 tokens"):
+        hidden_states(model, torch.arange(5, 25), layout.position_ids_S, layout)
+
+
+@torch.no_grad()
+def test_a_window_as_long_as_the_sequence_changes_nothing(tiny: Path, tmp_path: Path):
+    path = windowed(tiny, tmp_path / "wide", 16)
+    own = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+    layout = TreeLayout((10,), ((6,),), CPU)
+    ids = torch.arange(5, 21)
+    packed = hidden_states(load_model(path, device=CPU), ids, layout.position_ids_S, layout)
+    torch.testing.assert_close(packed, own.model(ids[None], use_cache=False).last_hidden_state[0], atol=1e-5, rtol=0)

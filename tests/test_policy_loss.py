@@ -1,0 +1,258 @@
+"""The policy loss: worked numbers, finite differences, where the clipped gradient dies, and what padding may hold."""
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from grouprl.algorithms import policy_loss, token_weights
+
+NAN, INF = math.nan, math.inf
+ONE = torch.ones(1, 1)
+
+
+def one_token(ratio: float, advantage: float, **options: object) -> tuple[float, float]:
+    """Loss and d loss / d logprob of one token of weight 1 whose old probability was 1/8."""
+    old = torch.full((1, 1), 0.125).log()
+    logprob = (old + math.log(ratio)).requires_grad_()
+    loss, _ = policy_loss(logprob, old, torch.tensor([advantage]), ONE, **options)
+    loss.backward()
+    return float(loss.detach()), float(logprob.grad)
+
+
+# Worked numbers: (ratio, advantage) -> loss and gradient with clip_low 0.2, clip_high 0.3
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient"),
+    [
+        (1.0, 2.0, -2.0, -2.0),  # on policy: the gradient is -A
+        (1.25, 2.0, -2.5, -2.5),  # trusted
+        (1.5, 2.0, -2.6, 0.0),  # good and already likelier: clipped at 1.3
+        (1.5, -2.0, 3.0, 3.0),  # bad and likelier: pushed back
+        (0.5, 2.0, -1.0, -1.0),  # good and less likely: pulled back
+        (0.5, -2.0, 1.6, 0.0),  # bad and already less likely: clipped at 0.8
+        (0.9, -2.0, 1.8, 1.8),
+        (1.25, 0.0, 0.0, 0.0),
+    ],
+)
+def test_clip_by_hand(ratio: float, advantage: float, loss: float, gradient: float):
+    got = one_token(ratio, advantage, clip_low=0.2, clip_high=0.3)
+    assert got == pytest.approx((loss, gradient), abs=1e-5)
+
+
+@pytest.mark.parametrize(("ratio", "trusted"), [(0.79, False), (0.81, True), (1.29, True), (1.31, False)])
+def test_the_gradient_dies_just_outside_the_trust_region(ratio: float, trusted: bool):
+    outwards = 1.0 if ratio > 1 else -1.0
+    _, gradient = one_token(ratio, outwards, clip_low=0.2, clip_high=0.3)
+    assert gradient == pytest.approx(-outwards * ratio if trusted else 0.0, abs=1e-5)
+    _, inwards = one_token(ratio, -outwards, clip_low=0.2, clip_high=0.3)
+    assert inwards == pytest.approx(outwards * ratio, abs=1e-5)
+
+
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+@pytest.mark.parametrize(("ratio", "weight"), [(0.5, 0.8), (1.1, 1.1), (1.5, 1.3)])
+def test_cispo_bounds_the_weight_and_keeps_the_gradient(ratio: float, weight: float, advantage: float):
+    loss, gradient = one_token(ratio, advantage, surrogate="cispo", clip_low=0.2, clip_high=0.3)
+    assert gradient == pytest.approx(-weight * advantage, abs=1e-5)
+    assert loss == pytest.approx(-weight * advantage * math.log(0.125 * ratio), rel=1e-5)
+
+
+def test_plain_is_never_clipped():
+    assert one_token(3.0, 2.0, surrogate="plain") == pytest.approx((-6.0, -6.0), abs=1e-4)
+
+
+def test_dual_clip_bounds_the_loss_of_bad_tokens_alone():
+    assert one_token(5.0, -1.0) == pytest.approx((5.0, 5.0), abs=1e-4)
+    assert one_token(5.0, -1.0, dual_clip=3.0) == pytest.approx((3.0, 0.0), abs=1e-4)
+    assert one_token(2.0, -1.0, dual_clip=3.0) == pytest.approx((2.0, 2.0), abs=1e-4)
+    assert one_token(0.1, 1.0, dual_clip=3.0) == pytest.approx((-0.1, -0.1), abs=1e-4)
+
+
+def test_a_sequence_shares_the_geometric_mean_of_its_ratios():
+    # Ratios 2 and 1/2: the tokens are clipped on their own, the sequence has ratio 1.
+    logprobs = torch.tensor([[2.0, 0.5, 7.0]]).log().requires_grad_()
+    mask = torch.tensor([[True, True, False]])
+    weights = token_weights(mask)
+    loss, stats = policy_loss(logprobs, torch.zeros(1, 3), torch.tensor([3.0]), weights, ratio="sequence")
+    loss.backward()
+    assert loss.item() == pytest.approx(-3.0, abs=1e-5)
+    assert logprobs.grad[0].tolist() == pytest.approx([-1.5, -1.5, 0.0], abs=1e-5)
+    assert float(stats["ratio_max"]) == pytest.approx(1.0, abs=1e-6)
+    token_loss, _ = policy_loss(logprobs, torch.zeros(1, 3), torch.tensor([3.0]), weights)
+    assert token_loss.item() == pytest.approx(-(1.2 + 0.5) / 2 * 3, abs=1e-5)
+
+
+def test_the_kl_term_is_added_with_its_coefficient():
+    # Policy 1/8, reference 1/4: log r = log 2, k3 = 2 - 1 - log 2 = 0.306853; d k3 / d logprob = 1 - r = -1.
+    reference = torch.full((1, 1), 0.25).log()
+    loss, gradient = one_token(1.0, 2.0, ref_logprobs_NT=reference, kl_coef=0.5)
+    assert loss == pytest.approx(-2.0 + 0.5 * 0.306853, abs=1e-5)
+    assert gradient == pytest.approx(-2.0 - 0.5, abs=1e-5)
+    assert one_token(1.0, 2.0, ref_logprobs_NT=reference, kl_coef=0.5, kl="k1")[1] == pytest.approx(-1.5, abs=1e-5)
+    assert one_token(1.0, 2.0, ref_logprobs_NT=reference) == pytest.approx((-2.0, -2.0), abs=1e-5)
+
+
+def test_the_stats_describe_real_tokens():
+    logprobs = torch.tensor([[1.5, 0.5, 1.0], [1.5, 0.5, 9.0]]).log()
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    reference = torch.full((2, 3), 2.0).log()
+    _, stats = policy_loss(
+        logprobs, torch.zeros(2, 3), torch.tensor([1.0, -1.0]), token_weights(mask), ref_logprobs_NT=reference, kl="k1"
+    )
+    assert float(stats["clip_high_fraction"]) == pytest.approx(1 / 5)  # 1.5 with A > 0
+    assert float(stats["clip_low_fraction"]) == pytest.approx(1 / 5)  # 0.5 with A < 0
+    assert float(stats["ratio_mean"]) == pytest.approx(1.0)
+    assert float(stats["ratio_max"]) == pytest.approx(1.5)
+    assert float(stats["kl"]) == pytest.approx((2 * math.log(1.5) + 2 * math.log(0.5)) / 5 - math.log(2), abs=1e-6)
+    assert not any(value.requires_grad for value in stats.values())
+
+
+# Finite differences
+
+LOGPROBS = torch.tensor([[-1.0, -2.2, -0.3, -3.0], [-0.7, -1.1, -9.9, -9.9]], dtype=torch.float64)
+# Away from the kinks at ratio 0.8 and 1.3, on every side of them, for tokens and for sequences.
+LOG_RATIOS = torch.tensor([[0.1, -0.5, 0.4, -0.1], [0.5, -0.15, 0.0, 0.0]], dtype=torch.float64)
+REFERENCE = LOGPROBS + torch.tensor([[0.3, -0.2, 0.15, -0.4], [-0.25, 0.1, 0.0, 0.0]], dtype=torch.float64)
+REAL = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()
+
+
+def numeric_gradient(function: Callable[[Tensor], float], at: Tensor, step: float = 1e-6) -> Tensor:
+    gradient = torch.zeros_like(at)
+    for index in itertools.product(*map(range, at.shape)):
+        up, down = at.clone(), at.clone()
+        up[index] += step
+        down[index] -= step
+        gradient[index] = (function(up) - function(down)) / (2 * step)
+    return gradient
+
+
+@pytest.mark.parametrize("advantages", [[1.5, -0.8], [-0.6, 2.0]])
+@pytest.mark.parametrize("aggregate", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize("kl", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+@pytest.mark.parametrize("surrogate", ["clip", "plain"])
+def test_the_gradient_is_that_of_the_loss(surrogate: str, ratio: str, kl: str, aggregate: str, advantages: list[float]):
+    weights = token_weights(REAL, aggregate=aggregate, constant_length=6).double()
+
+    def loss_at(logprobs: Tensor) -> Tensor:
+        return policy_loss(
+            logprobs,
+            LOGPROBS - LOG_RATIOS,
+            torch.tensor(advantages, dtype=torch.float64),
+            weights,
+            surrogate=surrogate,
+            ratio=ratio,
+            clip_high=0.3,
+            ref_logprobs_NT=REFERENCE,
+            kl_coef=0.3,
+            kl=kl,
+        )[0]
+
+    logprobs = LOGPROBS.clone().requires_grad_()
+    loss_at(logprobs).backward()
+    torch.testing.assert_close(
+        logprobs.grad, numeric_gradient(lambda at: float(loss_at(at)), LOGPROBS), atol=1e-8, rtol=1e-6
+    )
+    assert (logprobs.grad[~REAL] == 0).all()
+
+
+@pytest.mark.parametrize("aggregate", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+def test_cispo_weights_are_constants_of_the_gradient(ratio: str, aggregate: str):
+    """Its loss is not an antiderivative, so the weights of the finite differences are held where they were."""
+    weights = token_weights(REAL, aggregate=aggregate, constant_length=6).double()
+    advantages = torch.tensor([1.5, -0.8], dtype=torch.float64)
+    logprobs = LOGPROBS.clone().requires_grad_()
+    policy_loss(logprobs, LOGPROBS - LOG_RATIOS, advantages, weights, surrogate="cispo", ratio=ratio)[0].backward()
+    bounded = []
+    for row, real in zip(LOG_RATIOS.tolist(), REAL.sum(1).tolist(), strict=True):
+        logs = [sum(row[:real]) / real] * 4 if ratio == "sequence" else row
+        bounded.append([min(max(math.exp(log), 0.8), 1.2) for log in logs])
+    held = torch.tensor(bounded, dtype=torch.float64) * advantages[:, None] * weights
+
+    def loss_at(at: Tensor) -> float:
+        return -float((held * at).sum())
+
+    torch.testing.assert_close(logprobs.grad, numeric_gradient(loss_at, LOGPROBS), atol=1e-8, rtol=1e-6)
+
+
+# Padding, shapes, options
+
+
+@pytest.mark.parametrize("junk", [NAN, INF, -INF, 1e30])
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+@pytest.mark.parametrize("surrogate", ["clip", "cispo", "plain"])
+def test_padding_may_hold_anything(surrogate: str, ratio: str, junk: float):
+    advantages = torch.tensor([[1.0, -2.0, 0.5, 3.0], [-1.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
+    inputs = [LOGPROBS, LOGPROBS - LOG_RATIOS, advantages, token_weights(REAL).double(), REFERENCE]
+    results = []
+    for pad in (0.0, junk):
+        logprobs, old, advantages_NT, weights, reference = (tensor.masked_fill(~REAL, pad) for tensor in inputs)
+        logprobs.requires_grad_()
+        loss, stats = policy_loss(
+            logprobs,
+            old,
+            advantages_NT,
+            weights,
+            surrogate=surrogate,
+            ratio=ratio,
+            dual_clip=3.0,
+            ref_logprobs_NT=reference,
+            kl_coef=0.1,
+            mask_NT=REAL,
+        )
+        loss.backward()
+        results.append((loss.detach(), logprobs.grad, stats))
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
+    assert math.isfinite(results[0][0])
+
+
+def test_advantages_per_completion_are_those_of_each_token():
+    per_token = torch.tensor([[1.5] * 4, [-0.8] * 4], dtype=torch.float64)
+    weights = token_weights(REAL).double()
+    old = LOGPROBS - LOG_RATIOS
+    assert policy_loss(LOGPROBS, old, per_token[:, 0], weights)[0] == policy_loss(LOGPROBS, old, per_token, weights)[0]
+
+
+def test_weights_decide_what_is_real_unless_a_mask_is_given():
+    weights = token_weights(REAL).double()
+    weights[0, 0] = 0  # a real token that is not trained still belongs to its sequence
+    arguments = (LOGPROBS, LOGPROBS - LOG_RATIOS, torch.tensor([1.0, 1.0], dtype=torch.float64), weights)
+    by_weights = policy_loss(*arguments, ratio="sequence", surrogate="plain")[1]["ratio_max"]
+    by_mask = policy_loss(*arguments, ratio="sequence", surrogate="plain", mask_NT=REAL)[1]["ratio_max"]
+    assert float(by_weights) == pytest.approx(math.exp(0.35 / 2), rel=1e-9)  # row 1: (0.5 - 0.15) / 2
+    assert float(by_mask) == pytest.approx(math.exp(0.35 / 2), rel=1e-9)
+    first = policy_loss(*(tensor[:1] for tensor in arguments), ratio="sequence", surrogate="plain")[1]["ratio_max"]
+    masked = policy_loss(*(t[:1] for t in arguments), ratio="sequence", surrogate="plain", mask_NT=REAL[:1])[1]
+    assert float(first) == pytest.approx(math.exp(-0.2 / 3), rel=1e-9)
+    assert float(masked["ratio_max"]) == pytest.approx(math.exp(-0.1 / 4), rel=1e-9)
+
+
+def test_a_kl_term_needs_a_reference():
+    with pytest.raises(ValueError, match="ref_logprobs_NT"):
+        policy_loss(ONE, ONE, torch.ones(1), ONE, kl_coef=0.1)
+
+
+@pytest.mark.parametrize("options", [{"surrogate": "ppo"}, {"ratio": "group"}])
+def test_unknown_options_are_refused(options: dict[str, str]):
+    with pytest.raises(ValueError, match=next(iter(options.values()))):
+        policy_loss(ONE, ONE, torch.ones(1), ONE, **options)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(2, 3), (2, 2), (2,), (2, 3)],
+        [(2, 3), (2, 3), (2,), (2, 1)],
+        [(2, 3), (2, 3), (3,), (2, 3)],
+        [(2, 3), (2, 3), (2, 1), (2, 3)],
+        [(3,), (3,), (3,), (3,)],
+    ],
+)
+def test_shapes_that_differ_are_refused(shapes: list[tuple[int, ...]]):
+    with pytest.raises(ValueError, match="shape"):
+        policy_loss(*(torch.zeros(shape) for shape in shapes))

@@ -1,0 +1,339 @@
+"""Whole runs: what they leave behind, how they stop, and that a break cannot be seen in anything they made."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import (
+    ROWS,
+    assert_same_run,
+    assert_same_weights,
+    checkpoint_names,
+    grouprl,
+    gsm8k_row,
+    letters,
+    metrics,
+    rollouts,
+    small_config,
+    small_settings,
+    tree,
+    write_rows,
+)
+from transformers import AutoModelForCausalLM
+
+from grouprl import Algorithm, Run, Trainer, UserError
+from grouprl.config import RunConfig
+from grouprl.lab.files import lock_directory
+from grouprl.rewards import REWARDS, WeightedReward
+from grouprl.step import Rooms, step_problems
+from grouprl.tasks import task_from_list
+from grouprl.types import Sampling
+
+LETTERS = WeightedReward("letters", letters)
+# Everything with a state of its own: moments, warm-up, weight decay, several updates a step, no reference.
+STATEFUL: dict[str, Any] = {
+    "algorithm": Algorithm(passes=2, kl_coef=0.0, scale="none"),
+    "learner": {"learning_rate": 0.01, "warmup_steps": 8, "weight_decay": 0.1},
+}
+
+
+def run(model: Path, config: RunConfig, *, rewards: Any = (LETTERS,), resume: bool = False) -> Run:
+    return Trainer(model, ROWS, list(rewards), config=config).train(resume=resume)
+
+
+@pytest.fixture(scope="module")
+def straight(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six steps without a break, saved after each second one."""
+    config = small_config(tmp_path_factory.mktemp("straight"), checkpoint={"every": 2, "keep": 9})
+    return run(tiny, config).directory
+
+
+def test_a_run_leaves_what_its_summary_says(straight: Path) -> None:
+    summary = json.loads((straight / "summary.json").read_text())
+    assert {"before", "after", "train_seconds", "steps", "seed", "peak_rss_mib", "completion_tokens"} <= set(summary)
+    for when in ("before", "after"):
+        figures = {"greedy_accuracy", "pass_at_1", "pass_at_2", "worked_share", "mean_length", "problems"}
+        assert figures <= set(summary[when])
+    assert summary["steps"] == 6
+    assert [row["step"] for row in metrics(straight)] == [1, 2, 3, 4, 5, 6]
+    lengths = rollouts(straight, "SELECT step, COUNT(*), SUM(length) FROM completions GROUP BY step")
+    assert [count for _, count, _ in lengths] == [8] * 6
+    assert [tokens for *_, tokens in lengths] == [row["completion_tokens"] for row in metrics(straight)]
+    assert summary["completion_tokens"] == sum(tokens for *_, tokens in lengths)
+    assert summary["train_seconds"] < summary["total_seconds"]
+    assert summary["peak_rss_mib"] > 50
+    assert (straight / "report.html").stat().st_size > 10_000
+
+
+def test_the_recorded_rewards_and_advantages_are_those_of_the_recorded_texts(straight: Path) -> None:
+    query = "SELECT step, group_index, text, reward, advantage FROM completions ORDER BY 1, 2, completion_index"
+    rows = rollouts(straight, query)
+    for start in range(0, len(rows), 4):
+        group = rows[start : start + 4]
+        rewards = [sum(c in "abcdefghijklmnopqrstuvwxyz" for c in text) / max(1, len(text)) for _, _, text, *_ in group]
+        assert [row[3] for row in group] == pytest.approx(rewards)
+        mean = sum(rewards) / 4
+        deviation = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / 4)
+        assert [row[4] for row in group] == pytest.approx([(r - mean) / deviation for r in rewards], abs=1e-3)
+
+
+def test_each_update_moves_the_weights_that_the_next_step_samples_from(straight: Path) -> None:
+    versions = rollouts(straight, "SELECT DISTINCT step, weights_version FROM completions ORDER BY 1")
+    assert versions == [(step, step - 1) for step in range(1, 7)]
+    assert all(row["grad_norm"] > 0 for row in metrics(straight))
+    assert metrics(straight)[0]["kl"] == pytest.approx(0.0, abs=1e-6)  # the policy is still its reference
+    assert metrics(straight)[-1]["kl"] > 1e-4
+
+
+def test_recorded_log_probs_are_those_of_the_checkpoint_that_sampled(straight: Path) -> None:
+    import numpy as np
+
+    model = AutoModelForCausalLM.from_pretrained(straight / "checkpoints/step-000004", dtype=torch.float32)
+    query = (
+        "SELECT prompt_ids, token_ids, logprobs, plain_logprobs FROM completions JOIN problems USING (problem_id) "
+        "WHERE step = 5"
+    )
+    for prompt, tokens, *recorded in rollouts(straight, query):
+        prompt_ids, token_ids = (np.frombuffer(blob, "<i4").tolist() for blob in (prompt, tokens))
+        with torch.no_grad():
+            logits_SV = model(torch.tensor([prompt_ids + token_ids])).logits[0]
+        expected_SV = logits_SV.double().log_softmax(-1)[len(prompt_ids) - 1 : -1]
+        expected_T = expected_SV[range(len(token_ids)), token_ids]
+        for blob in recorded:  # nothing is cut and the temperature is 1, so both are the plain softmax
+            torch.testing.assert_close(
+                torch.tensor(np.frombuffer(blob, "<f4").copy()).double(), expected_T, atol=1e-5, rtol=0
+            )
+
+
+@pytest.mark.parametrize("changes", [{}, STATEFUL], ids=["grpo", "stateful"])
+def test_three_and_three_steps_are_six(tiny: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    whole = run(tiny, small_config(tmp_path, "whole", **changes)).directory
+    run(tiny, small_config(tmp_path, "parts", steps=3, **changes))
+    parts = run(tiny, small_config(tmp_path, "parts", **changes), resume=True).directory
+    assert_same_run(whole, parts)
+
+
+def test_a_run_of_another_seed_is_another_run(straight: Path, tiny: Path, tmp_path: Path) -> None:
+    other = run(tiny, small_config(tmp_path, seed=1)).directory
+    assert rollouts(other) != rollouts(straight)
+    with pytest.raises(AssertionError):
+        assert_same_weights(other / "checkpoints/step-000006", straight / "checkpoints/step-000006")
+
+
+def test_the_first_ctrl_c_saves_and_the_run_goes_on_as_if_there_had_been_none(
+    straight: Path, tiny: Path, tmp_path: Path
+) -> None:
+    calls = []
+
+    def interrupted(**keywords: Any) -> list[float]:
+        calls.append(1)
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return letters(**keywords)
+
+    config = small_config(tmp_path)
+    stopped = run(tiny, config, rewards=[WeightedReward("letters", interrupted)])
+    assert not stopped.completed
+    assert len(calls) == 3
+    assert stopped.summary["steps"] == 3
+    assert "after" not in stopped.summary
+    assert checkpoint_names(stopped.directory) == ["step-000003"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finished = run(tiny, config, resume=True)
+    assert finished.completed
+    assert_same_run(straight, finished.directory)
+
+
+def test_a_stop_before_the_first_step_leaves_something_to_resume(straight: Path, tiny: Path, tmp_path: Path) -> None:
+    class Judged:
+        """A task on which somebody presses Ctrl-C while it is judged."""
+
+        def __init__(self) -> None:
+            self._task = task_from_list(ROWS)
+            self.name, self.default_rewards = self._task.name, self._task.default_rewards
+            self.problems, self.traits = self._task.problems, self._task.traits
+            self.pressed = False
+
+        def correct(self, problem: Any, text: str) -> bool:
+            if not self.pressed:
+                self.pressed = True
+                signal.raise_signal(signal.SIGINT)
+            return self._task.correct(problem, text)
+
+    config = small_config(tmp_path)
+    stopped = Trainer(tiny, Judged(), [LETTERS], config=config).train()
+    assert (stopped.completed, stopped.summary["steps"]) == (False, 0)
+    assert_same_run(straight, run(tiny, config, resume=True).directory)
+
+
+# What a child process does at step 5 (of 6, saved after steps 2 and 4), or while it saves step 4.
+DEATHS = {
+    "between checkpoints": """
+def dying(**keywords):
+    calls.append(1)
+    return os.kill(os.getpid(), signal.SIGKILL) if len(calls) == 5 else letters(**keywords)
+""",
+    "while saving": """
+rename = Path.rename
+def killed(path, target):
+    if target.name == "step-000004":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rename(path, target)
+Path.rename = killed
+dying = letters
+""",
+}
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+from small_runs import ROWS, letters, small_config
+from grouprl import Trainer
+from grouprl.rewards import WeightedReward
+calls = []
+{death}
+config = small_config(Path(sys.argv[2]), checkpoint={{"every": 2, "keep": 9}})
+Trainer(sys.argv[1], ROWS, [WeightedReward("letters", dying)], config=config).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("death", "survivors"),
+    [("between checkpoints", ["step-000002", "step-000004"]), ("while saving", ["step-000002", "step-000004.tmp"])],
+)
+def test_a_killed_run_goes_on_from_its_last_whole_checkpoint(
+    straight: Path, tiny: Path, tmp_path: Path, death: str, survivors: list[str]
+) -> None:
+    script = CHILD.format(death=DEATHS[death])
+    child = subprocess.run([sys.executable, "-c", script, str(tiny), str(tmp_path)], env=child_environment())
+    assert child.returncode == -signal.SIGKILL
+    assert checkpoint_names(tmp_path / "run") == survivors
+    assert len(metrics(tmp_path / "run")) == 4  # step 5 was not recorded; what the resumed run repeats is dropped
+    resumed = run(tiny, small_config(tmp_path, checkpoint={"every": 2, "keep": 9}), resume=True)
+    assert_same_run(straight, resumed.directory)
+    assert checkpoint_names(resumed.directory) == ["step-000002", "step-000004", "step-000006"]
+
+
+def child_environment() -> dict[str, str]:
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+
+
+def test_two_ctrl_c_end_the_command_at_once(tiny: Path, tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "data.jsonl", [gsm8k_row(n) for n in range(30)])
+    # One step of minutes, so that nothing but the second signal can end it soon.
+    endless = {"problems_per_step": 500, "group_size": 64, "max_tokens": 150}
+    settings = small_settings(tmp_path, rollout=endless, evaluation={"problems": 1, "samples": 1}, name="run")
+    command = [sys.executable, "-m", "grouprl.cli", "train", "--model", str(tiny), "task.name=gsm8k", *settings]
+    with subprocess.Popen(
+        [*command, f"task.path={data}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=child_environment(),
+    ) as child:  # fmt: skip
+        try:
+            assert child.stdout is not None
+            assert child.stderr is not None
+            assert "reward" in child.stdout.readline()  # the heading: training has begun
+            child.send_signal(signal.SIGINT)
+            assert child.stdout.readline().startswith("Stopping: the step is finished and saved first. Once more")
+            child.send_signal(signal.SIGINT)
+            assert child.wait(timeout=20) == 130
+            assert "Traceback" not in child.stderr.read()
+        finally:
+            child.kill()
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_one_ctrl_c_ends_the_command_with_130_and_says_how_to_go_on(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pressing(**keywords: Any) -> list[float]:
+        signal.raise_signal(signal.SIGINT)
+        return letters(**keywords)
+
+    data = write_rows(tmp_path / "data.jsonl", [gsm8k_row(n) for n in range(30)])
+    settings = [*small_settings(tmp_path), "task.name=gsm8k", f"task.path={data}", 'rewards=[{"name": "letters"}]']
+    monkeypatch.setitem(REWARDS, "letters", pressing)
+    stopped = grouprl("train", "--model", tiny, *settings)
+    assert stopped.code == 130
+    assert "Stopped after step 1 of 6; go on with --resume." in stopped.text
+    monkeypatch.setitem(REWARDS, "letters", letters)
+    assert grouprl("train", "--resume", f"runs_dir={tmp_path}").code == 0
+    assert grouprl("train", "--model", tiny, *settings, "--name", "whole").code == 0
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_every_epoch_visits_each_problem_once_in_an_order_of_its_own() -> None:
+    task = task_from_list(ROWS[:9])
+    ids = [problem.id for problem in task.problems("train")]
+    assert len(ids) == 7
+    rooms = Rooms(task, (), None, None, Algorithm(), None, Sampling(), 99, 3, 2, seed=5)  # type: ignore[arg-type]
+    visits = [visit for step in range(1, 8) for visit in step_problems(rooms, step)]
+    epochs = [[problem.id for problem, _ in visits[at : at + 7]] for at in (0, 7, 14)]
+    assert all(Counter(epoch) == Counter(ids) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert len({(problem.id, stream) for problem, stream in visits}) == 21  # no random number is used twice
+    assert visits[3:6] == step_problems(rooms, 2)
+    assert step_problems(replace(rooms, seed=6), 1) != step_problems(rooms, 1)
+
+
+def test_evaluations_and_checkpoints_come_when_they_are_due(tiny: Path, tmp_path: Path) -> None:
+    config = small_config(
+        tmp_path, evaluation={"every": 2, "problems": 2, "samples": 1}, checkpoint={"every": 1, "keep": 3}
+    )
+    directory = run(tiny, config).directory
+    rows = [json.loads(line) for line in (directory / "evaluations.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 2, 4, 6]
+    assert checkpoint_names(directory) == ["step-000004", "step-000005", "step-000006"]
+
+
+def test_a_resumed_run_may_be_judged_in_another_way(tiny: Path, tmp_path: Path) -> None:
+    run(tiny, small_config(tmp_path, steps=1))
+    longer = run(tiny, small_config(tmp_path, steps=2, evaluation={"problems": 2, "samples": 3}), resume=True)
+    assert "pass_at_3" not in longer.summary["before"]
+    assert "pass_at_3" in longer.summary["after"]
+
+
+def test_a_policy_learns_what_its_reward_asks_for(tiny: Path, tmp_path: Path) -> None:
+    def even_tokens(completion_ids: list[list[int]], **keywords: Any) -> list[float]:
+        return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
+
+    config = small_config(
+        tmp_path, steps=25, rollout={"problems_per_step": 8, "group_size": 8, "max_tokens": 8}, checkpoint={"every": 0}
+    )
+    run(tiny, config, rewards=[even_tokens])
+    means = [row["reward"] for row in metrics(tmp_path / "run")]
+    assert 0.4 < sum(means[:3]) / 3 < 0.6  # half of the tokens are even
+    assert sum(means[-3:]) / 3 > 0.85
+    gaps = [row["sampler_learner_gap"] for row in metrics(tmp_path / "run")]
+    assert max(gaps) < 1e-4
+
+
+def test_a_directory_in_use_is_left_alone_by_start_and_resume(straight: Path, tiny: Path, tmp_path: Path) -> None:
+    busy = tmp_path / "run"
+    shutil.copytree(straight, busy)
+    handle = lock_directory(busy)
+    before = tree(tmp_path)
+    for resume in (False, True):
+        with pytest.raises(UserError, match=rf"in use by process {os.getpid()}; wait for it, stop it, or choose"):
+            run(tiny, small_config(tmp_path, steps=9), resume=resume)
+    assert tree(tmp_path) == before
+    os.close(handle)
+    assert run(tiny, small_config(tmp_path, steps=7), resume=True).completed
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_with_what_was_saved(tiny: Path, tmp_path: Path) -> None:
+    config = small_config(tmp_path, checkpoint={"every": 1}, learner={"learning_rate": 1e30})
+    with pytest.raises(FloatingPointError, match=r"lower learner\.learning_rate or resume from an earlier checkpoint"):
+        run(tiny, config)
+    assert metrics(tmp_path / "run")
