@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import tiny_model_folder
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import flex_attention
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
 from grouprl.models import TreeLayout, hidden_states, load_model
 from grouprl.models.attention import NAME
 from grouprl.types import UserError
+from tiny import tiny_model_folder
 
 CPU = torch.device("cpu")
 UNEVEN = ((5, 2, 7), ((3, 1, 4), (6,), (2, 2)))
@@ -148,12 +148,13 @@ def test_attention_and_its_gradient_equal_dense_attention(shape: Shape, kv_heads
     torch.testing.assert_close(results[0], results[1], atol=1e-10, rtol=1e-8)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @torch.no_grad()
 def test_flex_attention_with_the_mask_function_equals_attend(kv_heads: int):
     layout = TreeLayout(*UNEVEN, CPU)
-    query, key, value = random_qkv(layout, 4, kv_heads, torch.float32)
-    mask = create_block_mask(layout.sees, None, None, layout.size, layout.size, device="cpu")
+    query, key, value = (tensor.detach() for tensor in random_qkv(layout, 4, kv_heads, torch.float32))
+    mask = layout._block_mask  # what the GPU path hands over; its compiled kernel needs a GPU
     q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
     flexed = flex_attention(q, k, v, block_mask=mask, scale=0.4, enable_gqa=True)[0].transpose(0, 1)
     torch.testing.assert_close(layout.attend(0, query, key, value, 0.4), flexed, atol=1e-5, rtol=0)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import TEXTS, tiny_model_folder
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -16,6 +15,7 @@ from grouprl.models import TreeLayout, fingerprint, frozen_copy, hidden_states, 
 from grouprl.models.load import verify
 from grouprl.models.scratch import new_tokenizer
 from grouprl.types import UserError
+from tiny import TEXTS, tiny_model_folder
 
 CPU = torch.device("cpu")
 

@@ -89,11 +89,13 @@ def load_optimizer(checkpoint: Path, optimizer: Optimizer, state: TrainerState) 
 
 
 def problems_fingerprint(problems: Sequence[Problem]) -> str:
-    """Hash of the number of problems and of at most 512 of them, evenly spaced: making 20,000 costs seconds."""
-    stride = max(1, len(problems) // _SAMPLED_PROBLEMS)
+    """Hash of the problems: of all that are in memory, of 512 evenly spaced ones where each is made when looked at."""
+    # Making the 20,000 of word_problems costs seconds, and their settings are compared as well.
+    stride = 1 if isinstance(problems, list | tuple) else max(1, len(problems) // _SAMPLED_PROBLEMS)
     digest = hashlib.blake2b(str(len(problems)).encode(), digest_size=16)
     for index in range(0, len(problems), stride):
         problem = problems[index]
+        prompt = problem.prompt if isinstance(problem.prompt, str) else [dict(message) for message in problem.prompt]
         columns = sorted((name, repr(value)) for name, value in problem.columns.items())
-        digest.update(repr((problem.id, problem.prompt_text, columns)).encode())
+        digest.update(repr((problem.id, prompt, columns)).encode())
     return digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -83,7 +84,7 @@ def evaluate(
     checkpoint: Annotated[str, typer.Argument(help="Checkpoint folder, bundled name or hub id.")],
     settings: Settings = None,
     task: TaskOption = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Judge a model on held-out problems: greedy accuracy, pass@k, 95 % intervals.
 
@@ -96,7 +97,7 @@ def evaluate(
     )
     from grouprl.inspection import show_evaluation
 
-    show_evaluation(config, as_json=json)
+    show_evaluation(config, as_json=as_json)
 
 
 @app.command()
@@ -132,14 +133,15 @@ def _config(kind: type[_Config], settings: list[str] | None, options: dict[str, 
     given = settings or []
     files = [_file(text) for text in given if "=" not in text]
     changes = [text for text in given if "=" in text]
-    changes += [f"{key}={value}" for key, value in options.items() if value is not None]
+    # As JSON: --name 007 is a name, and a path may hold anything.
+    changes += [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
     presets = {"algorithm": {name: asdict(algorithm) for name, algorithm in NAMED.items()}}
     return load_config(kind, files, changes, named=presets if kind is RunConfig else None)
 
 
 def _file(text: str) -> Path:
     path, bundled = Path(text), RECIPES / f"{text}.yaml"
-    if path.exists() or path.suffix:
+    if path.is_file() or path.suffix:
         return path
     if not bundled.is_file():
         recipes = {recipe.stem: recipe for recipe in RECIPES.glob("*.yaml")}

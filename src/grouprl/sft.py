@@ -24,10 +24,11 @@ from grouprl.models.load import context_length
 from grouprl.models.precision import autocast
 from grouprl.models.save import save_model
 from grouprl.models.scratch import new_model, new_tokenizer
+from grouprl.rewards import completion_text
 from grouprl.tasks import WordProblems, load_task
-from grouprl.tasks.files import column, read_rows
+from grouprl.tasks.files import Row, column, read_rows
 from grouprl.tasks.word_problems import cold_start_pairs
-from grouprl.types import Batch, Problem, Sampling, UserError
+from grouprl.types import Batch, Message, Problem, Sampling, UserError
 
 _TOKENIZER_PAIRS = 5_000  # enough to meet every word of the bundled task
 
@@ -49,6 +50,8 @@ def sft(config: SftConfig) -> Path:
     Raises:
         UserError: missing data, a pair longer than the context, or a run directory that is in use.
     """
+    out = Path(config.out) if config.out else Path(config.runs_dir) / config.name / "model"
+    _refuse_other_contents(out)
     pairs = load_pairs(config)
     torch.set_num_threads(config.threads or torch.get_num_threads())
     device = resolve_device(config.model.device)
@@ -66,10 +69,15 @@ def sft(config: SftConfig) -> Path:
             smooth = loss if step == 1 else 0.98 * smooth + 0.02 * loss
             record.step(step, {"loss": loss, "learning_rate": optimizer.learning_rate}, [], [], [])
             progress.update(bar, advance=1, loss=smooth)
-        out = Path(config.out) if config.out else record.directory / "model"
         with atomic_directory(out) as folder:
             save_model(model, tokenizer, folder)
     return out
+
+
+def _refuse_other_contents(out: Path) -> None:
+    """The finished model replaces the folder `out`, which must therefore be new, empty or a model."""
+    if out.exists() and not (out / "config.json").is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"out: expected a new or empty folder, or a model to replace, got {out}: choose another one")
 
 
 def load_pairs(config: SftConfig) -> Sequence[Pair]:
@@ -77,14 +85,25 @@ def load_pairs(config: SftConfig) -> Sequence[Pair]:
     if config.pairs.path is not None:
         rows = read_rows(Path(config.pairs.path))
         return [
-            Pair(Problem(where, column((where, row), "prompt")), column((where, row), "completion"))
-            for where, row in rows
+            Pair(Problem(row[0], _text_or_messages(row, "prompt")), completion_text(_text_or_messages(row, "completion")))
+            for row in rows
         ]
     task = load_task(**config.task.model_dump())
     if not isinstance(task, WordProblems):
         raise UserError(f"task {task.name}: makes no pairs to imitate: give a file with pairs.path=FILE.jsonl")
     made = cold_start_pairs(task, config.pairs.count, config.pairs.worked_share, config.seed)
     return [Pair(problem, completion) for problem, completion in made]
+
+
+def _text_or_messages(row: Row, name: str) -> str | tuple[Message, ...]:
+    value = row[1].get(name)
+    if isinstance(value, list) and value and all(map(_is_message, value)):
+        return tuple(value)
+    return column(row, name)
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
 
 
 def _model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ from grouprl.models import (
 from grouprl.resume import check_resumable
 from grouprl.rewards import WeightedReward
 from grouprl.rollout import NativeEngine, Request
-from grouprl.step import Rooms, grpo_step
+from grouprl.step import Rooms, grpo_step, step_problems
 from grouprl.tasks import Task
 from grouprl.types import UserError
 
@@ -133,6 +134,7 @@ class _Prepared:
             Request(problem, prompt_token_ids(problem, tokenizer, longest=rooms.longest_prompt), 1)
             for problem in problems
         ]
+        _check_prompts(rooms, state.step + 1, config.steps)
         rooms.engine.load_weights(state.updates)
         return _Prepared(rooms, policy, held_out, state)
 
@@ -170,6 +172,14 @@ def _rooms(
         group_size=rollout.group_size,
         seed=config.seed,
     )
+
+
+def _check_prompts(rooms: Rooms, first: int, last: int) -> None:
+    """Raises UserError for a prompt that a step would refuse: it must not end a run in the middle."""
+    epoch = math.ceil(len(rooms.task.problems("train")) / rooms.problems_per_step)
+    for step in range(first, min(last, first + epoch) + 1):
+        for problem, _ in step_problems(rooms, step):
+            prompt_token_ids(problem, rooms.tokenizer, longest=rooms.longest_prompt)
 
 
 def _refuse_changes(state: TrainerState, reference: str, data: str) -> None:

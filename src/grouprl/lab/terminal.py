@@ -118,7 +118,8 @@ class Terminal:
         for name, value in after.items():
             if name != "problems" and not name.endswith("_interval"):
                 form = "{:.1f}" if name == "mean_length" else "{:.1%}"
-                table.add_row(name.replace("_", " "), form.format(before[name]), form.format(value))
+                # A resumed run may be judged with more samples than it was before its first step.
+                table.add_row(name.replace("_", " "), _cell(before.get(name), form), _cell(value, form))
         self.console.print(table)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
@@ -141,11 +141,19 @@ class TreeLayout:
                 branches.append(torch.full((length,), branch))
         return torch.cat(groups).to(self.device), torch.cat(branches).to(self.device)
 
-    def sees(self, _batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """The tree mask as flex_attention wants it: whether packed token `query` sees packed token `key`."""
+    @cached_property
+    def sees(self) -> Callable[[Any, Any, Tensor, Tensor], Tensor]:
+        """The tree mask as flex_attention wants it, (batch, head, query, key) -> bool: packed token query sees key.
+
+        Not a method: flex_attention counts `self` among the arguments and takes five for another kind of function.
+        """
         group_S, branch_S = self._branches_S
-        related = (branch_S[key] == 0) | (branch_S[key] == branch_S[query])
-        return (group_S[key] == group_S[query]) & related & (key <= query)
+
+        def mask(_batch: Any, _head: Any, query: Tensor, key: Tensor) -> Tensor:
+            related = (branch_S[key] == 0) | (branch_S[key] == branch_S[query])
+            return (group_S[key] == group_S[query]) & related & (key <= query)
+
+        return mask
 
     @cached_property
     def _block_mask(self) -> Any:

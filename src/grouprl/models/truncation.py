@@ -35,10 +35,12 @@ def _cut(scaled_NV: Tensor, sampling: Sampling) -> Tensor:
     if 0 < sampling.top_k < scaled_NV.shape[1]:
         cut_NV = scaled_NV < scaled_NV.topk(sampling.top_k, dim=1).values[:, -1:]
     if sampling.top_p < 1.0:
-        sorted_NV, order_NV = scaled_NV.masked_fill(cut_NV, -torch.inf).sort(dim=1, descending=True)
+        sorted_NV = scaled_NV.masked_fill(cut_NV, -torch.inf).sort(dim=1, descending=True).values
         mass_NV = sorted_NV.softmax(1)
         before_NV = mass_NV.cumsum(1) - mass_NV
-        cut_NV = cut_NV | torch.zeros_like(cut_NV).scatter(1, order_NV, before_NV >= sampling.top_p)
+        # A threshold rather than places in the order: which of equal logits a sort puts first is not defined.
+        last_N1 = sorted_NV.masked_fill(before_NV >= sampling.top_p, torch.inf).amin(1, keepdim=True)
+        cut_NV = cut_NV | (scaled_NV < last_N1)
     if sampling.min_p > 0.0:
         # p >= min_p * p_max compares logits directly: log p differs from them by one constant per row.
         threshold_N1 = scaled_NV.amax(1, keepdim=True) + torch.tensor(sampling.min_p).log()

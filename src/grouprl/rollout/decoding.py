@@ -78,7 +78,7 @@ class Decoding:
         """Draws one token for every live row, after letting waiting groups in; False when none is left."""
         self._admit()
         if not self._live:
-            return False
+            return bool(self._waiting)  # all that were let in ended at their first token
         live = slice(0, len(self._live))
         state_n = self._state[live]
         position_n = state_n[:, _LENGTH] - 1

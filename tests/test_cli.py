@@ -1,0 +1,353 @@
+"""The command line: what each verb does on real input, and one sentence for everything that a user can mend."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import Ended, checkpoint_names, grouprl, gsm8k_row, metrics, small_settings, tree, write_rows
+from tiny import tiny_model_folder
+from transformers import AutoModelForCausalLM
+
+from grouprl.cli import app
+
+ROWS = [gsm8k_row(number) for number in range(30)]
+VERBS = ("train", "sft", "eval", "sample", "report")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a data file, and under runs/ a finished run of two steps."""
+    folder = tmp_path_factory.mktemp("place")
+    write_rows(folder / "data.jsonl", ROWS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def guesser(place: Path) -> Path:
+    """A tiny model that has learned to box a number in about half of its completions: with it, rewards differ."""
+    pairs = [
+        {"prompt": [{"role": "user", "content": ROWS[n % 30]["question"]}], "completion": completion}
+        for n in range(400)
+        for completion in (f"\\boxed{{{n % 7}}}", "I think 7")
+    ]
+    write_rows(place / "pairs.jsonl", pairs)
+    ended = grouprl(
+        "sft", f"pairs.path={place / 'pairs.jsonl'}", f"runs_dir={place / 'sft'}", "threads=1", "batch_pairs=16", "epochs=3", "learner.learning_rate=0.01",
+        'new_model={"hidden_size": 32, "intermediate_size": 64, "layers": 1, "heads": 2, "context": 256}',
+        f"out={place / 'guesser'}",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    return place / "guesser"
+
+
+def train(place: Path, model: Path, *more: object, **sections: Any) -> Ended:
+    settings = small_settings(place / "runs", **{"steps": 2, "learner": {"learning_rate": 0.001}, **sections})
+    return grouprl(
+        "train", "--model", model, "task.name=gsm8k", f"task.path={place / 'data.jsonl'}", *settings, *more
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(place: Path, guesser: Path) -> Path:
+    ended = train(place, guesser, "rollout.max_tokens=12", evaluation={"problems": 3, "samples": 8})
+    assert ended.code == 0, ended.err
+    return place / "runs" / "run"
+
+
+def test_gsm8k_form_and_any_qwen2_checkpoint_are_the_same_program(finished: Path, guesser: Path) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    for when in ("before", "after"):
+        for share in ("greedy_accuracy", "pass_at_1", "pass_at_8", "worked_share"):
+            assert 0 <= summary[when][share] <= 1
+        assert 1 <= summary[when]["mean_length"] <= 12
+        assert summary[when]["problems"] == 3
+    assert (summary["steps"], summary["seed"]) == (2, 0)
+    assert summary["train_seconds"] > 0
+    assert summary["peak_rss_mib"] > 50
+    assert 16 <= summary["completion_tokens"] <= 16 * 12
+    assert summary["model"] == str(guesser)
+    rows = metrics(finished)
+    assert any(row["frac_reward_zero_std"] < 1 for row in rows)
+    assert all(0 < row["rewards/boxed_format/mean"] < 1 for row in rows)
+    names = [row["reward"] for row in rows]
+    parts = [0.5 * row["rewards/boxed_format/mean"] + row["rewards/correct_answer/mean"] for row in rows]
+    assert names == pytest.approx(parts)
+    trained = AutoModelForCausalLM.from_pretrained(finished / "checkpoints/step-000002")
+    start = AutoModelForCausalLM.from_pretrained(guesser)
+    assert (trained.lm_head.weight - start.lm_head.weight).abs().max() > 0.001
+
+
+def test_eval_of_a_checkpoint_uses_its_run_and_finds_what_the_run_found(finished: Path) -> None:
+    ended = grouprl("eval", finished / "checkpoints/step-000002", "--json")
+    assert (ended.code, ended.err) == (0, "")
+    found = json.loads(ended.out)
+    assert found == json.loads((finished / "summary.json").read_text())["after"]
+    other = json.loads(grouprl("eval", finished / "checkpoints/step-000002", "--json", "evaluation.problems=2").out)
+    assert other["problems"] == 2
+
+
+def test_eval_shows_a_table(finished: Path, guesser: Path, place: Path) -> None:
+    ended = grouprl(
+        "eval", guesser, "--task", "gsm8k", f"task.path={place / 'data.jsonl'}", "evaluation.samples=2",
+        "rollout.max_tokens=12",
+    )  # fmt: skip
+    assert ended.code == 0
+    assert "3 problems of gsm8k" in ended.text
+    for line in (r"greedy_accuracy │ +\d+\.\d% │ +\d+\.\d% to +\d+\.\d%", r"pass_at_2 .*%.*%", r"mean_length +│ +\d+\.\d"):
+        assert re.search(line, ended.out), line
+
+
+def test_sample_shows_a_group_with_rewards_and_advantages(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")  # of a terminal wide enough for every heading
+    ended = grouprl("sample", finished / "checkpoints/step-000002", "--problem", 1, "rollout.group_size=6", "seed=3")
+    assert ended.code == 0, ended.err
+    assert re.search(r"Ben has \d+ pens and buys 1 more", ended.out)
+    assert re.search("boxed_format.*correct_answer.*reward.*advantage", ended.out)
+    rows = [line.strip("│\n ").split("│") for line in ended.out.splitlines() if re.match(r"│ +\d ", line)]
+    assert [int(row[0]) for row in rows] == list(range(6))
+    rewards, advantages = [float(row[-2]) for row in rows], [float(row[-1]) for row in rows]
+    mean = sum(rewards) / 6
+    deviation = (sum((reward - mean) ** 2 for reward in rewards) / 6) ** 0.5
+    assert deviation > 0
+    assert advantages == pytest.approx([(reward - mean) / deviation for reward in rewards], abs=0.01)
+    assert f"group mean {mean:.3f}, population deviation {deviation:.3f}" in ended.text
+
+
+def test_sample_of_ones_own_prompt_has_no_rewards(finished: Path, guesser: Path) -> None:
+    for model in (guesser, finished / "checkpoints/step-000002"):
+        ended = grouprl("sample", model, "--prompt", "Tell me [bold]a[/bold] number.", "rollout.max_tokens=5")
+        assert ended.code == 0, ended.err
+        assert "Tell me [bold]a[/bold] number." in ended.out
+        assert len(re.findall(r"^│ +\d ", ended.out, re.MULTILINE)) in (4, 8)  # the run's group size, or the default
+        assert "advantage" not in ended.out
+
+
+def test_report_is_written_anew(finished: Path) -> None:
+    page = finished / "report.html"
+    written = page.read_text()
+    page.unlink()
+    shutil.rmtree(finished / "plots")
+    ended = grouprl("report", finished)
+    assert ended.text == f"Report: {page}"
+    assert page.read_text() == written
+    assert list((finished / "plots").glob("*.png"))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_shows_an_example(verb: str) -> None:
+    ended = grouprl(verb, "--help")
+    assert ended.code == 0
+    assert f"Example: grouprl {verb} " in ended.text
+
+
+def test_every_verb_is_listed() -> None:
+    assert tuple(command.name or command.callback.__name__ for command in app.registered_commands) == VERBS  # type: ignore[union-attr]
+    assert grouprl("--help").code == 0
+    assert grouprl("trian").code == 2
+
+
+def test_files_and_changes_apply_in_order_and_options_are_text(place: Path, guesser: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("seed: 5\nsteps: 7\nname: from-file\n")
+    (tmp_path / "demo").mkdir()
+    model = tmp_path / "model: no. 1 #2"
+    shutil.copytree(guesser, model)
+    data = place / "data.jsonl"
+    ended = grouprl("train", recipe, *small_settings(tmp_path), "task.name=gsm8k", f"task.path={data}", "steps=1",
+                    "--model", model, "--name", "007")  # fmt: skip
+    assert ended.code == 0, ended.err
+    summary = json.loads((tmp_path / "007" / "summary.json").read_text())
+    assert (summary["seed"], summary["steps"], summary["model"]) == (5, 1, str(model))
+
+
+def test_a_folder_does_not_hide_the_recipe_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    ended = grouprl("train", "demo", "rollout.group_size=1")
+    assert "mistakes in the configuration: override rollout.group_size=1" in ended.text
+    assert "expected a YAML file" not in ended.text
+
+
+def refused(ended: Ended, *parts: str) -> None:
+    assert ended.code == 2, ended.text
+    assert ended.err.startswith("error: ")
+    assert "Traceback" not in ended.text
+    for part in parts:
+        assert part in ended.text
+
+
+Prepare = Callable[[Path], None]
+
+
+def rows_of(*rows: dict[str, Any]) -> Prepare:
+    return lambda path: write_rows(path, rows) and None
+
+
+@pytest.mark.parametrize(
+    ("prepare", "parts"),
+    [
+        (lambda path: None, ("expected a data file at", "new.jsonl", "found none: check the path")),
+        (rows_of(), ("expected at least one row in", "new.jsonl", "got an empty file: check how it was made")),
+        (
+            rows_of(*ROWS[:9], {"question": "How many?"}),
+            ("new.jsonl:10: expected a column 'answer', got question: rename or add",),
+        ),
+        (rows_of(*ROWS[:9], gsm8k_row(9, answer="7")), ("new.jsonl:10: expected a solution that ends in '#### 7'",)),
+        (rows_of(*ROWS[:2]), ("expected more than 2 different questions, got 2: add some",)),
+        (lambda path: path.write_bytes(b"{}\n{]\n"), ("new.jsonl:2: expected one JSON object, got '{]'", "mend")),
+    ],
+    ids=["missing", "empty", "no column", "no answer", "too few", "not JSON"],
+)
+def test_bad_data(place: Path, guesser: Path, prepare: Prepare, parts: tuple[str, ...]) -> None:
+    data = place / "new.jsonl"
+    data.unlink(missing_ok=True)
+    prepare(data)
+    before = tree(place)
+    refused(train(place, guesser, f"task.path={data}", "--name", "new"), *parts)
+    assert tree(place) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        (("rolout.group_size=4",), ("rolout", "did you mean rollout?")),
+        (("rollout.groupsize=4",), ("rollout.groupsize", "did you mean rollout.group_size?")),
+        (("rollout.group_size=1",), ("override rollout.group_size=1", "expected", "2", "got 1", "has no baseline")),
+        (("steps=many", "seed=-1"), ("override steps=many: steps: ", "override seed=-1: seed: ")),
+        (("algorithm=grop",), ("algorithm.name: expected one of", "grpo", "got 'grop'")),
+        (("rewards=[{name: boxed_fromat}]",), ("rewards: expected one of", "did you mean 'boxed_format'?")),
+        (("--task", "gsmk8"), ("task.name: expected one of gsm8k, word_problems, got 'gsmk8': did you mean 'gsm8k'?",)),
+        (("--task", "word_problems"), ("task.path: the task word_problems has no such option", "leave it out")),
+        (("--model", "./no-such-model"), ("model './no-such-model': expected a causal language model", "abacus")),
+        (("--model", "/no/such/model"), ("model '/no/such/model'", "local folder in Hugging Face layout")),
+        (("rollout.max_tokens=300",), ("rollout.max_tokens: expected less than the model's context of 256", "lower")),
+        (("rollout.max_tokens=250",), ("expected a prompt of 1 to 6 tokens", "got", "lower rollout.max_tokens")),
+        (("model.device=cuda:9",), ("model.device: expected a GPU 'cuda:9', found", "use model.device=auto or cpu")),
+        (("--name", "../up"), ("name", "expected", "got '../up'")),
+        (("demoo",), ("expected one of", "got 'demoo': did you mean 'demo'?")),
+        (("no.yaml",), ("no.yaml: expected a YAML file, got 'No such file or directory'; check the path",)),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else None,
+)
+def test_bad_settings(place: Path, guesser: Path, change: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    before = tree(place)
+    refused(train(place, guesser, *change), *parts)
+    assert tree(place) == before
+
+
+def test_a_model_without_a_chat_template(place: Path, tmp_path: Path) -> None:
+    model = tiny_model_folder(tmp_path, chat_template=False)
+    before = tree(place)
+    parts = ("its prompt is chat messages", "has no chat template: use an instruction-tuned model, or a task whose")
+    refused(train(place, model, "--name", "new"), *parts)
+    assert tree(place) == before
+
+
+def test_one_long_question_that_only_training_would_meet(place: Path, guesser: Path) -> None:
+    long = gsm8k_row(1, question="pens " * 300)
+    write_rows(place / "long.jsonl", [*ROWS, long])
+    before = tree(place)
+    ended = train(place, guesser, f"task.path={place / 'long.jsonl'}", "--name", "new", "steps=20")
+    refused(ended, "problem 'gsm8k/train/", "expected a prompt of 1 to", "shorten the prompt or lower")
+    assert tree(place) == before
+
+
+def test_a_directory_that_holds_a_run_is_not_overwritten(place: Path, finished: Path, guesser: Path) -> None:
+    before = tree(place)
+    refused(
+        train(place, guesser), str(finished), "already holds a run (config.yaml", "--resume, or choose another name"
+    )
+    assert tree(place) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        (("learner.learning_rate=0.5",), ("learner.learning_rate: 0.001 then, 0.5 now: leave them as they were (only",)),
+        (("algorithm.kl_coef=0",), ("algorithm.kl_coef: 0.04 then, 0.0 now",)),
+        (("--model", "abacus"), ("model.path: ", "then, 'abacus' now", "or start a new run under another name")),
+        (("task.path=other.jsonl",), ("task.path: ", "data.jsonl' then, 'other.jsonl' now")),
+        (("rewards=[{name: boxed_format}]",), ("rewards: () then, ({'name': 'boxed_format', 'weight': 1.0},) now",)),
+        (("seed=1", "rollout.top_k=5"), ("rollout.top_k: 0 then, 5 now; seed: 0 then, 1 now",)),
+        ((), ("has made all of its 2 steps: give a larger number with steps=N",)),
+        (("--name", "nobody"), ("nobody: expected a run to resume, found no config.yaml: check name and runs_dir",)),
+    ],
+    ids=lambda value: " ".join(value[:2]) or "finished" if isinstance(value, tuple) else None,
+)
+def test_bad_resume(place: Path, finished: Path, change: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    before = tree(place)
+    refused(grouprl("train", "--resume", f"runs_dir={place / 'runs'}", *change), *parts)
+    assert tree(place) == before
+
+
+def copied(place: Path, finished: Path, tmp_path: Path) -> list[str]:
+    """A copy of everything, whose run and model can be damaged; gives the settings that resume it."""
+    shutil.copytree(place, tmp_path, dirs_exist_ok=True)
+    config = tmp_path / "runs" / "run" / "config.yaml"
+    config.write_text(config.read_text().replace(str(place), str(tmp_path)))
+    return ["train", "--resume", f"runs_dir={tmp_path / 'runs'}", "steps=3"]
+
+
+def test_resume_goes_on_in_a_copy_of_the_run(place: Path, finished: Path, tmp_path: Path) -> None:
+    assert grouprl(*copied(place, finished, tmp_path)).code == 0
+    assert checkpoint_names(tmp_path / "runs" / "run") == ["step-000002", "step-000003"]
+    assert checkpoint_names(finished) == ["step-000002"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "parts"),
+    [
+        (
+            lambda folder: shutil.copy(
+                folder / "runs/run/checkpoints/step-000002/model.safetensors", folder / "guesser/model.safetensors"
+            ),
+            ("expected the model that the run started with (fingerprint", "put the model back as it was, or start"),
+        ),
+        (
+            lambda folder: write_rows(folder / "data.jsonl", [*ROWS[:-1], gsm8k_row(99)]),
+            ("expected the train problems that the run started with", "put the train problems back as it was"),
+        ),
+        (
+            lambda folder: shutil.rmtree(folder / "runs/run/checkpoints"),
+            ("expected a checkpoint to resume from in checkpoints/, found none", "start it again under another name"),
+        ),
+        (
+            lambda folder: (folder / "data.jsonl").unlink(),
+            ("expected a data file at", "found none: check the path"),
+        ),
+    ],
+    ids=["model", "data", "no checkpoint", "data gone"],
+)
+def test_resume_of_what_is_not_there_any_more(
+    place: Path, finished: Path, tmp_path: Path, damage: Callable[[Path], object], parts: tuple[str, ...]
+) -> None:
+    resume = copied(place, finished, tmp_path)
+    damage(tmp_path)
+    before = tree(tmp_path)
+    refused(grouprl(*resume), *parts)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("eval", "./no-such-model"), ("model './no-such-model': expected a causal language model",)),
+        (("sample", "./no-such-model"), ("model './no-such-model': expected a causal language model",)),
+        (("sample", "GUESSER", "--problem", "500"), ("--problem: expected less than 500", "got 500")),
+        (("report", "no-such-run"), ("no-such-run: expected a run directory", "such as runs/NAME")),
+        (("sft", "--task", "gsm8k"), ("task gsm8k: makes no pairs to imitate: give a file with pairs.path=FILE.jsonl",)),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else None,
+)
+def test_other_verbs_say_what_they_need(
+    guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], parts: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(grouprl(*(str(guesser) if text == "GUESSER" else text for text in arguments)), *parts)
+    assert tree(tmp_path) == {}

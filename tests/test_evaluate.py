@@ -1,0 +1,190 @@
+"""Evaluation and the measures of a step, against groups that are counted by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import ROWS
+
+from grouprl.evaluation.evaluate import evaluate
+from grouprl.evaluation.measures import step_measures, trait_shares
+from grouprl.models import load_model, load_tokenizer, prompt_token_ids
+from grouprl.rollout import NativeEngine, Request
+from grouprl.tasks import task_from_list
+from grouprl.types import Completion, Group, Problem, RewardOutcome, Sampling, StopReason
+
+# A text is right when it says "yes", and worked when it holds an equation.
+TASK = task_from_list(
+    [{"prompt": str(n)} for n in range(20)], correct=lambda problem, text: "yes" in text and problem.id != "never"
+)
+WORKED = "2 + 2 = 4. "
+
+
+def group(identity: str, *texts: str, stops: Mapping[int, StopReason] | None = None) -> Group:
+    """Completions whose lengths in tokens are those of their texts in characters."""
+    completions = tuple(
+        Completion(n, tuple(range(len(text))), (-1.0,) * len(text), (-1.0,) * len(text), text,
+                   (stops or {}).get(n, StopReason.END), 0)
+        for n, text in enumerate(texts)
+    )  # fmt: skip
+    return Group(Problem(identity, identity), (1,), completions)
+
+
+@dataclass
+class Scripted:
+    """An engine whose completions are written down."""
+
+    greedy: Mapping[str, str]
+    sampled: Mapping[str, Sequence[str]]
+    asked: list[tuple[list[Request], Sampling]] = field(default_factory=list)
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, *, on_finished: Callable[[int], None] | None = None
+    ) -> list[Group]:
+        self.asked.append((list(requests), sampling))
+        for request in requests:
+            if on_finished is not None:
+                on_finished(request.completions)
+        texts = {name: [text] for name, text in self.greedy.items()} if sampling.temperature == 0 else self.sampled
+        return [group(request.problem.id, *texts[request.problem.id]) for request in requests]
+
+    def load_weights(self, version: int) -> None:
+        raise AssertionError("evaluation does not change weights")
+
+
+def requests(*names: str) -> list[Request]:
+    return [Request(Problem(name, name), (1,), 1) for name in names]
+
+
+def test_evaluation_of_three_problems_counted_by_hand() -> None:
+    engine = Scripted(
+        greedy={"a": "no", "b": "yes", "c": "no"},
+        sampled={
+            "a": ["no", "no", WORKED, "no"],  # 0 of 4 right
+            "b": ["yes", "no", "no", "no"],  # 1 of 4
+            "c": [WORKED + "yes", WORKED + "yes", WORKED + "yes", "yes"],  # 4 of 4
+        },
+    )
+    finished: list[int] = []
+    found = evaluate(
+        engine, TASK, requests("a", "b", "c"), samples=4, max_tokens=33, on_finished=finished.append
+    ).values
+    assert found["greedy_accuracy"] == pytest.approx(1 / 3)
+    assert found["pass_at_1"] == pytest.approx((0 + 1 / 4 + 1) / 3)
+    assert found["pass_at_2"] == pytest.approx((0 + 1 / 2 + 1) / 3)  # of the 6 pairs of b, 3 hold the right one
+    assert found["pass_at_4"] == pytest.approx((0 + 1 + 1) / 3)
+    assert "pass_at_3" not in found
+    assert "pass_at_8" not in found
+    assert found["worked_share"] == pytest.approx(4 / 12)
+    lengths = [2, 2, 11, 2, 3, 2, 2, 2, 14, 14, 14, 3]
+    assert found["mean_length"] == pytest.approx(sum(lengths) / 12)
+    assert found["problems"] == 3
+    # Wilson's interval for 1 of 3 and 2 of 3; Student's for 0, 1/4, 1 is 0.417 +- 1.293, which is all of [0, 1].
+    assert found["greedy_interval"] == pytest.approx((0.0615, 0.7923), abs=1e-4)
+    assert found["pass_at_4_interval"] == pytest.approx((0.2077, 0.9385), abs=1e-4)
+    assert found["pass_at_1_interval"] == (0.0, 1.0)
+    assert sum(finished) == 3 * (1 + 4)
+
+
+def test_evaluation_asks_for_one_greedy_completion_and_plain_samples_from_a_stream_of_its_own() -> None:
+    engine = Scripted(greedy={"a": "yes"}, sampled={"a": ["yes"] * 6})
+    found = evaluate(engine, TASK, requests("a"), samples=6, max_tokens=33)
+    (greedy, greedily), (sampled, plainly) = engine.asked
+    assert (greedily, plainly) == (Sampling(33, temperature=0.0), Sampling(33))
+    assert not plainly.truncates
+    assert [request.completions for request in (*greedy, *sampled)] == [1, 6]
+    assert greedy[0].stream == sampled[0].stream != Request(Problem("a", "a"), (1,), 1).stream
+    assert [key for key in found.values if key.startswith("pass_at") and "interval" not in key] == [
+        "pass_at_1",
+        "pass_at_2",
+        "pass_at_4",
+        "pass_at_6",
+    ]
+    assert found.greedy[0].completions[0].text == "yes"
+
+
+def test_a_single_sample_is_a_share() -> None:
+    engine = Scripted(greedy={"a": "no", "b": "no"}, sampled={"a": ["yes"], "b": ["no"]})
+    found = evaluate(engine, TASK, requests("a", "b"), samples=1, max_tokens=5).values
+    assert found["pass_at_1"] == 0.5
+    assert found["pass_at_1_interval"] == pytest.approx((0.0945, 0.9055), abs=1e-4)  # Wilson, 1 of 2
+    assert found["greedy_interval"] == pytest.approx((0.0, 0.6576), abs=1e-4)  # Wilson, 0 of 2
+
+
+@pytest.fixture
+def real(tiny: Path) -> tuple[torch.nn.Module, NativeEngine, list[Request]]:
+    model, tokenizer = load_model(str(tiny), device=torch.device("cpu")), load_tokenizer(str(tiny))
+    problems = task_from_list(ROWS).problems("train")[:6]
+    prompts = [Request(problem, prompt_token_ids(problem, tokenizer, longest=99), 1) for problem in problems]
+    return model, NativeEngine(model, tokenizer, seed=3, max_rows=16), prompts
+
+
+def test_two_evaluations_of_the_same_weights_are_identical_and_of_others_are_not(
+    real: tuple[torch.nn.Module, NativeEngine, list[Request]],
+) -> None:
+    model, engine, prompts = real
+    first = evaluate(engine, TASK, prompts, samples=3, max_tokens=6)
+    engine.generate(prompts, Sampling(6))  # what happens between them does not matter
+    assert evaluate(engine, TASK, prompts, samples=3, max_tokens=6) == first
+    few = evaluate(engine, TASK, prompts[2:4], samples=2, max_tokens=6).greedy
+    assert [g.completions[0].token_ids for g in few] == [g.completions[0].token_ids for g in first.greedy[2:4]]
+    with torch.no_grad():
+        next(model.parameters()).mul_(-1)
+    assert evaluate(engine, TASK, prompts, samples=3, max_tokens=6) != first
+
+
+GROUPS = (
+    group("solved", "yes", WORKED + "yes", "yes"),
+    group("mixed", "yes", "no", "no", stops={2: StopReason.LENGTH}),
+    group("hopeless", "no", "no", "nope", stops={0: StopReason.LENGTH, 1: StopReason.STOP_STRING}),
+    group("never", "yes", "yes", "yes"),
+)
+
+
+def outcome(total: float, style: float | None = None) -> RewardOutcome:
+    return RewardOutcome(total, {"right": total, "style": style})
+
+
+INVALID = RewardOutcome(math.nan, {"right": None, "style": None}, "right gave nan")
+OUTCOMES = (
+    (outcome(1.0), outcome(1.0), outcome(1.0)),  # equal: no signal
+    (outcome(1.0, 0.5), outcome(0.0, 0.1), outcome(0.0)),  # deviation sqrt(2)/3
+    (outcome(0.0), INVALID, INVALID),  # a single valid one has nothing to be compared with
+    (outcome(2.0), outcome(4.0), INVALID),  # deviation 1
+)
+
+
+def test_measures_of_four_groups_counted_by_hand() -> None:
+    found = step_measures(TASK, GROUPS, OUTCOMES)
+    assert found.pop("reward") == pytest.approx((3 * 1.0 + 1.0 + 0 + 0 + 0 + 2 + 4) / 9)
+    assert found.pop("reward_std") == pytest.approx((0 + math.sqrt(2) / 3 + 1) / 3)
+    assert found.pop("rewards/right/mean") == pytest.approx(10 / 9)
+    assert found.pop("rewards/style/mean") == pytest.approx(0.3)
+    assert found.pop("frac_reward_zero_std") == 2 / 4
+    assert found.pop("frac_invalid") == 3 / 12
+    assert found.pop("accuracy") == 4 / 12
+    assert found.pop("frac_solved") == 1 / 4
+    assert found.pop("frac_hopeless") == 2 / 4
+    assert found.pop("worked_share") == 1 / 12
+    lengths = [3, 14, 3, 3, 2, 2, 2, 2, 4, 3, 3, 3]
+    assert found.pop("completions/mean_length") == pytest.approx(sum(lengths) / 12)
+    assert found.pop("completions/max_length") == 14
+    assert found.pop("completions/clipped_ratio") == 2 / 12
+    assert found.pop("completion_tokens") == sum(lengths)
+    assert found == {}
+
+
+def test_a_step_of_invalid_rewards_has_no_reward_and_no_signal() -> None:
+    found = step_measures(TASK, GROUPS[:1], ((INVALID,) * 3,))
+    assert math.isnan(found["reward"])
+    assert math.isnan(found["rewards/right/mean"])
+    assert (found["frac_reward_zero_std"], found["frac_invalid"], found["accuracy"]) == (1.0, 1.0, 1.0)
+
+
+def test_trait_shares_count_completions_not_groups() -> None:
+    assert trait_shares(TASK, [group("a", WORKED), group("b", "no", "no", "no")]) == {"worked_share": 0.25}

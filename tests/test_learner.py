@@ -1,0 +1,330 @@
+"""The learner: its gradient is that of plain padded rows, whatever the packs, and its log-probs are the sampler's."""
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from grouprl.config import LearnerConfig
+from grouprl.learner import Learner, Optimizer, make_batch
+from grouprl.learner.packs import make_packs
+from grouprl.models import fingerprint, frozen_copy, load_model, load_tokenizer
+from grouprl.rollout import NativeEngine, Request
+from grouprl.types import Algorithm, Batch, Completion, Group, Problem, Sampling, StopReason
+from oracles import own_logits, own_model, slow_policy
+
+CPU = torch.device("cpu")
+SAMPLING = Sampling(max_tokens=12, temperature=0.7, top_p=0.9)
+# Two groups with signal, of which one holds an invalid completion, and one without.
+ADVANTAGES = torch.tensor([1.2, -0.4, -0.8, 0.0, 0.0, 0.0, -1.0, 0.0, 2.0, -0.5, -0.5])
+SIGNAL = [0, 1, 2, 6, 8, 9, 10]
+GRPO = Algorithm()
+
+
+@dataclass
+class GradientKeeper:
+    """In the optimizer's place: keeps the gradient and leaves the weights."""
+
+    model: PreTrainedModel
+    learning_rate: float = 0.0
+
+    def step(self) -> float:
+        self.gradient = {name: weight.grad.clone() for name, weight in self.model.named_parameters()}
+        self.model.zero_grad(set_to_none=True)
+        return 0.0
+
+
+def loaded(folder: Path) -> PreTrainedModel:
+    return load_model(str(folder), device=CPU)
+
+
+def sampled(folder: Path, sampling: Sampling) -> list[Group]:
+    """Groups of 3, 3 and 5 with completions of several lengths."""
+    model, tokenizer = loaded(folder), load_tokenizer(str(folder))
+    model.generation_config.eos_token_id = [1, *range(20, 44)]
+    prompts = ("John has 15 apples.", "4", "There are 4 boxes with 6 pens each.")
+    requests = [
+        Request(Problem(prompt, prompt), tuple(tokenizer(prompt)["input_ids"]), count)
+        for prompt, count in zip(prompts, (3, 3, 5), strict=True)
+    ]
+    return NativeEngine(model, tokenizer, seed=3, max_rows=8).generate(requests, sampling)
+
+
+@pytest.fixture(scope="module")
+def groups(tiny: Path) -> list[Group]:
+    return sampled(tiny, SAMPLING)
+
+
+def batch_of(groups: Sequence[Group], algorithm: Algorithm = GRPO, advantages: Tensor = ADVANTAGES) -> Batch:
+    return make_batch(groups, advantages, algorithm, SAMPLING)
+
+
+def moved(batch: Batch) -> Batch:
+    """As if the policy had moved since it sampled: ratios between 0.6 and 1.6."""
+    shift = 0.5 * torch.sin(torch.arange(batch.mask_NT.numel()) * 1.7).view(batch.mask_NT.shape)
+    return replace(batch, old_logprobs_NT=batch.old_logprobs_NT + shift * batch.mask_NT)
+
+
+def other_reference(model: PreTrainedModel) -> PreTrainedModel:
+    reference = frozen_copy(model)
+    for weight in reference.parameters():
+        weight.mul_(1.05)
+    return reference
+
+
+def learner_of(model: PreTrainedModel, algorithm: Algorithm = GRPO, **changes: object) -> Learner:
+    fields = {
+        "policy": model,
+        "reference": other_reference(model) if algorithm.kl_coef else None,
+        "optimizer": GradientKeeper(model),
+        "algorithm": algorithm,
+        "device": CPU,
+        "dtype": "float32",
+        "micro_batch_tokens": 10**6,
+    }
+    return Learner(**{**fields, **changes})
+
+
+def gap(got: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """Norm of the difference of two gradients, relative to the second."""
+    assert set(got) == set(expected)
+    difference = math.sqrt(sum(float((got[name] - expected[name]).double().square().sum()) for name in got))
+    return difference / math.sqrt(sum(float(value.double().square().sum()) for value in expected.values()))
+
+
+# The batch and its packs
+
+
+def completion(index: int, token_ids: tuple[int, ...]) -> Completion:
+    logprobs = tuple(-0.5 * (at + 1) for at in range(len(token_ids)))
+    return Completion(index, token_ids, logprobs, logprobs, "", StopReason.LENGTH, 0)
+
+
+HAND_MADE = [
+    Group(Problem("a", ""), (9, 8), (completion(0, (5, 6)), completion(1, (7,)))),
+    Group(Problem("b", ""), (4, 3, 2), (completion(0, (1, 1, 1)),)),
+]
+
+
+def test_a_batch_by_hand():
+    algorithm = Algorithm(aggregate="constant")
+    batch = make_batch(HAND_MADE, torch.tensor([1.0, -1.0, 0.5]), algorithm, Sampling(max_tokens=10))
+    assert batch.prompts == ((9, 8), (4, 3, 2))
+    assert batch.group_of_N == (0, 0, 1)
+    assert batch.token_ids_NT.tolist() == [[5, 6, 0], [7, 0, 0], [1, 1, 1]]
+    assert batch.mask_NT.tolist() == [[True, True, False], [True, False, False], [True, True, True]]
+    assert batch.old_logprobs_NT.tolist() == [[-0.5, -1.0, 0], [-0.5, 0, 0], [-0.5, -1.0, -1.5]]
+    torch.testing.assert_close(batch.weights_NT, batch.mask_NT / 30)
+
+
+def test_a_pack_by_hand():
+    batch = make_batch(HAND_MADE, torch.ones(3), GRPO, Sampling())
+    packs = make_packs(batch, [0, 1, 2], 100, CPU)
+    assert len(packs) == 1  # the longest completion comes first
+    assert packs[0].rows == (2, 0, 1)
+    assert packs[0].input_ids_S.tolist() == [4, 3, 2, 1, 1, 1, 9, 8, 5, 6, 7]
+    assert packs[0].layout.prompt_lengths == (3, 2)
+    assert packs[0].layout.completion_lengths == ((3,), (2, 1))
+    assert packs[0].predictors_C.tolist() == [2, 3, 4, 7, 8, 7]
+    assert packs[0].row_C.tolist() == [0, 0, 0, 1, 1, 2]
+    assert packs[0].column_C.tolist() == [0, 1, 2, 0, 1, 0]
+
+
+@pytest.mark.parametrize("budget", [1, 20, 45, 60, 10**6])
+def test_packs_hold_every_row_once_within_the_budget(groups: list[Group], budget: int):
+    batch = batch_of(groups)
+    packs = make_packs(batch, SIGNAL, budget, CPU)
+    assert sorted(row for pack in packs for row in pack.rows) == SIGNAL
+    for pack in packs:
+        assert pack.layout.size == len(pack.input_ids_S)
+        assert pack.layout.size <= budget or len(pack.rows) == 1
+    assert len(packs) == {1: 7, 10**6: 1}.get(budget, len(packs))
+
+
+# The gradient
+
+
+def own_policy(logits_TV: Tensor, token_ids: Sequence[int], sampling: Sampling) -> Tensor:
+    """[T] log-probs under the policy that drew the tokens; which tokens are cut is decided in plain Python."""
+    kept = [slow_policy(row, sampling, token) for row, token in zip(logits_TV.tolist(), token_ids, strict=True)]
+    scaled = (logits_TV / sampling.temperature).masked_fill(torch.tensor(kept) == 0, -torch.inf)
+    return scaled.log_softmax(-1)[torch.arange(len(token_ids)), list(token_ids)]
+
+
+def plain_loss(
+    own: PreTrainedModel, reference: PreTrainedModel, batch: Batch, kl_coef: float, token_mean: bool
+) -> Tensor:
+    """GRPO one completion at a time and one token at a time, on the library's own forward."""
+    total = torch.zeros((), dtype=torch.float64)
+    lengths = batch.mask_NT.sum(1).tolist()
+    for row, length in enumerate(lengths):
+        prompt = batch.prompts[batch.group_of_N[row]]
+        ids = batch.token_ids_NT[row, :length].tolist()
+        policy = own_policy(own_logits(own, prompt, ids), ids, batch.sampling)
+        with torch.no_grad():
+            anchor = own_policy(own_logits(reference, prompt, ids), ids, batch.sampling)
+        weight = 1 / sum(lengths) if token_mean else 1 / (len(lengths) * length)
+        advantage = float(batch.advantages_N[row])
+        for at in range(length):
+            ratio = (policy[at] - batch.old_logprobs_NT[row, at]).exp()
+            bounded = min(max(ratio.item(), 0.8), 1.2)
+            clipped = bounded * advantage < ratio.item() * advantage
+            away = (anchor[at] - policy[at]).exp()
+            kl = away - 1 - away.log()
+            total = total + weight * (kl_coef * kl - (0.0 if clipped else ratio * advantage))
+    return total
+
+
+def plain_gradient(folder: Path, model: PreTrainedModel, batch: Batch, algorithm: Algorithm) -> dict[str, Tensor]:
+    own, reference = own_model(folder).double(), own_model(folder).double()
+    reference.load_state_dict(other_reference(model).state_dict())
+    plain_loss(own, reference, batch, algorithm.kl_coef, algorithm.aggregate == "token_mean").backward()
+    return {name: weight.grad for name, weight in own.named_parameters()}
+
+
+ALGORITHMS = [Algorithm(kl_coef=0.3), Algorithm(kl_coef=0.0), Algorithm(kl_coef=0.3, aggregate="token_mean")]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
+def test_the_gradient_is_that_of_padded_rows(tiny: Path, groups: list[Group], algorithm: Algorithm):
+    model = loaded(tiny)
+    batch = moved(batch_of(groups, algorithm))
+    expected = plain_gradient(tiny, model, batch, algorithm)
+    for budget in (1, 45, 10**6):
+        learner = learner_of(model, algorithm, micro_batch_tokens=budget)
+        learner.learn(batch)
+        assert gap(learner.optimizer.gradient, expected) < 2e-5
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm(kl_coef=0.3), Algorithm(kl_coef=0.0, ratio="sequence")], ids=str)
+def test_no_division_into_packs_changes_gradient_or_figures(tiny: Path, groups: list[Group], algorithm: Algorithm):
+    model = loaded(tiny)
+    batch = moved(batch_of(groups, algorithm))
+    whole = learner_of(model, algorithm)
+    expected = whole.learn(batch)
+    for budget in (1, 20, 33, 45, 60):
+        learner = learner_of(model, algorithm, micro_batch_tokens=budget)
+        figures = learner.learn(batch)
+        assert gap(learner.optimizer.gradient, whole.optimizer.gradient) < 1e-6
+        for name in expected:
+            if not name.startswith("time/"):
+                assert figures[name] == pytest.approx(expected[name], abs=1e-5), name
+
+
+@pytest.mark.parametrize(("kl_coef", "rows"), [(0.0, SIGNAL), (0.1, range(11))])
+def test_rows_without_signal_are_read_only_for_the_kl(
+    tiny: Path, groups: list[Group], kl_coef: float, rows: Sequence[int]
+):
+    model, seen = loaded(tiny), []
+    model.get_input_embeddings().register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].numel()))
+    batch = batch_of(groups)
+    learner_of(
+        model, Algorithm(kl_coef=kl_coef), reference=None if kl_coef == 0 else other_reference(loaded(tiny))
+    ).learn(batch)
+    lengths = batch.mask_NT.sum(1).tolist()
+    read = {batch.group_of_N[row] for row in rows}
+    assert sum(seen) == sum(lengths[row] for row in rows) + sum(len(batch.prompts[group]) for group in read)
+
+
+def test_the_weights_stay_when_no_row_has_signal(tiny: Path, groups: list[Group]):
+    model = loaded(tiny)
+    optimizer = Optimizer(model, LearnerConfig(learning_rate=0.1, weight_decay=0.1))
+    before = fingerprint(model)
+    batch = batch_of(groups, advantages=torch.zeros(11))
+    figures = learner_of(model, Algorithm(kl_coef=0.0), optimizer=optimizer).learn(batch)
+    assert fingerprint(model) == before
+    assert (optimizer.updates, figures["grad_norm"]) == (0, 0.0)
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run(tiny: Path, groups: list[Group]):
+    model = loaded(tiny)
+    before = fingerprint(model)
+    learner = learner_of(model, optimizer=Optimizer(model, LearnerConfig(learning_rate=0.1)))
+    with pytest.raises(FloatingPointError, match="finite"):
+        learner.learn(batch_of(groups, advantages=ADVANTAGES * math.inf))
+    assert fingerprint(model) == before
+
+
+# Sampler and learner
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(max_tokens=12), SAMPLING, Sampling(max_tokens=12, temperature=1.4, top_k=20, min_p=0.05)],
+    ids=str,
+)
+def test_the_learner_finds_the_log_probs_of_the_sampler(tiny: Path, sampling: Sampling):
+    batch = make_batch(sampled(tiny, sampling), ADVANTAGES, GRPO, sampling)
+    assert batch.old_logprobs_NT[batch.mask_NT].min() < -0.5
+    for budget in (1, 10**6):
+        figures = learner_of(loaded(tiny), micro_batch_tokens=budget).learn(batch)
+        assert figures["sampler_learner_gap"] < 1e-5
+        assert figures["ratio_max"] == pytest.approx(1, abs=2e-5)
+
+
+def test_a_sampler_that_differs_shows_in_the_gap(tiny: Path, groups: list[Group]):
+    batch = batch_of(groups)
+    old = batch.old_logprobs_NT.clone()
+    old[6, 0] += 0.25
+    figures = learner_of(loaded(tiny), micro_batch_tokens=30).learn(replace(batch, old_logprobs_NT=old))
+    assert figures["sampler_learner_gap"] == pytest.approx(0.25, abs=1e-5)
+
+
+# Passes and the reference
+
+
+def adamw(model: PreTrainedModel) -> Optimizer:
+    return Optimizer(model, LearnerConfig(learning_rate=0.01))
+
+
+@torch.no_grad()
+def mean_ratio(model: PreTrainedModel, tiny: Path, batch: Batch) -> float:
+    own = own_model(tiny)
+    own.load_state_dict(model.state_dict())
+    ratios = []
+    for row, length in enumerate(batch.mask_NT.sum(1).tolist()):
+        ids = batch.token_ids_NT[row, :length].tolist()
+        policy = own_policy(own_logits(own, batch.prompts[batch.group_of_N[row]], ids), ids, batch.sampling)
+        ratios += (policy - batch.old_logprobs_NT[row, :length]).exp().tolist()
+    return sum(ratios) / len(ratios)
+
+
+def test_every_pass_compares_with_the_sampler(tiny: Path, groups: list[Group]):
+    batch = batch_of(groups)
+    once, twice = loaded(tiny), loaded(tiny)
+    single = learner_of(once, optimizer=adamw(once))
+    assert single.learn(batch)["ratio_mean"] == pytest.approx(1, abs=1e-5)
+    between = mean_ratio(once, tiny, batch)
+    assert abs(between - 1) > 1e-3
+    figures = learner_of(twice, Algorithm(passes=2), optimizer=adamw(twice)).learn(batch)
+    assert figures["ratio_mean"] == pytest.approx(between, abs=1e-4)
+    assert figures["sampler_learner_gap"] < 1e-5  # of the first pass: later ones have moved on purpose
+    single.learn(batch)
+    assert fingerprint(once) == fingerprint(twice)
+
+
+def test_the_kl_is_zero_until_the_policy_moves(tiny: Path, groups: list[Group]):
+    model = loaded(tiny)
+    batch, algorithm = batch_of(groups), Algorithm(kl_coef=0.5)
+    keeper = learner_of(model, algorithm, reference=frozen_copy(model))
+    assert keeper.learn(batch)["kl"] == pytest.approx(0, abs=1e-9)
+    without = learner_of(model, Algorithm(kl_coef=0.0))
+    without.learn(batch)
+    assert gap(keeper.optimizer.gradient, without.optimizer.gradient) < 1e-6
+    learner = learner_of(model, algorithm, reference=frozen_copy(model), optimizer=adamw(model))
+    learner.learn(batch)
+    assert learner.learn(batch)["kl"] > 1e-5
+
+
+def test_learning_repeats_bit_for_bit(tiny: Path, groups: list[Group]):
+    results = []
+    for model in (loaded(tiny), copy.deepcopy(loaded(tiny))):
+        learner_of(model, optimizer=adamw(model), micro_batch_tokens=45).learn(batch_of(groups))
+        results.append(fingerprint(model))
+    assert results[0] == results[1] != fingerprint(loaded(tiny))

@@ -1,0 +1,223 @@
+"""Log-probs and entropies from hidden states, and the cuts of top-k, top-p and min-p, against slow references."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from grouprl.models import token_logprobs
+from grouprl.models.truncation import truncated
+from grouprl.types import Sampling
+from oracles import slow_policy
+
+S, H, V = 11, 6, 37
+
+
+def random_case(seed: int = 0, vocabulary: int = V, tokens: int = S) -> tuple[nn.Linear, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    head = nn.Linear(H, vocabulary, bias=False)
+    head.weight.data = torch.randn(vocabulary, H, generator=generator)
+    hidden_SH = torch.randn(tokens, H, generator=generator).requires_grad_()
+    return head, hidden_SH, torch.randint(vocabulary, (tokens,), generator=generator)
+
+
+def with_gradients(logprobs: Tensor, head: nn.Linear, hidden_SH: Tensor) -> list[Tensor]:
+    """The values, and the gradients of a sum that weighs every token differently."""
+    weights = torch.linspace(-1, 2, len(logprobs), dtype=logprobs.dtype)
+    gradients = torch.autograd.grad((logprobs * weights).sum(), [hidden_SH, head.weight])
+    return [logprobs.detach().double(), *(gradient.double() for gradient in gradients)]
+
+
+def full(head: nn.Linear, hidden_SH: Tensor, targets_S: Tensor, temperature: float = 1.0) -> Tensor:
+    logits = hidden_SH.double() @ head.weight.double().T / temperature
+    return torch.log_softmax(logits, -1)[torch.arange(len(targets_S)), targets_S]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
+@pytest.mark.parametrize("chunk_elements", [1, V, 3 * V, 4 * V - 1, 10**6])
+def test_values_and_gradients_are_those_of_full_logits(chunk_elements: int, temperature: float):
+    case = random_case()
+    logprobs, _ = token_logprobs(*case, Sampling(temperature=temperature), chunk_elements=chunk_elements)
+    assert (logprobs.dtype, logprobs.shape) == (torch.float32, (S,))
+    expected = with_gradients(full(*case, temperature), *case[:2])
+    torch.testing.assert_close(with_gradients(logprobs, *case[:2]), expected, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="torch has no linear_cross_entropy")
+def test_values_and_gradients_are_those_of_linear_cross_entropy():
+    head, hidden_SH, targets_S = random_case(1)
+    ours, _ = token_logprobs(head, hidden_SH, targets_S, Sampling(), chunk_elements=2 * V)
+    theirs = -F.linear_cross_entropy(hidden_SH, head.weight, targets_S, reduction="none")
+    torch.testing.assert_close(
+        with_gradients(ours, head, hidden_SH), with_gradients(theirs, head, hidden_SH), atol=2e-5, rtol=1e-5
+    )
+
+
+@given(tokens=st.integers(1, 9), chunk_elements=st.integers(1, 12 * V), seed=st.integers(0, 99))
+def test_any_chunk_size_gives_the_same(tokens: int, chunk_elements: int, seed: int):
+    case = random_case(seed, tokens=tokens)
+    chunked, entropies = token_logprobs(*case, Sampling(), chunk_elements=chunk_elements)
+    whole, whole_entropies = token_logprobs(*case, Sampling())
+    torch.testing.assert_close(
+        with_gradients(chunked, *case[:2]), with_gradients(whole, *case[:2]), atol=1e-5, rtol=1e-5
+    )
+    torch.testing.assert_close(entropies, whole_entropies)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.5), Sampling(top_k=3), Sampling(top_p=0.6)])
+@pytest.mark.parametrize("chunk_elements", [2 * V, 10**6])
+def test_entropy_by_brute_force(sampling: Sampling, chunk_elements: int):
+    head, hidden_SH, targets_S = random_case(2)
+    _, entropies = token_logprobs(head, hidden_SH, targets_S, sampling, chunk_elements=chunk_elements)
+    assert not entropies.requires_grad
+    logits_SV = (hidden_SH.double() @ head.weight.double().T).detach()
+    for logits, target, entropy in zip(logits_SV.tolist(), targets_S.tolist(), entropies.tolist(), strict=True):
+        probabilities = slow_policy(logits, sampling, target)
+        assert entropy == pytest.approx(-sum(p * math.log(p) for p in probabilities if p), abs=1e-4)
+
+
+def test_the_entropy_of_equal_logits():
+    head = nn.Linear(H, 8, bias=False)
+    nn.init.zeros_(head.weight)
+    _, entropies = token_logprobs(head, torch.randn(3, H), torch.tensor([0, 1, 2]), Sampling())
+    assert entropies.tolist() == pytest.approx([math.log(8)] * 3)
+
+
+# Memory
+
+
+class LargestTensor(TorchDispatchMode):
+    """Elements of the largest tensor that any operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*args, **kwargs or {})
+        for value in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(value, Tensor):
+                self.elements = max(self.elements, value.numel())
+        return result
+
+
+def largest_tensor(vocabulary: int, tokens: int, chunk_elements: int) -> int:
+    head, hidden_SH, targets_S = random_case(3, vocabulary, tokens)
+    with LargestTensor() as largest:
+        logprobs, _ = token_logprobs(head, hidden_SH, targets_S, Sampling(top_p=0.9), chunk_elements=chunk_elements)
+        logprobs.sum().backward()
+    return largest.elements
+
+
+@pytest.mark.parametrize("vocabulary", [500, 1000, 2000])
+def test_no_tensor_is_larger_than_a_chunk_forward_and_backward(vocabulary: int):
+    chunk = 20_000  # more than the head's own weights, H * 2,000
+    assert chunk // 2 < largest_tensor(vocabulary, 100, chunk) <= chunk
+    assert largest_tensor(vocabulary, 100, 10**9) == 100 * vocabulary  # the measure sees full logits
+
+
+def test_no_logits_are_kept_for_the_backward_pass():
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // 4
+        return tensor
+
+    head, hidden_SH, targets_S = random_case(4, 1000, 50)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logprobs, _ = token_logprobs(head, hidden_SH, targets_S, Sampling(), chunk_elements=5000)
+        logprobs.sum().backward()
+    assert sum(kept.values()) <= head.weight.numel() + hidden_SH.numel() + 2 * len(targets_S)
+
+
+# Truncation
+
+
+CUTS = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.5, 1.0, 1.7]),
+    top_k=st.sampled_from([0, 1, 2, 5, 12, 99]),
+    top_p=st.sampled_from([1.0, 0.97, 0.83, 0.51, 0.09]),
+    min_p=st.sampled_from([0.0, 0.013, 0.17, 0.9]),
+)
+
+
+@given(sampling=CUTS, seed=st.integers(0, 10**6))
+def test_the_cuts_equal_the_slow_reference(sampling: Sampling, seed: int):
+    logits_NV = 2 * torch.randn(3, 12, generator=torch.Generator().manual_seed(seed))
+    got = truncated(logits_NV, sampling).softmax(-1)
+    expected = torch.tensor([slow_policy(row, sampling) for row in logits_NV.tolist()])
+    assert torch.equal(got > 0, expected > 0)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_the_cuts_by_hand():
+    logits = torch.tensor([[0.4, 0.1, 0.3, 0.2]]).log()
+
+    def kept(**cuts: float) -> list[int]:
+        return truncated(logits, Sampling(**cuts))[0].isfinite().nonzero()[:, 0].tolist()
+
+    assert kept() == [0, 1, 2, 3]
+    assert kept(top_k=1) == [0]
+    assert kept(top_k=3) == [0, 2, 3]
+    assert kept(top_p=0.39) == [0]
+    assert kept(top_p=0.41) == [0, 2]
+    assert kept(top_p=0.95) == [0, 1, 2, 3]
+    assert kept(min_p=0.6) == [0, 2]
+    # Of the two that top_k leaves, the first alone has 4/7 = 0.571 of the mass.
+    assert kept(top_k=2, top_p=0.55) == [0]
+    assert kept(top_k=2, top_p=0.6) == [0, 2]
+    # At temperature 0.5 the probabilities are 16, 1, 9, 4 of 30.
+    assert kept(temperature=0.5, top_p=0.5) == [0]
+    assert kept(temperature=0.5, min_p=0.3) == [0, 2]
+
+
+@pytest.mark.parametrize("cuts", [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.99}])
+def test_ties_at_a_threshold_are_kept(cuts: dict[str, float]):
+    got = truncated(torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0]]), Sampling(**cuts))
+    assert got.isfinite().tolist() == [[False, True, True, True, False]]
+
+
+def test_without_cuts_nothing_happens():
+    logits = torch.randn(2, 5)
+    assert torch.equal(truncated(logits, Sampling()), logits)
+    torch.testing.assert_close(truncated(logits, Sampling(temperature=0.5)), 2 * logits)
+
+
+@pytest.mark.parametrize("cuts", [{"top_k": 2}, {"top_p": 0.3}, {"min_p": 0.5}])
+@pytest.mark.parametrize("chunk_elements", [V, 10**6])
+def test_a_target_is_never_cut(cuts: dict[str, float], chunk_elements: int):
+    """The policy may have moved since a token was drawn; its log-prob is over the kept tokens and itself."""
+    head, hidden_SH, _ = random_case(5)
+    logits_SV = hidden_SH.double() @ head.weight.double().T
+    targets_S = logits_SV.argmin(-1)  # the first that any cut takes
+    sampling = Sampling(temperature=0.8, **cuts)
+    logprobs, _ = token_logprobs(head, hidden_SH, targets_S, sampling, chunk_elements=chunk_elements)
+    expected = torch.tensor(
+        [
+            slow_policy(row, sampling, target)
+            for row, target in zip(logits_SV.tolist(), targets_S.tolist(), strict=True)
+        ],
+        dtype=torch.float64,
+    )
+    kept_SV = expected > 0
+    assert (kept_SV.sum(1) > 1).all()
+    torch.testing.assert_close(
+        logprobs.double(), expected.gather(1, targets_S[:, None])[:, 0].log(), atol=1e-4, rtol=1e-5
+    )
+    reference = (logits_SV / 0.8).masked_fill(~kept_SV, -torch.inf).log_softmax(-1)
+    torch.testing.assert_close(
+        with_gradients(logprobs, head, hidden_SH),
+        with_gradients(reference[torch.arange(S), targets_S], head, hidden_SH),
+        atol=1e-4,
+        rtol=1e-4,
+    )

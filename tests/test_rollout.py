@@ -1,0 +1,315 @@
+"""The native engine: which tokens it draws, with which probabilities, and that nothing beside a row touches it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grouprl.models import load_model, load_tokenizer
+from grouprl.rollout import NativeEngine, Request
+from grouprl.types import Completion, Group, Problem, Sampling, StopReason
+from oracles import own_logits, own_model, slow_policy
+from tiny import tiny_model_folder
+
+PROMPTS = (
+    "John has 15 apples.",
+    "4",
+    "There are 4 boxes with 6 pens each. How many pens are there, and how many are left?",
+    "I think",
+    "3 + 5 = ",
+)
+# With one end token in 320 nearly no completion of a random model would end: these take about 8 % of the draws.
+ENDS = [1, *range(20, 44)]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A checkpoint with many end tokens, on GroupRL and in transformers' own hands."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    own: PreTrainedModel
+
+    def engine(self, max_rows: int = 64, *, seed: int = 0) -> NativeEngine:
+        return NativeEngine(self.model, self.tokenizer, seed=seed, max_rows=max_rows)
+
+    def request(self, number: int, completions: int, stream: str = "") -> Request:
+        ids = tuple(self.tokenizer(PROMPTS[number])["input_ids"])
+        return Request(Problem(f"problem-{number}", PROMPTS[number]), ids, completions, stream)
+
+    def requests(self) -> list[Request]:
+        """22 completions in groups of 7, 1, 4, 2 and 8."""
+        return [self.request(number, count) for number, count in enumerate((7, 1, 4, 2, 8))]
+
+
+def setting_of(folder: Path) -> Setting:
+    model = load_model(str(folder), device=torch.device("cpu"))
+    model.generation_config.eos_token_id = ENDS
+    return Setting(model, load_tokenizer(str(folder)), own_model(folder))
+
+
+@pytest.fixture(scope="module")
+def setting(tiny: Path) -> Setting:
+    return setting_of(tiny)
+
+
+def assert_same(got: Sequence[Group], expected: Sequence[Group]) -> None:
+    """The same completions; log-probs to rounding, which does depend on what is computed together."""
+    for ours, theirs in zip(got, expected, strict=True):
+        assert (ours.problem, ours.prompt_ids) == (theirs.problem, theirs.prompt_ids)
+        for one, other in zip(ours.completions, theirs.completions, strict=True):
+            assert (one.index, one.token_ids, one.text, one.stop_reason) == (
+                other.index,
+                other.token_ids,
+                other.text,
+                other.stop_reason,
+            )
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+            assert one.plain_logprobs == pytest.approx(other.plain_logprobs, abs=1e-5)
+
+
+DRAWN = Sampling(max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def drawn(setting: Setting) -> list[Group]:
+    return setting.engine().generate(setting.requests(), DRAWN)
+
+
+# Greedy
+
+
+@pytest.mark.parametrize(("kind", "kv_heads"), [("qwen2", 2), ("llama", 4), ("qwen3", 1)])
+@torch.no_grad()
+def test_greedy_equals_generate(tmp_path: Path, kind: str, kv_heads: int):
+    setting = setting_of(tiny_model_folder(tmp_path, kind=kind, kv_heads=kv_heads))
+    requests = [setting.request(number, 2) for number in range(len(PROMPTS))]
+    groups = setting.engine(max_rows=6).generate(requests, Sampling(max_tokens=20, temperature=0.0))
+    for group in groups:
+        prompt = torch.tensor([group.prompt_ids])
+        expected = setting.own.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=20,
+            eos_token_id=ENDS,
+            pad_token_id=0,
+        )[0, prompt.shape[1] :].tolist()
+        for completion in group.completions:
+            assert list(completion.token_ids) == expected
+            assert set(completion.logprobs) == {0.0}
+            plain = own_logits(setting.own, group.prompt_ids, expected).log_softmax(-1)
+            assert completion.plain_logprobs == pytest.approx(plain.amax(-1).tolist(), abs=1e-5)
+
+
+# The same completion whatever surrounds it
+
+
+def test_the_groups_are_complete_and_in_order(setting: Setting, drawn: list[Group]):
+    assert [group.problem.id for group in drawn] == [f"problem-{number}" for number in range(5)]
+    assert [[completion.index for completion in group.completions] for group in drawn] == [
+        list(range(count)) for count in (7, 1, 4, 2, 8)
+    ]
+    everything = [completion.token_ids for group in drawn for completion in group.completions]
+    assert len(set(everything)) == len(everything)
+    for group in drawn:
+        for completion in group.completions:
+            decoded = setting.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+            assert completion.text == decoded
+            assert len(completion.logprobs) == len(completion.plain_logprobs) == len(completion)
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 3, 5, 8, 22])
+def test_completions_do_not_depend_on_the_rows_decoded_at_once(setting: Setting, drawn: list[Group], max_rows: int):
+    assert_same(setting.engine(max_rows).generate(setting.requests(), DRAWN), drawn)
+
+
+@pytest.mark.parametrize("order", [(4, 3, 2, 1, 0), (2, 0, 4, 1, 3)])
+def test_completions_do_not_depend_on_the_order_of_requests(
+    setting: Setting, drawn: list[Group], order: tuple[int, ...]
+):
+    requests = [setting.requests()[at] for at in order]
+    assert_same(setting.engine(9).generate(requests, DRAWN), [drawn[at] for at in order])
+
+
+def test_completions_do_not_depend_on_the_rest_of_the_batch(setting: Setting, drawn: list[Group]):
+    for at, request in enumerate(setting.requests()):
+        assert_same(setting.engine().generate([request], DRAWN), [drawn[at]])
+    few = setting.engine().generate([setting.request(4, 3)], DRAWN)[0]
+    assert [c.token_ids for c in few.completions] == [c.token_ids for c in drawn[4].completions[:3]]
+
+
+def test_an_engine_that_was_used_before_draws_the_same(setting: Setting, drawn: list[Group]):
+    engine = setting.engine(10)
+    for sampling in (Sampling(max_tokens=40), Sampling(max_tokens=3, temperature=0.0)):
+        engine.generate([setting.request(2, 10, "another"), setting.request(1, 3)], sampling)
+    assert_same(engine.generate(setting.requests(), DRAWN), drawn)
+
+
+def test_new_weights_are_used_at_once(tiny: Path):
+    setting = setting_of(tiny)
+    engine, requests = setting.engine(), setting.requests()
+    before = engine.generate(requests, DRAWN)
+    with torch.no_grad():
+        for weight in setting.model.parameters():
+            weight.mul_(1.1)
+    engine.load_weights(5)
+    after = engine.generate(requests, DRAWN)
+    assert_same(after, setting.engine().generate(requests, DRAWN))
+    assert [c.token_ids for c in after[4].completions] != [c.token_ids for c in before[4].completions]
+    assert {c.weights_version for group in before for c in group.completions} == {0}
+    assert {c.weights_version for group in after for c in group.completions} == {5}
+
+
+def test_seed_and_stream_and_problem_choose_the_completion(setting: Setting, drawn: list[Group]):
+    expected = [completion.token_ids for completion in drawn[0].completions]
+    renamed = Request(Problem("another", ""), drawn[0].prompt_ids, 7)
+    for engine, request in (
+        (setting.engine(seed=1), setting.request(0, 7)),
+        (setting.engine(), setting.request(0, 7, "epoch 1")),
+        (setting.engine(), renamed),
+    ):
+        got = [completion.token_ids for completion in engine.generate([request], DRAWN)[0].completions]
+        assert not set(got) & set(expected)
+
+
+def test_the_global_generator_is_left_alone(setting: Setting, drawn: list[Group]):
+    torch.manual_seed(99)
+    state = torch.get_rng_state()
+    assert_same(setting.engine().generate(setting.requests(), DRAWN), drawn)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_progress_adds_up(setting: Setting):
+    reports: list[int] = []
+    setting.engine(6).generate(setting.requests(), DRAWN, on_finished=reports.append)
+    assert sum(reports) == 22
+    assert len([count for count in reports if count]) > 3
+    assert setting.engine().generate([], DRAWN) == []
+
+
+# Log-probs
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(max_tokens=16),
+        Sampling(max_tokens=16, temperature=0.7),
+        Sampling(max_tokens=16, temperature=1.3, top_k=7),
+        Sampling(max_tokens=16, top_p=0.8),
+        Sampling(max_tokens=16, min_p=0.1),
+        Sampling(max_tokens=16, temperature=0.7, top_k=50, top_p=0.9, min_p=0.02),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_log_probs_are_those_of_a_full_forward(setting: Setting, sampling: Sampling):
+    for group in setting.engine(3).generate(setting.requests()[1:4], sampling):
+        for completion in group.completions:
+            logits = own_logits(setting.own, group.prompt_ids, completion.token_ids)
+            pairs = list(zip(logits.tolist(), completion.token_ids, strict=True))
+            policy = [math.log(slow_policy(row, sampling)[token]) for row, token in pairs]
+            plain = [math.log(slow_policy(row, Sampling())[token]) for row, token in pairs]
+            assert completion.logprobs == pytest.approx(policy, abs=1e-5)
+            assert completion.plain_logprobs == pytest.approx(plain, abs=1e-5)
+
+
+def test_tokens_are_drawn_with_their_probabilities(setting: Setting):
+    """First tokens of 4,000 completions, and second ones after the commonest first, against the softmax."""
+    sampling = Sampling(max_tokens=2, temperature=0.8, top_k=40)
+    request = setting.request(1, 4000)
+    completions = setting.engine(2000).generate([request], sampling)[0].completions
+    first = [completion.token_ids[0] for completion in completions]
+    assert_drawn_from(setting, request.prompt_ids, first, sampling)
+    common = max({*first} - {*ENDS}, key=first.count)
+    second = [c.token_ids[1] for c in completions if c.token_ids[0] == common]
+    assert len(second) > 300
+    assert_drawn_from(setting, (*request.prompt_ids, common), second, sampling)
+
+
+@torch.no_grad()
+def assert_drawn_from(setting: Setting, prompt: Sequence[int], tokens: Sequence[int], sampling: Sampling) -> None:
+    policy = torch.tensor(slow_policy(own_logits(setting.own, prompt, [0])[0].tolist(), sampling))
+    expected = policy * len(tokens)
+    counts = torch.bincount(torch.tensor(tokens), minlength=len(policy))
+    assert counts[policy == 0].sum() == 0
+    large = expected >= 5
+    cells = [(counts[large], expected[large]), (counts[~large].sum()[None], expected[~large].sum()[None])]
+    statistic = sum(float(((n - e) ** 2 / e.clamp(min=1e-9)).sum()) for n, e in cells)
+    freedom = int(large.sum())
+    assert freedom >= 10
+    assert abs(statistic - freedom) / math.sqrt(2 * freedom) < 4
+
+
+# Ends
+
+
+def all_of(groups: Sequence[Group]) -> list[Completion]:
+    return [completion for group in groups for completion in group.completions]
+
+
+def test_any_end_token_ends_a_completion_and_is_kept(drawn: list[Group]):
+    ended = [c for c in all_of(drawn) if c.stop_reason is StopReason.END]
+    cut = [c for c in all_of(drawn) if c.stop_reason is StopReason.LENGTH]
+    assert len(ended) + len(cut) == 22
+    assert len(ended) > 5
+    assert len({completion.token_ids[-1] for completion in ended}) > 3
+    assert all(completion.token_ids[-1] in ENDS for completion in ended)
+    assert all(len(completion) == 24 and completion.token_ids[-1] not in ENDS for completion in cut)
+    assert not any(token in ENDS for completion in all_of(drawn) for token in completion.token_ids[:-1])
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 7])
+def test_max_tokens_only_shortens(setting: Setting, drawn: list[Group], max_tokens: int):
+    shorter = all_of(setting.engine(4).generate(setting.requests(), Sampling(max_tokens=max_tokens)))
+    for short, long in zip(shorter, all_of(drawn), strict=True):
+        assert short.token_ids == long.token_ids[:max_tokens]
+        ends = short.token_ids[-1] in ENDS
+        assert short.stop_reason is (StopReason.END if ends else StopReason.LENGTH)
+
+
+def test_an_end_in_the_last_place_is_an_end(setting: Setting, drawn: list[Group]):
+    chosen = next(c for c in drawn[4].completions if c.stop_reason is StopReason.END and len(c) > 1)
+    again = setting.engine().generate([setting.request(4, 8)], Sampling(max_tokens=len(chosen)))[0]
+    assert again.completions[chosen.index].stop_reason is StopReason.END
+    assert again.completions[chosen.index].token_ids == chosen.token_ids
+
+
+def until_stop(tokenizer: PreTrainedTokenizerBase, completion: Completion, stops: Sequence[str]) -> int:
+    """Tokens up to the first prefix whose text holds a stop string."""
+    for count in range(1, len(completion) + 1):
+        text = tokenizer.decode(completion.token_ids[:count], skip_special_tokens=True)
+        if any(stop in text for stop in stops):
+            return count
+    return len(completion)
+
+
+def seams(tokenizer: PreTrainedTokenizerBase, completion: Completion) -> list[str]:
+    """The two characters on both sides of each seam between readable tokens."""
+    words = [tokenizer.decode([token], skip_special_tokens=True) for token in completion.token_ids]
+    readable = [word if word.isascii() and word.isprintable() else "" for word in words]
+    return [left[-1] + right[0] for left, right in pairwise(readable) if left and right]
+
+
+@pytest.mark.parametrize("max_rows", [3, 64])
+def test_stop_strings_end_a_completion_at_once_and_stay(setting: Setting, drawn: list[Group], max_rows: int):
+    cut = [c for c in all_of(drawn) if c.stop_reason is StopReason.LENGTH]
+    stops = tuple(found[0] for completion in cut if (found := seams(setting.tokenizer, completion)))[:4]
+    sampling = Sampling(max_tokens=24, stop=stops)
+    stopped = all_of(setting.engine(max_rows).generate(setting.requests(), sampling))
+    reasons = []
+    for got, free in zip(stopped, all_of(drawn), strict=True):
+        count = until_stop(setting.tokenizer, free, stops)
+        assert got.token_ids == free.token_ids[:count]
+        found = any(stop in got.text for stop in stops)
+        at_end = got.token_ids[-1] in ENDS
+        expected = StopReason.END if at_end else StopReason.STOP_STRING if found else StopReason.LENGTH
+        assert got.stop_reason is expected
+        reasons.append(got.stop_reason)
+    assert set(reasons) == set(StopReason)

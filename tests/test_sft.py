@@ -1,0 +1,168 @@
+"""Supervised fine-tuning: the pairs are what is learned, from a file or from the task, into a model anyone can load."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import grouprl, tree, write_rows
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from grouprl.config import SftConfig
+from grouprl.models import load_model, load_tokenizer
+from grouprl.sft import load_pairs, sft
+from grouprl.types import UserError
+
+NEW = {"hidden_size": 32, "intermediate_size": 64, "layers": 1, "heads": 2, "context": 256, "vocabulary": 400}
+PAIRS = [{"prompt": f"What is {n}?", "completion": f"It is {n}, of course."} for n in range(8)]
+
+
+def config(tmp_path: Path, **changes: Any) -> SftConfig:
+    return SftConfig(**{"runs_dir": str(tmp_path / "runs"), "threads": 1, **changes})
+
+
+def losses(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def completion_loss(model: Any, tokenizer: Any, pairs: list[dict[str, Any]]) -> float:
+    """Mean over the completion tokens of plain transformers' own cross-entropy, end token included."""
+    total, count = 0.0, 0
+    for pair in pairs:
+        prompt = tokenizer(pair["prompt"])["input_ids"]
+        completion = [*tokenizer(pair["completion"], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        labels = torch.tensor([[-100] * len(prompt) + completion])
+        with torch.no_grad():
+            loss = model(input_ids=torch.tensor([prompt + completion]), labels=labels).loss
+        total, count = total + float(loss) * len(completion), count + len(completion)
+    return total / count
+
+
+def test_pairs_of_a_file_teach_a_checkpoint(tiny: Path, tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "pairs.jsonl", PAIRS)
+    learned = sft(
+        config(tmp_path, model={"path": str(tiny)}, pairs={"path": str(data)}, epochs=30, batch_pairs=4)
+    )
+    assert learned == tmp_path / "runs" / "sft" / "model"
+    tokenizer = load_tokenizer(str(learned))
+    start, model = (AutoModelForCausalLM.from_pretrained(folder).eval() for folder in (tiny, learned))
+    before, after = (completion_loss(policy, tokenizer, PAIRS) for policy in (start, model))
+    recorded = losses(tmp_path / "runs" / "sft")
+    assert len(recorded) == 60
+    assert before > 3
+    assert recorded[0] == pytest.approx(before, rel=0.15)  # of four of the eight pairs, before the first update
+    assert after < 0.5
+    assert recorded[-1] == pytest.approx(after, abs=0.2)
+
+
+def test_the_first_loss_is_the_mean_over_the_tokens_of_the_batch(tiny: Path, tmp_path: Path) -> None:
+    pairs = [*PAIRS, {"prompt": "Tell me.", "completion": "A much longer completion than all of the others are. " * 3}]
+    data = write_rows(tmp_path / "pairs.jsonl", pairs)
+    changes = {"model": {"path": str(tiny)}, "pairs": {"path": str(data)}, "batch_pairs": 9}
+    sft(config(tmp_path, name="whole", **changes))
+    sft(config(tmp_path, name="split", **changes, learner={"micro_batch_tokens": 60}))
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny).eval(), load_tokenizer(str(tiny))
+    for name in ("whole", "split"):
+        assert losses(tmp_path / "runs" / name) == pytest.approx([completion_loss(model, tokenizer, pairs)], abs=1e-4)
+
+
+def test_chat_pairs_are_learned_through_the_template(tiny: Path, tmp_path: Path) -> None:
+    chat = [
+        {
+            "prompt": [{"role": "user", "content": pair["prompt"]}],
+            "completion": [{"role": "assistant", "content": pair["completion"]}],
+        }
+        for pair in PAIRS
+    ]
+    data = write_rows(tmp_path / "pairs.jsonl", chat)
+    loaded = load_pairs(config(tmp_path, pairs={"path": str(data)}))
+    assert [pair.completion for pair in loaded] == [pair["completion"] for pair in PAIRS]
+    assert loaded[0].problem.prompt == ({"role": "user", "content": "What is 0?"},)
+    sft(config(tmp_path, model={"path": str(tiny)}, pairs={"path": str(data)}, batch_pairs=8))
+    templated = [{**pair, "prompt": f"<|user|>{pair['prompt']}<|assistant|>"} for pair in PAIRS]
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny).eval(), load_tokenizer(str(tiny))
+    assert losses(tmp_path / "runs" / "sft") == pytest.approx([completion_loss(model, tokenizer, templated)], abs=1e-4)
+
+
+def test_the_task_makes_pairs_for_a_new_model(tmp_path: Path) -> None:
+    ended = grouprl(
+        "sft", "--task", "word_problems", "task.difficulty=1", "pairs.count=800", "batch_pairs=32", "threads=1",
+        f"new_model={json.dumps(NEW)}", f"runs_dir={tmp_path / 'runs'}", f"out={tmp_path / 'mine'}",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    assert f"Model: {tmp_path / 'mine'}" in ended.text
+    falling = losses(tmp_path / "runs" / "sft")
+    assert len(falling) == 25
+    assert sum(falling[-3:]) / 3 < 0.6 * falling[0]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "mine")
+    assert (model.config.hidden_size, model.config.num_hidden_layers) == (32, 1)
+    assert len(load_tokenizer(str(tmp_path / "mine"))) <= 400
+    assert load_model(str(tmp_path / "mine"), device=torch.device("cpu")).dtype == torch.float32
+    assert grouprl("eval", tmp_path / "mine", "evaluation.problems=5", "evaluation.samples=1", "--json").code == 0
+
+
+@pytest.mark.xfail(
+    strict=True, reason="transformers puts Qwen2Tokenizer, with its own splitting, in place of a Qwen2 model's own"
+)
+def test_plain_transformers_splits_text_as_the_new_model_learned_it(tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "pairs.jsonl", PAIRS)
+    made = sft(config(tmp_path, new_model=NEW, pairs={"path": str(data)}))
+    text = "It is 7, I think: \\boxed{15 - 8}"
+    assert AutoTokenizer.from_pretrained(made)(text)["input_ids"] == load_tokenizer(str(made))(text)["input_ids"]
+
+
+def test_the_same_seed_makes_the_same_model_and_another_one_another(tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "pairs.jsonl", PAIRS)
+
+    def weights(name: str, seed: int) -> bytes:
+        made = sft(config(tmp_path, name=name, seed=seed, new_model=NEW, pairs={"path": str(data)}, batch_pairs=3))
+        return (made / "model.safetensors").read_bytes()
+
+    assert weights("a", 0) == weights("b", 0) != weights("c", 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ([{"prompt": "a"}], r"pairs.jsonl:1: expected a column 'completion', got prompt: rename or add"),
+        ([PAIRS[0], {"prompt": 3, "completion": "b"}], r"pairs.jsonl:2: expected text in column 'prompt', got 3"),
+        ([{"prompt": [{"text": "a"}], "completion": "b"}], r"pairs.jsonl:1: expected text in column 'prompt', got \["),
+        ([PAIRS[0], {"prompt": "a", "completion": "b " * 300}], r"pairs.jsonl:2.*expected a prompt of 1 to"),
+        ([], r"expected at least one row in .*pairs.jsonl"),
+    ],
+    ids=["no column", "no text", "no messages", "too long", "empty"],
+)
+def test_bad_pairs_are_a_sentence(tiny: Path, tmp_path: Path, rows: list[dict[str, Any]], sentence: str) -> None:
+    data = write_rows(tmp_path / "pairs.jsonl", rows)
+    before = tree(tmp_path)
+    with pytest.raises(UserError, match=sentence):
+        sft(config(tmp_path, model={"path": str(tiny)}, pairs={"path": str(data)}))
+    assert tree(tmp_path) == before
+
+
+def test_a_folder_that_is_no_model_is_not_replaced(tiny: Path, tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "pairs.jsonl", PAIRS)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
+    for out in (tmp_path / "thesis", data):
+        before = tree(tmp_path)
+        with pytest.raises(UserError, match="out: expected a new or empty folder, or a model to replace, got"):
+            sft(config(tmp_path, model={"path": str(tiny)}, pairs={"path": str(data)}, out=str(out)))
+        assert tree(tmp_path) == before
+
+
+def test_a_model_is_replaced_and_a_run_is_not(tiny: Path, tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "pairs.jsonl", PAIRS)
+    out = tmp_path / "mine"
+    changes = {"model": {"path": str(tiny)}, "pairs": {"path": str(data)}, "out": str(out)}
+    sft(config(tmp_path, name="a", **changes))
+    first = (out / "model.safetensors").read_bytes()
+    sft(config(tmp_path, name="b", **changes, epochs=2))
+    assert (out / "model.safetensors").read_bytes() != first
+    before = tree(tmp_path)
+    with pytest.raises(UserError, match=r"already holds a run \(config.yaml, .* or choose another name"):
+        sft(config(tmp_path, name="a", **changes))
+    assert tree(tmp_path) == before

@@ -1,0 +1,246 @@
+"""The Python way in: a user's own problems, rewards and algorithm, and what happens when a reward is wrong."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import ROWS, letters, metrics, plain, rollouts, small_config, tree
+from tiny import tiny_model_folder
+
+from grouprl import Algorithm, Problem, Run, Trainer, UserError, WeightedReward
+from grouprl.config import load_config
+from grouprl.tasks import task_from_list
+
+CHAT = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]
+
+
+def train(tiny: Path, tmp_path: Path, *rewards: Any, task: Any = ROWS, **changes: Any) -> Run:
+    trained = {"rewards": list(rewards), "algorithm": None} | changes
+    config = small_config(tmp_path, steps=2)
+    return Trainer(tiny, task, trained["rewards"], trained["algorithm"], config).train()
+
+
+def test_ten_lines_are_enough(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    # Ten lines:
+    from grouprl import RunConfig, Trainer
+
+    def short(prompts, completions, completion_ids, **columns):  # type: ignore[no-untyped-def]
+        return [-len(completion) for completion in completions]
+
+    problems = [{"prompt": f"{a} + {b} = ?", "answer": a + b} for a in range(9) for b in range(9)]
+    config = RunConfig(steps=1, threads=1, rollout={"problems_per_step": 2, "max_tokens": 4}, evaluation={"problems": 2})
+    run = Trainer(model=str(tiny), task=problems, rewards=[short, "correct_answer"], config=config).train()
+    # That was all.
+    assert (run.directory, run.completed, run.summary["steps"]) == (Path("runs/run"), True, 1)
+    for text, components in rollouts(run.directory, "SELECT text, components FROM completions"):
+        assert components == f'{{"short": {-float(len(text))}, "correct_answer": 0.0}}'
+
+
+def test_rewards_are_called_in_trls_form_with_columns(tiny: Path, tmp_path: Path) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def spy(**keywords: Any) -> list[float]:
+        calls.append(keywords)
+        return letters(**keywords)
+
+    run = train(tiny, tmp_path, spy)
+    assert len(calls) == 2
+    for step, keywords in enumerate(calls, 1):
+        assert set(keywords) == {"prompts", "completions", "completion_ids", "number"}
+        assert all(isinstance(values, list) and len(values) == 8 for values in keywords.values())
+        assert keywords["prompts"] == [f"Say {number}." for number in keywords["number"]]
+        assert keywords["number"][:4] == keywords["number"][:1] * 4  # a group together
+        assert keywords["number"][4:] == keywords["number"][4:5] * 4
+        query = f"SELECT text, length FROM completions WHERE step = {step} ORDER BY group_index, completion_index"
+        texts, lengths = zip(*rollouts(run.directory, query), strict=True)
+        assert keywords["completions"] == list(texts)
+        assert [len(ids) for ids in keywords["completion_ids"]] == list(lengths)
+        assert all(isinstance(token, int) for ids in keywords["completion_ids"] for token in ids)
+
+
+def test_chat_prompts_give_chat_completions_and_go_through_the_template(tiny: Path, tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def spy(prompts: list[Any], completions: list[Any], **keywords: Any) -> list[float]:
+        seen.extend(zip(prompts, completions, strict=True))
+        return [float(len(plain(completion))) for completion in completions]
+
+    chat = train(tiny, tmp_path, spy, task=CHAT)
+    for prompt, completion in seen:
+        assert re.fullmatch(r"Say \d+\.", prompt[0]["content"])
+        assert completion == [{"role": "assistant", "content": completion[0]["content"]}]
+    text = Trainer(tiny, ROWS, [spy], config=small_config(tmp_path, "plain", steps=1)).train()
+    query = "SELECT AVG(LENGTH(prompt_ids)) / 4 FROM problems"
+    # <|user|> before and <|assistant|> after the same text.
+    assert rollouts(chat.directory, query)[0][0] == pytest.approx(rollouts(text.directory, query)[0][0] + 2, abs=1)
+
+
+def test_chat_prompts_need_a_template_and_plain_ones_do_not(tmp_path: Path) -> None:
+    model = tiny_model_folder(tmp_path, chat_template=False)
+    with pytest.raises(UserError, match="its prompt is chat messages, and the model's tokenizer has no chat template"):
+        train(model, tmp_path / "runs", letters, task=CHAT)
+    assert not (tmp_path / "runs").exists()
+    assert train(model, tmp_path / "runs", letters).completed
+
+
+def test_an_async_reward_and_weights(tiny: Path, tmp_path: Path) -> None:
+    async def waits(completions: list[str], **keywords: Any) -> list[float]:
+        import asyncio
+
+        await asyncio.sleep(0)
+        return [0.25 + (text[:1] < "m") for text in completions]
+
+    run = train(tiny, tmp_path, WeightedReward("first", waits, 2.0), WeightedReward("second", letters, -1.0))
+    for text, reward in rollouts(run.directory, "SELECT text, reward FROM completions"):
+        expected = 2 * (0.25 + (text[:1] < "m")) - len(re.findall("[a-z]", text)) / max(1, len(text))
+        assert reward == pytest.approx(expected)
+    saved = load_config(type(small_config(tmp_path)), [run.directory / "config.yaml"], [])
+    assert [(reward.name, reward.weight) for reward in saved.rewards] == [("first", 2.0), ("second", -1.0)]
+    assert (saved.task.name, saved.model.path) == ("list", str(tiny))
+
+
+class Alternating:
+    """A user's own task object: the protocol and nothing else."""
+
+    name = "alternating"
+    default_rewards = {"boxed_format": 1.0}  # noqa: RUF012
+
+    def problems(self, split: str) -> Sequence[Problem]:
+        return [Problem(f"{split}-{n}", f"{split} {n}") for n in range(4)]
+
+    def correct(self, problem: Problem, text: str) -> bool:
+        return problem.id.endswith(("1", "3"))
+
+    def traits(self, text: str) -> dict[str, bool]:
+        return {"loud": text.isupper(), "any": True}
+
+
+def test_a_task_object_with_its_default_rewards(tiny: Path, tmp_path: Path) -> None:
+    run = Trainer(tiny, Alternating(), config=small_config(tmp_path, steps=1, evaluation={"problems": 4})).train()
+    after = run.summary["after"]
+    assert (after["greedy_accuracy"], after["pass_at_8"], after["any_share"]) == (0.5, 0.5, 1.0)
+    assert "rewards/boxed_format/mean" in metrics(run.directory)[0]
+    assert run.summary["task"] == "alternating"
+
+
+def test_a_task_made_beforehand_has_its_own_judge(tiny: Path, tmp_path: Path) -> None:
+    task = task_from_list(ROWS, name="mine", correct=lambda problem, text: problem.columns["number"] >= 0)
+    run = train(tiny, tmp_path, letters, task=task)
+    assert (run.summary["after"]["greedy_accuracy"], run.summary["task"]) == (1.0, "mine")
+
+
+def test_an_algorithm_by_name_or_as_an_object(tiny: Path, tmp_path: Path) -> None:
+    def final_rows(name: str, algorithm: str | Algorithm | None) -> list[dict[str, Any]]:
+        return metrics(Trainer(tiny, ROWS, [letters], algorithm, small_config(tmp_path, name, steps=2)).train().directory)
+
+    assert final_rows("default", None) == final_rows("named", "grpo") == final_rows("object", Algorithm())
+    without_scale = final_rows("other", Algorithm("mine", scale="none", kl_coef=0.0))
+    assert without_scale[0]["reward"] == final_rows("again", "grpo")[0]["reward"]
+    assert without_scale[0]["grad_norm"] != final_rows("once more", "grpo")[0]["grad_norm"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"algorithm": "gropo"}, r"algorithm: expected one of .*grpo.*, got 'gropo': did you mean 'grpo'\?"),
+        ({"task": "word_problem"}, r"expected one of gsm8k, word_problems, got 'word_problem': did you mean"),
+        ({"task": []}, r"expected a list of rows such as .*, got none: add problems"),
+        ({"task": [{"question": "2 + 2"}]}, r"expected a column 'prompt' with text or with messages .*: add it"),
+        ({"rewards": ["boxed"]}, r"rewards: expected one of boxed_format, correct_answer, got 'boxed'"),
+        ({"rewards": []}, r"rewards: expected a list such as .*, got \[\]: name at least one"),
+        ({"rewards": [letters, letters]}, r"rewards: expected every name once, got 'letters' 2 times: rename one"),
+        ({"rewards": [7]}, r"rewards: expected a name, a function or a WeightedReward, got 7"),
+        ({"rewards": None}, r"rewards: expected"),
+    ],
+    ids=["algorithm", "task", "no rows", "no prompt", "reward", "no reward", "twice", "number", "no default"],
+)
+def test_what_cannot_be_trained_is_a_sentence(
+    tiny: Path, tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        train(tiny, tmp_path, **{"rewards": [letters], **changes})
+    assert tree(tmp_path) == {}
+
+
+def raising(completions: list[str], **keywords: Any) -> list[float]:
+    return [1 / 0 for _ in completions]
+
+
+def short(completions: list[str], **keywords: Any) -> list[float]:
+    return [1.0] * (len(completions) - 1)
+
+
+def textual(completions: list[str], **keywords: Any) -> list[Any]:
+    return ["good"] * len(completions)
+
+
+def no_list(completions: list[str], **keywords: Any) -> Any:
+    return 1.0
+
+
+def needs_answer(answer: list[str], **keywords: Any) -> list[float]:
+    return [0.0] * len(answer)
+
+
+@pytest.mark.parametrize(
+    ("reward", "sentence"),
+    [
+        (raising, r"reward raising: expected one number per completion, got ZeroDivisionError: .*test_trainer.py:\d+"),
+        (short, r"reward short: expected a list of 8 values, got 7: give one per completion"),
+        (textual, r"reward textual: expected a number or None for completion 0, got 'good' \(str\): convert it"),
+        (no_list, r"reward no_list: expected a list of 8 values, got float"),
+        (needs_answer, r"reward needs_answer: .* missing 1 required positional argument: 'answer'.*it is called with"),
+    ],
+)
+def test_a_broken_reward_stops_the_run_and_is_named(
+    tiny: Path, tmp_path: Path, reward: Callable[..., Any], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        train(tiny, tmp_path, reward)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert rollouts(tmp_path / "run", "SELECT COUNT(*) FROM completions") == [(0,)]
+
+
+def test_a_nan_is_invalid_and_the_others_are_compared_without_it(tiny: Path, tmp_path: Path) -> None:
+    def broken_for_the_first(completions: list[str], **keywords: Any) -> list[float]:
+        # Twice in each group of four: invalid, then 0, 1, 2.
+        return [math.nan if n % 4 == 0 else float(n % 4 - 1) for n in range(len(completions))]
+
+    run = train(tiny, tmp_path, broken_for_the_first)
+    query = "SELECT completion_index, reward, invalid_reason, advantage FROM completions"
+    score = math.sqrt(3 / 2)  # 1 over the deviation of 0, 1, 2
+    for index, reward, reason, advantage in rollouts(run.directory, query):
+        expected = (None, 0.0, 1.0, 2.0)[index], (0.0, -score, 0.0, score)[index]
+        assert (reward, advantage) == (expected[0], pytest.approx(expected[1], abs=1e-4))
+        assert (reason is None) == (index > 0)
+    assert all(row["frac_invalid"] == 0.25 and row["reward"] == 1.0 for row in metrics(run.directory))
+
+
+def test_none_for_every_completion_trains_nothing(tiny: Path, tmp_path: Path) -> None:
+    def silent(completions: list[str], **keywords: Any) -> list[None]:
+        return [None] * len(completions)
+
+    run = train(tiny, tmp_path, silent, algorithm=Algorithm(kl_coef=0.0))
+    query = "SELECT DISTINCT reward, invalid_reason, advantage FROM completions"
+    assert rollouts(run.directory, query) == [(None, "no reward applies", 0.0)]
+    for row in metrics(run.directory):
+        assert (row["reward"], row["frac_invalid"], row["frac_reward_zero_std"], row["grad_norm"]) == (None, 1, 1, 0)
+    weights = (run.directory / "checkpoints/step-000002/model.safetensors").read_bytes()
+    assert weights[-1000:] == (tiny / "model.safetensors").read_bytes()[-1000:]
+
+
+def test_none_beside_a_reward_that_applies_leaves_that_one(tiny: Path, tmp_path: Path) -> None:
+    def for_even_numbers(number: list[int], **keywords: Any) -> list[float | None]:
+        return [None if n % 2 else 10.0 for n in number]
+
+    run = train(tiny, tmp_path, letters, for_even_numbers)
+    query = "SELECT text, reward, columns FROM completions JOIN problems USING (problem_id)"
+    for text, reward, columns in rollouts(run.directory, query):
+        even = int(re.findall(r"\d+", columns)[0]) % 2 == 0
+        assert reward == pytest.approx(len(re.findall("[a-z]", text)) / max(1, len(text)) + 10 * even)
