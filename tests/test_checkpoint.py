@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import assert_same_weights, checkpoint_names, gsm8k_row, tree, write_rows
-from tiny import tiny_model_folder
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -26,6 +24,8 @@ from grouprl.learner import Optimizer
 from grouprl.models import load_model, load_tokenizer
 from grouprl.tasks import Gsm8k, WordProblems, task_from_list
 from grouprl.types import UserError
+from small_runs import assert_same_weights, checkpoint_names, gsm8k_row, tree, write_rows
+from tiny import tiny_model_folder
 
 STATE = TrainerState(1, 3, 0.1 + 0.2, 1234, 56.75, "weights", "problems")
 CPU = torch.device("cpu")
@@ -119,7 +119,7 @@ def test_the_newest_are_kept(policy: Policy, tmp_path: Path, keep: int, left: li
     for step in (1, 2, 9, 10):
         policy.save(tmp_path, step, keep)
     assert checkpoint_names(tmp_path) == [f"step-{step:06d}" for step in left]
-    assert latest_checkpoint(tmp_path)[1].step == 10
+    assert latest_checkpoint(tmp_path) == (tmp_path / "checkpoints" / "step-000010", replace(STATE, step=10))
 
 
 def test_no_checkpoint_is_a_sentence(tmp_path: Path) -> None:

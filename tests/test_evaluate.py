@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import ROWS
 
 from grouprl.evaluation.evaluate import evaluate
 from grouprl.evaluation.measures import step_measures, trait_shares
@@ -17,6 +16,7 @@ from grouprl.models import load_model, load_tokenizer, prompt_token_ids
 from grouprl.rollout import NativeEngine, Request
 from grouprl.tasks import task_from_list
 from grouprl.types import Completion, Group, Problem, RewardOutcome, Sampling, StopReason
+from small_runs import ROWS
 
 # A text is right when it says "yes", and worked when it holds an equation.
 TASK = task_from_list(

@@ -146,8 +146,9 @@ def test_completions_do_not_depend_on_the_rest_of_the_batch(setting: Setting, dr
 
 def test_an_engine_that_was_used_before_draws_the_same(setting: Setting, drawn: list[Group]):
     engine = setting.engine(10)
-    for sampling in (Sampling(max_tokens=40), Sampling(max_tokens=3, temperature=0.0)):
-        engine.generate([setting.request(2, 10, "another"), setting.request(1, 3)], sampling)
+    engine.generate([setting.request(1, 2)], Sampling(max_tokens=3, temperature=0.0))  # room that is soon too small
+    for max_tokens in (40, 2):
+        engine.generate([setting.request(2, 10, "another"), setting.request(1, 3)], Sampling(max_tokens=max_tokens))
     assert_same(engine.generate(setting.requests(), DRAWN), drawn)
 
 
@@ -300,7 +301,9 @@ def seams(tokenizer: PreTrainedTokenizerBase, completion: Completion) -> list[st
 @pytest.mark.parametrize("max_rows", [3, 64])
 def test_stop_strings_end_a_completion_at_once_and_stay(setting: Setting, drawn: list[Group], max_rows: int):
     cut = [c for c in all_of(drawn) if c.stop_reason is StopReason.LENGTH]
-    stops = tuple(found[0] for completion in cut if (found := seams(setting.tokenizer, completion)))[:4]
+    spanning = [found[0] for completion in cut if (found := seams(setting.tokenizer, completion))][:4]
+    ended = next(c for c in all_of(drawn) if c.stop_reason is StopReason.END)
+    stops = (*spanning, setting.tokenizer.decode([ended.token_ids[-1]]))  # the last is an end token as well
     sampling = Sampling(max_tokens=24, stop=stops)
     stopped = all_of(setting.engine(max_rows).generate(setting.requests(), sampling))
     reasons = []
@@ -313,3 +316,4 @@ def test_stop_strings_end_a_completion_at_once_and_stay(setting: Setting, drawn:
         assert got.stop_reason is expected
         reasons.append(got.stop_reason)
     assert set(reasons) == set(StopReason)
+    assert reasons[all_of(drawn).index(ended)] is StopReason.END

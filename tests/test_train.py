@@ -16,6 +16,15 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
+
+from grouprl import Algorithm, Run, Trainer, UserError
+from grouprl.config import RunConfig
+from grouprl.lab.files import lock_directory
+from grouprl.rewards import REWARDS, WeightedReward
+from grouprl.step import Rooms, step_problems
+from grouprl.tasks import task_from_list
+from grouprl.types import Sampling
 from small_runs import (
     ROWS,
     assert_same_run,
@@ -31,15 +40,6 @@ from small_runs import (
     tree,
     write_rows,
 )
-from transformers import AutoModelForCausalLM
-
-from grouprl import Algorithm, Run, Trainer, UserError
-from grouprl.config import RunConfig
-from grouprl.lab.files import lock_directory
-from grouprl.rewards import REWARDS, WeightedReward
-from grouprl.step import Rooms, step_problems
-from grouprl.tasks import task_from_list
-from grouprl.types import Sampling
 
 LETTERS = WeightedReward("letters", letters)
 # Everything with a state of its own: moments, warm-up, weight decay, several updates a step, no reference.

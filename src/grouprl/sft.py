@@ -83,16 +83,17 @@ def _refuse_other_contents(out: Path) -> None:
 def load_pairs(config: SftConfig) -> Sequence[Pair]:
     """The pairs of a file (columns `prompt` and `completion`, text or chat messages), or those that the task makes."""
     if config.pairs.path is not None:
-        rows = read_rows(Path(config.pairs.path))
-        return [
-            Pair(Problem(row[0], _text_or_messages(row, "prompt")), completion_text(_text_or_messages(row, "completion")))
-            for row in rows
-        ]
+        return [_pair(row) for row in read_rows(Path(config.pairs.path))]
     task = load_task(**config.task.model_dump())
     if not isinstance(task, WordProblems):
         raise UserError(f"task {task.name}: makes no pairs to imitate: give a file with pairs.path=FILE.jsonl")
     made = cold_start_pairs(task, config.pairs.count, config.pairs.worked_share, config.seed)
     return [Pair(problem, completion) for problem, completion in made]
+
+
+def _pair(row: Row) -> Pair:
+    completion = completion_text(_text_or_messages(row, "completion"))
+    return Pair(Problem(row[0], _text_or_messages(row, "prompt")), completion)
 
 
 def _text_or_messages(row: Row, name: str) -> str | tuple[Message, ...]:

@@ -1,0 +1,84 @@
+"""Groups as a padded batch, and the batch as packs: every token once, beside the one that predicts it."""
+
+import pytest
+import torch
+
+from grouprl.learner import make_batch
+from grouprl.learner.packs import make_packs, targets
+from grouprl.types import Algorithm, Completion, Group, Problem, Sampling, StopReason
+
+CPU = torch.device("cpu")
+GRPO = Algorithm()
+
+
+def completion(index: int, token_ids: tuple[int, ...]) -> Completion:
+    logprobs = tuple(-0.5 * (at + 1) for at in range(len(token_ids)))
+    return Completion(index, token_ids, logprobs, logprobs, "", StopReason.LENGTH, 0)
+
+
+HAND_MADE = [
+    Group(Problem("a", ""), (9, 8), (completion(0, (5, 6)), completion(1, (7,)))),
+    Group(Problem("b", ""), (4, 3, 2), (completion(0, (1, 1, 1)),)),
+]
+
+
+def test_a_batch_by_hand():
+    algorithm = Algorithm(aggregate="constant")
+    batch = make_batch(HAND_MADE, torch.tensor([1.0, -1.0, 0.5]), algorithm, Sampling(max_tokens=10))
+    assert batch.prompts == ((9, 8), (4, 3, 2))
+    assert batch.group_of_N == (0, 0, 1)
+    assert batch.token_ids_NT.tolist() == [[5, 6, 0], [7, 0, 0], [1, 1, 1]]
+    assert batch.mask_NT.tolist() == [[True, True, False], [True, False, False], [True, True, True]]
+    assert batch.old_logprobs_NT.tolist() == [[-0.5, -1.0, 0], [-0.5, 0, 0], [-0.5, -1.0, -1.5]]
+    torch.testing.assert_close(batch.weights_NT, batch.mask_NT / 30)
+
+
+def test_a_pack_by_hand():
+    batch = make_batch(HAND_MADE, torch.ones(3), GRPO, Sampling())
+    packs = make_packs(batch, [0, 1, 2], 100, CPU)
+    assert len(packs) == 1  # the longest completion comes first
+    assert packs[0].rows == (2, 0, 1)
+    assert packs[0].input_ids_S.tolist() == [4, 3, 2, 1, 1, 1, 9, 8, 5, 6, 7]
+    assert packs[0].layout.prompt_lengths == (3, 2)
+    assert packs[0].layout.completion_lengths == ((3,), (2, 1))
+    assert packs[0].predictors_C.tolist() == [2, 3, 4, 7, 8, 7]
+    assert packs[0].row_C.tolist() == [0, 0, 0, 1, 1, 2]
+    assert packs[0].column_C.tolist() == [0, 1, 2, 0, 1, 0]
+
+
+PROMPT_LENGTHS, LENGTHS = (7, 1, 3, 9), ((4, 12, 1), (5,), (2, 2, 2, 6, 3), (8, 7))
+MANY = [
+    Group(
+        Problem(str(number), ""),
+        tuple(range(100 * number, 100 * number + prompt)),
+        tuple(completion(at, tuple(range(10 * at, 10 * at + length))) for at, length in enumerate(own)),
+    )
+    for number, (prompt, own) in enumerate(zip(PROMPT_LENGTHS, LENGTHS, strict=True))
+]
+
+
+@pytest.mark.parametrize(("budget", "count"), [(1, 11), (10, None), (20, None), (30, None), (10**6, 1)])
+@pytest.mark.parametrize("left_out", [(), (0, 3, 10)])
+def test_packs_hold_every_row_once_within_the_budget(budget: int, count: int | None, left_out: tuple[int, ...]):
+    rows = [row for row in range(11) if row not in left_out]
+    batch = make_batch(MANY, torch.ones(11), GRPO, Sampling())
+    packs = make_packs(batch, rows, budget, CPU)
+    assert sorted(row for pack in packs for row in pack.rows) == rows
+    assert count is None or len(packs) == min(count, len(rows))
+    for pack in packs:
+        assert pack.layout.size == len(pack.input_ids_S)
+        assert pack.layout.size <= budget or len(pack.rows) == 1
+        found = targets(batch, pack).tolist()
+        wanted = [batch.token_ids_NT[row, : int(batch.mask_NT[row].sum())].tolist() for row in pack.rows]
+        assert found == [token for row in wanted for token in row]
+
+
+@pytest.mark.parametrize("budget", [1, 20, 10**6])
+def test_every_token_is_predicted_by_the_one_before_it(budget: int):
+    batch = make_batch(MANY, torch.ones(11), GRPO, Sampling())
+    for pack in make_packs(batch, range(11), budget, CPU):
+        before = pack.input_ids_S[pack.predictors_C].tolist()
+        for token, row, column in zip(before, pack.row_C.tolist(), pack.column_C.tolist(), strict=True):
+            row = pack.rows[row]
+            prompt = batch.prompts[batch.group_of_N[row]]
+            assert token == (prompt[-1] if column == 0 else int(batch.token_ids_NT[row, column - 1]))
