@@ -37,6 +37,7 @@ def test_a_pack_by_hand():
     batch = make_batch(HAND_MADE, torch.ones(3), GRPO, Sampling())
     packs = make_packs(batch, [0, 1, 2], 100, CPU)
     assert len(packs) == 1  # the longest completion comes first
+    assert [len(make_packs(batch, [0, 1, 2], budget, CPU)) for budget in (11, 10)] == [1, 2]
     assert packs[0].rows == (2, 0, 1)
     assert packs[0].input_ids_S.tolist() == [4, 3, 2, 1, 1, 1, 9, 8, 5, 6, 7]
     assert packs[0].layout.prompt_lengths == (3, 2)

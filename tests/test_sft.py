@@ -24,8 +24,12 @@ def config(tmp_path: Path, **changes: Any) -> SftConfig:
     return SftConfig(**{"runs_dir": str(tmp_path / "runs"), "threads": 1, **changes})
 
 
+def column(run: Path, name: str) -> list[float]:
+    return [json.loads(line)[name] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
 def losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return column(run, "loss")
 
 
 def completion_loss(model: Any, tokenizer: Any, pairs: list[dict[str, Any]]) -> float:
@@ -54,6 +58,8 @@ def test_pairs_of_a_file_teach_a_checkpoint(tiny: Path, tmp_path: Path) -> None:
     assert recorded[0] == pytest.approx(before, rel=0.15)  # of four of the eight pairs, before the first update
     assert after < 0.5
     assert recorded[-1] == pytest.approx(after, abs=0.2)
+    rates = column(tmp_path / "runs" / "sft", "learning_rate")
+    assert [rates[at] for at in (0, 20, 30, 40)] == pytest.approx([0.003, 0.00225, 0.0015, 0.00075])  # half a cosine
 
 
 def test_the_first_loss_is_the_mean_over_the_tokens_of_the_batch(tiny: Path, tmp_path: Path) -> None:
@@ -65,6 +71,21 @@ def test_the_first_loss_is_the_mean_over_the_tokens_of_the_batch(tiny: Path, tmp
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny).eval(), load_tokenizer(str(tiny))
     for name in ("whole", "split"):
         assert losses(tmp_path / "runs" / name) == pytest.approx([completion_loss(model, tokenizer, pairs)], abs=1e-4)
+
+
+def test_every_epoch_sees_each_pair_once_in_an_order_of_its_own(tiny: Path, tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "pairs.jsonl", PAIRS)
+    still = {"learning_rate": 0.0}  # so that a pair is known by its loss
+    changes = {"model": {"path": str(tiny)}, "pairs": {"path": str(data)}, "batch_pairs": 1, "learner": still}
+    sft(config(tmp_path, epochs=2, **changes))
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny).eval(), load_tokenizer(str(tiny))
+    expected = [completion_loss(model, tokenizer, [pair]) for pair in PAIRS]
+    recorded = losses(tmp_path / "runs" / "sft")
+    orders = recorded[:8], recorded[8:]
+    for order in orders:
+        assert sorted(order) == pytest.approx(sorted(expected), abs=1e-4)
+        assert order != pytest.approx(expected, abs=1e-4)
+    assert orders[0] != pytest.approx(orders[1], abs=1e-4)
 
 
 def test_chat_pairs_are_learned_through_the_template(tiny: Path, tmp_path: Path) -> None:
@@ -104,9 +125,6 @@ def test_the_task_makes_pairs_for_a_new_model(tmp_path: Path) -> None:
     assert json.loads(ended.out)["problems"] == 5
 
 
-@pytest.mark.xfail(
-    strict=True, reason="transformers puts Qwen2Tokenizer, with its own splitting, in place of a Qwen2 model's own"
-)
 def test_plain_transformers_splits_text_as_the_new_model_learned_it(tmp_path: Path) -> None:
     data = write_rows(tmp_path / "pairs.jsonl", PAIRS)
     made = sft(config(tmp_path, new_model=NEW, pairs={"path": str(data)}))

@@ -156,12 +156,12 @@ def _run_of(checkpoint: str) -> list[str]:
 
 
 def main() -> None:
-    """The entry point: what the user can mend is one sentence and exit code 2."""
+    """The entry point: what the user can mend is one sentence and exit code 2, a diverged run one and code 1."""
     try:
         app()
-    except UserError as error:
+    except (UserError, FloatingPointError) as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, UserError) else 1)
 
 
 if __name__ == "__main__":

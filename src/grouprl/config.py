@@ -132,7 +132,7 @@ class SftLearnerConfig(LearnerConfig):
 
 
 class NewModelConfig(_Section):
-    """A new Qwen2-style model with random weights and a tokenizer of its own, learned from the pairs."""
+    """A new Llama model with random weights and a tokenizer of its own, learned from the pairs."""
 
     hidden_size: int = Field(128, ge=8, description="width; a multiple of twice the heads")
     intermediate_size: int = Field(384, ge=8, description="width of the MLP")

@@ -65,9 +65,10 @@ def sft(config: SftConfig) -> Path:
         bar = progress.add_task("sft", total=len(orders), loss=float("nan"))
         smooth = 0.0
         for step, order in enumerate(orders, 1):
+            rate = optimizer.learning_rate
             loss = _update(model, optimizer, [encoded[index] for index in order], config, device)
             smooth = loss if step == 1 else 0.98 * smooth + 0.02 * loss
-            record.step(step, {"loss": loss, "learning_rate": optimizer.learning_rate}, [], [], [])
+            record.step(step, {"loss": loss, "learning_rate": rate}, [], [], [])
             progress.update(bar, advance=1, loss=smooth)
         with atomic_directory(out) as folder:
             save_model(model, tokenizer, folder)

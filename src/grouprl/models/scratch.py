@@ -9,11 +9,11 @@ from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as tokenizer_models
 from tokenizers.trainers import BpeTrainer
 from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
 )
 
 from grouprl.config import NewModelConfig
@@ -58,10 +58,13 @@ def new_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerB
 
 
 def new_model(config: NewModelConfig, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> PreTrainedModel:
-    """A Qwen2 model with random weights, tied embeddings and GroupRL's attention, in eval mode."""
+    """A Llama model with random weights, tied embeddings and GroupRL's attention, in eval mode.
+
+    Not Qwen2: transformers gives every folder of that type Qwen2's own tokenizer, whatever its tokenizer.json says.
+    """
     torch.manual_seed(seed)
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
+    model = LlamaForCausalLM(
+        LlamaConfig(
             vocab_size=len(tokenizer),
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
@@ -70,6 +73,8 @@ def new_model(config: NewModelConfig, tokenizer: PreTrainedTokenizerBase, *, see
             num_key_value_heads=config.heads,
             max_position_embeddings=config.context,
             tie_word_embeddings=True,
+            attention_bias=True,
+            rms_norm_eps=1e-6,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
             bos_token_id=None,
