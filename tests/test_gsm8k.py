@@ -183,7 +183,7 @@ def test_without_a_network_a_local_copy_is_proposed(monkeypatch: pytest.MonkeyPa
         raise error
 
     stand_in_for_the_hub(monkeypatch, load)
-    with pytest.raises(UserError, match=r"openai/gsm8k .*got " + type(error).__name__ + r".*--task\.path FILE\.jsonl"):
+    with pytest.raises(UserError, match=r"openai/gsm8k .*got " + type(error).__name__ + r".*task\.path=FILE\.jsonl"):
         Gsm8k().problems("train")
 
 
