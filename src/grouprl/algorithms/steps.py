@@ -1,0 +1,67 @@
+"""Process supervision: rewards for the steps of a completion, spread over the tokens that lead to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from grouprl.types import Std
+
+
+def step_advantages(
+    step_rewards: Sequence[Sequence[float]],
+    step_ends: Sequence[Sequence[int]],
+    group_ids: Sequence[int],
+    lengths: Sequence[int],
+    *,
+    std: Std = "population",
+    eps: float = 1e-6,
+) -> Tensor:
+    """Advantage of each token: the sum of the normalised rewards of the steps that end at or after it.
+
+    Rewards are normalised over all steps of all completions of a group (DeepSeekMath, arXiv:2402.03300, 4.1.3).
+
+    Args:
+        step_rewards: of each of N completions, the rewards of its steps; NaN = invalid, left out.
+        step_ends: of each completion, the index of the last token of each step, within its length.
+        group_ids: [N] rows with the same id are one group.
+        lengths: [N] tokens of each completion.
+        std: "population" divides the squared deviations by n, "sample" by n - 1.
+        eps: added to the deviation.
+
+    Returns:
+        [N, T] float32, T the largest length; 0 beyond a completion's length, and for a group whose valid step
+        rewards are all equal or fewer than 2.
+
+    Raises:
+        ValueError: rewards and ends do not match, or an end lies outside its completion.
+    """
+    advantages_NT = torch.zeros(len(lengths), max(lengths, default=0), dtype=torch.float64)
+    normalised = _normalised(step_rewards, [int(group) for group in group_ids], std, eps)
+    for row, (rewards, ends, length) in enumerate(zip(normalised, step_ends, lengths, strict=True)):
+        if len(rewards) != len(ends) or any(not 0 <= end < length for end in ends):
+            raise ValueError(
+                f"completion {row}: expected one end within its {length} tokens for each of {len(rewards)} rewards, "
+                f"got {list(ends)}"
+            )
+        for reward, end in zip(rewards, ends, strict=True):
+            advantages_NT[row, : end + 1] += reward
+    return advantages_NT.float()
+
+
+def _normalised(
+    step_rewards: Sequence[Sequence[float]], groups: Sequence[int], std: Std, eps: float
+) -> list[list[float]]:
+    rewards_K = torch.tensor([reward for row in step_rewards for reward in row], dtype=torch.float64)
+    groups_K = torch.tensor([group for group, row in zip(groups, step_rewards, strict=True) for _ in row])
+    flat_K = torch.zeros_like(rewards_K)
+    for group in set(groups):
+        valid_K = (groups_K == group) & ~rewards_K.isnan()
+        values = rewards_K[valid_K]
+        if len(values) > 1 and values.max() > values.min():
+            deviation = values.std(correction=int(std == "sample"))
+            flat_K[valid_K] = (values - values.mean()) / (deviation + eps)
+    each = iter(flat_K.tolist())
+    return [[next(each) for _ in row] for row in step_rewards]
