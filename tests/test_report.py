@@ -92,7 +92,7 @@ def metrics_at(step: int, steps: int, noise: np.random.Generator) -> dict[str, f
         "entropy": 0.6 - 0.45 * learned,
         "grad_norm": 0.7,
         "learning_rate": 1e-4,
-        "clip_fraction": 0.0,
+        "clip_high_fraction": 0.0,
         "sampler_learner_gap": 2e-6 + abs(noise.normal(0, 1e-6)),
         "tokens_per_second": 4700.0,
         "completion_tokens": 4735,

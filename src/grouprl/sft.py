@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.algorithms import token_weights
@@ -61,15 +60,17 @@ def sft(config: SftConfig) -> Path:
         encoded = _encode(pairs, tokenizer, context_length(model), advance)
     orders = list(_batches(len(encoded), config))
     optimizer = Optimizer(model, config.learner, total_updates=len(orders))
-    with RunRecord.create(Path(config.runs_dir) / config.name, dump_config(config)) as record, _progress() as progress:
-        bar = progress.add_task("sft", total=len(orders), loss=float("nan"))
+    with (
+        RunRecord.create(Path(config.runs_dir) / config.name, dump_config(config)) as record,
+        terminal.progress("sft", len(orders)) as advance,
+    ):
         smooth = 0.0
         for step, order in enumerate(orders, 1):
             rate = optimizer.learning_rate
             loss = _update(model, optimizer, [encoded[index] for index in order], config, device)
             smooth = loss if step == 1 else 0.98 * smooth + 0.02 * loss
             record.step(step, {"loss": loss, "learning_rate": rate}, [], [], [])
-            progress.update(bar, advance=1, loss=smooth)
+            advance(1, f"sft, loss {smooth:.3f}")
         with atomic_directory(out) as folder:
             save_model(model, tokenizer, folder)
     return out
@@ -165,13 +166,3 @@ def _update(
         total += float(loss.detach())
     optimizer.step()
     return total
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}"),
-        TimeRemainingColumn(),
-    )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -32,6 +32,14 @@ COLUMNS = (
     ("sample", "time/rollout", "{:.2f}s", 6),
     ("learn", "learn", "{:.2f}s", 6),
 )
+
+
+class Advance(Protocol):
+    """Moves a progress bar on."""
+
+    def __call__(self, done: int, text: str | None = None) -> None:
+        """`done` more items; `text` replaces what stands before the bar."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -63,11 +71,11 @@ class Terminal:
         self.console.print(text, markup=False)
 
     @contextmanager
-    def progress(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A progress bar; the value is called with the number of items that were done."""
+    def progress(self, what: str, total: int) -> Iterator[Advance]:
+        """A progress bar; the value is called with the number of items that were done, and a new text if it changes."""
         with self._bars() as progress:
             bar = progress.add_task(what, total=total)
-            yield lambda done: progress.update(bar, advance=done)
+            yield lambda done, text=None: progress.update(bar, advance=done, description=text)
 
     @contextmanager
     def status(self, what: str) -> Iterator[None]:
