@@ -13,6 +13,7 @@ SRC = Path(__file__).parent.parent / "src" / "grouprl"
 # A room imports the rooms before it; rooms of one line do not know of each other.
 ORDER = """
     types
+    algorithm
     config config_files config_yaml
     algorithms
     models
@@ -108,6 +109,7 @@ def foundations_import_little(module: Module) -> Iterator[str]:
     # torch: for the type of a tensor alone
     foreign = {
         "types": {"torch"},
+        "algorithm": set(),
         "config": {"pydantic"},
         "config_files": {"pydantic", "yaml"},
         "config_yaml": {"yaml"},
@@ -118,18 +120,23 @@ def foundations_import_little(module: Module) -> Iterator[str]:
         known = top in sys.stdlib_module_names or top == "grouprl" or top in allowed.get(module.room, {top})
         if not known:
             yield f"{module.name}: imports {name}"
-        if module.room == "algorithms" and room_of(name) not in ("", "types", "algorithms"):
-            yield f"{module.name}: imports {name}; algorithms know tensors and grouprl.types"
+        if module.room == "algorithms" and room_of(name) not in (
+            "",
+            "types",
+            "algorithm",
+            "algorithms",
+        ):
+            yield f"{module.name}: imports {name}; algorithms know tensors, grouprl.types and grouprl.algorithm"
         if module.room == "lab" and module.name != "grouprl.lab.record" and room_of(name) not in ("", "types", "lab"):
             yield f"{module.name}: imports {name}; what reads a run directory needs the directory only"
 
 
 def the_package_itself_is_light(module: Module) -> Iterator[str]:
-    """`import grouprl` brings in grouprl.types at most: the rest is imported inside functions or for types only."""
+    """`import grouprl` brings in grouprl.types and grouprl.algorithm at most: the rest comes lazily."""
     eager = [node for node in module.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     names = Module(module.name, ast.unparse(ast.Module(eager, [])), module.is_package).imports()
     for name in names if module.name == "grouprl" else ():
-        if name.split(".")[0] not in sys.stdlib_module_names and room_of(name) != "types":
+        if name.split(".")[0] not in sys.stdlib_module_names and room_of(name) not in ("types", "algorithm"):
             yield f"{module.name}: imports {name} when it is imported"
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
+from grouprl.algorithm import Algorithm
 from grouprl.config import (
     CheckpointConfig,
     EvaluationConfig,
@@ -22,7 +23,7 @@ from grouprl.config import (
     dump_config,
     load_config,
 )
-from grouprl.types import Algorithm, Sampling, UserError
+from grouprl.types import Sampling, UserError
 
 NAMED = {"algorithm": {"grpo": {}, "dapo": {"clip_high": 0.28, "aggregate": "token_mean", "kl_coef": 0.0}}}
 
@@ -173,7 +174,7 @@ def test_every_mistake_is_told_at_once_with_its_place(tmp_path: Path):
             "(of the computation; weights stay float32)",
             "override top_p=0.5: top_p: unknown key; did you mean rollout.top_p?",
             "override algorithm.kl=k9: algorithm.kl: expected 'k1', 'k2' or 'k3', got 'k9'",
-            "override algorithm.clip_low=2: algorithm.clip_low: 2.0 is out of range",
+            "override algorithm.clip_low=2: algorithm.clip_low: 2.0 is out of range, expected 0.0 to 1.0",
         ]
     )
 

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from grouprl.algorithm import Algorithm
 from grouprl.algorithms import policy_loss
 from grouprl.config import LearnerConfig
 from grouprl.learner import Learner, Optimizer, make_batch
 from grouprl.models import fingerprint, frozen_copy, load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request
-from grouprl.types import Algorithm, Batch, Group, Problem, Sampling
+from grouprl.types import Batch, Group, Problem, Sampling
 from oracles import own_logits, own_model, slow_policy
 
 CPU = torch.device("cpu")

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from grouprl.algorithm import Algorithm
 from grouprl.learner import make_batch
 from grouprl.learner.packs import make_packs, targets
-from grouprl.types import Algorithm, Completion, Group, Problem, Sampling, StopReason
+from grouprl.types import Completion, Group, Problem, Sampling, StopReason
 
 CPU = torch.device("cpu")
 GRPO = Algorithm()

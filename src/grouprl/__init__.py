@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from grouprl.types import Algorithm, Problem, UserError
+from grouprl.algorithm import Algorithm
+from grouprl.types import Problem, UserError
 
 if TYPE_CHECKING:
     from grouprl.config import RunConfig

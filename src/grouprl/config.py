@@ -13,9 +13,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from grouprl.algorithm import Algorithm
 from grouprl.config_files import dump_config as dump_config
 from grouprl.config_files import load_config as load_config
-from grouprl.types import Algorithm, Sampling, UserError
+from grouprl.types import Sampling, UserError
 
 # Strict everywhere (YAML already tells 8 from "8" and true), but a run called 7 is a name all the same.
 Text = Annotated[str, Field(strict=False, coerce_numbers_to_str=True, min_length=1)]

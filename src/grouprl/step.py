@@ -14,6 +14,7 @@ from functools import lru_cache
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from grouprl.algorithm import Algorithm
 from grouprl.algorithms import group_advantages
 from grouprl.evaluation.measures import step_measures
 from grouprl.learner import Learner, make_batch
@@ -21,7 +22,7 @@ from grouprl.models import prompt_token_ids
 from grouprl.rewards import WeightedReward, judge
 from grouprl.rollout import Engine, Request
 from grouprl.tasks import Task
-from grouprl.types import Algorithm, Group, Problem, RewardOutcome, Sampling
+from grouprl.types import Group, Problem, RewardOutcome, Sampling
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from grouprl.algorithm import Algorithm
 from grouprl.algorithms.named import NAMED
 from grouprl.config import RewardConfig, RunConfig
 from grouprl.rewards import RewardFunction, WeightedReward, resolve_rewards
@@ -14,7 +15,6 @@ from grouprl.tasks import Task, load_task, task_from_list
 from grouprl.tasks.from_list import Rows
 from grouprl.tasks.names import unknown_name
 from grouprl.train import Run, train
-from grouprl.types import Algorithm
 
 
 @dataclass(frozen=True)

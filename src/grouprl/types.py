@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the run directory can be read, and the report written, without loading torch
     from torch import Tensor
@@ -139,59 +139,6 @@ class RewardOutcome:
     def valid(self) -> bool:
         """Whether the completion takes part in its group's statistics."""
         return not math.isnan(self.total)
-
-
-Baseline = Literal["mean", "leave_one_out", "batch_mean", "none"]
-Scale = Literal["group_std", "batch_std", "none"]
-Std = Literal["population", "sample"]
-Surrogate = Literal["clip", "cispo", "plain"]
-Ratio = Literal["token", "sequence"]
-Aggregate = Literal["sequence_mean", "token_mean", "constant"]
-KlKind = Literal["k1", "k2", "k3"]
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """An update rule as data: every field names an option of a pure function in `grouprl.algorithms`.
-
-    The defaults are GRPO (DeepSeekMath, arXiv:2402.03300, section 4.1.2); `algorithms.named` lists the family.
-    """
-
-    name: str = "grpo"
-    baseline: Baseline = "mean"
-    scale: Scale = "group_std"
-    std: Std = "population"
-    surrogate: Surrogate = "clip"
-    ratio: Ratio = "token"
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    aggregate: Aggregate = "sequence_mean"
-    kl_coef: float = 0.04
-    kl: KlKind = "k3"
-    passes: int = 1  # mu: updates on each batch of completions
-
-    def __post_init__(self) -> None:
-        choices = {
-            "baseline": get_args(Baseline),
-            "scale": get_args(Scale),
-            "std": get_args(Std),
-            "surrogate": get_args(Surrogate),
-            "ratio": get_args(Ratio),
-            "aggregate": get_args(Aggregate),
-            "kl": get_args(KlKind),
-        }
-        for name, allowed in choices.items():
-            got = getattr(self, name)
-            if got not in allowed:
-                raise UserError(f"algorithm.{name}: got {got!r}, expected one of {', '.join(allowed)}")
-        for name, ok in (
-            ("clip_low", 0.0 <= self.clip_low < 1.0),
-            ("clip_high", self.clip_high >= 0.0),
-            ("kl_coef", self.kl_coef >= 0.0),
-            ("passes", self.passes >= 1),
-        ):
-            if not ok:
-                raise UserError(f"algorithm.{name}: {getattr(self, name)!r} is out of range")
 
 
 @dataclass(frozen=True)

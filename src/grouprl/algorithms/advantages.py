@@ -7,7 +7,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from grouprl.types import Baseline, Scale, Std
+from grouprl.algorithm import Baseline, Scale, Std
 
 
 def group_advantages(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from grouprl.types import Std
+from grouprl.algorithm import Std
 
 
 def step_advantages(

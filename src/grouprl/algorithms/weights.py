@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from grouprl.types import Aggregate
+from grouprl.algorithm import Aggregate
 
 
 def token_weights(

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from grouprl.algorithm import Algorithm
 from grouprl.algorithms import token_weights
-from grouprl.types import Algorithm, Batch, Group, Sampling
+from grouprl.types import Batch, Group, Sampling
 
 
 def make_batch(groups: Sequence[Group], advantages_N: Tensor, algorithm: Algorithm, sampling: Sampling) -> Batch:

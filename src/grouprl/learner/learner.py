@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from grouprl.algorithm import Algorithm
 from grouprl.algorithms import policy_loss
 from grouprl.learner.forward import pack_logprobs
 from grouprl.learner.optimizer import Optimizer
 from grouprl.learner.packs import Pack, make_packs, targets
 from grouprl.models.precision import autocast
-from grouprl.types import Algorithm, Batch
+from grouprl.types import Batch
 
 
 @dataclass(frozen=True)
