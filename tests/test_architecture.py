@@ -15,6 +15,7 @@ ORDER = """
     types
     algorithm
     config config_files config_yaml
+    config_supervised config_compare
     algorithms
     models
     distributed
@@ -26,10 +27,11 @@ ORDER = """
     lab planner
     checkpoint
     step
+    prepare
     machine interrupts resume
     train sft
     trainer
-    inspection
+    inspection compare
     cli
 """
 RANK = {room: rank for rank, line in enumerate(ORDER.split("\n")) for room in line.split()}
@@ -111,6 +113,8 @@ def foundations_import_little(module: Module) -> Iterator[str]:
         "types": {"torch"},
         "algorithm": set(),
         "config": {"pydantic"},
+        "config_supervised": {"pydantic"},
+        "config_compare": {"pydantic", "yaml"},
         "config_files": {"pydantic", "yaml"},
         "config_yaml": {"yaml"},
     }

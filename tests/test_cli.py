@@ -17,7 +17,7 @@ from small_runs import Ended, checkpoint_names, grouprl, gsm8k_row, metrics, sma
 from tiny import tiny_model_folder
 
 ROWS = [gsm8k_row(number) for number in range(30)]
-VERBS = ("train", "sft", "eval", "sample", "report")
+VERBS = ("train", "sft", "eval", "sample", "compare", "report")
 
 
 @pytest.fixture(scope="module")

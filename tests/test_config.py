@@ -13,16 +13,14 @@ from grouprl.config import (
     EvaluationConfig,
     LearnerConfig,
     ModelConfig,
-    PairsConfig,
     RewardConfig,
     RolloutConfig,
     RunConfig,
-    SftConfig,
-    SftLearnerConfig,
     TaskConfig,
     dump_config,
     load_config,
 )
+from grouprl.config_supervised import PairsConfig, SftConfig, SftLearnerConfig
 from grouprl.types import Sampling, UserError
 
 NAMED = {"algorithm": {"grpo": {}, "dapo": {"clip_high": 0.28, "aggregate": "token_mean", "kl_coef": 0.0}}}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grouprl.config import SftConfig
+from grouprl.config_supervised import SftConfig
 from grouprl.models import load_model, load_tokenizer
 from grouprl.sft import load_pairs, sft
 from grouprl.types import UserError

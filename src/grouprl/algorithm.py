@@ -179,6 +179,7 @@ def _contradictions(a: Algorithm) -> Iterator[tuple[str, str, str]]:
             "kl_in",
             "set kl_in=loss",
         ),
+        (a.baseline == "constant" and a.scale != "none", "baseline", "scale", "set scale=none"),
         (a.gamma != 1 and a.credit != "token", "gamma", "credit", "discounts are between tokens: credit=token"),
         (a.refills > 0 and not drops, "refills", "drop_equal", "nothing is dropped: set drop_equal=true"),
         (

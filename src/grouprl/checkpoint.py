@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from grouprl.lab.files import atomic_directory
-from grouprl.learner import Optimizer
-from grouprl.models.save import save_model
+from grouprl.learner import Learner
+from grouprl.models.save import plain_tensors, save_model
 from grouprl.types import Problem, UserError
 
 _SAMPLED_PROBLEMS = 512
@@ -29,8 +30,10 @@ class TrainerState:
     train_seconds: float
     completion_tokens: int
     peak_rss_mib: float
-    reference: str  # fingerprint of the weights the run started from
+    start: str  # fingerprint of the weights the run started from
     data: str  # fingerprint of the train problems
+    kl_coef: float
+    critic_updates: int = 0
 
 
 def checkpoint_folder(run: Path, step: int) -> Path:
@@ -39,25 +42,30 @@ def checkpoint_folder(run: Path, step: int) -> Path:
 
 
 def save_checkpoint(
-    run: Path,
-    state: TrainerState,
-    policy: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    optimizer: Optimizer,
-    *,
-    keep: int,
+    run: Path, state: TrainerState, learner: Learner, tokenizer: PreTrainedTokenizerBase, *, keep: int
 ) -> Path:
     """Writes a checkpoint that is wholly there or not at all, then removes all but the newest `keep`."""
     folder = checkpoint_folder(run, state.step)
     with atomic_directory(folder) as unfinished:
-        save_model(policy, tokenizer, unfinished)
+        save_model(learner.policy, tokenizer, unfinished)
         trainer = unfinished / "trainer"
         trainer.mkdir()
-        save_file(optimizer.state(), trainer / "optimizer.safetensors")
+        for name, tensors in _tensors(learner).items():
+            save_file(tensors, trainer / f"{name}.safetensors")
         (trainer / "state.json").write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
     for old in checkpoints(run)[:-keep]:
         shutil.rmtree(old)
     return folder
+
+
+def _tensors(learner: Learner) -> dict[str, dict[str, Tensor]]:
+    """What a resume needs besides the policy, by file name."""
+    tensors = {"optimizer": learner.optimizer.state()}
+    if learner.critic is not None and learner.critic_optimizer is not None:
+        tensors |= {"critic": plain_tensors(learner.critic), "critic_optimizer": learner.critic_optimizer.state()}
+    if learner.reference is not None and learner.algorithm.refresh_reference:
+        tensors["reference"] = plain_tensors(learner.reference)
+    return tensors
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -83,9 +91,19 @@ def latest_checkpoint(run: Path) -> tuple[Path, TrainerState]:
     return found[-1], TrainerState(**state)
 
 
-def load_optimizer(checkpoint: Path, optimizer: Optimizer, state: TrainerState) -> None:
-    """Puts the optimizer of a checkpoint back."""
-    optimizer.load_state(load_file(checkpoint / "trainer" / "optimizer.safetensors"), state.updates)
+def load_learner(checkpoint: Path, learner: Learner, state: TrainerState) -> None:
+    """Puts everything but the policy's weights back as it was: optimizers, critic, KL coefficient, reference."""
+
+    def saved(name: str) -> dict[str, Tensor]:
+        return load_file(checkpoint / "trainer" / f"{name}.safetensors")
+
+    learner.optimizer.load_state(saved("optimizer"), state.updates)
+    learner.kl_coefficient.value = state.kl_coef
+    if learner.critic is not None and learner.critic_optimizer is not None:
+        learner.critic.load_state_dict(saved("critic"))
+        learner.critic_optimizer.load_state(saved("critic_optimizer"), state.critic_updates)
+    if learner.reference is not None and learner.algorithm.refresh_reference:
+        learner.reference.load_state_dict(saved("reference"))
 
 
 def problems_fingerprint(problems: Sequence[Problem]) -> str:

@@ -13,7 +13,8 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from grouprl.algorithms.named import NAMED
-from grouprl.config import RunConfig, SftConfig, load_config
+from grouprl.config import RunConfig, load_config
+from grouprl.config_supervised import SftConfig
 from grouprl.tasks.names import unknown_name
 from grouprl.types import UserError
 
@@ -116,6 +117,34 @@ def sample(
     from grouprl.inspection import show_group
 
     show_group(config, problem=problem, prompt=prompt)
+
+
+@app.command()
+def compare(
+    settings: Settings = None,
+    vary: Annotated[str | None, typer.Option(help="KEY=VALUE,VALUE: one variant for each value.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0.")] = None,
+    name: Annotated[str | None, typer.Option(help="Folder of the comparison inside runs/.")] = None,
+) -> None:
+    """Compare algorithms or settings on the same problems and seeds: paired intervals, curves, one report.
+
+    The same command goes on where it was stopped, and writes the report of a finished comparison anew.
+
+    Example: grouprl compare compare_family seeds=[0,1,2]
+
+    Example: grouprl compare demo --vary algorithm=grpo,dr_grpo,rloo --seeds 3 --name mine
+    """
+    options = {"seeds": None if seeds is None else list(range(seeds)), "name": name}
+    changes = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
+    from grouprl.compare import compare as run
+    from grouprl.config_compare import load_comparison
+
+    config = load_comparison([*(settings or []), *changes], vary, _file)
+    compared = run(config, lambda given: _config(RunConfig, list(given), {}))
+    if compared.failed:
+        raise typer.Exit(1)
+    if not compared.completed:
+        raise typer.Exit(130)
 
 
 @app.command()

@@ -24,11 +24,13 @@ Name = Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """A part of a configuration: frozen, strict, and without unknown keys."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """Which policy, and where it computes."""
 
     path: Text = Field("abacus", description="a bundled model, a hub id or a folder in Hugging Face layout")
@@ -36,7 +38,7 @@ class ModelConfig(_Section):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:1")
 
 
-class TaskConfig(_Section):
+class TaskConfig(Section):
     """Which problems. What is left out is the task's own choice."""
 
     name: Text = Field("word_problems", description="a bundled task")
@@ -48,18 +50,18 @@ class TaskConfig(_Section):
     system_prompt: Text | None = Field(None, description="put before every problem")
 
 
-class RewardConfig(_Section):
+class RewardConfig(Section):
     """One reward function and its share in the total."""
 
     name: Text = Field(description="a bundled reward function")
     weight: float = Field(1.0, description="factor in the sum of the rewards; may be negative")
 
 
-class RolloutConfig(_Section):
+class RolloutConfig(Section):
     """How groups of completions are drawn."""
 
     problems_per_step: int = Field(16, ge=1, description="groups in a step")
-    group_size: int = Field(8, ge=2, description="a group of fewer than 2 completions has no baseline")
+    group_size: int = Field(8, ge=1, description="completions of one problem")
     max_rows: int = Field(256, ge=1, description="completions decoded at once")
     max_tokens: int = Field(128, ge=1, description="longest completion, in tokens")
     temperature: float = Field(1.0, gt=0.0, description="greedy completions of a group are all the same")
@@ -74,10 +76,11 @@ class RolloutConfig(_Section):
         return Sampling(self.max_tokens, self.temperature, self.top_p, self.top_k, self.min_p, self.stop)
 
 
-class LearnerConfig(_Section):
+class LearnerConfig(Section):
     """How a batch becomes an update (AdamW)."""
 
     learning_rate: float = Field(1e-6, ge=0.0, description="after the warm-up; constant")
+    critic_learning_rate: float | None = Field(None, ge=0.0, description="of a critic; without one, learning_rate")
     warmup_steps: int = Field(0, ge=0, description="updates over which the learning rate rises from 0")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), strict=False, description="decay of the two moments")
     weight_decay: float = Field(0.0, ge=0.0, description="decoupled, times the learning rate")
@@ -85,23 +88,23 @@ class LearnerConfig(_Section):
     micro_batch_tokens: int = Field(16384, ge=1, description="packed tokens in one backward pass; memory, not maths")
 
 
-class EvaluationConfig(_Section):
+class EvaluationConfig(Section):
     """How the policy is judged on problems it does not train on."""
 
     every: int = Field(0, ge=0, description="steps between evaluations; 0 = only before and after")
     problems: int = Field(500, ge=1, description="how many are taken from the split")
-    samples: int = Field(8, ge=1, description="completions drawn for pass@k, besides the greedy one")
+    samples: int = Field(8, ge=0, description="completions drawn for pass@k, besides the greedy one; 0 = none")
     split: Literal["train", "validation", "test"] = Field("test", description="of the task")
 
 
-class CheckpointConfig(_Section):
+class CheckpointConfig(Section):
     """When the run is saved."""
 
     every: int = Field(50, ge=0, description="steps between checkpoints; 0 = only at the end")
     keep: int = Field(2, ge=1, description="newest checkpoints kept")
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     """A reinforcement-learning run. No rewards means the task's own."""
 
     name: Name = Field("run", description="folder of the run: letters, digits, '.', '_' and '-'")
@@ -125,44 +128,14 @@ class RunConfig(_Section):
             raise UserError(f"rewards: expected every name once, got {', '.join(names)}; write one weight for each")
         return self
 
-
-class SftLearnerConfig(LearnerConfig):
-    """The learner's settings with a rate for supervised learning."""
-
-    learning_rate: float = Field(3e-3, ge=0.0, description="after the warm-up; constant")
-
-
-class NewModelConfig(_Section):
-    """A new Llama model with random weights and a tokenizer of its own, learned from the pairs."""
-
-    hidden_size: int = Field(128, ge=8, description="width; a multiple of twice the heads")
-    intermediate_size: int = Field(384, ge=8, description="width of the MLP")
-    layers: int = Field(5, ge=1, description="decoder layers")
-    heads: int = Field(4, ge=1, description="attention heads")
-    vocabulary: int = Field(1024, ge=300, description="largest size of the tokenizer")
-    context: int = Field(512, ge=16, description="longest sequence, prompt and completion")
-
-
-class PairsConfig(_Section):
-    """Where the prompt/completion pairs come from: a file, or the task's worked solutions and guesses."""
-
-    path: Text | None = Field(None, description="file of pairs; without one the task makes them")
-    count: int = Field(100_000, ge=1, description="pairs the task makes")
-    worked_share: float = Field(0.3, ge=0.0, le=1.0, description="share of worked solutions among them")
-
-
-class SftConfig(_Section):
-    """Supervised fine-tuning on prompt/completion pairs: the cold start before reinforcement learning."""
-
-    name: Name = Field("sft", description="folder of the run: letters, digits, '.', '_' and '-'")
-    runs_dir: Text = Field("runs", description="where the folders of runs are")
-    seed: int = Field(0, ge=0, lt=2**63, description="of the initial weights and of the order of pairs")
-    threads: int = Field(0, ge=0, description="CPU threads; 0 = all cores")
-    model: ModelConfig = ModelConfig()
-    new_model: NewModelConfig | None = Field(None, description="start from random weights instead of model.path")
-    task: TaskConfig = TaskConfig()
-    pairs: PairsConfig = PairsConfig()
-    epochs: int = Field(1, ge=1, description="times every pair is seen")
-    batch_pairs: int = Field(64, ge=1, description="pairs in one update")
-    learner: SftLearnerConfig = SftLearnerConfig()
-    out: Text | None = Field(None, description="folder of the finished model; without one it is in the run's")
+    @model_validator(mode="after")
+    def _groups_can_be_compared(self) -> Self:
+        algorithm, size = self.algorithm, self.rollout.group_size
+        if size == 1 and algorithm.credit != "token":
+            for field in ("baseline", "scale"):
+                if getattr(algorithm, field) in ("mean", "leave_one_out", "group_std"):
+                    raise UserError(
+                        f"rollout.group_size: 1 makes no sense with algorithm.{field}={getattr(algorithm, field)!r}: "
+                        "a completion alone has nothing to be compared with; set it to 2 or more"
+                    )
+        return self

@@ -9,11 +9,11 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from grouprl.algorithms import group_advantages
 from grouprl.config import RunConfig
 from grouprl.evaluation.evaluate import evaluate
 from grouprl.lab.read import interval_name
 from grouprl.lab.terminal import Terminal
+from grouprl.learner.credit import completion_advantages
 from grouprl.models import context_length, load_model, load_tokenizer, prompt_token_ids, resolve_device
 from grouprl.rewards import judge
 from grouprl.rollout import NativeEngine, Request
@@ -59,7 +59,7 @@ def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
     asked = _problem(config, task, problem) if prompt is None else _own(prompt, tokenizer)
     request = Request(asked, prompt_token_ids(asked, tokenizer, longest=longest), config.rollout.group_size)
     group = engine.generate([request], config.rollout.sampling)[0]
-    outcomes = None if prompt is not None else judge([group], configured_rewards(config, task))[0]
+    outcomes = None if prompt is not None else judge([group], configured_rewards(config, task), tokenizer)[0]
     terminal = Terminal()
     terminal.say(f"\n{asked.prompt_text}\n")
     terminal.console.print(_group_table(config, group, outcomes))
@@ -74,9 +74,12 @@ def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
 def _group_table(config: RunConfig, group: Group, outcomes: tuple[RewardOutcome, ...] | None) -> Table:
     table = Table()
     names = list(outcomes[0].components) if outcomes else []
-    for heading in ("#", "completion", "tokens", "ended by", *names, *(["reward", "advantage"] if outcomes else [])):
+    # An advantage of a token, or of a step, is not one number for the completion.
+    whole = config.algorithm.credit == "completion"
+    scores = ["reward", *(["advantage"] if whole else [])] if outcomes else []
+    for heading in ("#", "completion", "tokens", "ended by", *names, *scores):
         table.add_column(heading, justify="left" if heading in ("completion", "ended by") else "right")
-    advantages = _advantages(config, outcomes) if outcomes else [0.0] * len(group.completions)
+    advantages = _advantages(config, outcomes) if outcomes and whole else [0.0] * len(group.completions)
     for completion, advantage in zip(group.completions, advantages, strict=True):
         # Text, not markup: a completion may hold brackets that rich would read as its own.
         cells: list[str | Text] = [
@@ -88,21 +91,17 @@ def _group_table(config: RunConfig, group: Group, outcomes: tuple[RewardOutcome,
         if outcomes:
             outcome = outcomes[completion.index]
             cells += [f"{outcome.components[name]}" for name in names]
-            cells += [f"{outcome.total:.2f}", f"{advantage:+.3f}"]
+            cells += [f"{outcome.total:.2f}", *([f"{advantage:+.3f}"] if whole else [])]
         table.add_row(*cells)
     return table
 
 
 def _advantages(config: RunConfig, outcomes: tuple[RewardOutcome, ...]) -> list[float]:
-    algorithm = config.algorithm
-    advantages_N = group_advantages(
-        torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64),
-        torch.zeros(len(outcomes)),
-        baseline=algorithm.baseline,
-        scale=algorithm.scale,
-        std=algorithm.std,
-    )
-    return advantages_N.tolist()
+    totals_G = torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64)
+    advantages: list[float] = completion_advantages(
+        totals_G, torch.zeros(len(outcomes), dtype=torch.long), config.algorithm
+    ).tolist()
+    return advantages
 
 
 def _problem(config: RunConfig, task: Task, index: int) -> Problem:

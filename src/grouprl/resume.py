@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,10 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
     Raises:
         UserError: a setting differs that the steps already made depend on, or every step is made.
     """
-    then, now = (_flat(value.model_dump()) for value in (load_config(RunConfig, [saved_path(directory)], []), config))
-    changed = [key for key in sorted(then | now) if key.split(".")[0] not in _FREE and then.get(key) != now.get(key)]
+    changed = differences(load_config(RunConfig, [saved_path(directory)], []), config, _FREE)
     if changed:
-        differences = "; ".join(f"{key}: {then.get(key)!r} then, {now.get(key)!r} now" for key in changed)
         raise UserError(
-            f"--resume: expected the settings that {directory} was started with, got {differences}: "
+            f"--resume: expected the settings that {directory} was started with, got {'; '.join(changed)}: "
             f"leave them as they were (only {', '.join(_FREE)} may change), or start a new run under another name"
         )
     summary = read_json(directory / "summary.json")
@@ -44,6 +43,13 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
         raise UserError(
             f"--resume: {directory} has made all of its {summary['steps']} steps: give a larger number with steps=N"
         )
+
+
+def differences(then: RunConfig, now: RunConfig, free: Collection[str]) -> list[str]:
+    """What each setting was and is, of those that differ and are not in a section of `free`."""
+    old, new = _flat(then.model_dump()), _flat(now.model_dump())
+    changed = [key for key in sorted(old | new) if key.split(".")[0] not in free and old.get(key) != new.get(key)]
+    return [f"{key}: {old.get(key)!r} then, {new.get(key)!r} now" for key in changed]
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

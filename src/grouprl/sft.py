@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grouprl.algorithms import token_weights
-from grouprl.config import SftConfig, dump_config
+from grouprl.config import dump_config
+from grouprl.config_supervised import SftConfig
 from grouprl.lab.record import RunRecord, atomic_directory
 from grouprl.lab.terminal import Terminal
 from grouprl.learner import Optimizer
@@ -152,9 +152,8 @@ def _update(
         group_of_N=tuple(range(len(pairs))),
         token_ids_NT=padded([completion for _, completion in pairs], mask_NT, torch.long),
         mask_NT=mask_NT,
+        trained_NT=mask_NT,
         old_logprobs_NT=torch.zeros(mask_NT.shape),
-        advantages_N=torch.ones(len(pairs)),
-        weights_NT=token_weights(mask_NT, aggregate="token_mean"),
         sampling=Sampling(),
     )
     total = 0.0

@@ -1,28 +1,26 @@
 """ONE GRPO STEP: the only file where the rooms meet. Read it top to bottom beside algorithm 1 of arXiv:2402.03300.
 
-problems -> groups of completions -> rewards -> advantages relative to the group -> batch -> update -> new weights
+problems -> groups of completions -> rewards -> advantages relative to the group -> updates -> new weights
 """
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import compress
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.algorithm import Algorithm
-from grouprl.algorithms import group_advantages
 from grouprl.evaluation.measures import step_measures
-from grouprl.learner import Learner, make_batch
+from grouprl.learner import Learner, assign_credit, kept_groups, make_batch, recorded_advantages
 from grouprl.models import prompt_token_ids
-from grouprl.rewards import WeightedReward, judge
+from grouprl.rewards import WeightedReward, judge, with_overlong_penalty
 from grouprl.rollout import Engine, Request
 from grouprl.tasks import Task
-from grouprl.types import Group, Problem, RewardOutcome, Sampling
+from grouprl.tasks.order import Visit, refill_visits, step_visits
+from grouprl.types import Group, RewardOutcome, Sampling
 
 
 @dataclass(frozen=True)
@@ -44,82 +42,101 @@ class Rooms:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step did, for the record."""
+    """What a step did, for the record. Groups that were dropped are in it, with advantages of 0."""
 
     groups: Sequence[Group]  # [P]
     outcomes: Sequence[Sequence[RewardOutcome]]  # [P][G]
-    advantages: Sequence[Sequence[float]]  # [P][G]
+    token_advantages: Sequence[Sequence[Sequence[float]]]  # [P][G][tokens]
     metrics: dict[str, float]
 
 
+@dataclass(frozen=True)
+class _Round:
+    """Groups that were sampled together, and what came of them."""
+
+    groups: list[Group]
+    outcomes: list[tuple[RewardOutcome, ...]]
+    kept: list[bool]  # whether the group is learned from
+    rollout_seconds: float
+    reward_seconds: float
+
+
 def grpo_step(rooms: Rooms, step: int, *, on_finished: Callable[[int], None] | None = None) -> StepResult:
-    """Samples a batch of groups, scores them, and moves the policy once (`algorithm.passes` times).
+    """Samples a batch of groups, scores them, and moves the policy.
 
     Args:
         rooms: the parts; the policy in `rooms.learner` is changed.
         step: 1, 2, ...; with the seed it decides the problems and every random number.
         on_finished: see `Engine.generate`.
     """
-    started = time.perf_counter()
+    started, algorithm, problems = time.perf_counter(), rooms.algorithm, rooms.task.problems("train")
+    metrics: dict[str, float] = {}
+    advantages: list[list[float]] = []
 
-    # Sample G completions of each of P problems from the current policy.
-    requests = [
-        Request(problem, prompt_token_ids(problem, rooms.tokenizer, longest=rooms.longest_prompt), rooms.group_size, at)
-        for problem, at in step_problems(rooms, step)
-    ]
-    groups = rooms.engine.generate(requests, rooms.sampling, on_finished=on_finished)
-    sampled = time.perf_counter()
+    # Sample G completions of each of P problems from the current policy, and score each completion. Groups that the
+    # algorithm drops may be replaced by those of further problems (DAPO's dynamic sampling).
+    visits = step_visits(problems, rooms.problems_per_step, step=step, seed=rooms.seed)
+    rounds = [_sampled_round(rooms, visits, on_finished)]
+    while (missing := rooms.problems_per_step - sum(sum(r.kept) for r in rounds)) and len(rounds) <= algorithm.refills:
+        visits = refill_visits(problems, missing, step=step, seed=rooms.seed, round_=len(rounds))
+        rounds.append(_sampled_round(rooms, visits, on_finished))
+    groups = [group for r in rounds for group in r.groups]
+    outcomes = [row for r in rounds for row in r.outcomes]
+    kept = [keep for r in rounds for keep in r.kept]
 
-    # Score each completion; a completion whose reward is invalid has a NaN total and takes no part.
-    outcomes = judge(groups, rooms.rewards)
-    rewarded = time.perf_counter()
+    if any(kept):
+        learned_from = list(compress(groups, kept))
+        batch = make_batch(learned_from, rooms.sampling, mask_overlong=algorithm.mask_overlong)
 
-    # Compare each completion with its own group: this is what replaces the critic.
-    rewards_N = torch.tensor([outcome.total for group in outcomes for outcome in group], dtype=torch.float64)
-    group_ids_N = torch.tensor([index for index, group in enumerate(outcomes) for _ in group])
-    advantages_N = group_advantages(
-        rewards_N,
-        group_ids_N,
-        baseline=rooms.algorithm.baseline,
-        scale=rooms.algorithm.scale,
-        std=rooms.algorithm.std,
-    )
+        # What the frozen reference says of each token, for the KL; and the critic, for algorithms that have one.
+        looked = time.perf_counter()
+        seen = rooms.learner.look(batch)
+        metrics["time/reference"] = time.perf_counter() - looked
 
-    # Clipped ratio, KL to the frozen reference, gradient, AdamW: see Learner.learn and algorithms.policy_loss.
-    batch = make_batch(groups, advantages_N, rooms.algorithm, rooms.sampling)
-    learned = rooms.learner.learn(batch)
+        # Compare each completion with its own group: this is what replaces the critic.
+        credit = assign_credit(
+            [outcome for row in compress(outcomes, kept) for outcome in row],
+            {reward.name: reward.weight for reward in rooms.rewards if not reward.per_step},
+            batch,
+            seen,
+            algorithm,
+            kl_coef=rooms.learner.kl_coefficient.value,
+        )
+        advantages = credit.rows(batch)
+
+        # Clipped ratio, KL to the reference, gradient, AdamW: see Learner.learn and algorithms.policy_loss.
+        metrics |= rooms.learner.learn(batch, credit, seen, critic_only=step <= algorithm.critic_warmup)
 
     # The only arrow back: the engine samples the next step from the new weights.
     rooms.engine.load_weights(rooms.learner.optimizer.updates)
+    if algorithm.refresh_reference and step % algorithm.refresh_reference == 0:
+        rooms.learner.refresh_reference()
 
-    metrics = step_measures(rooms.task, groups, outcomes) | learned
+    metrics = step_measures(rooms.task, groups, outcomes) | metrics
     total = time.perf_counter() - started
     metrics |= {
+        "groups/sampled": len(groups),
+        "groups/kept": sum(kept),
         "tokens_per_second": metrics["completion_tokens"] / total,
-        "time/rollout": sampled - started,
-        "time/reward": rewarded - sampled,
+        "time/rollout": sum(r.rollout_seconds for r in rounds),
+        "time/reward": sum(r.reward_seconds for r in rounds),
         "time/total": total,
     }
-    flat = iter(advantages_N.tolist())
-    return StepResult(groups, outcomes, [[next(flat) for _ in group] for group in outcomes], metrics)
+    return StepResult(groups, outcomes, recorded_advantages(groups, kept, advantages), metrics)
 
 
-def step_problems(rooms: Rooms, step: int) -> list[tuple[Problem, str]]:
-    """The problems of a step, each with the name of its random stream.
-
-    Every epoch visits all train problems in an order of its own, which depends on the seed and the epoch alone.
-    """
-    problems = rooms.task.problems("train")
-    first = (step - 1) * rooms.problems_per_step
-    chosen = []
-    for visit in range(first, first + rooms.problems_per_step):
-        epoch, place = divmod(visit, len(problems))
-        chosen.append((problems[_epoch_order(rooms.seed, epoch, len(problems))[place]], f"epoch {epoch}"))
-    return chosen
-
-
-@lru_cache(maxsize=2)
-def _epoch_order(seed: int, epoch: int, count: int) -> list[int]:
-    order = list(range(count))
-    random.Random(f"order/{seed}/{epoch}").shuffle(order)
-    return order
+def _sampled_round(rooms: Rooms, visits: Sequence[Visit], on_finished: Callable[[int], None] | None) -> _Round:
+    started, sampling = time.perf_counter(), rooms.sampling
+    requests = [
+        Request(problem, prompt_token_ids(problem, rooms.tokenizer, longest=rooms.longest_prompt), rooms.group_size, at)
+        for problem, at in visits
+    ]
+    groups = rooms.engine.generate(requests, sampling, on_finished=on_finished)
+    sampled = time.perf_counter()
+    # A completion whose reward is invalid has a NaN total and takes no part.
+    judged = judge(groups, rooms.rewards, rooms.tokenizer)
+    buffer = rooms.algorithm.overlong_buffer
+    outcomes = with_overlong_penalty(groups, judged, max_tokens=sampling.max_tokens, buffer=buffer)
+    # Groups are chosen by what the rewards said, not by their lengths.
+    kept = kept_groups(judged, rooms.algorithm)
+    return _Round(groups, outcomes, kept, sampled - started, time.perf_counter() - sampled)

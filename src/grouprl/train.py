@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.checkpoint import (
-    TrainerState,
     latest_checkpoint,
-    load_optimizer,
-    problems_fingerprint,
     save_checkpoint,
 )
 from grouprl.config import RunConfig, dump_config
@@ -26,23 +21,15 @@ from grouprl.lab.read import Example, read_run
 from grouprl.lab.record import RunRecord
 from grouprl.lab.report import verdict, write_report
 from grouprl.lab.terminal import Terminal, TrainingBars
-from grouprl.learner import Learner, Optimizer
 from grouprl.machine import machine_facts, peak_rss_mib
 from grouprl.models import (
-    context_length,
-    fingerprint,
-    frozen_copy,
-    load_model,
-    load_tokenizer,
-    prompt_token_ids,
     resolve_device,
 )
+from grouprl.prepare import Prepared, prepare
 from grouprl.resume import check_resumable
 from grouprl.rewards import WeightedReward
-from grouprl.rollout import NativeEngine, Request
-from grouprl.step import Rooms, grpo_step, step_problems
+from grouprl.step import grpo_step
 from grouprl.tasks import Task
-from grouprl.types import UserError
 
 _EXAMPLES = 5
 
@@ -85,7 +72,7 @@ def train(
     if resume:
         check_resumable(directory, config)
     with terminal.status("loading the model"):
-        prepared = _Prepared.of(config, task, rewards, checkpoint, state)
+        prepared = prepare(config, task, rewards, checkpoint, state)
     with (
         _open(directory, config, prepared.state.step if resume else None) as record,
         stop_on_signal(terminal.say) as stop,
@@ -99,103 +86,11 @@ def _open(directory: Path, config: RunConfig, after: int | None) -> RunRecord:
     return RunRecord.reopen(directory, after)
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """The parts of a run, loaded and checked before its directory is touched."""
-
-    rooms: Rooms
-    policy: PreTrainedModel
-    held_out: Sequence[Request]
-    state: TrainerState
-
-    @staticmethod
-    def of(
-        config: RunConfig,
-        task: Task,
-        rewards: Sequence[WeightedReward],
-        checkpoint: Path | None,
-        state: TrainerState | None,
-    ) -> _Prepared:
-        data = problems_fingerprint(task.problems("train"))
-        device = resolve_device(config.model.device)
-        start = load_model(config.model.path, device=device)
-        reference = fingerprint(start)
-        if state is None:
-            state = TrainerState(0, 0, 0.0, 0, 0.0, reference, data)
-        _refuse_changes(state, reference, data)
-        tokenizer = load_tokenizer(config.model.path)
-        policy = start if checkpoint is None else load_model(str(checkpoint), device=device)
-        optimizer = Optimizer(policy, config.learner)
-        if checkpoint is not None:
-            load_optimizer(checkpoint, optimizer, state)
-        rooms = _rooms(config, task, rewards, policy, start, optimizer, tokenizer)
-        problems = task.problems(config.evaluation.split)[: config.evaluation.problems]
-        held_out = [
-            Request(problem, prompt_token_ids(problem, tokenizer, longest=rooms.longest_prompt), 1)
-            for problem in problems
-        ]
-        _check_prompts(rooms, state.step + 1, config.steps)
-        rooms.engine.load_weights(state.updates)
-        return _Prepared(rooms, policy, held_out, state)
-
-
-def _rooms(
-    config: RunConfig,
-    task: Task,
-    rewards: Sequence[WeightedReward],
-    policy: PreTrainedModel,
-    start: PreTrainedModel,
-    optimizer: Optimizer,
-    tokenizer: PreTrainedTokenizerBase,
-) -> Rooms:
-    device, dtype = resolve_device(config.model.device), config.model.dtype
-    algorithm, rollout = config.algorithm, config.rollout
-    reference = None
-    if algorithm.kl_coef > 0:
-        reference = frozen_copy(start) if start is policy else start.requires_grad_(False)
-    longest_prompt = context_length(policy) - rollout.max_tokens
-    if longest_prompt < 1:
-        raise UserError(
-            f"rollout.max_tokens: expected less than the model's context of {context_length(policy)} tokens, "
-            f"got {rollout.max_tokens}: lower it"
-        )
-    return Rooms(
-        task=task,
-        rewards=rewards,
-        engine=NativeEngine(policy, tokenizer, seed=config.seed, max_rows=rollout.max_rows, dtype=dtype),
-        learner=Learner(policy, reference, optimizer, algorithm, device, dtype, config.learner.micro_batch_tokens),
-        algorithm=algorithm,
-        tokenizer=tokenizer,
-        sampling=rollout.sampling,
-        longest_prompt=longest_prompt,
-        problems_per_step=rollout.problems_per_step,
-        group_size=rollout.group_size,
-        seed=config.seed,
-    )
-
-
-def _check_prompts(rooms: Rooms, first: int, last: int) -> None:
-    """Raises UserError for a prompt that a step would refuse: it must not end a run in the middle."""
-    epoch = math.ceil(len(rooms.task.problems("train")) / rooms.problems_per_step)
-    for step in range(first, min(last, first + epoch) + 1):
-        for problem, _ in step_problems(rooms, step):
-            prompt_token_ids(problem, rooms.tokenizer, longest=rooms.longest_prompt)
-
-
-def _refuse_changes(state: TrainerState, reference: str, data: str) -> None:
-    for what, then, now in (("model", state.reference, reference), ("train problems", state.data, data)):
-        if then != now:
-            raise UserError(
-                f"--resume: expected the {what} that the run started with (fingerprint {then}), got another ({now}): "
-                f"put the {what} back as it was, or start a new run under another name"
-            )
-
-
 class _Loop:
     """The steps of one run, and what is written around them."""
 
     def __init__(
-        self, config: RunConfig, prepared: _Prepared, record: RunRecord, terminal: Terminal, stop: StopRequest
+        self, config: RunConfig, prepared: Prepared, record: RunRecord, terminal: Terminal, stop: StopRequest
     ) -> None:
         self._config, self._prepared, self._record = config, prepared, record
         self._terminal, self._stop = terminal, stop
@@ -232,16 +127,18 @@ class _Loop:
 
     def _one_step(self, bars: TrainingBars) -> None:
         began = time.perf_counter()
-        step = self._state.step + 1
+        step, learner = self._state.step + 1, self._prepared.rooms.learner
         result = grpo_step(self._prepared.rooms, step, on_finished=bars.sampled)
         bars.stepped()
         metrics = result.metrics | {"rss_mib": peak_rss_mib()}
-        self._record.step(step, metrics, result.groups, result.outcomes, result.advantages)
+        self._record.step(step, metrics, result.groups, result.outcomes, result.token_advantages)
         self._terminal.step(step, self._config.steps, metrics)
         self._state = replace(
             self._state,
             step=step,
-            updates=self._prepared.rooms.learner.optimizer.updates,
+            updates=learner.optimizer.updates,
+            kl_coef=learner.kl_coefficient.value,
+            critic_updates=learner.critic_optimizer.updates if learner.critic_optimizer else 0,
             train_seconds=self._state.train_seconds + time.perf_counter() - began,
             completion_tokens=self._state.completion_tokens + int(metrics["completion_tokens"]),
             peak_rss_mib=max(self._state.peak_rss_mib, peak_rss_mib()),
@@ -255,9 +152,8 @@ class _Loop:
         save_checkpoint(
             self._record.directory,
             self._state,
-            self._prepared.policy,
+            self._prepared.rooms.learner,
             self._prepared.rooms.tokenizer,
-            self._prepared.rooms.learner.optimizer,
             keep=self._config.checkpoint.keep,
         )
         return self._state.step
@@ -282,6 +178,7 @@ class _Loop:
                 max_tokens=self._config.rollout.max_tokens,
                 on_finished=advance,
             )
+        self._record.held_out(self._state.step, asdict(found.results))
         self._record.evaluation(self._state.step, found.values)
         return found
 
@@ -310,6 +207,7 @@ class _Loop:
             "model": config.model.path,
             "task": self._prepared.rooms.task.name,
             "algorithm": config.algorithm.name,
+            "networks_mib": self._prepared.rooms.learner.networks_mib(),
             "machine": machine_facts(resolve_device(config.model.device)),
         }
         self._record.summary(summary)

@@ -38,16 +38,15 @@ class Trainer:
     def train(self, *, resume: bool = False) -> Run:
         """Runs it: see `grouprl.train.train`."""
         task = self._task()
-        rewards = configured_rewards(self.config, task) if self.rewards is None else resolve_rewards(self.rewards)
-        changes: dict[str, Any] = {
-            "task": self.config.task.model_copy(update={"name": task.name}),
-            "rewards": tuple(RewardConfig(name=reward.name, weight=reward.weight) for reward in rewards),
-        }
+        changes: dict[str, Any] = {"task": self.config.task.model_copy(update={"name": task.name})}
         if self.model is not None:
             changes["model"] = self.config.model.model_copy(update={"path": str(self.model)})
         if self.algorithm is not None:
             changes["algorithm"] = _algorithm(self.algorithm)
-        return train(self.config.model_copy(update=changes), task, rewards, resume=resume)
+        config = RunConfig(**{**dict(self.config), **changes})
+        rewards = configured_rewards(config, task) if self.rewards is None else resolve_rewards(self.rewards)
+        named = tuple(RewardConfig(name=reward.name, weight=reward.weight) for reward in rewards)
+        return train(RunConfig(**{**dict(config), "rewards": named}), task, rewards, resume=resume)
 
     def _task(self) -> Task:
         if self.task is None or isinstance(self.task, str):
@@ -60,7 +59,8 @@ class Trainer:
 def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, ...]:
     """The rewards that a configuration names, or the task's own."""
     named = {reward.name: reward.weight for reward in config.rewards}
-    return resolve_rewards(named or task.default_rewards)
+    steps = task.default_step_rewards if config.algorithm.credit == "step" else {}
+    return resolve_rewards(named or {**task.default_rewards, **steps})
 
 
 def _algorithm(algorithm: str | Algorithm) -> Algorithm:

@@ -122,6 +122,14 @@ class Group:
 
 
 @dataclass(frozen=True)
+class StepReward:
+    """What one step of a completion earned."""
+
+    end: int  # index of the step's last token
+    reward: float  # weighted
+
+
+@dataclass(frozen=True)
 class RewardOutcome:
     """What the reward functions said of one completion.
 
@@ -134,6 +142,7 @@ class RewardOutcome:
     total: float  # weighted sum of the components that apply; NaN = invalid, never 0 in its place
     components: Mapping[str, float | None]  # unweighted, by reward name; None = does not apply to this problem
     reason: str = ""  # why it is invalid
+    steps: tuple[StepReward, ...] = ()  # process supervision: what its steps earned, besides the total
 
     @property
     def valid(self) -> bool:
@@ -152,8 +161,7 @@ class Batch:
     prompts: tuple[tuple[int, ...], ...]  # token ids of each of P prompts
     group_of_N: tuple[int, ...]  # index into prompts
     token_ids_NT: Tensor  # int64, padded with 0
-    mask_NT: Tensor  # bool
+    mask_NT: Tensor  # bool, tokens that exist
+    trained_NT: Tensor  # bool, those of them that are learned from
     old_logprobs_NT: Tensor  # float32, log-probs of the sampler policy
-    advantages_N: Tensor  # float32
-    weights_NT: Tensor  # float32, from `token_weights` of the whole batch
     sampling: Sampling  # what the log-probs are under

@@ -1,5 +1,14 @@
-"""Evaluation: pass@k, intervals, comparison of checkpoints."""
+"""Evaluation: pass@k, intervals, paired comparison of checkpoints and runs."""
 
+from grouprl.evaluation.paired import Difference, ProblemResults, compare_results, paired_difference
 from grouprl.evaluation.statistics import mean_interval, pass_at_k, wilson_interval
 
-__all__ = ["mean_interval", "pass_at_k", "wilson_interval"]
+__all__ = [
+    "Difference",
+    "ProblemResults",
+    "compare_results",
+    "mean_interval",
+    "paired_difference",
+    "pass_at_k",
+    "wilson_interval",
+]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from grouprl.evaluation.measures import trait_shares
+from grouprl.evaluation.paired import ProblemResults
 from grouprl.evaluation.statistics import mean_interval, pass_at_k, wilson_interval
 from grouprl.rollout import Engine, Request
 from grouprl.tasks.base import Task
@@ -17,9 +18,10 @@ STREAM = "evaluation"  # the same random numbers at every evaluation, so that tw
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was found, as the plain values of summary.json, and the greedy completions for people to read."""
+    """What was found: the plain values of summary.json, each problem's own, and the greedy completions to read."""
 
     values: dict[str, float | int | tuple[float, float]]
+    results: ProblemResults
     greedy: tuple[Group, ...]
 
 
@@ -38,31 +40,40 @@ def evaluate(
         engine: samples from the policy.
         task: says what is correct.
         prompts: the problems; their number of completions is ignored.
-        samples: completions per problem for pass@k, at least 1.
+        samples: completions per problem for pass@k; 0 = the greedy one alone.
         max_tokens: of a completion.
         on_finished: see `Engine.generate`; len(prompts) * (samples + 1) completions are made in all.
 
     Returns:
-        greedy_accuracy, pass_at_1, pass_at_2, pass_at_4, ... up to `samples`, each with its 95 % interval (Wilson's
-        for shares of problems, Student's t for means), the share of each trait among the sampled completions, their
-        mean_length in tokens, and the number of problems.
+        values: greedy_accuracy and the number of problems; with samples pass_at_1, pass_at_2, pass_at_4, ... up to
+        `samples`, the share of each trait among the sampled completions, and their mean_length in tokens. Accuracies
+        have their 95 % interval (Wilson's for shares of problems, Student's t for means).
     """
     greedy = _generate(engine, prompts, 1, Sampling(max_tokens, temperature=0.0), on_finished)
-    sampled = _generate(engine, prompts, samples, Sampling(max_tokens), on_finished)
-    hits = sum(task.correct(group.problem, group.completions[0].text) for group in greedy)
+    sampled = _generate(engine, prompts, samples, Sampling(max_tokens), on_finished) if samples else []
+    hits = [int(task.correct(group.problem, group.completions[0].text)) for group in greedy]
     correct = [sum(task.correct(group.problem, c.text) for c in group.completions) for group in sampled]
     values: dict[str, float | int | tuple[float, float]] = {
-        "greedy_accuracy": hits / len(prompts),
-        "greedy_interval": wilson_interval(hits, len(prompts)),
+        "greedy_accuracy": sum(hits) / len(prompts),
+        "greedy_interval": wilson_interval(sum(hits), len(prompts)),
+        **(_sampled_values(task, sampled, correct, samples) if samples else {}),
+        "problems": len(prompts),
     }
+    names = tuple(prompt.problem.id for prompt in prompts)
+    results = ProblemResults(names, tuple(hits), tuple(correct) or (0,) * len(prompts), samples)
+    return Evaluation(values, results, tuple(greedy))
+
+
+def _sampled_values(
+    task: Task, sampled: Sequence[Group], correct: Sequence[int], samples: int
+) -> dict[str, float | int | tuple[float, float]]:
+    values: dict[str, float | int | tuple[float, float]] = {}
     for k in sorted({1, samples} | {2**power for power in range(10) if 2**power < samples}):
         chances = [pass_at_k(count, samples, k) for count in correct]
         values[f"pass_at_{k}"] = statistics.fmean(chances)
         values[f"pass_at_{k}_interval"] = _interval(chances, whole=k == samples)
     lengths = [len(completion) for group in sampled for completion in group.completions]
-    values |= trait_shares(task, sampled)
-    values |= {"mean_length": statistics.fmean(lengths), "problems": len(prompts)}
-    return Evaluation(values, tuple(greedy))
+    return values | trait_shares(task, sampled) | {"mean_length": statistics.fmean(lengths)}
 
 
 def _generate(

@@ -46,7 +46,9 @@ def draw_plots(run: RecordedRun, directory: Path) -> tuple[tuple[Plot, Path], ..
 
 def _accuracy(run: RecordedRun, figure: Figure) -> None:
     axes = figure.subplots()
-    measures = {"greedy_accuracy": "greedy", "pass_at_1": "pass@1", "pass_at_8": "pass@8"}
+    found = {**run.results("before"), **run.results("after")}
+    named = {"greedy_accuracy": "greedy", "pass_at_1": "pass@1", "pass_at_8": "pass@8"}
+    measures = {name: label for name, label in named.items() if name in found}
     for offset, when, color in ((-0.2, "before", GREY), (0.2, "after", BLUE)):
         row = run.results(when)
         present = [(place + offset, name) for place, name in enumerate(measures) if name in row]

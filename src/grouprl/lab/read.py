@@ -45,6 +45,7 @@ class RecordedRun:
     config: str  # YAML text
     metrics: tuple[Row, ...]  # one per step, ascending
     evaluations: tuple[Row, ...]
+    held_out: tuple[Row, ...]  # of the same evaluations, problem by problem
     examples: Mapping[str, tuple[Example, ...]]  # by "before" and "after"
     summary: Row
 
@@ -90,6 +91,7 @@ def read_run(directory: Path) -> RecordedRun:
         config=config.read_text(encoding="utf-8"),
         metrics=read_json_lines(directory / "metrics.jsonl"),
         evaluations=read_json_lines(directory / "evaluations.jsonl"),
+        held_out=read_json_lines(directory / "held_out.jsonl"),
         examples={when: tuple(Example(**row) for row in rows) for when, rows in examples.items()},
         summary=read_json(directory / "summary.json"),
     )

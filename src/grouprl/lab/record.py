@@ -26,6 +26,7 @@ WRITTEN_BY_A_RUN = (
     "config.yaml",
     "metrics.jsonl",
     "evaluations.jsonl",
+    "held_out.jsonl",
     "rollouts.sqlite",
     "examples.json",
     "summary.json",
@@ -76,7 +77,7 @@ class RunRecord:
             raise UserError(f"{directory}: expected a run to resume, found no config.yaml; check the name")
         with ExitStack() as on_error:
             record = on_error.enter_context(cls(directory, lock_directory(directory)))
-            for name in ("metrics.jsonl", "evaluations.jsonl"):
+            for name in ("metrics.jsonl", "evaluations.jsonl", "held_out.jsonl"):
                 kept = [row for row in read_json_lines(directory / name) if row["step"] <= step]
                 atomic_write_text(directory / name, "".join(json_text(row) + "\n" for row in kept))
             drop_after(record._rollouts, step)
@@ -89,15 +90,19 @@ class RunRecord:
         metrics: Mapping[str, float],
         groups: Sequence[Group],
         outcomes: Sequence[Sequence[RewardOutcome]],
-        advantages: Sequence[Sequence[float]],
+        token_advantages: Sequence[Sequence[Sequence[float]]],
     ) -> None:
-        """Records one step: its metrics, and per group [P] the completions, outcomes and advantages [P][G]."""
-        write_step(self._rollouts, step, groups, outcomes, advantages)
+        """Records one step: its metrics, the groups [P], their outcomes [P][G] and advantages [P][G][tokens]."""
+        write_step(self._rollouts, step, groups, outcomes, token_advantages)
         self._append("metrics.jsonl", {"step": step, **metrics})
 
     def evaluation(self, step: int, values: Mapping[str, Any]) -> None:
         """Records an evaluation on held-out problems after `step` updates."""
         self._append("evaluations.jsonl", {"step": step, **values})
+
+    def held_out(self, step: int, results: Mapping[str, Any]) -> None:
+        """Records what that evaluation found for each problem (the fields of `evaluation.ProblemResults`)."""
+        self._append("held_out.jsonl", {"step": step, **results})
 
     def examples(self, when: Literal["before", "after"], rows: Sequence[Example]) -> None:
         """Records the same few held-out problems before and after training, replacing those of the same `when`."""

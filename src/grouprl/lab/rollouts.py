@@ -16,7 +16,7 @@ from urllib.parse import quote
 import numpy as np
 
 from grouprl.lab.files import json_text
-from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason, UserError
+from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, UserError
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS problems (
@@ -35,13 +35,15 @@ CREATE TABLE IF NOT EXISTS completions (
   reward REAL,                        -- weighted total; NULL = invalid
   components TEXT NOT NULL,           -- JSON object: unweighted rewards by name; null = does not apply
   invalid_reason TEXT,                -- NULL when valid
-  advantage REAL NOT NULL,
+  advantage REAL NOT NULL,            -- mean over its tokens
   length INTEGER NOT NULL,            -- tokens
   stop_reason TEXT NOT NULL,          -- end, stop_string or length
   weights_version INTEGER NOT NULL,   -- updates the sampling weights had seen
   token_ids BLOB NOT NULL,            -- little-endian int32
   logprobs BLOB NOT NULL,             -- little-endian float32, under the distribution drawn from
   plain_logprobs BLOB NOT NULL,       -- little-endian float32, under the plain softmax
+  token_advantages BLOB,              -- little-endian float32; NULL when every token has the completion's
+  step_rewards TEXT,                  -- JSON list of [last token, weighted reward]; NULL without process rewards
   PRIMARY KEY (step, group_index, completion_index)
 );
 CREATE VIEW IF NOT EXISTS groups AS
@@ -65,7 +67,8 @@ class RecordedGroup:
 
     group: Group  # log-probs as float32; columns that JSON cannot hold come back as text
     outcomes: tuple[RewardOutcome, ...]
-    advantages: tuple[float, ...]
+    advantages: tuple[float, ...]  # of each completion, the mean over its tokens
+    token_advantages: tuple[tuple[float, ...], ...]
 
 
 def open_rollouts(location: str) -> sqlite3.Connection:
@@ -84,9 +87,9 @@ def write_step(
     step: int,
     groups: Sequence[Group],
     outcomes: Sequence[Sequence[RewardOutcome]],
-    advantages: Sequence[Sequence[float]],
+    token_advantages: Sequence[Sequence[Sequence[float]]],
 ) -> None:
-    """Adds the groups [P] of a step with their outcomes and advantages [P][G], all or none.
+    """Adds the groups [P] of a step with their outcomes [P][G] and advantages [P][G][tokens], all or none.
 
     Raises:
         ValueError: when the three differ in shape.
@@ -95,12 +98,12 @@ def write_step(
     problems = [_problem_row(group) for group in groups]
     completions = [
         _completion_row(step, group_index, group.problem.id, *member)
-        for group_index, (group, *scores) in enumerate(zip(groups, outcomes, advantages, strict=True))
+        for group_index, (group, *scores) in enumerate(zip(groups, outcomes, token_advantages, strict=True))
         for member in zip(group.completions, *scores, strict=True)
     ]
     with database:
         database.executemany("INSERT OR IGNORE INTO problems VALUES (?, ?, ?, ?, ?)", problems)
-        database.executemany(f"INSERT INTO completions VALUES ({', '.join('?' * 15)})", completions)
+        database.executemany(f"INSERT INTO completions VALUES ({', '.join('?' * 17)})", completions)
 
 
 def drop_after(database: sqlite3.Connection, step: int) -> None:
@@ -137,8 +140,16 @@ def _problem_row(group: Group) -> tuple[Any, ...]:
 
 
 def _completion_row(
-    step: int, group_index: int, problem_id: str, completion: Completion, outcome: RewardOutcome, advantage: float
+    step: int,
+    group_index: int,
+    problem_id: str,
+    completion: Completion,
+    outcome: RewardOutcome,
+    advantages: Sequence[float],
 ) -> tuple[Any, ...]:
+    if len(advantages) != len(completion):
+        raise ValueError(f"expected an advantage for each of {len(completion)} tokens, got {len(advantages)}")
+    same = len(set(advantages)) <= 1
     return (
         step,
         group_index,
@@ -148,13 +159,15 @@ def _completion_row(
         outcome.total if outcome.valid else None,
         json_text(outcome.components),
         None if outcome.valid else outcome.reason,
-        float(advantage),
+        float(advantages[0]) if same else math.fsum(advantages) / len(advantages),
         len(completion),
         completion.stop_reason.value,
         completion.weights_version,
         _blob(completion.token_ids, "<i4"),
         _blob(completion.logprobs, "<f4"),
         _blob(completion.plain_logprobs, "<f4"),
+        None if same else _blob(advantages, "<f4"),
+        json_text([(step.end, step.reward) for step in outcome.steps]) if outcome.steps else None,
     )
 
 
@@ -170,6 +183,7 @@ def _group(rows: list[sqlite3.Row]) -> RecordedGroup:
         group=Group(problem, _numbers(head["prompt_ids"], "<i4"), tuple(_completion(row) for row in rows)),
         outcomes=tuple(_outcome(row) for row in rows),
         advantages=tuple(row["advantage"] for row in rows),
+        token_advantages=tuple(_token_advantages(row) for row in rows),
     )
 
 
@@ -187,7 +201,14 @@ def _completion(row: sqlite3.Row) -> Completion:
 
 def _outcome(row: sqlite3.Row) -> RewardOutcome:
     total = math.nan if row["reward"] is None else row["reward"]
-    return RewardOutcome(total, json.loads(row["components"]), row["invalid_reason"] or "")
+    steps = tuple(StepReward(end, reward) for end, reward in json.loads(row["step_rewards"] or "[]"))
+    return RewardOutcome(total, json.loads(row["components"]), row["invalid_reason"] or "", steps)
+
+
+def _token_advantages(row: sqlite3.Row) -> tuple[float, ...]:
+    if row["token_advantages"] is None:
+        return (float(row["advantage"]),) * int(row["length"])
+    return _numbers(row["token_advantages"], "<f4")
 
 
 def _numbers(blob: bytes, dtype: str) -> tuple[Any, ...]:

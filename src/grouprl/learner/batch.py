@@ -7,35 +7,28 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from grouprl.algorithm import Algorithm
-from grouprl.algorithms import token_weights
-from grouprl.types import Batch, Group, Sampling
+from grouprl.types import Batch, Group, Sampling, StopReason
 
 
-def make_batch(groups: Sequence[Group], advantages_N: Tensor, algorithm: Algorithm, sampling: Sampling) -> Batch:
+def make_batch(groups: Sequence[Group], sampling: Sampling, *, mask_overlong: bool = False) -> Batch:
     """The batch of a step.
 
     Args:
-        groups: in the order of the advantages' rows.
-        advantages_N: [N] one per completion.
-        algorithm: its aggregation sets the token weights.
+        groups: at least one completion in all.
         sampling: what the completions were drawn under.
+        mask_overlong: completions that were cut at the limit are not learned from.
     """
     completions = [completion for group in groups for completion in group.completions]
     lengths_N = torch.tensor([len(completion) for completion in completions])
     mask_NT = torch.arange(int(lengths_N.max())) < lengths_N[:, None]
+    whole_N = torch.tensor([completion.stop_reason is not StopReason.LENGTH for completion in completions])
     return Batch(
         prompts=tuple(group.prompt_ids for group in groups),
         group_of_N=tuple(index for index, group in enumerate(groups) for _ in group.completions),
         token_ids_NT=padded([completion.token_ids for completion in completions], mask_NT, torch.long),
         mask_NT=mask_NT,
+        trained_NT=mask_NT & whole_N[:, None] if mask_overlong else mask_NT,
         old_logprobs_NT=padded([completion.logprobs for completion in completions], mask_NT, torch.float32),
-        advantages_N=advantages_N,
-        weights_NT=token_weights(
-            mask_NT,
-            aggregate=algorithm.aggregate,
-            constant_length=sampling.max_tokens,
-        ),
         sampling=sampling,
     )
 

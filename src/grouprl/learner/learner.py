@@ -1,10 +1,11 @@
-"""One weight update from one batch: reference log-probs, policy log-probs, loss, gradient, step."""
+"""The updates on one batch: log-probs, loss, gradient, step; of the policy, and of a critic where there is one."""
 
 from __future__ import annotations
 
 import math
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,118 +13,282 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from grouprl.algorithm import Algorithm
-from grouprl.algorithms import policy_loss
-from grouprl.learner.forward import pack_logprobs
+from grouprl.algorithms import high_entropy_mask, mismatch_weights, policy_loss, token_weights, value_loss
+from grouprl.learner.credit import Credit, explained_variance
+from grouprl.learner.forward import Forward, pack_forward, pack_hidden
+from grouprl.learner.kl_coefficient import KlCoefficient
 from grouprl.learner.optimizer import Optimizer
-from grouprl.learner.packs import Pack, make_packs, targets
+from grouprl.learner.packs import Pack, make_packs, targets, to_grid
+from grouprl.learner.seen import Seen, look
+from grouprl.models.critic import Critic
 from grouprl.models.precision import autocast
 from grouprl.types import Batch
 
 
 @dataclass(frozen=True)
 class Learner:
-    """What an update needs besides the batch."""
+    """The networks and their optimizers; nothing in here is replaced during a run, the weights inside change."""
 
     policy: PreTrainedModel
     reference: PreTrainedModel | None  # None when kl_coef is 0
     optimizer: Optimizer
     algorithm: Algorithm
+    kl_coefficient: KlCoefficient
     device: torch.device
     dtype: str
     micro_batch_tokens: int
+    critic: Critic | None = None
+    critic_optimizer: Optimizer | None = None
 
-    def learn(self, batch: Batch) -> dict[str, float]:
-        """`algorithm.passes` updates on one batch.
+    def look(self, batch: Batch) -> Seen:
+        """What the reference, the critic and the policy say of a batch before its first update."""
+        return look(
+            batch,
+            policy=self.policy,
+            reference=self.reference,
+            critic=self.critic,
+            policy_too=self.algorithm.correction != "none" or self.algorithm.entropy_share < 1,
+            device=self.device,
+            dtype=self.dtype,
+            micro_batch_tokens=self.micro_batch_tokens,
+        )
+
+    def learn(self, batch: Batch, credit: Credit, seen: Seen, *, critic_only: bool = False) -> dict[str, float]:
+        """`algorithm.passes` times through the batch, in `algorithm.minibatches` updates each.
+
+        Args:
+            batch: the completions.
+            credit: their advantages, and the returns for a critic.
+            seen: from `look`.
+            critic_only: leave the policy as it is.
 
         Returns:
-            Figures of the last pass, `sampler_learner_gap` of the first, and the seconds spent.
+            Figures of the last pass, `sampler_learner_gap` of the first update, and the seconds spent.
         """
-        rows = self._rows(batch)
-        packs = make_packs(batch, rows, self.micro_batch_tokens, self.device)
         started = time.perf_counter()
-        reference_NT = self._reference_logprobs(batch, packs)
-        reference_seconds = time.perf_counter() - started
-        passes = [self._update(batch, packs, reference_NT) for _ in range(self.algorithm.passes)]
-        return {
-            **passes[-1],
-            "sampler_learner_gap": passes[0].get("sampler_learner_gap", math.nan),
-            "time/reference": reference_seconds,
-            "time/learn": time.perf_counter() - started - reference_seconds,
+        work, figures = _Work.of(batch, credit, seen, self.algorithm)
+        passes = []
+        for _ in range(self.algorithm.passes):
+            parts = _minibatches(batch, self.algorithm.minibatches, self._updates())
+            passes.append([self._update(work, rows, critic_only) for rows in parts])
+        last = _averaged(passes[-1])
+        gap = passes[0][0].get("sampler_learner_gap", math.nan)
+        figures |= last | {"sampler_learner_gap": gap, "kl_coef": self.kl_coefficient.value}
+        if not self.algorithm.uses_reference:
+            del figures["kl_coef"]
+        elif "kl" in figures:
+            self.kl_coefficient.measured(figures["kl"])
+        return figures | {"time/learn": time.perf_counter() - started}
+
+    def refresh_reference(self) -> None:
+        """Makes the reference what the policy is now (iterative GRPO, DeepSeekMath 4.1.4)."""
+        if self.reference is not None:
+            self.reference.load_state_dict(self.policy.state_dict())
+
+    def networks_mib(self) -> dict[str, float]:
+        """Memory of the weights of each network, and of the optimizers' moments, in MiB."""
+        shares = {
+            "policy": _mib(self.policy.parameters()),
+            "reference": _mib(self.reference.parameters()) if self.reference is not None else 0.0,
+            "critic": _mib(self.critic.parameters()) if self.critic is not None else 0.0,
+            "optimizer": _mib(self.optimizer.state().values()),
+            "critic_optimizer": _mib(self.critic_optimizer.state().values()) if self.critic_optimizer else 0.0,
         }
+        return {name: mib for name, mib in shares.items() if mib}
 
-    def _rows(self, batch: Batch) -> list[int]:
-        """Completions that move the weights: without a KL term those of advantage 0 have no gradient."""
-        if self.algorithm.kl_coef > 0:
-            return list(range(len(batch.group_of_N)))
-        return batch.advantages_N.nonzero()[:, 0].tolist()
+    def _updates(self) -> int:
+        return self.optimizer.updates + (self.critic_optimizer.updates if self.critic_optimizer else 0)
 
-    @torch.no_grad()
-    def _reference_logprobs(self, batch: Batch, packs: Sequence[Pack]) -> list[Tensor] | None:
-        if self.reference is None:
-            return None
-        with autocast(self.device, self.dtype):
-            return [
-                _to_grid(pack, pack_logprobs(self.reference, pack, targets(batch, pack), batch.sampling)[0])
-                for pack in packs
-            ]
-
-    def _update(self, batch: Batch, packs: Sequence[Pack], references: list[Tensor] | None) -> dict[str, float]:
-        learning_rate = self.optimizer.learning_rate
-        figures = [
-            self._backward(batch, pack, references[index] if references else None) for index, pack in enumerate(packs)
-        ]
+    def _update(self, work: _Work, rows: Sequence[int], critic_only: bool) -> dict[str, float]:
+        """One update from some rows of the batch."""
+        batch, learning_rate = work.batch, self.optimizer.learning_rate
+        weights_NT = torch.zeros(batch.mask_NT.shape)
+        weights_NT[list(rows)] = token_weights(
+            batch.trained_NT[list(rows)],
+            aggregate=self.algorithm.aggregate,
+            constant_length=batch.sampling.max_tokens,
+        )
+        values_NT = work.value_weights(rows)
+        figures: dict[str, float] = {}
+        if self.critic is not None and self.critic.trunk is not None and values_NT is not None:
+            packs = self._packs(batch, [row for row in rows if values_NT[row].any()])
+            figures |= _combined([self._critic_backward(work, pack, values_NT) for pack in packs])
+        shared = self.critic is not None and self.critic.trunk is None
+        packs = [] if critic_only else self._packs(batch, self._moving(work, rows, weights_NT, shared))
+        figures |= _combined(
+            [self._policy_backward(work, pack, weights_NT, values_NT if shared else None) for pack in packs]
+        )
+        if self.critic_optimizer is not None:
+            figures["critic_grad_norm"] = self.critic_optimizer.step()
         # Every completion may lack signal; then there is no gradient, and no step that decays or drifts.
         norm = self.optimizer.step() if packs else 0.0
-        return {**_combined(figures), "grad_norm": norm, "learning_rate": learning_rate}
+        return {**figures, "grad_norm": norm, "learning_rate": learning_rate}
 
-    def _backward(self, batch: Batch, pack: Pack, reference_nT: Tensor | None) -> dict[str, float]:
-        algorithm = self.algorithm
+    def _packs(self, batch: Batch, rows: Sequence[int]) -> list[Pack]:
+        return make_packs(batch, rows, self.micro_batch_tokens, self.device)
+
+    def _moving(self, work: _Work, rows: Iterable[int], weights_NT: Tensor, shared: bool) -> list[int]:
+        """Completions that move the weights: without a KL term those of advantage 0 have no gradient."""
+        a = self.algorithm
+        if shared:
+            return list(rows)
+        everyone = (a.uses_reference and a.kl_in == "loss") or a.entropy_coef > 0
+        moving_N = (weights_NT > 0).any(1) & (everyone | (work.advantages_NT != 0).any(1))
+        return [row for row in rows if moving_N[row]]
+
+    def _policy_backward(
+        self, work: _Work, pack: Pack, weights_NT: Tensor, values_NT: Tensor | None
+    ) -> dict[str, float]:
+        a, batch = self.algorithm, work.batch
         with autocast(self.device, self.dtype):
-            logprobs_C, entropies_C = pack_logprobs(self.policy, pack, targets(batch, pack), batch.sampling)
-        logprobs_nT = _to_grid(pack, logprobs_C)
-        rows, width = list(pack.rows), pack.width
-        old_nT = batch.old_logprobs_NT[rows, :width].to(self.device)
-        mask_nT = batch.mask_NT[rows, :width].to(self.device)
+            forward = pack_forward(
+                self.policy, pack, targets(batch, pack), batch.sampling, entropy_gradient=a.entropy_coef > 0
+            )
+        logprobs_nT = to_grid(pack, forward.logprobs_C)
+        mask_nT, weights_nT = self._cut(pack, batch.mask_NT), self._cut(pack, weights_NT)
         loss, stats = policy_loss(
             logprobs_nT,
-            old_nT,
-            batch.advantages_N[rows].to(self.device),
-            batch.weights_NT[rows, :width].to(self.device),
-            surrogate=algorithm.surrogate,
-            ratio=algorithm.ratio,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            ref_logprobs_NT=reference_nT,
-            kl_coef=algorithm.kl_coef,
-            kl=algorithm.kl,
+            self._cut(pack, work.old_NT),
+            self._cut(pack, work.advantages_NT),
+            weights_nT,
+            surrogate=a.surrogate,
+            ratio=a.ratio,
+            clip_low=a.clip_low,
+            clip_high=a.clip_high,
+            dual_clip=a.dual_clip,
+            ref_logprobs_NT=None if work.seen.reference_NT is None else self._cut(pack, work.seen.reference_NT),
+            kl_coef=self.kl_coefficient.value if a.kl_in == "loss" else 0.0,
+            kl=a.kl,
             mask_NT=mask_nT,
         )
+        if a.entropy_coef > 0:
+            loss = loss - a.entropy_coef * (weights_nT * to_grid(pack, forward.entropies_C)).sum()
+        if values_NT is not None:
+            cost, value_stats = self._value_loss(work, pack, forward.hidden_CH, values_NT)
+            loss, stats = loss + a.value_coef * cost, stats | value_stats | {"value_loss": cost.detach()}
         loss.backward()  # type: ignore[no-untyped-call]
-        gap = (logprobs_nT.detach() - old_nT).abs()[mask_nT].max()
-        return {
-            "loss": float(loss.detach()),
-            "entropy": float(entropies_C.mean()),
-            "sampler_learner_gap": float(gap),
-            "tokens": float(len(pack.row_C)),
-            **{name: float(value) for name, value in stats.items()},
-        }
+        gap = (logprobs_nT.detach() - self._cut(pack, batch.old_logprobs_NT)).abs()[mask_nT].max()
+        return _figures(pack, loss, forward, gap, stats)
+
+    def _critic_backward(self, work: _Work, pack: Pack, values_NT: Tensor) -> dict[str, float]:
+        assert self.critic is not None
+        assert self.critic.trunk is not None
+        with autocast(self.device, self.dtype):
+            hidden_CH = pack_hidden(self.critic.trunk, pack)
+        cost, stats = self._value_loss(work, pack, hidden_CH, values_NT)
+        cost.backward()  # type: ignore[no-untyped-call]
+        values = {name: float(value) for name, value in stats.items()}
+        return {"value_loss": float(cost.detach()), "tokens": float(len(pack.row_C)), **values}
+
+    def _value_loss(
+        self, work: _Work, pack: Pack, hidden_CH: Tensor, weights_NT: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        assert self.critic is not None
+        assert work.credit.returns_NT is not None
+        assert work.seen.values_NT is not None
+        return value_loss(
+            to_grid(pack, self.critic.values(hidden_CH)),
+            self._cut(pack, work.seen.values_NT),
+            self._cut(pack, work.credit.returns_NT),
+            self._cut(pack, weights_NT),
+            clip=self.algorithm.value_clip,
+        )
+
+    def _cut(self, pack: Pack, whole_NT: Tensor) -> Tensor:
+        return whole_NT[list(pack.rows), : pack.width].to(self.device)
 
 
-def _to_grid(pack: Pack, values_C: Tensor) -> Tensor:
-    grid = values_C.new_zeros(len(pack.rows) * pack.width)
-    return grid.index_copy(0, pack.row_C * pack.width + pack.column_C, values_C).view(len(pack.rows), pack.width)
+@dataclass(frozen=True)
+class _Work:
+    """A batch with everything about it that does not change from update to update."""
+
+    batch: Batch
+    credit: Credit
+    seen: Seen
+    old_NT: Tensor  # log-probs under the old policy of the ratio
+    advantages_NT: Tensor  # corrected for the sampler, and 0 where entropy is low
+
+    @staticmethod
+    def of(batch: Batch, credit: Credit, seen: Seen, algorithm: Algorithm) -> tuple[_Work, dict[str, float]]:
+        """The work, and figures about it."""
+        old_NT, advantages_NT, figures = batch.old_logprobs_NT, credit.advantages_NT, {}
+        if algorithm.correction != "none" and seen.policy_NT is not None:
+            old_NT = seen.policy_NT.cpu()
+            ratio_NT = mismatch_weights(
+                old_NT,
+                batch.old_logprobs_NT,
+                batch.mask_NT,
+                kind=algorithm.correction,
+                level=algorithm.correction_level,
+                cap=algorithm.correction_cap,
+            )
+            # Every surrogate is homogeneous in the advantage, so this weighs it and leaves the KL term alone.
+            advantages_NT = advantages_NT * ratio_NT
+            figures = {
+                "correction_mean": float(ratio_NT[batch.mask_NT].mean()),
+                "correction_max": float(ratio_NT.max()),
+            }
+        if algorithm.entropy_share < 1 and seen.entropies_NT is not None:
+            decisive_NT, threshold = high_entropy_mask(
+                seen.entropies_NT.cpu(), batch.trained_NT, share=algorithm.entropy_share
+            )
+            advantages_NT = advantages_NT * decisive_NT
+            figures["entropy_threshold"] = threshold
+        if seen.values_NT is not None and credit.returns_NT is not None and credit.counted_NT is not None:
+            figures["value_explained_variance"] = explained_variance(
+                seen.values_NT, credit.returns_NT, credit.counted_NT
+            )
+        return _Work(batch, credit, seen, old_NT, advantages_NT), figures
+
+    def value_weights(self, rows: Sequence[int]) -> Tensor | None:
+        """[N, T] weights of the value loss: the mean over the counted tokens of these rows."""
+        if self.seen.values_NT is None or self.credit.counted_NT is None:
+            return None
+        counted_NT = torch.zeros_like(self.batch.mask_NT)
+        counted_NT[list(rows)] = self.credit.counted_NT[list(rows)]
+        return token_weights(counted_NT, aggregate="token_mean")
+
+
+def _mib(tensors: Iterable[Tensor]) -> float:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors) / (1 << 20)
+
+
+def _minibatches(batch: Batch, count: int, seed: int) -> list[list[int]]:
+    """The rows of the batch in `count` parts of whole groups, dealt anew for every pass."""
+    groups = list(range(len(batch.prompts)))
+    if count > 1:
+        random.Random(f"minibatches/{seed}").shuffle(groups)
+    parts = [set(groups[place::count]) for place in range(min(count, len(groups)))]
+    return [[row for row, group in enumerate(batch.group_of_N) if group in part] for part in parts]
+
+
+def _figures(pack: Pack, loss: Tensor, forward: Forward, gap: Tensor, stats: dict[str, Tensor]) -> dict[str, float]:
+    return {
+        "loss": float(loss.detach()),
+        "entropy": float(forward.entropies_C.detach().mean()),
+        "sampler_learner_gap": float(gap),
+        "tokens": float(len(pack.row_C)),
+        **{name: float(value) for name, value in stats.items()},
+    }
 
 
 def _combined(figures: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Figures of the packs as those of the batch: the loss adds up, peaks are peaks, the rest averages over tokens."""
+    """Figures of the packs as those of the batch: losses add up, peaks are peaks, the rest averages over tokens."""
     tokens = sum(figure["tokens"] for figure in figures)
     combined: dict[str, float] = {}
     for name in figures[0] if figures else ():
         values = [figure[name] for figure in figures]
-        if name == "loss":
+        if name in ("loss", "value_loss"):
             combined[name] = sum(values)
         elif name in ("sampler_learner_gap", "ratio_max"):
             combined[name] = max(values)
         elif name != "tokens":
             combined[name] = sum(v * f["tokens"] for v, f in zip(values, figures, strict=True)) / tokens
     return combined
+
+
+def _averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Figures of the updates of a pass: their mean, of peaks the largest."""
+    names = dict.fromkeys(name for update in updates for name in update)
+    columns = {name: [update[name] for update in updates if name in update] for name in names}
+    return {name: max(values) if name == "ratio_max" else sum(values) / len(values) for name, values in columns.items()}

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from grouprl.config import LearnerConfig
 from grouprl.types import UserError
@@ -16,7 +15,7 @@ from grouprl.types import UserError
 class Optimizer:
     """Turns accumulated gradients into one update of a model's weights."""
 
-    def __init__(self, model: PreTrainedModel, config: LearnerConfig, *, total_updates: int | None = None) -> None:
+    def __init__(self, model: nn.Module, config: LearnerConfig, *, total_updates: int | None = None) -> None:
         """`total_updates` makes the learning rate fall to 0 over them along a cosine; without it, it stays."""
         self._named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self._config = config

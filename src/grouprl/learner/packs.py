@@ -107,3 +107,9 @@ def targets(batch: Batch, pack: Pack) -> Tensor:
     """[C] token ids of the pack's completion tokens, in packed order."""
     rows_C = torch.tensor(pack.rows)[pack.row_C.cpu()]
     return batch.token_ids_NT[rows_C, pack.column_C.cpu()].to(pack.input_ids_S.device)
+
+
+def to_grid(pack: Pack, values_C: Tensor) -> Tensor:
+    """[n, width] of the pack's rows from [C] in packed order, 0 where a row has no token."""
+    grid = values_C.new_zeros(len(pack.rows) * pack.width)
+    return grid.index_copy(0, pack.row_C * pack.width + pack.column_C, values_C).view(len(pack.rows), pack.width)

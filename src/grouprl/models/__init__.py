@@ -12,10 +12,11 @@ from grouprl.models.load import (
     resolve_device,
 )
 from grouprl.models.logprobs import token_logprobs
-from grouprl.models.prompts import prompt_token_ids
+from grouprl.models.prompts import authored_completion, prompt_token_ids
 
 __all__ = [
     "TreeLayout",
+    "authored_completion",
     "context_length",
     "end_token_ids",
     "fingerprint",

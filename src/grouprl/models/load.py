@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -56,18 +58,43 @@ def load_model(path: str, *, device: torch.device) -> PreTrainedModel:
     Raises:
         UserError: no such model, or one whose forward pass GroupRL does not reproduce.
     """
-    folder = _resolve(path)
-    with quiet():
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, attn_implementation=NAME, use_safetensors=True
-            )
-        except (OSError, ValueError) as error:
-            raise _not_loadable(path, "a causal language model in safetensors", error) from error
+    model, _ = pretrained(AutoModelForCausalLM, path, "a causal language model in safetensors")
     model = model.to(device).eval()
     _check_logits(path, model.config)
     verify(path, model)
     return model
+
+
+def pretrained(
+    auto: Any, path: str, what: str, options: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[PreTrainedModel, set[str]]:
+    """A checkpoint as float32 weights on GroupRL's attention.
+
+    Args:
+        auto: the class of transformers that finds the model's own.
+        path: bundled name, folder or hub id.
+        what: what is expected there, for the error.
+        options: for the model's configuration.
+
+    Returns:
+        The model, and the names of the weights that the checkpoint lacks, which are random.
+
+    Raises:
+        UserError: no such model.
+    """
+    with quiet():
+        try:
+            model, info = auto.from_pretrained(
+                _resolve(path),
+                dtype=torch.float32,
+                attn_implementation=NAME,
+                use_safetensors=True,
+                output_loading_info=True,
+                **options,
+            )
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: weights of other shapes
+            raise _not_loadable(path, what, error) from error
+    return model, set(info["missing_keys"])
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:

@@ -19,6 +19,7 @@ def token_logprobs(
     targets_S: Tensor,
     sampling: Sampling,
     *,
+    entropy_gradient: bool = False,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of each target token, and the entropy of its distribution, both under `sampling`.
@@ -30,25 +31,37 @@ def token_logprobs(
         hidden_SH: [S, H] last hidden states that predict the targets.
         targets_S: [S] token ids.
         sampling: temperature and truncation of the policy; its target is never cut.
+        entropy_gradient: whether the entropies can be differentiated as well.
         chunk_elements: upper bound of the logits alive at once.
 
     Returns:
-        ([S] log-probs, [S] entropies in nats), float32, the first differentiable in hidden states and head.
+        ([S] log-probs, [S] entropies in nats), float32, differentiable in hidden states and head.
     """
     vocabulary = head.weight.shape[0]  # type: ignore[index]
     rows = max(1, chunk_elements // int(vocabulary))
     if len(targets_S) <= rows:
-        return _chunk(head, hidden_SH, targets_S, sampling)
+        return _chunk(head, hidden_SH, targets_S, sampling, entropy_gradient)
     parts = [
-        checkpoint(_chunk, head, hidden_SH[at : at + rows], targets_S[at : at + rows], sampling, use_reentrant=False)
+        checkpoint(
+            _chunk,
+            head,
+            hidden_SH[at : at + rows],
+            targets_S[at : at + rows],
+            sampling,
+            entropy_gradient,
+            use_reentrant=False,
+        )
         for at in range(0, len(targets_S), rows)
     ]
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
 
 
-def _chunk(head: nn.Module, hidden_SH: Tensor, targets_S: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+def _chunk(
+    head: nn.Module, hidden_SH: Tensor, targets_S: Tensor, sampling: Sampling, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
     logprobs_SV = torch.log_softmax(truncated(head(hidden_SH).float(), sampling, keep_N=targets_S), dim=-1)
-    probabilities_SV = logprobs_SV.detach().exp()
-    entropies_S = -(probabilities_SV * logprobs_SV.detach().clamp(min=-1e9)).sum(-1)
+    counted_SV = logprobs_SV if entropy_gradient else logprobs_SV.detach()
+    # A token that is cut has log-prob -inf and probability 0: its share of the entropy is 0, not NaN.
+    entropies_S = -(counted_SV.exp() * counted_SV.clamp(min=-1e9)).sum(-1)
     return logprobs_SV.gather(1, targets_S[:, None])[:, 0], entropies_S

@@ -1,10 +1,12 @@
-"""From a problem to the token ids of its prompt."""
+"""From texts to the token ids of prompts and of completions that nobody sampled."""
 
 from __future__ import annotations
 
+import math
+
 from transformers import PreTrainedTokenizerBase
 
-from grouprl.types import Problem, UserError
+from grouprl.types import Completion, Problem, StopReason, UserError
 
 
 def prompt_token_ids(problem: Problem, tokenizer: PreTrainedTokenizerBase, *, longest: int) -> tuple[int, ...]:
@@ -35,3 +37,20 @@ def prompt_token_ids(problem: Problem, tokenizer: PreTrainedTokenizerBase, *, lo
             f"rollout.max_tokens), got {len(ids)}: shorten the prompt or lower rollout.max_tokens"
         )
     return tuple(ids)
+
+
+def authored_completion(
+    index: int, text: str, tokenizer: PreTrainedTokenizerBase, stop_reason: StopReason = StopReason.END
+) -> Completion:
+    """A completion that someone else wrote, to learn from; its log-probs are unknown (NaN).
+
+    Args:
+        index: its place in the group.
+        text: without an end.
+        tokenizer: of the model that learns.
+        stop_reason: one that came to its END is given the end token.
+    """
+    end = (tokenizer.eos_token_id,) if stop_reason is StopReason.END else ()
+    token_ids = (*tokenizer(text, add_special_tokens=False)["input_ids"], *end)
+    unknown = (math.nan,) * len(token_ids)
+    return Completion(index, token_ids, unknown, unknown, text, stop_reason, weights_version=0)

@@ -1,4 +1,4 @@
-"""Keeps transformers from drawing its own progress bars over the terminal."""
+"""Keeps transformers from writing over the terminal."""
 
 from __future__ import annotations
 
@@ -18,3 +18,14 @@ def quiet() -> Iterator[None]:
     finally:
         if drawn:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def unreported() -> Iterator[None]:
+    """No warnings of transformers inside the block, for callers that check what was loaded themselves."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)

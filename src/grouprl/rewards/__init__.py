@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from grouprl.rewards.judge import WeightedReward, judge, resolve_rewards
+from grouprl.rewards.overlong import with_overlong_penalty
 from grouprl.rewards.rules import REWARDS, RewardFunction, boxed_format, completion_text, correct_answer
 
 __all__ = [
@@ -14,4 +15,5 @@ __all__ = [
     "correct_answer",
     "judge",
     "resolve_rewards",
+    "with_overlong_penalty",
 ]

@@ -9,25 +9,32 @@ import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from numbers import Real
 from typing import Any
 
-from grouprl.rewards.rules import REWARDS, RewardFunction
+from transformers import PreTrainedTokenizerBase
+
+from grouprl.rewards.rules import REWARDS, RewardFunction, completion_text
+from grouprl.rewards.steps import STEP_REWARDS, StepFunction, last_token
 from grouprl.tasks.names import unknown_name
-from grouprl.types import Completion, Group, Problem, RewardOutcome, UserError
+from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, UserError
 
 _OWN_KEYWORDS = ("prompts", "completions", "completion_ids")
 
 
 @dataclass(frozen=True)
 class WeightedReward:
-    """A reward function, the name its values are recorded under, and its factor in the total."""
+    """A reward function, the name its values are recorded under, and its factor in the total.
+
+    With `per_step` it is a process reward: it gives steps (`StepFunction`), which do not enter the total.
+    """
 
     name: str
-    function: RewardFunction
+    function: RewardFunction | StepFunction
     weight: float = 1.0
+    per_step: bool = False
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.weight):
@@ -48,7 +55,7 @@ def resolve_rewards(
             f"rewards: expected a list such as ['correct_answer', my_function], got {spec!r}: name at least one"
         )
     if isinstance(spec, Mapping):
-        rewards = tuple(WeightedReward(name, _built_in(name), weight) for name, weight in spec.items())
+        rewards = tuple(_built_in(name, weight) for name, weight in spec.items())
     else:
         rewards = tuple(map(_weighted, spec))
     name, times = Counter(reward.name for reward in rewards).most_common(1)[0]
@@ -59,21 +66,32 @@ def resolve_rewards(
     return rewards
 
 
-def judge(groups: Sequence[Group], rewards: Sequence[WeightedReward]) -> list[tuple[RewardOutcome, ...]]:
+def judge(
+    groups: Sequence[Group], rewards: Sequence[WeightedReward], tokenizer: PreTrainedTokenizerBase | None = None
+) -> list[tuple[RewardOutcome, ...]]:
     """One outcome for each completion of each group, in their order.
 
     The total is the weighted sum of the rewards that apply. A completion is invalid (NaN total, with the reason) when
     no reward applies, or when one gives NaN or infinity: a broken verifier must not look like a wrong answer.
 
+    Args:
+        groups: the completions.
+        rewards: what scores them.
+        tokenizer: needed for process rewards, whose steps end at a token.
+
     Raises UserError when a reward function fails, or does not give one number or None for each completion.
     """
     keywords = call_keywords(groups)
-    values = {reward.name: call_reward(reward, keywords) for reward in rewards}
-    outcomes = iter(
-        _outcome({name: column[n] for name, column in values.items()}, rewards)
+    whole = [reward for reward in rewards if not reward.per_step]
+    values = {reward.name: call_reward(reward, keywords) for reward in whole}
+    outcomes = [
+        _outcome({name: column[n] for name, column in values.items()}, whole)
         for n in range(len(keywords["completions"]))
-    )
-    return [tuple(islice(outcomes, len(group.completions))) for group in groups]
+    ]
+    for reward in (reward for reward in rewards if reward.per_step):
+        outcomes = _with_steps(outcomes, reward, keywords, tokenizer)
+    each = iter(outcomes)
+    return [tuple(islice(each, len(group.completions))) for group in groups]
 
 
 def call_keywords(groups: Sequence[Group]) -> dict[str, list[Any]]:
@@ -105,6 +123,10 @@ def _completion(problem: Problem, completion: Completion) -> str | list[dict[str
 
 def call_reward(reward: WeightedReward, keywords: Mapping[str, list[Any]]) -> list[float | None]:
     """One reward function's values, checked. Raises UserError as `judge` does, chained to the function's own error."""
+    return [_number(reward.name, n, value) for n, value in enumerate(_called(reward, keywords))]
+
+
+def _called(reward: WeightedReward, keywords: Mapping[str, list[Any]]) -> Sequence[Any]:
     try:
         values = reward.function(**keywords)
         values = _run(values) if inspect.iscoroutine(values) else values
@@ -117,7 +139,55 @@ def call_reward(reward: WeightedReward, keywords: Mapping[str, list[Any]]) -> li
     if not isinstance(values, list | tuple) or len(values) != count:
         got = f"{len(values)}" if isinstance(values, list | tuple) else type(values).__name__
         raise UserError(f"reward {reward.name}: expected a list of {count} values, got {got}: give one per completion")
-    return [_number(reward.name, n, value) for n, value in enumerate(values)]
+    return values
+
+
+def _with_steps(
+    outcomes: Sequence[RewardOutcome],
+    reward: WeightedReward,
+    keywords: Mapping[str, list[Any]],
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> list[RewardOutcome]:
+    if tokenizer is None:
+        raise ValueError(f"reward {reward.name} gives steps: judge needs the tokenizer to find their last tokens")
+    added = []
+    for n, (outcome, steps) in enumerate(zip(outcomes, _called(reward, keywords), strict=True)):
+        length = len(completion_text(keywords["completions"][n]))
+        pairs = _pairs(reward.name, n, steps, length)
+        token_ids = keywords["completion_ids"][n]
+        broken = [f"{reward.name} gave {value}" for _, value in pairs if not math.isfinite(value)]
+        mean = math.fsum(value for _, value in pairs) / len(pairs) if pairs and not broken else None
+        added.append(
+            replace(
+                outcome,
+                total=math.nan if broken else outcome.total,
+                components={**outcome.components, reward.name: mean},
+                reason="; ".join([*filter(None, [outcome.reason]), *broken]),
+                steps=outcome.steps
+                + tuple(
+                    StepReward(last_token(token_ids, end, tokenizer), reward.weight * value) for end, value in pairs
+                ),
+            )
+        )
+    return added
+
+
+def _pairs(name: str, index: int, steps: object, length: int) -> list[tuple[int, float]]:
+    pairs = [] if steps is None else steps
+    ok = isinstance(pairs, list | tuple) and all(
+        isinstance(pair, list | tuple)
+        and len(pair) == 2
+        and isinstance(pair[0], int)
+        and isinstance(pair[1], Real)
+        and 1 <= pair[0] <= length
+        for pair in pairs
+    )
+    if not ok:
+        raise UserError(
+            f"reward {name}: expected steps (end, value) with an end of 1 to {length} characters for completion "
+            f"{index}, got {steps!r}: give a list of pairs, or None"
+        )
+    return [(end, float(value)) for end, value in pairs]  # type: ignore[attr-defined]
 
 
 def _run(coroutine: Any) -> Any:
@@ -150,17 +220,19 @@ def _outcome(values: Mapping[str, float | None], rewards: Sequence[WeightedRewar
     return RewardOutcome(math.nan if reason else math.fsum(terms), components, reason)
 
 
-def _built_in(name: str) -> RewardFunction:
+def _built_in(name: str, weight: float) -> WeightedReward:
+    if name in STEP_REWARDS:
+        return WeightedReward(name, STEP_REWARDS[name], weight, per_step=True)
     if name not in REWARDS:
-        raise unknown_name("rewards", name, REWARDS)
-    return REWARDS[name]
+        raise unknown_name("rewards", name, {**REWARDS, **STEP_REWARDS})
+    return WeightedReward(name, REWARDS[name], weight)
 
 
 def _weighted(item: RewardFunction | WeightedReward | str) -> WeightedReward:
     if isinstance(item, WeightedReward):
         return item
     if isinstance(item, str):
-        return WeightedReward(item, _built_in(item))
+        return _built_in(item, 1.0)
     if not callable(item):
         raise UserError(f"rewards: expected a name, a function or a WeightedReward, got {item!r}: give one of them")
     return WeightedReward(getattr(item, "__name__", type(item).__name__), item)

@@ -23,6 +23,11 @@ class Task(Protocol):
         """Built-in reward names and weights, used when the configuration names none."""
         ...
 
+    @property
+    def default_step_rewards(self) -> Mapping[str, float]:
+        """Process rewards and weights, used besides them where the algorithm gives credit to steps; may be empty."""
+        ...
+
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split, in a fixed order; splits are disjoint."""
         ...

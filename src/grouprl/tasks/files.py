@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from grouprl.types import UserError
+from grouprl.types import Message, UserError
 
 Row = tuple[str, Mapping[str, Any]]
 """Where a row stands ("train.jsonl:7") and its columns."""
@@ -67,6 +67,18 @@ def column(row: Row, name: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise UserError(f"{where}: expected text in column {name!r}, got {value!r}: write it as a non-empty string")
     return value
+
+
+def text_or_messages(row: Row, name: str) -> str | tuple[Message, ...]:
+    """A column that holds text, or chat messages. Raises UserError when it holds neither."""
+    value = row[1].get(name)
+    if isinstance(value, list) and value and all(map(_is_message, value)):
+        return tuple(value)
+    return column(row, name)
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
 
 
 def _json_lines(path: Path) -> list[Row]:

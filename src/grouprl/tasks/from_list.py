@@ -25,6 +25,11 @@ class ListTask:
     judge: Callable[[Problem, str], bool]
     default_rewards: Mapping[str, float]  # empty when the problems have no `answer` to compare with
 
+    @property
+    def default_step_rewards(self) -> Mapping[str, float]:
+        """1.0 for each worked equation, where the problems have an `answer`."""
+        return {"equation_steps": 1.0} if self.default_rewards else {}
+
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split, in the order they were given."""
         return self.splits[split]

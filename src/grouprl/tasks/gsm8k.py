@@ -40,6 +40,11 @@ class Gsm8k:
         """0.5 for a boxed answer, 1.0 for the right one."""
         return {"boxed_format": 0.5, "correct_answer": 1.0}
 
+    @property
+    def default_step_rewards(self) -> Mapping[str, float]:
+        """1.0 for each worked equation that belongs to the solution."""
+        return {"equation_steps": 1.0}
+
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split, in the order of the file; read on the first call."""
         return self._splits[split]

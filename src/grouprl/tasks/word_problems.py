@@ -70,6 +70,11 @@ class WordProblems:
         """0.5 for a boxed answer, 1.0 for the right one."""
         return {"boxed_format": 0.5, "correct_answer": 1.0}
 
+    @property
+    def default_step_rewards(self) -> Mapping[str, float]:
+        """1.0 for each worked equation that belongs to the solution."""
+        return {"equation_steps": 1.0}
+
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split. Train problems are made when looked at; held-out ones are all different."""
         return _TrainProblems(self) if split == "train" else _held_out(self, split)

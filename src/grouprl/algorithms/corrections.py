@@ -1,0 +1,48 @@
+"""Importance weights for a sampler whose log-probs are not the learner's."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from grouprl.algorithm import Correction, Ratio
+
+
+def mismatch_weights(
+    learner_logprobs_NT: Tensor,
+    sampler_logprobs_NT: Tensor,
+    mask_NT: Tensor,
+    *,
+    kind: Correction = "truncate",
+    level: Ratio = "token",
+    cap: float = 2.0,
+) -> Tensor:
+    """Weight of each token for being drawn by the sampler instead of the learner's policy of the same version.
+
+    The weight is p_learner / p_sampler of the token, or of the whole completion (their product). "truncate" bounds
+    it by `cap` (truncated importance sampling, Yao et al. 2025, "Your efficient RL framework secretly brings you
+    off-policy RL training"); "mask" puts 0 where it leaves [1 / cap, cap] (IcePop, Ling team 2025, arXiv:2510.18855).
+
+    Args:
+        learner_logprobs_NT: [N, T] log-probs that the learner computes before the update; no gradient flows.
+        sampler_logprobs_NT: [N, T] log-probs that the sampler reported.
+        mask_NT: [N, T] which tokens exist.
+        kind: "none" gives 1 everywhere.
+        level: "token", or "sequence" for one weight per completion.
+        cap: at least 1.
+
+    Returns:
+        [N, T] float32, 0 outside the mask.
+    """
+    mask_NT = mask_NT.bool()
+    log_weight_NT = torch.where(mask_NT, learner_logprobs_NT.detach() - sampler_logprobs_NT, 0.0)
+    if level == "sequence":
+        log_weight_NT = log_weight_NT.sum(1, keepdim=True).expand_as(log_weight_NT)
+    weight_NT = log_weight_NT.exp()
+    if kind == "truncate":
+        weight_NT = weight_NT.clamp(max=cap)
+    elif kind == "mask":
+        weight_NT = torch.where((weight_NT <= cap) & (weight_NT >= 1 / cap), weight_NT, 0.0)
+    else:
+        weight_NT = torch.ones_like(weight_NT)
+    return torch.where(mask_NT, weight_NT, 0.0)

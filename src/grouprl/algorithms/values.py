@@ -1,0 +1,44 @@
+"""What a critic learns: the return of each token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def value_loss(
+    values_NT: Tensor, old_values_NT: Tensor, returns_NT: Tensor, weights_NT: Tensor, *, clip: float | None = 0.2
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Half the squared error of the critic, with PPO's clipping: max over the value and its clipped twin.
+
+    sum(weights * max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)) / 2, as in OpenAI baselines' ppo2 (the
+    clipping is not in arXiv:1707.06347; Huang et al. 2022, "The 37 implementation details of PPO", number 9).
+
+    Args:
+        values_NT: [N, T] the critic's values; the gradient flows through these alone.
+        old_values_NT: [N, T] its values before the first update on this batch.
+        returns_NT: [N, T] from `gae` or `token_advantages`.
+        weights_NT: [N, T] share of each token, e.g. from `token_weights`; 0 = not learned from.
+        clip: how far a value may move; None = no clipping.
+
+    Returns:
+        The scalar loss and detached scalars over the tokens with weight: value_clip_fraction.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    shapes = [tuple(t.shape) for t in (values_NT, old_values_NT, returns_NT, weights_NT)]
+    if len(set(shapes)) > 1:
+        raise ValueError(f"expected values, old values, returns and weights of one shape [N, T], got {shapes}")
+    counted_NT = weights_NT > 0
+    # Padding may hold anything, inf and NaN too.
+    values_NT, old_NT, returns_NT = (
+        torch.where(counted_NT, tensor, 0.0) for tensor in (values_NT, old_values_NT, returns_NT)
+    )
+    plain_NT = (values_NT - returns_NT).square()
+    worst_NT = plain_NT
+    if clip is not None:
+        near_NT = old_NT + (values_NT - old_NT).clamp(-clip, clip)
+        worst_NT = torch.maximum(plain_NT, (near_NT - returns_NT).square())
+    clipped = (worst_NT > plain_NT).detach().sum() / counted_NT.sum().clamp(min=1)
+    return (weights_NT * worst_NT).sum() / 2, {"value_clip_fraction": clipped}

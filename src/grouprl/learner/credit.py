@@ -1,0 +1,155 @@
+"""From what the rewards said to an advantage for every token: the one place where algorithms differ before the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from grouprl.algorithm import Algorithm
+from grouprl.algorithms import group_advantages, kept_rows, kl_estimate, step_advantages, token_advantages
+from grouprl.learner.seen import Seen
+from grouprl.types import Batch, Group, RewardOutcome
+
+
+@dataclass(frozen=True)
+class Credit:
+    """Who earned what, token by token; 0 for a completion whose reward is invalid and outside the completions."""
+
+    advantages_NT: Tensor  # float32
+    returns_NT: Tensor | None = None  # what the critic learns to predict
+    counted_NT: Tensor | None = None  # bool, tokens that the critic learns from
+
+    def rows(self, batch: Batch) -> list[list[float]]:
+        """The advantages of each completion's own tokens."""
+        return [row[mask].tolist() for row, mask in zip(self.advantages_NT, batch.mask_NT, strict=True)]
+
+
+def assign_credit(
+    outcomes_N: Sequence[RewardOutcome],
+    reward_weights: Mapping[str, float],
+    batch: Batch,
+    seen: Seen,
+    algorithm: Algorithm,
+    *,
+    kl_coef: float,
+) -> Credit:
+    """Advantages of a batch's tokens, by `algorithm.credit`.
+
+    Args:
+        outcomes_N: one for each row of the batch.
+        reward_weights: factor of each reward in the total, by name.
+        batch: the completions.
+        seen: the reference's log-probs and the critic's values, where the algorithm has them.
+        algorithm: which baseline, scale and credit.
+        kl_coef: of this step.
+    """
+    totals_N = torch.tensor([outcome.total for outcome in outcomes_N], dtype=torch.float64)
+    penalty_NT = _kl_penalty(batch, seen, algorithm, kl_coef)
+    if algorithm.credit == "token":
+        return _by_token(totals_N, penalty_NT, batch, seen, algorithm)
+    if algorithm.credit == "step":
+        return Credit(_by_step(outcomes_N, batch, algorithm))
+    groups_N = torch.tensor(batch.group_of_N)
+    if algorithm.reward_mix == "normalise_then_sum":
+        advantages_N = torch.zeros(len(totals_N))
+        for name, weight in reward_weights.items():
+            values = [outcome.components[name] if outcome.valid else None for outcome in outcomes_N]
+            column_N = torch.tensor([torch.nan if value is None else value for value in values], dtype=torch.float64)
+            advantages_N = advantages_N + weight * completion_advantages(column_N, groups_N, algorithm)
+    else:
+        advantages_N = completion_advantages(totals_N - penalty_NT.sum(1), groups_N, algorithm)
+    return Credit(advantages_N[:, None] * batch.mask_NT)
+
+
+def completion_advantages(rewards_N: Tensor, groups_N: Tensor, algorithm: Algorithm) -> Tensor:
+    """[N] advantages of whole completions; NaN = invalid, 0."""
+    if algorithm.baseline == "critic":
+        raise ValueError("expected a baseline made of rewards, got 'critic'")
+    if algorithm.baseline == "constant" or (algorithm.baseline == "none" and algorithm.scale == "none"):
+        # A group whose rewards are all equal has no signal against its own mean; against a constant it has.
+        return (rewards_N - algorithm.baseline_constant).nan_to_num(nan=0.0).float()
+    if algorithm.baseline in ("batch_mean", "none") and algorithm.scale != "group_std":
+        groups_N = torch.zeros_like(groups_N)  # the batch is the group
+    return group_advantages(
+        rewards_N, groups_N, baseline=algorithm.baseline, scale=algorithm.scale, std=algorithm.std, eps=algorithm.eps
+    )
+
+
+def _kl_penalty(batch: Batch, seen: Seen, algorithm: Algorithm, kl_coef: float) -> Tensor:
+    """[N, T] float64, what the KL takes from the reward of each token."""
+    if algorithm.kl_in != "reward" or seen.reference_NT is None:
+        return torch.zeros(batch.mask_NT.shape, dtype=torch.float64)
+    kl_NT = kl_estimate(batch.old_logprobs_NT.double(), seen.reference_NT.cpu().double(), kind=algorithm.kl)
+    return kl_coef * torch.where(batch.mask_NT, kl_NT, 0.0)
+
+
+def _by_step(outcomes_N: Sequence[RewardOutcome], batch: Batch, algorithm: Algorithm) -> Tensor:
+    """The steps' own rewards, and the completion's as its last step: right steps must also lead to an answer."""
+    lengths = batch.mask_NT.sum(1).tolist()
+    pairs = [
+        [*((step.reward, step.end) for step in outcome.steps), (outcome.total, length - 1)] if outcome.valid else []
+        for outcome, length in zip(outcomes_N, lengths, strict=True)
+    ]
+    return step_advantages(
+        [[reward for reward, _ in row] for row in pairs],
+        [[end for _, end in row] for row in pairs],
+        batch.group_of_N,
+        lengths,
+        std=algorithm.std,
+        eps=algorithm.eps,
+    )
+
+
+def _by_token(totals_N: Tensor, penalty_NT: Tensor, batch: Batch, seen: Seen, algorithm: Algorithm) -> Credit:
+    """The reward at the last token and the KL at every token, turned into what each token can still earn."""
+    counted_NT = batch.trained_NT & ~totals_N.isnan()[:, None]
+    rewards_NT = -penalty_NT
+    last_N = batch.mask_NT.sum(1) - 1
+    rewards_NT[torch.arange(len(last_N)), last_N] += totals_N.nan_to_num(nan=0.0)
+    if algorithm.baseline == "constant":
+        rewards_NT[torch.arange(len(last_N)), last_N] -= algorithm.baseline_constant
+    advantages_NT, returns_NT = token_advantages(
+        rewards_NT,
+        counted_NT,
+        values_NT=None if seen.values_NT is None else seen.values_NT.cpu(),
+        gamma=algorithm.gamma,
+        lam=algorithm.lam,
+        centre=algorithm.baseline == "batch_mean" or (algorithm.baseline == "critic" and algorithm.scale != "none"),
+        normalise=algorithm.scale == "batch_std",
+        std=algorithm.std,
+        eps=algorithm.eps,
+    )
+    return Credit(advantages_NT, returns_NT, counted_NT)
+
+
+def explained_variance(values_NT: Tensor, returns_NT: Tensor, counted_NT: Tensor) -> float:
+    """1 - Var(returns - values) / Var(returns): 1 is a perfect critic, 0 one that knows the mean alone."""
+    returns, values = returns_NT[counted_NT].double(), values_NT.cpu()[counted_NT].double()
+    spread = float(returns.var(correction=0)) if len(returns) else 0.0
+    return 1 - float((returns - values).var(correction=0)) / spread if spread > 0 else float("nan")
+
+
+def kept_groups(outcomes: Sequence[Sequence[RewardOutcome]], algorithm: Algorithm) -> list[bool]:
+    """Which of the groups [P] of outcomes [P][G] the algorithm learns from."""
+    rows_N = kept_rows(
+        torch.tensor([outcome.total for group in outcomes for outcome in group], dtype=torch.float64),
+        torch.tensor([index for index, group in enumerate(outcomes) for _ in group]),
+        drop_equal=algorithm.drop_equal,
+        drop_below=algorithm.drop_below,
+        drop_above=algorithm.drop_above,
+    )
+    return [bool(kept_G.all()) for kept_G in torch.split(rows_N, [len(group) for group in outcomes])]
+
+
+def recorded_advantages(
+    groups: Sequence[Group], kept: Sequence[bool], advantages: Sequence[Sequence[float]]
+) -> list[list[list[float]]]:
+    """[P][G][tokens]: the rows of the batch back in their groups, zeros for groups that were dropped from it."""
+    rows = iter(advantages)
+    return [
+        [list(next(rows)) if keep else [0.0] * len(completion) for completion in group.completions]
+        for group, keep in zip(groups, kept, strict=True)
+    ]

@@ -1,0 +1,77 @@
+"""What the networks say of a batch before its first update: reference, critic, and the policy itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from grouprl.learner.forward import pack_forward, pack_hidden
+from grouprl.learner.packs import Pack, make_packs, targets, to_grid
+from grouprl.models.critic import Critic
+from grouprl.models.precision import autocast
+from grouprl.types import Batch
+
+
+@dataclass(frozen=True)
+class Seen:
+    """[N, T] float32 tensors on the learner's device, 0 outside the completions; None = the algorithm needs none."""
+
+    reference_NT: Tensor | None = None  # log-probs of the reference
+    values_NT: Tensor | None = None  # of the critic, before each token
+    policy_NT: Tensor | None = None  # log-probs of the learner's policy, where the sampler's are not taken as given
+    entropies_NT: Tensor | None = None  # of the policy
+
+
+@torch.no_grad()
+def look(
+    batch: Batch,
+    *,
+    policy: PreTrainedModel,
+    reference: PreTrainedModel | None,
+    critic: Critic | None,
+    policy_too: bool,
+    device: torch.device,
+    dtype: str,
+    micro_batch_tokens: int,
+) -> Seen:
+    """One forward pass of every network whose numbers are asked for.
+
+    Args:
+        batch: the step's.
+        policy: the policy; it is run for `policy_too` and for a critic that shares its trunk.
+        reference: None = not needed.
+        critic: None = not needed.
+        policy_too: whether the policy's own log-probs and entropies are needed before the update.
+        device, dtype, micro_batch_tokens: where and how it is computed.
+    """
+    shared = critic is not None and critic.trunk is None
+    if reference is None and critic is None and not policy_too:
+        return Seen()
+    packs = make_packs(batch, range(len(batch.group_of_N)), micro_batch_tokens, device)
+    found: dict[str, list[Tensor]] = {}
+    with autocast(device, dtype):
+        for pack in packs:
+            columns = {}
+            ids_C = targets(batch, pack)
+            if reference is not None:
+                columns["reference_NT"] = pack_forward(reference, pack, ids_C, batch.sampling).logprobs_C
+            if policy_too:
+                own = pack_forward(policy, pack, ids_C, batch.sampling)
+                columns |= {"policy_NT": own.logprobs_C, "entropies_NT": own.entropies_C}
+            if critic is not None:
+                trunk = policy if shared or critic.trunk is None else critic.trunk
+                columns["values_NT"] = critic.values(pack_hidden(trunk, pack))
+            for name, values_C in columns.items():
+                found.setdefault(name, []).append(to_grid(pack, values_C))
+    return Seen(**{name: _whole(batch, packs, grids) for name, grids in found.items()})
+
+
+def _whole(batch: Batch, packs: Sequence[Pack], grids: Sequence[Tensor]) -> Tensor:
+    whole_NT = torch.zeros(batch.mask_NT.shape, device=grids[0].device)
+    for pack, grid_nT in zip(packs, grids, strict=True):
+        whole_NT[list(pack.rows), : pack.width] = grid_nT
+    return whole_NT

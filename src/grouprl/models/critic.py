@@ -1,0 +1,30 @@
+"""The critic of PPO: a value for each token, from a copy of the policy or from the policy's own hidden states."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+
+class Critic(nn.Module):
+    """A linear head on hidden states; with a trunk of its own, or on the policy's.
+
+    The head starts at 0: before it has learned anything it says 0 and adds no noise to the advantages.
+    """
+
+    def __init__(self, policy: PreTrainedModel, *, shared: bool) -> None:
+        """The trunk is a copy of the policy's decoder as it is now, without an output embedding."""
+        super().__init__()
+        embedding = policy.get_input_embeddings().weight
+        self.trunk: PreTrainedModel | None = None if shared else copy.deepcopy(policy.get_decoder())
+        self.head = nn.Linear(policy.config.hidden_size, 1, device=embedding.device, dtype=embedding.dtype)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self.eval()
+
+    def values(self, hidden_CH: Tensor) -> Tensor:
+        """[C] values, float32, from the hidden states [C, H] that predict the tokens."""
+        values: Tensor = self.head(hidden_CH.to(self.head.weight.dtype))[:, 0].float()
+        return values

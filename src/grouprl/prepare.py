@@ -1,0 +1,171 @@
+"""Loads and checks the parts of a run before its directory is touched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grouprl.checkpoint import TrainerState, load_learner, problems_fingerprint
+from grouprl.config import RunConfig
+from grouprl.learner import KlCoefficient, Learner, Optimizer
+from grouprl.models import (
+    context_length,
+    fingerprint,
+    frozen_copy,
+    load_model,
+    load_tokenizer,
+    prompt_token_ids,
+    resolve_device,
+)
+from grouprl.models.critic import Critic
+from grouprl.rewards import WeightedReward
+from grouprl.rollout import NativeEngine, Request
+from grouprl.step import Rooms
+from grouprl.tasks import Task
+from grouprl.tasks.order import step_visits
+from grouprl.types import UserError
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is ready for its next step."""
+
+    rooms: Rooms
+    held_out: Sequence[Request]
+    state: TrainerState
+
+
+def prepare(
+    config: RunConfig,
+    task: Task,
+    rewards: Sequence[WeightedReward],
+    checkpoint: Path | None,
+    state: TrainerState | None,
+) -> Prepared:
+    """The parts of a run.
+
+    Args:
+        config: the run.
+        task: gives the problems.
+        rewards: score the completions.
+        checkpoint, state: of the run to go on with; None = a new one.
+
+    Raises:
+        UserError: model, data or rewards do not fit the run.
+    """
+    _check_rewards(config, rewards)
+    data = problems_fingerprint(task.problems("train"))
+    device = resolve_device(config.model.device)
+    start = load_model(config.model.path, device=device)
+    found = fingerprint(start)
+    if state is None:
+        state = TrainerState(0, 0, 0.0, 0, 0.0, found, data, config.algorithm.kl_coef)
+    _refuse_changes(state, found, data)
+    tokenizer = load_tokenizer(config.model.path)
+    policy = start if checkpoint is None else load_model(str(checkpoint), device=device)
+    learner = _learner(config, policy, start)
+    if checkpoint is not None:
+        load_learner(checkpoint, learner, state)
+    rooms = _rooms(config, task, rewards, learner, tokenizer)
+    held_out = [
+        Request(problem, prompt_token_ids(problem, tokenizer, longest=rooms.longest_prompt), 1)
+        for problem in task.problems(config.evaluation.split)[: config.evaluation.problems]
+    ]
+    _check_prompts(rooms, state.step + 1, config.steps)
+    rooms.engine.load_weights(state.updates)
+    return Prepared(rooms, held_out, state)
+
+
+def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel) -> Learner:
+    algorithm, settings = config.algorithm, config.learner
+    reference, critic, critic_optimizer = None, None, None
+    if algorithm.uses_reference:
+        reference = frozen_copy(start) if start is policy else start.requires_grad_(False)
+    if algorithm.critic != "none":
+        critic = Critic(policy, shared=algorithm.critic == "shared")
+        rate = settings.learning_rate if settings.critic_learning_rate is None else settings.critic_learning_rate
+        critic_optimizer = Optimizer(critic, settings.model_copy(update={"learning_rate": rate}))
+    return Learner(
+        policy=policy,
+        reference=reference,
+        optimizer=Optimizer(policy, settings),
+        algorithm=algorithm,
+        kl_coefficient=KlCoefficient(algorithm),
+        device=resolve_device(config.model.device),
+        dtype=config.model.dtype,
+        micro_batch_tokens=settings.micro_batch_tokens,
+        critic=critic,
+        critic_optimizer=critic_optimizer,
+    )
+
+
+def _rooms(
+    config: RunConfig,
+    task: Task,
+    rewards: Sequence[WeightedReward],
+    learner: Learner,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Rooms:
+    policy, rollout = learner.policy, config.rollout
+    longest_prompt = context_length(policy) - rollout.max_tokens
+    if longest_prompt < 1:
+        raise UserError(
+            f"rollout.max_tokens: expected less than the model's context of {context_length(policy)} tokens, "
+            f"got {rollout.max_tokens}: lower it"
+        )
+    return Rooms(
+        task=task,
+        rewards=rewards,
+        engine=NativeEngine(policy, tokenizer, seed=config.seed, max_rows=rollout.max_rows, dtype=config.model.dtype),
+        learner=learner,
+        algorithm=config.algorithm,
+        tokenizer=tokenizer,
+        sampling=rollout.sampling,
+        longest_prompt=longest_prompt,
+        problems_per_step=rollout.problems_per_step,
+        group_size=rollout.group_size,
+        seed=config.seed,
+    )
+
+
+def _check_rewards(config: RunConfig, rewards: Sequence[WeightedReward]) -> None:
+    """Process supervision needs step ends, which only process rewards give; the others need none."""
+    per_step = [reward.name for reward in rewards if reward.per_step]
+    credit = config.algorithm.credit
+    if credit == "step" and not per_step:
+        raise UserError(
+            f"algorithm.credit: 'step' makes no sense with rewards {', '.join(reward.name for reward in rewards)}: "
+            "none of them says where steps end; add a process reward, such as equation_steps"
+        )
+    if credit != "step" and per_step:
+        raise UserError(
+            f"rewards: the process reward {per_step[0]} makes no sense with algorithm.credit={credit!r}, which would "
+            "ignore it: set credit=step, or remove the reward"
+        )
+    if len(per_step) == len(rewards):
+        raise UserError(
+            f"rewards: expected one for whole completions besides the process reward {per_step[0]}, got none: "
+            "right steps that lead nowhere must not be all that counts; add one, such as correct_answer"
+        )
+
+
+def _check_prompts(rooms: Rooms, first: int, last: int) -> None:
+    """Raises UserError for a prompt that a step would refuse: it must not end a run in the middle."""
+    problems, count = rooms.task.problems("train"), rooms.problems_per_step
+    epoch = math.ceil(len(problems) / count)
+    for step in range(first, min(last, first + epoch) + 1):
+        for problem, _ in step_visits(problems, count, step=step, seed=rooms.seed):
+            prompt_token_ids(problem, rooms.tokenizer, longest=rooms.longest_prompt)
+
+
+def _refuse_changes(state: TrainerState, start: str, data: str) -> None:
+    for what, then, now in (("model", state.start, start), ("train problems", state.data, data)):
+        if then != now:
+            raise UserError(
+                f"--resume: expected the {what} that the run started with (fingerprint {then}), got another ({now}): "
+                f"put the {what} back as it was, or start a new run under another name"
+            )

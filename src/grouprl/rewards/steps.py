@@ -1,0 +1,94 @@
+"""Process rewards: a value for each step of a completion, and where the step ends."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from grouprl.rewards.rules import Text, completion_text
+from grouprl.tasks.answers import parse_value
+
+StepFunction = Callable[..., Any]
+"""`reward(prompts, completions, completion_ids, **columns) -> list[list[tuple[int, float]] | None]`: for each
+completion its steps as (end, value), `end` in characters of its text up to and including the step; None = does not
+apply."""
+
+_TERM = r"\$?[0-9][0-9,.]{0,15}"
+_SIGN = r"\s{0,3}(?:[-+*/x×÷−]|\\times|\\div|\\cdot)\s{0,3}"
+_EQUATION = re.compile(rf"({_TERM}(?:{_SIGN}{_TERM}){{1,8}})\s{{0,3}}=\s{{0,3}}(-?{_TERM})")
+_PARTS = re.compile(rf"({_TERM})|({_SIGN})")
+_MARK = re.compile(r"<<[^<>=]{1,60}=(-?[0-9.,]{1,20})>>")
+_TIMES, _OVER = ("*", "x", "×", "\\times", "\\cdot"), ("/", "÷", "\\div")
+
+
+def equation_steps(
+    prompts: Sequence[Text],
+    completions: Sequence[Text],
+    completion_ids: Sequence[Sequence[int]],
+    *,
+    answer: Sequence[Any],
+    **columns: Any,
+) -> list[list[tuple[int, float]] | None]:
+    """Each worked equation of a completion, such as `15 - 3 = 12`, is a step.
+
+    1.0 when it is right and leads to a result of the gold solution (its `<<15-3=12>>` marks, each counted once), else
+    0.0. Without marks in `answer` a right equation earns 1.0 the first time it is written. So neither repeating a step
+    nor adding true but idle ones pays.
+    """
+    return [_steps(completion_text(text), str(gold)) for text, gold in zip(completions, answer, strict=True)]
+
+
+def _steps(text: str, gold: str) -> list[tuple[int, float]]:
+    marks = [value for mark in _MARK.findall(gold) if (value := parse_value(mark)) is not None]
+    open_results, seen, steps = list(marks), set[str](), []
+    for match in _EQUATION.finditer(text):
+        expression, result = match[1], parse_value(match[2].rstrip(".,"))
+        right = result is not None and _value(expression) == result
+        if marks:
+            right = right and result in open_results
+        else:
+            right = right and expression not in seen
+        if right and marks and result is not None:
+            open_results.remove(result)
+        seen.add(expression)
+        steps.append((match.end(), float(right)))
+    return steps
+
+
+def _value(expression: str) -> Fraction | None:
+    """The value of `a + b * c ...`, products first; None when a number is malformed or a divisor is 0."""
+    terms: list[Fraction] = []
+    sign = "+"
+    for number, operator in _PARTS.findall(expression):
+        if operator:
+            sign = operator.strip()
+            continue
+        value = parse_value(number.rstrip(".,"))
+        if value is None:
+            return None
+        if sign in _TIMES:
+            terms[-1] *= value
+        elif sign in _OVER:
+            if value == 0:
+                return None
+            terms[-1] /= value
+        else:
+            terms.append(value if sign == "+" else -value)
+    return sum(terms, Fraction(0))
+
+
+STEP_REWARDS: dict[str, StepFunction] = {"equation_steps": equation_steps}
+
+
+def last_token(token_ids: Sequence[int], characters: int, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Index of the token that completes the first `characters` characters of a completion's text."""
+
+    def written(index: int) -> int:
+        return len(tokenizer.decode(token_ids[: index + 1], skip_special_tokens=True))
+
+    return min(len(token_ids) - 1, bisect_left(range(len(token_ids)), characters, key=written))
