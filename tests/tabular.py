@@ -67,7 +67,7 @@ FIXED = world(SEQUENCES, [0.75 * (int(digit) % 5) for digit in "3141592653589793
 ENDING = world(ENDED, [0.75 * (int(digit) % 4) for digit in "271828182845904"])
 RIGHT_OR_WRONG = world(ENDED, [float(sum(row) == 3) for row in ENDED])
 K = torch.arange(PREFIXES * VOCABULARY, dtype=torch.float64).view(PREFIXES, VOCABULARY)
-LOGITS, REFERENCE = (K * K).sin(), (K * K).sin() + 0.7 * (K * K * K).cos()
+LOGITS, REFERENCE = (K * K).sin(), (K * K).sin() + 1.5 * (K * K * K).cos()
 
 
 def gradient(function: Callable[[Tensor], Tensor], at: Tensor = LOGITS) -> Tensor:

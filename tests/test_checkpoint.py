@@ -11,23 +11,24 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from grouprl.algorithm import Algorithm
 from grouprl.checkpoint import (
     TrainerState,
     checkpoints,
     latest_checkpoint,
-    load_optimizer,
+    load_learner,
     problems_fingerprint,
     save_checkpoint,
 )
 from grouprl.config import LearnerConfig
-from grouprl.learner import Optimizer
+from grouprl.learner import KlCoefficient, Learner, Optimizer
 from grouprl.models import load_model, load_tokenizer
 from grouprl.tasks import Gsm8k, WordProblems, task_from_list
 from grouprl.types import UserError
 from small_runs import assert_same_weights, checkpoint_names, gsm8k_row, tree, write_rows
 from tiny import tiny_model_folder
 
-STATE = TrainerState(1, 3, 0.1 + 0.2, 1234, 56.75, "weights", "problems")
+STATE = TrainerState(1, 3, 0.1 + 0.2, 1234, 56.75, "weights", "problems", 0.04)
 CPU = torch.device("cpu")
 IDS = torch.tensor([[5, 9, 2, 40, 41], [7, 7, 1, 250, 3]])
 
@@ -48,7 +49,12 @@ class Policy:
 
     def save(self, run: Path, step: int, keep: int = 9) -> Path:
         state = replace(STATE, step=step)
-        return save_checkpoint(run, state, self.model, self.tokenizer, self.optimizer, keep=keep)
+        return save_checkpoint(run, state, self.learner, self.tokenizer, keep=keep)
+
+    @property
+    def learner(self) -> Learner:
+        algorithm = Algorithm()
+        return Learner(self.model, None, self.optimizer, algorithm, KlCoefficient(algorithm), CPU, "float32", 100)
 
 
 @pytest.fixture
@@ -79,7 +85,7 @@ def test_a_checkpoint_gives_back_state_weights_and_optimizer_to_the_last_bit(pol
     assert (found, state) == (folder, STATE)
     again = Policy(folder)
     again.model.load_state_dict(load_model(str(folder), device=CPU).state_dict())
-    load_optimizer(folder, again.optimizer, state)
+    load_learner(folder, again.learner, state)
     assert again.optimizer.updates == STATE.updates
     policy.optimizer.updates = STATE.updates
     for one in (policy, again):
@@ -132,7 +138,7 @@ def test_the_optimizer_of_another_model_is_refused(policy: Policy, tmp_path: Pat
     folder = policy.save(tmp_path, 1)
     other = Policy(tiny_model_folder(tmp_path, kind="llama"))
     with pytest.raises(UserError, match="expected optimizer state for the weights of this model, got a difference in"):
-        load_optimizer(folder, other.optimizer, STATE)
+        load_learner(folder, other.learner, STATE)
 
 
 def test_a_change_of_any_row_of_a_data_file_changes_the_fingerprint(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_bad_data(place: Path, guesser: Path, prepare: Prepare, parts: tuple[str
     [
         (("rolout.group_size=4",), ("rolout", "did you mean rollout?")),
         (("rollout.groupsize=4",), ("rollout.groupsize", "did you mean rollout.group_size?")),
-        (("rollout.group_size=1",), ("override rollout.group_size=1", "expected", "2", "got 1", "has no baseline")),
+        (("rollout.group_size=1",), ("override rollout.group_size=1", "expected", "2", "got 1", "nothing to be compared with")),
         (("steps=many", "seed=-1"), ("override steps=many: steps: ", "override seed=-1: seed: ")),
         (("algorithm=grop",), ("algorithm.name: expected one of", "grpo", "got 'grop'")),
         (("rewards=[{name: boxed_fromat}]",), ("rewards: expected one of", "did you mean 'boxed_format'?")),

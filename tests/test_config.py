@@ -155,15 +155,14 @@ def test_an_unknown_name_lists_the_known_ones():
 def test_every_mistake_is_told_at_once_with_its_place(tmp_path: Path):
     path = written(
         tmp_path,
-        "rollout: {group_size: 1, group_sise: 8}\n"
+        "rollout: {group_size: 0, group_sise: 8}\n"
         "learner: {betas: [0.9], learning_rate: fast}\n"
         "rewards: [{name: a}, {weight: 2}]\n",
     )
     told = mistakes("model.dtype=fp16", "top_p=0.5", "algorithm.kl=k9", "algorithm.clip_low=2", files=(path,))
     assert sorted(told) == sorted(
         [
-            f"{path}: rollout.group_size: expected greater than or equal to 2, got 1 "
-            "(a group of fewer than 2 completions has no baseline)",
+            f"{path}: rollout.group_size: expected greater than or equal to 1, got 0 (completions of one problem)",
             f"{path}: rollout.group_sise: unknown key; did you mean rollout.group_size?",
             f"{path}: learner.betas.1: expected a value, got nothing (decay of the two moments)",
             f"{path}: learner.learning_rate: expected a valid number, got 'fast' (after the warm-up; constant)",
@@ -265,8 +264,8 @@ def test_a_file_in_another_encoding_is_a_mistake(tmp_path: Path):
 
 
 def test_python_users_are_checked_too():
-    with pytest.raises(ValidationError, match="greater than or equal to 2"):
-        RolloutConfig(group_size=1)
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        RolloutConfig(group_size=0)
     with pytest.raises(UserError, match="every name once"):
         RunConfig(rewards=(RewardConfig(name="a"), RewardConfig(name="a")))
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from grouprl.algorithm import Algorithm
-from grouprl.algorithms import policy_loss
+from grouprl.algorithms import policy_loss, token_weights
 from grouprl.config import LearnerConfig
-from grouprl.learner import Learner, Optimizer, make_batch
+from grouprl.learner import Credit, KlCoefficient, Learner, Optimizer, make_batch
 from grouprl.models import fingerprint, frozen_copy, load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.types import Batch, Group, Problem, Sampling
@@ -35,6 +35,7 @@ class GradientKeeper:
 
     model: PreTrainedModel
     learning_rate: float = 0.0
+    updates: int = 0
 
     def step(self) -> float:
         self.gradient = {name: weight.grad.clone() for name, weight in self.model.named_parameters()}
@@ -63,8 +64,16 @@ def groups(tiny: Path) -> list[Group]:
     return sampled(tiny, SAMPLING)
 
 
-def batch_of(groups: Sequence[Group], algorithm: Algorithm = GRPO, advantages: Tensor = ADVANTAGES) -> Batch:
-    return make_batch(groups, advantages, algorithm, SAMPLING)
+def batch_of(groups: Sequence[Group]) -> Batch:
+    return make_batch(groups, SAMPLING)
+
+
+def credit_of(batch: Batch, advantages_N: Tensor = ADVANTAGES) -> Credit:
+    return Credit(torch.where(batch.mask_NT, advantages_N[:, None], 0.0))
+
+
+def learn(learner: Learner, batch: Batch, advantages_N: Tensor = ADVANTAGES) -> dict[str, float]:
+    return learner.learn(batch, credit_of(batch, advantages_N), learner.look(batch))
 
 
 def moved(batch: Batch) -> Batch:
@@ -86,6 +95,7 @@ def learner_of(model: PreTrainedModel, algorithm: Algorithm = GRPO, **changes: o
         "reference": other_reference(model) if algorithm.kl_coef else None,
         "optimizer": GradientKeeper(model),
         "algorithm": algorithm,
+        "kl_coefficient": KlCoefficient(algorithm),
         "device": CPU,
         "dtype": "float32",
         "micro_batch_tokens": 10**6,
@@ -123,7 +133,7 @@ def plain_loss(
         with torch.no_grad():
             anchor = own_policy(own_logits(reference, prompt, ids), ids, batch.sampling)
         weight = 1 / sum(lengths) if token_mean else 1 / (len(lengths) * length)
-        advantage = float(batch.advantages_N[row])
+        advantage = float(ADVANTAGES[row])
         for at in range(length):
             ratio = (policy[at] - batch.old_logprobs_NT[row, at]).exp()
             bounded = min(max(ratio.item(), 0.8), 1.2)
@@ -144,14 +154,18 @@ def plain_gradient(folder: Path, model: PreTrainedModel, batch: Batch, algorithm
 ALGORITHMS = [Algorithm(kl_coef=0.3), Algorithm(kl_coef=0.0), Algorithm(kl_coef=0.3, aggregate="token_mean")]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
+def named(algorithm: Algorithm) -> str:
+    return f"kl_coef={algorithm.kl_coef} {algorithm.aggregate} {algorithm.ratio}"
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=named)
 def test_the_gradient_is_that_of_padded_rows(tiny: Path, groups: list[Group], algorithm: Algorithm):
     model = loaded(tiny)
-    batch = moved(batch_of(groups, algorithm))
+    batch = moved(batch_of(groups))
     expected = plain_gradient(tiny, model, batch, algorithm)
     for budget in (1, 45, 10**6):
         learner = learner_of(model, algorithm, micro_batch_tokens=budget)
-        learner.learn(batch)
+        learn(learner, batch)
         assert gap(learner.optimizer.gradient, expected) < 2e-5
 
 
@@ -190,29 +204,29 @@ def test_every_field_of_the_algorithm_reaches_the_loss(tiny: Path, groups: list[
         expected, _ = policy_loss(
             logprobs,
             batch.old_logprobs_NT,
-            batch.advantages_N,
-            batch.weights_NT,
+            ADVANTAGES,
+            token_weights(batch.mask_NT),
             ref_logprobs_NT=reference,
             **{"kl_coef": 0.1, **chosen},
         )
-        figures = learner_of(model, Algorithm(**{"kl_coef": 0.1, **chosen}), micro_batch_tokens=45).learn(batch)
+        figures = learn(learner_of(model, Algorithm(**{"kl_coef": 0.1, **chosen}), micro_batch_tokens=45), batch)
         assert figures["loss"] == pytest.approx(float(expected), abs=1e-5)
         losses.append(figures["loss"])
     assert abs(losses[0] - losses[1]) > 1e-3
 
 
-@pytest.mark.parametrize("algorithm", [Algorithm(kl_coef=0.3), Algorithm(kl_coef=0.0, ratio="sequence")], ids=str)
+@pytest.mark.parametrize("algorithm", [Algorithm(kl_coef=0.3), Algorithm(kl_coef=0.0, ratio="sequence")], ids=named)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 1e-5)], ids=str)
 def test_no_division_into_packs_changes_gradient_or_figures(
     tiny: Path, groups: list[Group], algorithm: Algorithm, dtype: torch.dtype, tolerance: float
 ):
     model = loaded(tiny).to(dtype)
-    batch = moved(batch_of(groups, algorithm))
+    batch = moved(batch_of(groups))
     whole = learner_of(model, algorithm)
-    expected = whole.learn(batch)
+    expected = learn(whole, batch)
     for budget in (1, 20, 33, 45, 60):
         learner = learner_of(model, algorithm, micro_batch_tokens=budget)
-        figures = learner.learn(batch)
+        figures = learn(learner, batch)
         assert gap(learner.optimizer.gradient, whole.optimizer.gradient) < tolerance
         for name in expected:
             if not name.startswith("time/"):
@@ -226,9 +240,8 @@ def test_rows_without_signal_are_read_only_for_the_kl(
     model, seen = loaded(tiny), []
     model.get_input_embeddings().register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].numel()))
     batch = batch_of(groups)
-    learner_of(
-        model, Algorithm(kl_coef=kl_coef), reference=None if kl_coef == 0 else other_reference(loaded(tiny))
-    ).learn(batch)
+    reference = None if kl_coef == 0 else other_reference(loaded(tiny))
+    learn(learner_of(model, Algorithm(kl_coef=kl_coef), reference=reference), batch)
     lengths = batch.mask_NT.sum(1).tolist()
     read = {batch.group_of_N[row] for row in rows}
     assert sum(seen) == sum(lengths[row] for row in rows) + sum(len(batch.prompts[group]) for group in read)
@@ -238,8 +251,7 @@ def test_the_weights_stay_when_no_row_has_signal(tiny: Path, groups: list[Group]
     model = loaded(tiny)
     optimizer = Optimizer(model, LearnerConfig(learning_rate=0.1, weight_decay=0.1))
     before = fingerprint(model)
-    batch = batch_of(groups, advantages=torch.zeros(11))
-    figures = learner_of(model, Algorithm(kl_coef=0.0), optimizer=optimizer).learn(batch)
+    figures = learn(learner_of(model, Algorithm(kl_coef=0.0), optimizer=optimizer), batch_of(groups), torch.zeros(11))
     assert fingerprint(model) == before
     assert (optimizer.updates, figures["grad_norm"]) == (0, 0.0)
 
@@ -249,7 +261,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run(tiny: Path, groups: list[Gr
     before = fingerprint(model)
     learner = learner_of(model, optimizer=Optimizer(model, LearnerConfig(learning_rate=0.1)))
     with pytest.raises(FloatingPointError, match="finite"):
-        learner.learn(batch_of(groups, advantages=ADVANTAGES * math.inf))
+        learn(learner, batch_of(groups), ADVANTAGES * math.inf)
     assert fingerprint(model) == before
 
 
@@ -262,10 +274,10 @@ def test_a_gradient_that_is_not_finite_stops_the_run(tiny: Path, groups: list[Gr
     ids=str,
 )
 def test_the_learner_finds_the_log_probs_of_the_sampler(tiny: Path, sampling: Sampling):
-    batch = make_batch(sampled(tiny, sampling), ADVANTAGES, GRPO, sampling)
+    batch = make_batch(sampled(tiny, sampling), sampling)
     assert batch.old_logprobs_NT[batch.mask_NT].min() < -0.5
     for budget in (1, 10**6):
-        figures = learner_of(loaded(tiny), micro_batch_tokens=budget).learn(batch)
+        figures = learn(learner_of(loaded(tiny), micro_batch_tokens=budget), batch)
         assert figures["sampler_learner_gap"] < 1e-5
         assert figures["ratio_max"] == pytest.approx(1, abs=2e-5)
 
@@ -274,7 +286,7 @@ def test_a_sampler_that_differs_shows_in_the_gap(tiny: Path, groups: list[Group]
     batch = batch_of(groups)
     old = batch.old_logprobs_NT.clone()
     old[6, 0] += 0.25
-    figures = learner_of(loaded(tiny), micro_batch_tokens=30).learn(replace(batch, old_logprobs_NT=old))
+    figures = learn(learner_of(loaded(tiny), micro_batch_tokens=30), replace(batch, old_logprobs_NT=old))
     assert figures["sampler_learner_gap"] == pytest.approx(0.25, abs=1e-5)
 
 
@@ -294,13 +306,13 @@ def test_every_pass_compares_with_the_sampler(tiny: Path, groups: list[Group]):
     batch = batch_of(groups)
     once, twice = loaded(tiny), loaded(tiny)
     single = learner_of(once, optimizer=adamw(once))
-    assert single.learn(batch)["ratio_mean"] == pytest.approx(1, abs=1e-5)
+    assert learn(single, batch)["ratio_mean"] == pytest.approx(1, abs=1e-5)
     between = mean_ratio(once, tiny, batch)
     assert abs(between - 1) > 1e-3
-    figures = learner_of(twice, Algorithm(passes=2), optimizer=adamw(twice)).learn(batch)
+    figures = learn(learner_of(twice, Algorithm(passes=2), optimizer=adamw(twice)), batch)
     assert figures["ratio_mean"] == pytest.approx(between, abs=1e-4)
     assert figures["sampler_learner_gap"] < 1e-5  # of the first pass: later ones have moved on purpose
-    single.learn(batch)
+    learn(single, batch)
     assert fingerprint(once) == fingerprint(twice)
 
 
@@ -308,18 +320,18 @@ def test_the_kl_is_zero_until_the_policy_moves(tiny: Path, groups: list[Group]):
     model = loaded(tiny).double()  # the two read other rows; only the rounding of logits is left
     batch, algorithm = batch_of(groups), Algorithm(kl_coef=0.5)
     keeper = learner_of(model, algorithm, reference=frozen_copy(model))
-    assert keeper.learn(batch)["kl"] == pytest.approx(0, abs=1e-9)
+    assert learn(keeper, batch)["kl"] == pytest.approx(0, abs=1e-9)
     without = learner_of(model, Algorithm(kl_coef=0.0))
-    without.learn(batch)
+    learn(without, batch)
     assert gap(keeper.optimizer.gradient, without.optimizer.gradient) < 1e-6
     learner = learner_of(model, algorithm, reference=frozen_copy(model), optimizer=adamw(model))
-    learner.learn(batch)
-    assert learner.learn(batch)["kl"] > 1e-5
+    learn(learner, batch)
+    assert learn(learner, batch)["kl"] > 1e-5
 
 
 def test_learning_repeats_bit_for_bit(tiny: Path, groups: list[Group]):
     results = []
     for model in (loaded(tiny), copy.deepcopy(loaded(tiny))):
-        learner_of(model, optimizer=adamw(model), micro_batch_tokens=45).learn(batch_of(groups))
+        learn(learner_of(model, optimizer=adamw(model), micro_batch_tokens=45), batch_of(groups))
         results.append(fingerprint(model))
     assert results[0] == results[1] != fingerprint(loaded(tiny))

@@ -1,15 +1,15 @@
 """Groups as a padded batch, and the batch as packs: every token once, beside the one that predicts it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from grouprl.algorithm import Algorithm
 from grouprl.learner import make_batch
 from grouprl.learner.packs import make_packs, targets
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason
 
 CPU = torch.device("cpu")
-GRPO = Algorithm()
 
 
 def completion(index: int, token_ids: tuple[int, ...]) -> Completion:
@@ -24,18 +24,25 @@ HAND_MADE = [
 
 
 def test_a_batch_by_hand():
-    algorithm = Algorithm(aggregate="constant")
-    batch = make_batch(HAND_MADE, torch.tensor([1.0, -1.0, 0.5]), algorithm, Sampling(max_tokens=10))
+    batch = make_batch(HAND_MADE, Sampling(max_tokens=10))
     assert batch.prompts == ((9, 8), (4, 3, 2))
     assert batch.group_of_N == (0, 0, 1)
     assert batch.token_ids_NT.tolist() == [[5, 6, 0], [7, 0, 0], [1, 1, 1]]
     assert batch.mask_NT.tolist() == [[True, True, False], [True, False, False], [True, True, True]]
     assert batch.old_logprobs_NT.tolist() == [[-0.5, -1.0, 0], [-0.5, 0, 0], [-0.5, -1.0, -1.5]]
-    torch.testing.assert_close(batch.weights_NT, batch.mask_NT / 30)
+    assert batch.trained_NT is batch.mask_NT
+
+
+def test_completions_that_were_cut_are_masked_on_request():
+    whole = replace(HAND_MADE[0].completions[0], stop_reason=StopReason.END)
+    groups = [replace(HAND_MADE[0], completions=(whole, HAND_MADE[0].completions[1])), HAND_MADE[1]]
+    batch = make_batch(groups, Sampling(), mask_overlong=True)
+    assert batch.trained_NT.tolist() == [[True, True, False], [False] * 3, [False] * 3]
+    assert batch.mask_NT.sum(1).tolist() == [2, 1, 3]  # they are still read
 
 
 def test_a_pack_by_hand():
-    batch = make_batch(HAND_MADE, torch.ones(3), GRPO, Sampling())
+    batch = make_batch(HAND_MADE, Sampling())
     packs = make_packs(batch, [0, 1, 2], 100, CPU)
     assert len(packs) == 1  # the longest completion comes first
     assert [len(make_packs(batch, [0, 1, 2], budget, CPU)) for budget in (11, 10)] == [1, 2]
@@ -63,7 +70,7 @@ MANY = [
 @pytest.mark.parametrize("left_out", [(), (0, 3, 10)])
 def test_packs_hold_every_row_once_within_the_budget(budget: int, count: int | None, left_out: tuple[int, ...]):
     rows = [row for row in range(11) if row not in left_out]
-    batch = make_batch(MANY, torch.ones(11), GRPO, Sampling())
+    batch = make_batch(MANY, Sampling())
     packs = make_packs(batch, rows, budget, CPU)
     assert sorted(row for pack in packs for row in pack.rows) == rows
     assert count is None or len(packs) == min(count, len(rows))
@@ -77,7 +84,7 @@ def test_packs_hold_every_row_once_within_the_budget(budget: int, count: int | N
 
 @pytest.mark.parametrize("budget", [1, 20, 10**6])
 def test_every_token_is_predicted_by_the_one_before_it(budget: int):
-    batch = make_batch(MANY, torch.ones(11), GRPO, Sampling())
+    batch = make_batch(MANY, Sampling())
     for pack in make_packs(batch, range(11), budget, CPU):
         before = pack.input_ids_S[pack.predictors_C].tolist()
         for token, row, column in zip(before, pack.row_C.tolist(), pack.column_C.tolist(), strict=True):

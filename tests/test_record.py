@@ -20,7 +20,7 @@ from grouprl.lab.files import json_text
 from grouprl.lab.read import RecordedGroup, read_json, read_json_lines, read_rollouts, read_run
 from grouprl.lab.record import Example, RunRecord, atomic_directory, atomic_write_text
 from grouprl.lab.rollouts import open_rollouts
-from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason, UserError
+from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, UserError
 
 CONFIG = "task: word_problems\n"
 
@@ -45,7 +45,8 @@ OUTCOMES = (
         RewardOutcome(math.nan, {"correct": None}, "correct: timed out"),
     ),
 )
-ADVANTAGES = ((1.0, -1.0), (0.0, 0.0))
+# [P][G][tokens]: the same for every token, or each its own.
+ADVANTAGES = (((1.0,) * 3, (-1.0, -2.0, -6.0)), ((0.0,) * 3, (0.0,) * 3))
 
 
 def record_steps(record: RunRecord, steps: range) -> None:
@@ -67,13 +68,21 @@ def run(tmp_path: Path) -> Path:
 
 def test_rollouts_come_back_as_they_were(run: Path) -> None:
     plain, chat = read_rollouts(run, 2)
-    assert plain == RecordedGroup(PLAIN, OUTCOMES[0], ADVANTAGES[0])
+    assert plain == RecordedGroup(PLAIN, OUTCOMES[0], (1.0, -3.0), ADVANTAGES[0])
     assert chat.group == CHAT
-    assert chat.advantages == ADVANTAGES[1]
+    assert (chat.advantages, chat.token_advantages) == ((0.0, 0.0), ADVANTAGES[1])
     assert chat.outcomes[0] == OUTCOMES[1][0]
     assert not chat.outcomes[1].valid
     assert chat.outcomes[1].reason == "correct: timed out"
     assert read_rollouts(run, 99) == ()
+
+
+def test_steps_of_a_completion_come_back(tmp_path: Path) -> None:
+    stepped = RewardOutcome(1.5, {"equations": 0.5}, steps=(StepReward(1, 1.0), StepReward(2, 0.0)))
+    with RunRecord.create(tmp_path / "run", CONFIG) as record:
+        record.step(1, {}, (PLAIN,), ((stepped, OUTCOMES[0][1]),), ADVANTAGES[:1])
+    assert read_rollouts(tmp_path / "run", 1)[0].outcomes == (stepped, OUTCOMES[0][1])
+    assert query(tmp_path / "run", "SELECT step_rewards FROM completions") == [("[[1, 1.0], [2, 0.0]]",), (None,)]
 
 
 def test_blobs_are_little_endian_int32_and_float32(run: Path) -> None:
@@ -85,7 +94,7 @@ def test_blobs_are_little_endian_int32_and_float32(run: Path) -> None:
 def test_log_probs_are_kept_to_float32(tmp_path: Path) -> None:
     odd = Completion(0, (1,), (-0.1,), (-math.pi,), "x", StopReason.END, 0)
     with RunRecord.create(tmp_path / "run", CONFIG) as record:
-        record.step(1, {}, [Group(PLAIN.problem, (1,), (odd,))], [[OUTCOMES[0][0]]], [[0.0]])
+        record.step(1, {}, [Group(PLAIN.problem, (1,), (odd,))], [[OUTCOMES[0][0]]], [[[0.0]]])
         (found,) = read_rollouts(tmp_path / "run", 1)[0].group.completions
     assert (found.logprobs, found.plain_logprobs) == ((float(np.float32(-0.1)),), (float(np.float32(-math.pi)),))
 
@@ -113,7 +122,7 @@ def test_a_problem_may_come_twice_in_a_step(tmp_path: Path) -> None:
 def test_columns_that_json_cannot_hold_are_kept_as_text(tmp_path: Path) -> None:
     problem = Problem("p", "?", {"where": Path("/data"), "broken": "\ud800"})
     with RunRecord.create(tmp_path / "run", CONFIG) as record:
-        record.step(1, {}, [Group(problem, (), (completion(0, "x"),))], [[OUTCOMES[0][0]]], [[0.0]])
+        record.step(1, {}, [Group(problem, (), (completion(0, "x"),))], [[OUTCOMES[0][0]]], [[[0.0] * 3]])
     assert read_rollouts(tmp_path / "run", 1)[0].group.problem.columns == {"where": "/data", "broken": "\ud800"}
 
 
@@ -123,6 +132,8 @@ def test_what_does_not_fit_together_is_refused_and_nothing_kept(run: Path) -> No
             record.step(4, {}, (PLAIN,), OUTCOMES, ADVANTAGES)
         with pytest.raises(ValueError, match="zip"):
             record.step(4, {}, (PLAIN,), (OUTCOMES[0][:1],), (ADVANTAGES[0],))
+        with pytest.raises(ValueError, match="an advantage for each of 3 tokens, got 2"):
+            record.step(4, {}, (PLAIN,), OUTCOMES[:1], [[(1.0,) * 3, (1.0,) * 2]])
         with pytest.raises(sqlite3.IntegrityError):
             record_steps(record, range(3, 4))
     assert query(run, "SELECT DISTINCT step FROM completions") == [(1,), (2,), (3,)]
@@ -195,7 +206,7 @@ def test_reopen_drops_what_came_later(run: Path) -> None:
     with RunRecord.reopen(run, 3) as record:
         record.evaluation(2, {"greedy_accuracy": 0.5})
         record.evaluation(4, {"greedy_accuracy": 0.6})
-        record.step(4, {"reward": 9.0}, (later,), ((OUTCOMES[0][0],),), ((0.0,),))
+        record.step(4, {"reward": 9.0}, (later,), ((OUTCOMES[0][0],),), (((0.0,) * 3,),))
     with RunRecord.reopen(run, 2) as record:
         record_steps(record, range(3, 4))
     found = read_run(run)

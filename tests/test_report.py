@@ -134,7 +134,7 @@ def record_run(directory: Path, steps: int = 60, finished: bool = True) -> Path:
     with RunRecord.create(directory, "task: word_problems\nalgorithm:\n  name: grpo\n  kl_coef: 0.04\n") as record:
         record.examples("before", [*examples(solved=False), attacked])
         for step in range(1, steps + 1):
-            record.step(step, metrics_at(step, steps, noise), [tiny_group(step)], [[outcome]], [[0.0]])
+            record.step(step, metrics_at(step, steps, noise), [tiny_group(step)], [[outcome]], [[[0.0, 0.0]]])
             if step % 10 == 0:
                 share = 0.3 + 0.65 * step / steps
                 record.evaluation(step, {"greedy_accuracy": share, "greedy_interval": [share - 0.03, share + 0.02]})

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,8 @@ from grouprl import Algorithm, Run, Trainer, UserError
 from grouprl.config import RunConfig
 from grouprl.lab.files import lock_directory
 from grouprl.rewards import REWARDS, WeightedReward
-from grouprl.step import Rooms, step_problems
 from grouprl.tasks import task_from_list
-from grouprl.types import Sampling
+from grouprl.tasks.order import step_visits
 from small_runs import (
     ROWS,
     assert_same_run,
@@ -281,14 +279,14 @@ def test_every_epoch_visits_each_problem_once_in_an_order_of_its_own() -> None:
     task = task_from_list(ROWS[:9])
     ids = [problem.id for problem in task.problems("train")]
     assert len(ids) == 7
-    rooms = Rooms(task, (), None, None, Algorithm(), None, Sampling(), 99, 3, 2, seed=5)  # type: ignore[arg-type]
-    visits = [visit for step in range(1, 8) for visit in step_problems(rooms, step)]
+    train = task.problems("train")
+    visits = [visit for step in range(1, 8) for visit in step_visits(train, 3, step=step, seed=5)]
     epochs = [[problem.id for problem, _ in visits[at : at + 7]] for at in (0, 7, 14)]
     assert all(Counter(epoch) == Counter(ids) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert len({(problem.id, stream) for problem, stream in visits}) == 21  # no random number is used twice
-    assert visits[3:6] == step_problems(rooms, 2)
-    assert step_problems(replace(rooms, seed=6), 1) != step_problems(rooms, 1)
+    assert visits[3:6] == step_visits(train, 3, step=2, seed=5)
+    assert step_visits(train, 3, step=1, seed=6) != visits[:3]
 
 
 def test_evaluations_and_checkpoints_come_when_they_are_due(tiny: Path, tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_an_algorithm_by_name_or_as_an_object(tiny: Path, tmp_path: Path) -> Non
         ({"task": "word_problem"}, r"expected one of gsm8k, word_problems, got 'word_problem': did you mean"),
         ({"task": []}, r"expected a list of rows such as .*, got none: add problems"),
         ({"task": [{"question": "2 + 2"}]}, r"expected a column 'prompt' with text or with messages .*: add it"),
-        ({"rewards": ["boxed"]}, r"rewards: expected one of boxed_format, correct_answer, got 'boxed'"),
+        ({"rewards": ["boxed"]}, r"rewards: expected one of boxed_format, correct_answer, equation_steps, got 'boxed'"),
         ({"rewards": []}, r"rewards: expected a list such as .*, got \[\]: name at least one"),
         ({"rewards": [letters, letters]}, r"rewards: expected every name once, got 'letters' 2 times: rename one"),
         ({"rewards": [7]}, r"rewards: expected a name, a function or a WeightedReward, got 7"),

@@ -95,8 +95,8 @@ class Algorithm:
                 raise UserError(f"algorithm.{name}: {value!r} is out of range, expected {bounds}")
         for field, other, why in _contradictions(self):
             raise UserError(
-                f"algorithm.{field}: {getattr(self, field)!r} makes no sense with "
-                f"algorithm.{other}={getattr(self, other)!r}: {why}"
+                f"algorithm.{field}: expected another value with algorithm.{other}={getattr(self, other)!r}, "
+                f"got {getattr(self, field)!r}: {why}"
             )
 
     @property

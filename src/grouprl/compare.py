@@ -128,6 +128,7 @@ def planned_runs(config: CompareConfig, resolve: Resolve) -> tuple[PlannedRun, .
             decided = [f"name={run_folder(variant, seed)}", f"seed={seed}", f"runs_dir={json.dumps(folder)}"]
             with mistakes.of(variant):
                 _refuse_decided(given)
+            with mistakes.of(variant):
                 planned.append(PlannedRun(variant, _checked(resolve([*given, *decided]))))
     mistakes.tell()
     twins = {run.config.name: run.variant for run in planned}

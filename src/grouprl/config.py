@@ -135,7 +135,7 @@ class RunConfig(Section):
             for field in ("baseline", "scale"):
                 if getattr(algorithm, field) in ("mean", "leave_one_out", "group_std"):
                     raise UserError(
-                        f"rollout.group_size: 1 makes no sense with algorithm.{field}={getattr(algorithm, field)!r}: "
-                        "a completion alone has nothing to be compared with; set it to 2 or more"
+                        f"rollout.group_size: expected 2 or more with algorithm.{field}={getattr(algorithm, field)!r}, "
+                        "got 1: a completion alone has nothing to be compared with"
                     )
         return self

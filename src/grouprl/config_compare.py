@@ -27,6 +27,7 @@ Label = Annotated[Text, Field(pattern=r"[A-Za-z0-9]")]
 Change = Annotated[Text, Field(pattern=r"^[A-Za-z0-9_.]+=")]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
+
 class CompareConfig(Section):
     """Several variants of one run, each on the same seeds and so on the same problems in the same order."""
 

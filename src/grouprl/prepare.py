@@ -138,13 +138,13 @@ def _check_rewards(config: RunConfig, rewards: Sequence[WeightedReward]) -> None
     credit = config.algorithm.credit
     if credit == "step" and not per_step:
         raise UserError(
-            f"algorithm.credit: 'step' makes no sense with rewards {', '.join(reward.name for reward in rewards)}: "
-            "none of them says where steps end; add a process reward, such as equation_steps"
+            "algorithm.credit: 'step' needs rewards that say where steps end, got rewards "
+            f"{', '.join(reward.name for reward in rewards)}: add a process reward, such as equation_steps"
         )
     if credit != "step" and per_step:
         raise UserError(
-            f"rewards: the process reward {per_step[0]} makes no sense with algorithm.credit={credit!r}, which would "
-            "ignore it: set credit=step, or remove the reward"
+            f"rewards: expected none with steps with algorithm.credit={credit!r}, which would ignore them, got "
+            f"{per_step[0]}: set credit=step, or remove the reward"
         )
     if len(per_step) == len(rewards):
         raise UserError(

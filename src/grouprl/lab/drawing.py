@@ -12,8 +12,9 @@ from grouprl.lab.read import RecordedRun
 
 # Okabe and Ito's colours, which people with any kind of colour vision can tell apart.
 BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
+INK, OLIVE = "#1B1F24", "#8A8A2C"  # their black, and in place of their yellow one that is seen on white
 GREY = "#8C8C8C"
-COLORS = (BLUE, RED, GREEN, PURPLE, SKY, ORANGE)
+COLORS = (BLUE, RED, GREEN, PURPLE, SKY, ORANGE, INK, OLIVE)
 
 STYLE = {
     "font.size": 10.0,

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-
 from grouprl.lab.files import atomic_write_text
+from grouprl.lab.pages import page, picture
 from grouprl.lab.read import Example, RecordedRun, Row, interval_name, read_run
 
 MEASURES = {
@@ -47,15 +44,6 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A plot inside the page."""
-
-    title: str
-    caption: str
-    data_uri: str
-
-
-@dataclass(frozen=True)
 class TimePart:
     """What a part of a step takes: mean seconds, and its share of the step in [0, 1]."""
 
@@ -76,9 +64,9 @@ def write_report(run_directory: Path) -> Path:
 
     run = read_run(run_directory)
     drawn = draw_plots(run, run_directory / "plots")
-    pictures = {plot.name: Picture(plot.title, plot.caption, _data_uri(path)) for plot, path in drawn}
+    pictures = {plot.name: picture(plot.title, plot.caption, path) for plot, path in drawn}
     time_picture = pictures.pop("time", None)
-    page = _page().render(
+    text = page("report.html.j2").render(
         title=run_directory.resolve().name,
         subtitle=_subtitle(run.summary),
         verdict=verdict(run),
@@ -93,7 +81,7 @@ def write_report(run_directory: Path) -> Path:
         files=[(name, what) for name, what in FILES.items() if (run_directory / name).exists()],
     )
     path = run_directory / "report.html"
-    atomic_write_text(path, page)
+    atomic_write_text(path, text)
     return path
 
 
@@ -188,12 +176,3 @@ def _facts(summary: Row) -> list[tuple[str, str]]:
     }
     numbers = [(label, form(summary[name])) for name, (label, form) in shown.items() if name in summary]
     return [*numbers, *((name, str(value)) for name, value in summary.get("machine", {}).items())]
-
-
-def _data_uri(path: Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode("ascii")
-
-
-def _page() -> Any:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(files("grouprl.lab").joinpath("report.html.j2").read_text(encoding="utf-8"))

@@ -1,0 +1,103 @@
+"""Reward models: a decoder with one score, read at the last token of a completion (Hugging Face's classifier, 1 label).
+
+The score of a completion is the same in a packed group and in transformers' own padded row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import accumulate, chain
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+
+from grouprl.models.attention import hidden_states
+from grouprl.models.layouts import TreeLayout
+from grouprl.models.load import pretrained, verify
+from grouprl.models.quiet import unreported
+from grouprl.types import UserError
+
+_HEAD = "score.weight"
+
+
+def new_reward_model(
+    path: str, tokenizer: PreTrainedTokenizerBase, *, seed: int, device: torch.device
+) -> PreTrainedModel:
+    """The decoder of a model with a score on top; a checkpoint that is a reward model already keeps its head.
+
+    A new head is drawn from `seed`, small enough that every pair starts with a margin near 0. The model's padding token
+    is set, in `tokenizer` as well, to one that is not the end token: transformers looks for the last token that is no
+    padding, and would pass over the end of a completion.
+
+    Raises:
+        UserError: no such model, one that cannot score, or a tokenizer without a token to pad with.
+    """
+    padding = _padding_token_id(path, tokenizer)
+    model, missing = _classifier(path, device, {"num_labels": 1})
+    if _HEAD in missing:
+        weight = model.score.weight
+        noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            weight.copy_(noise / (1 + weight.shape[1]))
+    model.config.get_text_config().pad_token_id = padding
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(padding)
+    return model
+
+
+def load_reward_model(path: str, *, device: torch.device) -> PreTrainedModel:
+    """A trained reward model with float32 weights, in eval mode, without gradients.
+
+    Raises:
+        UserError: no such model, or one without a trained head of one label.
+    """
+    model, missing = _classifier(path, device)
+    labels = model.config.num_labels
+    if missing or labels != 1:
+        got = f"no weights for {', '.join(sorted(missing))}" if missing else f"{labels} labels"
+        raise UserError(
+            f"reward model {path!r}: expected a classifier with one trained score, got {got}: "
+            f"train one with grouprl reward-model --model {path}"
+        )
+    return model.requires_grad_(False)
+
+
+def _classifier(
+    path: str, device: torch.device, options: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[PreTrainedModel, set[str]]:
+    with unreported():  # its report would call the missing head a fault
+        model, missing = pretrained(
+            AutoModelForSequenceClassification, path, "a model with a sequence classifier in safetensors", options
+        )
+    if missing - {_HEAD} or not isinstance(getattr(model, "score", None), nn.Linear):
+        raise UserError(
+            f"model {path!r}: expected a decoder that transformers can give a score, got {type(model).__name__} "
+            f"(without weights for {', '.join(sorted(missing)) or 'a head named score'}): choose another model"
+        )
+    model = model.to(device).eval()
+    verify(path, model)
+    return model, missing
+
+
+def _padding_token_id(path: str, tokenizer: PreTrainedTokenizerBase) -> int:
+    for candidate in (tokenizer.pad_token_id, *tokenizer.all_special_ids):
+        if candidate not in (None, tokenizer.eos_token_id):
+            return int(candidate)
+    raise UserError(
+        f"model {path!r}: expected a tokenizer with a special token besides its end token, to pad with, got none: "
+        "add a pad_token to it"
+    )
+
+
+def completion_scores(model: PreTrainedModel, input_ids_S: Tensor, layout: TreeLayout) -> Tensor:
+    """[N] float32 scores of the completions of packed groups, in packed order."""
+    lengths = zip(layout.prompt_lengths, layout.completion_lengths, strict=True)
+    ends = list(accumulate(chain.from_iterable((prompt, *own) for prompt, own in lengths)))
+    # The spans are prompt, completions, prompt, completions, ...: a prompt has no score.
+    scored = chain.from_iterable((False, *(True for _ in own)) for own in layout.completion_lengths)
+    last_N = torch.tensor([end - 1 for end, own in zip(ends, scored, strict=True) if own], device=layout.device)
+    hidden_SH = hidden_states(model, input_ids_S, layout.position_ids_S, layout)
+    scores_N: Tensor = model.score(hidden_SH.index_select(0, last_N))[:, 0].float()
+    return scores_N

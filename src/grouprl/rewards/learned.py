@@ -1,0 +1,111 @@
+"""A reward that was learned: the score of a trained reward model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grouprl.models import TreeLayout, context_length, load_tokenizer, prompt_token_ids
+from grouprl.models.precision import autocast
+from grouprl.models.reward_model import completion_scores, load_reward_model
+from grouprl.rewards.rules import Text
+from grouprl.types import Problem, UserError
+
+_Row = tuple[tuple[int, ...], tuple[int, ...]]  # prompt and completion
+
+
+@dataclass(frozen=True)
+class LearnedReward:
+    """Scores completions as token ids, behind their prompt; a reward function in TRL's form.
+
+    The model is its own: it shares no weights with a policy, takes no gradient and drops nothing out.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device
+    dtype: str
+    micro_batch_tokens: int  # packed tokens in one forward pass
+
+    def __call__(
+        self,
+        prompts: Sequence[Text],
+        completions: Sequence[Text],
+        completion_ids: Sequence[Sequence[int]],
+        **columns: Any,
+    ) -> list[float | None]:
+        """The score of each completion: any number; only differences behind the same prompt have a meaning.
+
+        Raises:
+            UserError: a prompt and its completion are longer than the model's context.
+        """
+        packs = _packs(list(self._rows(prompts, completion_ids)), self.micro_batch_tokens)
+        with torch.no_grad(), autocast(self.device, self.dtype):
+            return [score for pack in packs for score in self._scores(pack)]
+
+    def _rows(self, prompts: Sequence[Text], completion_ids: Sequence[Sequence[int]]) -> Iterator[_Row]:
+        for prompt, members in groupby(zip(prompts, completion_ids, strict=True), key=lambda member: member[0]):
+            own = [tuple(ids) for _, ids in members]
+            problem = Problem("of the reward model", prompt if isinstance(prompt, str) else tuple(prompt))
+            longest = context_length(self.model) - max(map(len, own))
+            prompt_ids = prompt_token_ids(problem, self.tokenizer, longest=longest)
+            yield from ((prompt_ids, completion) for completion in own)
+
+    def _scores(self, pack: Sequence[_Row]) -> list[float]:
+        groups = [(prompt, [row[1] for row in rows]) for prompt, rows in groupby(pack, key=lambda row: row[0])]
+        layout = TreeLayout(
+            tuple(len(prompt) for prompt, _ in groups), tuple(tuple(map(len, own)) for _, own in groups), self.device
+        )
+        ids = [token for prompt, own in groups for span in (prompt, *own) for token in span]
+        scores: list[float] = completion_scores(self.model, torch.tensor(ids, device=self.device), layout).tolist()
+        return scores
+
+
+def learned_reward(
+    path: str,
+    *,
+    policy: str,
+    device: torch.device,
+    dtype: str = "float32",
+    micro_batch_tokens: int = 16384,
+) -> LearnedReward:
+    """The reward function of a trained reward model.
+
+    Args:
+        path: folder that `grouprl reward-model` wrote, or any sequence classifier with one label.
+        policy: the model whose completions are scored: bundled name, folder or hub id.
+        device, dtype: where and how it is computed.
+        micro_batch_tokens: packed tokens in one forward pass; memory, not maths.
+
+    Raises:
+        UserError: no such model, one without a trained score, or one whose token ids mean something else than the
+            policy's.
+    """
+    tokenizer = load_tokenizer(path)
+    if tokenizer.get_vocab() != load_tokenizer(policy).get_vocab():
+        raise UserError(
+            f"reward model {path!r}: expected the vocabulary of the policy {policy!r}, because completions are scored "
+            f"as the token ids they were sampled as, got another one: train a reward model from the policy with "
+            f"grouprl reward-model --model {policy}"
+        )
+    return LearnedReward(load_reward_model(path, device=device), tokenizer, device, dtype, micro_batch_tokens)
+
+
+def _packs(rows: Sequence[_Row], budget: int) -> list[list[_Row]]:
+    """The rows in their order, a prompt counted once for the completions that follow it."""
+    packs: list[list[_Row]] = []
+    room = 0
+    for prompt, completion in rows:
+        known = bool(packs) and packs[-1][-1][0] == prompt
+        cost = len(completion) + (0 if known else len(prompt))
+        if not packs or cost > room:
+            packs.append([])
+            room, cost = budget, len(prompt) + len(completion)
+        packs[-1].append((prompt, completion))
+        room -= cost
+    return packs
