@@ -25,11 +25,13 @@ ORDER = """
     learner
     evaluation
     lab planner
+    preferences
+    supervised
     checkpoint
     step
     prepare
     machine interrupts resume
-    train sft
+    train sft dpo reward_model
     trainer
     inspection compare
     cli

@@ -17,7 +17,7 @@ from small_runs import Ended, checkpoint_names, grouprl, gsm8k_row, metrics, sma
 from tiny import tiny_model_folder
 
 ROWS = [gsm8k_row(number) for number in range(30)]
-VERBS = ("train", "sft", "eval", "sample", "compare", "report")
+VERBS = ("train", "sft", "dpo", "reward-model", "eval", "sample", "compare", "report")
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +282,7 @@ def test_a_directory_that_holds_a_run_is_not_overwritten(place: Path, finished: 
         (("algorithm.kl_coef=0",), ("algorithm.kl_coef: 0.04 then, 0.0 now",)),
         (("--model", "abacus"), ("model.path: ", "then, 'abacus' now", "or start a new run under another name")),
         (("task.path=other.jsonl",), ("task.path: ", "data.jsonl' then, 'other.jsonl' now")),
-        (("rewards=[{name: boxed_format}]",), ("rewards: () then, ({'name': 'boxed_format', 'weight': 1.0},) now",)),
+        (("rewards=[{name: boxed_format}]",), ("rewards: () then, ({'name': 'boxed_format', 'weight': 1.0, 'path': None},) now",)),
         (("seed=1", "rollout.top_k=5"), ("rollout.top_k: 0 then, 5 now; seed: 0 then, 1 now",)),
         ((), ("has made all of its 2 steps: give a larger number with steps=N",)),
         (("--name", "nobody"), ("nobody: expected a run to resume, found no config.yaml: check name and runs_dir",)),

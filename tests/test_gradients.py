@@ -64,7 +64,7 @@ def test_advantages_of_tokens(surrogate: str, ratio: str, dual_clip: float | Non
 @pytest.mark.parametrize("aggregate", AGGREGATES)
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_advantages_of_tokens_with_cispo(ratio: str, aggregate: str, kl: str):
-    """Its weights are constants: in the differences they stay what they were at the start, worked out token by token."""
+    """Its weights are constants: in the differences they stay as they were, worked out token by token."""
     held = torch.zeros_like(LOGPROBS)
     for row, length in enumerate(MASK.sum(1).tolist()):
         ratios = RATIO[row, :length].tolist()

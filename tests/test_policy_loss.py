@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from grouprl.algorithms import policy_loss, token_weights
@@ -109,6 +111,50 @@ def test_the_stats_describe_real_tokens():
     assert float(stats["ratio_max"]) == pytest.approx(1.5)
     assert float(stats["kl"]) == pytest.approx((2 * math.log(1.5) + 2 * math.log(0.5)) / 5 - math.log(2), abs=1e-6)
     assert not any(value.requires_grad for value in stats.values())
+
+
+# What holds at any point
+
+RATIO, ADVANTAGE = st.floats(0.01, 20), st.floats(-5, 5)
+
+
+@given(
+    st.lists(ADVANTAGE, min_size=8, max_size=8), st.floats(0, 0.99), st.floats(0, 5), st.sampled_from([None, 1.1, 3])
+)
+def test_at_ratio_1_any_clipping_is_the_plain_policy_gradient(
+    advantages: list[float], clip_low: float, clip_high: float, dual_clip: float | None
+):
+    """d loss / d logprob = -weight * A, with the advantages of tokens; those of a sequence share their mean."""
+    advantages_NT = torch.tensor(advantages, dtype=torch.float64).view(2, 4)
+    weights = token_weights(REAL).double()
+    bounds = {"clip_low": clip_low, "clip_high": clip_high}
+    for options in ({"surrogate": "plain"}, {"surrogate": "cispo", **bounds}, {"dual_clip": dual_clip, **bounds}):
+        leaf = LOGPROBS.clone().requires_grad_()
+        policy_loss(leaf, LOGPROBS, advantages_NT, weights, **options)[0].backward()
+        torch.testing.assert_close(leaf.grad, -weights * advantages_NT, atol=1e-14, rtol=0)
+        leaf = LOGPROBS.clone().requires_grad_()
+        policy_loss(leaf, LOGPROBS, advantages_NT[:, 0], weights, ratio="sequence", **options)[0].backward()
+        torch.testing.assert_close(leaf.grad, -weights * advantages_NT[:, :1], atol=1e-14, rtol=0)
+
+
+@given(RATIO, ADVANTAGE, st.floats(0, 0.9), st.floats(0, 5))
+def test_clipping_is_never_optimistic_and_the_dual_clip_bounds_it(
+    ratio: float, advantage: float, clip_low: float, clip_high: float
+):
+    bounds = {"clip_low": clip_low, "clip_high": clip_high}
+    plain, _ = one_token(ratio, advantage, surrogate="plain")
+    clipped, _ = one_token(ratio, advantage, **bounds)
+    bounded, _ = one_token(ratio, advantage, dual_clip=3.0, **bounds)
+    assert clipped >= plain - 1e-5
+    assert bounded <= max(clipped, 0) + 1e-5
+    assert bounded <= 3 * abs(advantage) + 1e-5
+
+
+@given(RATIO, ADVANTAGE, st.floats(0.01, 100))
+def test_the_gradient_is_as_large_as_the_advantage_says(ratio: float, advantage: float, factor: float):
+    for options in ({}, {"dual_clip": 2.0}, {"surrogate": "cispo"}, {"surrogate": "plain"}):
+        one, scaled = one_token(ratio, advantage, **options), one_token(ratio, factor * advantage, **options)
+        assert scaled == pytest.approx([factor * value for value in one], rel=1e-4, abs=1e-4)
 
 
 # Finite differences

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from grouprl.algorithms.named import NAMED
 from grouprl.config import RunConfig, load_config
-from grouprl.config_supervised import SftConfig
+from grouprl.config_supervised import DpoConfig, RewardModelConfig, SftConfig
 from grouprl.tasks.names import unknown_name
 from grouprl.types import UserError
 
@@ -78,6 +78,40 @@ def sft(settings: Settings = None, model: ModelOption = None, task: TaskOption =
     from grouprl.sft import sft as run
 
     typer.echo(f"Model: {run(config)}")
+
+
+@app.command()
+def dpo(settings: Settings = None, model: ModelOption = None) -> None:
+    """Learn from preference pairs without sampling: direct preference optimisation.
+
+    The pairs are the best and worst completions of a recorded run's groups, or a file's lines of
+    {"prompt": ..., "chosen": ..., "rejected": ...}.
+
+    Example: grouprl dpo abacus_dpo preferences.run=runs/demo
+
+    Example: grouprl dpo --model runs/a/model preferences.path=pairs.jsonl learner.learning_rate=1e-6
+    """
+    config = _config(DpoConfig, settings, {"model.path": model})
+    from grouprl.dpo import dpo as run
+
+    typer.echo(f"Model: {run(config)}")
+
+
+@app.command("reward-model")
+def reward_model(settings: Settings = None, model: ModelOption = None) -> None:
+    """Train a reward model on preference pairs, to be used as a reward in training.
+
+    The pairs are the best and worst completions of a recorded run's groups, or a file's lines of
+    {"prompt": ..., "chosen": ..., "rejected": ...}.
+
+    Example: grouprl reward-model abacus_reward_model preferences.run=runs/demo
+
+    Example: grouprl train demo 'rewards=[{name: reward_model, path: runs/reward-model/model}]'
+    """
+    config = _config(RewardModelConfig, settings, {"model.path": model})
+    from grouprl.reward_model import train_reward_model
+
+    typer.echo(f"Reward model: {train_reward_model(config)}")
 
 
 @app.command("eval")

@@ -55,6 +55,7 @@ class RewardConfig(Section):
 
     name: Text = Field(description="a bundled reward function")
     weight: float = Field(1.0, description="factor in the sum of the rewards; may be negative")
+    path: Text | None = Field(None, description="folder of a trained reward model; its name is then free")
 
 
 class RolloutConfig(Section):

@@ -97,7 +97,7 @@ def varied(text: str) -> dict[str, list[str]]:
     >>> varied("rollout.group_size=2,4")
     {'group_size=2': ['rollout.group_size=2'], 'group_size=4': ['rollout.group_size=4']}
     >>> varied("algorithm=grpo,rloo")
-    {'grpo': ['algorithm="grpo"'], 'rloo': ['algorithm="rloo"']}
+    {'grpo': ['algorithm=grpo'], 'rloo': ['algorithm=rloo']}
     """
     key, equals, listed = text.partition("=")
     try:
@@ -108,7 +108,12 @@ def varied(text: str) -> dict[str, list[str]]:
         raise UserError(f"--vary: expected KEY=VALUE,VALUE such as rollout.group_size=4,8, got {text!r}: mend it")
     short = key.rpartition(".")[2]
     names = [value if isinstance(value, str) else f"{short}={json.dumps(value)}" for value in values]
-    return {name: [f"{key}={json.dumps(value)}"] for name, value in zip(names, values, strict=True)}
+    return {name: [f"{key}={_written(value)}"] for name, value in zip(names, values, strict=True)}
+
+
+def _written(value: object) -> str:
+    plain = isinstance(value, str) and read_yaml(value) == value
+    return str(value) if plain else json.dumps(value)
 
 
 def _has_variants(path: Path) -> bool:

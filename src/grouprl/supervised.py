@@ -20,14 +20,17 @@ from grouprl.lab.record import RunRecord, atomic_directory
 from grouprl.lab.terminal import Terminal
 from grouprl.learner import Optimizer, make_batch
 from grouprl.learner.packs import Pack, make_packs
-from grouprl.models import resolve_device
+from grouprl.models import context_length, load_tokenizer, resolve_device
 from grouprl.models.precision import autocast
 from grouprl.models.save import save_model
-from grouprl.preferences import Preference, split_preferences, write_preferences
+from grouprl.preferences import load_preferences, refuse_longer, split_preferences, write_preferences
 from grouprl.types import Batch, Group, Sampling, UserError
 
 PackFigures = Callable[[Batch, Pack], Mapping[str, Tensor]]
 """A pack's part of the batch's figures, which add up over packs; the gradient flows through "loss" alone."""
+
+Begin = Callable[[PreTrainedTokenizerBase, torch.device], tuple[PreTrainedModel, PackFigures]]
+"""Loads the model that learns, given its tokenizer, and says what is learned."""
 
 
 def model_folder(config: SupervisedConfig) -> Path:
@@ -121,55 +124,43 @@ def _batches(count: int, config: SupervisedConfig, epoch: int) -> list[list[int]
     return [order[at : at + config.batch_pairs] for at in range(0, count, config.batch_pairs)]
 
 
-def learn_preferences(
-    what: str,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    preferences: Sequence[Preference],
-    figures: PackFigures,
-    config: PreferenceLearningConfig,
-    terminal: Terminal,
-) -> Path:
-    """Learns from pairs, judges held-out ones before and after, and leaves a run directory and a model.
+def learn_preferences(what: str, config: PreferenceLearningConfig, begin: Begin) -> Path:
+    """Learns from preference pairs, judges held-out ones before and after, leaves a run directory and a model.
 
     Args:
         what: the way of learning, for people.
-        model: is changed and saved.
-        tokenizer: is saved beside it.
-        preferences: all pairs.
-        figures: of a pack; "accuracy" among them.
         config: the run.
-        terminal: shows the progress.
+        begin: loads what learns.
 
     Returns:
-        The folder of the model.
+        The folder of the model, in Hugging Face layout.
+
+    Raises:
+        UserError: pairs that cannot be read or do not fit the model, or a run directory that is in use; nothing is
+            written then.
     """
     out = model_folder(config)
+    tokenizer = load_tokenizer(config.model.path)
+    preferences = load_preferences(config.preferences, tokenizer)
     train, test = split_preferences(preferences, config.eval_share)
+    torch.set_num_threads(config.threads or torch.get_num_threads())
+    model, figures = begin(tokenizer, resolve_device(config.model.device))
+    refuse_longer(preferences, context_length(model))
     learned, held_out = [pair.group for pair in train], [pair.group for pair in test]
-    lesson = Lesson(figures, config)
-    started = time.perf_counter()
+    lesson, terminal = Lesson(figures, config), Terminal()
     with RunRecord.create(Path(config.runs_dir) / config.name, dump_config(config)) as record:
         write_preferences(record.directory / "pairs.jsonl", preferences)
-        before = _judged(lesson, held_out)
+        before, started = _judged(lesson, held_out), time.perf_counter()
         steps = fit(what, model, learned, lesson, record, terminal)
-        after = _judged(lesson, held_out)
-        summary = {
-            "before": before,
-            "after": after,
-            "pairs": len(train),
-            "held_out_pairs": len(test),
-            "steps": steps,
-            "total_seconds": time.perf_counter() - started,
-            "seed": config.seed,
-            "model": config.model.path,
-        }
-        record.summary(summary)
+        seconds, after = time.perf_counter() - started, _judged(lesson, held_out)
+        summary = {"before": before, "after": after, "pairs": len(train), "held_out_pairs": len(test)}
+        facts = {"steps": steps, "train_seconds": seconds, "seed": config.seed, "model": config.model.path}
+        record.summary(summary | facts)
         with atomic_directory(out) as folder:
             save_model(model, tokenizer, folder)
     terminal.say(
         f"Held-out pairs in the right order: {before['accuracy']:.1%} → {after['accuracy']:.1%} of {len(test)}, "
-        f"after {steps} updates from {len(train)} pairs."
+        f"after {steps} updates from {len(train)} pairs in {seconds:.0f} s."
     )
     return out
 

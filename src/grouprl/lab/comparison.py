@@ -79,6 +79,7 @@ class HeldOut:
     tokens: float  # completion tokens sampled so far, mean over seeds
     seconds: float  # of training so far, mean over seeds
     accuracies: tuple[float, ...]  # greedy, of each seed
+    problems: int  # each seed was judged on
 
 
 def run_folder(variant: str, seed: int) -> str:
@@ -202,16 +203,18 @@ def _by_problem(variant: Variant, seeds: Sequence[int], measure: str) -> dict[st
 
 def held_out_curve(variant: Variant) -> tuple[HeldOut, ...]:
     """The evaluations of a variant in the order of their steps, of the steps at which every seed was judged."""
-    judged = [{row["step"]: row["greedy_accuracy"] for row in run.evaluations} for run in variant.runs.values()]
+    judged = [{row["step"]: row for row in run.evaluations} for run in variant.runs.values()]
     tokens = [_summed(run, "completion_tokens") for run in variant.runs.values()]
     seconds = [_summed(run, "time/total") for run in variant.runs.values()]
-    shared = sorted(set.intersection(*(set(row) for row in (*judged, *tokens, *seconds)))) if judged else []
+    everywhere = [set(rows) for rows in judged] + [set(sums) for sums in (*tokens, *seconds)]
+    shared = sorted(set.intersection(*everywhere)) if judged else []
     return tuple(
         HeldOut(
             step,
             fmean(row[step] for row in tokens),
             fmean(row[step] for row in seconds),
-            tuple(row[step] for row in judged),
+            tuple(rows[step]["greedy_accuracy"] for rows in judged),
+            min(rows[step]["problems"] for rows in judged),
         )
         for step in shared
     )

@@ -60,7 +60,13 @@ def _look(comparison: RecordedComparison, variant: Variant) -> dict[str, Any]:
     # By the place among all variants: one that is not finished yet takes its colour with it.
     place = comparison.variants.index(variant)
     rounds = place // len(COLORS)
-    return {"color": COLORS[place % len(COLORS)], "linestyle": _DASHES[rounds % len(_DASHES)], "label": variant.name}
+    return {
+        "color": COLORS[place % len(COLORS)],
+        "linestyle": _DASHES[rounds % len(_DASHES)],
+        # Each narrower than the one below it: of lines on top of each other all can be seen.
+        "linewidth": 3.2 - 2.0 * place / max(1, len(comparison.variants) - 1),
+        "label": variant.name,
+    }
 
 
 def _curve(axes: Any, at: Sequence[float], by_seed: Sequence[Sequence[float]], look: dict[str, Any]) -> None:
@@ -68,7 +74,7 @@ def _curve(axes: Any, at: Sequence[float], by_seed: Sequence[Sequence[float]], l
     values = np.asarray(by_seed, np.float64)
     if values.size:
         marker = "o" if len(at) == 1 else ""
-        axes.plot(at, values.mean(0), linewidth=2, marker=marker, **look)
+        axes.plot(at, values.mean(0), marker=marker, **look)
         axes.fill_between(at, values.min(0), values.max(0), color=look["color"], alpha=0.14, linewidth=0)
 
 
@@ -102,6 +108,19 @@ def _held_out_seconds(comparison: RecordedComparison, axes: Any) -> None:
     axes.set_xlabel("seconds of training")
 
 
+def _unsolved(comparison: RecordedComparison, axes: Any) -> None:
+    for variant in comparison.finished:
+        curve = held_out_curve(variant)
+        # A policy that solves all is drawn as if it failed at half a problem: 0 has no place on this axis.
+        by_seed = np.array([[max(1 - share, 0.5 / point.problems) for share in point.accuracies] for point in curve]).T
+        _curve(axes, [point.step for point in curve], by_seed.tolist(), _look(comparison, variant))
+    axes.set_yscale("log")
+    axes.set_ylabel("unsolved held-out problems")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    over_steps(axes)
+    legend(axes)
+
+
 def _metric(name: str, ylabel: str, *, from_zero: bool = False) -> Callable[[RecordedComparison, Any], None]:
     def draw(comparison: RecordedComparison, axes: Any) -> None:
         for variant in comparison.finished:
@@ -132,9 +151,9 @@ def _differences(comparison: RecordedComparison, axes: Any) -> None:
             )
     axes.axvline(0, color=GREY, linewidth=1, zorder=0)
     axes.set_yticks(range(len(others)), [variant.name for variant in others])
-    axes.set_ylim(len(others) - 0.5, -0.5)
+    axes.set_ylim(max(1, len(others)) - 0.5, -0.5)
     axes.set_xlabel(f"difference to {comparison.baseline.name}, in points")
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
+    axes.xaxis.set_major_formatter(lambda share, _: f"{100 * share:+g}")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
@@ -174,7 +193,7 @@ def _memory(comparison: RecordedComparison, axes: Any) -> None:
 
 def _bars(axes: Any, names: Sequence[str]) -> None:
     axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_ylim(max(1, len(names)) - 0.5, -0.5)
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
 
@@ -198,6 +217,13 @@ PLOTS = (
         "Held-out accuracy by time",
         "The same against seconds of training, evaluations apart: what it makes of this machine's time.",
         _held_out_seconds,
+    ),
+    ComparisonPlot(
+        "unsolved",
+        "Unsolved problems by step",
+        "One less the accuracy, on a logarithmic axis, which keeps policies apart that solve nearly everything. One "
+        "that solves all of them is drawn at half a problem.",
+        _unsolved,
     ),
     ComparisonPlot(
         "differences",

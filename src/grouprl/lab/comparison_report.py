@@ -99,26 +99,31 @@ def comparison_verdict(comparison: RecordedComparison) -> str:
     if len(known) < 2 or not comparison.baseline.runs:
         done = ", ".join(known) or "none"
         return f"Nothing to compare yet: expected finished runs of two variants, the baseline among them, got {done}."
-    best = max(known, key=lambda name: known[name])
-    ahead = f"{best} ends highest with {known[best]:.1%} of the held-out problems solved"
-    if best == comparison.baseline.name:
-        return f"No variant ends above {best}, the baseline, with {known[best]:.1%} of the held-out problems solved."
-    variant = next(variant for variant in comparison.finished if variant.name == best)
-    found = against_baseline(comparison, variant, "greedy_accuracy")
-    ahead += f", {_points(known[best] - known[comparison.baseline.name])} points from {comparison.baseline.name}"
-    return f"{ahead}: {_certainty(found)}."
+    highest = max(known.values())
+    best = [name for name, value in known.items() if value == highest]
+    solved = f"with {highest:.1%} of the held-out problems solved"
+    if comparison.baseline.name in best:
+        return f"No variant ends above {comparison.baseline.name}, the baseline, {solved}."
+    variant = next(variant for variant in comparison.finished if variant.name == best[0])
+    ahead = _points(highest - known[comparison.baseline.name])
+    found = _certainty(against_baseline(comparison, variant, "greedy_accuracy"))
+    who = best[0] if len(best) == 1 else f"{', '.join(best[:-1])} and {best[-1]}"
+    return (
+        f"{who} {'ends' if len(best) == 1 else 'end'} highest {solved}, {ahead} points from "
+        f"{comparison.baseline.name}: {found}."
+    )
 
 
 def _certainty(found: Against) -> str:
     """What the two intervals allow to be said of a difference."""
     kinds = {"problems": found.over_problems, "seeds": found.over_seeds}
     ends = {name: kind.interval for name, kind in kinds.items() if kind is not None and kind.interval is not None}
-    open_ = [name for name, (low, high) in ends.items() if low <= 0 <= high]
-    if not ends:
-        return "one seed alone, so this may be chance"
-    if open_:
-        return f"within chance, for the interval over {' and that over '.join(open_)} holds 0"
-    return f"beyond chance over {' and over '.join(ends)}"
+    with_zero = [name for name, (low, high) in ends.items() if low <= 0 <= high]
+    if with_zero:
+        return f"within chance, by its 95% interval over {' and over '.join(with_zero)}"
+    if "seeds" not in ends:
+        return "on one seed, which leaves open what another would say"
+    return f"beyond chance, by its 95% interval over {' and over '.join(ends)}"
 
 
 def summary(comparison: RecordedComparison) -> dict[str, Any]:

@@ -47,7 +47,8 @@ def _steps(text: str, gold: str) -> list[tuple[int, float]]:
     marks = [value for mark in _MARK.findall(gold) if (value := parse_value(mark)) is not None]
     open_results, seen, steps = list(marks), set[str](), []
     for match in _EQUATION.finditer(text):
-        expression, result = match[1], parse_value(match[2].rstrip(".,"))
+        expression, written = match[1], match[2].rstrip(".,")
+        result = parse_value(written)
         right = result is not None and _value(expression) == result
         if marks:
             right = right and result in open_results
@@ -56,7 +57,7 @@ def _steps(text: str, gold: str) -> list[tuple[int, float]]:
         if right and marks and result is not None:
             open_results.remove(result)
         seen.add(expression)
-        steps.append((match.end(), float(right)))
+        steps.append((match.start(2) + len(written), float(right)))
     return steps
 
 

@@ -1,0 +1,89 @@
+"""An algorithm that makes no sense cannot be written, and the error names the two fields that do not fit."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from grouprl import Algorithm, RunConfig, UserError
+from grouprl.algorithms.named import NAMED, grpo, ppo
+
+CONTRADICTIONS = [
+    ({"baseline": "critic"}, "baseline", "critic"),
+    ({"critic": "copy"}, "critic", "baseline"),
+    ({"baseline": "critic", "critic": "copy"}, "baseline", "credit"),
+    ({"credit": "step", "baseline": "leave_one_out"}, "credit", "baseline"),
+    ({"credit": "step", "scale": "none"}, "credit", "scale"),
+    ({"credit": "step", "kl_in": "reward"}, "credit", "kl_in"),
+    ({"credit": "token", "scale": "none"}, "credit", "baseline"),
+    ({"credit": "token", "baseline": "batch_mean"}, "credit", "scale"),
+    ({"baseline": "constant"}, "baseline", "scale"),
+    ({"baseline_constant": 0.5}, "baseline_constant", "baseline"),
+    ({"reward_mix": "normalise_then_sum", "kl_in": "reward"}, "reward_mix", "kl_in"),
+    ({"reward_mix": "normalise_then_sum", "credit": "step"}, "reward_mix", "credit"),
+    ({"gamma": 0.9}, "gamma", "credit"),
+    ({"refills": 2}, "refills", "drop_equal"),
+    ({"drop_below": 0.8, "drop_above": 0.2}, "drop_below", "drop_above"),
+    ({"clip_low": 1.0}, "clip_low", "surrogate"),
+    ({"dual_clip": 3.0, "surrogate": "plain"}, "dual_clip", "surrogate"),
+    ({"kl_target": 0.1, "kl_coef": 0.0}, "kl_target", "kl_coef"),
+    ({"refresh_reference": 5, "kl_coef": 0.0}, "refresh_reference", "kl_coef"),
+    ({"critic_warmup": 5}, "critic_warmup", "critic"),
+]
+
+
+@pytest.mark.parametrize(("options", "field", "other"), CONTRADICTIONS, ids=lambda value: str(value))
+def test_a_contradiction_names_both_fields(options: dict[str, object], field: str, other: str) -> None:
+    with pytest.raises(UserError) as told:
+        Algorithm(**options)
+    assert str(told.value).startswith(f"algorithm.{field}: expected another value with algorithm.{other}=")
+    assert ", got " in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip_low": -0.1},
+        {"clip_low": 1.1},
+        {"clip_high": float("inf")},
+        {"kl_coef": float("nan")},
+        {"kl_coef": -1.0},
+        {"gamma": 1.5},
+        {"lam": -0.5},
+        {"dual_clip": 0.5},
+        {"entropy_share": 0.0},
+        {"correction_cap": 0.5},
+        {"passes": 0},
+        {"minibatches": 0},
+        {"overlong_buffer": 1.5},
+        {"baseline": "median"},
+        {"credit": "word"},
+        {"kl": "k4"},
+        {"critic": "big"},
+    ],
+    ids=str,
+)
+def test_a_value_out_of_range_names_its_field(options: dict[str, object]) -> None:
+    with pytest.raises(UserError, match=rf"^algorithm\.{next(iter(options))}: .*expected"):
+        Algorithm(**options)
+
+
+@pytest.mark.parametrize(("field", "algorithm"), [("baseline", grpo), ("baseline", NAMED["rloo"])], ids=str)
+def test_a_completion_alone_has_no_group(field: str, algorithm: Algorithm) -> None:
+    with pytest.raises(UserError, match=rf"rollout.group_size: .* algorithm.{field}={algorithm.baseline!r}, got 1"):
+        RunConfig(algorithm=algorithm, rollout={"group_size": 1})
+
+
+@pytest.mark.parametrize("name", ["reinforce", "reinforce_batch", "reinforce_pp", "ppo"])
+def test_what_does_not_compare_within_the_group_needs_none(name: str) -> None:
+    assert RunConfig(algorithm=NAMED[name], rollout={"group_size": 1}).rollout.group_size == 1
+
+
+def test_every_name_is_its_own_and_differs_from_grpo() -> None:
+    assert all(NAMED[name].name == name for name in NAMED)
+    rules = {replace(algorithm, name="") for algorithm in NAMED.values()}
+    assert len(rules) == len(NAMED)
+
+
+def test_ppo_is_grpo_with_a_critic_in_the_place_of_the_group() -> None:
+    changed = {field.name for field in fields(Algorithm) if getattr(ppo, field.name) != getattr(grpo, field.name)}
+    assert {"baseline", "critic", "credit", "kl_in"} <= changed

@@ -1,0 +1,301 @@
+"""The figures, tables and plots of a comparison, from run directories that the recorder itself wrote."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from grouprl.lab.comparison import (
+    COMPARISON_FILE,
+    against_baseline,
+    figure,
+    held_out_curve,
+    metric_curve,
+    read_comparison,
+    run_folder,
+    time_parts,
+)
+from grouprl.lab.comparison_plots import PLOTS
+from grouprl.lab.comparison_report import comparison_verdict, write_comparison
+from grouprl.lab.record import RunRecord
+from grouprl.types import UserError
+
+PROBLEMS = [f"p{n}" for n in range(10)]
+
+
+def record(
+    directory: Path,
+    solved: Sequence[Sequence[int]],
+    *,
+    tokens: Sequence[int] = (100, 300),
+    seconds: Sequence[float] = (1.0, 2.0),
+    counts: Sequence[int] | None = None,
+    finished: bool = True,
+    memory: float = 500.0,
+) -> None:
+    """A run of two steps, judged before, between and after: `solved` [3][problems] are 0 or 1, `counts` of 8."""
+    with RunRecord.create(directory, "seed: 0\n") as run:
+        for step in (1, 2):
+            metrics = {"reward": step / 2, "completion_tokens": tokens[step - 1], "time/total": seconds[step - 1]}
+            run.step(step, {**metrics, "time/rollout": seconds[step - 1] / 2, "kl": 0.1 * step}, (), (), ())
+        rows = []
+        for step, greedy in enumerate(solved):
+            row = {"greedy_accuracy": sum(greedy) / len(greedy), "problems": len(greedy)}
+            if counts is not None:
+                row |= {"pass_at_1": sum(counts) / 8 / len(counts)}
+            run.evaluation(step, row)
+            per_problem = {"greedy": greedy, "correct": counts or [0] * len(greedy), "samples": 8 if counts else 0}
+            run.held_out(step, {"problem_ids": PROBLEMS[: len(greedy)], **per_problem})
+            rows.append(row)
+        ends = {"after": rows[-1]} if finished else {}
+        facts = {"steps": 2, "train_seconds": sum(seconds), "completion_tokens": sum(tokens), "peak_rss_mib": memory}
+        run.summary({"before": rows[0], **ends, **facts, "model": "abacus", "machine": {"cores": 2}})
+
+
+def comparison(folder: Path, variants: Sequence[str], seeds: Sequence[int], baseline: str | None = None) -> Path:
+    folder.mkdir(exist_ok=True)
+    given = {"seeds": list(seeds), "variants": {name: [f"x={name}"] for name in variants}, "baseline": baseline}
+    (folder / COMPARISON_FILE).write_text(json.dumps(given))
+    return folder
+
+
+def ones(count: int, of: int = 4) -> list[int]:
+    return [1] * count + [0] * (of - count)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """Two variants, two seeds, four problems: every figure below is worked by hand from these."""
+    folder = comparison(tmp_path / "two", ["a", "G=2"], [0, 1])
+    record(folder / "a-seed0", [ones(1), ones(2), [1, 1, 1, 0]], memory=500.0)
+    record(folder / "a-seed1", [ones(1), ones(2), [1, 1, 0, 0]], memory=520.0)
+    record(folder / "G-2-seed0", [ones(1), ones(4), [1, 1, 1, 1]], tokens=(50, 70), seconds=(0.5, 0.7))
+    record(folder / "G-2-seed1", [ones(1), ones(3), [1, 1, 1, 1]], tokens=(90, 110), seconds=(1.5, 0.5))
+    return folder
+
+
+def test_figures_of_a_variant_over_its_seeds(two: Path) -> None:
+    a, b = read_comparison(two).variants
+    assert figure(a, "greedy_accuracy").by_seed == {0: 0.75, 1: 0.5}
+    assert figure(a, "greedy_accuracy").mean == 0.625
+    # Student with one degree of freedom: 12.706 times the deviation of the mean, 0.125.
+    assert figure(a, "greedy_accuracy").interval == pytest.approx((0.625 - 1.58828, 0.625 + 1.58828), abs=1e-4)
+    assert figure(a, "peak_rss_mib").mean == 510
+    assert figure(a, "seconds_per_step").mean == 1.5
+    assert figure(a, "pass_at_1").mean is None
+    assert figure(a, "steps_to_90").by_seed == {}
+    # 90 % is reached at step 1 by seed 0 and at step 2 by seed 1.
+    assert figure(b, "steps_to_90").by_seed == {0: 1, 1: 2}
+    assert figure(b, "tokens_to_90").by_seed == {0: 50, 1: 200}
+    assert figure(b, "seconds_to_90").by_seed == pytest.approx({0: 0.5, 1: 2.0})
+
+
+def test_differences_are_paired_over_problems_and_over_seeds(two: Path) -> None:
+    recorded = read_comparison(two)
+    found = against_baseline(recorded, recorded.variants[1], "greedy_accuracy")
+    # Per problem, mean over seeds: 0, 0, 1/2, 1. Mean 3/8, deviation sqrt(11/48), Student's quantile for 3: 3.1824.
+    assert found.over_problems is not None
+    assert found.over_problems.mean == pytest.approx(3 / 8)
+    assert found.over_problems.pairs == 4
+    margin = 3.18245 * math.sqrt(11 / 48) / 2
+    assert found.over_problems.interval == pytest.approx((3 / 8 - margin, 3 / 8 + margin), abs=1e-4)
+    # Per seed: 1/4 and 1/2.
+    assert found.over_seeds is not None
+    assert found.over_seeds.mean == pytest.approx(3 / 8)
+    assert found.over_seeds.interval == pytest.approx((3 / 8 - 1.58828, 3 / 8 + 1.58828), abs=1e-4)
+
+
+def test_only_seeds_that_both_have_finished_are_paired(two: Path) -> None:
+    comparison(two, ["a", "G=2"], [0, 1, 2])
+    record(two / "G-2-seed2", [ones(0), ones(0), ones(0)])
+    record(two / "a-seed2", [ones(4), ones(4), ones(4)], finished=False)
+    recorded = read_comparison(two)
+    assert list(recorded.variants[0].runs) == [0, 1]
+    found = against_baseline(recorded, recorded.variants[1], "greedy_accuracy")
+    assert found.over_seeds is not None
+    assert (found.over_seeds.pairs, found.over_seeds.mean) == (2, pytest.approx(3 / 8))
+    assert found.over_problems is not None
+    assert found.over_problems.mean == pytest.approx(3 / 8)
+
+
+def test_sampled_completions_are_paired_too(tmp_path: Path) -> None:
+    folder = comparison(tmp_path, ["a", "b"], [0], baseline="b")
+    record(folder / "a-seed0", [ones(2)] * 3, counts=[8, 4, 4, 0])
+    record(folder / "b-seed0", [ones(2)] * 3, counts=[8, 2, 0, 0])
+    recorded = read_comparison(folder)
+    assert recorded.baseline.name == "b"
+    found = against_baseline(recorded, recorded.variants[1], "pass_at_1")
+    assert found.over_problems is not None
+    assert found.over_problems.mean == pytest.approx((0 + 2 / 8 + 4 / 8 + 0) / 4)
+    assert found.over_seeds is not None
+    assert found.over_seeds.interval is None  # one seed has no spread
+
+
+def test_curves_follow_steps_tokens_and_seconds(two: Path) -> None:
+    _, b = read_comparison(two).variants
+    points = held_out_curve(b)
+    assert [point.step for point in points] == [0, 1, 2]
+    assert [point.tokens for point in points] == [0, (50 + 90) / 2, (120 + 200) / 2]
+    assert [point.seconds for point in points] == pytest.approx([0, 1.0, (1.2 + 2.0) / 2])
+    assert [point.accuracies for point in points] == [(0.25, 0.25), (1.0, 0.75), (1.0, 1.0)]
+    assert metric_curve(b, "reward") == ([1, 2], [[0.5, 1.0], [0.5, 1.0]])
+    assert metric_curve(b, "entropy") == ([], [[], []])
+    assert time_parts(b) == pytest.approx({"rollout": (0.3 + 0.5) / 2, "other": (0.3 + 0.5) / 2})
+
+
+def test_the_verdict_says_what_the_intervals_allow(tmp_path: Path) -> None:
+    folder = comparison(tmp_path, ["a", "b"], [0, 1, 2])
+    assert "expected finished runs of two variants" in comparison_verdict(read_comparison(folder))
+    for seed in range(3):
+        record(folder / f"a-seed{seed}", [ones(1, 10), ones(2, 10), ones(2, 10)])
+    assert "got a." in comparison_verdict(read_comparison(folder))
+    for seed in range(3):
+        record(folder / f"b-seed{seed}", [ones(1, 10), ones(2, 10), ones(7 + seed, 10)])
+    verdict = comparison_verdict(read_comparison(folder))
+    assert verdict == (
+        "b ends highest with 80.0% of the held-out problems solved, +60.0 points from a: "
+        "beyond chance, by its 95% interval over problems and over seeds."
+    )
+    comparison(tmp_path, ["a", "b"], [0, 1, 2], baseline="b")
+    assert comparison_verdict(read_comparison(folder)) == (
+        "No variant ends above b, the baseline, with 80.0% of the held-out problems solved."
+    )
+    comparison(tmp_path, ["a", "b"], [0])
+    assert "on one seed, which leaves open" in comparison_verdict(read_comparison(folder))
+
+
+def test_a_difference_within_chance_is_called_that(two: Path) -> None:
+    verdict = comparison_verdict(read_comparison(two))
+    assert verdict.endswith("+37.5 points from a: within chance, by its 95% interval over problems and over seeds.")
+
+
+class Reader(HTMLParser):
+    """The text of a page, and everything that it would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text: list[str] = []
+        self.loaded: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.loaded += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def read(page: Path) -> Reader:
+    reader = Reader()
+    reader.feed(page.read_text())
+    return reader
+
+
+def test_the_page_stands_alone_and_holds_the_numbers(two: Path) -> None:
+    page = read(write_comparison(two))
+    words = " ".join(" ".join(page.text).split())
+    for part in (
+        "a · baseline",
+        "G=2",
+        "x=G=2",
+        "62.5%",
+        "100.0%",
+        "+37.5",
+        "2 of 2",
+        "4 of 4 runs finished",
+        "–",
+        "510",
+    ):
+        assert part in words, part
+    assert "pass@1" not in words
+    assert all(source.startswith("data:image/png;base64,") for source in page.loaded)
+    assert "script" not in page.tags
+    assert {path.stem for path in (two / "plots").iterdir()} == {plot.name for plot in PLOTS} - {"length", "entropy"}
+    summary = json.loads((two / "summary.json").read_text(), parse_constant=pytest.fail)
+    assert summary["variants"]["G=2"]["figures"]["tokens_to_90"] == {
+        "mean": 125.0,
+        "interval": pytest.approx([125 - 12.7062 * 75, 125 + 12.7062 * 75], abs=0.01),
+        "by_seed": {"0": 50, "1": 200},
+    }
+    assert summary["variants"]["G=2"]["against_baseline"]["greedy_accuracy"]["over_seeds"]["pairs"] == 2
+    assert summary["variants"]["a"]["against_baseline"] == {}
+    assert summary["baseline"] == "a"
+
+
+def test_a_comparison_without_a_finished_run_has_a_page(tmp_path: Path) -> None:
+    page = read(write_comparison(comparison(tmp_path, ["a", "<b>&"], [0])))
+    assert "Nothing to compare yet" in " ".join(page.text)
+    assert "<b>&" in page.text
+
+
+def test_names_and_settings_are_text(tmp_path: Path) -> None:
+    folder = comparison(tmp_path, ["a", "<script>1"], [0])
+    record(folder / "a-seed0", [ones(1)] * 3)
+    record(folder / run_folder("<script>1", 0), [ones(2)] * 3)
+    page = read(write_comparison(folder))
+    assert "script" not in page.tags
+    assert "<script>1" in page.text
+
+
+def test_a_folder_without_a_comparison_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="expected the folder of a comparison"):
+        read_comparison(tmp_path)
+
+
+def synthetic(folder: Path, variants: Sequence[str], steps: int = 60, seeds: int = 3) -> Path:
+    """A comparison of the shape that good runs have, to look at: `python tests/test_comparison_report.py FOLDER`."""
+    noise = random.Random(0)
+    comparison(folder, variants, range(seeds))
+    for place, name in enumerate(variants):
+        for seed in range(seeds):
+            with RunRecord.create(folder / run_folder(name, seed), "seed: 0\n") as run:
+                rows = []
+                for step in range(steps + 1):
+                    learned = 1 / (1 + math.exp(-(step / steps * 12 - 2 - 0.4 * place + noise.gauss(0, 0.3))))
+                    accuracy = 0.28 + (0.715 - 0.02 * (place % 3)) * learned
+                    if step % 4 == 0:
+                        greedy = [int(noise.random() < accuracy) for _ in range(200)]
+                        row = {"greedy_accuracy": sum(greedy) / 200, "problems": 200, "pass_at_1": accuracy - 0.02}
+                        rows.append({**row, "pass_at_8": min(1.0, accuracy + 0.03)})
+                        run.evaluation(step, rows[-1])
+                        counts = [sum(noise.random() < accuracy for _ in range(8)) for _ in range(200)]
+                        ids = [f"p{n}" for n in range(200)]
+                        found = {"problem_ids": ids, "greedy": greedy, "correct": counts, "samples": 8}
+                        run.held_out(step, found)
+                    parts = {"time/rollout": 0.5 + learned / 3, "time/learn": 0.4 + 0.05 * place, "time/reward": 0.02}
+                    metrics = {
+                        **parts,
+                        "time/total": sum(parts.values()) + 0.03,
+                        "reward": accuracy + 0.5 + noise.gauss(0, 0.05),
+                        "kl": 0.4 * learned * (1 + place / 3),
+                        "entropy": 0.6 - 0.5 * learned,
+                        "completions/mean_length": 18 + 26 * learned + noise.gauss(0, 1),
+                        "completion_tokens": int(128 * (18 + 26 * learned)),
+                    }
+                    if step:
+                        run.step(step, metrics, (), (), ())
+                tokens, memory = 128 * 32 * steps, 640 + 90 * place + noise.gauss(0, 8)
+                run.summary({"after": rows[-1], "steps": steps, "train_seconds": 60.0, "completion_tokens": tokens,
+                             "peak_rss_mib": memory, "model": "abacus", "task": "word_problems",
+                             "machine": {"cpu": "AMD EPYC", "cores": 2, "threads": 1}})  # fmt: skip
+    return write_comparison(folder)
+
+
+@pytest.mark.parametrize("variants", [2, 9])
+def test_every_plot_is_drawn(tmp_path: Path, variants: int) -> None:
+    synthetic(tmp_path / "c", [f"variant {n}" for n in range(variants)], steps=8, seeds=2)
+    for plot in PLOTS:
+        assert (tmp_path / "c" / "plots" / f"{plot.name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+if __name__ == "__main__":
+    import sys
+
+    print(synthetic(Path(sys.argv[1]), ["grpo", "dr_grpo", "dapo", "rloo", "reinforce_batch", "ppo"]))

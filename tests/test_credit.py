@@ -1,0 +1,202 @@
+"""Who gets which advantage, by every way of giving credit, on batches small enough to work out by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from grouprl import Algorithm
+from grouprl.algorithms.named import NAMED
+from grouprl.learner import Seen, assign_credit, kept_groups, recorded_advantages
+from grouprl.types import Batch, Completion, Group, Problem, RewardOutcome, Sampling, StepReward, StopReason
+
+NAN = math.nan
+LENGTHS = (3, 2, 1, 2)
+MASK = torch.arange(3) < torch.tensor(LENGTHS)[:, None]
+
+
+def batch(old: Tensor | None = None, trained: Tensor = MASK) -> Batch:
+    """Two groups of two completions with 3, 2, 1 and 2 tokens."""
+    return Batch(
+        prompts=((1,), (2,)),
+        group_of_N=(0, 0, 1, 1),
+        token_ids_NT=torch.zeros(4, 3, dtype=torch.long),
+        mask_NT=MASK,
+        trained_NT=trained,
+        old_logprobs_NT=torch.zeros(4, 3) if old is None else old,
+        sampling=Sampling(),
+    )
+
+
+def outcomes(*totals: float) -> list[RewardOutcome]:
+    return [RewardOutcome(total, {"right": total}) for total in totals]
+
+
+def advantages(algorithm: Algorithm, rewards: list[RewardOutcome], seen: Seen | None = None) -> list[list[float]]:
+    weights = dict.fromkeys(rewards[0].components, 1.0)
+    credit = assign_credit(rewards, weights, batch(), seen or Seen(), algorithm, kl_coef=algorithm.kl_coef)
+    assert not credit.advantages_NT[~MASK].any()
+    return [[round(value, 4) for value in row] for row in credit.rows(batch())]
+
+
+def each(*values: float) -> list[list[float]]:
+    """The same advantage for every token of a completion."""
+    return [[value] * length for value, length in zip(values, LENGTHS, strict=True)]
+
+
+PLAIN = {"scale": "none", "kl_coef": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        (Algorithm(eps=0.0), (1, -1, 0, 0)),
+        (NAMED["dr_grpo"], (0.5, -0.5, 0, 0)),
+        (Algorithm(baseline="leave_one_out", **PLAIN), (1, -1, 0, 0)),
+        # against the batch a group of equal rewards has an advantage: its mean of 1 against 0.75
+        (NAMED["reinforce_batch"], (0.25, -0.75, 0.25, 0.25)),
+        (NAMED["reinforce"], (1, 0, 1, 1)),
+        (replace(NAMED["reinforce"], baseline_constant=0.4), (0.6, -0.4, 0.6, 0.6)),
+        (Algorithm(baseline="none", **PLAIN), (1, 0, 1, 1)),
+        # 1, 0, 1, 1: deviation sqrt(3) / 4
+        (Algorithm(baseline="batch_mean", scale="batch_std", eps=0.0, kl_coef=0.0), (0.5774, -1.7321, 0.5774, 0.5774)),
+    ],
+    ids=lambda value: value.name + value.baseline + value.scale if isinstance(value, Algorithm) else "",
+)
+def test_whole_completions(algorithm: Algorithm, expected: tuple[float, ...]) -> None:
+    assert advantages(algorithm, outcomes(1.0, 0.0, 1.0, 1.0)) == each(*expected)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "reinforce", "reinforce_batch", "reinforce_pp"])
+def test_an_invalid_reward_gives_no_credit_and_does_not_count(name: str) -> None:
+    algorithm = replace(NAMED[name], kl_coef=0.0)
+    got = advantages(algorithm, outcomes(1.0, 0.0, NAN, 1.0))
+    assert got[2] == [0.0]
+    if name == "reinforce_batch":  # the mean of the three that are valid
+        assert got == each(0.3333, -0.6667, 0.0, 0.3333)
+
+
+# Several rewards
+
+
+def two(*pairs: tuple[float, float | None]) -> list[RewardOutcome]:
+    return [RewardOutcome(a + (b or 0.0), {"right": a, "short": b}) for a, b in pairs]
+
+
+def test_rewards_may_be_normalised_before_they_are_summed() -> None:
+    rewards = two((1.0, 0.0), (0.0, 10.0), (1.0, 3.0), (0.0, 3.0))
+    assert advantages(Algorithm(eps=0.0), rewards) == each(-1, 1, 1, -1)  # the large reward drowns the other
+    mixed = Algorithm(eps=0.0, reward_mix="normalise_then_sum")
+    assert advantages(mixed, rewards) == each(0, 0, 1, -1)
+
+
+def test_weights_multiply_the_advantages_of_each_reward() -> None:
+    rewards = two((1.0, 0.0), (0.0, 10.0), (1.0, 3.0), (0.0, 3.0))
+    algorithm = Algorithm(eps=0.0, reward_mix="normalise_then_sum")
+    credit = assign_credit(rewards, {"right": 2.0, "short": 0.5}, batch(), Seen(), algorithm, kl_coef=0.0)
+    assert credit.rows(batch()) == each(1.5, -1.5, 2, -2)
+
+
+def test_a_reward_that_does_not_apply_has_no_part_in_the_sum() -> None:
+    rewards = two((1.0, None), (0.0, None), (1.0, 3.0), (0.0, 4.0))
+    rewards[2] = RewardOutcome(NAN, {"right": 1.0, "short": 3.0}, "broken")
+    algorithm = Algorithm(eps=0.0, reward_mix="normalise_then_sum")
+    assert advantages(algorithm, rewards) == each(1, -1, 0, 0)  # one valid completion is no group
+
+
+# KL in the reward
+
+OLD = torch.tensor([[-1.0, -2.0, -1.0], [-0.5, -0.5, 9.0], [-1.0, 9.0, 9.0], [-3.0, -1.0, 9.0]])
+REFERENCE = OLD - torch.tensor([[0.2, 0.0, 0.4], [-0.2, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 1.0]])
+
+
+def test_the_kl_of_the_whole_completion_is_taken_from_its_reward() -> None:
+    # k1 sums to 0.6, -0.2, 0 and 2: rewards 1 - 0.3, 0 + 0.1, 1, 1 - 1
+    algorithm = Algorithm(baseline="leave_one_out", scale="none", kl="k1", kl_in="reward", kl_coef=0.5)
+    credit = assign_credit(
+        outcomes(1.0, 0.0, 1.0, 1.0), {"right": 1.0}, batch(OLD), Seen(REFERENCE), algorithm, kl_coef=0.5
+    )
+    got = [[round(value, 4) for value in row] for row in credit.rows(batch())]
+    assert got == each(0.6, -0.6, 1, -1)
+
+
+def test_the_kl_of_each_token_is_taken_from_what_comes_after_it() -> None:
+    algorithm = replace(NAMED["reinforce_pp"], scale="none", baseline="none")
+    credit = assign_credit(
+        outcomes(1.0, 0.0, 1.0, 1.0), {"right": 1.0}, batch(OLD), Seen(REFERENCE), algorithm, kl_coef=0.5
+    )
+    got = [[round(value, 4) for value in row] for row in credit.rows(batch())]
+    assert got == [[0.7, 0.8, 0.8], [0.1, 0.0], [1.0], [0.0, 0.5]]
+
+
+# Tokens and steps
+
+
+def test_reinforce_pp_normalises_over_the_tokens_of_the_batch() -> None:
+    got = advantages(replace(NAMED["reinforce_pp"], kl_coef=0.0, eps=0.0), outcomes(1.0, 0.0, 1.0, 1.0))
+    # six tokens of 1 and two of 0: mean 0.75, deviation sqrt(3) / 4
+    assert got == each(0.5774, -1.7321, 0.5774, 0.5774)
+
+
+def test_ppo_without_normalisation_is_reward_to_come_less_value() -> None:
+    values = torch.tensor([[0.5, 0.25, 0.0], [0.5, 0.5, 9.0], [0.0, 9.0, 9.0], [1.0, 2.0, 9.0]])
+    algorithm = replace(NAMED["ppo"], scale="none", lam=1.0, kl_coef=0.0)
+    credit = assign_credit(
+        outcomes(1.0, 0.0, NAN, 1.0), {"right": 1.0}, batch(), Seen(values_NT=values), algorithm, kl_coef=0.0
+    )
+    assert credit.rows(batch()) == [[0.5, 0.75, 1.0], [-0.5, -0.5], [0.0], [0.0, -1.0]]
+    assert credit.returns_NT.tolist() == [[1, 1, 1], [0, 0, 0], [0, 0, 0], [1, 1, 0]]
+    assert credit.counted_NT.tolist() == [[True] * 3, [True, True, False], [False] * 3, [True, True, False]]
+
+
+def test_completions_that_are_not_trained_are_not_learned_by_the_critic() -> None:
+    trained = MASK & torch.tensor([[True], [False], [True], [True]])
+    algorithm = replace(NAMED["ppo"], kl_coef=0.0)
+    credit = assign_credit(
+        outcomes(1.0, 0.0, 1.0, 1.0),
+        {"right": 1.0},
+        batch(trained=trained),
+        Seen(values_NT=torch.zeros(4, 3)),
+        algorithm,
+        kl_coef=0.0,
+    )
+    assert torch.equal(credit.counted_NT, trained)
+
+
+def test_a_step_is_credited_with_itself_and_what_follows_and_the_answer_is_the_last_step() -> None:
+    rewards = [
+        RewardOutcome(1.0, {"right": 1.0}, steps=(StepReward(0, 1.0), StepReward(1, 0.0))),
+        RewardOutcome(0.0, {"right": 0.0}),
+        RewardOutcome(1.0, {"right": 1.0}),
+        RewardOutcome(1.0, {"right": 1.0}),
+    ]
+    # the first group's steps are 1, 0, then 1 for the answer, and 0 for the other answer: mean 0.5, deviation 0.5
+    got = advantages(replace(NAMED["grpo_process"], eps=0.0), rewards)
+    assert got == [[1.0, 0.0, 1.0], [-1.0, -1.0], [0.0], [0.0, 0.0]]
+
+
+# Groups
+
+
+def test_groups_of_any_size_are_kept_or_dropped_in_their_order() -> None:
+    scores = [outcomes(1.0, 1.0), outcomes(1.0, 0.0, 0.0), outcomes(0.0), outcomes(NAN, 0.5, 0.0)]
+    assert kept_groups(scores, Algorithm()) == [True] * 4
+    assert kept_groups(scores, NAMED["dapo"]) == [False, True, False, True]
+
+
+def test_dropped_groups_are_recorded_with_zeros() -> None:
+    def group(*lengths: int) -> Group:
+        return Group(
+            Problem("p", "?"),
+            (1,),
+            tuple(
+                Completion(n, (1,) * length, (0.0,) * length, (0.0,) * length, "", StopReason.END, 0)
+                for n, length in enumerate(lengths)
+            ),
+        )
+
+    groups = [group(1, 2), group(3), group(1, 1)]
+    found = recorded_advantages(groups, [False, True, True], [[1.0, 2.0, 3.0], [4.0], [5.0]])
+    assert found == [[[0.0], [0.0, 0.0]], [[1.0, 2.0, 3.0]], [[4.0], [5.0]]]

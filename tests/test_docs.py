@@ -1,0 +1,165 @@
+"""docs/algorithms.md against the code: every name, field, default, number, equation and link on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import doctest
+import re
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+from matplotlib.mathtext import MathTextParser
+
+from grouprl.algorithm import Algorithm
+from grouprl.algorithms.named import NAMED
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "algorithms.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"`[^`\n]+`", "", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
+
+
+def displayed() -> list[str]:
+    return re.findall(r"^\$\$\n(.*?)\n\$\$$", without_code(TEXT), re.MULTILINE | re.DOTALL)
+
+
+def inline() -> list[str]:
+    return re.findall(r"\$([^$\n]+)\$", re.sub(r"^\$\$\n.*?\n\$\$$", "", without_code(TEXT), flags=re.M | re.S))
+
+
+def sections() -> dict[str, str]:
+    """What stands under each heading of the third level that names algorithms, by name."""
+    parts = re.findall(r"^### (.+?)\n(.*?)(?=^##|\Z)", TEXT, re.MULTILINE | re.DOTALL)
+    return {name: body for heading, body in parts for name in heading.split(", ")}
+
+
+def as_written(value: object) -> str:
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
+
+
+# Names
+
+
+def test_every_name_has_a_section_and_every_section_of_the_family_a_name() -> None:
+    family = TEXT[TEXT.index("## 2. ") : TEXT.index("## 3. ")]
+    headings = [name for heading in re.findall(r"^### (.+)$", family, re.MULTILINE) for name in heading.split(", ")]
+    assert sorted(headings) == sorted(NAMED)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_section_lists_the_fields_in_which_the_algorithm_differs_from_grpo(name: str) -> None:
+    listed = re.search(rf"^(?:\*\*Fields\*\*|- `{name}`):(.*?)(?=^$|^- |\Z)", sections()[name], re.M | re.S)
+    assert listed, f"{PAGE}: expected a line '**Fields**: ...' or '- `{name}`: ...' under {name}"
+    told = dict(re.findall(r"`(\w+)=([^`]+)`", listed[1]))
+    grpo, own = dataclasses.asdict(Algorithm()), dataclasses.asdict(NAMED[name])
+    assert told == {f: as_written(own[f]) for f in own if own[f] != grpo[f] and f != "name"}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if f"### {name}\n" in TEXT])
+def test_a_section_has_its_paper_its_metrics_and_its_curve(name: str) -> None:
+    body = sections()[name]
+    assert re.search(r"\*\*Source\*\*:.*?(arxiv\.org/abs/\d{4}\.\d{5}|doi\.org/)", body, re.DOTALL)
+    assert all(f"**{part}**" in body for part in ("Choose it", "Watch", "Pitfalls"))
+    assert f"](images/algorithm-{name}.png)" in body
+
+
+# Fields
+
+ROWS = {row[0]: row for row in re.findall(r"^\| `(\w+)` \| `([^`]*)` \| (.*) \|$", TEXT, re.MULTILINE)}
+
+
+def test_every_field_has_a_row_and_every_row_a_field() -> None:
+    assert sorted(ROWS) == sorted(field.name for field in dataclasses.fields(Algorithm))
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(Algorithm), ids=lambda field: field.name)
+def test_a_row_gives_the_default_and_every_choice(field: dataclasses.Field[object]) -> None:
+    _, default, rest = ROWS[field.name]
+    assert default == as_written(field.default)
+    choices = [choice for choice in get_args(get_type_hints(Algorithm)[field.name]) if isinstance(choice, str)]
+    assert [choice for choice in choices if f"`{choice}`" not in f"`{default}` {rest}"] == []
+
+
+# Metrics
+
+# Written to metrics.jsonl and awaited in its page.
+AWAITED = {
+    "correction_max",
+    "correction_mean",
+    "critic_grad_norm",
+    "entropy_threshold",
+    "groups/kept",
+    "groups/sampled",
+    "kl_coef",
+    "value_clip_fraction",
+    "value_explained_variance",
+    "value_loss",
+}
+
+
+def test_metrics_to_watch_are_columns_of_the_run_directory() -> None:
+    page = (ROOT / "docs" / "run_directory.md").read_text(encoding="utf-8")
+    table = page[page.index("## metrics.jsonl") : page.index("## rollouts.sqlite")]
+    keys = {key for cell in re.findall(r"^\|(.*?)\|", table, re.MULTILINE) for key in re.findall(r"`([^`]+)`", cell)}
+    columns = {re.escape(key).replace("NAME", "[^/]+") for key in keys | AWAITED}
+    watched = [
+        name
+        for paragraph in re.findall(r"\*Watch\*+:(.*?)(?=\n\n|\n- |\Z)", TEXT, re.DOTALL)
+        for name in re.findall(r"`([^`]+)`", paragraph)
+    ]
+    assert len(watched) > 50
+    assert [name for name in watched if not any(re.fullmatch(column, name) for column in columns)] == []
+
+
+# Links
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_resolve(page: Path) -> None:
+    broken = []
+    for caption, target in re.findall(r"\[([^\]]*)\]\(([^)\s]+)\)", without_code(page.read_text(encoding="utf-8"))):
+        path, _, anchor = target.partition("#")
+        place = (page.parent / path).resolve() if path else page
+        if "://" in target or caption.startswith("CURVE:"):  # a curve that has still to be measured
+            continue
+        if not place.exists() or (anchor and anchor not in anchors(place)):
+            broken.append(target)
+    assert broken == []
+
+
+# Numbers and equations
+
+
+def test_worked_numbers_are_what_the_code_says(capsys: pytest.CaptureFixture[str]) -> None:
+    session: dict[str, object] = {}
+    runner, parser = doctest.DocTestRunner(verbose=False), doctest.DocTestParser()
+    for number, block in enumerate(BLOCKS, 1):
+        example = parser.get_doctest(block, session, f"block {number}", str(PAGE), 0)
+        runner.run(example, clear_globs=False)
+        session = example.globs
+    tried = runner.summarize(verbose=False)
+    assert tried.attempted > 20
+    assert tried.failed == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("equation", displayed() + inline())
+def test_an_equation_is_well_formed(equation: str) -> None:
+    MathTextParser("path").parse(f"${' '.join(equation.split())}$")
+
+
+def test_markdown_leaves_the_equations_alone() -> None:
+    # A backslash before punctuation is Markdown's own escape; a line may start a list or a heading, "}_" emphasis.
+    assert [e for e in displayed() if re.search(r"\\[!-/:-@\[-`{-~]|^[-+=#>]|<[a-z]", e, re.MULTILINE)] == []
+    assert [e for e in inline() if re.search(r"\\[!-/:-@\[-`{-~]|<[a-z]|}_|[*]", e)] == []

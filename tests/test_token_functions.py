@@ -1,0 +1,201 @@
+"""Advantages of tokens, group filters, corrections, penalties and the critic's loss, against hand-worked numbers."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from grouprl.algorithms import (
+    gae,
+    high_entropy_mask,
+    kept_rows,
+    mismatch_weights,
+    overlong_penalty,
+    steered_kl_coef,
+    token_advantages,
+    value_loss,
+)
+
+NAN = math.nan
+
+
+def close(got: Tensor, expected: list[list[float]] | list[float], atol: float = 1e-6) -> None:
+    torch.testing.assert_close(got.double(), torch.tensor(expected, dtype=torch.float64), atol=atol, rtol=0)
+
+
+# Rewards to come
+
+# Two completions of 3 and 2 tokens: a KL penalty at every token, the reward at the last one.
+REWARDS = torch.tensor([[-0.1, -0.2, 1.0], [-0.3, 0.5, 99.0]])
+MASK = torch.tensor([[1, 1, 1], [1, 1, 0]]).bool()
+
+
+def test_without_a_critic_a_token_is_credited_with_what_comes_after_it() -> None:
+    advantages, returns = token_advantages(REWARDS, MASK, centre=False, normalise=False)
+    close(advantages, [[0.7, 0.8, 1.0], [0.2, 0.5, 0.0]])
+    assert torch.equal(advantages, returns)
+    discounted, _ = token_advantages(REWARDS, MASK, gamma=0.5, centre=False, normalise=False)
+    close(discounted, [[0.05, 0.3, 1.0], [-0.05, 0.5, 0.0]])
+
+
+def test_the_batch_of_tokens_is_centred_and_normalised() -> None:
+    # 0.7, 0.8, 1.0, 0.2, 0.5: mean 0.64, squared deviations 0.0036 + 0.0256 + 0.1296 + 0.1936 + 0.0196 = 0.372
+    centred, _ = token_advantages(REWARDS, MASK, normalise=False)
+    close(centred, [[0.06, 0.16, 0.36], [-0.44, -0.14, 0.0]])
+    population, _ = token_advantages(REWARDS, MASK, eps=0.0)
+    close(population, (torch.tensor([[0.06, 0.16, 0.36], [-0.44, -0.14, 0.0]]) / math.sqrt(0.372 / 5)).tolist())
+    sample, _ = token_advantages(REWARDS, MASK, std="sample", eps=0.1)
+    close(sample, (torch.tensor([[0.06, 0.16, 0.36], [-0.44, -0.14, 0.0]]) / (math.sqrt(0.372 / 4) + 0.1)).tolist())
+
+
+def test_equal_returns_leave_nothing_to_be_blown_up() -> None:
+    rewards = torch.zeros(3, 4)
+    rewards[:, -1] = 0.7
+    assert torch.equal(token_advantages(rewards, torch.ones(3, 4))[0], torch.zeros(3, 4))
+
+
+def test_with_a_critic_they_are_gae_and_returns_are_not_normalised() -> None:
+    values = torch.tensor([[0.5, 0.1, 0.4], [0.2, 0.3, 7.0]])
+    plain, returns = gae(REWARDS, values, MASK, gamma=0.9, lam=0.8)
+    ours, ours_returns = token_advantages(
+        REWARDS, MASK, values_NT=values, gamma=0.9, lam=0.8, centre=False, normalise=False
+    )
+    torch.testing.assert_close(ours, plain)
+    white, white_returns = token_advantages(REWARDS, MASK, values_NT=values, gamma=0.9, lam=0.8)
+    torch.testing.assert_close(ours_returns, returns)
+    assert torch.equal(white_returns, ours_returns)
+    assert float(white[MASK].mean()) == pytest.approx(0, abs=1e-6)
+    assert float(white[MASK].std(correction=0)) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_completion_that_does_not_count_changes_nothing_for_the_others() -> None:
+    mask = torch.tensor([[1, 1, 1], [0, 0, 0]]).bool()
+    got, _ = token_advantages(torch.tensor([[-0.1, -0.2, 1.0], [NAN, NAN, NAN]]), mask)
+    alone, _ = token_advantages(REWARDS[:1], mask[:1])
+    assert torch.equal(got, torch.cat([alone, torch.zeros(1, 3)]))
+
+
+# Filters
+
+# Groups: mixed with mean 0.5, all right, all wrong, one valid, mean 0.25 of the valid.
+FILTERED = torch.tensor([1, 0, 1, 1, 0, 0, 1, NAN, 0.5, 0.0, NAN])
+GROUPS = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 4])
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, {0, 1, 2, 3, 4}),
+        ({"drop_equal": True}, {0, 4}),
+        ({"drop_below": 0.5}, {0, 1, 3}),
+        ({"drop_above": 0.5}, {0, 2, 4}),
+        ({"drop_below": 0.2, "drop_above": 0.3}, {4}),
+        ({"drop_equal": True, "drop_below": 0.3}, {0}),
+    ],
+    ids=str,
+)
+def test_groups_are_kept_or_dropped_whole(options: dict[str, object], kept: set[int]) -> None:
+    assert kept_rows(FILTERED, GROUPS, **options).tolist() == [int(group) in kept for group in GROUPS]
+
+
+def test_a_group_without_any_valid_reward_has_no_mean() -> None:
+    rewards, groups = torch.tensor([NAN, NAN, 1.0]), torch.tensor([0, 0, 1])
+    assert kept_rows(rewards, groups).tolist() == [True] * 3
+    assert kept_rows(rewards, groups, drop_below=0.0).tolist() == [False, False, True]
+
+
+# Sampler and learner
+
+LEARNER = torch.tensor([[-1.0, -2.0, -3.0], [-1.0, -1.0, 5.0]])
+SAMPLER = LEARNER - torch.tensor([[math.log(3.0), math.log(0.25), math.log(1.5)], [math.log(0.9), 0.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"kind": "none"}, [[1, 1, 1], [1, 1, 0]]),
+        ({"kind": "truncate"}, [[2, 0.25, 1.5], [0.9, 1, 0]]),
+        ({"kind": "truncate", "cap": 4.0}, [[3, 0.25, 1.5], [0.9, 1, 0]]),
+        ({"kind": "mask"}, [[0, 0, 1.5], [0.9, 1, 0]]),
+        # of the whole completions: 3 * 0.25 * 1.5 = 1.125 and 0.9
+        ({"kind": "truncate", "level": "sequence", "cap": 1.0}, [[1, 1, 1], [0.9, 0.9, 0]]),
+        ({"kind": "mask", "level": "sequence", "cap": 1.12}, [[0, 0, 0], [0.9, 0.9, 0]]),
+    ],
+    ids=str,
+)
+def test_tokens_of_a_sampler_that_differs_are_weighed(options: dict[str, object], expected: list[list[float]]) -> None:
+    close(mismatch_weights(LEARNER, SAMPLER, MASK, **options), expected)
+
+
+# Penalties, entropies, the KL coefficient
+
+
+def test_the_soft_overlong_penalty_of_dapo() -> None:
+    # section 4.1 of the paper: 16,384 tokens, and 4,096 more with a growing penalty
+    lengths = torch.tensor([1, 16_384, 18_432, 20_480])
+    close(overlong_penalty(lengths, max_tokens=20_480, buffer=0.2), [0, 0, -0.5, -1])
+    close(overlong_penalty(lengths, max_tokens=20_480, buffer=0.0), [0, 0, 0, 0])
+    close(overlong_penalty(torch.tensor([16, 17, 18, 20]), max_tokens=20, buffer=0.2), [0, -0.25, -0.5, -1])
+
+
+def test_the_tokens_of_highest_entropy_are_chosen_over_the_batch() -> None:
+    entropies = torch.tensor([[0.1, 0.9, 0.5], [0.7, 0.2, 9.0]])
+    mask, threshold = high_entropy_mask(entropies, MASK, share=0.4)  # 2 of 5
+    assert mask.tolist() == [[False, True, False], [True, False, False]]
+    assert threshold == pytest.approx(0.7)
+    assert torch.equal(high_entropy_mask(entropies, MASK, share=1.0)[0], MASK)
+    assert int(high_entropy_mask(entropies, MASK, share=0.01)[0].sum()) == 1
+
+
+@pytest.mark.parametrize(("kl", "factor"), [(2.2, 1.01), (2.0, 1.0), (1.9, 0.995), (9.0, 1.02), (0.0, 0.98)])
+def test_the_kl_coefficient_is_steered(kl: float, factor: float) -> None:
+    assert steered_kl_coef(0.5, kl, target=2.0) == pytest.approx(0.5 * factor)
+
+
+# The critic's loss
+
+OLD = torch.tensor([[1.0, 2.0, 0.0]])
+RETURNS = torch.tensor([[2.0, 2.0, 4.0]])
+WEIGHTS = torch.tensor([[0.5, 0.25, 0.25]])
+
+
+def test_the_value_loss_by_hand() -> None:
+    values = torch.tensor([[1.5, 1.9, 1.0]], requires_grad=True)
+    # squared errors 0.25, 0.01, 9; of the values clipped to old +- 0.2: (1.2 - 2)^2, 0.01, (0.2 - 4)^2
+    loss, stats = value_loss(values, OLD, RETURNS, WEIGHTS, clip=0.2)
+    assert float(loss) == pytest.approx((0.5 * 0.64 + 0.25 * 0.01 + 0.25 * 14.44) / 2)
+    assert float(stats["value_clip_fraction"]) == pytest.approx(2 / 3)
+    loss.backward()
+    # where the clipped value is the worse one, it does not move any more
+    close(values.grad, [[0.0, 0.25 * -0.1, 0.0]])
+    free, stats = value_loss(values, OLD, RETURNS, WEIGHTS, clip=None)
+    assert float(free) == pytest.approx((0.5 * 0.25 + 0.25 * 0.01 + 0.25 * 9) / 2)
+    assert float(stats["value_clip_fraction"]) == 0
+
+
+def test_a_value_is_free_to_come_back_from_too_far() -> None:
+    # 0.5 above its old value and above the return: the plain error is the worse one and has a gradient
+    values = torch.tensor([[1.5]], requires_grad=True)
+    loss, _ = value_loss(values, torch.tensor([[1.0]]), torch.tensor([[1.0]]), torch.ones(1, 1), clip=0.2)
+    loss.backward()
+    close(values.grad, [[0.5]])
+
+
+@pytest.mark.parametrize("junk", [NAN, math.inf, 1e30])
+def test_padding_of_the_value_loss_may_hold_anything(junk: float) -> None:
+    def padded(row: Tensor) -> Tensor:
+        return torch.cat([row, torch.full((1, 1), junk)], dim=1)
+
+    values = torch.tensor([[1.5, 1.9, 1.0]], requires_grad=True)
+    weights = torch.cat([WEIGHTS, torch.zeros(1, 1)], dim=1)
+    loss, stats = value_loss(padded(values), padded(OLD), padded(RETURNS), weights)
+    expected, expected_stats = value_loss(values, OLD, RETURNS, WEIGHTS)
+    assert (float(loss), stats) == (float(expected), expected_stats)
+    loss.backward()
+    assert values.grad.isfinite().all()
+
+
+def test_shapes_that_differ_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"one shape \[N, T\]"):
+        value_loss(OLD, OLD, RETURNS[:, :2], WEIGHTS)
