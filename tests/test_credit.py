@@ -131,6 +131,16 @@ def test_the_kl_of_each_token_is_taken_from_what_comes_after_it() -> None:
     assert got == [[0.7, 0.8, 0.8], [0.1, 0.0], [1.0], [0.0, 0.5]]
 
 
+def test_a_group_may_judge_the_completion_and_the_kl_each_token() -> None:
+    # OpenRLHF's order: +1 and -1 at the last tokens, 0 for the group without signal, then the KL of what follows
+    algorithm = Algorithm(credit="token", kl="k1", kl_in="reward", eps=0.0)
+    credit = assign_credit(
+        outcomes(1.0, 0.0, 1.0, 1.0), {"right": 1.0}, batch(OLD), Seen(REFERENCE), algorithm, kl_coef=0.5
+    )
+    got = [[round(value, 4) for value in row] for row in credit.rows(batch())]
+    assert got == [[0.7, 0.8, 0.8], [-0.9, -1.0], [0.0], [-1.0, -0.5]]
+
+
 # Tokens and steps
 
 

@@ -118,6 +118,7 @@ SAMPLER = LEARNER - torch.tensor([[math.log(3.0), math.log(0.25), math.log(1.5)]
         ({"kind": "truncate"}, [[2, 0.25, 1.5], [0.9, 1, 0]]),
         ({"kind": "truncate", "cap": 4.0}, [[3, 0.25, 1.5], [0.9, 1, 0]]),
         ({"kind": "mask"}, [[0, 0, 1.5], [0.9, 1, 0]]),
+        ({"kind": "mask", "floor": 0.0}, [[0, 0.25, 1.5], [0.9, 1, 0]]),
         # of the whole completions: 3 * 0.25 * 1.5 = 1.125 and 0.9
         ({"kind": "truncate", "level": "sequence", "cap": 1.0}, [[1, 1, 1], [0.9, 0.9, 0]]),
         ({"kind": "mask", "level": "sequence", "cap": 1.12}, [[0, 0, 0], [0.9, 0.9, 0]]),

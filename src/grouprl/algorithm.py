@@ -65,7 +65,8 @@ class Algorithm:
     entropy_share: float = 1.0  # share of the tokens, those of highest entropy, that the advantages reach
     correction: Correction = "none"  # of a sampler whose log-probs are not the learner's
     correction_level: Ratio = "token"
-    correction_cap: float = 2.0
+    correction_cap: float = 2.0  # weights above it are cut to it, or masked
+    correction_floor: float = 0.5  # weights below it are masked
 
     # The anchor
     kl_coef: float = 0.04
@@ -132,6 +133,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "entropy_coef": (0.0, math.inf),
     "entropy_share": (1e-6, 1.0),
     "correction_cap": (1.0, math.inf),
+    "correction_floor": (0.0, 1.0),
     "kl_coef": (0.0, math.inf),
     "kl_target": (1e-9, math.inf),
     "kl_rate": (0.0, 1.0),
@@ -159,12 +161,17 @@ def _contradictions(a: Algorithm) -> Iterator[tuple[str, str, str]]:
         ),
         (a.credit == "step" and a.scale != "group_std", "credit", "scale", "set scale=group_std"),
         (
-            a.credit == "token" and a.baseline in ("mean", "leave_one_out"),
-            "credit",
+            a.credit == "token" and a.scale == "group_std" and a.baseline not in ("mean", "leave_one_out"),
+            "scale",
             "baseline",
-            "tokens have no group: set baseline to batch_mean, constant, none or critic",
+            "there is no group to take the deviation of: set scale to batch_std or none",
         ),
-        (a.credit == "token" and a.scale == "group_std", "credit", "scale", "set scale to batch_std or none"),
+        (
+            a.kl_in == "reward" and a.kl_coef > 0 and a.credit == "completion" and a.scale == "group_std",
+            "kl_in",
+            "credit",
+            "a group of equal rewards would be divided by the noise of its KL: set credit=token",
+        ),
         (a.credit == "step" and a.kl_in == "reward", "credit", "kl_in", "set kl_in=loss"),
         (a.baseline_constant != 0 and a.baseline != "constant", "baseline_constant", "baseline", "baseline=constant"),
         (

@@ -132,7 +132,7 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _groups_can_be_compared(self) -> Self:
         algorithm, size = self.algorithm, self.rollout.group_size
-        if size == 1 and algorithm.credit != "token":
+        if size == 1:
             for field in ("baseline", "scale"):
                 if getattr(algorithm, field) in ("mean", "leave_one_out", "group_std"):
                     raise UserError(

@@ -16,7 +16,7 @@ from grouprl.algorithm import Algorithm
 from grouprl.evaluation.measures import step_measures
 from grouprl.learner import Learner, assign_credit, kept_groups, make_batch, recorded_advantages
 from grouprl.models import prompt_token_ids
-from grouprl.rewards import WeightedReward, judge, with_overlong_penalty
+from grouprl.rewards import SOFT_OVERLONG, WeightedReward, judge, with_overlong_penalty
 from grouprl.rollout import Engine, Request
 from grouprl.tasks import Task
 from grouprl.tasks.order import Visit, refill_visits, step_visits
@@ -96,7 +96,7 @@ def grpo_step(rooms: Rooms, step: int, *, on_finished: Callable[[int], None] | N
         # Compare each completion with its own group: this is what replaces the critic.
         credit = assign_credit(
             [outcome for row in compress(outcomes, kept) for outcome in row],
-            {reward.name: reward.weight for reward in rooms.rewards if not reward.per_step},
+            {reward.name: reward.weight for reward in rooms.rewards if not reward.per_step} | {SOFT_OVERLONG: 1.0},
             batch,
             seen,
             algorithm,

@@ -16,12 +16,13 @@ def mismatch_weights(
     kind: Correction = "truncate",
     level: Ratio = "token",
     cap: float = 2.0,
+    floor: float = 0.5,
 ) -> Tensor:
     """Weight of each token for being drawn by the sampler instead of the learner's policy of the same version.
 
     The weight is p_learner / p_sampler of the token, or of the whole completion (their product). "truncate" bounds
     it by `cap` (truncated importance sampling, Yao et al. 2025, "Your efficient RL framework secretly brings you
-    off-policy RL training"); "mask" puts 0 where it leaves [1 / cap, cap] (IcePop, Ling team 2025, arXiv:2510.18855).
+    off-policy RL training"); "mask" puts 0 where it leaves [floor, cap] (IcePop, Ling team 2025, arXiv:2510.18855).
 
     Args:
         learner_logprobs_NT: [N, T] log-probs that the learner computes before the update; no gradient flows.
@@ -30,6 +31,7 @@ def mismatch_weights(
         kind: "none" gives 1 everywhere.
         level: "token", or "sequence" for one weight per completion.
         cap: at least 1.
+        floor: of "mask", at most 1; 0 = masks large weights alone.
 
     Returns:
         [N, T] float32, 0 outside the mask.
@@ -42,7 +44,7 @@ def mismatch_weights(
     if kind == "truncate":
         weight_NT = weight_NT.clamp(max=cap)
     elif kind == "mask":
-        weight_NT = torch.where((weight_NT <= cap) & (weight_NT >= 1 / cap), weight_NT, 0.0)
+        weight_NT = torch.where((weight_NT <= cap) & (weight_NT >= floor), weight_NT, 0.0)
     else:
         weight_NT = torch.ones_like(weight_NT)
     return torch.where(mask_NT, weight_NT, 0.0)

@@ -22,7 +22,8 @@ grpo_iterative = Algorithm("grpo_iterative", refresh_reference=20)
 # Dr.GRPO, arXiv:2503.20783, section 3.2: neither the deviation nor the length divides; no KL.
 dr_grpo = Algorithm("dr_grpo", scale="none", aggregate="constant", kl_coef=0.0)
 
-# DAPO, arXiv:2503.14476, sections 3.1 to 3.4 and table 1; no KL (section 2.3).
+# DAPO, arXiv:2503.14476, sections 3.1 to 3.4; no KL (section 2.3). The soft punishment took the place of masking cut
+# completions (its authors, in the issues of the code that they published): mask_overlong is a choice beside it.
 dapo = Algorithm(
     "dapo",
     clip_high=0.28,
@@ -31,10 +32,9 @@ dapo = Algorithm(
     drop_equal=True,
     refills=3,
     overlong_buffer=0.2,
-    mask_overlong=True,
 )
 
-# RLOO, arXiv:2402.14740, equation 8: REINFORCE of whole completions against the mean of the others; KL in the reward.
+# RLOO, arXiv:2402.14740, section 2.2: REINFORCE of whole completions against the mean of the others; KL in the reward.
 rloo = Algorithm(
     "rloo",
     baseline="leave_one_out",
@@ -71,8 +71,9 @@ reinforce_pp = Algorithm(
 # GSPO, arXiv:2507.18071, equations 5 to 7 and section 5.1: four minibatches, clipping of whole sequences.
 gspo = Algorithm("gspo", ratio="sequence", clip_low=3e-4, clip_high=4e-4, kl_coef=0.0, minibatches=4)
 
-# CISPO, MiniMax-M1, arXiv:2506.13585, equations 4 and 5: the weight is clipped, from above alone, never the gradient.
-cispo = Algorithm("cispo", surrogate="cispo", clip_low=1.0, clip_high=5.0, aggregate="token_mean", kl_coef=0.0)
+# CISPO, MiniMax-M1, arXiv:2506.13585, equations 4 and 5: the weight is clipped, from above alone, never the gradient;
+# at 5, as ScaleRL has it (arXiv:2510.13786).
+cispo = Algorithm("cispo", surrogate="cispo", clip_low=1.0, clip_high=4.0, aggregate="token_mean", kl_coef=0.0)
 
 # PPO, arXiv:1707.06347, with a critic as large as the policy, as RLHF uses it (InstructGPT, arXiv:2203.02155).
 ppo = Algorithm(

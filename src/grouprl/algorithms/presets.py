@@ -1,7 +1,7 @@
 """Other libraries' GRPO by name: the same advantages, loss and gradient as theirs, from the same rewards and log-probs.
 
-Each is the library with its group estimator, the switches its own words ask for in GRPO, and every number left at
-its default. docs/presets.md compares them line by line and lists what remains different.
+Each is the library with its group estimator, what its own words ask for in GRPO, and every number left at its default.
+docs/presets.md compares them line by line and lists what remains different.
 """
 
 from __future__ import annotations
@@ -18,9 +18,18 @@ trl = Algorithm("trl", std="sample", eps=1e-4, aggregate="token_mean", kl_coef=0
 # Prompts of a step: 1024 in verl/trainer/config/data/legacy_data.yaml; of an update: ppo_mini_batch_size 256.
 verl = Algorithm("verl", std="sample", aggregate="token_mean", dual_clip=3.0, kl_coef=0.001, minibatches=4)
 
-# OpenRLHF 0.11.2, openrlhf/trainer/ppo_utils/experience_maker.py, estimator group_norm: tensor.std (n - 1), 1e-9 added.
-# openrlhf/cli/train_ppo_ray.py: loss_agg_mode "token-mean", kl.init_coef 0.01; kl.use_loss ("KL loss from GRPO") with
-# kl.estimator k3 ("In GRPO, k3 is utilized as the loss function").
-openrlhf = Algorithm("openrlhf", std="sample", eps=1e-9, aggregate="token_mean", kl_coef=0.01)
+# OpenRLHF 0.11.2, openrlhf/trainer/ppo_utils/experience_maker.py, estimator group_norm: tensor.std (n - 1), 1e-9 added
+# to it, then k1 taken from the reward of every token. openrlhf/cli/train_ppo_ray.py: loss_agg_mode "token-mean",
+# kl.init_coef 0.01.
+openrlhf = Algorithm(
+    "openrlhf",
+    std="sample",
+    eps=1e-9,
+    credit="token",
+    aggregate="token_mean",
+    kl="k1",
+    kl_in="reward",
+    kl_coef=0.01,
+)
 
 PRESETS = (trl, verl, openrlhf)

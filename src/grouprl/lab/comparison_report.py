@@ -27,7 +27,7 @@ from grouprl.lab.comparison import (
 from grouprl.lab.files import atomic_write_text, json_text
 from grouprl.lab.pages import page, picture
 
-MEASURES = {"greedy_accuracy": "greedy accuracy", "pass_at_1": "pass@1", "pass_at_8": "pass@8"}
+SAMPLED = {"pass_at_1": "pass@1", "pass_at_8": "pass@8"}
 COSTS = {
     "steps_to_90": ("steps", "{:,.0f}"),
     "tokens_to_90": ("tokens", "{:,.0f}"),
@@ -71,13 +71,13 @@ def write_comparison(directory: Path) -> Path:
     comparison = read_comparison(directory)
     atomic_write_text(directory / "summary.json", json_text(summary(comparison), indent=2) + "\n")
     drawn = draw_comparison(comparison, directory / "plots")
-    measured = [name for name in MEASURES if any(figure(variant, name).by_seed for variant in comparison.finished)]
+    measured = [name for name in SAMPLED if any(figure(variant, name).by_seed for variant in comparison.finished)]
     text = page("comparison.html.j2").render(
         title=directory.resolve().name,
         subtitle=_subtitle(comparison),
         verdict=comparison_verdict(comparison),
         baseline=comparison.baseline.name,
-        measures=[MEASURES[name] for name in measured],
+        sampled=[SAMPLED[name] for name in measured],
         accuracies=[_accuracies(comparison, variant, measured) for variant in comparison.variants],
         threshold=f"{THRESHOLD:.0%}",
         cost_names=[name for name, _ in COSTS.values()],
@@ -105,13 +105,11 @@ def comparison_verdict(comparison: RecordedComparison) -> str:
     if comparison.baseline.name in best:
         return f"No variant ends above {comparison.baseline.name}, the baseline, {solved}."
     variant = next(variant for variant in comparison.finished if variant.name == best[0])
-    ahead = _points(highest - known[comparison.baseline.name])
+    ahead = 100 * (highest - known[comparison.baseline.name])
     found = _certainty(against_baseline(comparison, variant, "greedy_accuracy"))
     who = best[0] if len(best) == 1 else f"{', '.join(best[:-1])} and {best[-1]}"
-    return (
-        f"{who} {'ends' if len(best) == 1 else 'end'} highest {solved}, {ahead} points from "
-        f"{comparison.baseline.name}: {found}."
-    )
+    ends = "ends" if len(best) == 1 else "end"
+    return f"{who} {ends} highest {solved}, {ahead:.1f} points above {comparison.baseline.name}: {found}."
 
 
 def _certainty(found: Against) -> str:
@@ -120,10 +118,10 @@ def _certainty(found: Against) -> str:
     ends = {name: kind.interval for name, kind in kinds.items() if kind is not None and kind.interval is not None}
     with_zero = [name for name, (low, high) in ends.items() if low <= 0 <= high]
     if with_zero:
-        return f"within chance, by its 95% interval over {' and over '.join(with_zero)}"
+        return f"within chance: 0 lies in its 95% interval over {' and in that over '.join(with_zero)}"
     if "seeds" not in ends:
         return "on one seed, which leaves open what another would say"
-    return f"beyond chance, by its 95% interval over {' and over '.join(ends)}"
+    return f"beyond chance: 0 lies outside its 95% interval over {' and outside that over '.join(ends)}"
 
 
 def summary(comparison: RecordedComparison) -> dict[str, Any]:
@@ -159,17 +157,18 @@ def _variant_summary(comparison: RecordedComparison, variant: Variant) -> dict[s
 # Tables
 
 
-def _accuracies(comparison: RecordedComparison, variant: Variant, measures: Sequence[str]) -> Line:
+def _accuracies(comparison: RecordedComparison, variant: Variant, sampled: Sequence[str]) -> Line:
     found = against_baseline(comparison, variant, "greedy_accuracy")
     return Line(
         variant.name,
         " ".join(variant.settings),
         (
-            *(_share(figure(variant, name)) for name in measures),
+            _share(figure(variant, "greedy_accuracy")),
             *(
                 Cell("") if variant is comparison.baseline else _difference(kind)
                 for kind in (found.over_problems, found.over_seeds)
             ),
+            *(_share(figure(variant, name)) for name in sampled),
             Cell(f"{len(variant.runs)} of {len(comparison.seeds)}"),
         ),
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from grouprl.algorithm import Algorithm
+from grouprl.algorithm import Algorithm, Scale
 from grouprl.algorithms import group_advantages, kept_rows, kl_estimate, step_advantages, token_advantages
 from grouprl.learner.seen import Seen
 from grouprl.types import Batch, Group, RewardOutcome
@@ -56,7 +56,7 @@ def assign_credit(
     if algorithm.reward_mix == "normalise_then_sum":
         advantages_N = torch.zeros(len(totals_N))
         for name, weight in reward_weights.items():
-            values = [outcome.components[name] if outcome.valid else None for outcome in outcomes_N]
+            values = [outcome.components.get(name) if outcome.valid else None for outcome in outcomes_N]
             column_N = torch.tensor([torch.nan if value is None else value for value in values], dtype=torch.float64)
             advantages_N = advantages_N + weight * completion_advantages(column_N, groups_N, algorithm)
     else:
@@ -106,18 +106,23 @@ def _by_step(outcomes_N: Sequence[RewardOutcome], batch: Batch, algorithm: Algor
 def _by_token(totals_N: Tensor, penalty_NT: Tensor, batch: Batch, seen: Seen, algorithm: Algorithm) -> Credit:
     """The reward at the last token and the KL at every token, turned into what each token can still earn."""
     counted_NT = batch.trained_NT & ~totals_N.isnan()[:, None]
+    if algorithm.baseline in ("mean", "leave_one_out"):
+        # The group judges the completion alone: normalised together with the KL, equal rewards would blow its noise up.
+        scale: Scale = "group_std" if algorithm.scale == "group_std" else "none"
+        groups_N = torch.tensor(batch.group_of_N)
+        ends_N = completion_advantages(totals_N, groups_N, replace(algorithm, scale=scale)).double()
+    else:
+        ends_N = totals_N.nan_to_num(nan=0.0) - algorithm.baseline_constant
     rewards_NT = -penalty_NT
     last_N = batch.mask_NT.sum(1) - 1
-    rewards_NT[torch.arange(len(last_N)), last_N] += totals_N.nan_to_num(nan=0.0)
-    if algorithm.baseline == "constant":
-        rewards_NT[torch.arange(len(last_N)), last_N] -= algorithm.baseline_constant
+    rewards_NT[torch.arange(len(last_N)), last_N] += ends_N
     advantages_NT, returns_NT = token_advantages(
         rewards_NT,
         counted_NT,
         values_NT=None if seen.values_NT is None else seen.values_NT.cpu(),
         gamma=algorithm.gamma,
         lam=algorithm.lam,
-        centre=algorithm.baseline == "batch_mean" or (algorithm.baseline == "critic" and algorithm.scale != "none"),
+        centre=algorithm.baseline == "batch_mean" or algorithm.scale == "batch_std",
         normalise=algorithm.scale == "batch_std",
         std=algorithm.std,
         eps=algorithm.eps,

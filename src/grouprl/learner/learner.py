@@ -221,6 +221,7 @@ class _Work:
                 kind=algorithm.correction,
                 level=algorithm.correction_level,
                 cap=algorithm.correction_cap,
+                floor=algorithm.correction_floor,
             )
             # Every surrogate is homogeneous in the advantage, so this weighs it and leaves the KL term alone.
             advantages_NT = advantages_NT * ratio_NT

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from grouprl.rewards.judge import WeightedReward, judge, resolve_rewards
-from grouprl.rewards.overlong import with_overlong_penalty
+from grouprl.rewards.overlong import SOFT_OVERLONG, with_overlong_penalty
 from grouprl.rewards.rules import REWARDS, RewardFunction, boxed_format, completion_text, correct_answer
 
 __all__ = [
     "REWARDS",
+    "SOFT_OVERLONG",
     "RewardFunction",
     "WeightedReward",
     "boxed_format",

@@ -10,7 +10,7 @@ import torch
 from grouprl.algorithms import overlong_penalty
 from grouprl.types import Group, RewardOutcome
 
-NAME = "soft_overlong"
+SOFT_OVERLONG = "soft_overlong"
 
 
 def with_overlong_penalty(
@@ -21,7 +21,7 @@ def with_overlong_penalty(
         return [tuple(row) for row in outcomes]
     return [
         tuple(
-            replace(outcome, total=outcome.total + penalty, components={**outcome.components, NAME: penalty})
+            replace(outcome, total=outcome.total + penalty, components={**outcome.components, SOFT_OVERLONG: penalty})
             for outcome, penalty in zip(row, penalties, strict=True)
         )
         for row, penalties in (

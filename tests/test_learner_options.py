@@ -1,0 +1,295 @@
+"""Critic, entropy, corrections, minibatches and the reference that moves: against autograd on padded rows."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from grouprl import Algorithm
+from grouprl.algorithms import token_weights
+from grouprl.algorithms.named import NAMED
+from grouprl.config import LearnerConfig
+from grouprl.learner import Credit, KlCoefficient, Learner, Optimizer, make_batch
+from grouprl.models import fingerprint, frozen_copy, load_model
+from grouprl.models.critic import Critic
+from grouprl.types import Batch, Group, Sampling
+from oracles import own_logits, own_model
+from test_learner import ADVANTAGES, CPU, GradientKeeper, credit_of, gap, learn, learner_of, sampled
+
+PLAIN = Sampling(max_tokens=12)
+POLICY_ONLY = {"kl_coef": 0.0, "surrogate": "plain"}
+
+
+@pytest.fixture(scope="module")
+def groups(tiny: Path) -> list[Group]:
+    return sampled(tiny, PLAIN)
+
+
+@pytest.fixture
+def model(tiny: Path) -> PreTrainedModel:
+    return load_model(str(tiny), device=CPU)
+
+
+@pytest.fixture
+def batch(groups: list[Group]) -> Batch:
+    return make_batch(groups, PLAIN)
+
+
+def own_logprobs(own: PreTrainedModel, batch: Batch) -> list[Tensor]:
+    """Of each row, [T, V] log-probs of every token of the vocabulary, by the library's own forward."""
+    return [
+        own_logits(own, batch.prompts[group], ids[mask].tolist()).log_softmax(-1)
+        for group, ids, mask in zip(batch.group_of_N, batch.token_ids_NT, batch.mask_NT, strict=True)
+    ]
+
+
+def chosen(logprobs_TV: Tensor, batch: Batch, row: int) -> Tensor:
+    return logprobs_TV.gather(1, batch.token_ids_NT[row, : len(logprobs_TV), None])[:, 0]
+
+
+def own_gradient(own: PreTrainedModel) -> dict[str, Tensor]:
+    return {name: weight.grad for name, weight in own.named_parameters()}
+
+
+# Entropy
+
+
+def test_the_entropy_bonus_is_the_weighted_entropy_of_all_rows(tiny: Path, model: PreTrainedModel, batch: Batch):
+    learner = learner_of(model, Algorithm(**POLICY_ONLY, entropy_coef=0.3), micro_batch_tokens=45)
+    figures = learn(learner, batch)
+    own = own_model(tiny)
+    weights_NT, loss, entropies = token_weights(batch.mask_NT), 0.0, []
+    for row, logprobs_TV in enumerate(own_logprobs(own, batch)):
+        weights_T = weights_NT[row, : len(logprobs_TV)]
+        entropies_T = -(logprobs_TV.exp() * logprobs_TV).sum(-1)
+        ratio_T = (chosen(logprobs_TV, batch, row) - batch.old_logprobs_NT[row, : len(logprobs_TV)]).exp()
+        loss = loss - (weights_T * (ratio_T * ADVANTAGES[row] + 0.3 * entropies_T)).sum()
+        entropies.append(entropies_T)
+    loss.backward()
+    assert gap(learner.optimizer.gradient, own_gradient(own)) < 2e-5
+    assert figures["loss"] == pytest.approx(float(loss.detach()), abs=1e-5)
+    assert figures["entropy"] == pytest.approx(float(torch.cat(entropies).detach().mean()), abs=1e-4)
+
+
+def test_only_tokens_of_high_entropy_move_the_policy(tiny: Path, model: PreTrainedModel, batch: Batch):
+    learner = learner_of(model, Algorithm(**POLICY_ONLY, entropy_share=0.3), micro_batch_tokens=45)
+    figures = learn(learner, batch)
+    own = own_model(tiny)
+    rows = own_logprobs(own, batch)
+    entropies = torch.cat([-(row.exp() * row).sum(-1) for row in rows]).detach()
+    threshold = entropies.sort(descending=True).values[round(0.3 * len(entropies)) - 1] - 1e-5
+    weights_NT, loss = token_weights(batch.mask_NT), 0.0
+    for row, (logprobs_TV, entropies_T) in enumerate(
+        zip(rows, entropies.split([len(row) for row in rows]), strict=True)
+    ):
+        kept_T = weights_NT[row, : len(logprobs_TV)] * (entropies_T >= threshold)
+        loss = loss - (kept_T * chosen(logprobs_TV, batch, row) * ADVANTAGES[row]).sum()
+    loss.backward()
+    assert gap(learner.optimizer.gradient, own_gradient(own)) < 2e-5
+    assert figures["entropy_threshold"] == pytest.approx(float(threshold), abs=1e-4)
+
+
+# A sampler that differs
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("truncate", 1.5), ("mask", 0.0), ("none", None)])
+def test_the_correction_weighs_the_advantage(model: PreTrainedModel, batch: Batch, kind: str, factor: float | None):
+    # The sampler claims a third of the probability for every token of row 0: 3 times too rare, beyond the cap of 1.5.
+    old = batch.old_logprobs_NT.clone()
+    old[0] -= torch.log(torch.tensor(3.0)) * batch.mask_NT[0]
+    algorithm = Algorithm(**POLICY_ONLY, correction=kind, correction_cap=1.5)
+    learner = learner_of(model, algorithm)
+    learn(learner, replace(batch, old_logprobs_NT=old))
+    scaled = ADVANTAGES.clone()
+    # Uncorrected, the ratio of the loss itself is 3.
+    scaled[0] *= 3.0 if factor is None else factor
+    expected = learner_of(model, Algorithm(**POLICY_ONLY))
+    learn(expected, batch, scaled)
+    assert gap(learner.optimizer.gradient, expected.optimizer.gradient) < 1e-4
+
+
+def test_the_gap_to_the_sampler_is_shown_with_a_correction_too(model: PreTrainedModel, batch: Batch):
+    old = batch.old_logprobs_NT.clone()
+    old[6, 0] += 0.25
+    figures = learn(
+        learner_of(model, Algorithm(**POLICY_ONLY, correction="truncate")), replace(batch, old_logprobs_NT=old)
+    )
+    assert figures["sampler_learner_gap"] == pytest.approx(0.25, abs=1e-5)
+    assert figures["ratio_max"] == pytest.approx(1, abs=1e-5)
+    assert figures["correction_max"] == pytest.approx(1, abs=1e-4)
+
+
+# Minibatches
+
+
+SIGNAL = ADVANTAGES + 0.1  # in every group
+
+
+class EveryGradient(GradientKeeper):
+    """Keeps the gradient of every update."""
+
+    def step(self) -> float:
+        super().step()
+        self.__dict__.setdefault("gradients", []).append(self.gradient)
+        self.updates += 1
+        return 0.0
+
+
+def test_minibatches_are_whole_groups_each_with_its_own_denominator(model: PreTrainedModel, batch: Batch):
+    """Groups of 3, 3 and 5 in three updates: each is the gradient of its group alone, divided by its own rows."""
+    keeper = EveryGradient(model)
+    learn(learner_of(model, Algorithm(**POLICY_ONLY, minibatches=3), optimizer=keeper), batch, SIGNAL)
+    norms = sorted(sum(float(value.square().sum()) for value in gradient.values()) for gradient in keeper.gradients)
+    alone = []
+    for group in range(3):
+        rows = torch.tensor(batch.group_of_N) == group
+        one = learner_of(model, Algorithm(**POLICY_ONLY))
+        learn(one, batch, torch.where(rows, SIGNAL, 0.0))
+        factor = 11 / int(rows.sum())  # the batch divides by 11 rows, the minibatch by its own
+        alone.append(sum(float((factor * value).square().sum()) for value in one.optimizer.gradient.values()))
+    assert norms == pytest.approx(sorted(alone), rel=1e-3, abs=1e-12)
+    assert len(keeper.gradients) == 3
+
+
+def test_more_minibatches_than_groups_are_as_many_as_there_are(model: PreTrainedModel, batch: Batch):
+    keeper = EveryGradient(model)
+    learn(learner_of(model, Algorithm(**POLICY_ONLY, minibatches=9, passes=2), optimizer=keeper), batch, SIGNAL)
+    assert len(keeper.gradients) == 6
+
+
+def test_a_minibatch_without_signal_makes_no_update(model: PreTrainedModel, batch: Batch):
+    keeper = EveryGradient(model)
+    learn(learner_of(model, Algorithm(**POLICY_ONLY, minibatches=3), optimizer=keeper), batch)
+    assert len(keeper.gradients) == 2
+
+
+# The critic
+
+
+def critic_of(model: PreTrainedModel, shared: bool) -> Critic:
+    critic = Critic(model, shared=shared)
+    with torch.no_grad():
+        critic.head.weight.copy_(torch.sin(torch.arange(critic.head.weight.numel())).view_as(critic.head.weight))
+        critic.head.bias.fill_(0.25)
+    return critic
+
+
+def own_values(own: PreTrainedModel, critic: Critic, batch: Batch) -> list[Tensor]:
+    """[T] values of each row from the library's own hidden states, one completion at a time."""
+    values = []
+    for group, ids, mask in zip(batch.group_of_N, batch.token_ids_NT, batch.mask_NT, strict=True):
+        row = torch.tensor([[*batch.prompts[group], *ids[mask].tolist()]])
+        hidden = own.get_decoder()(row, use_cache=False).last_hidden_state[0]
+        values.append(critic.head(hidden)[len(batch.prompts[group]) - 1 : -1, 0])
+    return values
+
+
+RETURNS = torch.sin(torch.arange(11 * 12.0)).view(11, 12)
+PPO = replace(NAMED["ppo"], kl_coef=0.0, minibatches=1, value_clip=None)
+
+
+def with_critic(model: PreTrainedModel, algorithm: Algorithm, critic: Critic, **changes: object) -> Learner:
+    return learner_of(
+        model, algorithm, critic=critic, critic_optimizer=GradientKeeper(critic), micro_batch_tokens=45, **changes
+    )
+
+
+def learn_values(learner: Learner, batch: Batch, advantages: Tensor = ADVANTAGES, **options: bool) -> dict[str, float]:
+    counted = batch.mask_NT.clone()
+    counted[7] = False  # an invalid reward
+    credit = Credit(credit_of(batch, advantages).advantages_NT, RETURNS[:, : batch.mask_NT.shape[1]], counted)
+    return learner.learn(batch, credit, learner.look(batch), **options)
+
+
+def value_cost(values: Sequence[Tensor], batch: Batch) -> Tensor:
+    """Half the mean squared error over the tokens of all rows but the invalid one."""
+    kept = [row for row in range(11) if row != 7]
+    errors = [values[row] - RETURNS[row, : len(values[row])] for row in kept]
+    return torch.cat(errors).square().mean() / 2
+
+
+def test_the_critic_learns_its_returns_on_a_copy_of_the_policy(tiny: Path, model: PreTrainedModel, batch: Batch):
+    critic = critic_of(model, shared=False)
+    learner = with_critic(model, PPO, critic)
+    figures = learn_values(learner, batch)
+    twin, own = critic_of(model, shared=False), own_model(tiny)
+    cost = value_cost(own_values(own, twin, batch), batch)
+    cost.backward()
+    got = learner.critic_optimizer.gradient
+    expected = {f"trunk.{name}": weight.grad for name, weight in own.get_decoder().named_parameters()}
+    expected |= {"head.weight": twin.head.weight.grad, "head.bias": twin.head.bias.grad}
+    assert gap(got, expected) < 2e-5
+    assert figures["value_loss"] == pytest.approx(float(cost.detach()), abs=1e-5)
+    # and the policy moves as it would without a critic
+    alone = learner_of(model, replace(PPO, baseline="batch_mean", critic="none"))
+    learn(alone, batch)
+    assert gap(learner.optimizer.gradient, alone.optimizer.gradient) < 1e-5
+
+
+def test_a_shared_trunk_takes_both_gradients(tiny: Path, model: PreTrainedModel, batch: Batch):
+    shared = replace(PPO, critic="shared", value_coef=0.7)
+    critic = critic_of(model, shared=True)
+    learner = with_critic(model, shared, critic)
+    learn_values(learner, batch)
+    alone = learner_of(model, replace(PPO, baseline="batch_mean", critic="none"))
+    learn(alone, batch)
+    twin, own = critic_of(model, shared=True), own_model(tiny)
+    (0.7 * value_cost(own_values(own, twin, batch), batch)).backward()
+    expected = {
+        name: alone.optimizer.gradient[name] + (0.0 if weight.grad is None else weight.grad)
+        for name, weight in own.named_parameters()
+    }
+    assert gap(learner.optimizer.gradient, expected) < 2e-5
+    head = {"head.weight": twin.head.weight.grad, "head.bias": twin.head.bias.grad}
+    assert gap(learner.critic_optimizer.gradient, head) < 2e-5
+
+
+def test_the_values_before_the_update_are_those_of_padded_rows(tiny: Path, model: PreTrainedModel, batch: Batch):
+    for shared in (True, False):
+        critic = critic_of(model, shared=shared)
+        seen = with_critic(model, replace(PPO, critic="shared" if shared else "copy"), critic).look(batch)
+        for row, values_T in enumerate(own_values(own_model(tiny), critic, batch)):
+            torch.testing.assert_close(seen.values_NT[row, : len(values_T)], values_T.detach(), atol=1e-4, rtol=0)
+
+
+def test_while_the_critic_warms_up_the_policy_stays(model: PreTrainedModel, batch: Batch):
+    critic, before = critic_of(model, shared=False), fingerprint(model)
+    optimizer = Optimizer(model, LearnerConfig(learning_rate=0.1))
+    learner = with_critic(model, PPO, critic, optimizer=optimizer)
+    learn_values(learner, batch, critic_only=True)
+    assert (fingerprint(model), optimizer.updates) == (before, 0)
+    assert "head.weight" in learner.critic_optimizer.gradient
+
+
+def test_a_new_critic_says_zero(model: PreTrainedModel, batch: Batch):
+    seen = with_critic(model, PPO, Critic(model, shared=False)).look(batch)
+    assert torch.equal(seen.values_NT, torch.zeros(batch.mask_NT.shape))
+
+
+# The anchor
+
+
+def test_the_reference_becomes_the_policy_and_the_kl_starts_anew(model: PreTrainedModel, batch: Batch):
+    learner = learner_of(
+        model,
+        Algorithm(kl_coef=0.1),
+        reference=frozen_copy(model),
+        optimizer=Optimizer(model, LearnerConfig(learning_rate=0.01)),
+    )
+    learn(learner, batch)
+    assert learn(learner, batch)["kl"] > 1e-4
+    learner.refresh_reference()
+    assert learn(learner, batch)["kl"] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_kl_coefficient_of_a_step_follows_from_the_kl_before(model: PreTrainedModel, batch: Batch):
+    algorithm = Algorithm(kl_coef=0.1, kl_target=1e-9)
+    steered = learner_of(model, algorithm, kl_coefficient=KlCoefficient(algorithm))
+    first, second = learn(steered, batch), learn(steered, batch)
+    assert (first["kl_coef"], second["kl_coef"]) == (0.1, pytest.approx(0.102))
+    other = learner_of(model, Algorithm(kl_coef=0.102))
+    assert second["loss"] == pytest.approx(learn(other, batch)["loss"], abs=1e-7)

@@ -1,0 +1,107 @@
+"""Paired differences by worked numbers, by simulation of what their intervals promise, and problem by problem."""
+
+from __future__ import annotations
+
+import random
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grouprl.evaluation import Difference, ProblemResults, compare_results, paired_difference
+from grouprl.evaluation.paired import mean_by_problem, paired_by_name
+
+
+def test_a_worked_example() -> None:
+    # Student's sleep data (Biometrika 1908, table I): hours gained with two drugs by ten people.
+    # R's t.test(paired = TRUE) prints a mean difference of -1.58 and the interval -2.4598858, -0.7001142.
+    first = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+    second = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+    found = paired_difference(first, second)
+    assert found.mean == pytest.approx(-1.58)
+    assert found.interval == pytest.approx((-2.4598858, -0.7001142), abs=1e-6)
+    assert found.pairs == 10
+
+
+def test_pairs_cancel_what_they_share() -> None:
+    hardness = [0.0, 10.0, 20.0, 30.0]
+    found = paired_difference([h + d for h, d in zip(hardness, (1, 2, 1, 2), strict=True)], hardness)
+    assert found.mean == 1.5
+    low, high = found.interval or (0.0, 0.0)
+    assert high - low < 2  # unpaired it would be about 40
+
+
+@given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3)), min_size=2, max_size=30), st.floats(-10, 10))
+def test_swapping_turns_the_sign_and_shifting_moves_the_ends(pairs: list[tuple[float, float]], shift: float) -> None:
+    ours, theirs = (list(side) for side in zip(*pairs, strict=True))
+    one, other = paired_difference(ours, theirs), paired_difference(theirs, ours)
+    moved = paired_difference([value + shift for value in ours], theirs)
+    assert one.interval is not None
+    assert other.interval is not None
+    assert moved.interval is not None
+    assert one.mean == pytest.approx(-other.mean, abs=1e-9)
+    assert one.interval == pytest.approx((-other.interval[1], -other.interval[0]), abs=1e-6)
+    assert moved.interval == pytest.approx(tuple(end + shift for end in one.interval), abs=1e-6)
+    assert one.interval[0] <= one.mean <= one.interval[1]
+
+
+@pytest.mark.parametrize("pairs", [3, 40])
+def test_the_interval_holds_the_truth_as_often_as_it_says(pairs: int) -> None:
+    # Differences drawn from a normal distribution of mean 0.3, on top of hardness that varies ten times as much.
+    noise, held, rounds = random.Random(pairs), 0, 2000
+    for _ in range(rounds):
+        hardness = [noise.gauss(0, 10) for _ in range(pairs)]
+        ours = [value + 0.3 + noise.gauss(0, 1) for value in hardness]
+        low, high = paired_difference(ours, hardness).interval or (0.0, 0.0)
+        held += low <= 0.3 <= high
+    assert held / rounds == pytest.approx(0.95, abs=3 * (0.95 * 0.05 / rounds) ** 0.5)
+
+
+def test_one_pair_has_no_interval_and_equal_differences_one_without_width() -> None:
+    assert paired_difference([3.0], [1.0]) == Difference(2.0, None, 1)
+    assert paired_difference([1.0, 2.0], [0.0, 1.0]) == Difference(1.0, (1.0, 1.0), 2)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [([], []), ([1.0], []), ([1.0, 2.0], [1.0])])
+def test_values_that_are_no_pairs_are_refused(ours: list[float], theirs: list[float]) -> None:
+    with pytest.raises(ValueError, match=f"got {len(ours)} and {len(theirs)} values"):
+        paired_difference(ours, theirs)
+
+
+def test_names_are_paired_whatever_their_order() -> None:
+    found = paired_by_name({"a": 1.0, "b": 0.0, "c": 1.0}, {"c": 1.0, "d": 1.0, "a": 0.0})
+    assert found is not None
+    assert (found.mean, found.pairs) == (0.5, 2)  # a: 1 - 0, c: 1 - 1
+    assert paired_by_name({"a": 1.0}, {"b": 1.0}) is None
+
+
+def test_mean_by_problem_keeps_what_all_runs_were_judged_on() -> None:
+    runs = [{"a": 1.0, "b": 0.0, "c": 1.0}, {"b": 1.0, "a": 1.0}, {"a": 0.0, "b": 1.0, "d": 1.0}]
+    assert mean_by_problem(runs) == pytest.approx({"a": 2 / 3, "b": 2 / 3})
+    assert mean_by_problem([]) == {}
+
+
+BEFORE = ProblemResults(("p0", "p1", "p2", "p3"), (0, 1, 0, 1), (0, 8, 2, 4), samples=8)
+AFTER = ProblemResults(("p3", "p2", "p1", "p9"), (1, 1, 1, 1), (4, 2, 4, 4), samples=4)
+
+
+def test_two_checkpoints_are_compared_on_the_problems_of_both() -> None:
+    found = compare_results(AFTER, BEFORE)
+    # p1: 1 - 1, p2: 1 - 0, p3: 1 - 1; sampled p1: 4/4 - 8/8, p2: 2/4 - 2/8, p3: 4/4 - 4/8.
+    assert found["greedy_accuracy"].mean == pytest.approx(1 / 3)
+    # Deviation of 0, 1, 0 is sqrt(1/3); Student's quantile for 2 degrees of freedom 4.3027.
+    assert found["greedy_accuracy"].interval == pytest.approx((1 / 3 - 4.30265 / 3, 1 / 3 + 4.30265 / 3), abs=1e-4)
+    assert found["pass_at_1"].mean == pytest.approx(fmean([0, 1 / 4, 1 / 2]))
+    assert found["pass_at_1"].pairs == 3
+
+
+def test_greedy_evaluations_are_compared_by_what_they_have() -> None:
+    greedy = ProblemResults(("p0", "p1"), (1, 1), (0, 0), samples=0)
+    assert greedy.sampled_by_problem == {}
+    assert list(compare_results(greedy, BEFORE)) == ["greedy_accuracy"]
+
+
+def test_checkpoints_without_a_problem_in_common_are_refused() -> None:
+    with pytest.raises(ValueError, match="none in common"):
+        compare_results(AFTER, ProblemResults(("x",), (1,), (0,), samples=0))
