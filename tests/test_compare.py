@@ -97,7 +97,7 @@ def test_the_command_line_changes_the_comparison_or_every_run() -> None:
     [
         ("algorithm=grpo,dr_grpo", ["grpo", "dr_grpo"], ["algorithm=grpo", "algorithm=dr_grpo"]),
         ("a.flag=true,false", ["flag=true", "flag=false"], ["a.flag=true", "a.flag=false"]),
-        ('a.text="1","x, y"', ["1", "x, y"], ['a.text="1"', 'a.text="x, y"']),
+        ('a.text="1","x, y"', ["1", "x, y"], ['a.text="1"', "a.text=x, y"]),
         ("a.pair=[1,2],[3,4]", ["pair=[1, 2]", "pair=[3, 4]"], ["a.pair=[1, 2]", "a.pair=[3, 4]"]),
     ],
 )
@@ -170,25 +170,26 @@ def test_names_that_would_share_a_folder_are_refused() -> None:
 # The runs
 
 TINY = (
-    "steps=3", "rollout={problems_per_step: 2, group_size: 4, max_tokens: 12}", "evaluation={problems: 3, samples: 0}",
+    "steps=3", "rollout={problems_per_step: 2, group_size: 4, max_tokens: 24}", "evaluation={problems: 3, samples: 0}",
     "checkpoint={every: 1, keep: 3}", "threads=1", "jobs=2",
 )  # fmt: skip
 
 
-def compared(runs: Path, *more: object) -> Ended:
-    file = runs / "three.yaml"
+VARIANTS = {"grpo": "algorithm=grpo", "no KL": "algorithm.kl_coef=0"}
+
+
+def compared(runs: Path, *more: object, **others: str) -> Ended:
     runs.mkdir(exist_ok=True)
-    file.write_text(
-        "name: three\nbase: [demo]\nseeds: [0]\nvariants:\n  grpo: [algorithm=grpo]\n  no KL: [algorithm.kl_coef=0]\n"
-        "  wild: [learner.learning_rate=1e30, learner.warmup_steps=0]\n"
-    )
+    variants = {name: [change] for name, change in {**VARIANTS, **others}.items()}
+    file = runs / "given.yaml"
+    file.write_text(json.dumps({"name": "both", "base": ["demo"], "seeds": [0], "variants": variants}))
     return grouprl("compare", file, f"runs_dir={runs}", *TINY, *more)
 
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
     runs = tmp_path_factory.mktemp("compared")
-    return runs / "three", compared(runs)
+    return runs / "both", compared(runs, wild="learner={learning_rate: 1e30, warmup_steps: 0}")
 
 
 def test_each_run_is_an_ordinary_run_directory(first: tuple[Path, Ended]) -> None:
@@ -234,18 +235,31 @@ def test_a_run_that_fails_is_told_and_stops_no_other(first: tuple[Path, Ended]) 
     assert "wild" in (folder / "report.html").read_text()
 
 
-def test_what_was_interrupted_goes_on_and_what_is_finished_is_kept(first: tuple[Path, Ended], tmp_path: Path) -> None:
-    shutil.copytree(first[0], tmp_path / "three")
-    stopped, killed = tmp_path / "three" / "grpo-seed0", tmp_path / "three" / "wild-seed0"
-    shutil.rmtree(stopped / "checkpoints" / "step-000003")
-    (stopped / "summary.json").unlink()
-    shutil.rmtree(killed)  # this one anew
-    kept = tree(tmp_path / "three" / "no-KL-seed0")
+def test_finished_runs_are_kept_and_the_report_is_written_anew(first: tuple[Path, Ended], tmp_path: Path) -> None:
+    shutil.copytree(first[0], tmp_path / "both")
+    (tmp_path / "both" / "report.html").unlink()
+    kept = [tree(tmp_path / "both" / name) for name in ("grpo-seed0", "no-KL-seed0")]
     ended = compared(tmp_path)
-    assert "3 runs, 1 of them finished" in ended.text
-    assert tree(tmp_path / "three" / "no-KL-seed0") == kept
+    assert ended.code == 0
+    assert "2 runs, 2 of them finished" in ended.text
+    assert [tree(tmp_path / "both" / name) for name in ("grpo-seed0", "no-KL-seed0")] == kept
+    assert (tmp_path / "both" / "report.html").is_file()
+
+
+def test_what_was_interrupted_goes_on(first: tuple[Path, Ended], tmp_path: Path) -> None:
+    shutil.copytree(first[0], tmp_path / "both")
+    stopped, killed = tmp_path / "both" / "grpo-seed0", tmp_path / "both" / "no-KL-seed0"
+    shutil.rmtree(stopped / "checkpoints" / "step-000003")
+    shutil.rmtree(killed / "checkpoints")  # it ended before its first one
+    for run in (stopped, killed):
+        (run / "summary.json").unlink()
+    ended = compared(tmp_path)
+    assert ended.code == 0, ended.text
     assert (stopped / "console.txt").read_text().count("Report: ") == 2
+    assert (killed / "console.txt").read_text().count("Report: ") == 1
+    assert (stopped / "held_out.jsonl").read_text() == (first[0] / "grpo-seed0" / "held_out.jsonl").read_text()
     assert_same_run(stopped, first[0] / "grpo-seed0", step=3)
+    assert_same_run(killed, first[0] / "no-KL-seed0", step=3)
 
 
 def test_other_settings_are_refused_and_nothing_is_touched(first: tuple[Path, Ended]) -> None:
@@ -267,7 +281,7 @@ def test_what_a_run_says_that_the_user_can_mend_ends_the_comparison(tmp_path: Pa
     ended = compared(tmp_path, "rollout.max_tokens=5000", "jobs=1")
     assert ended.code == 2
     assert re.search(r"grpo-seed0: rollout.max_tokens: expected less than the model's context", ended.text)
-    assert not (tmp_path / "three" / "wild-seed0").exists()
+    assert not (tmp_path / "both" / "no-KL-seed0").exists()
 
 
 def test_a_request_to_stop_saves_the_run_and_says_how_to_go_on(tmp_path: Path) -> None:

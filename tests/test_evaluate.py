@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from grouprl.evaluation import ProblemResults
 from grouprl.evaluation.evaluate import evaluate
 from grouprl.evaluation.measures import step_measures, trait_shares
 from grouprl.models import load_model, load_tokenizer, prompt_token_ids
@@ -106,6 +107,25 @@ def test_evaluation_asks_for_one_greedy_completion_and_plain_samples_from_a_stre
         "pass_at_6",
     ]
     assert found.greedy[0].completions[0].text == "yes"
+
+
+def test_each_problem_is_told_apart() -> None:
+    engine = Scripted(
+        greedy={"a": "no", "b": "yes", "never": "yes"},
+        sampled={"a": ["no", "yes"], "b": ["yes", "yes"], "never": ["yes", "no"]},
+    )
+    found = evaluate(engine, TASK, requests("b", "never", "a"), samples=2, max_tokens=5).results
+    assert found == ProblemResults(("b", "never", "a"), greedy=(1, 0, 0), correct=(2, 0, 1), samples=2)
+
+
+def test_without_samples_there_is_the_greedy_completion_alone() -> None:
+    engine = Scripted(greedy={"a": "no", "b": "yes"}, sampled={})
+    finished: list[int] = []
+    found = evaluate(engine, TASK, requests("a", "b"), samples=0, max_tokens=5, on_finished=finished.append)
+    assert found.values == {"greedy_accuracy": 0.5, "greedy_interval": pytest.approx((0.0945, 0.9055), abs=1e-4),
+                            "problems": 2}  # fmt: skip
+    assert found.results == ProblemResults(("a", "b"), greedy=(0, 1), correct=(0, 0), samples=0)
+    assert (len(engine.asked), sum(finished)) == (1, 2)
 
 
 def test_a_single_sample_is_a_share() -> None:

@@ -70,7 +70,7 @@ def grpo_step(rooms: Rooms, step: int, *, on_finished: Callable[[int], None] | N
         on_finished: see `Engine.generate`.
     """
     started, algorithm, problems = time.perf_counter(), rooms.algorithm, rooms.task.problems("train")
-    metrics: dict[str, float] = {}
+    metrics = {"time/reference": 0.0, "time/learn": 0.0}
     advantages: list[list[float]] = []
 
     # Sample G completions of each of P problems from the current policy, and score each completion. Groups that the

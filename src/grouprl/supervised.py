@@ -159,8 +159,8 @@ def learn_preferences(what: str, config: PreferenceLearningConfig, begin: Begin)
         with atomic_directory(out) as folder:
             save_model(model, tokenizer, folder)
     terminal.say(
-        f"Held-out pairs in the right order: {before['accuracy']:.1%} → {after['accuracy']:.1%} of {len(test)}, "
-        f"after {steps} updates from {len(train)} pairs in {seconds:.0f} s."
+        f"{steps} updates from {len(train)} pairs in {seconds:.0f} s. {len(test)} held-out pairs: "
+        f"{after['accuracy']:.1%} in the right order, loss {before['loss']:.3f} → {after['loss']:.3f}."
     )
     return out
 

@@ -1,0 +1,198 @@
+"""Every algorithm of the family, run whole: by name, on record, and after a break bit for bit as without one."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from grouprl import Algorithm, Run, Trainer, UserError, WeightedReward
+from grouprl.algorithms.named import NAMED, dapo, ppo
+from grouprl.lab.read import read_rollouts
+from small_runs import ROWS, assert_same_run, assert_same_weights, letters, metrics, rollouts, small_config
+
+
+def words(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[list[tuple[int, float]]]:
+    """A step after every third character, good when it ends in a letter."""
+    return [[(end, float(text[end - 1].isalpha())) for end in range(3, len(text) + 1, 3)] for text in completions]
+
+
+LETTERS, WORDS = WeightedReward("letters", letters), WeightedReward("words", words, 0.5, per_step=True)
+
+
+def rewards_for(algorithm: Algorithm) -> list[WeightedReward]:
+    return [LETTERS, WORDS] if algorithm.credit == "step" else [LETTERS]
+
+
+def run(tiny: Path, runs: Path, algorithm: Algorithm, *, resume: bool = False, **changes: Any) -> Run:
+    config = small_config(runs, **changes)
+    return Trainer(tiny, ROWS, rewards_for(algorithm), algorithm=algorithm, config=config).train(resume=resume)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_name_trains_and_leaves_its_figures(name: str, tiny: Path, tmp_path: Path) -> None:
+    directory = run(tiny, tmp_path, NAMED[name], steps=2, evaluation={"problems": 2, "samples": 1}).directory
+    rows = metrics(directory)
+    assert len(rows) == 2
+    assert all(math.isfinite(row["grad_norm"]) and math.isfinite(row["loss"]) for row in rows)
+    assert all(row["groups/kept"] <= row["groups/sampled"] for row in rows)
+    assert ("kl" in rows[0]) == NAMED[name].uses_reference
+    assert ("value_loss" in rows[0]) == (NAMED[name].critic != "none")
+    assert (directory / "report.html").is_file()
+    before = tiny / "model.safetensors", directory / "checkpoints" / "step-000002" / "model.safetensors"
+    left, right = map(load_file, before)
+    assert any(not left[key].equal(right[key]) for key in right)
+
+
+STATEFUL = {
+    "ppo": replace(ppo, passes=2, minibatches=2),
+    "ppo with a shared trunk": replace(ppo, critic="shared"),
+    "ppo that warms up": replace(ppo, critic_warmup=4),
+    "iterative": Algorithm(refresh_reference=2, kl_coef=0.5),
+    "steered": Algorithm(kl_target=1e-3, kl_coef=0.5, kl_rate=0.5),
+    "refilled": replace(dapo, minibatches=2),
+    "process": NAMED["grpo_process"],
+    "corrected": Algorithm(correction="truncate", entropy_share=0.5, entropy_coef=0.01),
+}
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_run_with_a_break_is_bit_for_bit_the_run_without(name: str, tiny: Path, tmp_path: Path) -> None:
+    algorithm = STATEFUL[name]
+    whole = run(tiny, tmp_path / "whole", algorithm, checkpoint={"every": 3, "keep": 2})
+    run(tiny, tmp_path / "broken", algorithm, steps=3)
+    resumed = run(tiny, tmp_path / "broken", algorithm, resume=True, checkpoint={"every": 3, "keep": 2})
+    assert_same_run(whole.directory, resumed.directory)
+    ends = [directory / "checkpoints" / "step-000006" for directory in (whole.directory, resumed.directory)]
+    assert_same_weights(*ends)
+    files = [sorted(path.name for path in (end / "trainer").iterdir()) for end in ends]
+    assert files[0] == files[1]
+    for file in (name for name in files[0] if name.endswith(".safetensors")):
+        ours, theirs = (load_file(end / "trainer" / file) for end in ends)
+        assert [key for key in ours if not ours[key].equal(theirs[key])] == []
+
+
+def test_the_critic_and_the_moved_reference_are_saved(tiny: Path, tmp_path: Path) -> None:
+    def trainer_files(algorithm: Algorithm) -> set[str]:
+        directory = run(tiny, tmp_path / algorithm.name, algorithm, steps=1).directory
+        return {path.name for path in (directory / "checkpoints" / "step-000001" / "trainer").iterdir()}
+
+    always = {"optimizer.safetensors", "state.json"}
+    assert trainer_files(NAMED["grpo"]) == always
+    assert trainer_files(ppo) == always | {"critic.safetensors", "critic_optimizer.safetensors"}
+    assert trainer_files(NAMED["grpo_iterative"]) == always | {"reference.safetensors"}
+
+
+# Process supervision
+
+
+def test_steps_are_on_record_and_differ_within_a_completion(tiny: Path, tmp_path: Path) -> None:
+    directory = run(tiny, tmp_path, NAMED["grpo_process"], steps=1).directory
+    outcomes = [outcome for group in read_rollouts(directory, 1) for outcome in group.outcomes]
+    assert any(len(outcome.steps) > 1 for outcome in outcomes)
+    tokens = [row for group in read_rollouts(directory, 1) for row in group.token_advantages]
+    assert any(len(set(row)) > 1 for row in tokens)
+    assert any("words" in outcome.components for outcome in outcomes)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rewards", "told"),
+    [
+        (NAMED["grpo_process"], [LETTERS], "algorithm.credit: 'step' needs rewards that say where steps end, got"),
+        (NAMED["grpo"], [LETTERS, WORDS], "rewards: expected none with steps with algorithm.credit='completion'"),
+        (NAMED["grpo_process"], [WORDS], "rewards: expected one for whole completions besides the process reward"),
+    ],
+)
+def test_rewards_and_credit_must_fit(
+    algorithm: Algorithm, rewards: list[WeightedReward], told: str, tiny: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=told):
+        Trainer(tiny, ROWS, rewards, algorithm=algorithm, config=small_config(tmp_path)).train()
+    assert not (tmp_path / "run").exists()
+
+
+# Dynamic sampling
+
+
+def rarely(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+    """1 for a third of the texts, whatever they are: many groups of four are all 0."""
+    return [float(sum(map(ord, text)) % 3 == 0 and len(text) > 2) for text in completions]
+
+
+def dynamic(tiny: Path, runs: Path, reward: Any, **changes: Any) -> Path:
+    algorithm = replace(dapo, **{"overlong_buffer": 0.0, **changes})
+    config = small_config(runs, steps=3, rollout={"problems_per_step": 4, "group_size": 2, "max_tokens": 8})
+    trainer = Trainer(tiny, ROWS, [WeightedReward("rarely", reward)], algorithm=algorithm, config=config)
+    return trainer.train().directory
+
+
+def test_dropped_groups_are_replaced_until_the_batch_is_full(tiny: Path, tmp_path: Path) -> None:
+    query = "SELECT step, COUNT(*), SUM(has_signal) FROM groups GROUP BY step"
+    without = rollouts(dynamic(tiny, tmp_path / "a", rarely, refills=0), query)
+    with_refills = dynamic(tiny, tmp_path / "b", rarely, refills=50)
+    assert [sampled for _, sampled, _ in without] == [4, 4, 4]
+    assert any(signal < 4 for *_, signal in without)
+    assert [signal for *_, signal in rollouts(with_refills, query)] == [4, 4, 4]
+    assert [(row["groups/sampled"], row["groups/kept"]) for row in metrics(with_refills)] == [
+        (sampled, signal) for _, sampled, signal in rollouts(with_refills, query)
+    ]
+    # what was dropped is on record, and moved nothing
+    idle = "FROM completions JOIN groups USING (step, group_index) WHERE NOT has_signal"
+    ((dropped, moved),) = rollouts(with_refills, f"SELECT COUNT(*), SUM(advantage != 0) {idle}")
+    assert dropped > 0
+    assert moved == 0
+
+
+def test_a_step_whose_groups_are_all_dropped_changes_nothing(tiny: Path, tmp_path: Path) -> None:
+    def same(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+        return [0.5] * len(completions)
+
+    directory = dynamic(tiny, tmp_path, same, refills=2)
+    assert [(row["groups/sampled"], row["groups/kept"]) for row in metrics(directory)] == [(12, 0)] * 3
+    left, right = (load_file(path / "model.safetensors") for path in (tiny, directory / "checkpoints" / "step-000003"))
+    assert all(left[key].equal(right[key]) for key in right)
+
+
+# Length
+
+
+def test_the_soft_penalty_is_a_component_and_in_the_total(tiny: Path, tmp_path: Path) -> None:
+    algorithm = replace(NAMED["grpo"], overlong_buffer=0.5)
+    directory = run(tiny, tmp_path, algorithm, steps=2).directory
+    for length, reward, components in rollouts(directory, "SELECT length, reward, components FROM completions"):
+        parts = json.loads(components)
+        assert parts["soft_overlong"] == pytest.approx(-max(0, length - 4) / 4)
+        assert reward == pytest.approx(parts["letters"] + parts["soft_overlong"])
+    assert "rewards/soft_overlong/mean" in metrics(directory)[0]
+
+
+def test_completions_that_were_cut_may_be_left_out_of_the_update(tiny: Path, tmp_path: Path) -> None:
+    # With a limit of 8 tokens nearly every completion of a random model is cut: nothing is left to learn from.
+    shown = []
+    for mask in (False, True):
+        algorithm = replace(NAMED["dr_grpo"], mask_overlong=mask)
+        directory = run(tiny, tmp_path / str(mask), algorithm, steps=1).directory
+        shown.append(metrics(directory)[0])
+    assert shown[0]["completions/clipped_ratio"] == shown[1]["completions/clipped_ratio"] > 0.8
+    assert shown[1]["grad_norm"] < shown[0]["grad_norm"]
+
+
+# Memory
+
+
+def test_the_networks_of_ppo_are_counted(tiny: Path, tmp_path: Path) -> None:
+    sizes = {
+        name: run(tiny, tmp_path / name, NAMED[name], steps=1).summary["networks_mib"]
+        for name in ("dr_grpo", "grpo", "ppo")
+    }
+    policy = sizes["grpo"]["policy"]
+    assert sizes["dr_grpo"].keys() == {"policy", "optimizer"}
+    assert sizes["grpo"].keys() == {"policy", "optimizer", "reference"}
+    assert sizes["ppo"].keys() == {"policy", "optimizer", "reference", "critic", "critic_optimizer"}
+    assert sizes["grpo"]["reference"] == policy
+    assert sizes["grpo"]["optimizer"] == pytest.approx(2 * policy, rel=0.01)

@@ -1,0 +1,255 @@
+"""Preference pairs: what a file's line or a run's group becomes, and what is refused with which sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grouprl.config_supervised import DpoConfig, PreferencesConfig
+from grouprl.models import load_tokenizer
+from grouprl.preferences import (
+    Preference,
+    load_preferences,
+    refuse_longer,
+    split_preferences,
+    write_preferences,
+)
+from grouprl.types import Completion, Group, Problem, StopReason, UserError
+from pairs import ROWS, recorded_run
+from small_runs import write_rows
+from tiny import tiny_model_folder
+
+NAN = math.nan
+
+
+def of_file(path: Path, tokenizer: Any) -> tuple[Preference, ...]:
+    return load_preferences(PreferencesConfig(path=str(path)), tokenizer)
+
+
+def lengths(pairs: tuple[Preference, ...]) -> list[tuple[str, int, int]]:
+    """Problem, and how often each completion repeats its token: which of the group they are, from 1."""
+
+    def repeats(completion: Completion) -> int:
+        return sum(token == completion.token_ids[0] for token in completion.token_ids)
+
+    return [(pair.group.problem.id, *map(repeats, pair.group.completions)) for pair in pairs]  # type: ignore[misc]
+
+
+def test_a_line_of_text_is_prompt_and_two_ended_completions(tiny: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny))
+    pairs = of_file(write_rows(tmp_path / "pairs.jsonl", ROWS), tokenizer)
+    assert len(pairs) == len(ROWS)
+    for row, pair in zip(ROWS, pairs, strict=True):
+        assert list(pair.group.prompt_ids) == tokenizer(row["prompt"])["input_ids"]
+        for name, completion in zip(("chosen", "rejected"), pair.group.completions, strict=True):
+            assert completion.token_ids[-1] == tokenizer.eos_token_id
+            assert tokenizer.decode(completion.token_ids[:-1]) == row[name]
+        assert pair.rewards is None
+    assert pairs[6].group.problem.id == f"{tmp_path / 'pairs.jsonl'}:7"
+
+
+def test_messages_go_through_the_template(tiny: Path, tmp_path: Path) -> None:
+    row = {
+        "prompt": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}],
+        "chosen": [{"role": "assistant", "content": "Hello!"}],
+        "rejected": [{"role": "assistant", "content": "No."}],
+    }
+    tokenizer = load_tokenizer(str(tiny))
+    (pair,) = of_file(write_rows(tmp_path / "pairs.jsonl", [row]), tokenizer)
+    assert tokenizer.decode(pair.group.prompt_ids) == "<|system|>Be kind.<|user|>Hi<|assistant|>"
+    assert [tokenizer.decode(own.token_ids) for own in pair.group.completions] == ["Hello!<|end|>", "No.<|end|>"]
+
+
+@pytest.mark.parametrize(
+    ("per_group", "expected"),
+    [
+        # Group p0 ranks 2, 4, 1 (1.5, 1.5, 0.5) over 5, 3 (0, -1); p1 has no signal; p2 one valid reward.
+        (1, [("p0", 2, 3), ("p3", 1, 2)]),
+        (2, [("p0", 2, 3), ("p0", 4, 5), ("p3", 1, 2)]),
+        (9, [("p0", 2, 3), ("p0", 4, 5), ("p3", 1, 2)]),
+    ],
+)
+def test_best_and_worst_of_each_group_by_hand(
+    tiny: Path, tmp_path: Path, per_group: int, expected: list[tuple[str, int, int]]
+) -> None:
+    rewards = [[[0.5, 1.5, -1.0, 1.5, 0.0], [0.7, 0.7, 0.7]], [[NAN, 1.0, NAN], [1.0, 0.0]]]
+    tokenizer = load_tokenizer(str(tiny))
+    run = recorded_run(tmp_path / "run", tiny, rewards, tokenizer)
+    pairs = load_preferences(PreferencesConfig(run=str(run), per_group=per_group), tokenizer)
+    assert lengths(pairs) == expected
+    assert pairs[0].rewards == (1.5, -1.0)
+
+
+@settings(max_examples=30)  # each one writes a run
+@given(
+    rewards=st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.5, NAN]), min_size=2, max_size=6), per_group=st.integers(1, 4)
+)
+def test_pairs_of_a_group_are_the_widest_ones(
+    tmp_path_factory: pytest.TempPathFactory, tiny: Path, rewards: list[float], per_group: int
+) -> None:
+    tokenizer = load_tokenizer(str(tiny))
+    run = recorded_run(tmp_path_factory.mktemp("runs") / "run", tiny, [[rewards, [1.0, 0.0]]], tokenizer)
+    pairs = load_preferences(PreferencesConfig(run=str(run), per_group=per_group), tokenizer)
+    own = [pair for pair in pairs if pair.group.problem.id == "p0"]
+    valid = [reward for reward in rewards if not math.isnan(reward)]
+    gaps = []
+    while len(valid) > 1 and max(valid) > min(valid):  # take the two ends away, again and again
+        gaps.append((max(valid), min(valid)))
+        valid.remove(max(valid))
+        valid.remove(min(valid))
+    assert [pair.rewards for pair in own] == gaps[:per_group]
+    used = [completion.index for pair in own for completion in pair.group.completions]
+    assert len(set(used)) == len(used)
+    for pair in own:
+        assert tuple(rewards[completion.index] for completion in pair.group.completions) == pair.rewards
+
+
+def test_only_the_steps_that_are_asked_for(tiny: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny))
+    run = recorded_run(tmp_path / "run", tiny, [[[1.0, 0.0]]] * 4, tokenizer)
+
+    def steps(**bounds: int) -> list[str]:
+        pairs = load_preferences(PreferencesConfig(run=str(run), **bounds), tokenizer)
+        return [pair.group.problem.id for pair in pairs]
+
+    assert steps() == ["p0", "p1", "p2", "p3"]
+    assert steps(first_step=3) == ["p2", "p3"]
+    assert steps(last_step=2) == ["p0", "p1"]
+    assert steps(first_step=2, last_step=2) == ["p1"]
+
+
+def test_recorded_token_ids_are_taken_as_they_are(tiny: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny))
+    run = recorded_run(tmp_path / "run", tiny, [[[0.0, 1.0, 0.5]]], tokenizer)
+    (pair,) = load_preferences(PreferencesConfig(run=str(run)), tokenizer)
+    chosen, rejected = pair.group.completions
+    # The prompt's ids are not those of its text, and the rejected completion was cut: it has no end token.
+    assert pair.group.prompt_ids == (5, 6, 7)
+    assert chosen.token_ids == (40, 40, tokenizer.eos_token_id)
+    assert rejected.token_ids == (40,)
+    assert rejected.stop_reason is StopReason.LENGTH
+
+
+def test_the_pairs_of_a_run_are_encoded_for_a_model_with_another_vocabulary(tiny: Path, tmp_path: Path) -> None:
+    recorder = load_tokenizer(str(tiny))
+    run = recorded_run(tmp_path / "run", tiny, [[[0.0, 1.0, 0.5]]], recorder)
+    other = load_tokenizer("abacus")
+    assert other.get_vocab() != recorder.get_vocab()
+    (pair,) = load_preferences(PreferencesConfig(run=str(run)), other)
+    text = recorder.decode([40])
+    assert other.decode(pair.group.prompt_ids) == "Say 0."
+    assert other.decode(pair.group.completions[0].token_ids) == text * 2 + other.eos_token
+    assert other.decode(pair.group.completions[1].token_ids) == text
+
+
+def test_written_pairs_read_back_as_the_same_tokens(tiny: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny))
+    chat = {
+        "prompt": [{"role": "user", "content": "Hi"}],
+        "chosen": [{"role": "assistant", "content": "Hello!"}],
+        "rejected": [{"role": "assistant", "content": "No."}],
+    }
+    pairs = of_file(write_rows(tmp_path / "pairs.jsonl", [*ROWS, chat]), tokenizer)
+    write_preferences(tmp_path / "again.jsonl", pairs)
+    again = of_file(tmp_path / "again.jsonl", tokenizer)
+    for left, right in zip(pairs, again, strict=True):
+        assert left.group.prompt_ids == right.group.prompt_ids
+        assert [c.token_ids for c in left.group.completions] == [c.token_ids for c in right.group.completions]
+    rows = [json.loads(line) for line in (tmp_path / "again.jsonl").read_text().splitlines()]
+    assert rows == [*ROWS, chat]
+
+
+def test_rewards_are_written_where_they_are_known(tiny: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny))
+    run = recorded_run(tmp_path / "run", tiny, [[[0.25, 1.0]]], tokenizer)
+    write_preferences(tmp_path / "pairs.jsonl", load_preferences(PreferencesConfig(run=str(run)), tokenizer))
+    row = json.loads((tmp_path / "pairs.jsonl").read_text())
+    text = tokenizer.decode([40])
+    assert row == {"prompt": "Say 0.", "chosen": text * 2, "rejected": text, "rewards": [1.0, 0.25]}
+
+
+def test_no_prompt_is_both_learned_from_and_judged_by(tiny: Path, tmp_path: Path) -> None:
+    other = [{**row, "rejected": f"{row['rejected']}!"} for row in ROWS]
+    pairs = of_file(write_rows(tmp_path / "pairs.jsonl", [*ROWS, *other]), load_tokenizer(str(tiny)))
+    train, test = split_preferences(pairs, 0.1)
+    prompts = [{pair.group.problem.prompt_text for pair in part} for part in (train, test)]
+    assert not prompts[0] & prompts[1]
+    assert len(train) + len(test) == 24
+    assert len(prompts[1]) == 2  # a tenth of 12, rounded up
+    assert split_preferences(pairs[::-1], 0.1) == (train[::-1], test[::-1])
+
+
+def test_a_single_prompt_cannot_be_split(tiny: Path, tmp_path: Path) -> None:
+    pairs = of_file(write_rows(tmp_path / "pairs.jsonl", ROWS[:1]), load_tokenizer(str(tiny)))
+    with pytest.raises(UserError, match="expected more than 1 different questions, got 1"):
+        split_preferences(pairs, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ([], r"expected at least one row in .*pairs.jsonl"),
+        ([ROWS[0], {"prompt": "a", "chosen": "b"}], r"pairs.jsonl:2: expected a column 'rejected', got prompt, chosen"),
+        ([{"prompt": "a", "chosen": 3, "rejected": "b"}], r"pairs.jsonl:1: expected text in column 'chosen', got 3"),
+        ([ROWS[0], {"prompt": "a", "chosen": "b", "rejected": "b"}], r"pairs.jsonl:2: .* got 'b' twice: remove the"),
+        (
+            [{"prompt": "a", "chosen": [{"role": "assistant", "content": "b"}], "rejected": "c"}],
+            r"pairs.jsonl:1: expected 'prompt', 'chosen' and 'rejected' all as text or all as chat messages",
+        ),
+        (
+            [{name: [{"role": "user", "content": name}] for name in ("prompt", "chosen", "rejected")}],
+            r"pairs.jsonl:1: expected one message of the assistant in 'chosen' and in 'rejected', got user",
+        ),
+    ],
+    ids=["empty", "no column", "no text", "identical", "two forms", "no assistant"],
+)
+def test_what_is_no_pair_is_a_sentence(tiny: Path, tmp_path: Path, rows: list[dict[str, Any]], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        of_file(write_rows(tmp_path / "pairs.jsonl", rows), load_tokenizer(str(tiny)))
+
+
+def test_messages_need_a_template(tmp_path: Path) -> None:
+    row = {name: [{"role": "assistant", "content": name}] for name in ("prompt", "chosen", "rejected")}
+    tokenizer = load_tokenizer(str(tiny_model_folder(tmp_path, chat_template=False)))
+    with pytest.raises(UserError, match=r"pairs.jsonl:1'.*has no chat template"):
+        of_file(write_rows(tmp_path / "pairs.jsonl", [row]), tokenizer)
+
+
+def test_a_pair_longer_than_the_context_is_named() -> None:
+    def pair(prompt: int, *completions: int) -> Preference:
+        own = (
+            Completion(i, (1,) * n, (0.0,) * n, (0.0,) * n, "", StopReason.END, 0) for i, n in enumerate(completions)
+        )
+        return Preference(Group(Problem(f"pairs.jsonl:{prompt}", ""), (1,) * prompt, tuple(own)))
+
+    refuse_longer([pair(3, 5, 7), pair(4, 6, 1)], 10)
+    with pytest.raises(UserError, match=r"pairs.jsonl:4: expected .* at most 9 tokens .* got 10: shorten or remove"):
+        refuse_longer([pair(3, 6, 1), pair(4, 1, 6)], 9)
+
+
+def test_a_run_without_signal_and_what_is_no_run(tiny: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny))
+    run = recorded_run(tmp_path / "run", tiny, [[[0.5, 0.5], [NAN, 1.0]], [[1.0, 0.0]]], tokenizer)
+    with pytest.raises(UserError, match=r"run: expected groups .* found none among the 2 groups of 1 steps: choose"):
+        load_preferences(PreferencesConfig(run=str(run), last_step=1), tokenizer)
+    with pytest.raises(UserError, match="nothing-here: expected a run directory"):
+        load_preferences(PreferencesConfig(run=str(tmp_path / "nothing-here")), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({}, "expected either preferences.run or preferences.path, got neither"),
+        ({"run": "a", "path": "b.jsonl"}, "expected either preferences.run or preferences.path, got both"),
+        ({"run": "a", "first_step": 5, "last_step": 4}, "preferences.last_step: 4 makes no sense .*first_step=5"),
+    ],
+)
+def test_contradicting_sources_name_both_fields(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        DpoConfig(preferences=given)
