@@ -242,6 +242,19 @@ def test_token_ids_are_scored_as_they_are_and_however_they_are_packed(trained: P
         assert found == pytest.approx(padded_scores(trained, rows), abs=1e-4)
 
 
+def test_a_pack_keeps_to_its_budget_with_each_prompt_once(trained: Path, tiny: Path) -> None:
+    reward = learned_reward(str(trained), policy=str(tiny), device=CPU, micro_batch_tokens=30)
+    sizes: list[int] = []
+    reward.model.get_decoder().register_forward_pre_hook(
+        lambda _, args, given: sizes.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    prompt = len(load_tokenizer(str(tiny))("Say 1.")["input_ids"])
+    assert prompt == 6
+    reward(["Say 1."] * 6 + ["Say 2."], [""] * 7, [[50] * 8] * 3 + [[50] * 40] + [[50] * 2] * 3)
+    # 6 + 3 * 8 = 30; one that is too long by itself; 6 + 2 + 2, and 6 + 2 behind the other prompt.
+    assert sizes == [30, 46, 18]
+
+
 def test_the_judge_takes_it_like_any_reward(trained: Path, tiny: Path) -> None:
     tokenizer = load_tokenizer(str(tiny))
     prompt_ids = tuple(tokenizer("Say 1.")["input_ids"])

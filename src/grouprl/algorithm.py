@@ -129,7 +129,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "overlong_buffer": (0.0, 1.0),
     "clip_low": (0.0, 1.0),
     "clip_high": (0.0, math.inf),
-    "dual_clip": (1.0, math.inf),
+    "dual_clip": (1.01, math.inf),
     "entropy_coef": (0.0, math.inf),
     "entropy_share": (1e-6, 1.0),
     "correction_cap": (1.0, math.inf),

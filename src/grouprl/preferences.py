@@ -154,7 +154,7 @@ def _best_and_worst(recorded: RecordedGroup) -> Iterator[Preference]:
         if outcome.valid
     ]
     ranked = sorted(judged, key=lambda pair: -pair[0])  # of equal rewards the first sampled comes first
-    for (high, best), (low, worst) in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
+    for (high, best), (low, worst) in zip(ranked, reversed(ranked), strict=True):
         if high > low and best.token_ids != worst.token_ids:
             pair = Group(recorded.group.problem, recorded.group.prompt_ids, (best, worst))
             yield Preference(pair, (high, low))

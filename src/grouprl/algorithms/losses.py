@@ -59,7 +59,7 @@ def policy_loss(
     mask_NT = weights_NT > 0 if mask_NT is None else mask_NT.bool()
     advantages_NT = (advantages if advantages.ndim == 2 else advantages[:, None]).expand_as(logprobs_NT)
     # Padding may hold anything, inf and NaN too; it must reach neither the value nor the gradient.
-    logprobs_NT, old_logprobs_NT = _blank(logprobs_NT, mask_NT), _blank(old_logprobs_NT, mask_NT)
+    logprobs_NT, old_logprobs_NT = _blank(logprobs_NT, mask_NT), _blank(old_logprobs_NT.detach(), mask_NT)
     advantages_NT, weights_NT = _blank(advantages_NT, mask_NT), _blank(weights_NT, mask_NT)
 
     ratio_NT = _ratio(logprobs_NT, old_logprobs_NT, mask_NT, ratio)

@@ -64,7 +64,7 @@ def _look(comparison: RecordedComparison, variant: Variant) -> dict[str, Any]:
         "color": COLORS[place % len(COLORS)],
         "linestyle": _DASHES[rounds % len(_DASHES)],
         # Each narrower than the one below it: of lines on top of each other all can be seen.
-        "linewidth": 3.2 - 2.0 * place / max(1, len(comparison.variants) - 1),
+        "linewidth": 3.0 - 1.4 * place / max(1, len(comparison.variants) - 1),
         "label": variant.name,
     }
 
@@ -153,7 +153,7 @@ def _differences(comparison: RecordedComparison, axes: Any) -> None:
     axes.set_yticks(range(len(others)), [variant.name for variant in others])
     axes.set_ylim(max(1, len(others)) - 0.5, -0.5)
     axes.set_xlabel(f"difference to {comparison.baseline.name}, in points")
-    axes.xaxis.set_major_formatter(lambda share, _: f"{100 * share:+g}")
+    axes.xaxis.set_major_formatter(lambda share, _: f"{100 * share:+g}" if share else "0")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")

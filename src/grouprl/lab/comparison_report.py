@@ -109,7 +109,7 @@ def comparison_verdict(comparison: RecordedComparison) -> str:
     found = _certainty(against_baseline(comparison, variant, "greedy_accuracy"))
     who = best[0] if len(best) == 1 else f"{', '.join(best[:-1])} and {best[-1]}"
     ends = "ends" if len(best) == 1 else "end"
-    return f"{who} {ends} highest {solved}, {ahead:.1f} points above {comparison.baseline.name}: {found}."
+    return f"{who} {ends} highest {solved}, {ahead:.1f} points above {comparison.baseline.name}, {found}."
 
 
 def _certainty(found: Against) -> str:
@@ -118,10 +118,10 @@ def _certainty(found: Against) -> str:
     ends = {name: kind.interval for name, kind in kinds.items() if kind is not None and kind.interval is not None}
     with_zero = [name for name, (low, high) in ends.items() if low <= 0 <= high]
     if with_zero:
-        return f"within chance: 0 lies in its 95% interval over {' and in that over '.join(with_zero)}"
+        return f"which is within chance: 0 lies in its 95% interval over {' and in that over '.join(with_zero)}"
     if "seeds" not in ends:
         return "on one seed, which leaves open what another would say"
-    return f"beyond chance: 0 lies outside its 95% interval over {' and outside that over '.join(ends)}"
+    return f"which is beyond chance: 0 lies outside its 95% interval over {' and outside that over '.join(ends)}"
 
 
 def summary(comparison: RecordedComparison) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from grouprl.lab.drawing import BLUE, COLORS, GREY, RED, SKY, STYLE, legend, lines, over_steps, shares, stack
 from grouprl.lab.read import RecordedRun, Row, interval_name
@@ -132,6 +133,25 @@ def _divergence(run: RecordedRun, figure: Figure) -> None:
     entropy.set_ylim(bottom=0)
 
 
+def _clipping(run: RecordedRun, figure: Figure) -> None:
+    labels = {"clip_low_fraction": "from below", "clip_high_fraction": "from above"}
+    # With one update a step the policy has not moved yet, and a picture of zeros says nothing.
+    if any(max(run.column(name)[1], default=0.0) > 0 for name in labels):
+        axes = figure.subplots()
+        lines(axes, run, labels, "")
+        axes.set_ylabel("share of tokens")
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+
+
+def _critic(run: RecordedRun, figure: Figure) -> None:
+    cost, explained = figure.subplots(2, 1, sharex=True)
+    lines(cost, run, {"value_loss": ""}, "value loss")
+    cost.set_xlabel("")
+    cost.set_ylim(bottom=0)
+    lines(explained, run, {"value_explained_variance": ""}, "variance of the\nreturns explained")
+    explained.set_ylim(-1.05, 1.05)
+
+
 def _gap(run: RecordedRun, figure: Figure) -> None:
     axes = figure.subplots()
     steps, gaps = run.column("sampler_learner_gap")
@@ -200,6 +220,20 @@ PLOTS = (
         "How far the policy has moved from where it started, and how varied its choices still are; worry when KL "
         "jumps, or when entropy reaches zero while problems are unsolved.",
         _divergence,
+    ),
+    Plot(
+        "clipping",
+        "Clipped tokens",
+        "Share of tokens whose ratio has left the trusted range, so that they no longer move the policy; worry when it "
+        "stays above a tenth: the updates of a step then go further than the data carries.",
+        _clipping,
+    ),
+    Plot(
+        "critic",
+        "Critic",
+        "How far the critic is from the returns, and how much of their variance it explains (1 is all, 0 no more than "
+        "their mean); worry when it stays at 0: such a critic is no better than the mean of the batch.",
+        _critic,
     ),
     Plot(
         "gap",

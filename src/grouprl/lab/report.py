@@ -23,6 +23,7 @@ FILES = {
     "config.yaml": "the configuration, complete",
     "metrics.jsonl": "one line of numbers per step",
     "evaluations.jsonl": "held-out results while training",
+    "held_out.jsonl": "the same problem by problem",
     "rollouts.sqlite": "every completion with its rewards, tokens and log-probs",
     "examples.json": "the held-out problems shown above",
     "summary.json": "the results of the run",
