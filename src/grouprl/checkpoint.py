@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
@@ -88,6 +88,12 @@ def latest_checkpoint(run: Path) -> tuple[Path, TrainerState]:
             "the run stopped before its first one; start it again under another name"
         )
     state = json.loads((found[-1] / "trainer" / "state.json").read_text(encoding="utf-8"))
+    expected = {field.name for field in fields(TrainerState)}
+    if set(state) != expected:
+        raise UserError(
+            f"{found[-1]}: expected a state of {', '.join(sorted(expected))}, got one of {', '.join(sorted(state))}: "
+            "another version of GroupRL saved it; go on with that one, or start a new run from this checkpoint"
+        )
     return found[-1], TrainerState(**state)
 
 

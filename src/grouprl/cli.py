@@ -44,9 +44,11 @@ def train(
     name: Annotated[str | None, typer.Option(help="Folder of the run inside runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")] = False,
 ) -> None:
-    """Train a policy with GRPO.
+    """Train a policy with GRPO or another algorithm of its family (docs/algorithms.md).
 
     Example: grouprl train demo seed=1 --name demo-1
+
+    Example: grouprl train demo algorithm=dapo algorithm.clip_high=0.3
 
     Example: grouprl train --model Qwen/Qwen2.5-0.5B-Instruct --task gsm8k rollout.max_tokens=512
     """

@@ -13,58 +13,24 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from grouprl.checkpoint import checkpoints
-from grouprl.config import RunConfig, load_config
+from grouprl.compare_plan import PlannedRun, Resolve, planned_runs, refuse_other_runs
 from grouprl.config_compare import CompareConfig
 from grouprl.interrupts import StopRequest, stop_on_signal
-from grouprl.lab.comparison import COMPARISON_FILE, read_comparison, run_folder
+from grouprl.lab.comparison import COMPARISON_FILE, read_comparison
 from grouprl.lab.comparison_report import comparison_verdict, write_comparison
 from grouprl.lab.files import atomic_write_text, json_text, lock_directory
-from grouprl.lab.read import read_json, read_run
+from grouprl.lab.read import read_run
 from grouprl.lab.report import verdict
 from grouprl.lab.terminal import Advance, Terminal
-from grouprl.resume import differences
-from grouprl.tasks import load_task
-from grouprl.trainer import configured_rewards
 from grouprl.types import UserError
 
-Resolve = Callable[[Sequence[str]], RunConfig]
-"""What `grouprl train` takes (files, recipes, changes such as steps=10), as a configuration."""
-
 POLL_SECONDS = 0.3
-_PLACE = ("name", "runs_dir")  # of a run; everything else is what it is
-_DECIDED = (*_PLACE, "seed")  # by the comparison
-_TAIL_BYTES = 1 << 14  # the last line of metrics.jsonl is far shorter
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """One run of a comparison."""
-
-    variant: str
-    config: RunConfig
-
-    @property
-    def directory(self) -> Path:
-        """Its run directory."""
-        return Path(self.config.runs_dir) / self.config.name
-
-    @property
-    def finished(self) -> bool:
-        """Whether its last step and the evaluation after it are made."""
-        summary = read_json(self.directory / "summary.json")
-        return "after" in summary and bool(summary["steps"] >= self.config.steps)
-
-    @property
-    def steps_made(self) -> int:
-        """Steps that are recorded."""
-        return int(_newest(self.directory).get("step", 0))
 
 
 @dataclass(frozen=True)
@@ -93,7 +59,7 @@ def compare(config: CompareConfig, resolve: Resolve, *, terminal: Terminal | Non
     terminal = terminal or Terminal()
     planned = planned_runs(config, resolve)
     directory = Path(config.runs_dir) / config.name
-    _refuse_other_runs(directory, planned)
+    refuse_other_runs(directory, planned)
     directory.mkdir(parents=True, exist_ok=True)
     lock = lock_directory(directory)
     try:
@@ -112,88 +78,6 @@ def compare(config: CompareConfig, resolve: Resolve, *, terminal: Terminal | Non
     if unfinished:
         terminal.say(f"Stopped with {len(unfinished)} runs to go; the same command goes on.")
     return Compared(directory, not unfinished, failed)
-
-
-def planned_runs(config: CompareConfig, resolve: Resolve) -> tuple[PlannedRun, ...]:
-    """Every run, seed by seed, so that a comparison that is stopped early is balanced; nothing is written.
-
-    Raises:
-        UserError: with the mistakes of every variant, each told once.
-    """
-    planned, mistakes = [], _Mistakes(len(config.variants))
-    folder = str(Path(config.runs_dir) / config.name)
-    for seed in config.seeds:
-        for variant, changes in config.variants.items():
-            given = [*config.base, *config.settings, *changes]
-            decided = [f"name={run_folder(variant, seed)}", f"seed={seed}", f"runs_dir={json.dumps(folder)}"]
-            with mistakes.of(variant):
-                _refuse_decided(given)
-            with mistakes.of(variant):
-                planned.append(PlannedRun(variant, _checked(resolve([*given, *decided]))))
-    mistakes.tell()
-    twins = {run.config.name: run.variant for run in planned}
-    for run in planned:
-        if twins[run.config.name] != run.variant:
-            raise UserError(
-                f"variants: expected names that differ in letters and digits, got {run.variant!r} and "
-                f"{twins[run.config.name]!r}, both in the folder {run.config.name}: rename one"
-            )
-    return tuple(planned)
-
-
-def _refuse_decided(given: Sequence[str]) -> None:
-    decided = [text for text in given if text.partition("=")[0] in _DECIDED]
-    if decided:
-        raise UserError(f"{', '.join(decided)}: {', '.join(_DECIDED)} are decided by the comparison: leave them out")
-
-
-def _checked(config: RunConfig) -> RunConfig:
-    """The configuration, whose task and rewards are there."""
-    configured_rewards(config, load_task(**config.task.model_dump()))
-    return config
-
-
-class _Mistakes:
-    """What is wrong with the variants: a mistake that all of them have is told once."""
-
-    def __init__(self, variants: int) -> None:
-        self._variants = variants
-        self._found: dict[str, dict[str, None]] = {}
-
-    @contextmanager
-    def of(self, variant: str) -> Iterator[None]:
-        """Notes the mistakes of a variant that the block raises."""
-        try:
-            yield
-        except UserError as error:
-            for line in str(error).removeprefix("mistakes in the configuration:\n  ").split("\n  "):
-                self._found.setdefault(line, {})[variant] = None
-
-    def tell(self) -> None:
-        """Raises UserError with all of them, if there are any."""
-        lines = [
-            line if len(names) == self._variants else f"variants {', '.join(names)}: {line}"
-            for line, names in self._found.items()
-        ]
-        if lines:
-            raise UserError("\n  ".join(["mistakes in the comparison:", *lines]))
-
-
-def _refuse_other_runs(directory: Path, planned: Sequence[PlannedRun]) -> None:
-    """Raises UserError for what is there already and is not of this comparison."""
-    if (directory / "config.yaml").exists():
-        raise UserError(f"{directory}: expected the folder of a comparison, found a run: choose another name")
-    changed = []
-    for run in planned:
-        path = run.directory / "config.yaml"
-        if path.is_file():
-            then = load_config(RunConfig, [path], [])
-            changed += [f"{run.directory}: {text}" for text in differences(then, run.config, _PLACE)]
-    if changed:
-        raise UserError(
-            "\n  ".join([f"{directory}: expected runs with the settings of this comparison, got others:", *changed])
-            + "\n  put the settings back as they were, choose another name, or remove these folders"
-        )
 
 
 # The runs
@@ -292,7 +176,7 @@ def _ended(child: _Process, terminal: Terminal, stop: StopRequest) -> list[str]:
 
 def _show(running: Sequence[_Process], advance: Advance) -> None:
     for child in running:
-        newest = _newest(child.run.directory)
+        newest = child.run.newest
         step = int(newest.get("step", 0))
         figures = "".join(
             f" {label} {newest[name]:{form}}"
@@ -301,14 +185,3 @@ def _show(running: Sequence[_Process], advance: Advance) -> None:
         )
         advance(step - child.shown, f"{child.run.config.name} {step}/{child.run.config.steps}{figures}")
         child.shown = step
-
-
-def _newest(directory: Path) -> dict[str, Any]:
-    """The metrics of the newest step, read from the end of the file; empty before the first one."""
-    path = directory / "metrics.jsonl"
-    if not path.is_file():
-        return {}
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        whole_lines = file.read().split(b"\n")[:-1]
-    return dict(json.loads(whole_lines[-1])) if whole_lines else {}

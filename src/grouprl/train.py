@@ -28,6 +28,7 @@ from grouprl.models import (
 from grouprl.prepare import Prepared, prepare
 from grouprl.resume import check_resumable
 from grouprl.rewards import WeightedReward
+from grouprl.rewards.learned import LearnedReward
 from grouprl.step import grpo_step
 from grouprl.tasks import Task
 
@@ -195,6 +196,11 @@ class _Loop:
             for group in evaluation.greedy[:_EXAMPLES]
         ]
 
+    def _networks_mib(self) -> dict[str, float]:
+        rooms = self._prepared.rooms
+        learned = [reward.function.mib for reward in rooms.rewards if isinstance(reward.function, LearnedReward)]
+        return rooms.learner.networks_mib() | ({"reward_model": sum(learned)} if learned else {})
+
     def _finish(self, evaluations: dict[str, Any], completed: bool) -> Run:
         config, state, directory = self._config, self._state, self._record.directory
         summary = evaluations | {
@@ -207,7 +213,7 @@ class _Loop:
             "model": config.model.path,
             "task": self._prepared.rooms.task.name,
             "algorithm": config.algorithm.name,
-            "networks_mib": self._prepared.rooms.learner.networks_mib(),
+            "networks_mib": self._networks_mib(),
             "machine": machine_facts(resolve_device(config.model.device)),
         }
         self._record.summary(summary)

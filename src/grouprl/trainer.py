@@ -9,8 +9,10 @@ from typing import Any, cast
 
 from grouprl.algorithm import Algorithm
 from grouprl.algorithms.named import NAMED
-from grouprl.config import RewardConfig, RunConfig
+from grouprl.config import ModelConfig, RewardConfig, RunConfig
+from grouprl.models import resolve_device
 from grouprl.rewards import RewardFunction, WeightedReward, resolve_rewards
+from grouprl.rewards.learned import learned_reward
 from grouprl.tasks import Task, load_task, task_from_list
 from grouprl.tasks.from_list import Rows
 from grouprl.tasks.names import unknown_name
@@ -44,9 +46,14 @@ class Trainer:
         if self.algorithm is not None:
             changes["algorithm"] = _algorithm(self.algorithm)
         config = RunConfig(**{**dict(self.config), **changes})
-        rewards = configured_rewards(config, task) if self.rewards is None else resolve_rewards(self.rewards)
-        named = tuple(RewardConfig(name=reward.name, weight=reward.weight) for reward in rewards)
-        return train(RunConfig(**{**dict(config), "rewards": named}), task, rewards, resume=resume)
+        if self.rewards is None:
+            rewards = configured_rewards(config, task)
+        else:
+            rewards = resolve_rewards(self.rewards)
+        if self.rewards is not None or not config.rewards:
+            named = tuple(RewardConfig(name=reward.name, weight=reward.weight) for reward in rewards)
+            config = RunConfig(**{**dict(config), "rewards": named})
+        return train(config, task, rewards, resume=resume)
 
     def _task(self) -> Task:
         if self.task is None or isinstance(self.task, str):
@@ -58,9 +65,17 @@ class Trainer:
 
 def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, ...]:
     """The rewards that a configuration names, or the task's own."""
-    named = {reward.name: reward.weight for reward in config.rewards}
+    if config.rewards:
+        return resolve_rewards([_configured(reward, config.model) for reward in config.rewards])
     steps = task.default_step_rewards if config.algorithm.credit == "step" else {}
-    return resolve_rewards(named or {**task.default_rewards, **steps})
+    return resolve_rewards({**task.default_rewards, **steps})
+
+
+def _configured(reward: RewardConfig, policy: ModelConfig) -> WeightedReward:
+    if reward.path is None:
+        return resolve_rewards({reward.name: reward.weight})[0]
+    learned = learned_reward(reward.path, policy=policy.path, device=resolve_device(policy.device), dtype=policy.dtype)
+    return WeightedReward(reward.name, learned, reward.weight)
 
 
 def _algorithm(algorithm: str | Algorithm) -> Algorithm:

@@ -48,6 +48,12 @@ class LearnedReward:
         with torch.no_grad(), autocast(self.device, self.dtype):
             return [score for pack in packs for score in self._scores(pack)]
 
+    @property
+    def mib(self) -> float:
+        """Memory of the model's weights."""
+        weights: list[torch.Tensor] = list(self.model.parameters())
+        return sum(weight.numel() * weight.element_size() for weight in weights) / (1 << 20)
+
     def _rows(self, prompts: Sequence[Text], completion_ids: Sequence[Sequence[int]]) -> Iterator[_Row]:
         for prompt, members in groupby(zip(prompts, completion_ids, strict=True), key=lambda member: member[0]):
             own = [tuple(ids) for _, ids in members]
