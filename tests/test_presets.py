@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from grouprl.algorithm import Algorithm
-from grouprl.algorithms import group_advantages, kl_estimate, policy_loss, token_advantages, token_weights
+from grouprl.algorithms import policy_loss, token_weights
 from grouprl.algorithms.named import NAMED
+from grouprl.learner import Seen, assign_credit
+from grouprl.types import Batch, RewardOutcome, Sampling
 
 # Three groups of three, one of them of equal rewards; log-probs far enough apart for every bound to be met.
-REWARDS_N = torch.tensor([1.0, 0.25, 0.0, 2.0, 0.25, 1.0, 0.5, 0.5, 0.5])
-GROUPS_N = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2])
+REWARDS = [1.0, 0.25, 0.0, 2.0, 0.25, 1.0, 0.5, 0.5, 0.5]
 POLICY = [
     [-0.5, -1.2, -0.3, -2.0],
     [-0.9, -0.4],
@@ -47,26 +50,55 @@ REFERENCE = [
     [-0.9, -0.6, -1.6, -0.7],
 ]
 
-# name: advantages, loss, norm of the loss's gradient in the log-probs
+# name: algorithm, advantages of completions or of their tokens, loss, norm of the loss's gradient in the log-probs
 PRINTED = {
     # trl 1.16.0, GRPOTrainer with GRPOConfig's defaults: advantages from _generate_and_score_completions, loss from
     # _compute_loss, completions and log-probs replaced by the ones above.
     "trl": (
+        NAMED["trl"],
         [1.120681763, -0.320194751, -0.800486922, 1.043954849, -0.949049890, -0.094905034, 0.0, 0.0, 0.0],
         0.184832990,
         0.185754314,
     ),
+    # beta=0.001, use_bias_correction_kl=False
+    "trl with a KL": (
+        replace(NAMED["trl"], kl_coef=0.001),
+        [1.120681763, -0.320194751, -0.800486922, 1.043954849, -0.949049890, -0.094905034, 0.0, 0.0, 0.0],
+        0.184872538,
+        0.185759619,
+    ),
     # verl 0.9.1: core_algos.compute_grpo_outcome_advantage, then workers/utils/losses.ppo_loss with
     # _generated_ppo_trainer.yaml and use_kl_loss=True.
     "verl": (
+        NAMED["verl"],
         [1.120895028, -0.320255667, -0.800639212, 1.044072509, -0.949156940, -0.094915733, 0.0, 0.0, 0.0],
         0.137445658,
         0.117977373,
     ),
-    # openrlhf 0.11.2: RemoteExperienceMaker.compute_advantages_and_returns, then PolicyLoss, compute_approx_kl and
-    # aggregate_loss as in ActorPPOTrainer.training_step; --algo.advantage.estimator group_norm --algo.kl.use_loss
-    # --algo.kl.estimator k3.
+    # use_kl_loss left at False
+    "verl without a KL": (
+        replace(NAMED["verl"], kl_coef=0.0),
+        [1.120895028, -0.320255667, -0.800639212, 1.044072509, -0.949156940, -0.094915733, 0.0, 0.0, 0.0],
+        0.137406126,
+        0.117966525,
+    ),
+    # openrlhf 0.11.2: RemoteExperienceMaker.compute_advantages_and_returns, then PolicyLoss and aggregate_loss as in
+    # ActorPPOTrainer.training_step; --algo.advantage.estimator group_norm. The group's deviation divides the reward
+    # alone, then every token loses the k1 of itself and of the tokens after it.
     "openrlhf": (
+        NAMED["openrlhf"],
+        [
+            *(1.116897225, 1.114897251, 1.112397194, 1.113897204, -0.319756299, -0.318256289),
+            *(-0.788640738, -0.782640755, -0.798140764, 1.047573686, -0.963158011, -0.947158039, -0.949658036),
+            *(-0.948158026, -0.095915847, -0.095915847, -0.000999999, -0.001999999, 0.001, 0.000499999, 0.001),
+            *(0.002, 0.0005, 0.0015, 0.0005),
+        ],
+        0.182078794,
+        0.183169901,
+    ),
+    # with --algo.kl.use_loss --algo.kl.estimator k3, and compute_approx_kl in the loss
+    "openrlhf with its KL in the loss": (
+        replace(NAMED["openrlhf"], credit="completion", kl="k3", kl_in="loss"),
         [1.120897174, -0.320256293, -0.800640762, 1.044073701, -0.949158013, -0.094915845, 0.0, 0.0, 0.0],
         0.185253590,
         0.185840160,
@@ -78,22 +110,35 @@ def padded(rows: list[list[float]]) -> Tensor:
     return torch.tensor([row + [0.0] * (4 - len(row)) for row in rows])
 
 
-MASK_NT = torch.tensor([[1] * len(row) + [0] * (4 - len(row)) for row in POLICY])
+LENGTHS = [len(row) for row in POLICY]
+MASK_NT = torch.arange(4) < torch.tensor(LENGTHS)[:, None]
 
 
-def advantages_of(algorithm: Algorithm, rewards_N: Tensor, groups_N: Tensor) -> Tensor:
-    assert algorithm.baseline == "mean"
-    return group_advantages(
-        rewards_N, groups_N, baseline="mean", scale=algorithm.scale, std=algorithm.std, eps=algorithm.eps
+def batch_of(groups: list[int], mask_NT: Tensor, old_NT: Tensor) -> Batch:
+    return Batch(
+        prompts=tuple((1,) for _ in set(groups)),
+        group_of_N=tuple(groups),
+        token_ids_NT=torch.zeros(mask_NT.shape, dtype=torch.long),
+        mask_NT=mask_NT,
+        trained_NT=mask_NT,
+        old_logprobs_NT=old_NT,
+        sampling=Sampling(),
     )
 
 
-def loss_and_norm(algorithm: Algorithm, advantages: Tensor, *, kl_coef: float) -> tuple[float, float]:
+def advantages_of(algorithm: Algorithm, rewards: list[float], batch: Batch, reference_NT: Tensor) -> Tensor:
+    outcomes = [RewardOutcome(reward, {"reward": reward}) for reward in rewards]
+    seen = Seen(reference_NT=reference_NT)
+    credit = assign_credit(outcomes, {"reward": 1.0}, batch, seen, algorithm, kl_coef=algorithm.kl_coef)
+    return credit.advantages_NT
+
+
+def loss_and_norm(algorithm: Algorithm, advantages_NT: Tensor) -> tuple[float, float]:
     logprobs_NT = padded(POLICY).requires_grad_()
     loss, _ = policy_loss(
         logprobs_NT,
         padded(OLD),
-        advantages,
+        advantages_NT,
         token_weights(MASK_NT, aggregate=algorithm.aggregate),
         surrogate=algorithm.surrogate,
         ratio=algorithm.ratio,
@@ -101,7 +146,7 @@ def loss_and_norm(algorithm: Algorithm, advantages: Tensor, *, kl_coef: float) -
         clip_high=algorithm.clip_high,
         dual_clip=algorithm.dual_clip,
         ref_logprobs_NT=padded(REFERENCE),
-        kl_coef=kl_coef,
+        kl_coef=algorithm.kl_coef if algorithm.kl_in == "loss" else 0.0,
         kl=algorithm.kl,
     )
     (gradient_NT,) = torch.autograd.grad(loss, logprobs_NT)
@@ -110,46 +155,19 @@ def loss_and_norm(algorithm: Algorithm, advantages: Tensor, *, kl_coef: float) -
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_a_preset_gives_the_numbers_that_the_library_prints(name: str) -> None:
-    algorithm, (advantages, loss, norm) = NAMED[name], PRINTED[name]
-    advantages_N = advantages_of(algorithm, REWARDS_N, GROUPS_N)
-    assert algorithm.kl_in == "loss"
-    got = loss_and_norm(algorithm, advantages_N, kl_coef=algorithm.kl_coef)
-    assert advantages_N.tolist() == pytest.approx(advantages, abs=1e-6)
-    assert got == pytest.approx((loss, norm), abs=1e-6)
+    algorithm, printed, loss, norm = PRINTED[name]
+    batch = batch_of([0, 0, 0, 1, 1, 1, 2, 2, 2], MASK_NT, padded(OLD))
+    advantages_NT = advantages_of(algorithm, REWARDS, batch, padded(REFERENCE))
+    by_token = advantages_NT[MASK_NT].tolist()
+    if algorithm.credit == "completion":
+        printed = [advantage for advantage, length in zip(printed, LENGTHS, strict=True) for _ in range(length)]
+    assert by_token == pytest.approx(printed, abs=1e-6)
+    assert loss_and_norm(algorithm, advantages_NT) == pytest.approx((loss, norm), abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "kl_coef", "printed"),
-    [
-        ("verl", 0.0, (0.137406126, 0.117966525)),  # use_kl_loss left at False
-        ("trl", 0.001, (0.184872538, 0.185759619)),  # beta=0.001, use_bias_correction_kl=False
-    ],
-)
-def test_a_preset_with_another_kl_coefficient(name: str, kl_coef: float, printed: tuple[float, float]) -> None:
-    advantages_N = advantages_of(NAMED[name], REWARDS_N, GROUPS_N)
-    assert loss_and_norm(NAMED[name], advantages_N, kl_coef=kl_coef) == pytest.approx(printed, abs=1e-6)
-
-
-def test_openrlhf_with_its_kl_in_the_reward_of_every_token() -> None:
-    # openrlhf 0.11.2 as above, without the two kl switches: the group's deviation divides the reward alone, then
-    # every token loses the k1 of itself and of the tokens after it.
-    printed = [
-        *(1.116897225, 1.114897251, 1.112397194, 1.113897204, -0.319756299, -0.318256289),
-        *(-0.788640738, -0.782640755, -0.798140764, 1.047573686, -0.963158011, -0.947158039, -0.949658036),
-        *(-0.948158026, -0.095915847, -0.095915847, -0.000999999, -0.001999999, 0.001, 0.000499999, 0.001),
-        *(0.002, 0.0005, 0.0015, 0.0005),
-    ]
-    algorithm = NAMED["openrlhf"]
-    rewards_NT = -algorithm.kl_coef * MASK_NT * kl_estimate(padded(OLD), padded(REFERENCE), kind="k1")
-    rewards_NT[torch.arange(9), MASK_NT.sum(1) - 1] += advantages_of(algorithm, REWARDS_N, GROUPS_N)
-    advantages_NT, _ = token_advantages(rewards_NT, MASK_NT, centre=False, normalise=False)
-    assert advantages_NT[MASK_NT.bool()].tolist() == pytest.approx(printed, abs=1e-6)
-    got = loss_and_norm(algorithm, advantages_NT, kl_coef=0.0)
-    assert got == pytest.approx((0.182078794, 0.183169901), abs=1e-6)
-
-
-@pytest.mark.parametrize("name", PRINTED)
+@pytest.mark.parametrize("name", ["trl", "verl", "openrlhf"])
 def test_equal_rewards_give_exactly_zero_where_the_libraries_leak(name: str) -> None:
     # Eight rewards of 0.7: trl 1.16.0 prints 0.000596, verl 0.9.1 0.056, openrlhf 0.11.2 0.92.
-    equal_N = torch.full((8,), 0.7)
-    assert advantages_of(NAMED[name], equal_N, torch.zeros(8, dtype=torch.long)).tolist() == [0.0] * 8
+    old_NT = torch.full((8, 2), -1.0)
+    batch = batch_of([0] * 8, torch.ones(8, 2, dtype=torch.bool), old_NT)
+    assert not advantages_of(NAMED[name], [0.7] * 8, batch, reference_NT=old_NT).any()
