@@ -219,7 +219,8 @@ def test_the_page_stands_alone_and_holds_the_numbers(two: Path) -> None:
     assert "pass@1" not in words
     assert all(source.startswith("data:image/png;base64,") for source in page.loaded)
     assert "script" not in page.tags
-    assert {path.stem for path in (two / "plots").iterdir()} == {plot.name for plot in PLOTS} - {"length", "entropy"}
+    absent = {"accuracy", "length", "entropy"}  # no step has them
+    assert {path.stem for path in (two / "plots").iterdir()} == {plot.name for plot in PLOTS} - absent
     summary = json.loads((two / "summary.json").read_text(), parse_constant=pytest.fail)
     assert summary["variants"]["G=2"]["figures"]["tokens_to_90"] == {
         "mean": 125.0,
@@ -275,6 +276,7 @@ def synthetic(folder: Path, variants: Sequence[str], steps: int = 60, seeds: int
                     metrics = {
                         **parts,
                         "time/total": sum(parts.values()) + 0.03,
+                        "accuracy": accuracy,
                         "reward": accuracy + 0.5 + noise.gauss(0, 0.05),
                         "kl": 0.4 * learned * (1 + place / 3),
                         "entropy": 0.6 - 0.5 * learned,

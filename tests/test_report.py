@@ -92,7 +92,10 @@ def metrics_at(step: int, steps: int, noise: np.random.Generator) -> dict[str, f
         "entropy": 0.6 - 0.45 * learned,
         "grad_norm": 0.7,
         "learning_rate": 1e-4,
-        "clip_high_fraction": 0.0,
+        "clip_low_fraction": 0.0,
+        "clip_high_fraction": 0.01 * (1 - learned),
+        "value_loss": 0.3 * (1 - learned),
+        "value_explained_variance": learned,
         "sampler_learner_gap": 2e-6 + abs(noise.normal(0, 1e-6)),
         "tokens_per_second": 4700.0,
         "completion_tokens": 4735,
@@ -218,6 +221,13 @@ def test_every_plot_is_written_and_shown_once(finished: Path, page: Page) -> Non
     shown = [attrs["src"] or "" for tag, attrs in page.tags if tag == "img"]
     assert sorted(base64.b64decode(uri.partition(",")[2]) for uri in shown) == sorted(written.values())
     assert all(plot.caption in page.text for plot in PLOTS)
+
+
+def test_a_run_that_clips_nothing_and_has_no_critic_shows_neither(tmp_path: Path) -> None:
+    with RunRecord.create(tmp_path / "run", "task: x\n") as record:
+        record.step(1, {"reward": 0.5, "clip_low_fraction": 0.0, "clip_high_fraction": 0.0}, [], [], [])
+    write_report(tmp_path / "run")
+    assert [path.stem for path in (tmp_path / "run" / "plots").iterdir()] == ["reward"]
 
 
 def test_an_unfinished_run_has_a_report_of_what_there_is(tmp_path: Path) -> None:

@@ -148,8 +148,16 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 def _contradictions(a: Algorithm) -> Iterator[tuple[str, str, str]]:
     """Field, the field it contradicts, and the remedy."""
-    drops = a.drop_equal or a.drop_below is not None or a.drop_above is not None
-    for wrong, field, other, why in (
+    for wrong, field, other, why in (*_of_advantages(a), *_of_updates(a)):
+        if wrong:
+            yield field, other, why
+
+
+_Pair = tuple[bool, str, str, str]
+
+
+def _of_advantages(a: Algorithm) -> tuple[_Pair, ...]:
+    return (
         (a.baseline == "critic" and a.critic == "none", "baseline", "critic", "set critic to copy or shared"),
         (a.critic != "none" and a.baseline != "critic", "critic", "baseline", "set baseline=critic"),
         (a.baseline == "critic" and a.credit != "token", "baseline", "credit", "a critic values tokens: credit=token"),
@@ -188,6 +196,12 @@ def _contradictions(a: Algorithm) -> Iterator[tuple[str, str, str]]:
         ),
         (a.baseline == "constant" and a.scale != "none", "baseline", "scale", "set scale=none"),
         (a.gamma != 1 and a.credit != "token", "gamma", "credit", "discounts are between tokens: credit=token"),
+    )
+
+
+def _of_updates(a: Algorithm) -> tuple[_Pair, ...]:
+    drops = a.drop_equal or a.drop_below is not None or a.drop_above is not None
+    return (
         (a.refills > 0 and not drops, "refills", "drop_equal", "nothing is dropped: set drop_equal=true"),
         (
             a.drop_below is not None and a.drop_above is not None and a.drop_below > a.drop_above,
@@ -205,6 +219,4 @@ def _contradictions(a: Algorithm) -> Iterator[tuple[str, str, str]]:
         (a.kl_target is not None and a.kl_coef == 0, "kl_target", "kl_coef", "0 cannot be steered: set kl_coef"),
         (a.refresh_reference > 0 and a.kl_coef == 0, "refresh_reference", "kl_coef", "there is no reference"),
         (a.critic_warmup > 0 and a.critic != "copy", "critic_warmup", "critic", "set critic=copy"),
-    ):
-        if wrong:
-            yield field, other, why
+    )

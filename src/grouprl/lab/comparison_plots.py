@@ -233,6 +233,13 @@ PLOTS = (
         _differences,
     ),
     ComparisonPlot(
+        "accuracy",
+        "Sampled accuracy while training",
+        "Share of the sampled completions of a step that are correct, on the problems it trains on. It keeps variants "
+        "apart for longer than greedy accuracy, which a policy reaches as soon as its likeliest completion is right.",
+        _metric("accuracy", "correct completions"),
+    ),
+    ComparisonPlot(
         "reward",
         "Training reward",
         "Mean reward of the sampled completions. Variants that shape the reward are not on one scale.",
