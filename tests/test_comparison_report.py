@@ -13,6 +13,7 @@ import pytest
 
 from grouprl.lab.comparison import (
     COMPARISON_FILE,
+    RUN_FIGURES,
     against_baseline,
     figure,
     held_out_curve,
@@ -23,6 +24,7 @@ from grouprl.lab.comparison import (
 )
 from grouprl.lab.comparison_plots import PLOTS
 from grouprl.lab.comparison_report import comparison_verdict, write_comparison
+from grouprl.lab.read import read_run
 from grouprl.lab.record import RunRecord
 from grouprl.types import UserError
 
@@ -94,6 +96,28 @@ def test_figures_of_a_variant_over_its_seeds(two: Path) -> None:
     assert figure(b, "steps_to_90").by_seed == {0: 1, 1: 2}
     assert figure(b, "tokens_to_90").by_seed == {0: 50, 1: 200}
     assert figure(b, "seconds_to_90").by_seed == pytest.approx({0: 0.5, 1: 2.0})
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "reached"),
+    [
+        ([0.5, 0.95, 0.9, 0.85, 0.95, 0.95], 4),  # 0.95, 0.9 and 0.85 are the first three steps with a mean of 0.9
+        ([1.0, 1.0, 0.0, 1.0, 1.0], None),
+        ([1.0, 1.0], None),
+    ],
+)
+def test_sampled_accuracy_is_reached_by_three_steps_in_a_row(
+    tmp_path: Path, accuracies: list[float], reached: int | None
+) -> None:
+    with RunRecord.create(tmp_path / "run", "task: x\n") as run:
+        for step, accuracy in enumerate(accuracies, 1):
+            row = {"accuracy": accuracy, "completion_tokens": 100 * step, "time/total": 0.5}
+            run.step(step, row, [], [], [])
+    found = [
+        RUN_FIGURES[f"sampled_{what}_to_90"](read_run(tmp_path / "run")) for what in ("steps", "tokens", "seconds")
+    ]
+    assert found == ([None] * 3 if reached is None else [4, 1000, 2.0])
+    assert RUN_FIGURES["sampled_accuracy"](read_run(tmp_path / "run")) == accuracies[-1]
 
 
 def test_differences_are_paired_over_problems_and_over_seeds(two: Path) -> None:

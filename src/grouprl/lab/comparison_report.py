@@ -13,6 +13,7 @@ from grouprl.lab.comparison import (
     COMPARISON_FILE,
     RUN_FIGURES,
     THRESHOLD,
+    WINDOW,
     Against,
     Figure,
     RecordedComparison,
@@ -27,11 +28,14 @@ from grouprl.lab.comparison import (
 from grouprl.lab.files import atomic_write_text, json_text
 from grouprl.lab.pages import page, picture
 
-SAMPLED = {"pass_at_1": "pass@1", "pass_at_8": "pass@8"}
+SAMPLED = {"sampled_accuracy": "sampled, last tenth of training", "pass_at_1": "pass@1", "pass_at_8": "pass@8"}
 COSTS = {
-    "steps_to_90": ("steps", "{:,.0f}"),
+    "steps_to_90": (f"greedy to {THRESHOLD:.0%}: steps", "{:,.0f}"),
     "tokens_to_90": ("tokens", "{:,.0f}"),
     "seconds_to_90": ("seconds", "{:,.1f}"),
+    "sampled_steps_to_90": (f"sampled to {THRESHOLD:.0%}: steps", "{:,.1f}"),
+    "sampled_tokens_to_90": ("tokens", "{:,.0f}"),
+    "sampled_seconds_to_90": ("seconds", "{:,.1f}"),
     "seconds_per_step": ("seconds per step", "{:.2f}"),
     "completion_tokens": ("completion tokens in all", "{:,.0f}"),
     "peak_rss_mib": ("peak memory, MiB", "{:,.0f}"),
@@ -80,6 +84,7 @@ def write_comparison(directory: Path) -> Path:
         sampled=[SAMPLED[name] for name in measured],
         accuracies=[_accuracies(comparison, variant, measured) for variant in comparison.variants],
         threshold=f"{THRESHOLD:.0%}",
+        window=WINDOW,
         cost_names=[name for name, _ in COSTS.values()],
         costs=[_costs(variant) for variant in comparison.finished],
         pictures=[picture(plot.title, plot.caption, path) for plot, path in drawn],
