@@ -113,11 +113,10 @@ def test_sampled_accuracy_is_reached_by_three_steps_in_a_row(
         for step, accuracy in enumerate(accuracies, 1):
             row = {"accuracy": accuracy, "completion_tokens": 100 * step, "time/total": 0.5}
             run.step(step, row, [], [], [])
-    found = [
-        RUN_FIGURES[f"sampled_{what}_to_90"](read_run(tmp_path / "run")) for what in ("steps", "tokens", "seconds")
-    ]
+    recorded, costs = read_run(tmp_path / "run"), ("steps", "tokens", "seconds")
+    found = [RUN_FIGURES[f"sampled_{cost}_to_90"](recorded) for cost in costs]
     assert found == ([None] * 3 if reached is None else [4, 1000, 2.0])
-    assert RUN_FIGURES["sampled_accuracy"](read_run(tmp_path / "run")) == accuracies[-1]
+    assert RUN_FIGURES["sampled_accuracy"](recorded) == accuracies[-1]
 
 
 def test_differences_are_paired_over_problems_and_over_seeds(two: Path) -> None:

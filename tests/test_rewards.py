@@ -232,7 +232,7 @@ def test_rewards_are_resolved_from_names_weights_functions_and_pairs() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (["corect_answer"], "expected one of boxed_format, correct_answer, equation_steps, got 'corect_answer': did you mean 'corr"),
+        (["corect_answer"], "equation_steps, got 'corect_answer': did you mean 'correct_answer'"),
         ({"box_format": 1.0}, "did you mean 'boxed_format'"),
         ([], r"expected a list such as .* got \[\]"),
         ({}, "name at least one"),

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from grouprl.algorithm import Algorithm
 from grouprl.algorithms.named import NAMED
-from grouprl.config import ModelConfig, RewardConfig, RunConfig
+from grouprl.config import RewardConfig, RunConfig
 from grouprl.models import resolve_device
 from grouprl.rewards import RewardFunction, WeightedReward, resolve_rewards
 from grouprl.rewards.learned import learned_reward
@@ -66,15 +66,21 @@ class Trainer:
 def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, ...]:
     """The rewards that a configuration names, or the task's own."""
     if config.rewards:
-        return resolve_rewards([_configured(reward, config.model) for reward in config.rewards])
+        return resolve_rewards([_configured(reward, config) for reward in config.rewards])
     steps = task.default_step_rewards if config.algorithm.credit == "step" else {}
     return resolve_rewards({**task.default_rewards, **steps})
 
 
-def _configured(reward: RewardConfig, policy: ModelConfig) -> WeightedReward:
+def _configured(reward: RewardConfig, config: RunConfig) -> WeightedReward:
     if reward.path is None:
         return resolve_rewards({reward.name: reward.weight})[0]
-    learned = learned_reward(reward.path, policy=policy.path, device=resolve_device(policy.device), dtype=policy.dtype)
+    learned = learned_reward(
+        reward.path,
+        policy=config.model.path,
+        device=resolve_device(config.model.device),
+        dtype=config.model.dtype,
+        micro_batch_tokens=config.learner.micro_batch_tokens,
+    )
     return WeightedReward(reward.name, learned, reward.weight)
 
 

@@ -129,6 +129,14 @@ def read_rollouts(directory: Path, step: int) -> tuple[RecordedGroup, ...]:
     with closing(sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)) as database:
         database.row_factory = sqlite3.Row
         rows = database.execute(query, (step,)).fetchall()
+    missing = {"token_advantages", "step_rewards"} - set(
+        rows[0].keys() if rows else ("token_advantages", "step_rewards")
+    )
+    if missing:
+        raise UserError(
+            f"{path}: expected a table of completions with the columns {', '.join(sorted(missing))}, found none: "
+            "an older version of GroupRL recorded this run; read it with that one"
+        )
     return tuple(_group(list(members)) for _, members in groupby(rows, key=lambda row: row["group_index"]))
 
 
