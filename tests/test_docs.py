@@ -88,6 +88,7 @@ def test_a_row_gives_the_default_and_every_choice(field: dataclasses.Field[objec
 
 # Metrics
 
+
 def test_metrics_to_watch_are_columns_of_the_run_directory() -> None:
     page = (ROOT / "docs" / "run_directory.md").read_text(encoding="utf-8")
     table = page[page.index("## metrics.jsonl") : page.index("## rollouts.sqlite")]
