@@ -15,8 +15,26 @@ CONTRADICTIONS = [
     ({"credit": "step", "scale": "none"}, "credit", "scale"),
     ({"credit": "step", "kl_in": "reward"}, "credit", "kl_in"),
     ({"credit": "token", "baseline": "batch_mean"}, "scale", "baseline"),
-    ({"kl_in": "reward"}, "kl_in", "credit"),
-    ({"baseline": "constant"}, "baseline", "scale"),
+    ({"baseline": "none"}, "scale", "baseline"),
+    ({"kl_in": "reward"}, "kl_in", "scale"),
+    ({"kl_in": "reward", "scale": "batch_std"}, "kl_in", "scale"),
+    ({"reward_mix": "normalise_then_sum", "baseline": "constant", "scale": "none"}, "reward_mix", "baseline"),
+    ({"drop_equal": True, "baseline": "batch_mean", "scale": "none"}, "drop_equal", "baseline"),
+    ({"drop_equal": True, "credit": "step"}, "drop_equal", "credit"),
+    ({"drop_equal": True, "reward_mix": "normalise_then_sum"}, "drop_equal", "reward_mix"),
+    ({"ratio": "sequence", "credit": "step"}, "credit", "ratio"),
+    ({"ratio": "sequence", "entropy_share": 0.2}, "entropy_share", "ratio"),
+    ({"ratio": "sequence", "correction": "mask"}, "correction_level", "ratio"),
+    ({"lam": 0.5}, "lam", "critic"),
+    ({"value_clip": None}, "value_clip", "critic"),
+    ({"value_coef": 0.5}, "value_coef", "critic"),
+    ({"correction_cap": 3.0}, "correction_cap", "correction"),
+    ({"correction": "truncate", "correction_floor": 0.1}, "correction_floor", "correction"),
+    ({"surrogate": "plain", "clip_high": 0.3}, "clip_high", "surrogate"),
+    ({"scale": "none", "std": "sample"}, "std", "scale"),
+    ({"kl_rate": 0.2}, "kl_rate", "kl_target"),
+    ({"baseline": "constant"}, "scale", "baseline"),
+    ({"baseline": "constant", "scale": "batch_std"}, "baseline", "scale"),
     ({"baseline_constant": 0.5}, "baseline_constant", "baseline"),
     ({"reward_mix": "normalise_then_sum", "kl_in": "reward", "scale": "none"}, "reward_mix", "kl_in"),
     ({"reward_mix": "normalise_then_sum", "credit": "step"}, "reward_mix", "credit"),
@@ -45,6 +63,8 @@ def test_a_contradiction_names_both_fields(options: dict[str, object], field: st
         {"clip_low": -0.1},
         {"clip_low": 1.1},
         {"clip_high": float("inf")},
+        {"baseline_constant": float("nan")},
+        {"drop_above": float("nan")},
         {"kl_coef": float("nan")},
         {"kl_coef": -1.0},
         {"gamma": 1.5},
@@ -76,6 +96,13 @@ def test_a_completion_alone_has_no_group(field: str, algorithm: Algorithm) -> No
 @pytest.mark.parametrize("name", ["reinforce", "reinforce_batch", "reinforce_pp", "ppo"])
 def test_what_does_not_compare_within_the_group_needs_none(name: str) -> None:
     assert RunConfig(algorithm=NAMED[name], rollout={"group_size": 1}).rollout.group_size == 1
+
+
+def test_one_completion_is_no_batch() -> None:
+    rollout = {"group_size": 1, "problems_per_step": 1}
+    with pytest.raises(UserError, match=r"rollout.group_size: expected 2 or more with algorithm.baseline='batch_mean'"):
+        RunConfig(algorithm=NAMED["reinforce_batch"], rollout=rollout)
+    assert RunConfig(algorithm=NAMED["reinforce_pp"], rollout=rollout)  # its batch is one of tokens
 
 
 def test_every_name_is_its_own_and_differs_from_grpo() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from grouprl import Algorithm
 from grouprl.algorithms.named import NAMED
 from grouprl.learner import Seen, assign_credit, kept_groups, recorded_advantages
+from grouprl.learner.credit import explained_variance
 from grouprl.types import Batch, Completion, Group, Problem, RewardOutcome, Sampling, StepReward, StopReason
 
 NAN = math.nan
@@ -100,7 +101,7 @@ def test_weights_multiply_the_advantages_of_each_reward() -> None:
 
 
 def test_a_reward_that_does_not_apply_has_no_part_in_the_sum() -> None:
-    rewards = two((1.0, None), (0.0, None), (1.0, 3.0), (0.0, 4.0))
+    rewards = two((1.0, None), (0.0, None), (1.0, 3.0), (0.0, 2.0))
     rewards[2] = RewardOutcome(NAN, {"right": 1.0, "short": 3.0}, "broken")
     algorithm = Algorithm(eps=0.0, reward_mix="normalise_then_sum")
     assert advantages(algorithm, rewards) == each(1, -1, 0, 0)  # one valid completion is no group
@@ -150,11 +151,55 @@ def test_reinforce_pp_normalises_over_the_tokens_of_the_batch() -> None:
     assert got == each(0.5774, -1.7321, 0.5774, 0.5774)
 
 
+VALUES = torch.tensor([[0.5, 0.25, 0.0], [0.5, 0.5, 9.0], [0.0, 9.0, 9.0], [1.0, 2.0, 9.0]])
+
+
+def test_the_advantages_of_a_critic_are_centred_and_normalised_over_the_tokens() -> None:
+    algorithm = replace(NAMED["ppo"], lam=1.0, kl_coef=0.0, eps=0.0)
+    rewards = outcomes(1.0, 0.0, NAN, 1.0)
+    credit = assign_credit(rewards, {"right": 1.0}, batch(), Seen(values_NT=VALUES), algorithm, kl_coef=0.0)
+    # 0.5, 0.75, 1, -0.5, -0.5, 0, -1 without: mean 1/28
+    plain = torch.tensor([0.5, 0.75, 1.0, -0.5, -0.5, 0.0, -1.0])
+    expected = (plain - 1 / 28) / math.sqrt(sum((value - 1 / 28) ** 2 for value in plain.tolist()) / 7)
+    torch.testing.assert_close(credit.advantages_NT[credit.counted_NT], expected, atol=1e-6, rtol=0)
+
+
+def test_group_advantages_of_tokens_may_be_normalised_over_the_batch() -> None:
+    # REINFORCE++ with the group's mean: 0.5 for three tokens, -0.5 for two, 0 for three; mean 1/16
+    algorithm = Algorithm(credit="token", scale="batch_std", kl_coef=0.0, eps=0.0)
+    deviation = math.sqrt((3 * (7 / 16) ** 2 + 2 * (9 / 16) ** 2 + 3 * (1 / 16) ** 2) / 8)
+    expected = [round(value / 16 / deviation, 4) for value in (7, -9, -1, -1)]
+    assert advantages(algorithm, outcomes(1.0, 0.0, 1.0, 1.0)) == each(*expected)
+
+
+def test_without_a_baseline_nothing_is_subtracted() -> None:
+    algorithm = Algorithm(credit="token", baseline="none", scale="batch_std", kl_coef=0.0, eps=0.0)
+    # six tokens of 1 and two of 0: deviation sqrt(3) / 4
+    assert advantages(algorithm, outcomes(1.0, 0.0, 1.0, 1.0)) == each(2.3094, 0.0, 2.3094, 2.3094)
+
+
+def test_the_kl_in_the_reward_is_the_learners_where_the_sampler_is_not_trusted() -> None:
+    algorithm = replace(NAMED["reinforce_pp"], scale="none", baseline="none", correction="truncate")
+    seen = Seen(REFERENCE, policy_NT=REFERENCE)
+    rewards = outcomes(1.0, 0.0, 1.0, 1.0)
+    credit = assign_credit(rewards, {"right": 1.0}, batch(OLD), seen, algorithm, kl_coef=0.5)
+    assert credit.rows(batch()) == each(1, 0, 1, 1)  # the learner is at the reference: no KL
+
+
+def test_what_a_critic_explains() -> None:
+    returns, mask = torch.tensor([[1.0, 2.0, 3.0, 9.0]]), torch.tensor([[True, True, True, False]])
+    assert explained_variance(returns, returns, mask) == 1
+    assert explained_variance(torch.zeros(1, 4), returns, mask) == pytest.approx(0)
+    # errors 0, 1, 2 have the variance of 1, 2, 3; errors 0, 2, 4 four times that
+    assert explained_variance(torch.ones(1, 4), returns, mask) == pytest.approx(0)
+    assert explained_variance(-returns, returns, mask) == pytest.approx(-3)
+    assert math.isnan(explained_variance(returns, torch.ones(1, 4), mask))
+
+
 def test_ppo_without_normalisation_is_reward_to_come_less_value() -> None:
-    values = torch.tensor([[0.5, 0.25, 0.0], [0.5, 0.5, 9.0], [0.0, 9.0, 9.0], [1.0, 2.0, 9.0]])
     algorithm = replace(NAMED["ppo"], scale="none", lam=1.0, kl_coef=0.0)
     credit = assign_credit(
-        outcomes(1.0, 0.0, NAN, 1.0), {"right": 1.0}, batch(), Seen(values_NT=values), algorithm, kl_coef=0.0
+        outcomes(1.0, 0.0, NAN, 1.0), {"right": 1.0}, batch(), Seen(values_NT=VALUES), algorithm, kl_coef=0.0
     )
     assert credit.rows(batch()) == [[0.5, 0.75, 1.0], [-0.5, -0.5], [0.0], [0.0, -1.0]]
     assert credit.returns_NT.tolist() == [[1, 1, 1], [0, 0, 0], [0, 0, 0], [1, 1, 0]]

@@ -88,6 +88,41 @@ def test_the_critic_and_the_moved_reference_are_saved(tiny: Path, tmp_path: Path
     assert trainer_files(NAMED["grpo_iterative"]) == always | {"reference.safetensors"}
 
 
+def test_what_is_before_the_first_update_of_the_policy(tiny: Path, tmp_path: Path) -> None:
+    warm = run(tiny, tmp_path, replace(ppo, critic_warmup=1), steps=2, checkpoint={"every": 1, "keep": 9}).directory
+    weights = [load_file(warm / "checkpoints" / f"step-00000{step}" / "model.safetensors") for step in (1, 2)]
+    start = load_file(tiny / "model.safetensors")
+    moved = [any(not start[key].equal(after[key]) for key in after) for after in weights]
+    assert moved == [False, True]
+
+
+def test_the_reference_is_refreshed_after_every_second_step(tiny: Path, tmp_path: Path) -> None:
+    rows = metrics(run(tiny, tmp_path, Algorithm(refresh_reference=2, kl_coef=0.5)).directory)
+    # Before the update of steps 1, 3 and 5 policy and reference are one.
+    assert [row["kl"] > 1e-6 for row in rows] == [False, True] * 3
+
+
+def test_the_critic_has_a_learning_rate_of_its_own(tiny: Path, tmp_path: Path) -> None:
+    learner = {"learning_rate": 0.01, "critic_learning_rate": 0.0}
+    directory = run(tiny, tmp_path, ppo, steps=2, learner=learner).directory
+    critic = load_file(directory / "checkpoints" / "step-000002" / "trainer" / "critic.safetensors")
+    assert not critic["head.weight"].any()
+
+
+def test_a_steered_coefficient_reaches_the_reward(tiny: Path, tmp_path: Path) -> None:
+    """Step 1 is the same with and without; in step 2 the same completions lose more for the same KL."""
+    fixed = replace(NAMED["rloo"], kl_coef=0.5)
+    steered = replace(fixed, kl_target=1e-9, kl_rate=1.0)
+    query = "SELECT step, text, reward, advantage FROM completions ORDER BY 1, group_index, completion_index"
+    left, right = (
+        rollouts(run(tiny, tmp_path / name, algorithm, steps=2).directory, query)
+        for name, algorithm in (("fixed", fixed), ("steered", steered))
+    )
+    assert [row for row in left if row[0] == 1] == [row for row in right if row[0] == 1]
+    assert [row[:3] for row in left] == [row[:3] for row in right]
+    assert left != right
+
+
 # Process supervision
 
 
@@ -124,9 +159,9 @@ def rarely(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) 
     return [float(sum(map(ord, text)) % 3 == 0 and len(text) > 2) for text in completions]
 
 
-def dynamic(tiny: Path, runs: Path, reward: Any, **changes: Any) -> Path:
+def dynamic(tiny: Path, runs: Path, reward: Any, *, max_tokens: int = 8, **changes: Any) -> Path:
     algorithm = replace(dapo, **{"overlong_buffer": 0.0, **changes})
-    config = small_config(runs, steps=3, rollout={"problems_per_step": 4, "group_size": 2, "max_tokens": 8})
+    config = small_config(runs, steps=3, rollout={"problems_per_step": 4, "group_size": 2, "max_tokens": max_tokens})
     trainer = Trainer(tiny, ROWS, [WeightedReward("rarely", reward)], algorithm=algorithm, config=config)
     return trainer.train().directory
 
@@ -158,6 +193,25 @@ def test_a_step_whose_groups_are_all_dropped_changes_nothing(tiny: Path, tmp_pat
     assert all(left[key].equal(right[key]) for key in right)
 
 
+def test_groups_are_dropped_for_their_rewards_and_not_for_their_lengths(tiny: Path, tmp_path: Path) -> None:
+    def same(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+        return [0.5] * len(completions)
+
+    directory = dynamic(tiny, tmp_path, same, max_tokens=60, refills=0, overlong_buffer=1.0)
+    assert len({reward for (reward,) in rollouts(directory, "SELECT reward FROM completions")}) > 1
+    assert [row["groups/kept"] for row in metrics(directory)] == [0] * 3
+
+
+def test_a_prompt_that_only_a_refill_would_meet_is_refused_before_the_run(tiny: Path, tmp_path: Path) -> None:
+    rows = [*ROWS, *({"prompt": f"{number} " * 400} for number in range(100, 110))]
+    for seed in range(4):  # the one problem of the step is a short one in most of them
+        config = small_config(tmp_path, steps=1, seed=seed, rollout={"problems_per_step": 1, "max_tokens": 8})
+        algorithm = replace(dapo, refills=100)
+        with pytest.raises(UserError, match="expected a prompt of 1 to 248 tokens"):
+            Trainer(tiny, rows, [LETTERS], algorithm=algorithm, config=config).train()
+    assert not (tmp_path / "run").exists()
+
+
 # Length
 
 
@@ -180,6 +234,21 @@ def test_completions_that_were_cut_may_be_left_out_of_the_update(tiny: Path, tmp
         shown.append(metrics(directory)[0])
     assert shown[0]["completions/clipped_ratio"] == shown[1]["completions/clipped_ratio"] > 0.8
     assert shown[1]["grad_norm"] < shown[0]["grad_norm"]
+
+
+def test_the_penalty_takes_part_when_rewards_are_normalised_one_by_one(tiny: Path, tmp_path: Path) -> None:
+    def same(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+        return [0.5] * len(completions)
+
+    algorithm = Algorithm(kl_coef=0.0, overlong_buffer=1.0, reward_mix="normalise_then_sum")
+    config = small_config(tmp_path, steps=2, rollout={"problems_per_step": 8, "group_size": 8, "max_tokens": 16})
+    directory = Trainer(tiny, ROWS, [same], algorithm=algorithm, config=config).train().directory
+    assert any(row["grad_norm"] > 0 for row in metrics(directory))
+
+
+def test_the_name_of_the_penalty_is_taken(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="expected names other than 'soft_overlong'"):
+        Trainer(tiny, ROWS, [WeightedReward("soft_overlong", letters)], config=small_config(tmp_path)).train()
 
 
 # Memory

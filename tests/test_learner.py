@@ -192,6 +192,7 @@ def padded_logprobs(model: PreTrainedModel, folder: Path, batch: Batch) -> Tenso
         {"clip_high": 0.05},
         {"kl": "k1"},
         {"kl_coef": 0.9},
+        {"dual_clip": 1.05},
     ],
     ids=str,
 )

@@ -1,5 +1,6 @@
 """Critic, entropy, corrections, minibatches and the reference that moves: against autograd on padded rows."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -101,7 +102,7 @@ def test_the_correction_weighs_the_advantage(model: PreTrainedModel, batch: Batc
     # The sampler claims a third of the probability for every token of row 0: 3 times too rare, beyond the cap of 1.5.
     old = batch.old_logprobs_NT.clone()
     old[0] -= torch.log(torch.tensor(3.0)) * batch.mask_NT[0]
-    algorithm = Algorithm(**POLICY_ONLY, correction=kind, correction_cap=1.5)
+    algorithm = Algorithm(**POLICY_ONLY, correction=kind, correction_cap=2.0 if kind == "none" else 1.5)
     learner = learner_of(model, algorithm)
     learn(learner, replace(batch, old_logprobs_NT=old))
     scaled = ADVANTAGES.clone()
@@ -109,6 +110,17 @@ def test_the_correction_weighs_the_advantage(model: PreTrainedModel, batch: Batc
     scaled[0] *= 3.0 if factor is None else factor
     expected = learner_of(model, Algorithm(**POLICY_ONLY))
     learn(expected, batch, scaled)
+    assert gap(learner.optimizer.gradient, expected.optimizer.gradient) < 1e-4
+
+
+def test_the_correction_may_be_of_the_whole_completion(model: PreTrainedModel, batch: Batch):
+    # The first token of row 0 is claimed half as likely as it is: every token of that row counts twice.
+    old = batch.old_logprobs_NT.clone()
+    old[0, 0] -= math.log(2.0)
+    algorithm = Algorithm(**POLICY_ONLY, correction="truncate", correction_level="sequence", correction_cap=5.0)
+    learner, expected = learner_of(model, algorithm), learner_of(model, Algorithm(**POLICY_ONLY))
+    learn(learner, replace(batch, old_logprobs_NT=old))
+    learn(expected, batch, torch.where(torch.arange(11) == 0, 2 * ADVANTAGES, ADVANTAGES))
     assert gap(learner.optimizer.gradient, expected.optimizer.gradient) < 1e-4
 
 
@@ -190,6 +202,7 @@ def own_values(own: PreTrainedModel, critic: Critic, batch: Batch) -> list[Tenso
 
 RETURNS = torch.sin(torch.arange(11 * 12.0)).view(11, 12)
 PPO = replace(NAMED["ppo"], kl_coef=0.0, minibatches=1, value_clip=None)
+ALONE = replace(PPO, baseline="batch_mean", critic="none", value_clip=0.2)
 
 
 def with_critic(model: PreTrainedModel, algorithm: Algorithm, critic: Critic, **changes: object) -> Learner:
@@ -225,7 +238,7 @@ def test_the_critic_learns_its_returns_on_a_copy_of_the_policy(tiny: Path, model
     assert gap(got, expected) < 2e-5
     assert figures["value_loss"] == pytest.approx(float(cost.detach()), abs=1e-5)
     # and the policy moves as it would without a critic
-    alone = learner_of(model, replace(PPO, baseline="batch_mean", critic="none"))
+    alone = learner_of(model, ALONE)
     learn(alone, batch)
     assert gap(learner.optimizer.gradient, alone.optimizer.gradient) < 1e-5
 
@@ -235,7 +248,7 @@ def test_a_shared_trunk_takes_both_gradients(tiny: Path, model: PreTrainedModel,
     critic = critic_of(model, shared=True)
     learner = with_critic(model, shared, critic)
     learn_values(learner, batch)
-    alone = learner_of(model, replace(PPO, baseline="batch_mean", critic="none"))
+    alone = learner_of(model, ALONE)
     learn(alone, batch)
     twin, own = critic_of(model, shared=True), own_model(tiny)
     (0.7 * value_cost(own_values(own, twin, batch), batch)).backward()
@@ -265,12 +278,71 @@ def test_while_the_critic_warms_up_the_policy_stays(model: PreTrainedModel, batc
     assert "head.weight" in learner.critic_optimizer.gradient
 
 
+def test_a_value_far_from_what_it_was_is_clipped(model: PreTrainedModel, batch: Batch):
+    """The critic has moved by 1 since it was asked: only errors beyond the clip are left to learn from."""
+    critic = critic_of(model, shared=False)
+    learner = with_critic(model, replace(PPO, value_clip=0.2), critic)
+    seen = learner.look(batch)
+    values_NT = torch.where(batch.mask_NT, seen.values_NT, 0.0)
+    returns_NT = torch.where(batch.mask_NT, values_NT + 2.0, 0.0)
+    credit = Credit(credit_of(batch).advantages_NT, returns_NT, batch.mask_NT)
+    # From 1 below: the value's error is 2, that of the value clipped to 0.8 below is 2.8.
+    figures = learner.learn(batch, credit, replace(seen, values_NT=values_NT - 1.0))
+    assert figures["value_loss"] == pytest.approx(2.8**2 / 2, rel=1e-4)
+    assert figures["value_clip_fraction"] == 1
+    # What the values explain is that of before the update: the returns are 3 above them everywhere.
+    assert figures["value_explained_variance"] == pytest.approx(1, abs=1e-5)
+
+
+def test_a_batch_of_invalid_rewards_moves_nothing(model: PreTrainedModel, batch: Batch):
+    """Neither momentum nor weight decay: the first update leaves moments that a second one would follow."""
+    for kind in ("shared", "copy"):
+        critic = critic_of(model, shared=kind == "shared")
+        both = [Optimizer(module, LearnerConfig(learning_rate=0.01, weight_decay=0.1)) for module in (model, critic)]
+        learner = learner_of(
+            model, replace(PPO, critic=kind), critic=critic, optimizer=both[0], critic_optimizer=both[1]
+        )
+        learn_values(learner, batch)
+        before, head = fingerprint(model), critic.head.weight.clone()
+        nothing = Credit(torch.zeros(batch.mask_NT.shape), torch.zeros(batch.mask_NT.shape), batch.mask_NT & False)
+        figures = learner.learn(batch, nothing, learner.look(batch))
+        assert (fingerprint(model), [one.updates for one in both]) == (before, [1, 1])
+        assert torch.equal(critic.head.weight, head)
+        assert (figures["grad_norm"], figures["critic_grad_norm"]) == (0.0, 0.0)
+
+
 def test_a_new_critic_says_zero(model: PreTrainedModel, batch: Batch):
     seen = with_critic(model, PPO, Critic(model, shared=False)).look(batch)
     assert torch.equal(seen.values_NT, torch.zeros(batch.mask_NT.shape))
 
 
 # The anchor
+
+
+@pytest.mark.parametrize("name", ["rloo", "reinforce_pp", "openrlhf"])
+def test_a_kl_in_the_reward_is_not_in_the_loss_as_well(model: PreTrainedModel, batch: Batch, name: str):
+    algorithm = replace(NAMED[name], kl_coef=0.5)
+    learner, free = learner_of(model, algorithm), learner_of(model, replace(algorithm, kl_coef=0.0), reference=None)
+    figures = learn(learner, batch)
+    learn(free, batch)
+    assert figures["kl"] != 0
+    assert gap(learner.optimizer.gradient, free.optimizer.gradient) < 1e-6
+
+
+@pytest.mark.parametrize("place", ["loss", "reward"])
+def test_the_kl_is_steered_wherever_it_stands(model: PreTrainedModel, batch: Batch, place: str):
+    algorithm = Algorithm(kl_coef=0.1, kl_target=1e-9, kl_in=place, scale="none")
+    learner = learner_of(model, algorithm, kl_coefficient=KlCoefficient(algorithm))
+    learn(learner, batch)
+    assert learner.kl_coefficient.value == pytest.approx(0.102)
+
+
+def test_the_constant_of_dr_grpo_is_the_limit_and_not_the_longest_completion(model: PreTrainedModel, batch: Batch):
+    short, long = (
+        learn(learner_of(model, Algorithm(**POLICY_ONLY, aggregate="constant")), replace(batch, sampling=sampling))
+        for sampling in (PLAIN, replace(PLAIN, max_tokens=36))
+    )
+    assert short["loss"] == pytest.approx(3 * long["loss"], rel=1e-5)
 
 
 def test_the_reference_becomes_the_policy_and_the_kl_starts_anew(model: PreTrainedModel, batch: Batch):

@@ -53,10 +53,16 @@ def test_what_counts_as_a_step(text: str, values: list[float]) -> None:
         ("1,200 \\div 4 \\times 2 = 600", [1]),
         ("7 + 5 = 13", [0]),
         ("10 - 2 - 3 = 5", [1]),
+        ("-5 + 7 = 2", [1]),
+        ("3 + 4 = 7. 3+4 = 7. 3  + 4 = 7.", [1, 0, 0]),
     ],
 )
 def test_without_marks_a_right_equation_counts_once(text: str, values: list[float]) -> None:
     assert [value for _, value in steps(text, "#### 9")] == values
+
+
+def test_without_an_answer_it_does_not_apply() -> None:
+    assert equation_steps(["?", "?"], ["1 + 1 = 2"] * 2, [[1]] * 2, answer=[None, GOLD]) == [None, [(9, 0.0)]]
 
 
 def test_a_long_text_of_digits_and_signs_is_quick() -> None:

@@ -49,10 +49,15 @@ def test_the_batch_of_tokens_is_centred_and_normalised() -> None:
     close(sample, (torch.tensor([[0.06, 0.16, 0.36], [-0.44, -0.14, 0.0]]) / (math.sqrt(0.372 / 4) + 0.1)).tolist())
 
 
-def test_equal_returns_leave_nothing_to_be_blown_up() -> None:
-    rewards = torch.zeros(3, 4)
-    rewards[:, -1] = 0.7
-    assert torch.equal(token_advantages(rewards, torch.ones(3, 4))[0], torch.zeros(3, 4))
+@pytest.mark.parametrize("reward", [0.3, 0.6, 0.7, 0.9, 1.3])
+def test_equal_returns_leave_exactly_nothing(reward: float) -> None:
+    # the mean of eleven 0.3 in float64 is not 0.3
+    rewards = torch.zeros(11, 4, dtype=torch.float64)
+    rewards[:, -1] = reward
+    for normalise in (True, False):
+        advantages, returns = token_advantages(rewards, torch.ones(11, 4), normalise=normalise)
+        assert torch.equal(advantages, torch.zeros(11, 4))
+        assert returns.min() == returns.max() == pytest.approx(reward)
 
 
 def test_with_a_critic_they_are_gae_and_returns_are_not_normalised() -> None:
@@ -147,6 +152,8 @@ def test_the_tokens_of_highest_entropy_are_chosen_over_the_batch() -> None:
     assert threshold == pytest.approx(0.7)
     assert torch.equal(high_entropy_mask(entropies, MASK, share=1.0)[0], MASK)
     assert int(high_entropy_mask(entropies, MASK, share=0.01)[0].sum()) == 1
+    tied = torch.zeros(2, 3)
+    assert int(high_entropy_mask(tied, MASK, share=0.4)[0].sum()) == 2  # and not all that are equal to the second
 
 
 @pytest.mark.parametrize(("kl", "factor"), [(2.2, 1.01), (2.0, 1.0), (1.9, 0.995), (9.0, 1.02), (0.0, 0.98)])

@@ -122,6 +122,9 @@ _CHOICES = {
     "critic": CriticKind,
 }
 _RANGES: dict[str, tuple[float, float]] = {
+    "baseline_constant": (-math.inf, math.inf),
+    "drop_below": (-math.inf, math.inf),
+    "drop_above": (-math.inf, math.inf),
     "eps": (0.0, 1.0),
     "gamma": (0.0, 1.0),
     "lam": (0.0, 1.0),
@@ -146,14 +149,33 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 
 
+# Fields that do nothing unless another has one of these values.
+_ONLY_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
+    "lam": ("critic", ("copy", "shared")),
+    "value_clip": ("critic", ("copy", "shared")),
+    "value_coef": ("critic", ("shared",)),
+    "correction_level": ("correction", ("truncate", "mask")),
+    "correction_cap": ("correction", ("truncate", "mask")),
+    "correction_floor": ("correction", ("mask",)),
+    "clip_low": ("surrogate", ("clip", "cispo")),
+    "clip_high": ("surrogate", ("clip", "cispo")),
+    "std": ("scale", ("group_std", "batch_std")),
+    "eps": ("scale", ("group_std", "batch_std")),
+}
+
+
 def _contradictions(a: Algorithm) -> Iterator[tuple[str, str, str]]:
     """Field, the field it contradicts, and the remedy."""
     for wrong, field, other, why in (*_of_advantages(a), *_of_updates(a)):
         if wrong:
             yield field, other, why
+    for field, (other, needed) in _ONLY_WITH.items():
+        if getattr(a, field) != getattr(Algorithm, field) and getattr(a, other) not in needed:
+            yield field, other, f"it has no effect there; set {other} to {' or '.join(needed)}, or leave {field} out"
 
 
 _Pair = tuple[bool, str, str, str]
+_OF_GROUPS = ("mean", "leave_one_out")  # baselines that compare a completion with its own group
 
 
 def _of_advantages(a: Algorithm) -> tuple[_Pair, ...]:
@@ -169,16 +191,16 @@ def _of_advantages(a: Algorithm) -> tuple[_Pair, ...]:
         ),
         (a.credit == "step" and a.scale != "group_std", "credit", "scale", "set scale=group_std"),
         (
-            a.credit == "token" and a.scale == "group_std" and a.baseline not in ("mean", "leave_one_out"),
+            a.scale == "group_std" and a.baseline not in _OF_GROUPS,
             "scale",
             "baseline",
-            "there is no group to take the deviation of: set scale to batch_std or none",
+            "the deviation of a group belongs to its mean: set scale to batch_std or none",
         ),
         (
-            a.kl_in == "reward" and a.kl_coef > 0 and a.credit == "completion" and a.scale == "group_std",
+            a.kl_in == "reward" and a.kl_coef > 0 and a.credit == "completion" and a.scale != "none",
             "kl_in",
-            "credit",
-            "a group of equal rewards would be divided by the noise of its KL: set credit=token",
+            "scale",
+            "equal rewards would be divided by the noise of their KL: set scale=none, or credit=token",
         ),
         (a.credit == "step" and a.kl_in == "reward", "credit", "kl_in", "set kl_in=loss"),
         (a.baseline_constant != 0 and a.baseline != "constant", "baseline_constant", "baseline", "baseline=constant"),
@@ -195,6 +217,12 @@ def _of_advantages(a: Algorithm) -> tuple[_Pair, ...]:
             "set kl_in=loss",
         ),
         (a.baseline == "constant" and a.scale != "none", "baseline", "scale", "set scale=none"),
+        (
+            a.reward_mix == "normalise_then_sum" and a.baseline == "constant",
+            "reward_mix",
+            "baseline",
+            "the constant would be subtracted once for each reward: set baseline=none",
+        ),
         (a.gamma != 1 and a.credit != "token", "gamma", "credit", "discounts are between tokens: credit=token"),
     )
 
@@ -203,6 +231,19 @@ def _of_updates(a: Algorithm) -> tuple[_Pair, ...]:
     drops = a.drop_equal or a.drop_below is not None or a.drop_above is not None
     return (
         (a.refills > 0 and not drops, "refills", "drop_equal", "nothing is dropped: set drop_equal=true"),
+        (
+            a.drop_equal and a.baseline not in _OF_GROUPS,
+            "drop_equal",
+            "baseline",
+            "groups of equal rewards have a signal there: set baseline=mean",
+        ),
+        (a.drop_equal and a.credit == "step", "drop_equal", "credit", "equal answers may have different steps"),
+        (
+            a.drop_equal and a.reward_mix == "normalise_then_sum",
+            "drop_equal",
+            "reward_mix",
+            "equal sums may have different parts: set reward_mix=sum_then_normalise",
+        ),
         (
             a.drop_below is not None and a.drop_above is not None and a.drop_below > a.drop_above,
             "drop_below",
@@ -215,8 +256,18 @@ def _of_updates(a: Algorithm) -> tuple[_Pair, ...]:
             "surrogate",
             "a ratio is never below 0, so nothing would be clipped: set clip_low below 1",
         ),
+        *(
+            (whole and unequal, field, "ratio", "one ratio for the completion moves all of its tokens: set ratio=token")
+            for whole in (a.ratio == "sequence" and a.surrogate != "cispo",)
+            for unequal, field in (
+                (a.credit != "completion", "credit"),
+                (a.entropy_share < 1, "entropy_share"),
+                (a.correction != "none" and a.correction_level == "token", "correction_level"),
+            )
+        ),
         (a.dual_clip is not None and a.surrogate != "clip", "dual_clip", "surrogate", "set surrogate=clip"),
         (a.kl_target is not None and a.kl_coef == 0, "kl_target", "kl_coef", "0 cannot be steered: set kl_coef"),
+        (a.kl_rate != Algorithm.kl_rate and a.kl_target is None, "kl_rate", "kl_target", "set kl_target"),
         (a.refresh_reference > 0 and a.kl_coef == 0, "refresh_reference", "kl_coef", "there is no reference"),
         (a.critic_warmup > 0 and a.critic != "copy", "critic_warmup", "critic", "set critic=copy"),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def save_checkpoint(
         save_model(learner.policy, tokenizer, unfinished)
         trainer = unfinished / "trainer"
         trainer.mkdir()
-        for name, tensors in _tensors(learner).items():
+        for name, tensors in _tensors(learner):
             save_file(tensors, trainer / f"{name}.safetensors")
         (trainer / "state.json").write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
     for old in checkpoints(run)[:-keep]:
@@ -58,14 +58,14 @@ def save_checkpoint(
     return folder
 
 
-def _tensors(learner: Learner) -> dict[str, dict[str, Tensor]]:
-    """What a resume needs besides the policy, by file name."""
-    tensors = {"optimizer": learner.optimizer.state()}
+def _tensors(learner: Learner) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """What a resume needs besides the policy, by file name; one at a time, because each is a copy."""
+    yield "optimizer", learner.optimizer.state()
     if learner.critic is not None and learner.critic_optimizer is not None:
-        tensors |= {"critic": plain_tensors(learner.critic), "critic_optimizer": learner.critic_optimizer.state()}
+        yield "critic", plain_tensors(learner.critic)
+        yield "critic_optimizer", learner.critic_optimizer.state()
     if learner.reference is not None and learner.algorithm.refresh_reference:
-        tensors["reference"] = plain_tensors(learner.reference)
-    return tensors
+        yield "reference", plain_tensors(learner.reference)
 
 
 def checkpoints(run: Path) -> list[Path]:

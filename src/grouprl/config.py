@@ -132,11 +132,13 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _groups_can_be_compared(self) -> Self:
         algorithm, size = self.algorithm, self.rollout.group_size
-        if size == 1:
-            for field in ("baseline", "scale"):
-                if getattr(algorithm, field) in ("mean", "leave_one_out", "group_std"):
-                    raise UserError(
-                        f"rollout.group_size: expected 2 or more with algorithm.{field}={getattr(algorithm, field)!r}, "
-                        "got 1: a completion alone has nothing to be compared with"
-                    )
+        alone = {"mean", "leave_one_out", "group_std"} if size == 1 else set()
+        if size * self.rollout.problems_per_step == 1 and algorithm.credit == "completion":
+            alone |= {"batch_mean", "batch_std"}
+        for field in ("baseline", "scale"):
+            if getattr(algorithm, field) in alone:
+                raise UserError(
+                    f"rollout.group_size: expected 2 or more with algorithm.{field}={getattr(algorithm, field)!r}, "
+                    f"got {size}: a completion alone has nothing to be compared with"
+                )
         return self

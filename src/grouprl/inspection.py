@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import torch
 from rich.table import Table
@@ -13,9 +14,9 @@ from grouprl.config import RunConfig
 from grouprl.evaluation.evaluate import evaluate
 from grouprl.lab.read import interval_name
 from grouprl.lab.terminal import Terminal
-from grouprl.learner.credit import completion_advantages
+from grouprl.learner.credit import completion_advantages, mixed_advantages
 from grouprl.models import context_length, load_model, load_tokenizer, prompt_token_ids, resolve_device
-from grouprl.rewards import judge
+from grouprl.rewards import SOFT_OVERLONG, WeightedReward, judge, with_overlong_penalty
 from grouprl.rollout import NativeEngine, Request
 from grouprl.tasks import Task, load_task
 from grouprl.trainer import configured_rewards
@@ -59,10 +60,11 @@ def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
     asked = _problem(config, task, problem) if prompt is None else _own(prompt, tokenizer)
     request = Request(asked, prompt_token_ids(asked, tokenizer, longest=longest), config.rollout.group_size)
     group = engine.generate([request], config.rollout.sampling)[0]
-    outcomes = None if prompt is not None else judge([group], configured_rewards(config, task), tokenizer)[0]
+    rewards = configured_rewards(config, task) if prompt is None else ()
+    outcomes = _outcomes(config, group, rewards, tokenizer) if rewards else None
     terminal = Terminal()
     terminal.say(f"\n{asked.prompt_text}\n")
-    terminal.console.print(_group_table(config, group, outcomes))
+    terminal.console.print(_group_table(config, group, outcomes, rewards))
     if outcomes is not None:
         totals = torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64)
         terminal.say(
@@ -71,7 +73,17 @@ def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
         )
 
 
-def _group_table(config: RunConfig, group: Group, outcomes: tuple[RewardOutcome, ...] | None) -> Table:
+def _outcomes(
+    config: RunConfig, group: Group, rewards: Sequence[WeightedReward], tokenizer: PreTrainedTokenizerBase
+) -> tuple[RewardOutcome, ...]:
+    judged = judge([group], rewards, tokenizer)
+    max_tokens, buffer = config.rollout.max_tokens, config.algorithm.overlong_buffer
+    return with_overlong_penalty([group], judged, max_tokens=max_tokens, buffer=buffer)[0]
+
+
+def _group_table(
+    config: RunConfig, group: Group, outcomes: tuple[RewardOutcome, ...] | None, rewards: Sequence[WeightedReward]
+) -> Table:
     table = Table()
     names = list(outcomes[0].components) if outcomes else []
     # An advantage of a token, or of a step, is not one number for the completion.
@@ -79,7 +91,7 @@ def _group_table(config: RunConfig, group: Group, outcomes: tuple[RewardOutcome,
     scores = ["reward", *(["advantage"] if whole else [])] if outcomes else []
     for heading in ("#", "completion", "tokens", "ended by", *names, *scores):
         table.add_column(heading, justify="left" if heading in ("completion", "ended by") else "right")
-    advantages = _advantages(config, outcomes) if outcomes and whole else [0.0] * len(group.completions)
+    advantages = _advantages(config, outcomes, rewards) if outcomes and whole else [0.0] * len(group.completions)
     for completion, advantage in zip(group.completions, advantages, strict=True):
         # Text, not markup: a completion may hold brackets that rich would read as its own.
         cells: list[str | Text] = [
@@ -96,11 +108,17 @@ def _group_table(config: RunConfig, group: Group, outcomes: tuple[RewardOutcome,
     return table
 
 
-def _advantages(config: RunConfig, outcomes: tuple[RewardOutcome, ...]) -> list[float]:
-    totals_G = torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64)
-    advantages: list[float] = completion_advantages(
-        totals_G, torch.zeros(len(outcomes), dtype=torch.long), config.algorithm
-    ).tolist()
+def _advantages(
+    config: RunConfig, outcomes: tuple[RewardOutcome, ...], rewards: Sequence[WeightedReward]
+) -> list[float]:
+    groups_G = torch.zeros(len(outcomes), dtype=torch.long)
+    if config.algorithm.reward_mix == "normalise_then_sum":
+        weights = {reward.name: reward.weight for reward in rewards}
+        advantages_G = mixed_advantages(outcomes, {SOFT_OVERLONG: 1.0} | weights, groups_G, config.algorithm)
+    else:
+        totals_G = torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64)
+        advantages_G = completion_advantages(totals_G, groups_G, config.algorithm)
+    advantages: list[float] = advantages_G.tolist()
     return advantages
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from grouprl.rewards import WeightedReward
 from grouprl.rollout import NativeEngine, Request
 from grouprl.step import Rooms
 from grouprl.tasks import Task
-from grouprl.tasks.order import step_visits
+from grouprl.tasks.order import refill_visits, step_visits
 from grouprl.types import UserError
 
 
@@ -63,7 +62,16 @@ def prepare(
     start = load_model(config.model.path, device=device)
     found = fingerprint(start)
     if state is None:
-        state = TrainerState(0, 0, 0.0, 0, 0.0, found, data, config.algorithm.kl_coef)
+        state = TrainerState(
+            step=0,
+            updates=0,
+            train_seconds=0.0,
+            completion_tokens=0,
+            peak_rss_mib=0.0,
+            start=found,
+            data=data,
+            kl_coef=config.algorithm.kl_coef,
+        )
     _refuse_changes(state, found, data)
     tokenizer = load_tokenizer(config.model.path)
     policy = start if checkpoint is None else load_model(str(checkpoint), device=device)
@@ -88,7 +96,8 @@ def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel)
     if algorithm.critic != "none":
         critic = Critic(policy, shared=algorithm.critic == "shared")
         rate = settings.learning_rate if settings.critic_learning_rate is None else settings.critic_learning_rate
-        critic_optimizer = Optimizer(critic, settings.model_copy(update={"learning_rate": rate}))
+        changed = settings.model_copy(update={"learning_rate": rate})
+        critic_optimizer = Optimizer(critic, changed, rate_name="learner.critic_learning_rate")
     return Learner(
         policy=policy,
         reference=reference,
@@ -155,11 +164,16 @@ def _check_rewards(config: RunConfig, rewards: Sequence[WeightedReward]) -> None
 
 def _check_prompts(rooms: Rooms, first: int, last: int) -> None:
     """Raises UserError for a prompt that a step would refuse: it must not end a run in the middle."""
-    problems, count = rooms.task.problems("train"), rooms.problems_per_step
-    epoch = math.ceil(len(problems) / count)
-    for step in range(first, min(last, first + epoch) + 1):
-        for problem, _ in step_visits(problems, count, step=step, seed=rooms.seed):
+    problems, count, checked = rooms.task.problems("train"), rooms.problems_per_step, set[str]()
+    for step in range(first, last + 1):
+        visits = step_visits(problems, count, step=step, seed=rooms.seed)
+        for round_ in range(1, rooms.algorithm.refills + 1):
+            visits += refill_visits(problems, count, step=step, seed=rooms.seed, round_=round_)
+        for problem in (problem for problem, _ in visits if problem.id not in checked):
+            checked.add(problem.id)
             prompt_token_ids(problem, rooms.tokenizer, longest=rooms.longest_prompt)
+        if len(checked) == len(problems):
+            return
 
 
 def _refuse_changes(state: TrainerState, start: str, data: str) -> None:

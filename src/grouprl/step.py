@@ -96,7 +96,7 @@ def grpo_step(rooms: Rooms, step: int, *, on_finished: Callable[[int], None] | N
         # Compare each completion with its own group: this is what replaces the critic.
         credit = assign_credit(
             [outcome for row in compress(outcomes, kept) for outcome in row],
-            {reward.name: reward.weight for reward in rooms.rewards if not reward.per_step} | {SOFT_OVERLONG: 1.0},
+            {SOFT_OVERLONG: 1.0} | {reward.name: reward.weight for reward in rooms.rewards if not reward.per_step},
             batch,
             seen,
             algorithm,
@@ -133,7 +133,7 @@ def _sampled_round(rooms: Rooms, visits: Sequence[Visit], on_finished: Callable[
     ]
     groups = rooms.engine.generate(requests, sampling, on_finished=on_finished)
     sampled = time.perf_counter()
-    # A completion whose reward is invalid has a NaN total and takes no part.
+    # A completion whose reward is invalid has a NaN total: no part in its group's statistics, advantage 0.
     judged = judge(groups, rooms.rewards, rooms.tokenizer)
     buffer = rooms.algorithm.overlong_buffer
     outcomes = with_overlong_penalty(groups, judged, max_tokens=sampling.max_tokens, buffer=buffer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -20,6 +21,10 @@ def high_entropy_mask(entropies_NT: Tensor, mask_NT: Tensor, *, share: float) ->
     entropies = entropies_NT[mask_NT]
     if share >= 1 or not len(entropies):
         return mask_NT, 0.0
-    kept = max(1, round(share * len(entropies)))
-    threshold = float(entropies.kthvalue(len(entropies) - kept + 1).values)
-    return mask_NT & (entropies_NT >= threshold), threshold
+    highest = entropies.topk(max(1, round(share * len(entropies))))
+    # By place and not by the threshold: many tokens may have an entropy of exactly 0.
+    chosen = torch.zeros_like(entropies, dtype=torch.bool)
+    chosen[highest.indices] = True
+    chosen_NT = torch.zeros_like(mask_NT)
+    chosen_NT[mask_NT] = chosen
+    return chosen_NT, float(highest.values[-1])

@@ -51,11 +51,10 @@ def token_advantages(
     else:
         advantages_NT, returns_NT = gae(rewards_NT, values_NT.double(), mask_NT, gamma=gamma, lam=lam)
     tokens = advantages_NT[mask_NT]
-    if centre and len(tokens):
-        advantages_NT = advantages_NT - tokens.mean()
-    if normalise and len(tokens) > 1:
-        # Rewards that are all equal leave nothing but rounding behind, which must not be blown up.
-        spread = tokens.max() - tokens.min()
-        deviation = tokens.std(correction=int(std == "sample"))
-        advantages_NT = advantages_NT / (deviation + eps) if spread > 0 else advantages_NT
+    varied = len(tokens) > 1 and bool(tokens.max() > tokens.min())
+    if centre:
+        # What is left of equal advantages is rounding: it must be exactly 0, or it would move the weights.
+        advantages_NT = advantages_NT - tokens.mean() if varied else torch.zeros_like(advantages_NT)
+    if normalise and varied:
+        advantages_NT = advantages_NT / (tokens.std(correction=int(std == "sample")) + eps)
     return torch.where(mask_NT, advantages_NT, 0.0).float(), returns_NT.float()

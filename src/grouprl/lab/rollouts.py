@@ -157,7 +157,7 @@ def _completion_row(
 ) -> tuple[Any, ...]:
     if len(advantages) != len(completion):
         raise ValueError(f"expected an advantage for each of {len(completion)} tokens, got {len(advantages)}")
-    same = len(set(advantages)) <= 1
+    same = min(advantages, default=0.0) == max(advantages, default=0.0)
     return (
         step,
         group_index,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from grouprl.algorithm import Algorithm, Scale
+from grouprl.algorithm import Algorithm
 from grouprl.algorithms import group_advantages, kept_rows, kl_estimate, step_advantages, token_advantages
 from grouprl.learner.seen import Seen
 from grouprl.types import Batch, Group, RewardOutcome
@@ -54,23 +54,31 @@ def assign_credit(
         return Credit(_by_step(outcomes_N, batch, algorithm))
     groups_N = torch.tensor(batch.group_of_N)
     if algorithm.reward_mix == "normalise_then_sum":
-        advantages_N = torch.zeros(len(totals_N))
-        for name, weight in reward_weights.items():
-            values = [outcome.components.get(name) if outcome.valid else None for outcome in outcomes_N]
-            column_N = torch.tensor([torch.nan if value is None else value for value in values], dtype=torch.float64)
-            advantages_N = advantages_N + weight * completion_advantages(column_N, groups_N, algorithm)
+        advantages_N = mixed_advantages(outcomes_N, reward_weights, groups_N, algorithm)
     else:
         advantages_N = completion_advantages(totals_N - penalty_NT.sum(1), groups_N, algorithm)
     return Credit(advantages_N[:, None] * batch.mask_NT)
 
 
+def mixed_advantages(
+    outcomes_N: Sequence[RewardOutcome], reward_weights: Mapping[str, float], groups_N: Tensor, algorithm: Algorithm
+) -> Tensor:
+    """[N] weighted sum of the advantages that each reward alone would give."""
+    advantages_N = torch.zeros(len(outcomes_N))
+    for name, weight in reward_weights.items():
+        values = [outcome.components.get(name) if outcome.valid else None for outcome in outcomes_N]
+        column_N = torch.tensor([torch.nan if value is None else value for value in values], dtype=torch.float64)
+        advantages_N = advantages_N + weight * completion_advantages(column_N, groups_N, algorithm)
+    return advantages_N
+
+
 def completion_advantages(rewards_N: Tensor, groups_N: Tensor, algorithm: Algorithm) -> Tensor:
-    """[N] advantages of whole completions; NaN = invalid, 0."""
+    """[N] advantages of whole completions from rewards [N]; NaN = invalid, 0. ValueError for a critic's baseline."""
     if algorithm.baseline == "critic":
         raise ValueError("expected a baseline made of rewards, got 'critic'")
     if algorithm.baseline == "constant" or (algorithm.baseline == "none" and algorithm.scale == "none"):
         # A group whose rewards are all equal has no signal against its own mean; against a constant it has.
-        return (rewards_N - algorithm.baseline_constant).nan_to_num(nan=0.0).float()
+        return torch.where(rewards_N.isnan(), 0.0, rewards_N - algorithm.baseline_constant).float()
     if algorithm.baseline in ("batch_mean", "none") and algorithm.scale != "group_std":
         groups_N = torch.zeros_like(groups_N)  # the batch is the group
     return group_advantages(
@@ -82,7 +90,8 @@ def _kl_penalty(batch: Batch, seen: Seen, algorithm: Algorithm, kl_coef: float) 
     """[N, T] float64, what the KL takes from the reward of each token."""
     if algorithm.kl_in != "reward" or seen.reference_NT is None:
         return torch.zeros(batch.mask_NT.shape, dtype=torch.float64)
-    kl_NT = kl_estimate(batch.old_logprobs_NT.double(), seen.reference_NT.cpu().double(), kind=algorithm.kl)
+    policy_NT = batch.old_logprobs_NT if seen.policy_NT is None else seen.policy_NT.cpu()
+    kl_NT = kl_estimate(policy_NT.double(), seen.reference_NT.cpu().double(), kind=algorithm.kl)
     return kl_coef * torch.where(batch.mask_NT, kl_NT, 0.0)
 
 
@@ -108,9 +117,14 @@ def _by_token(totals_N: Tensor, penalty_NT: Tensor, batch: Batch, seen: Seen, al
     counted_NT = batch.trained_NT & ~totals_N.isnan()[:, None]
     if algorithm.baseline in ("mean", "leave_one_out"):
         # The group judges the completion alone: normalised together with the KL, equal rewards would blow its noise up.
-        scale: Scale = "group_std" if algorithm.scale == "group_std" else "none"
-        groups_N = torch.tensor(batch.group_of_N)
-        ends_N = completion_advantages(totals_N, groups_N, replace(algorithm, scale=scale)).double()
+        ends_N = group_advantages(
+            totals_N,
+            torch.tensor(batch.group_of_N),
+            baseline=algorithm.baseline,
+            scale="group_std" if algorithm.scale == "group_std" else "none",
+            std=algorithm.std,
+            eps=algorithm.eps,
+        ).double()
     else:
         ends_N = totals_N.nan_to_num(nan=0.0) - algorithm.baseline_constant
     rewards_NT = -penalty_NT
@@ -122,7 +136,7 @@ def _by_token(totals_N: Tensor, penalty_NT: Tensor, batch: Batch, seen: Seen, al
         values_NT=None if seen.values_NT is None else seen.values_NT.cpu(),
         gamma=algorithm.gamma,
         lam=algorithm.lam,
-        centre=algorithm.baseline == "batch_mean" or algorithm.scale == "batch_std",
+        centre=algorithm.baseline == "batch_mean" or (algorithm.scale == "batch_std" and algorithm.baseline != "none"),
         normalise=algorithm.scale == "batch_std",
         std=algorithm.std,
         eps=algorithm.eps,

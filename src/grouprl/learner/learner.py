@@ -72,7 +72,8 @@ class Learner:
             parts = _minibatches(batch, self.algorithm.minibatches, self._updates())
             passes.append([self._update(work, rows, critic_only) for rows in parts])
         last = _averaged(passes[-1])
-        gap = passes[0][0].get("sampler_learner_gap", math.nan)
+        # Of the first update that had something to learn: later ones have moved on purpose.
+        gap = next((update["sampler_learner_gap"] for update in passes[0] if "sampler_learner_gap" in update), math.nan)
         figures |= last | {"sampler_learner_gap": gap, "kl_coef": self.kl_coefficient.value}
         if not self.algorithm.uses_reference:
             del figures["kl_coef"]
@@ -91,8 +92,8 @@ class Learner:
             "policy": _mib(self.policy.parameters()),
             "reference": _mib(self.reference.parameters()) if self.reference is not None else 0.0,
             "critic": _mib(self.critic.parameters()) if self.critic is not None else 0.0,
-            "optimizer": _mib(self.optimizer.state().values()),
-            "critic_optimizer": _mib(self.critic_optimizer.state().values()) if self.critic_optimizer else 0.0,
+            "optimizer": self.optimizer.mib,
+            "critic_optimizer": self.critic_optimizer.mib if self.critic_optimizer else 0.0,
         }
         return {name: mib for name, mib in shares.items() if mib}
 
@@ -108,36 +109,35 @@ class Learner:
             aggregate=self.algorithm.aggregate,
             constant_length=batch.sampling.max_tokens,
         )
-        values_NT = work.value_weights(rows)
-        figures: dict[str, float] = {}
-        if self.critic is not None and self.critic.trunk is not None and values_NT is not None:
-            packs = self._packs(batch, [row for row in rows if values_NT[row].any()])
-            figures |= _combined([self._critic_backward(work, pack, values_NT) for pack in packs])
+        value_weights_NT = work.value_weights(rows)
+        valued = [row for row in rows if value_weights_NT is not None and value_weights_NT[row].any()]
         shared = self.critic is not None and self.critic.trunk is None
-        packs = [] if critic_only else self._packs(batch, self._moving(work, rows, weights_NT, shared))
-        figures |= _combined(
-            [self._policy_backward(work, pack, weights_NT, values_NT if shared else None) for pack in packs]
+        moving = [] if critic_only else self._moving(work, rows, weights_NT)
+        packs = self._packs(batch, sorted({*moving, *valued}) if shared else moving)
+        figures = _combined(
+            [self._policy_backward(work, pack, weights_NT, value_weights_NT if shared else None) for pack in packs]
         )
-        if self.critic_optimizer is not None:
-            figures["critic_grad_norm"] = self.critic_optimizer.step()
+        if self.critic is not None and self.critic.trunk is not None and value_weights_NT is not None:
+            own = self._packs(batch, valued)
+            figures |= _combined([self._critic_backward(work, pack, value_weights_NT) for pack in own])
         # Every completion may lack signal; then there is no gradient, and no step that decays or drifts.
         norm = self.optimizer.step() if packs else 0.0
+        if self.critic_optimizer is not None:
+            figures["critic_grad_norm"] = self.critic_optimizer.step() if valued else 0.0
         return {**figures, "grad_norm": norm, "learning_rate": learning_rate}
 
     def _packs(self, batch: Batch, rows: Sequence[int]) -> list[Pack]:
         return make_packs(batch, rows, self.micro_batch_tokens, self.device)
 
-    def _moving(self, work: _Work, rows: Iterable[int], weights_NT: Tensor, shared: bool) -> list[int]:
-        """Completions that move the weights: without a KL term those of advantage 0 have no gradient."""
+    def _moving(self, work: _Work, rows: Iterable[int], weights_NT: Tensor) -> list[int]:
+        """Completions that move the policy: without a KL term those of advantage 0 have no gradient."""
         a = self.algorithm
-        if shared:
-            return list(rows)
         everyone = (a.uses_reference and a.kl_in == "loss") or a.entropy_coef > 0
         moving_N = (weights_NT > 0).any(1) & (everyone | (work.advantages_NT != 0).any(1))
         return [row for row in rows if moving_N[row]]
 
     def _policy_backward(
-        self, work: _Work, pack: Pack, weights_NT: Tensor, values_NT: Tensor | None
+        self, work: _Work, pack: Pack, weights_NT: Tensor, value_weights_NT: Tensor | None
     ) -> dict[str, float]:
         a, batch = self.algorithm, work.batch
         with autocast(self.device, self.dtype):
@@ -163,25 +163,25 @@ class Learner:
         )
         if a.entropy_coef > 0:
             loss = loss - a.entropy_coef * (weights_nT * to_grid(pack, forward.entropies_C)).sum()
-        if values_NT is not None:
-            cost, value_stats = self._value_loss(work, pack, forward.hidden_CH, values_NT)
+        if value_weights_NT is not None:
+            cost, value_stats = self._value_loss(work, pack, forward.hidden_CH, value_weights_NT)
             loss, stats = loss + a.value_coef * cost, stats | value_stats | {"value_loss": cost.detach()}
         loss.backward()  # type: ignore[no-untyped-call]
         gap = (logprobs_nT.detach() - self._cut(pack, batch.old_logprobs_NT)).abs()[mask_nT].max()
         return _figures(pack, loss, forward, gap, stats)
 
-    def _critic_backward(self, work: _Work, pack: Pack, values_NT: Tensor) -> dict[str, float]:
+    def _critic_backward(self, work: _Work, pack: Pack, value_weights_NT: Tensor) -> dict[str, float]:
         assert self.critic is not None
         assert self.critic.trunk is not None
         with autocast(self.device, self.dtype):
             hidden_CH = pack_hidden(self.critic.trunk, pack)
-        cost, stats = self._value_loss(work, pack, hidden_CH, values_NT)
+        cost, stats = self._value_loss(work, pack, hidden_CH, value_weights_NT)
         cost.backward()  # type: ignore[no-untyped-call]
         values = {name: float(value) for name, value in stats.items()}
         return {"value_loss": float(cost.detach()), "tokens": float(len(pack.row_C)), **values}
 
     def _value_loss(
-        self, work: _Work, pack: Pack, hidden_CH: Tensor, weights_NT: Tensor
+        self, work: _Work, pack: Pack, hidden_CH: Tensor, value_weights_NT: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         assert self.critic is not None
         assert work.credit.returns_NT is not None
@@ -190,7 +190,7 @@ class Learner:
             to_grid(pack, self.critic.values(hidden_CH)),
             self._cut(pack, work.seen.values_NT),
             self._cut(pack, work.credit.returns_NT),
-            self._cut(pack, weights_NT),
+            self._cut(pack, value_weights_NT),
             clip=self.algorithm.value_clip,
         )
 

@@ -15,8 +15,19 @@ from grouprl.types import UserError
 class Optimizer:
     """Turns accumulated gradients into one update of a model's weights."""
 
-    def __init__(self, model: nn.Module, config: LearnerConfig, *, total_updates: int | None = None) -> None:
-        """`total_updates` makes the learning rate fall to 0 over them along a cosine; without it, it stays."""
+    def __init__(
+        self,
+        model: nn.Module,
+        config: LearnerConfig,
+        *,
+        total_updates: int | None = None,
+        rate_name: str = "learner.learning_rate",
+    ) -> None:
+        """`total_updates` makes the learning rate fall to 0 over them along a cosine; without it, it stays.
+
+        `rate_name` is the setting that an error tells people to lower.
+        """
+        self._rate_name = rate_name
         self._named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self._config = config
         self._total = total_updates
@@ -54,7 +65,7 @@ class Optimizer:
         if not math.isfinite(norm):
             raise FloatingPointError(
                 f"expected a finite gradient in update {self.updates + 1}, got a norm of {norm}; "
-                "the weights are unchanged: lower learner.learning_rate or resume from an earlier checkpoint"
+                f"its weights are unchanged: lower {self._rate_name} or resume from an earlier checkpoint"
             )
         for group in self._adamw.param_groups:
             group["lr"] = self.learning_rate
@@ -62,6 +73,12 @@ class Optimizer:
         self._adamw.zero_grad(set_to_none=True)
         self.updates += 1
         return norm
+
+    @property
+    def mib(self) -> float:
+        """Memory of the moments, in MiB."""
+        moments: list[Tensor] = [value for state in self._adamw.state.values() for value in state.values()]
+        return sum(value.numel() * value.element_size() for value in moments) / (1 << 20)
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor of the optimizer, named `<weight>/<moment>`."""
@@ -85,5 +102,6 @@ class Optimizer:
         for key, value in state.items():
             name, _, moment = key.rpartition("/")
             weight = self._named[name]
-            self._adamw.state[weight][moment] = value.clone() if moment == "step" else value.to(weight.device).clone()
+            # The step count as well: fused AdamW keeps it beside the weight.
+            self._adamw.state[weight][moment] = value.to(weight.device).clone()
         self.updates = updates

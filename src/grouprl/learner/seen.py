@@ -53,20 +53,19 @@ def look(
         return Seen()
     packs = make_packs(batch, range(len(batch.group_of_N)), micro_batch_tokens, device)
     found: dict[str, list[Tensor]] = {}
-    with autocast(device, dtype):
-        for pack in packs:
-            columns = {}
-            ids_C = targets(batch, pack)
+    for pack in packs:
+        columns, ids_C = {}, targets(batch, pack)
+        with autocast(device, dtype):
             if reference is not None:
                 columns["reference_NT"] = pack_forward(reference, pack, ids_C, batch.sampling).logprobs_C
-            if policy_too:
+            if policy_too or shared:
                 own = pack_forward(policy, pack, ids_C, batch.sampling)
-                columns |= {"policy_NT": own.logprobs_C, "entropies_NT": own.entropies_C}
+                columns |= {"policy_NT": own.logprobs_C, "entropies_NT": own.entropies_C} if policy_too else {}
             if critic is not None:
-                trunk = policy if shared or critic.trunk is None else critic.trunk
-                columns["values_NT"] = critic.values(pack_hidden(trunk, pack))
-            for name, values_C in columns.items():
-                found.setdefault(name, []).append(to_grid(pack, values_C))
+                hidden_CH = own.hidden_CH if critic.trunk is None else pack_hidden(critic.trunk, pack)
+                columns["values_NT"] = critic.values(hidden_CH)
+        for name, values_C in columns.items():
+            found.setdefault(name, []).append(to_grid(pack, values_C))
     return Seen(**{name: _whole(batch, packs, grids) for name, grids in found.items()})
 
 

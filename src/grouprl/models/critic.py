@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -26,5 +27,7 @@ class Critic(nn.Module):
 
     def values(self, hidden_CH: Tensor) -> Tensor:
         """[C] values, float32, from the hidden states [C, H] that predict the tokens."""
-        values: Tensor = self.head(hidden_CH.to(self.head.weight.dtype))[:, 0].float()
+        # Rounded to bfloat16, a value near 64 is off by more than PPO's value clip.
+        with torch.autocast(hidden_CH.device.type, enabled=False):
+            values: Tensor = self.head(hidden_CH.to(self.head.weight.dtype))[:, 0].float()
         return values

@@ -99,5 +99,7 @@ def completion_scores(model: PreTrainedModel, input_ids_S: Tensor, layout: TreeL
     scored = chain.from_iterable((False, *(True for _ in own)) for own in layout.completion_lengths)
     last_N = torch.tensor([end - 1 for end, own in zip(ends, scored, strict=True) if own], device=layout.device)
     hidden_SH = hidden_states(model, input_ids_S, layout.position_ids_S, layout)
-    scores_N: Tensor = model.score(hidden_SH.index_select(0, last_N))[:, 0].float()
+    # In bfloat16 completions of one group would tie, and the group lose its signal.
+    with torch.autocast(layout.device.type, enabled=False):
+        scores_N: Tensor = model.score(hidden_SH.index_select(0, last_N).to(model.score.weight.dtype))[:, 0].float()
     return scores_N

@@ -16,6 +16,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from grouprl.rewards.overlong import SOFT_OVERLONG
 from grouprl.rewards.rules import REWARDS, RewardFunction, completion_text
 from grouprl.rewards.steps import STEP_REWARDS, StepFunction, last_token
 from grouprl.tasks.names import unknown_name
@@ -58,6 +59,11 @@ def resolve_rewards(
         rewards = tuple(_built_in(name, weight) for name, weight in spec.items())
     else:
         rewards = tuple(map(_weighted, spec))
+    if any(reward.name == SOFT_OVERLONG for reward in rewards):
+        raise UserError(
+            f"rewards: expected names other than {SOFT_OVERLONG!r}, which is the penalty of algorithm.overlong_buffer: "
+            "rename the reward"
+        )
     name, times = Counter(reward.name for reward in rewards).most_common(1)[0]
     if times > 1:
         raise UserError(

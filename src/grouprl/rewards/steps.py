@@ -20,7 +20,7 @@ apply."""
 
 _TERM = r"\$?[0-9][0-9,.]{0,15}"
 _SIGN = r"\s{0,3}(?:[-+*/x×÷−]|\\times|\\div|\\cdot)\s{0,3}"
-_EQUATION = re.compile(rf"({_TERM}(?:{_SIGN}{_TERM}){{1,8}})\s{{0,3}}=\s{{0,3}}(-?{_TERM})")
+_EQUATION = re.compile(rf"(-?{_TERM}(?:{_SIGN}{_TERM}){{1,8}})\s{{0,3}}=\s{{0,3}}(-?{_TERM})")
 _PARTS = re.compile(rf"({_TERM})|({_SIGN})")
 _MARK = re.compile(r"<<[^<>=]{1,60}=(-?[0-9.,]{1,20})>>")
 _TIMES, _OVER = ("*", "x", "×", "\\times", "\\cdot"), ("/", "÷", "\\div")
@@ -37,17 +37,20 @@ def equation_steps(
     """Each worked equation of a completion, such as `15 - 3 = 12`, is a step.
 
     1.0 when it is right and leads to a result of the gold solution (its `<<15-3=12>>` marks, each counted once), else
-    0.0. Without marks in `answer` a right equation earns 1.0 the first time it is written. So neither repeating a step
-    nor adding true but idle ones pays.
+    0.0: neither repeating a step nor adding true but idle ones pays. Without marks in `answer` every right equation
+    earns 1.0 the first time it is written, idle or not: mark the solutions where that can be farmed.
     """
-    return [_steps(completion_text(text), str(gold)) for text, gold in zip(completions, answer, strict=True)]
+    return [
+        None if gold is None else _steps(completion_text(text), str(gold))
+        for text, gold in zip(completions, answer, strict=True)
+    ]
 
 
 def _steps(text: str, gold: str) -> list[tuple[int, float]]:
     marks = [value for mark in _MARK.findall(gold) if (value := parse_value(mark)) is not None]
     open_results, seen, steps = list(marks), set[str](), []
     for match in _EQUATION.finditer(text):
-        expression, written = match[1], match[2].rstrip(".,")
+        expression, written = "".join(match[1].split()), match[2].rstrip(".,")
         result = parse_value(written)
         right = result is not None and _value(expression) == result
         if marks:

@@ -30,8 +30,14 @@ def step_visits(problems: Sequence[Problem], count: int, *, step: int, seed: int
 
 
 def refill_visits(problems: Sequence[Problem], count: int, *, step: int, seed: int, round_: int) -> list[Visit]:
-    """Further problems for a step whose groups were dropped, drawn at random, each at most once in a round."""
-    places = random.Random(f"refill/{seed}/{step}/{round_}").sample(range(len(problems)), min(count, len(problems)))
+    """Further problems for a step whose groups were dropped, drawn at random, each at most once in a round.
+
+    A larger `count` goes on where a smaller one ends.
+    """
+    rng = random.Random(f"refill/{seed}/{step}/{round_}")
+    places: dict[int, None] = {}
+    while len(places) < min(count, len(problems)):
+        places.setdefault(rng.randrange(len(problems)))
     return [(problems[place], f"refill {step}.{round_}") for place in places]
 
 
