@@ -11,7 +11,7 @@ import torch
 from grouprl import UserError, WeightedReward
 from grouprl.models import load_tokenizer
 from grouprl.rewards import judge
-from grouprl.rewards.steps import equation_steps, last_token
+from grouprl.rewards.steps import equation_steps, last_tokens
 from grouprl.types import Completion, Group, Problem, StopReason
 
 GOLD = "15 - 3 = <<15-3=12>>12\n12 - 5 = <<12-5=7>>7\n#### 7"
@@ -82,11 +82,11 @@ def group(tiny: Path, *texts: str) -> Group:
 def test_a_step_ends_at_the_token_that_completes_it(tiny: Path) -> None:
     tokenizer, text = load_tokenizer(str(tiny)), "Ünter 15 - 3 = 12. 12 - 5 = 7. \\boxed{7}"
     ids = group(tiny, text).completions[0].token_ids
-    for end in range(1, len(text) + 1):
-        token = last_token(ids, end, tokenizer)
+    ends = range(1, len(text) + 1)
+    for end, token in zip(ends, last_tokens(ids, ends, tokenizer), strict=True):
         assert len(tokenizer.decode(ids[: token + 1])) >= end
         assert token == 0 or len(tokenizer.decode(ids[:token])) < end
-    assert last_token(ids, 10**6, tokenizer) == len(ids) - 1
+    assert last_tokens(ids, [10**6], tokenizer) == [len(ids) - 1]
 
 
 def test_steps_stand_beside_the_total(tiny: Path) -> None:

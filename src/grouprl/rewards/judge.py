@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grouprl.rewards.overlong import SOFT_OVERLONG
 from grouprl.rewards.rules import REWARDS, RewardFunction, completion_text
-from grouprl.rewards.steps import STEP_REWARDS, StepFunction, last_token
+from grouprl.rewards.steps import STEP_REWARDS, StepFunction, last_tokens
 from grouprl.tasks.names import unknown_name
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, UserError
 
@@ -160,7 +160,7 @@ def _with_steps(
     for n, (outcome, steps) in enumerate(zip(outcomes, _called(reward, keywords), strict=True)):
         length = len(completion_text(keywords["completions"][n]))
         pairs = _pairs(reward.name, n, steps, length)
-        token_ids = keywords["completion_ids"][n]
+        places = last_tokens(keywords["completion_ids"][n], [end for end, _ in pairs], tokenizer)
         broken = [f"{reward.name} gave {value}" for _, value in pairs if not math.isfinite(value)]
         mean = math.fsum(value for _, value in pairs) / len(pairs) if pairs and not broken else None
         added.append(
@@ -171,7 +171,7 @@ def _with_steps(
                 reason="; ".join([*filter(None, [outcome.reason]), *broken]),
                 steps=outcome.steps
                 + tuple(
-                    StepReward(last_token(token_ids, end, tokenizer), reward.weight * value) for end, value in pairs
+                    StepReward(place, reward.weight * value) for place, (_, value) in zip(places, pairs, strict=True)
                 ),
             )
         )

@@ -6,6 +6,8 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import cache
+from itertools import accumulate
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -89,10 +91,22 @@ def _value(expression: str) -> Fraction | None:
 STEP_REWARDS: dict[str, StepFunction] = {"equation_steps": equation_steps}
 
 
-def last_token(token_ids: Sequence[int], characters: int, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Index of the token that completes the first `characters` characters of a completion's text."""
+def last_tokens(token_ids: Sequence[int], ends: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """For each end in characters of a completion's text, the index of the token that completes it."""
 
-    def written(index: int) -> int:
-        return len(tokenizer.decode(token_ids[: index + 1], skip_special_tokens=True))
+    @cache
+    def written(count: int) -> int:
+        return len(tokenizer.decode(token_ids[:count], skip_special_tokens=True))
 
-    return min(len(token_ids) - 1, bisect_left(range(len(token_ids)), characters, key=written))
+    # Tokens alone need not add up to the text (half a character, a space that only joins): near enough to start from.
+    alone = tokenizer.batch_decode([[token] for token in token_ids], skip_special_tokens=True)
+    guesses = list(accumulate(map(len, alone)))
+    found = []
+    for end in ends:
+        index = min(bisect_left(guesses, end), len(token_ids) - 1)
+        while index > 0 and written(index) >= end:
+            index -= 1
+        while index < len(token_ids) - 1 and written(index + 1) < end:
+            index += 1
+        found.append(index)
+    return found
