@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from grouprl.tasks.answers import boxed_equals, gold_answer, is_worked
+from grouprl.tasks.answers import gold_answer
 from grouprl.tasks.base import Split
 from grouprl.tasks.files import Row, column, read_folder, read_hub, read_rows
+from grouprl.tasks.marked import MarkedSolutions
 from grouprl.tasks.splits import partition
 from grouprl.types import Problem, UserError
 
@@ -17,7 +18,7 @@ SYSTEM_PROMPT = "Reason step by step, and put your final answer within \\boxed{}
 
 
 @dataclass(frozen=True)
-class Gsm8k:
+class Gsm8k(MarkedSolutions):
     r"""The task `gsm8k`.
 
     `path` is a .jsonl or .parquet file (cut into train, validation and test by the hash of the question, 80/10/10), a
@@ -35,27 +36,9 @@ class Gsm8k:
         """`gsm8k`."""
         return "gsm8k"
 
-    @property
-    def default_rewards(self) -> Mapping[str, float]:
-        """0.5 for a boxed answer, 1.0 for the right one."""
-        return {"boxed_format": 0.5, "correct_answer": 1.0}
-
-    @property
-    def default_step_rewards(self) -> Mapping[str, float]:
-        """1.0 for each worked equation that belongs to the solution."""
-        return {"equation_steps": 1.0}
-
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split, in the order of the file; read on the first call."""
         return self._splits[split]
-
-    def correct(self, problem: Problem, text: str) -> bool:
-        """Whether the last box holds the gold answer, compared by value."""
-        return boxed_equals(text, problem.columns["answer"])
-
-    def traits(self, text: str) -> Mapping[str, bool]:
-        """`worked`: an equation stands before the answer."""
-        return {"worked": is_worked(text)}
 
     @cached_property
     def _splits(self) -> Mapping[Split, Sequence[Problem]]:

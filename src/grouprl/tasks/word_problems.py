@@ -11,14 +11,15 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import overload
 
-from grouprl.tasks.answers import boxed_equals, gold_answer, is_worked
+from grouprl.tasks.answers import gold_answer
 from grouprl.tasks.base import Split
+from grouprl.tasks.marked import MarkedSolutions
 from grouprl.tasks.splits import split_of
 from grouprl.tasks.stories import SYMBOLS, Operation, Story, tell
 from grouprl.types import Problem, UserError
@@ -38,7 +39,7 @@ _GUESS_SHARES = {"right": 0.25, "last_dropped": 0.45, "other_operation": 0.1, "d
 
 
 @dataclass(frozen=True)
-class WordProblems:
+class WordProblems(MarkedSolutions):
     """The task `word_problems`.
 
     `difficulty` is the largest number of operations, 1..4; it bounds the numbers too (25 * difficulty).
@@ -65,27 +66,9 @@ class WordProblems:
         """`word_problems`."""
         return "word_problems"
 
-    @property
-    def default_rewards(self) -> Mapping[str, float]:
-        """0.5 for a boxed answer, 1.0 for the right one."""
-        return {"boxed_format": 0.5, "correct_answer": 1.0}
-
-    @property
-    def default_step_rewards(self) -> Mapping[str, float]:
-        """1.0 for each worked equation that belongs to the solution."""
-        return {"equation_steps": 1.0}
-
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split. Train problems are made when looked at; held-out ones are all different."""
         return _TrainProblems(self) if split == "train" else _held_out(self, split)
-
-    def correct(self, problem: Problem, text: str) -> bool:
-        """Whether the last box holds the gold answer, compared by value."""
-        return boxed_equals(text, problem.columns["answer"])
-
-    def traits(self, text: str) -> Mapping[str, bool]:
-        """`worked`: an equation stands before the answer."""
-        return {"worked": is_worked(text)}
 
 
 class _TrainProblems(Sequence[Problem]):
