@@ -43,7 +43,7 @@ def test_every_bundled_comparison_can_be_planned(recipe: str) -> None:
     config = load_comparison([recipe], None, find)
     runs = planned_runs(config, resolve)
     assert config.name == recipe
-    assert len(runs) == 3 * len(config.variants)
+    assert len(runs) == len(config.seeds) * len(config.variants)
     assert all(run.config.evaluation.every for run in runs)
     sizes = {run.config.rollout.group_size * run.config.rollout.problems_per_step for run in runs}
     assert sizes == {128}  # the same number of sampled completions in a step

@@ -202,7 +202,7 @@ def own_values(own: PreTrainedModel, critic: Critic, batch: Batch) -> list[Tenso
 
 RETURNS = torch.sin(torch.arange(11 * 12.0)).view(11, 12)
 PPO = replace(NAMED["ppo"], kl_coef=0.0, minibatches=1, value_clip=None)
-ALONE = replace(PPO, baseline="batch_mean", critic="none", value_clip=0.2)
+ALONE = replace(PPO, baseline="batch_mean", critic="none", value_clip=0.2, lam=0.95)
 
 
 def with_critic(model: PreTrainedModel, algorithm: Algorithm, critic: Critic, **changes: object) -> Learner:
