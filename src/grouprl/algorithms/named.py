@@ -23,7 +23,7 @@ grpo_iterative = Algorithm("grpo_iterative", refresh_reference=20)
 dr_grpo = Algorithm("dr_grpo", scale="none", aggregate="constant", kl_coef=0.0)
 
 # DAPO, arXiv:2503.14476, sections 3.1 to 3.4; no KL (section 2.3). The soft punishment took the place of masking cut
-# completions (its authors, in the issues of the code that they published): mask_overlong is a choice beside it.
+# completions (its authors, beside the code that they published): mask_overlong is a choice beside it.
 dapo = Algorithm(
     "dapo",
     clip_high=0.28,
