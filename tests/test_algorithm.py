@@ -98,6 +98,12 @@ def test_what_does_not_compare_within_the_group_needs_none(name: str) -> None:
     assert RunConfig(algorithm=NAMED[name], rollout={"group_size": 1}).rollout.group_size == 1
 
 
+def test_a_critics_learning_rate_needs_a_critic() -> None:
+    with pytest.raises(UserError, match=r"learner.critic_learning_rate: .* algorithm.critic='none', got 0.1"):
+        RunConfig(learner={"critic_learning_rate": 0.1})
+    assert RunConfig(algorithm=ppo, learner={"critic_learning_rate": 0.1}).learner.critic_learning_rate == 0.1
+
+
 def test_one_completion_is_no_batch() -> None:
     rollout = {"group_size": 1, "problems_per_step": 1}
     with pytest.raises(UserError, match=r"rollout.group_size: expected 2 or more with algorithm.baseline='batch_mean'"):

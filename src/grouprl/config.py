@@ -77,16 +77,21 @@ class RolloutConfig(Section):
         return Sampling(self.max_tokens, self.temperature, self.top_p, self.top_k, self.min_p, self.stop)
 
 
-class LearnerConfig(Section):
+class UpdateConfig(Section):
     """How a batch becomes an update (AdamW)."""
 
     learning_rate: float = Field(1e-6, ge=0.0, description="after the warm-up; constant")
-    critic_learning_rate: float | None = Field(None, ge=0.0, description="of a critic; without one, learning_rate")
     warmup_steps: int = Field(0, ge=0, description="updates over which the learning rate rises from 0")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), strict=False, description="decay of the two moments")
     weight_decay: float = Field(0.0, ge=0.0, description="decoupled, times the learning rate")
     max_grad_norm: float = Field(1.0, gt=0.0, description="the gradient is scaled down to this norm")
     micro_batch_tokens: int = Field(16384, ge=1, description="packed tokens in one backward pass; memory, not maths")
+
+
+class LearnerConfig(UpdateConfig):
+    """The same in reinforcement learning, where there may be a critic."""
+
+    critic_learning_rate: float | None = Field(None, ge=0.0, description="of a critic; null = learning_rate")
 
 
 class EvaluationConfig(Section):
@@ -127,6 +132,15 @@ class RunConfig(Section):
         names = [reward.name for reward in self.rewards]
         if len(set(names)) < len(names):
             raise UserError(f"rewards: expected every name once, got {', '.join(names)}; write one weight for each")
+        return self
+
+    @model_validator(mode="after")
+    def _a_critic_is_there(self) -> Self:
+        if self.learner.critic_learning_rate is not None and self.algorithm.critic == "none":
+            raise UserError(
+                "learner.critic_learning_rate: expected none with algorithm.critic='none', got "
+                f"{self.learner.critic_learning_rate}: set algorithm=ppo, or leave it out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -6,17 +6,17 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from grouprl.config import LearnerConfig, ModelConfig, Name, Section, TaskConfig, Text
+from grouprl.config import ModelConfig, Name, Section, TaskConfig, Text, UpdateConfig
 from grouprl.types import UserError
 
 
-class SftLearnerConfig(LearnerConfig):
+class SftLearnerConfig(UpdateConfig):
     """The learner's settings with a rate for supervised learning."""
 
     learning_rate: float = Field(3e-3, ge=0.0, description="after the warm-up; falls to 0")
 
 
-class RewardModelLearnerConfig(LearnerConfig):
+class RewardModelLearnerConfig(UpdateConfig):
     """The learner's settings with a rate for a model whose head is new."""
 
     learning_rate: float = Field(1e-5, ge=0.0, description="after the warm-up; falls to 0")
@@ -76,7 +76,7 @@ class SupervisedConfig(Section):
     model: ModelConfig = ModelConfig()
     epochs: int = Field(1, ge=1, description="times every pair is seen")
     batch_pairs: int = Field(64, ge=1, description="pairs in one update")
-    learner: LearnerConfig = LearnerConfig()
+    learner: UpdateConfig = UpdateConfig()
     out: Text | None = Field(None, description="folder of the finished model; without one it is in the run's")
 
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
 from grouprl.lab.comparison import (
@@ -23,37 +19,16 @@ from grouprl.lab.comparison import (
     metric_curve,
     time_parts,
 )
-from grouprl.lab.drawing import BLUE, COLORS, GREY, RED, STYLE, legend, over_steps, shares, smooth
-from grouprl.lab.plots import DOTS_PER_INCH, SIZE_INCHES
+from grouprl.lab.drawing import BLUE, COLORS, GREY, RED, Plot, legend, over_steps, shares, smooth
 
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)))  # beyond eight variants the colours come again, dashed
 
 
-@dataclass(frozen=True)
-class ComparisonPlot:
-    """A picture of a comparison: its name, what it says, and how it is drawn."""
-
-    name: str  # file name without .png
-    title: str
-    caption: str
-    draw: Callable[[RecordedComparison, Any], None]
-
-
-def draw_comparison(comparison: RecordedComparison, directory: Path) -> tuple[tuple[ComparisonPlot, Path], ...]:
-    """Writes NAME.png into `directory` for every plot that there are numbers for; gives them in reading order."""
-    directory.mkdir(parents=True, exist_ok=True)
-    drawn = []
-    for plot in PLOTS:
-        path = directory / f"{plot.name}.png"
-        with rc_context(STYLE):
-            canvas = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
-            axes = canvas.subplots()
-            plot.draw(comparison, axes)
-            if axes.has_data():
-                axes.set_title(plot.title)
-                canvas.savefig(path, metadata={"Software": None})
-                drawn.append((plot, path))
-    return tuple(drawn)
+def _plot(
+    name: str, title: str, caption: str, draw: Callable[[RecordedComparison, Any], None]
+) -> Plot[RecordedComparison]:
+    """A picture with one pair of axes, which `draw` fills."""
+    return Plot(name, title, caption, lambda comparison, canvas: draw(comparison, canvas.subplots()))
 
 
 def _look(comparison: RecordedComparison, variant: Variant) -> dict[str, Any]:
@@ -198,78 +173,78 @@ def _bars(axes: Any, names: Sequence[str]) -> None:
     axes.grid(visible=False, axis="y")
 
 
-PLOTS = (
-    ComparisonPlot(
+PLOTS: tuple[Plot[RecordedComparison], ...] = (
+    _plot(
         "held_out_steps",
         "Held-out accuracy by step",
         "Share of held-out problems solved greedily: what a variant makes of a number of updates.",
         _held_out_steps,
     ),
-    ComparisonPlot(
+    _plot(
         "held_out_tokens",
         "Held-out accuracy by sampled tokens",
         "The same against the completion tokens sampled so far: what it makes of an amount of experience. A variant "
         "that samples more in a step, or writes longer completions, reaches further to the right.",
         _held_out_tokens,
     ),
-    ComparisonPlot(
+    _plot(
         "held_out_seconds",
         "Held-out accuracy by time",
         "The same against seconds of training, evaluations apart: what it makes of this machine's time.",
         _held_out_seconds,
     ),
-    ComparisonPlot(
+    _plot(
         "unsolved",
         "Unsolved problems by step",
         "One less the accuracy, on a logarithmic axis, which keeps policies apart that solve nearly everything. One "
         "that solves all of them is drawn at half a problem.",
         _unsolved,
     ),
-    ComparisonPlot(
+    _plot(
         "differences",
         "Difference after the last step",
         "Held-out greedy accuracy less that of the baseline, with paired 95% intervals over problems (which problems "
         "were drawn) and over seeds (run to run). An interval that holds 0 leaves open which of the two is better.",
         _differences,
     ),
-    ComparisonPlot(
+    _plot(
         "accuracy",
         "Sampled accuracy while training",
         "Share of the sampled completions of a step that are correct, on the problems it trains on. It keeps variants "
         "apart for longer than greedy accuracy, which a policy reaches as soon as its likeliest completion is right.",
         _metric("accuracy", "correct completions"),
     ),
-    ComparisonPlot(
+    _plot(
         "reward",
         "Training reward",
         "Mean reward of the sampled completions. Variants that shape the reward are not on one scale.",
         _metric("reward", "mean reward"),
     ),
-    ComparisonPlot(
+    _plot(
         "kl",
         "Distance from the reference",
         "Estimated KL to the reference. A variant without a reference has no line.",
         _metric("kl", "nats per token"),
     ),
-    ComparisonPlot(
+    _plot(
         "length",
         "Completion length",
         "Mean tokens of a sampled completion.",
         _metric("completions/mean_length", "tokens", from_zero=True),
     ),
-    ComparisonPlot(
+    _plot(
         "entropy",
         "Entropy",
         "How varied the choices of the policy still are.",
         _metric("entropy", "nats per token", from_zero=True),
     ),
-    ComparisonPlot(
+    _plot(
         "time",
         "Where the time of a step goes",
         "Mean seconds of a step by what they were spent on.",
         _time,
     ),
-    ComparisonPlot(
+    _plot(
         "memory",
         "Peak memory",
         "The most resident memory of the run's process: bars are means over seeds, whiskers lowest and highest.",

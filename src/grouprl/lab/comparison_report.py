@@ -70,11 +70,13 @@ def write_comparison(directory: Path) -> Path:
     Raises:
         UserError: when `directory` holds no comparison, or a file of a run is damaged.
     """
-    from grouprl.lab.comparison_plots import draw_comparison  # brings in matplotlib, which nothing else needs
+    # These bring in matplotlib, which nothing else needs.
+    from grouprl.lab.comparison_plots import PLOTS
+    from grouprl.lab.drawing import draw_plots
 
     comparison = read_comparison(directory)
     atomic_write_text(directory / "summary.json", json_text(summary(comparison), indent=2) + "\n")
-    drawn = draw_comparison(comparison, directory / "plots")
+    drawn = draw_plots(PLOTS, comparison, directory / "plots")
     measured = [name for name in SAMPLED if any(figure(variant, name).by_seed for variant in comparison.finished)]
     text = page("comparison.html.j2").render(
         title=directory.resolve().name,

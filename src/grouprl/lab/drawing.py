@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from grouprl.lab.read import RecordedRun
@@ -33,6 +37,40 @@ STYLE = {
     "figure.constrained_layout.h_pad": 0.08,
     "figure.constrained_layout.w_pad": 0.08,
 }
+
+
+SIZE_INCHES = (5.6, 3.3)
+DOTS_PER_INCH = 170
+
+Subject = TypeVar("Subject")
+
+
+@dataclass(frozen=True)
+class Plot(Generic[Subject]):
+    """A picture of a run or of a comparison: its name, what it says and what to worry about, and how it is drawn."""
+
+    name: str  # file name without .png
+    title: str
+    caption: str
+    draw: Callable[[Subject, Figure], None]
+
+
+def draw_plots(
+    plots: Sequence[Plot[Subject]], subject: Subject, directory: Path
+) -> tuple[tuple[Plot[Subject], Path], ...]:
+    """Writes NAME.png into `directory` for every plot that there are numbers for; gives them in reading order."""
+    directory.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for plot in plots:
+        path = directory / f"{plot.name}.png"
+        with rc_context(STYLE):
+            figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
+            plot.draw(subject, figure)
+            if any(axes.has_data() for axes in figure.axes):
+                figure.axes[0].set_title(plot.title)
+                figure.savefig(path, metadata={"Software": None})
+                drawn.append((plot, path))
+    return tuple(drawn)
 
 
 def smooth(values: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:

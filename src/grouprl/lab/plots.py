@@ -2,47 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from grouprl.lab.drawing import BLUE, COLORS, GREY, RED, SKY, STYLE, legend, lines, over_steps, shares, stack
+from grouprl.lab.drawing import BLUE, COLORS, GREY, RED, SKY, Plot, legend, lines, over_steps, shares, stack
 from grouprl.lab.read import RecordedRun, Row, interval_name
 
-SIZE_INCHES = (5.6, 3.3)
-DOTS_PER_INCH = 170
 SMALLEST_GAP = 1e-9  # where a gap of exactly 0 is drawn on the logarithmic axis
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A picture of a run: its name, what it says and what to worry about, and how it is drawn."""
-
-    name: str  # file name without .png
-    title: str
-    caption: str
-    draw: Callable[[RecordedRun, Figure], None]
-
-
-def draw_plots(run: RecordedRun, directory: Path) -> tuple[tuple[Plot, Path], ...]:
-    """Writes NAME.png into `directory` for every plot that the run has numbers for; gives them in reading order."""
-    directory.mkdir(parents=True, exist_ok=True)
-    drawn = []
-    for plot in PLOTS:
-        path = directory / f"{plot.name}.png"
-        with rc_context(STYLE):
-            figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
-            plot.draw(run, figure)
-            if any(axes.has_data() for axes in figure.axes):
-                figure.axes[0].set_title(plot.title)
-                figure.savefig(path, metadata={"Software": None})
-                drawn.append((plot, path))
-    return tuple(drawn)
 
 
 def _accuracy(run: RecordedRun, figure: Figure) -> None:
@@ -171,7 +138,7 @@ def _time(run: RecordedRun, figure: Figure) -> None:
     axes.set_ylabel("seconds")
 
 
-PLOTS = (
+PLOTS: tuple[Plot[RecordedRun], ...] = (
     Plot(
         "accuracy",
         "Held-out accuracy before and after",

@@ -61,10 +61,12 @@ def write_report(run_directory: Path) -> Path:
     Raises:
         UserError: when `run_directory` holds no run, or a file of it is damaged.
     """
-    from grouprl.lab.plots import draw_plots  # brings in matplotlib, which nothing else needs
+    # These bring in matplotlib, which nothing else needs.
+    from grouprl.lab.drawing import draw_plots
+    from grouprl.lab.plots import PLOTS
 
     run = read_run(run_directory)
-    drawn = draw_plots(run, run_directory / "plots")
+    drawn = draw_plots(PLOTS, run, run_directory / "plots")
     pictures = {plot.name: picture(plot.title, plot.caption, path) for plot, path in drawn}
     time_picture = pictures.pop("time", None)
     text = page("report.html.j2").render(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from grouprl.config import LearnerConfig
+from grouprl.config import UpdateConfig
 from grouprl.types import UserError
 
 
@@ -18,7 +18,7 @@ class Optimizer:
     def __init__(
         self,
         model: nn.Module,
-        config: LearnerConfig,
+        config: UpdateConfig,
         *,
         total_updates: int | None = None,
         rate_name: str = "learner.learning_rate",
