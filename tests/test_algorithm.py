@@ -6,6 +6,7 @@ import pytest
 
 from grouprl import Algorithm, RunConfig, UserError
 from grouprl.algorithms.named import NAMED, grpo, ppo
+from grouprl.config import check_sections
 
 CONTRADICTIONS = [
     ({"baseline": "critic"}, "baseline", "critic"),
@@ -90,25 +91,25 @@ def test_a_value_out_of_range_names_its_field(options: dict[str, object]) -> Non
 @pytest.mark.parametrize(("field", "algorithm"), [("baseline", grpo), ("baseline", NAMED["rloo"])], ids=str)
 def test_a_completion_alone_has_no_group(field: str, algorithm: Algorithm) -> None:
     with pytest.raises(UserError, match=rf"rollout.group_size: .* algorithm.{field}={algorithm.baseline!r}, got 1"):
-        RunConfig(algorithm=algorithm, rollout={"group_size": 1})
+        check_sections(RunConfig(algorithm=algorithm, rollout={"group_size": 1}))
 
 
 @pytest.mark.parametrize("name", ["reinforce", "reinforce_batch", "reinforce_pp", "ppo"])
 def test_what_does_not_compare_within_the_group_needs_none(name: str) -> None:
-    assert RunConfig(algorithm=NAMED[name], rollout={"group_size": 1}).rollout.group_size == 1
+    check_sections(RunConfig(algorithm=NAMED[name], rollout={"group_size": 1}))
 
 
 def test_a_critics_learning_rate_needs_a_critic() -> None:
     with pytest.raises(UserError, match=r"learner.critic_learning_rate: .* algorithm.critic='none', got 0.1"):
-        RunConfig(learner={"critic_learning_rate": 0.1})
-    assert RunConfig(algorithm=ppo, learner={"critic_learning_rate": 0.1}).learner.critic_learning_rate == 0.1
+        check_sections(RunConfig(learner={"critic_learning_rate": 0.1}))
+    check_sections(RunConfig(algorithm=ppo, learner={"critic_learning_rate": 0.1}))
 
 
 def test_one_completion_is_no_batch() -> None:
     rollout = {"group_size": 1, "problems_per_step": 1}
     with pytest.raises(UserError, match=r"rollout.group_size: expected 2 or more with algorithm.baseline='batch_mean'"):
-        RunConfig(algorithm=NAMED["reinforce_batch"], rollout=rollout)
-    assert RunConfig(algorithm=NAMED["reinforce_pp"], rollout=rollout)  # its batch is one of tokens
+        check_sections(RunConfig(algorithm=NAMED["reinforce_batch"], rollout=rollout))
+    check_sections(RunConfig(algorithm=NAMED["reinforce_pp"], rollout=rollout))  # its batch is one of tokens
 
 
 def test_every_name_is_its_own_and_differs_from_grpo() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grouprl.config import RunConfig, load_config
+from grouprl.config import RunConfig, check_sections, load_config
 from grouprl.config_compare import CompareConfig
 from grouprl.lab.comparison import run_folder
 from grouprl.lab.read import read_json
@@ -95,7 +95,8 @@ def _refuse_decided(given: Sequence[str]) -> None:
 
 
 def _checked(config: RunConfig) -> RunConfig:
-    """The configuration, whose task and rewards are there."""
+    """The configuration, whose sections fit and whose task and rewards are there."""
+    check_sections(config)
     configured_rewards(config, load_task(**config.task.model_dump()))
     return config
 

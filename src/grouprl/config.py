@@ -134,25 +134,25 @@ class RunConfig(Section):
             raise UserError(f"rewards: expected every name once, got {', '.join(names)}; write one weight for each")
         return self
 
-    @model_validator(mode="after")
-    def _a_critic_is_there(self) -> Self:
-        if self.learner.critic_learning_rate is not None and self.algorithm.critic == "none":
-            raise UserError(
-                "learner.critic_learning_rate: expected none with algorithm.critic='none', got "
-                f"{self.learner.critic_learning_rate}: set algorithm=ppo, or leave it out"
-            )
-        return self
 
-    @model_validator(mode="after")
-    def _groups_can_be_compared(self) -> Self:
-        algorithm, size = self.algorithm, self.rollout.group_size
-        alone = {"mean", "leave_one_out", "group_std"} if size == 1 else set()
-        if size * self.rollout.problems_per_step == 1 and algorithm.credit == "completion":
-            alone |= {"batch_mean", "batch_std"}
-        for field in ("baseline", "scale"):
-            if getattr(algorithm, field) in alone:
-                raise UserError(
-                    f"rollout.group_size: expected 2 or more with algorithm.{field}={getattr(algorithm, field)!r}, "
-                    f"got {size}: a completion alone has nothing to be compared with"
-                )
-        return self
+def check_sections(config: RunConfig) -> None:
+    """What two sections say has to fit; not a validator, because `Trainer` brings the algorithm later than the rest.
+
+    Raises:
+        UserError: a setting of a critic that is not there, or groups too small for what they are compared with.
+    """
+    algorithm, size, rate = config.algorithm, config.rollout.group_size, config.learner.critic_learning_rate
+    if rate is not None and algorithm.critic == "none":
+        raise UserError(
+            f"learner.critic_learning_rate: expected none with algorithm.critic='none', got {rate}: "
+            "set algorithm=ppo, or leave it out"
+        )
+    alone = {"mean", "leave_one_out", "group_std"} if size == 1 else set()
+    if size * config.rollout.problems_per_step == 1 and algorithm.credit == "completion":
+        alone |= {"batch_mean", "batch_std"}
+    for field in ("baseline", "scale"):
+        if getattr(algorithm, field) in alone:
+            raise UserError(
+                f"rollout.group_size: expected 2 or more with algorithm.{field}={getattr(algorithm, field)!r}, "
+                f"got {size}: a completion alone has nothing to be compared with"
+            )

@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.checkpoint import TrainerState, load_learner, problems_fingerprint
-from grouprl.config import RunConfig
+from grouprl.config import RunConfig, check_sections
 from grouprl.learner import KlCoefficient, Learner, Optimizer
 from grouprl.models import (
     context_length,
@@ -56,6 +56,7 @@ def prepare(
     Raises:
         UserError: model, data or rewards do not fit the run.
     """
+    check_sections(config)
     _check_rewards(config, rewards)
     data = problems_fingerprint(task.problems("train"))
     device = resolve_device(config.model.device)

@@ -27,7 +27,7 @@ class Trainer:
         model: bundled name, folder in Hugging Face layout, or hub id.
         task: a task's name, a `Task`, or a list of rows with a `prompt` and any columns (TRL's form).
         rewards: names, functions in TRL's form, or `WeightedReward`s; the task's own when left out.
-        algorithm: a name of `grouprl.algorithms.named`, or an `Algorithm` (in `config` for groups of one).
+        algorithm: a name of `grouprl.algorithms.named`, or an `Algorithm`.
         config: everything else.
     """
 
