@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import sqlite3
 import sys
 from collections.abc import Sequence
@@ -40,15 +39,6 @@ def small_settings(runs: Path, **changes: Any) -> list[str]:
     """The same as arguments of the command line."""
     sections = {key: value for key, value in SMALL.items() if key not in changes}
     return [f"{key}={json.dumps(value)}" for key, value in {**sections, "runs_dir": str(runs), **changes}.items()]
-
-
-def letters(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
-    """Share of the characters that are letters: even a random model differs from itself in it."""
-    return [len(re.findall("[a-z]", text)) / max(1, len(text)) for text in map(plain, completions)]
-
-
-def plain(completion: str | Sequence[dict[str, str]]) -> str:
-    return completion if isinstance(completion, str) else completion[0]["content"]
 
 
 def gsm8k_row(number: int, **change: Any) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grouprl.tasks.answers import (
-    boxed_equals,
+    LONGEST_ANSWER,
+    completion_text,
     final_answer,
+    final_text,
     gold_answer,
     is_worked,
     last_boxed,
@@ -165,10 +167,44 @@ def test_answers_are_compared_by_value_else_by_text(a: str, b: str, same: bool) 
     assert same_value(b, a) is same
 
 
-def test_the_last_box_counts() -> None:
-    assert boxed_equals(r"\boxed{3} ... \boxed{1,000}", "10 * 100 = 1000\n#### 1000")
-    assert not boxed_equals(r"\boxed{1000} ... \boxed{3}", "#### 1000")
-    assert not boxed_equals("1000", "#### 1000")
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{3} ... \boxed{1,000}", "1,000"),
+        ("It is 7.", None),
+        ("<answer>7</answer>", "7"),
+        ("<answer>\n 7 </answer> and more", "7"),
+        (r"\boxed{3} <answer>7</answer> \boxed{4}", "7"),
+        ("<answer>3</answer> no: <answer>7</answer>", "7"),
+        (r"<answer>so \boxed{3} or \boxed{7} it is</answer>", "7"),
+        (r"<answer>\boxed{7</answer>", None),
+        ("<answer>3</answer> <answer>7", None),
+        (r"\boxed{7} <answer>", None),
+        (r"</answer> \boxed{7}", "7"),
+        ("<answer><answer>7</answer></answer>", "7"),
+        ("<answer></answer>", ""),
+        ("<ANSWER>7</ANSWER>", None),
+        (r"\boxed{7", None),
+        (r"\boxed{3} \boxed{7", None),
+    ],
+)
+def test_exactly_one_place_is_the_answer(text: str, answer: str | None) -> None:
+    assert final_text(text) == answer
+
+
+@given(st.lists(st.sampled_from(["<answer>", "</answer>", r"\boxed{", "}", "7", "8", " "]), max_size=30))
+def test_the_answer_is_a_piece_of_the_text(parts: list[str]) -> None:
+    answer = final_text("".join(parts))
+    assert answer is None or answer in "".join(parts)
+
+
+def test_a_book_is_no_answer() -> None:
+    assert final_text(rf"\boxed{{{'7' * LONGEST_ANSWER}}}") == "7" * LONGEST_ANSWER
+    assert final_text(f"<answer>{'7' * (LONGEST_ANSWER + 1)}</answer>") is None
+
+
+def test_a_completion_is_text_or_a_message() -> None:
+    assert completion_text("7") == completion_text([{"role": "assistant", "content": "7"}]) == "7"
 
 
 @pytest.mark.parametrize(
@@ -190,10 +226,21 @@ def test_worked_means_an_equation_before_the_answer(text: str, worked: bool) -> 
 
 
 @pytest.mark.parametrize(
-    "text", ["1" * 50_000, r"\boxed{" * 10_000, "{" * 50_000, "1 + " * 20_000, "1 " + " " * 50_000]
+    "text",
+    [
+        "1" * 50_000,
+        r"\boxed{" * 10_000,
+        "{" * 50_000,
+        "1 + " * 20_000,
+        "1 " + " " * 50_000,
+        "<answer>" * 10_000,
+        "<answer></answer>" * 10_000,
+        r"<answer>\boxed{" * 10_000,
+    ],
 )
 def test_hostile_text_costs_little(text: str) -> None:
     start = time.perf_counter()
     is_worked(text)
-    boxed_equals(rf"\boxed{{{text}}}", text)
+    final_text(text)
+    same_value(final_text(rf"\boxed{{{text}}}") or text, text)
     assert time.perf_counter() - start < 1.0

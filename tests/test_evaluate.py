@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -14,15 +14,30 @@ from grouprl.evaluation import ProblemResults
 from grouprl.evaluation.evaluate import evaluate
 from grouprl.evaluation.measures import step_measures, trait_shares
 from grouprl.models import load_model, load_tokenizer, prompt_token_ids
+from grouprl.rewards import Judge, WeightedReward, open_judge
 from grouprl.rollout import NativeEngine, Request
 from grouprl.tasks import task_from_list
 from grouprl.types import Completion, Group, Problem, RewardOutcome, Sampling, StopReason
 from small_runs import ROWS
 
 # A text is right when it says "yes", and worked when it holds an equation.
-TASK = task_from_list(
-    [{"prompt": str(n)} for n in range(20)], correct=lambda problem, text: "yes" in text and problem.id != "never"
-)
+TASK = task_from_list([{"prompt": str(n)} for n in range(20)])
+
+
+class SaysYes:
+    in_process = True
+
+    def __call__(self, prompts: list[str], completions: list[str], **columns: object) -> list[float | None]:
+        right = [float("yes" in text and prompt != "never") for prompt, text in zip(prompts, completions, strict=True)]
+        return [None if text == "?" else value for text, value in zip(completions, right, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    with open_judge([], verifier=WeightedReward("says_yes", SaysYes())) as made:
+        yield made
+
+
 WORKED = "2 + 2 = 4. "
 
 
@@ -62,7 +77,7 @@ def requests(*names: str) -> list[Request]:
     return [Request(Problem(name, name), (1,), 1) for name in names]
 
 
-def test_evaluation_of_three_problems_counted_by_hand() -> None:
+def test_evaluation_of_three_problems_counted_by_hand(judge: Judge) -> None:
     engine = Scripted(
         greedy={"a": "no", "b": "yes", "c": "no"},
         sampled={
@@ -73,7 +88,7 @@ def test_evaluation_of_three_problems_counted_by_hand() -> None:
     )
     finished: list[int] = []
     found = evaluate(
-        engine, TASK, requests("a", "b", "c"), samples=4, max_tokens=33, on_finished=finished.append
+        engine, TASK, judge, requests("a", "b", "c"), samples=4, max_tokens=33, on_finished=finished.append
     ).values
     assert found["greedy_accuracy"] == pytest.approx(1 / 3)
     assert found["pass_at_1"] == pytest.approx((0 + 1 / 4 + 1) / 3)
@@ -92,9 +107,9 @@ def test_evaluation_of_three_problems_counted_by_hand() -> None:
     assert sum(finished) == 3 * (1 + 4)
 
 
-def test_evaluation_asks_for_one_greedy_completion_and_plain_samples_from_a_stream_of_its_own() -> None:
+def test_evaluation_asks_for_one_greedy_completion_and_plain_samples_from_a_stream_of_its_own(judge: Judge) -> None:
     engine = Scripted(greedy={"a": "yes"}, sampled={"a": ["yes"] * 6})
-    found = evaluate(engine, TASK, requests("a"), samples=6, max_tokens=33)
+    found = evaluate(engine, TASK, judge, requests("a"), samples=6, max_tokens=33)
     (greedy, greedily), (sampled, plainly) = engine.asked
     assert (greedily, plainly) == (Sampling(33, temperature=0.0), Sampling(33))
     assert not plainly.truncates
@@ -109,28 +124,34 @@ def test_evaluation_asks_for_one_greedy_completion_and_plain_samples_from_a_stre
     assert found.greedy[0].completions[0].text == "yes"
 
 
-def test_each_problem_is_told_apart() -> None:
+def test_each_problem_is_told_apart(judge: Judge) -> None:
     engine = Scripted(
         greedy={"a": "no", "b": "yes", "never": "yes"},
         sampled={"a": ["no", "yes"], "b": ["yes", "yes"], "never": ["yes", "no"]},
     )
-    found = evaluate(engine, TASK, requests("b", "never", "a"), samples=2, max_tokens=5).results
+    found = evaluate(engine, TASK, judge, requests("b", "never", "a"), samples=2, max_tokens=5).results
     assert found == ProblemResults(("b", "never", "a"), greedy=(1, 0, 0), correct=(2, 0, 1), samples=2)
 
 
-def test_without_samples_there_is_the_greedy_completion_alone() -> None:
+def test_what_cannot_be_judged_is_not_counted_as_correct(judge: Judge) -> None:
+    engine = Scripted(greedy={"a": "?", "b": "yes"}, sampled={"a": ["yes", "?"], "b": ["?", "?"]})
+    found = evaluate(engine, TASK, judge, requests("a", "b"), samples=2, max_tokens=5).results
+    assert found == ProblemResults(("a", "b"), greedy=(0, 1), correct=(1, 0), samples=2)
+
+
+def test_without_samples_there_is_the_greedy_completion_alone(judge: Judge) -> None:
     engine = Scripted(greedy={"a": "no", "b": "yes"}, sampled={})
     finished: list[int] = []
-    found = evaluate(engine, TASK, requests("a", "b"), samples=0, max_tokens=5, on_finished=finished.append)
+    found = evaluate(engine, TASK, judge, requests("a", "b"), samples=0, max_tokens=5, on_finished=finished.append)
     assert found.values == {"greedy_accuracy": 0.5, "greedy_interval": pytest.approx((0.0945, 0.9055), abs=1e-4),
                             "problems": 2}  # fmt: skip
     assert found.results == ProblemResults(("a", "b"), greedy=(0, 1), correct=(0, 0), samples=0)
     assert (len(engine.asked), sum(finished)) == (1, 2)
 
 
-def test_a_single_sample_is_a_share() -> None:
+def test_a_single_sample_is_a_share(judge: Judge) -> None:
     engine = Scripted(greedy={"a": "no", "b": "no"}, sampled={"a": ["yes"], "b": ["no"]})
-    found = evaluate(engine, TASK, requests("a", "b"), samples=1, max_tokens=5).values
+    found = evaluate(engine, TASK, judge, requests("a", "b"), samples=1, max_tokens=5).values
     assert found["pass_at_1"] == 0.5
     assert found["pass_at_1_interval"] == pytest.approx((0.0945, 0.9055), abs=1e-4)  # Wilson, 1 of 2
     assert found["greedy_interval"] == pytest.approx((0.0, 0.6576), abs=1e-4)  # Wilson, 0 of 2
@@ -145,17 +166,17 @@ def real(tiny: Path) -> tuple[torch.nn.Module, NativeEngine, list[Request]]:
 
 
 def test_two_evaluations_of_the_same_weights_are_identical_and_of_others_are_not(
-    real: tuple[torch.nn.Module, NativeEngine, list[Request]],
+    real: tuple[torch.nn.Module, NativeEngine, list[Request]], judge: Judge
 ) -> None:
     model, engine, prompts = real
-    first = evaluate(engine, TASK, prompts, samples=3, max_tokens=6)
+    first = evaluate(engine, TASK, judge, prompts, samples=3, max_tokens=6)
     engine.generate(prompts, Sampling(6))  # what happens between them does not matter
-    assert evaluate(engine, TASK, prompts, samples=3, max_tokens=6) == first
-    few = evaluate(engine, TASK, prompts[2:4], samples=2, max_tokens=6).greedy
+    assert evaluate(engine, TASK, judge, prompts, samples=3, max_tokens=6) == first
+    few = evaluate(engine, TASK, judge, prompts[2:4], samples=2, max_tokens=6).greedy
     assert [g.completions[0].token_ids for g in few] == [g.completions[0].token_ids for g in first.greedy[2:4]]
     with torch.no_grad():
         next(model.parameters()).mul_(-1)
-    assert evaluate(engine, TASK, prompts, samples=3, max_tokens=6) != first
+    assert evaluate(engine, TASK, judge, prompts, samples=3, max_tokens=6) != first
 
 
 GROUPS = (
@@ -166,14 +187,14 @@ GROUPS = (
 )
 
 
-def outcome(total: float, style: float | None = None) -> RewardOutcome:
-    return RewardOutcome(total, {"right": total, "style": style})
+def outcome(total: float, style: float | None = None, *, right: bool | None = False) -> RewardOutcome:
+    return RewardOutcome(total, {"right": total, "style": style}, correct=right)
 
 
 INVALID = RewardOutcome(math.nan, {"right": None, "style": None}, "right gave nan")
 OUTCOMES = (
-    (outcome(1.0), outcome(1.0), outcome(1.0)),  # equal: no signal
-    (outcome(1.0, 0.5), outcome(0.0, 0.1), outcome(0.0)),  # deviation sqrt(2)/3
+    (outcome(1.0, right=True), outcome(1.0, right=True), outcome(1.0, right=True)),  # equal: no signal
+    (outcome(1.0, 0.5, right=True), outcome(0.0, 0.1), outcome(0.0, right=None)),  # deviation sqrt(2)/3
     (outcome(0.0), INVALID, INVALID),  # a single valid one has nothing to be compared with
     (outcome(2.0), outcome(4.0), INVALID),  # deviation 1
 )
@@ -200,7 +221,7 @@ def test_measures_of_four_groups_counted_by_hand() -> None:
 
 
 def test_a_step_of_invalid_rewards_has_no_reward_and_no_signal() -> None:
-    found = step_measures(TASK, GROUPS[:1], ((INVALID,) * 3,))
+    found = step_measures(TASK, GROUPS[:1], ((replace(INVALID, correct=True),) * 3,))
     assert math.isnan(found["reward"])
     assert math.isnan(found["rewards/right/mean"])
     assert (found["frac_reward_zero_std"], found["frac_invalid"], found["accuracy"]) == (1.0, 1.0, 1.0)

@@ -14,13 +14,8 @@ from safetensors.torch import load_file
 from grouprl import Algorithm, Run, Trainer, UserError, WeightedReward
 from grouprl.algorithms.named import NAMED, dapo, ppo
 from grouprl.lab.read import read_rollouts
-from small_runs import ROWS, assert_same_run, assert_same_weights, letters, metrics, rollouts, small_config
-
-
-def words(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[list[tuple[int, float]]]:
-    """A step after every third character, good when it ends in a letter."""
-    return [[(end, float(text[end - 1].isalpha())) for end in range(3, len(text) + 1, 3)] for text in completions]
-
+from letter_rewards import letters, rarely, words
+from small_runs import ROWS, assert_same_run, assert_same_weights, metrics, rollouts, small_config
 
 LETTERS, WORDS = WeightedReward("letters", letters), WeightedReward("words", words, 0.5, per_step=True)
 
@@ -152,11 +147,6 @@ def test_rewards_and_credit_must_fit(
 
 
 # Dynamic sampling
-
-
-def rarely(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
-    """1 for a third of the texts, whatever they are: many groups of four are all 0."""
-    return [float(sum(map(ord, text)) % 3 == 0 and len(text) > 2) for text in completions]
 
 
 def dynamic(tiny: Path, runs: Path, reward: Any, *, max_tokens: int = 8, **changes: Any) -> Path:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from grouprl.tasks import Gsm8k, load_task
+from grouprl.tasks import Gsm8k
 from grouprl.tasks.base import Split
+from grouprl.tasks.named import load_task
 from grouprl.types import UserError
+from verifying import verdict
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
@@ -79,7 +81,7 @@ def test_the_form_of_a_problem(tmp_path: Path) -> None:
     assert problem.id == "gsm8k/train/0"
     assert [message["role"] for message in problem.prompt if isinstance(message, Mapping)] == ["system", "user"]
     assert problem.prompt_text.startswith("Reason step by step, and put your final answer within \\boxed{}.\nBen has")
-    bare = Gsm8k(str(path), system_prompt="").problems("train")[0]
+    bare = load_task("gsm8k", path=str(path), system_prompt="").problems("train")[0]
     assert bare.prompt == ({"role": "user", "content": problem.columns["question"]},)
     own = load_task("gsm8k", path=str(path), system_prompt="Count.").problems("train")[0]
     assert own.prompt_text.startswith("Count.\nBen has")
@@ -88,12 +90,18 @@ def test_the_form_of_a_problem(tmp_path: Path) -> None:
 def test_completions_are_judged_by_value_and_described(tmp_path: Path) -> None:
     task = Gsm8k(str(write(tmp_path / "a.jsonl", [row(n, answer="#### 1,000") for n in range(5)])))
     problem = task.problems("test")[0]
-    assert task.correct(problem, r"999 + 1 = 1000, so \boxed{\$1000.00}")
-    assert not task.correct(problem, r"\boxed{1000} or rather \boxed{1001}")
-    assert not task.correct(problem, "1000")
+    assert verdict(task, problem, r"999 + 1 = 1000, so \boxed{\$1000.00}") == 1.0
+    assert verdict(task, problem, r"\boxed{1000} or rather \boxed{1001}") == 0.0
+    assert verdict(task, problem, "1000") == 0.0
     assert task.traits(r"999 + 1 = 1000, so \boxed{1000}") == {"worked": True}
     assert task.traits(r"\boxed{1000}") == {"worked": False}
     assert task.default_rewards == {"boxed_format": 0.5, "correct_answer": 1.0}
+
+
+def test_a_gold_completion_is_the_solution_without_its_marks() -> None:
+    problem = Gsm8k.example()
+    assert Gsm8k().gold(problem) == ("Ben has 4 * 6 = 24 pens.\nThen he has 24 - 5 = 19 pens.\n\\boxed{19}")
+    assert verdict(Gsm8k(), problem, Gsm8k().gold(problem)) == 1.0
 
 
 GOOD = json.dumps(row(1))
@@ -121,11 +129,11 @@ def test_bad_files_are_told_with_their_line(tmp_path: Path, text: str, message: 
 
 def test_a_file_that_is_not_there_or_not_text_or_of_another_kind(tmp_path: Path) -> None:
     (tmp_path / "latin.jsonl").write_bytes(b'{"question": "\xe9"}')
-    (tmp_path / "a.csv").write_text("question,answer\n")
+    (tmp_path / "a.txt").write_text("question,answer\n")
     for name, message in (
         ("none.jsonl", "expected a data file at .*none.jsonl, found none"),
         ("latin.jsonl", "expected UTF-8 text in .*latin.jsonl"),
-        ("a.csv", r"expected a \.jsonl or \.parquet file, got .*a\.csv"),
+        ("a.txt", r"expected a \.jsonl, \.json, \.csv, \.parquet file, got .*a\.txt"),
     ):
         with pytest.raises(UserError, match=message):
             Gsm8k(str(tmp_path / name)).problems("train")
@@ -175,6 +183,18 @@ def test_without_a_path_the_hub_is_read(monkeypatch: pytest.MonkeyPatch) -> None
     task = Gsm8k()
     assert [len(task.problems(split)) for split in SPLITS] == [95, 5, 10]
     assert asked == [("openai/gsm8k", "main", "train"), ("openai/gsm8k", "main", "test")]
+
+
+def test_the_hub_is_read_from_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load(repository: str, configuration: str | None, *, split: str) -> list[dict[str, Any]]:
+        asked.append((repository, configuration))
+        return [row(n) for n in (range(40) if split == "train" else range(40, 50))]
+
+    stand_in_for_the_hub(monkeypatch, load)
+    assert len(load_task("gsm8k", path="hub:me/mine").problems("test")) == 10
+    assert set(asked) == {("me/mine", None)}
 
 
 @pytest.mark.parametrize("error", [ConnectionError("offline"), ValueError("Couldn't find cache"), FileNotFoundError()])

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from grouprl import UserError, WeightedReward
+from grouprl import WeightedReward
 from grouprl.models import load_tokenizer
-from grouprl.rewards import judge
 from grouprl.rewards.steps import equation_steps, last_tokens
 from grouprl.types import Completion, Group, Problem, StopReason
+from judging import judged
 
 GOLD = "15 - 3 = <<15-3=12>>12\n12 - 5 = <<12-5=7>>7\n#### 7"
 
@@ -96,7 +96,7 @@ def test_steps_stand_beside_the_total(tiny: Path) -> None:
         WeightedReward("equations", equation_steps, 0.5, per_step=True),
     ]
     sampled = group(tiny, worked, guess)
-    (first, second) = judge([sampled], rewards, load_tokenizer(str(tiny)))[0]
+    (first, second) = judged([sampled], rewards, load_tokenizer(str(tiny)))[0]
     assert (first.total, first.components) == (0.0, {"correct": 0.0, "equations": 0.5})
     assert [step.reward for step in first.steps] == [0.5, 0.0]
     tokenizer, ids = load_tokenizer(str(tiny)), sampled.completions[0].token_ids
@@ -112,9 +112,10 @@ def always(value: object) -> Any:
 
 
 @pytest.mark.parametrize("value", [1.0, [3], [(0, 1.0)], [(99, 1.0)], [(1, "good")], [(1.5, 1.0)]], ids=str)
-def test_steps_that_are_none_are_refused(tiny: Path, value: object) -> None:
-    with pytest.raises(UserError, match=r"reward mine: expected steps \(end, value\) with an end of 1 to 3 characters"):
-        judge([group(tiny, "abc")], [WeightedReward("mine", always(value), per_step=True)], load_tokenizer(str(tiny)))
+def test_steps_that_are_none_make_the_completion_invalid(tiny: Path, value: object) -> None:
+    rewards = [WeightedReward("mine", always(value), per_step=True)]
+    (outcome,) = judged([group(tiny, "abc")], rewards, load_tokenizer(str(tiny)))[0]
+    assert outcome.reason == f"mine gave {value!r}, expected steps (end, value) with an end of 1 to 3 characters"
 
 
 def test_a_step_that_is_not_a_number_makes_the_completion_invalid(tiny: Path) -> None:
@@ -122,7 +123,7 @@ def test_a_step_that_is_not_a_number_makes_the_completion_invalid(tiny: Path) ->
         WeightedReward("right", always(1.0)),
         WeightedReward("mine", always([(1, 1.0), (2, math.nan)]), per_step=True),
     ]
-    (outcome,) = judge([group(tiny, "abc")], rewards, load_tokenizer(str(tiny)))[0]
+    (outcome,) = judged([group(tiny, "abc")], rewards, load_tokenizer(str(tiny)))[0]
     assert not outcome.valid
-    assert outcome.reason == "mine gave nan"
+    assert outcome.reason == "mine gave a step nan"
     assert torch.tensor(outcome.total).isnan()

@@ -19,10 +19,11 @@ from grouprl.models.reward_model import load_reward_model, new_reward_model
 from grouprl.models.save import save_model
 from grouprl.preferences import load_preferences, split_preferences
 from grouprl.reward_model import reward_figures, train_reward_model
-from grouprl.rewards import WeightedReward, judge
+from grouprl.rewards import WeightedReward
 from grouprl.rewards.learned import learned_reward
 from grouprl.supervised import Lesson
 from grouprl.types import Group, Problem, UserError
+from judging import judged
 from pairs import ROWS, completion
 from small_runs import grouprl, tree, write_rows
 from tiny import Kind, tiny_model_folder
@@ -262,7 +263,7 @@ def test_the_judge_takes_it_like_any_reward(trained: Path, tiny: Path) -> None:
     group = Group(Problem("p", "Say 1.", {"answer": "1"}), prompt_ids, own)
     reward = learned_reward(str(trained), policy=str(tiny), device=CPU)
     before = fingerprint(reward.model)
-    (outcomes,) = judge([group], [WeightedReward("taste", reward, 2.0)])
+    (outcomes,) = judged([group], [WeightedReward("taste", reward, 2.0)])
     expected = padded_scores(trained, rows_of([group]))
     assert [outcome.total for outcome in outcomes] == pytest.approx([2 * score for score in expected], abs=2e-4)
     assert [outcome.components["taste"] for outcome in outcomes] == pytest.approx(expected, abs=1e-4)

@@ -1,15 +1,23 @@
+"""From groups to outcomes: what rewards are called with, what is made of what they give, and when a run stops."""
+
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grouprl.rewards import REWARDS, WeightedReward, boxed_format, correct_answer, judge, resolve_rewards
+from grouprl.rewards import FromFile, Invalid, WeightedReward, built_in, open_judge, resolve_rewards
+from grouprl.rewards.named import REWARDS
+from grouprl.rewards.rules import boxed_format, correct_answer
 from grouprl.tasks import WordProblems
 from grouprl.types import Completion, Group, Message, Problem, RewardOutcome, StopReason, UserError
+from judging import judged
 
 
 def group(problem: Problem, *texts: str) -> Group:
@@ -26,12 +34,12 @@ CHAT = Problem(
 GROUPS = [group(PLAIN, r"3 + 4 = 7 \boxed{7}", r"\boxed{8}", "7"), group(CHAT, r"\boxed{2.0}", r"\boxed{")]
 
 
-def one(function: Any, groups: Sequence[Group] = GROUPS) -> list[tuple[RewardOutcome, ...]]:
-    return judge(groups, [WeightedReward("it", function, 1.0)])
+def one(function: Any, groups: Sequence[Group] = GROUPS, **options: Any) -> list[tuple[RewardOutcome, ...]]:
+    return judged(groups, [WeightedReward("it", function, 1.0)], **options)
 
 
 def test_the_default_rewards_of_a_task_add_up_and_are_recorded_apart() -> None:
-    outcomes = judge(GROUPS, resolve_rewards(WordProblems().default_rewards))
+    outcomes = judged(GROUPS, resolve_rewards(WordProblems().default_rewards))
     assert [[outcome.total for outcome in part] for part in outcomes] == [[1.5, 0.5, 0.0], [1.5, 0.0]]
     assert outcomes[0][1] == RewardOutcome(0.5, {"boxed_format": 1.0, "correct_answer": 0.0})
 
@@ -70,40 +78,58 @@ def test_correct_answer(text: str, answer: object, value: float | None) -> None:
     assert correct_answer(["?"], [text], [[1]], answer=[answer]) == [value]
 
 
-def test_reward_functions_get_the_keywords_that_trl_gives() -> None:
-    seen: dict[str, Any] = {}
+def noted(path: Path) -> Any:
+    """A reward that writes down what it is called with."""
 
     def reward(completions: list[Any], **others: Any) -> list[float]:
-        seen.update(others, completions=completions)
-        return [0.0] * len(completions)
-
-    one(reward)
-    chat: list[Message] = [{"role": "user", "content": "1 + 1 = ?"}]
-    assert seen == {
-        "prompts": ["3 + 4 = ?"] * 3 + [chat] * 2,
-        "completions": [
-            r"3 + 4 = 7 \boxed{7}",
-            r"\boxed{8}",
-            "7",
-            [{"role": "assistant", "content": r"\boxed{2.0}"}],
-            [{"role": "assistant", "content": r"\boxed{"}],
-        ],
-        "completion_ids": [[0, 7], [1, 7], [2, 7], [0, 7], [1, 7]],
-        "answer": ["7"] * 3 + ["1 + 1 = <<1+1=2>>2\n#### 2"] * 2,
-        "source": [None, None, None, "book", "book"],
-    }
-
-
-def test_every_reward_is_called_once_for_all_groups() -> None:
-    calls = []
-
-    def reward(completions: list[Any], **_: Any) -> list[float]:
-        calls.append(len(completions))
+        with path.open("a") as file:
+            print(json.dumps({**others, "completions": completions}), file=file)
         return [float(n) for n in range(len(completions))]
 
-    outcomes = one(reward)
+    return reward
+
+
+def test_each_group_is_one_call_with_the_keywords_that_trl_gives(tmp_path: Path) -> None:
+    outcomes = one(noted(tmp_path / "calls"))
+    chat: list[Message] = [{"role": "user", "content": "1 + 1 = ?"}]
+    calls = sorted(
+        map(json.loads, (tmp_path / "calls").read_text().splitlines()), key=lambda call: len(call["prompts"])
+    )
+    assert calls == [
+        {
+            "prompts": [chat] * 2,
+            "completions": [
+                [{"role": "assistant", "content": r"\boxed{2.0}"}],
+                [{"role": "assistant", "content": r"\boxed{"}],
+            ],
+            "completion_ids": [[0, 7], [1, 7]],
+            "answer": ["1 + 1 = <<1+1=2>>2\n#### 2"] * 2,
+            "source": ["book"] * 2,
+        },
+        {
+            "prompts": ["3 + 4 = ?"] * 3,
+            "completions": [r"3 + 4 = 7 \boxed{7}", r"\boxed{8}", "7"],
+            "completion_ids": [[0, 7], [1, 7], [2, 7]],
+            "answer": ["7"] * 3,
+        },
+    ]
+    assert [[outcome.total for outcome in part] for part in outcomes] == [[0.0, 1.0, 2.0], [0.0, 1.0]]
+
+
+def test_what_holds_a_model_or_a_connection_is_called_here_once_for_all_groups() -> None:
+    calls: list[int] = []
+
+    class Held:
+        in_process = True
+
+        def __call__(self, completions: list[Any], **_: Any) -> list[Any]:
+            calls.append(len(completions))
+            return [0.0, 1.0, Invalid("no answer"), 3.0, None]
+
+    first, second = one(Held())
     assert calls == [5]
-    assert [[outcome.total for outcome in part] for part in outcomes] == [[0.0, 1.0, 2.0], [3.0, 4.0]]
+    assert [first[0].total, first[1].total, second[0].total] == [0.0, 1.0, 3.0]
+    assert [first[2].reason, second[1].reason] == ["it no answer", "no reward applies"]
 
 
 async def lengths(completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -129,7 +155,7 @@ def values(*given: object) -> Any:
 
 def test_a_reward_that_does_not_apply_leaves_the_others() -> None:
     rewards = [WeightedReward("a", values(1, None, None), 2.0), WeightedReward("b", values(True, 0.5, None), -1.0)]
-    first, second, third = judge([group(PLAIN, "x", "y", "z")], rewards)[0]
+    first, second, third = judged([group(PLAIN, "x", "y", "z")], rewards)[0]
     assert first == RewardOutcome(1.0, {"a": 1.0, "b": 1.0})
     assert second == RewardOutcome(-0.5, {"a": None, "b": 0.5})
     assert (third.valid, math.isnan(third.total), third.reason) == (False, True, "no reward applies")
@@ -139,7 +165,7 @@ def test_a_reward_that_does_not_apply_leaves_the_others() -> None:
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
 def test_a_broken_value_makes_its_completion_invalid_and_no_other(broken: float) -> None:
     rewards = [WeightedReward("fine", values(1, 1), 1.0), WeightedReward("odd", values(broken, 1), 0.0)]
-    bad, good = judge([group(PLAIN, "x", "y")], rewards)[0]
+    bad, good = judged([group(PLAIN, "x", "y")], rewards)[0]
     assert not bad.valid
     assert bad.components == {"fine": 1.0, "odd": None}
     assert bad.reason == f"odd gave {broken}"
@@ -147,52 +173,100 @@ def test_a_broken_value_makes_its_completion_invalid_and_no_other(broken: float)
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    ("function", "reason"),
     [
-        (values(1, 2), "reward it: expected a list of 5 values, got 2"),
-        (values(), "expected a list of 5 values, got 0"),
-        (lambda **_: None, "expected a list of 5 values, got NoneType"),
-        (lambda **_: (x for x in range(5)), "expected a list of 5 values, got generator"),
-        (values(1, 1, 1, "high", 1), r"reward it: expected a number or None for completion 3, got 'high' \(str\)"),
-        (values(1, 1, 1, 1j, 1), "expected a number or None for completion 3, got 1j"),
-        (lambda completions: [0.0] * 5, "TypeError: .*unexpected keyword argument .*it is called with prompts"),
-        (lambda *, solution, **_: [0.0] * 5, "TypeError: .*'solution'.*completion_ids, answer, source"),
+        (values(1, 2), "it gave a wrong result: expected a list of 1 values, one per completion, got 2"),
+        (lambda **_: None, "it gave a wrong result: expected a list of 1 values, one per completion, got NoneType"),
+        (lambda **_: (x for x in range(1)), "it gave a wrong result: .* got generator"),
+        (values("high"), r"it gave 'high' \(str\), expected a number or None"),
+        (values(1j), "it gave 1j"),
+        (lambda **_: 1 / 0, r"it raised ZeroDivisionError: division by zero \(test_rewards\.py:\d+\)"),
     ],
 )
-def test_a_wrong_result_is_an_error_never_a_zero(function: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        one(function)
+def test_a_wrong_result_is_never_a_zero(function: Any, reason: str) -> None:
+    (outcome,) = one(function, [group(PLAIN, "x")])[0]
+    assert math.isnan(outcome.total)
+    assert re.fullmatch(reason + ".*", outcome.reason)
 
 
-def test_an_exception_names_the_reward_and_the_line_and_is_chained() -> None:
-    def fails(**_: Any) -> list[float]:
-        raise ZeroDivisionError("no pens")
+def half_fail(completions: list[str], **_: Any) -> list[float]:
+    return [1 / int(text) for text in completions]
+
+
+def test_a_run_stops_when_too_many_completions_are_invalid() -> None:
+    """10 % of at least 50: five invalid ones are let pass in a small step, the sixth is not."""
+    sixteen = ["1"] * 16
+    with open_judge([WeightedReward("it", half_fail)], max_invalid=0.1) as judge:
+        finish = lambda *texts: judge.finish([judge.begin(group(PLAIN, *texts))])  # noqa: E731
+        assert sum(outcome.valid for outcome in finish(*["0"] * 5, *sixteen)[0]) == 16
+        with pytest.raises(
+            UserError, match=r"all but 10% .* got 6 invalid of the last 22: it raised ZeroDivisionError"
+        ):
+            finish("0")
+
+
+def test_what_failed_long_ago_no_longer_counts() -> None:
+    with open_judge([WeightedReward("it", half_fail)], max_invalid=0.1) as judge:
+        for _ in range(8):
+            judge.finish([judge.begin(group(PLAIN, *["0"] * 4, *["1"] * 96))])
+
+
+def test_not_a_single_invalid_completion_may_be_allowed() -> None:
+    with pytest.raises(UserError, match="got 1 invalid of the last 3: it raised ZeroDivisionError"):
+        one(half_fail, [group(PLAIN, "1", "1", "0")], max_invalid=0.0)
+    one(half_fail, [group(PLAIN, "0", "0", "0")], max_invalid=1.0)
+
+
+def test_a_column_that_no_problem_has_is_told_before_the_first_step() -> None:
+    def reward(completions: list[str], *, solution: list[str], **_: Any) -> list[float]:
+        return [0.0 for _ in completions]
+
+    with open_judge([WeightedReward("mine", reward)]) as judge:
+        judge.check_columns([PLAIN, Problem("c", "?", {"solution": "7"})])
+        with pytest.raises(
+            UserError, match=r"reward mine: expected problems with the column 'solution', got answer, sou"
+        ):
+            judge.check_columns([PLAIN, CHAT])
+
+
+def test_the_verifier_says_what_is_correct_and_is_not_called_twice(tmp_path: Path) -> None:
+    verifier = WeightedReward("it", noted(tmp_path / "calls"))
+    with open_judge([verifier], verifier=verifier) as judge:
+        (outcomes,) = judge.finish([judge.begin(group(PLAIN, "x", "y", "z"))])
+        assert [outcome.correct for outcome in outcomes] == [False, True, True]
+        assert len((tmp_path / "calls").read_text().splitlines()) == 1
+        assert judge.verify([group(PLAIN, "x", "y")]) == [(False, True)]
+
+
+def test_a_verifier_beside_the_rewards_enters_neither_total_nor_record() -> None:
+    rewards = [WeightedReward("right", values(0.25, 0.5))]
+    for name in ("right", "other"):
+        verifier = WeightedReward(name, values(None, 1))
+        with open_judge(rewards, verifier=verifier) as judge:
+            (outcomes,) = judge.finish([judge.begin(group(PLAIN, "x", "y"))])
+        assert outcomes == (RewardOutcome(0.25, {"right": 0.25}), RewardOutcome(0.5, {"right": 0.5}, correct=True))
+
+
+def test_a_verifier_that_fails_is_told_not_counted_as_wrong() -> None:
+    with open_judge([], verifier=WeightedReward("it", half_fail)) as judge:
+        assert judge.verify([group(PLAIN, "1", "0", "2")]) == [(True, None, False)]
+        with pytest.raises(UserError, match="got 6 invalid of the last 6: it raised ZeroDivisionError"):
+            judge.verify([group(PLAIN, *"000000")])
+
+
+def test_functions_that_cannot_travel_are_told() -> None:
+    import threading
+
+    lock = threading.Lock()
+
+    def reward(completions: list[str], **_: Any) -> list[float]:
+        with lock:
+            return [0.0 for _ in completions]
 
     with pytest.raises(
-        UserError, match=r"reward it: .*ZeroDivisionError: no pens \(.*test_rewards\.py:\d+\)"
-    ) as caught:
-        one(fails)
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
-
-    async def fails_later(**_: Any) -> list[float]:
-        raise KeyError("pens")
-
-    with pytest.raises(UserError, match="KeyError: 'pens'"):
-        one(fails_later)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_an_interruption_is_not_taken_for_a_broken_reward(error: type[BaseException]) -> None:
-    def interrupted(**_: Any) -> list[float]:
-        raise error
-
-    with pytest.raises(error):
-        one(interrupted)
-
-
-def test_correct_answer_without_answers_is_an_error() -> None:
-    with pytest.raises(UserError, match=r"reward correct_answer: .*'answer'"):
-        judge([group(Problem("a", "?"), "x")], resolve_rewards(["correct_answer"]))
+        UserError, match=r"reward it: expected a function that can be sent to another process, got .*lock"
+    ):
+        one(reward)
 
 
 def test_a_column_cannot_take_the_name_of_a_keyword() -> None:
@@ -204,7 +278,7 @@ def test_no_groups_give_no_outcomes() -> None:
     assert one(values(), []) == []
 
 
-class Judge:
+class Own:
     def __call__(self, **_: Any) -> list[float]:
         return []
 
@@ -215,24 +289,23 @@ def my_reward(**_: Any) -> list[float]:
 
 def test_rewards_are_resolved_from_names_weights_functions_and_pairs() -> None:
     own = WeightedReward("mine", my_reward, 0.1)
-    judge_object = Judge()
+    judge_object = Own()
     assert resolve_rewards(["boxed_format", my_reward, judge_object, own]) == (
         WeightedReward("boxed_format", boxed_format, 1.0),
         WeightedReward("my_reward", my_reward, 1.0),
-        WeightedReward("Judge", judge_object, 1.0),
+        WeightedReward("Own", judge_object, 1.0),
         own,
     )
     assert resolve_rewards({"boxed_format": 0.5, "correct_answer": 1.0}) == (
         WeightedReward("boxed_format", boxed_format, 0.5),
         WeightedReward("correct_answer", correct_answer, 1.0),
     )
-    assert {name: function.__name__ for name, function in REWARDS.items()} == {name: name for name in REWARDS}
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (["corect_answer"], "equation_steps, got 'corect_answer': did you mean 'correct_answer'"),
+        (["corect_answer"], "equation_steps, .*got 'corect_answer': did you mean 'correct_answer'"),
         ({"box_format": 1.0}, "did you mean 'boxed_format'"),
         ([], r"expected a list such as .* got \[\]"),
         ({}, "name at least one"),
@@ -246,3 +319,27 @@ def test_rewards_are_resolved_from_names_weights_functions_and_pairs() -> None:
 def test_unusable_specifications_are_told(spec: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         resolve_rewards(spec)
+
+
+def test_a_task_brings_rewards_of_its_own() -> None:
+    assert resolve_rewards({"boxed_format": 1.0, "mine": 2.0}, {"mine": my_reward, "boxed_format": my_reward}) == (
+        WeightedReward("boxed_format", my_reward, 1.0),
+        WeightedReward("mine", my_reward, 2.0),
+    )
+
+
+def test_arguments_of_a_function_without_settings_are_told() -> None:
+    with pytest.raises(UserError, match="reward boxed_format: expected no arguments, got pattern"):
+        built_in("boxed_format", arguments={"pattern": "x"})
+
+
+def test_every_built_in_reward_is_documented_and_light() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "rewards.md").read_text()
+    for name, function in REWARDS.items():
+        assert function.__doc__
+        assert f"`{name}`" in page
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"reward mine: expected a Python file at .*nowhere.py, found none"):
+        FromFile(str(tmp_path / "nowhere.py"), "mine")

@@ -194,6 +194,21 @@ def test_progress_adds_up(setting: Setting):
     assert setting.engine().generate([], DRAWN) == []
 
 
+def test_a_group_is_handed_over_as_soon_as_it_is_whole(setting: Setting):
+    made: dict[int, Group] = {}
+    sampled_then: list[int] = []
+    reports: list[int] = []
+
+    def hand_over(place: int, group: Group) -> None:
+        assert place not in made
+        made[place] = group
+        sampled_then.append(sum(reports))
+
+    groups = setting.engine(6).generate(setting.requests(), DRAWN, on_finished=reports.append, on_group=hand_over)
+    assert [made[place] for place in range(len(groups))] == groups
+    assert sampled_then[0] < 22  # others were still being sampled
+
+
 # Log-probs
 
 

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 
-from grouprl.tasks import TASKS, load_task, task_from_list
 from grouprl.tasks.base import Split
+from grouprl.tasks.from_list import task_from_list
+from grouprl.tasks.named import TASKS, load_task
 from grouprl.types import UserError
+from verifying import verdict
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 ROWS = [{"prompt": f"{n} + 1 = ?", "answer": str(n + 1), "level": n % 3} for n in range(40)]
@@ -16,12 +17,21 @@ ROWS = [{"prompt": f"{n} + 1 = ?", "answer": str(n + 1), "level": n % 3} for n i
 @pytest.mark.parametrize(("name", "nearest"), [("word_problem", "word_problems"), ("gsm8", "gsm8k"), ("GSM8K", None)])
 def test_an_unknown_task_is_told_with_the_nearest_one(name: str, nearest: str | None) -> None:
     remedy = f"did you mean {nearest!r}" if nearest else "use one of these"
-    with pytest.raises(UserError, match=re.escape(f"expected one of gsm8k, word_problems, got {name!r}: {remedy}")):
+    with pytest.raises(UserError, match=f"task.name: expected one of .*, word_problems, got {name!r}: {remedy}"):
         load_task(name)
 
 
-def test_every_task_goes_by_its_own_name() -> None:
-    assert {name: load_task(name).name for name in TASKS} == {name: name for name in TASKS}
+def test_every_task_goes_by_its_own_name_has_an_example_and_solves_it() -> None:
+    pytest.importorskip("reasoning_gym")
+    for name, kind in TASKS.items():
+        task = kind()
+        assert task.name.partition(":")[0] == name
+        assert task.verifier in task.default_rewards
+        example = kind.example()
+        assert task.gold(example)
+        if task.verifier != "math_verify":
+            assert verdict(task, example, task.gold(example) or "") == 1.0
+            assert verdict(task, example, "") == 0.0
 
 
 @pytest.mark.parametrize(
@@ -30,12 +40,28 @@ def test_every_task_goes_by_its_own_name() -> None:
         ("gsm8k", {"difficulty": 2}),
         ("gsm8k", {"eval_problems": 100}),
         ("word_problems", {"path": "a.jsonl"}),
-        ("word_problems", {"system_prompt": "Think."}),
+        ("countdown", {"path": "a.jsonl"}),
+        ("math", {"train_problems": 10}),
     ],
 )
 def test_an_option_that_a_task_does_not_have_is_refused(name: str, option: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=rf"task\.{next(iter(option))}: the task {name} has no such option"):
         load_task(name, **option)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("countdown", {"use_al": False}, r"task\.arguments: expected one of use_all, got 'use_al': did you mean"),
+        ("countdown", {"difficulty": 4}, r"task\.arguments: expected one of use_all, got 'difficulty'"),
+        ("word_problems", {"use_all": False}, r"task\.arguments: the task word_problems has none, got 'use_all'"),
+        ("countdown:3", {}, r"task\.name: expected one of"),
+        ("reasoning_gym", {}, r"expected reasoning_gym:NAME, such as reasoning_gym:spell_backward"),
+    ],
+)
+def test_settings_of_a_task_alone(name: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_task(name, arguments=arguments)
 
 
 def test_a_list_is_cut_into_disjoint_splits_and_keeps_its_columns() -> None:
@@ -77,31 +103,48 @@ def test_chat_prompts_pass_through() -> None:
     assert dict(problem.columns) == {}
 
 
-def test_correct_means_the_box_or_the_whole_text_equals_the_answer() -> None:
+def test_with_answers_the_final_answer_is_compared_by_value() -> None:
     task = task_from_list(ROWS)
     problem = next(p for p in task.problems("train") if p.columns["answer"] == "7")
-    assert task.correct(problem, r"6 + 1 = 7, so \boxed{7.0}")
-    assert task.correct(problem, " 7\n")
-    assert not task.correct(problem, r"7 \boxed{8}")
-    assert not task.correct(problem, "it is 7")
+    assert verdict(task, problem, r"6 + 1 = 7, so \boxed{7.0}") == 1.0
+    assert verdict(task, problem, task.gold(problem) or "") == 1.0
+    assert verdict(task, problem, r"7 \boxed{8}") == 0.0
+    assert verdict(task, problem, "7") == 0.0
+    assert task.verifier == "correct_answer"
     assert task.default_rewards == {"boxed_format": 0.5, "correct_answer": 1.0}
+    assert task.default_step_rewards == {"equation_steps": 1.0}
 
 
-def test_without_answers_there_are_no_default_rewards_and_nothing_counts_as_solved() -> None:
-    task = task_from_list([{"prompt": f"Write {n} words."} for n in range(5)])
-    assert task.default_rewards == {}
-    assert not task.correct(task.problems("train")[0], "None")
+@pytest.mark.parametrize("rows", [[{"prompt": f"Write {n} words."} for n in range(5)], [*ROWS, {"prompt": "?"}] * 2])
+def test_without_answers_nothing_judges(rows: list[dict[str, Any]]) -> None:
+    task = task_from_list(rows)
+    if any(problem.columns.get("answer") is None for problem in task.problems("train")):
+        assert (task.verifier, task.default_rewards, task.default_step_rewards) == (None, {}, {})
+        assert task.gold(task.problems("train")[0]) is None
 
 
-def test_an_own_judge_is_used() -> None:
-    task = task_from_list(
-        [{"prompt": f"Write {n} words.", "words": n} for n in range(5)],
-        name="lengths",
-        correct=lambda problem, text: len(text.split()) == problem.columns["words"],
-    )
+def words_wanted(prompts: Any, completions: Any, completion_ids: Any, *, words: Any, **columns: Any) -> list[float]:
+    return [float(len(text.split()) == count) for text, count in zip(completions, words, strict=True)]
+
+
+def test_a_verifier_of_one_s_own_judges_and_is_the_default_reward() -> None:
+    rows = [{"prompt": f"Write {n} words.", "words": n, "good": "word " * n} for n in range(1, 6)]
+    task = task_from_list(rows, name="lengths", verifier=words_wanted, gold_column="good")
     problem = next(p for split in SPLITS for p in task.problems(split) if p.columns["words"] == 2)
-    assert (task.correct(problem, "two words"), task.correct(problem, "one")) == (True, False)
+    assert (verdict(task, problem, "two words"), verdict(task, problem, "one")) == (1.0, 0.0)
+    assert verdict(task, problem, task.gold(problem) or "") == 1.0
     assert (task.name, problem.id.split("/")[0]) == ("lengths", "lengths")
+    assert task.default_rewards == {"words_wanted": 1.0}
+
+
+def test_a_built_in_verifier_by_name_and_another_prompt_column() -> None:
+    rows = [{"question": f"{n} + 1 = ?", "answer": str(n + 1), "prompt": "kept"} for n in range(5)]
+    task = task_from_list(rows, verifier="math_verify", prompt_column="question")
+    problem = task.problems("train")[0]
+    assert problem.prompt.endswith(" + 1 = ?")
+    assert problem.columns["prompt"] == "kept"
+    assert task.default_rewards == {"boxed_format": 0.5, "math_verify": 1.0}
+    assert task.gold(problem) == rf"\boxed{{{problem.columns['answer']}}}"
 
 
 @pytest.mark.parametrize(

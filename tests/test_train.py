@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from transformers import AutoModelForCausalLM
 from grouprl import Algorithm, Run, Trainer, UserError
 from grouprl.config import RunConfig
 from grouprl.lab.files import lock_directory
-from grouprl.rewards import REWARDS, WeightedReward
+from grouprl.rewards import WeightedReward
+from grouprl.rewards.named import REWARDS
 from grouprl.tasks import task_from_list
 from grouprl.tasks.order import step_visits
+from letter_rewards import InProcess, letters
 from small_runs import (
     ROWS,
     assert_same_run,
@@ -30,7 +33,6 @@ from small_runs import (
     checkpoint_names,
     grouprl,
     gsm8k_row,
-    letters,
     metrics,
     rollouts,
     small_config,
@@ -137,18 +139,11 @@ def test_a_run_of_another_seed_is_another_run(straight: Path, tiny: Path, tmp_pa
 def test_the_first_ctrl_c_saves_and_the_run_goes_on_as_if_there_had_been_none(
     straight: Path, tiny: Path, tmp_path: Path
 ) -> None:
-    calls = []
-
-    def interrupted(**keywords: Any) -> list[float]:
-        calls.append(1)
-        if len(calls) == 3:
-            signal.raise_signal(signal.SIGINT)
-        return letters(**keywords)
-
+    interrupted = InProcess(lambda calls: calls == 3 and signal.raise_signal(signal.SIGINT))
     config = small_config(tmp_path)
     stopped = run(tiny, config, rewards=[WeightedReward("letters", interrupted)])
     assert not stopped.completed
-    assert len(calls) == 3
+    assert interrupted.calls == 3
     assert stopped.summary["steps"] == 3
     assert "after" not in stopped.summary
     assert checkpoint_names(stopped.directory) == ["step-000003"]
@@ -159,23 +154,10 @@ def test_the_first_ctrl_c_saves_and_the_run_goes_on_as_if_there_had_been_none(
 
 
 def test_a_stop_before_the_first_step_leaves_something_to_resume(straight: Path, tiny: Path, tmp_path: Path) -> None:
-    class Judged:
-        """A task on which somebody presses Ctrl-C while it is judged."""
-
-        def __init__(self) -> None:
-            self._task = task_from_list(ROWS)
-            self.name, self.default_rewards = self._task.name, self._task.default_rewards
-            self.problems, self.traits = self._task.problems, self._task.traits
-            self.pressed = False
-
-        def correct(self, problem: Any, text: str) -> bool:
-            if not self.pressed:
-                self.pressed = True
-                signal.raise_signal(signal.SIGINT)
-            return self._task.correct(problem, text)
-
+    pressing = InProcess(lambda calls: calls == 1 and signal.raise_signal(signal.SIGINT))
+    task = replace(task_from_list(ROWS), verifier="pressing", own_rewards={"pressing": pressing})
     config = small_config(tmp_path)
-    stopped = Trainer(tiny, Judged(), [LETTERS], config=config).train()
+    stopped = Trainer(tiny, task, [LETTERS], config=config).train()
     assert (stopped.completed, stopped.summary["steps"]) == (False, 0)
     assert_same_run(straight, run(tiny, config, resume=True).directory)
 
@@ -183,9 +165,7 @@ def test_a_stop_before_the_first_step_leaves_something_to_resume(straight: Path,
 # What a child process does at step 5 (of 6, saved after steps 2 and 4), or while it saves step 4.
 DEATHS = {
     "between checkpoints": """
-def dying(**keywords):
-    calls.append(1)
-    return os.kill(os.getpid(), signal.SIGKILL) if len(calls) == 5 else letters(**keywords)
+dying = InProcess(lambda calls: calls == 5 and os.kill(os.getpid(), signal.SIGKILL))
 """,
     "while saving": """
 rename = Path.rename
@@ -200,10 +180,10 @@ dying = letters
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from small_runs import ROWS, letters, small_config
+from letter_rewards import InProcess, letters
+from small_runs import ROWS, small_config
 from grouprl import Trainer
 from grouprl.rewards import WeightedReward
-calls = []
 {death}
 config = small_config(Path(sys.argv[2]), checkpoint={{"every": 2, "keep": 9}})
 Trainer(sys.argv[1], ROWS, [WeightedReward("letters", dying)], config=config).train()
@@ -259,10 +239,7 @@ def test_two_ctrl_c_end_the_command_at_once(tiny: Path, tmp_path: Path) -> None:
 def test_one_ctrl_c_ends_the_command_with_130_and_says_how_to_go_on(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def pressing(**keywords: Any) -> list[float]:
-        signal.raise_signal(signal.SIGINT)
-        return letters(**keywords)
-
+    pressing = InProcess(lambda _: signal.raise_signal(signal.SIGINT))
     data = write_rows(tmp_path / "data.jsonl", [gsm8k_row(n) for n in range(30)])
     settings = [*small_settings(tmp_path), "task.name=gsm8k", f"task.path={data}", 'rewards=[{"name": "letters"}]']
     monkeypatch.setitem(REWARDS, "letters", pressing)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from grouprl.tasks import Gsm8k, WordProblems, load_task
+from grouprl.tasks import Gsm8k, WordProblems
 from grouprl.tasks.answers import gold_answer, last_boxed
 from grouprl.tasks.base import Split
+from grouprl.tasks.named import load_task
 from grouprl.tasks.stories import Operation, Story
 from grouprl.tasks.word_problems import (
     all_different,
@@ -22,6 +23,7 @@ from grouprl.tasks.word_problems import (
     worked_solution,
 )
 from grouprl.types import Problem, UserError
+from verifying import verdict
 
 TASK = WordProblems()
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -165,7 +167,8 @@ def test_difficulty_bounds_operations_and_numbers(difficulty: int) -> None:
 def test_worked_solutions_are_right_and_worked() -> None:
     for problem in TASK.problems("validation"):
         text = worked_solution(problem)
-        assert TASK.correct(problem, text)
+        assert TASK.gold(problem) == text
+        assert verdict(TASK, problem, text) == 1.0
         assert TASK.traits(text) == {"worked": True}
     example = Problem("x", "?", {"answer": "15 - 3 = <<15-3=12>>12\n12 - 5 = <<12-5=7>>7\n#### 7"})
     assert worked_solution(example) == r"15 - 3 = 12. 12 - 5 = 7. \boxed{7}"
@@ -202,7 +205,7 @@ def test_a_written_file_reads_back_through_the_gsm8k_reader(tmp_path: Path) -> N
     read = {p.columns["question"]: p.columns["answer"] for split in SPLITS for p in task.problems(split)}
     assert read == {p.columns["question"]: p.columns["answer"] for p in problems}
     for problem in task.problems("train"):
-        assert task.correct(problem, worked_solution(problem))
+        assert verdict(task, problem, worked_solution(problem)) == 1.0
 
 
 def test_the_task_by_name() -> None:

@@ -10,14 +10,15 @@ from grouprl.types import Problem, UserError
 
 if TYPE_CHECKING:
     from grouprl.config import RunConfig
-    from grouprl.rewards import WeightedReward
+    from grouprl.rewards import Invalid, WeightedReward
     from grouprl.train import Run
     from grouprl.trainer import Trainer
 
 __version__ = "0.1.0"
-__all__ = ["Algorithm", "Problem", "Run", "RunConfig", "Trainer", "UserError", "WeightedReward"]
+__all__ = ["Algorithm", "Invalid", "Problem", "Run", "RunConfig", "Trainer", "UserError", "WeightedReward"]
 
 _LAZY = {
+    "Invalid": "grouprl.rewards",
     "Run": "grouprl.train",
     "RunConfig": "grouprl.config",
     "Trainer": "grouprl.trainer",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -33,7 +34,10 @@ Settings = Annotated[
     typer.Argument(help="Configuration files, names of bundled recipes, and changes such as rollout.group_size=16."),
 ]
 ModelOption = Annotated[str | None, typer.Option("--model", help="Bundled name, folder or hub id.")]
-TaskOption = Annotated[str | None, typer.Option("--task", help="word_problems, gsm8k.")]
+TaskOption = Annotated[str | None, typer.Option("--task", help="See grouprl tasks.")]
+RewardOption = Annotated[
+    list[str] | None, typer.Option("--reward", help="A name, or FILE.py:FUNCTION; =WEIGHT may follow. Repeatable.")
+]
 
 
 @app.command()
@@ -41,6 +45,7 @@ def train(
     settings: Settings = None,
     model: ModelOption = None,
     task: TaskOption = None,
+    reward: RewardOption = None,
     name: Annotated[str | None, typer.Option(help="Folder of the run inside runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")] = False,
 ) -> None:
@@ -51,8 +56,10 @@ def train(
     Example: grouprl train demo algorithm=dapo algorithm.clip_high=0.3
 
     Example: grouprl train --model Qwen/Qwen2.5-0.5B-Instruct --task gsm8k rollout.max_tokens=512
+
+    Example: grouprl train demo --reward correct_answer --reward my_rewards.py:short=0.2
     """
-    options = {"model.path": model, "task.name": task, "name": name}
+    options = {"model.path": model, "task.name": task, "name": name, "rewards": _rewards(reward)}
     config = _config(RunConfig, settings, options)
     if resume:
         from grouprl.resume import saved_path
@@ -194,7 +201,22 @@ def report(run: Annotated[Path, typer.Argument(help="Run directory, such as runs
     typer.echo(f"Report: {write_report(run)}")
 
 
-def _config(kind: type[_Config], settings: list[str] | None, options: dict[str, str | None]) -> _Config:
+def _rewards(given: list[str] | None) -> list[dict[str, object]] | None:
+    """--reward NAME, NAME=0.5, FILE.py:FUNCTION or FILE.py:FUNCTION=0.5, as a configuration has it."""
+    if given is None:
+        return None
+    rewards: list[dict[str, object]] = []
+    for text in given:
+        what, _, weight = text.partition("=")
+        path, _, name = what.rpartition(":")
+        try:
+            rewards.append({"name": name, "path": path or None, "weight": float(weight or 1)})
+        except ValueError:
+            raise UserError(f"--reward {text}: expected a number after '=', got {weight!r}") from None
+    return rewards
+
+
+def _config(kind: type[_Config], settings: list[str] | None, options: Mapping[str, object]) -> _Config:
     given = settings or []
     files = [_file(text) for text in given if "=" not in text]
     changes = [text for text in given if "=" in text]

@@ -9,7 +9,7 @@ A file names only what differs from the defaults; keys are strict, and every mis
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -48,14 +48,28 @@ class TaskConfig(Section):
     eval_problems: int | None = Field(None, ge=1, description="size of the validation and of the test split")
     seed: int = Field(0, ge=0, lt=2**63, description="of the procedural problems")
     system_prompt: Text | None = Field(None, description="put before every problem")
+    format: Literal["boxed", "think"] = Field("boxed", description="where the answer stands: \\boxed{}, or R1's tags")
+    arguments: dict[str, Any] = Field({}, description="settings of this task alone; `grouprl tasks NAME` lists them")
 
 
 class RewardConfig(Section):
     """One reward function and its share in the total."""
 
-    name: Text = Field(description="a bundled reward function")
+    name: Text = Field(description="what its values are recorded under")
+    function: Text | None = Field(None, description="a bundled function, or one in the file `path`; null = the name")
     weight: float = Field(1.0, description="factor in the sum of the rewards; may be negative")
-    path: Text | None = Field(None, description="folder of a trained reward model; its name is then free")
+    path: Text | None = Field(None, description="a Python file, or the folder of a trained reward model")
+    arguments: dict[str, Any] = Field({}, description="of a function that has settings")
+
+
+class ScoringConfig(Section):
+    """How reward functions run: in worker processes, one call for each group, under these limits."""
+
+    workers: int = Field(0, ge=0, description="processes; 0 = one for each core")
+    seconds: float = Field(10.0, gt=0.0, description="that one call may take")
+    cpu_seconds: int = Field(20, ge=1, description="of CPU time that one call may take, all threads together")
+    memory_mib: int = Field(2048, ge=64, description="that a worker may take, beyond what its imports took")
+    max_invalid: float = Field(0.1, ge=0.0, le=1.0, description="share of invalid completions that stops the run")
 
 
 class RolloutConfig(Section):
@@ -94,6 +108,15 @@ class LearnerConfig(UpdateConfig):
     critic_learning_rate: float | None = Field(None, ge=0.0, description="of a critic; null = learning_rate")
 
 
+class CurriculumConfig(Section):
+    """Which of the train problems a step visits."""
+
+    sampler: Literal["uniform", "edge"] = Field("uniform", description="edge prefers problems solved now and then")
+    floor: float = Field(0.2, gt=0.0, le=1.0, description="of edge: share of the visits that go round all problems")
+    sharpness: float = Field(2.0, ge=0.0, le=16.0, description="of edge: how strongly it prefers; 0 = not at all")
+    half_life: float = Field(1.0, gt=0.0, description="visits after which what was counted of a problem counts half")
+
+
 class EvaluationConfig(Section):
     """How the policy is judged on problems it does not train on."""
 
@@ -121,7 +144,9 @@ class RunConfig(Section):
     model: ModelConfig = ModelConfig()
     task: TaskConfig = TaskConfig()
     rewards: tuple[RewardConfig, ...] = Field((), strict=False, description="one entry for each reward function")
+    scoring: ScoringConfig = ScoringConfig()
     algorithm: Algorithm = Algorithm()
+    curriculum: CurriculumConfig = CurriculumConfig()
     rollout: RolloutConfig = RolloutConfig()
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

@@ -16,9 +16,11 @@ from grouprl.lab.read import interval_name
 from grouprl.lab.terminal import Terminal
 from grouprl.learner.credit import completion_advantages, mixed_advantages
 from grouprl.models import context_length, load_model, load_tokenizer, prompt_token_ids, resolve_device
-from grouprl.rewards import SOFT_OVERLONG, WeightedReward, judge, with_overlong_penalty
+from grouprl.rewards import SOFT_OVERLONG, WeightedReward
+from grouprl.rewards.overlong import with_overlong_penalty
 from grouprl.rollout import NativeEngine, Request
 from grouprl.tasks import Task, load_task
+from grouprl.train import judge_of
 from grouprl.trainer import configured_rewards
 from grouprl.types import Group, Problem, RewardOutcome, UserError
 
@@ -30,10 +32,14 @@ def show_evaluation(config: RunConfig, *, as_json: bool) -> None:
     problems = task.problems(config.evaluation.split)[: config.evaluation.problems]
     prompts = [Request(problem, prompt_token_ids(problem, tokenizer, longest=longest), 1) for problem in problems]
     terminal = Terminal()
-    with terminal.progress("evaluate", len(prompts) * (config.evaluation.samples + 1)) as advance:
+    with (
+        judge_of(config, task, ()) as judge,
+        terminal.progress("evaluate", len(prompts) * (config.evaluation.samples + 1)) as advance,
+    ):
         values = evaluate(
             engine,
             task,
+            judge,
             prompts,
             samples=config.evaluation.samples,
             max_tokens=config.rollout.max_tokens,
@@ -61,7 +67,7 @@ def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
     request = Request(asked, prompt_token_ids(asked, tokenizer, longest=longest), config.rollout.group_size)
     group = engine.generate([request], config.rollout.sampling)[0]
     rewards = configured_rewards(config, task) if prompt is None else ()
-    outcomes = _outcomes(config, group, rewards, tokenizer) if rewards else None
+    outcomes = _outcomes(config, task, group, rewards, tokenizer) if rewards else None
     terminal = Terminal()
     terminal.say(f"\n{asked.prompt_text}\n")
     terminal.console.print(_group_table(config, group, outcomes, rewards))
@@ -74,9 +80,14 @@ def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
 
 
 def _outcomes(
-    config: RunConfig, group: Group, rewards: Sequence[WeightedReward], tokenizer: PreTrainedTokenizerBase
+    config: RunConfig,
+    task: Task,
+    group: Group,
+    rewards: Sequence[WeightedReward],
+    tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[RewardOutcome, ...]:
-    judged = judge([group], rewards, tokenizer)
+    with judge_of(config, task, rewards) as judge:
+        judged = judge.finish([judge.begin(group)], tokenizer)
     max_tokens, buffer = config.rollout.max_tokens, config.algorithm.overlong_buffer
     return with_overlong_penalty([group], judged, max_tokens=max_tokens, buffer=buffer)[0]
 

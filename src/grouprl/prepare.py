@@ -21,11 +21,12 @@ from grouprl.models import (
     resolve_device,
 )
 from grouprl.models.critic import Critic
-from grouprl.rewards import WeightedReward
+from grouprl.rewards import Judge, WeightedReward
 from grouprl.rollout import NativeEngine, Request
 from grouprl.step import Rooms
 from grouprl.tasks import Task
-from grouprl.tasks.order import refill_visits, step_visits
+from grouprl.tasks.edge import Edge
+from grouprl.tasks.order import Sampler, Uniform
 from grouprl.types import UserError
 
 
@@ -41,7 +42,7 @@ class Prepared:
 def prepare(
     config: RunConfig,
     task: Task,
-    rewards: Sequence[WeightedReward],
+    judge: Judge,
     checkpoint: Path | None,
     state: TrainerState | None,
 ) -> Prepared:
@@ -50,14 +51,14 @@ def prepare(
     Args:
         config: the run.
         task: gives the problems.
-        rewards: score the completions.
+        judge: scores the completions.
         checkpoint, state: of the run to go on with; None = a new one.
 
     Raises:
         UserError: model, data or rewards do not fit the run.
     """
     check_sections(config)
-    _check_rewards(config, rewards)
+    check_rewards(config, judge.rewards)
     data = problems_fingerprint(task.problems("train"))
     device = resolve_device(config.model.device)
     start = load_model(config.model.path, device=device)
@@ -79,12 +80,13 @@ def prepare(
     learner = _learner(config, policy, start)
     if checkpoint is not None:
         load_learner(checkpoint, learner, state)
-    rooms = _rooms(config, task, rewards, learner, tokenizer)
+    rooms = _rooms(config, task, judge, learner, tokenizer)
     held_out = [
         Request(problem, prompt_token_ids(problem, tokenizer, longest=rooms.longest_prompt), 1)
         for problem in task.problems(config.evaluation.split)[: config.evaluation.problems]
     ]
     _check_prompts(rooms, state.step + 1, config.steps)
+    judge.check_columns(task.problems("train")[: rooms.problems_per_step])
     rooms.engine.load_weights(state.updates)
     return Prepared(rooms, held_out, state)
 
@@ -116,7 +118,7 @@ def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel)
 def _rooms(
     config: RunConfig,
     task: Task,
-    rewards: Sequence[WeightedReward],
+    judge: Judge,
     learner: Learner,
     tokenizer: PreTrainedTokenizerBase,
 ) -> Rooms:
@@ -129,7 +131,7 @@ def _rooms(
         )
     return Rooms(
         task=task,
-        rewards=rewards,
+        judge=judge,
         engine=NativeEngine(policy, tokenizer, seed=config.seed, max_rows=rollout.max_rows, dtype=config.model.dtype),
         learner=learner,
         algorithm=config.algorithm,
@@ -138,11 +140,18 @@ def _rooms(
         longest_prompt=longest_prompt,
         problems_per_step=rollout.problems_per_step,
         group_size=rollout.group_size,
-        seed=config.seed,
+        sampler=_sampler(config),
     )
 
 
-def _check_rewards(config: RunConfig, rewards: Sequence[WeightedReward]) -> None:
+def _sampler(config: RunConfig) -> Sampler:
+    count, curriculum = config.rollout.problems_per_step, config.curriculum
+    if curriculum.sampler == "uniform":
+        return Uniform(count, config.seed)
+    return Edge(count, config.seed, config.rollout.group_size, curriculum.floor, curriculum.sharpness)
+
+
+def check_rewards(config: RunConfig, rewards: Sequence[WeightedReward]) -> None:
     """Process supervision needs step ends, which only process rewards give; the others need none."""
     per_step = [reward.name for reward in rewards if reward.per_step]
     credit = config.algorithm.credit
@@ -165,12 +174,9 @@ def _check_rewards(config: RunConfig, rewards: Sequence[WeightedReward]) -> None
 
 def _check_prompts(rooms: Rooms, first: int, last: int) -> None:
     """Raises UserError for a prompt that a step would refuse: it must not end a run in the middle."""
-    problems, count, checked = rooms.task.problems("train"), rooms.problems_per_step, set[str]()
-    for step in range(first, last + 1):
-        visits = step_visits(problems, count, step=step, seed=rooms.seed)
-        for round_ in range(1, rooms.algorithm.refills + 1):
-            visits += refill_visits(problems, count, step=step, seed=rooms.seed, round_=round_)
-        for problem in (problem for problem, _ in visits if problem.id not in checked):
+    problems, checked = rooms.task.problems("train"), set[str]()
+    for problem in rooms.sampler.possible(problems, steps=range(first, last + 1), refills=rooms.algorithm.refills):
+        if problem.id not in checked:
             checked.add(problem.id)
             prompt_token_ids(problem, rooms.tokenizer, longest=rooms.longest_prompt)
         if len(checked) == len(problems):

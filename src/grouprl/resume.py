@@ -11,7 +11,7 @@ from grouprl.lab.read import read_json
 from grouprl.types import UserError
 
 # Everything else decides problems, completions or updates.
-_FREE = ("name", "runs_dir", "steps", "threads", "evaluation", "checkpoint")
+_FREE = ("name", "runs_dir", "steps", "threads", "scoring", "evaluation", "checkpoint")
 
 
 def saved_path(directory: Path) -> Path:

@@ -16,10 +16,12 @@ from grouprl.algorithm import Algorithm
 from grouprl.evaluation.measures import step_measures
 from grouprl.learner import Learner, assign_credit, kept_groups, make_batch, recorded_advantages
 from grouprl.models import prompt_token_ids
-from grouprl.rewards import SOFT_OVERLONG, WeightedReward, judge, with_overlong_penalty
+from grouprl.rewards import SOFT_OVERLONG, Judge
+from grouprl.rewards.overlong import with_overlong_penalty
 from grouprl.rollout import Engine, Request
 from grouprl.tasks import Task
-from grouprl.tasks.order import Visit, refill_visits, step_visits
+from grouprl.tasks.curriculum import PassRates
+from grouprl.tasks.order import Sampler, Visit
 from grouprl.types import Group, RewardOutcome, Sampling
 
 
@@ -28,7 +30,7 @@ class Rooms:
     """Everything a step uses. Nothing in here is replaced during a run; the weights inside the learner change."""
 
     task: Task
-    rewards: Sequence[WeightedReward]
+    judge: Judge
     engine: Engine
     learner: Learner
     algorithm: Algorithm
@@ -37,7 +39,7 @@ class Rooms:
     longest_prompt: int  # tokens
     problems_per_step: int  # P
     group_size: int  # G
-    seed: int
+    sampler: Sampler
 
 
 @dataclass(frozen=True)
@@ -61,24 +63,27 @@ class _Round:
     reward_seconds: float
 
 
-def grpo_step(rooms: Rooms, step: int, *, on_finished: Callable[[int], None] | None = None) -> StepResult:
+def grpo_step(
+    rooms: Rooms, step: int, rates: PassRates, *, on_finished: Callable[[int], None] | None = None
+) -> StepResult:
     """Samples a batch of groups, scores them, and moves the policy.
 
     Args:
         rooms: the parts; the policy in `rooms.learner` is changed.
-        step: 1, 2, ...; with the seed it decides the problems and every random number.
+        step: 1, 2, ...; with the run's seed it decides the problems and every random number.
+        rates: what the steps before found of each problem; a curriculum chooses by it.
         on_finished: see `Engine.generate`.
     """
     started, algorithm, problems = time.perf_counter(), rooms.algorithm, rooms.task.problems("train")
-    metrics = {"time/reference": 0.0, "time/learn": 0.0}
-    advantages: list[list[float]] = []
+    metrics, advantages = {"time/reference": 0.0, "time/learn": 0.0}, list[list[float]]()
 
     # Sample G completions of each of P problems from the current policy, and score each completion. Groups that the
     # algorithm drops may be replaced by those of further problems (DAPO's dynamic sampling).
-    visits = step_visits(problems, rooms.problems_per_step, step=step, seed=rooms.seed)
+    visits = rooms.sampler.visits(problems, step=step, rates=rates)
     rounds = [_sampled_round(rooms, visits, on_finished)]
     while (missing := rooms.problems_per_step - sum(sum(r.kept) for r in rounds)) and len(rounds) <= algorithm.refills:
-        visits = refill_visits(problems, missing, step=step, seed=rooms.seed, round_=len(rounds))
+        met = sum(len(r.groups) for r in rounds)
+        visits = rooms.sampler.refill(problems, missing, step=step, round_=len(rounds), rates=rates, visited=met)
         rounds.append(_sampled_round(rooms, visits, on_finished))
     groups = [group for r in rounds for group in r.groups]
     outcomes = [row for r in rounds for row in r.outcomes]
@@ -96,7 +101,7 @@ def grpo_step(rooms: Rooms, step: int, *, on_finished: Callable[[int], None] | N
         # Compare each completion with its own group: this is what replaces the critic.
         credit = assign_credit(
             [outcome for row in compress(outcomes, kept) for outcome in row],
-            {SOFT_OVERLONG: 1.0} | {reward.name: reward.weight for reward in rooms.rewards if not reward.per_step},
+            {SOFT_OVERLONG: 1.0} | rooms.judge.weights,
             batch,
             seen,
             algorithm,
@@ -131,10 +136,12 @@ def _sampled_round(rooms: Rooms, visits: Sequence[Visit], on_finished: Callable[
         Request(problem, prompt_token_ids(problem, rooms.tokenizer, longest=rooms.longest_prompt), rooms.group_size, at)
         for problem, at in visits
     ]
-    groups = rooms.engine.generate(requests, sampling, on_finished=on_finished)
+    # The rewards of a group are computed beside the sampling of the others.
+    scoring = rooms.judge.scoring()
+    groups = rooms.engine.generate(requests, sampling, on_finished=on_finished, on_group=scoring.begin)
     sampled = time.perf_counter()
     # A completion whose reward is invalid has a NaN total: no part in its group's statistics, advantage 0.
-    judged = judge(groups, rooms.rewards, rooms.tokenizer)
+    judged = scoring.finish(rooms.tokenizer)
     buffer = rooms.algorithm.overlong_buffer
     outcomes = with_overlong_penalty(groups, judged, max_tokens=sampling.max_tokens, buffer=buffer)
     # Groups are chosen by what the rewards said, not by their lengths.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,18 @@ from grouprl.lab.read import Example, read_run
 from grouprl.lab.record import RunRecord
 from grouprl.lab.report import verdict, write_report
 from grouprl.lab.terminal import Terminal, TrainingBars
+from grouprl.lab.verdicts import recorded_verdicts
 from grouprl.machine import machine_facts, peak_rss_mib
 from grouprl.models import (
     resolve_device,
 )
 from grouprl.prepare import Prepared, prepare
 from grouprl.resume import check_resumable
-from grouprl.rewards import WeightedReward
+from grouprl.rewards import Judge, Limits, WeightedReward, built_in, open_judge
 from grouprl.rewards.learned import LearnedReward
 from grouprl.step import grpo_step
 from grouprl.tasks import Task
+from grouprl.tasks.curriculum import PassRates, curriculum_measures, update, verdicts
 
 _EXAMPLES = 5
 
@@ -72,13 +75,24 @@ def train(
     checkpoint, state = latest_checkpoint(directory) if resume else (None, None)
     if resume:
         check_resumable(directory, config)
-    with terminal.status("loading the model"):
-        prepared = prepare(config, task, rewards, checkpoint, state)
-    with (
-        _open(directory, config, prepared.state.step if resume else None) as record,
-        stop_on_signal(terminal.say) as stop,
-    ):
-        return _Loop(config, prepared, record, terminal, stop).run()
+    with judge_of(config, task, rewards) as judge:
+        with terminal.status("loading the model"):
+            prepared = prepare(config, task, judge, checkpoint, state)
+        with (
+            _open(directory, config, prepared.state.step if resume else None) as record,
+            stop_on_signal(terminal.say) as stop,
+        ):
+            return _Loop(config, prepared, record, terminal, stop).run()
+
+
+def judge_of(config: RunConfig, task: Task, rewards: Sequence[WeightedReward]) -> AbstractContextManager[Judge]:
+    """What scores the completions of a run, with its worker processes: see `grouprl.rewards.open_judge`."""
+    return open_judge(
+        rewards,
+        verifier=None if task.verifier is None else built_in(task.verifier, own=task.own_rewards),
+        limits=Limits(**config.scoring.model_dump(exclude={"max_invalid"})),
+        max_invalid=config.scoring.max_invalid,
+    )
 
 
 def _open(directory: Path, config: RunConfig, after: int | None) -> RunRecord:
@@ -96,6 +110,8 @@ class _Loop:
         self._config, self._prepared, self._record = config, prepared, record
         self._terminal, self._stop = terminal, stop
         self._state, self._started = prepared.state, time.perf_counter()
+        known = recorded_verdicts(record.directory, until=prepared.state.step)
+        self._rates = update(PassRates(), known, half_life=config.curriculum.half_life)
 
     def run(self) -> Run:
         """All steps that are left, with the evaluation before and after."""
@@ -129,11 +145,15 @@ class _Loop:
     def _one_step(self, bars: TrainingBars) -> None:
         began = time.perf_counter()
         step, learner = self._state.step + 1, self._prepared.rooms.learner
-        result = grpo_step(self._prepared.rooms, step, on_finished=bars.sampled)
+        result = grpo_step(self._prepared.rooms, step, self._rates, on_finished=bars.sampled)
         bars.stepped()
-        metrics = result.metrics | {"rss_mib": peak_rss_mib()}
+        found = verdicts(result.groups, result.outcomes)
+        self._rates = update(self._rates, found, half_life=self._config.curriculum.half_life)
+        metrics = result.metrics | curriculum_measures(self._rates) | {"rss_mib": peak_rss_mib()}
         self._record.step(step, metrics, result.groups, result.outcomes, result.token_advantages)
         self._terminal.step(step, self._config.steps, metrics)
+        flat = [outcome for row in result.outcomes for outcome in row]
+        self._terminal.invalid([outcome.reason for outcome in flat if not outcome.valid], len(flat))
         self._state = replace(
             self._state,
             step=step,
@@ -174,6 +194,7 @@ class _Loop:
             found = evaluate(
                 self._prepared.rooms.engine,
                 self._prepared.rooms.task,
+                self._prepared.rooms.judge,
                 prompts,
                 samples=config.samples,
                 max_tokens=self._config.rollout.max_tokens,
@@ -184,21 +205,20 @@ class _Loop:
         return found
 
     def _examples(self, evaluation: Evaluation) -> list[Example]:
-        task = self._prepared.rooms.task
         return [
             Example(
                 problem_id=group.problem.id,
                 prompt=group.problem.prompt_text,
                 answer=str(group.problem.columns.get("answer", "")).rpartition("####")[2].strip(),
                 completion=group.completions[0].text,
-                correct=task.correct(group.problem, group.completions[0].text),
+                correct=bool(hit),
             )
-            for group in evaluation.greedy[:_EXAMPLES]
+            for group, hit in zip(evaluation.greedy[:_EXAMPLES], evaluation.results.greedy, strict=False)
         ]
 
     def _networks_mib(self) -> dict[str, float]:
         rooms = self._prepared.rooms
-        learned = [reward.function.mib for reward in rooms.rewards if isinstance(reward.function, LearnedReward)]
+        learned = [reward.function.mib for reward in rooms.judge.rewards if isinstance(reward.function, LearnedReward)]
         return rooms.learner.networks_mib() | ({"reward_model": sum(learned)} if learned else {})
 
     def _finish(self, evaluations: dict[str, Any], completed: bool) -> Run:

@@ -11,7 +11,7 @@ from grouprl.algorithm import Algorithm
 from grouprl.algorithms.named import NAMED
 from grouprl.config import RewardConfig, RunConfig
 from grouprl.models import resolve_device
-from grouprl.rewards import RewardFunction, WeightedReward, resolve_rewards
+from grouprl.rewards import FromFile, RewardFunction, WeightedReward, built_in, resolve_rewards
 from grouprl.rewards.learned import learned_reward
 from grouprl.tasks import Task, load_task, task_from_list
 from grouprl.tasks.from_list import Rows
@@ -49,7 +49,7 @@ class Trainer:
         if self.rewards is None:
             rewards = configured_rewards(config, task)
         else:
-            rewards = resolve_rewards(self.rewards)
+            rewards = resolve_rewards(self.rewards, task.own_rewards)
         if self.rewards is not None or not config.rewards:
             named = tuple(RewardConfig(name=reward.name, weight=reward.weight) for reward in rewards)
             config = RunConfig(**{**dict(config), "rewards": named})
@@ -66,14 +66,19 @@ class Trainer:
 def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, ...]:
     """The rewards that a configuration names, or the task's own."""
     if config.rewards:
-        return resolve_rewards([_configured(reward, config) for reward in config.rewards])
+        return resolve_rewards([_configured(reward, config, task) for reward in config.rewards])
     steps = task.default_step_rewards if config.algorithm.credit == "step" else {}
-    return resolve_rewards({**task.default_rewards, **steps})
+    return resolve_rewards({**task.default_rewards, **steps}, task.own_rewards)
 
 
-def _configured(reward: RewardConfig, config: RunConfig) -> WeightedReward:
+def _configured(reward: RewardConfig, config: RunConfig, task: Task) -> WeightedReward:
+    function = reward.function or reward.name
     if reward.path is None:
-        return resolve_rewards({reward.name: reward.weight})[0]
+        return built_in(
+            function, name=reward.name, weight=reward.weight, arguments=reward.arguments, own=task.own_rewards
+        )
+    if reward.path.endswith(".py"):
+        return WeightedReward(reward.name, FromFile(reward.path, function, reward.arguments), reward.weight)
     learned = learned_reward(
         reward.path,
         policy=config.model.path,

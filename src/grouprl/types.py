@@ -143,6 +143,7 @@ class RewardOutcome:
     components: Mapping[str, float | None]  # unweighted, by reward name; None = does not apply to this problem
     reason: str = ""  # why it is invalid
     steps: tuple[StepReward, ...] = ()  # process supervision: what its steps earned, besides the total
+    correct: bool | None = None  # what the task's verifier says; None = it failed, or the task has none
 
     @property
     def valid(self) -> bool:

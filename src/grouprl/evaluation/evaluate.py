@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from grouprl.evaluation.measures import trait_shares
 from grouprl.evaluation.paired import ProblemResults
 from grouprl.evaluation.statistics import mean_interval, pass_at_k, wilson_interval
+from grouprl.rewards import Judge
 from grouprl.rollout import Engine, Request
 from grouprl.tasks.base import Task
 from grouprl.types import Group, Sampling
@@ -22,12 +23,13 @@ class Evaluation:
 
     values: dict[str, float | int | tuple[float, float]]
     results: ProblemResults
-    greedy: tuple[Group, ...]
+    greedy: tuple[Group, ...]  # results.greedy says which are correct
 
 
 def evaluate(
     engine: Engine,
     task: Task,
+    judge: Judge,
     prompts: Sequence[Request],
     *,
     samples: int,
@@ -38,7 +40,8 @@ def evaluate(
 
     Args:
         engine: samples from the policy.
-        task: says what is correct.
+        task: whose traits are counted.
+        judge: its verifier says what is correct; a completion that it cannot judge is not counted as correct.
         prompts: the problems; their number of completions is ignored.
         samples: completions per problem for pass@k; 0 = the greedy one alone.
         max_tokens: of a completion.
@@ -51,8 +54,8 @@ def evaluate(
     """
     greedy = _generate(engine, prompts, 1, Sampling(max_tokens, temperature=0.0), on_finished)
     sampled = _generate(engine, prompts, samples, Sampling(max_tokens), on_finished) if samples else []
-    hits = [int(task.correct(group.problem, group.completions[0].text)) for group in greedy]
-    correct = [sum(task.correct(group.problem, c.text) for c in group.completions) for group in sampled]
+    hits = [int(bool(row[0])) for row in judge.verify(greedy)]
+    correct = [sum(map(bool, row)) for row in judge.verify(sampled)]
     values: dict[str, float | int | tuple[float, float]] = {
         "greedy_accuracy": sum(hits) / len(prompts),
         "greedy_interval": wilson_interval(sum(hits), len(prompts)),

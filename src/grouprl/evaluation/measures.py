@@ -15,7 +15,7 @@ def step_measures(task: Task, groups: Sequence[Group], outcomes: Sequence[Sequen
     `frac_solved` and `frac_hopeless` are the shares of groups with every and with no completion correct;
     `frac_reward_zero_std` is the share of groups whose rewards are all equal: they carry no signal.
     """
-    correct = [[task.correct(group.problem, c.text) for c in group.completions] for group in groups]
+    correct = [[bool(outcome.correct) for outcome in row] for row in outcomes]
     return {
         **_reward_measures(outcomes),
         "accuracy": _mean([share for row in correct for share in row]),

@@ -11,6 +11,7 @@ from typing import Any
 from grouprl.lab.files import atomic_write_text
 from grouprl.lab.pages import page, picture
 from grouprl.lab.read import Example, RecordedRun, Row, interval_name, read_run
+from grouprl.lab.rollouts import invalid_reasons
 
 MEASURES = {
     "greedy_accuracy": "Greedy accuracy",
@@ -80,6 +81,7 @@ def write_report(run_directory: Path) -> Path:
         examples=_pairs(run.examples),
         time_parts=_time_parts(run),
         config=run.config,
+        invalid=invalid_reasons(run_directory),
         facts=_facts(run.summary),
         files=[(name, what) for name, what in FILES.items() if (run_directory / name).exists()],
     )

@@ -35,6 +35,7 @@ CREATE TABLE IF NOT EXISTS completions (
   reward REAL,                        -- weighted total; NULL = invalid
   components TEXT NOT NULL,           -- JSON object: unweighted rewards by name; null = does not apply
   invalid_reason TEXT,                -- NULL when valid
+  correct INTEGER,                    -- 1 or 0, what the task's verifier says; NULL = it failed, or there is none
   advantage REAL NOT NULL,            -- mean over its tokens
   length INTEGER NOT NULL,            -- tokens
   stop_reason TEXT NOT NULL,          -- end, stop_string or length
@@ -59,6 +60,9 @@ CREATE VIEW IF NOT EXISTS steps AS
     SUM(reward IS NULL) AS invalid, AVG(length) AS mean_length, AVG(stop_reason = 'length') AS clipped_ratio
   FROM completions GROUP BY step;
 """
+
+
+_ADDED = {"token_advantages", "step_rewards", "correct"}  # columns that the first version did not have
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def write_step(
     ]
     with database:
         database.executemany("INSERT OR IGNORE INTO problems VALUES (?, ?, ?, ?, ?)", problems)
-        database.executemany(f"INSERT INTO completions VALUES ({', '.join('?' * 17)})", completions)
+        database.executemany(f"INSERT INTO completions VALUES ({', '.join('?' * 18)})", completions)
 
 
 def drop_after(database: sqlite3.Connection, step: int) -> None:
@@ -126,18 +130,43 @@ def read_rollouts(directory: Path, step: int) -> tuple[RecordedGroup, ...]:
         "SELECT * FROM completions JOIN problems USING (problem_id) WHERE step = ? "
         "ORDER BY group_index, completion_index"
     )
-    with closing(sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)) as database:
+    with closing(_read_only(path)) as database:
         database.row_factory = sqlite3.Row
         rows = database.execute(query, (step,)).fetchall()
-    missing = {"token_advantages", "step_rewards"} - set(
-        rows[0].keys() if rows else ("token_advantages", "step_rewards")
-    )
+    missing = _ADDED - set(rows[0].keys() if rows else _ADDED)
     if missing:
         raise UserError(
             f"{path}: expected a table of completions with the columns {', '.join(sorted(missing))}, found none: "
             "an older version of GroupRL recorded this run; read it with that one"
         )
     return tuple(_group(list(members)) for _, members in groupby(rows, key=lambda row: row["group_index"]))
+
+
+@dataclass(frozen=True)
+class InvalidReason:
+    """Why completions were invalid, and when that began and ended."""
+
+    reason: str
+    completions: int
+    first_step: int
+    last_step: int
+
+
+def invalid_reasons(directory: Path, most: int = 20) -> tuple[InvalidReason, ...]:
+    """The most frequent reasons of a run's invalid completions; empty without rollouts."""
+    path = directory / "rollouts.sqlite"
+    if not path.is_file():
+        return ()
+    query = (
+        "SELECT invalid_reason, COUNT(*), MIN(step), MAX(step) FROM completions WHERE invalid_reason IS NOT NULL "
+        "GROUP BY 1 ORDER BY 2 DESC LIMIT ?"
+    )
+    with closing(_read_only(path)) as database:
+        return tuple(InvalidReason(*row) for row in database.execute(query, (most,)))
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)
 
 
 def _problem_row(group: Group) -> tuple[Any, ...]:
@@ -167,6 +196,7 @@ def _completion_row(
         outcome.total if outcome.valid else None,
         json_text(outcome.components),
         None if outcome.valid else outcome.reason,
+        None if outcome.correct is None else int(outcome.correct),
         float(advantages[0]) if same else math.fsum(advantages) / len(advantages),
         len(completion),
         completion.stop_reason.value,
@@ -210,7 +240,8 @@ def _completion(row: sqlite3.Row) -> Completion:
 def _outcome(row: sqlite3.Row) -> RewardOutcome:
     total = math.nan if row["reward"] is None else row["reward"]
     steps = tuple(StepReward(end, reward) for end, reward in json.loads(row["step_rewards"] or "[]"))
-    return RewardOutcome(total, json.loads(row["components"]), row["invalid_reason"] or "", steps)
+    correct = None if row["correct"] is None else bool(row["correct"])
+    return RewardOutcome(total, json.loads(row["components"]), row["invalid_reason"] or "", steps, correct)
 
 
 def _token_advantages(row: sqlite3.Row) -> tuple[float, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -117,6 +118,12 @@ class Terminal:
         }
         cells = [f"{_cell(shown.get(metric), form):>{width}}" for _, metric, form, width in COLUMNS]
         self.say("  ".join([f"{step:>4}/{steps:<3}", *cells]))
+
+    def invalid(self, reasons: Sequence[str], completions: int) -> None:
+        """A line about completions that could not be judged; nothing when all could."""
+        if reasons:
+            told = "; ".join(f"{reason} ({times})" for reason, times in Counter(reasons).most_common(3))
+            self.say(f"         {len(reasons)} of {completions} completions invalid: {told}")
 
     def comparison(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         """A table of two evaluations."""

@@ -1,20 +1,24 @@
-"""Reward functions in TRL's call form, and the judge that calls them. `REWARDS` holds those that a name can load."""
+"""Reward functions in TRL's call form, and the judge that has them called in worker processes."""
 
 from __future__ import annotations
 
-from grouprl.rewards.judge import WeightedReward, judge, resolve_rewards
-from grouprl.rewards.overlong import SOFT_OVERLONG, with_overlong_penalty
-from grouprl.rewards.rules import REWARDS, RewardFunction, boxed_format, completion_text, correct_answer
+from grouprl.rewards.invalid import Invalid
+from grouprl.rewards.judge import Judge, Pending, open_judge
+from grouprl.rewards.pool import Limits
+from grouprl.rewards.resolve import SOFT_OVERLONG, FromFile, WeightedReward, built_in, resolve_rewards
+from grouprl.rewards.rules import RewardFunction, completion_text
 
 __all__ = [
-    "REWARDS",
     "SOFT_OVERLONG",
+    "FromFile",
+    "Invalid",
+    "Judge",
+    "Limits",
+    "Pending",
     "RewardFunction",
     "WeightedReward",
-    "boxed_format",
+    "built_in",
     "completion_text",
-    "correct_answer",
-    "judge",
+    "open_judge",
     "resolve_rewards",
-    "with_overlong_penalty",
 ]

@@ -1,103 +1,200 @@
-"""From groups of completions to rewards: every reward function is called once a step, on all completions together."""
+"""From groups of completions to rewards. A group is scored as soon as it is sampled, beside the sampling of others."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import math
-import traceback
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import pickle
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
-from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedTokenizerBase
+import cloudpickle
 
-from grouprl.rewards.overlong import SOFT_OVERLONG
-from grouprl.rewards.rules import REWARDS, RewardFunction, completion_text
-from grouprl.rewards.steps import STEP_REWARDS, StepFunction, last_tokens
-from grouprl.tasks.names import unknown_name
+from grouprl.rewards.calling import OWN_KEYWORDS, Signature, Value, WrongCountError, call, signature
+from grouprl.rewards.invalid import Invalid
+from grouprl.rewards.pool import Limits, RewardPool, Scored, gather
+from grouprl.rewards.resolve import FromFile, WeightedReward
+from grouprl.rewards.steps import last_tokens
+from grouprl.rewards.zygote import Source
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, UserError
 
-_OWN_KEYWORDS = ("prompts", "completions", "completion_ids")
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_WINDOW = 200  # completions over which the invalid ones are counted, if a step has fewer
+_FEW = 50  # a share of fewer completions than this says little
 
 
 @dataclass(frozen=True)
-class WeightedReward:
-    """A reward function, the name its values are recorded under, and its factor in the total.
+class Pending:
+    """A group that is being scored."""
 
-    With `per_step` it is a process reward: it gives steps (`StepFunction`), which do not enter the total.
-    """
-
-    name: str
-    function: RewardFunction | StepFunction
-    weight: float = 1.0
-    per_step: bool = False
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.weight):
-            raise UserError(
-                f"reward {self.name}: expected a finite weight, got {self.weight}: write a number such as 1.0"
-            )
+    group: Group
+    calls: Mapping[str, Scored]  # by reward name
 
 
-def resolve_rewards(
-    spec: Mapping[str, float] | Sequence[RewardFunction | WeightedReward | str],
-) -> tuple[WeightedReward, ...]:
-    """Rewards from names and weights, or from a list of names, functions (weight 1.0) and `WeightedReward`s.
+class Scoring:
+    """Groups that are being scored while others are still sampled; made by `Judge.scoring`."""
 
-    Raises UserError for an unknown name, two rewards of one name, none at all, or anything else.
-    """
-    if not isinstance(spec, Mapping | list | tuple) or not spec:
-        raise UserError(
-            f"rewards: expected a list such as ['correct_answer', my_function], got {spec!r}: name at least one"
-        )
-    if isinstance(spec, Mapping):
-        rewards = tuple(_built_in(name, weight) for name, weight in spec.items())
-    else:
-        rewards = tuple(map(_weighted, spec))
-    if any(reward.name == SOFT_OVERLONG for reward in rewards):
-        raise UserError(
-            f"rewards: expected names other than {SOFT_OVERLONG!r}, which is the penalty of algorithm.overlong_buffer: "
-            "rename the reward"
-        )
-    name, times = Counter(reward.name for reward in rewards).most_common(1)[0]
-    if times > 1:
-        raise UserError(
-            f"rewards: expected every name once, got {name!r} {times} times: rename one with WeightedReward"
-        )
-    return rewards
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self._pending: dict[int, Pending] = {}
+
+    def begin(self, place: int, group: Group) -> None:
+        """Starts the calls that run beside everything else; `place` is the group's in the result."""
+        self._pending[place] = self._judge.begin(group)
+
+    def finish(self, tokenizer: PreTrainedTokenizerBase | None = None) -> list[tuple[RewardOutcome, ...]]:
+        """Waits for the groups that were begun: see `Judge.finish`."""
+        return self._judge.finish([self._pending[place] for place in sorted(self._pending)], tokenizer)
 
 
-def judge(
-    groups: Sequence[Group], rewards: Sequence[WeightedReward], tokenizer: PreTrainedTokenizerBase | None = None
-) -> list[tuple[RewardOutcome, ...]]:
-    """One outcome for each completion of each group, in their order.
-
-    The total is the weighted sum of the rewards that apply. A completion is invalid (NaN total, with the reason) when
-    no reward applies, or when one gives NaN or infinity: a broken verifier must not look like a wrong answer.
+@contextmanager
+def open_judge(
+    rewards: Sequence[WeightedReward],
+    *,
+    verifier: WeightedReward | None = None,
+    limits: Limits | None = None,
+    max_invalid: float = 0.1,
+) -> Iterator[Judge]:
+    """A judge with its worker processes, which end with the block. They load the functions while others things start.
 
     Args:
-        groups: the completions.
-        rewards: what scores them.
-        tokenizer: needed for process rewards, whose steps end at a token.
+        rewards: what scores the completions.
+        verifier: a completion is correct when this gives 1.0 or more.
+        limits: of one call in a worker.
+        max_invalid: share of the completions, in [0, 1], beyond which the run stops.
 
-    Raises UserError when a reward function fails, or does not give one number or None for each completion.
+    Raises:
+        UserError: a function that cannot be sent to a worker.
     """
-    keywords = call_keywords(groups)
-    whole = [reward for reward in rewards if not reward.per_step]
-    values = {reward.name: call_reward(reward, keywords) for reward in whole}
-    outcomes = [
-        _outcome({name: column[n] for name, column in values.items()}, whole)
-        for n in range(len(keywords["completions"]))
-    ]
-    for reward in (reward for reward in rewards if reward.per_step):
-        outcomes = _with_steps(outcomes, reward, keywords, tokenizer)
-    each = iter(outcomes)
-    return [tuple(islice(each, len(group.completions))) for group in groups]
+    known = {reward.name: reward for reward in rewards}
+    if verifier is not None:
+        if verifier.name in known and known[verifier.name].function != verifier.function:
+            verifier = replace(verifier, name=f"{verifier.name} (verifier)")  # the user's own bears the name
+        known.setdefault(verifier.name, verifier)
+    sources = {name: _source(reward) for name, reward in known.items() if not reward.in_process}
+    with RewardPool(sources, limits or Limits()) as pool:
+        yield Judge(tuple(rewards), verifier, pool, max_invalid)
+
+
+class Judge:
+    """Turns groups into reward outcomes; made by `open_judge`."""
+
+    def __init__(
+        self, rewards: tuple[WeightedReward, ...], verifier: WeightedReward | None, pool: RewardPool, max_invalid: float
+    ) -> None:
+        self.rewards, self.verifier, self.pool = rewards, verifier, pool
+        self._max_invalid = max_invalid
+        self._window: deque[tuple[int, int]] = deque()  # completions and how many were invalid, of the last steps
+        names = [reward.name for reward in rewards]
+        self._called = rewards if verifier is None or verifier.name in names else (*rewards, verifier)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Of the rewards that enter the total, by name."""
+        return {reward.name: reward.weight for reward in self.rewards if not reward.per_step}
+
+    def scoring(self) -> Scoring:
+        """Of the groups of one step."""
+        return Scoring(self)
+
+    def check_columns(self, problems: Sequence[Problem]) -> None:
+        """Raises UserError for a reward that needs a column which none of the problems has: a slip in its name."""
+        columns = dict.fromkeys(name for problem in problems for name in problem.columns)
+        for reward in self._called:
+            for name in self._signature(reward).required:
+                if name not in columns:
+                    raise UserError(
+                        f"reward {reward.name}: expected problems with the column {name!r}, got "
+                        f"{', '.join(columns) or 'none'}: rename the column or the function's parameter"
+                    )
+
+    def begin(self, group: Group) -> Pending:
+        """Starts the calls that run beside everything else."""
+        return self._begin(group, self._called)
+
+    def finish(
+        self, pending: Sequence[Pending], tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> list[tuple[RewardOutcome, ...]]:
+        """One outcome for each completion of each group, in their order.
+
+        The total is the weighted sum of the rewards that apply. A completion is invalid (NaN total, with the reason)
+        when no reward applies or one of them failed: a broken verifier must not look like a wrong answer.
+
+        Args:
+            pending: the groups of a step.
+            tokenizer: needed for process rewards, whose steps end at a token.
+
+        Raises:
+            UserError: too many completions are invalid.
+        """
+        groups = [waiting.group for waiting in pending]
+        together = {reward.name: self._together(reward, groups) for reward in self._called if reward.in_process}
+        count = _Count(self._max_invalid, self._window, sum(len(group.completions) for group in groups))
+        outcomes = []
+        for place, waiting in enumerate(pending):
+            values = {name: gather(scored) for name, scored in waiting.calls.items()}
+            values |= {name: rows[place] for name, rows in together.items()}
+            rows = [{name: column[n] for name, column in values.items()} for n in range(len(waiting.group.completions))]
+            judged = [
+                _outcome(row, self.rewards, completion, tokenizer)
+                for row, completion in zip(rows, waiting.group.completions, strict=True)
+            ]
+            count.add([outcome.reason for outcome in judged])
+            if self.verifier is not None:
+                judged = [
+                    replace(outcome, correct=_is_correct(row[self.verifier.name]))
+                    for outcome, row in zip(judged, rows, strict=True)
+                ]
+            outcomes.append(tuple(judged))
+        count.close()
+        return outcomes
+
+    def verify(self, groups: Sequence[Group]) -> list[tuple[bool | None, ...]]:
+        """Whether each completion is correct; None where the verifier failed, or there is none.
+
+        Raises:
+            UserError: it failed for too many.
+        """
+        if self.verifier is None:
+            return [(None,) * len(group.completions) for group in groups]
+        if self.verifier.in_process:
+            values = self._together(self.verifier, groups)
+        else:
+            waiting = [self._begin(group, (self.verifier,)) for group in groups]
+            values = [gather(one.calls[self.verifier.name]) for one in waiting]
+        count = _Count(self._max_invalid, deque(), sum(map(len, values)))
+        for row in values:
+            count.add([f"{self.verifier.name} {value.reason}" if isinstance(value, Invalid) else "" for value in row])
+        return [tuple(map(_is_correct, row)) for row in values]
+
+    def _begin(self, group: Group, rewards: Sequence[WeightedReward]) -> Pending:
+        keywords = call_keywords([group])
+        return Pending(
+            group,
+            {
+                reward.name: self.pool.submit(reward.name, keywords, per_step=reward.per_step)
+                for reward in rewards
+                if not reward.in_process
+            },
+        )
+
+    def _together(self, reward: WeightedReward, groups: Sequence[Group]) -> list[list[Value]]:
+        """The values [P][G] of a reward that is called here, on all completions at once."""
+        keywords = call_keywords(groups)
+        try:
+            values = iter(
+                call(reward.function, self._signature(reward).arguments(keywords), keywords["completions"])  # type: ignore[arg-type]
+            )
+        except WrongCountError as error:
+            raise UserError(f"reward {reward.name}: {error}: mend the function") from error
+        return [[next(values) for _ in group.completions] for group in groups]
+
+    def _signature(self, reward: WeightedReward) -> Signature:
+        return signature(reward.function) if reward.in_process else self.pool.signatures()[reward.name]  # type: ignore[arg-type]
 
 
 def call_keywords(groups: Sequence[Group]) -> dict[str, list[Any]]:
@@ -108,8 +205,8 @@ def call_keywords(groups: Sequence[Group]) -> dict[str, list[Any]]:
     """
     pairs = [(group.problem, completion) for group in groups for completion in group.completions]
     columns = dict.fromkeys(key for group in groups for key in group.problem.columns)
-    for name in columns.keys() & set(_OWN_KEYWORDS):
-        raise UserError(f"expected columns other than {', '.join(_OWN_KEYWORDS)}, got a column {name!r}: rename it")
+    for name in columns.keys() & set(OWN_KEYWORDS):
+        raise UserError(f"expected columns other than {', '.join(OWN_KEYWORDS)}, got a column {name!r}: rename it")
     return {
         "prompts": [_prompt(problem) for problem, _ in pairs],
         "completions": [_completion(problem, completion) for problem, completion in pairs],
@@ -127,118 +224,82 @@ def _completion(problem: Problem, completion: Completion) -> str | list[dict[str
     return text if isinstance(problem.prompt, str) else [{"role": "assistant", "content": text}]
 
 
-def call_reward(reward: WeightedReward, keywords: Mapping[str, list[Any]]) -> list[float | None]:
-    """One reward function's values, checked. Raises UserError as `judge` does, chained to the function's own error."""
-    return [_number(reward.name, n, value) for n, value in enumerate(_called(reward, keywords))]
-
-
-def _called(reward: WeightedReward, keywords: Mapping[str, list[Any]]) -> Sequence[Any]:
+def _source(reward: WeightedReward) -> Source:
+    function = reward.function
+    if isinstance(function, FromFile):
+        return function.path, function.function, dict(function.arguments)
     try:
-        values = reward.function(**keywords)
-        values = _run(values) if inspect.iscoroutine(values) else values
-    except Exception as error:  # a stranger's code: whatever it raises is told, never counted as a reward
+        packed: bytes = cloudpickle.dumps(function)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UserError(
-            f"reward {reward.name}: expected one number per completion, got {type(error).__name__}: {error} "
-            f"({_place(error)}): mend the function; it is called with {', '.join(keywords)}"
+            f"reward {reward.name}: expected a function that can be sent to another process, got {error}: put it into "
+            "a file, my_rewards.py, and what it holds into that file too"
         ) from error
-    count = len(keywords["completions"])
-    if not isinstance(values, list | tuple) or len(values) != count:
-        got = f"{len(values)}" if isinstance(values, list | tuple) else type(values).__name__
-        raise UserError(f"reward {reward.name}: expected a list of {count} values, got {got}: give one per completion")
-    return values
+    return packed
 
 
-def _with_steps(
-    outcomes: Sequence[RewardOutcome],
-    reward: WeightedReward,
-    keywords: Mapping[str, list[Any]],
+def _is_correct(value: Value) -> bool | None:
+    return value >= 1.0 if isinstance(value, float | int) else None
+
+
+def _outcome(
+    row: Mapping[str, Value],
+    rewards: Sequence[WeightedReward],
+    completion: Completion,
     tokenizer: PreTrainedTokenizerBase | None,
-) -> list[RewardOutcome]:
-    if tokenizer is None:
-        raise ValueError(f"reward {reward.name} gives steps: judge needs the tokenizer to find their last tokens")
-    added = []
-    for n, (outcome, steps) in enumerate(zip(outcomes, _called(reward, keywords), strict=True)):
-        length = len(completion_text(keywords["completions"][n]))
-        pairs = _pairs(reward.name, n, steps, length)
-        places = last_tokens(keywords["completion_ids"][n], [end for end, _ in pairs], tokenizer)
-        broken = [f"{reward.name} gave {value}" for _, value in pairs if not math.isfinite(value)]
-        mean = math.fsum(value for _, value in pairs) / len(pairs) if pairs and not broken else None
-        added.append(
-            replace(
-                outcome,
-                total=math.nan if broken else outcome.total,
-                components={**outcome.components, reward.name: mean},
-                reason="; ".join([*filter(None, [outcome.reason]), *broken]),
-                steps=outcome.steps
-                + tuple(
-                    StepReward(place, reward.weight * value) for place, (_, value) in zip(places, pairs, strict=True)
-                ),
-            )
-        )
-    return added
-
-
-def _pairs(name: str, index: int, steps: object, length: int) -> list[tuple[int, float]]:
-    pairs = [] if steps is None else steps
-    ok = isinstance(pairs, list | tuple) and all(
-        isinstance(pair, list | tuple)
-        and len(pair) == 2
-        and isinstance(pair[0], int)
-        and isinstance(pair[1], Real)
-        and 1 <= pair[0] <= length
-        for pair in pairs
-    )
-    if not ok:
-        raise UserError(
-            f"reward {name}: expected steps (end, value) with an end of 1 to {length} characters for completion "
-            f"{index}, got {steps!r}: give a list of pairs, or None"
-        )
-    return [(end, float(value)) for end, value in pairs]  # type: ignore[attr-defined]
-
-
-def _run(coroutine: Any) -> Any:
-    # In a thread of its own, because a notebook's thread already runs an event loop.
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, coroutine).result()
-
-
-def _place(error: Exception) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{frame.filename}:{frame.lineno}"
-
-
-def _number(name: str, index: int, value: object) -> float | None:
-    if value is None or isinstance(value, Real):
-        return None if value is None else float(value)
-    raise UserError(
-        f"reward {name}: expected a number or None for completion {index}, got {value!r} ({type(value).__name__}): "
-        "convert it with float()"
-    )
-
-
-def _outcome(values: Mapping[str, float | None], rewards: Sequence[WeightedReward]) -> RewardOutcome:
-    broken = [
-        f"{name} gave {value}" for name, value in values.items() if value is not None and not math.isfinite(value)
-    ]
-    components = {name: value if value is not None and math.isfinite(value) else None for name, value in values.items()}
-    terms = [reward.weight * value for reward in rewards if (value := components[reward.name]) is not None]
+) -> RewardOutcome:
+    """What the rewards said of one completion. The steps of a process reward do not enter the total."""
+    broken = [f"{r.name} {value.reason}" for r in rewards if isinstance(value := row[r.name], Invalid)]
+    components: dict[str, float | None] = {}
+    terms: list[float] = []
+    steps: tuple[StepReward, ...] = ()
+    for reward in rewards:
+        value = row[reward.name]
+        if isinstance(value, tuple):
+            components[reward.name] = math.fsum(earned for _, earned in value) / len(value) if value else None
+            steps += _step_rewards(reward, value, completion, tokenizer)
+        elif isinstance(value, Invalid) or value is None:
+            components[reward.name] = None
+        else:
+            components[reward.name] = value
+            terms.append(reward.weight * value)
     reason = "; ".join(broken) or ("" if terms else "no reward applies")
-    return RewardOutcome(math.nan if reason else math.fsum(terms), components, reason)
+    return RewardOutcome(math.nan if reason else math.fsum(terms), components, reason, steps)
 
 
-def _built_in(name: str, weight: float) -> WeightedReward:
-    if name in STEP_REWARDS:
-        return WeightedReward(name, STEP_REWARDS[name], weight, per_step=True)
-    if name not in REWARDS:
-        raise unknown_name("rewards", name, {**REWARDS, **STEP_REWARDS})
-    return WeightedReward(name, REWARDS[name], weight)
+def _step_rewards(
+    reward: WeightedReward,
+    pairs: Sequence[tuple[int, float]],
+    completion: Completion,
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> tuple[StepReward, ...]:
+    if tokenizer is None:
+        raise ValueError(f"reward {reward.name} gives steps: the tokenizer is needed to find their last tokens")
+    places = last_tokens(completion.token_ids, [end for end, _ in pairs], tokenizer)
+    return tuple(StepReward(place, reward.weight * value) for place, (_, value) in zip(places, pairs, strict=True))
 
 
-def _weighted(item: RewardFunction | WeightedReward | str) -> WeightedReward:
-    if isinstance(item, WeightedReward):
-        return item
-    if isinstance(item, str):
-        return _built_in(item, 1.0)
-    if not callable(item):
-        raise UserError(f"rewards: expected a name, a function or a WeightedReward, got {item!r}: give one of them")
-    return WeightedReward(getattr(item, "__name__", type(item).__name__), item)
+class _Count:
+    """Counts the invalid completions of a step, and stops the run while they still come in."""
+
+    def __init__(self, share: float, window: deque[tuple[int, int]], completions: int) -> None:
+        self._share, self._window, self._completions = share, window, completions
+        self._reasons: Counter[str] = Counter()
+        while len(window) > 1 and sum(seen for seen, _ in window) - window[0][0] >= _WINDOW:
+            window.popleft()
+
+    def add(self, reasons: Sequence[str]) -> None:
+        """The reasons of a group's completions, '' for valid ones. Raises UserError beyond the allowed share."""
+        self._reasons.update(filter(None, reasons))
+        invalid = self._reasons.total() + sum(bad for _, bad in self._window)
+        seen = self._completions + sum(seen for seen, _ in self._window)
+        if invalid > self._share * max(seen, _FEW):
+            told = "; ".join(f"{reason} ({times} times)" for reason, times in self._reasons.most_common(3))
+            raise UserError(
+                f"rewards: expected valid rewards for all but {self._share:.0%} of the completions "
+                f"(scoring.max_invalid), got {invalid} invalid of the last {seen}: {told}. Mend the reward"
+            )
+
+    def close(self) -> None:
+        """The step is over."""
+        self._window.append((self._completions, self._reasons.total()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -25,6 +25,8 @@ class LearnedReward:
 
     The model is its own: it shares no weights with a policy, takes no gradient and drops nothing out.
     """
+
+    in_process: ClassVar[bool] = True  # its weights are in this process, on its device
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase

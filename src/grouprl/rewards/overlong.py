@@ -8,9 +8,8 @@ from dataclasses import replace
 import torch
 
 from grouprl.algorithms import overlong_penalty
+from grouprl.rewards.resolve import SOFT_OVERLONG
 from grouprl.types import Group, RewardOutcome
-
-SOFT_OVERLONG = "soft_overlong"
 
 
 def with_overlong_penalty(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from grouprl.tasks.answers import boxed_equals, last_boxed
+from grouprl.tasks.answers import final_answer, final_text, last_boxed, same_value
 
 Text = str | Sequence[Mapping[str, Any]]
 """A prompt or completion in TRL's form: plain text, or chat messages."""
@@ -19,10 +19,25 @@ def completion_text(completion: Text) -> str:
     return completion if isinstance(completion, str) else str(completion[-1]["content"])
 
 
+def gold_text(answer: object) -> str:
+    """The bare gold answer of an `answer` column: the answer itself, or what follows `####` in a GSM8K solution.
+
+    Raises ValueError when there is none: everything would be compared with nothing.
+    """
+    text = final_answer(answer)
+    if not text:
+        raise ValueError(f"expected a gold answer such as '7' or 'work #### 7', got {answer!r:.60}")
+    return text
+
+
 def boxed_format(
     prompts: Sequence[Text], completions: Sequence[Text], completion_ids: Sequence[Sequence[int]], **columns: Any
 ) -> list[float | None]:
-    r"""1.0 when the last \boxed{...} is closed and not empty, else 0.0."""
+    r"""1.0 when the last \boxed{...} is closed and not empty, else 0.0.
+
+    Range: 0 or 1. Failure modes: any box pays, whatever is in it, so that alone it teaches to write boxes: weigh it
+    below the reward for the answer.
+    """
     boxes = [last_boxed(completion_text(completion)) for completion in completions]
     return [float(box is not None and bool(box.strip())) for box in boxes]
 
@@ -35,14 +50,23 @@ def correct_answer(
     answer: Sequence[Any],
     **columns: Any,
 ) -> list[float | None]:
-    r"""1.0 when the last \boxed{...} equals `answer` by value, else 0.0; None for a problem without an answer.
+    r"""1.0 when the final answer equals `answer` by value, else 0.0; None for a problem without an answer.
 
-    An answer is bare ("7") or a GSM8K solution that ends in `#### 7`.
+    The final answer is what `tasks.answers.final_text` finds: the content of the last `<answer>` tag, else of the last
+    \boxed{...}. An answer is bare ("7") or a GSM8K solution that ends in `#### 7`. Two numbers are compared exactly
+    (1,000.0 is 1000; 14/2 is 7), anything else as text.
+
+    Range: 0 or 1. Failure modes: a lucky guess is as good as a solution; a fraction or percentage is its number (50%
+    is 50, and not 0.5); units and currency signs are dropped, so that 7 dollars are 7 euros; other forms of a term
+    (x+1 and 1+x, sqrt(2) and 2^0.5) are different texts: `math_verify` knows them. Raises ValueError for an empty gold
+    answer.
     """
     return [
-        None if gold is None else float(boxed_equals(completion_text(completion), gold))
+        None if gold is None else float(_is_correct(completion_text(completion), gold_text(gold)))
         for completion, gold in zip(completions, answer, strict=True)
     ]
 
 
-REWARDS: dict[str, RewardFunction] = {"boxed_format": boxed_format, "correct_answer": correct_answer}
+def _is_correct(text: str, gold: str) -> bool:
+    answer = final_text(text)
+    return answer is not None and same_value(answer, gold)

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import accumulate
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from grouprl.rewards.rules import Text, completion_text
 from grouprl.tasks.answers import parse_value
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 StepFunction = Callable[..., Any]
 """`reward(prompts, completions, completion_ids, **columns) -> list[list[tuple[int, float]] | None]`: for each
@@ -86,9 +87,6 @@ def _value(expression: str) -> Fraction | None:
         else:
             terms.append(value if sign == "+" else -value)
     return sum(terms, Fraction(0))
-
-
-STEP_REWARDS: dict[str, StepFunction] = {"equation_steps": equation_steps}
 
 
 def last_tokens(token_ids: Sequence[int], ends: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:

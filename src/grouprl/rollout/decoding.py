@@ -72,7 +72,7 @@ class Decoding:
         self._state = torch.zeros(rows, 4, dtype=torch.long, device=device)
         self._tokens = torch.zeros(rows, longest, dtype=torch.long, device=device)
         self._logprobs = torch.zeros(2, rows, longest, device=device)  # sampled, plain
-        self.finished: list[FinishedRow] = []
+        self._finished: list[FinishedRow] = []
 
     def advance(self) -> bool:
         """Draws one token for every live row, after letting waiting groups in; False when none is left."""
@@ -88,6 +88,11 @@ class Decoding:
         self._append(live, hidden_nH)
         self._retire()
         return True
+
+    def take_finished(self) -> list[FinishedRow]:
+        """The rows that ended since this was last called."""
+        ended, self._finished = self._finished, []
+        return ended
 
     def _layout(self, state_n: Tensor, position_n: Tensor) -> DecodeLayout:
         prompt_tokens = max(len(unit.prompt_ids) for unit in self._slots)
@@ -186,7 +191,7 @@ class Decoding:
         for at, (row, reason) in enumerate(reasons.items()):
             unit, place = self._live[row]
             n = lengths[at]
-            self.finished.append(
+            self._finished.append(
                 FinishedRow(
                     unit.request,
                     unit.first + place,

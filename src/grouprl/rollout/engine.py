@@ -28,6 +28,7 @@ class Engine(Protocol):
         sampling: Sampling,
         *,
         on_finished: Callable[[int], None] | None = None,
+        on_group: Callable[[int, Group], None] | None = None,
     ) -> list[Group]:
         """One group per request, in their order.
 
@@ -35,6 +36,7 @@ class Engine(Protocol):
             requests: what to sample.
             sampling: how.
             on_finished: called with the number of completions that just ended, for progress bars.
+            on_group: called once for each group as soon as it is whole, with the place of its request.
         """
         ...
 

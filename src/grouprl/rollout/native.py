@@ -50,6 +50,7 @@ class NativeEngine:
         sampling: Sampling,
         *,
         on_finished: Callable[[int], None] | None = None,
+        on_group: Callable[[int, Group], None] | None = None,
     ) -> list[Group]:
         """See `Engine.generate`."""
         if not requests:
@@ -58,15 +59,23 @@ class NativeEngine:
         units = [unit for index, request in enumerate(requests) for unit in self._units(index, request)]
         cache = self._cache_for(units, sampling, device)
         decoding = Decoding(self._model, self._tokenizer, cache, units, sampling, self._ends, device)
-        reported = 0
+        made: dict[int, Group] = {}
+        rows: list[list[FinishedRow]] = [[] for _ in requests]
+        going = True
         with autocast(device, self._dtype):
-            while decoding.advance():
-                if on_finished is not None and len(decoding.finished) > reported:
-                    on_finished(len(decoding.finished) - reported)
-                    reported = len(decoding.finished)
-        if on_finished is not None:
-            on_finished(len(decoding.finished) - reported)
-        return self._groups(requests, decoding.finished)
+            while going:
+                going = decoding.advance()
+                ended = decoding.take_finished()
+                if on_finished is not None and ended:
+                    on_finished(len(ended))
+                for row in ended:
+                    rows[row.request].append(row)
+                for index in dict.fromkeys(row.request for row in ended):
+                    if len(rows[index]) == requests[index].completions:
+                        made[index] = self._group(requests[index], rows[index])
+                        if on_group is not None:
+                            on_group(index, made[index])
+        return [made[index] for index in range(len(requests))]
 
     def _units(self, index: int, request: Request) -> list[Unit]:
         keys = tuple(
@@ -97,14 +106,10 @@ class NativeEngine:
             self._cache = GroupCache(shape, device, dtype)
         return self._cache
 
-    def _groups(self, requests: Sequence[Request], rows: Sequence[FinishedRow]) -> list[Group]:
+    def _group(self, request: Request, rows: Sequence[FinishedRow]) -> Group:
         texts = self._tokenizer.batch_decode([row.token_ids for row in rows], skip_special_tokens=True)
-        completions: list[dict[int, Completion]] = [{} for _ in requests]
-        for row, text in zip(rows, texts, strict=True):
-            completions[row.request][row.index] = Completion(
-                row.index, row.token_ids, row.logprobs, row.plain_logprobs, text, row.stop_reason, self._version
-            )
-        return [
-            Group(request.problem, request.prompt_ids, tuple(found[index] for index in range(request.completions)))
-            for request, found in zip(requests, completions, strict=True)
-        ]
+        completions = (
+            Completion(row.index, row.token_ids, row.logprobs, row.plain_logprobs, text, row.stop_reason, self._version)
+            for row, text in zip(rows, texts, strict=True)
+        )
+        return Group(request.problem, request.prompt_ids, tuple(sorted(completions, key=lambda one: one.index)))

@@ -3,11 +3,14 @@ r"""Final answers: finding them in text and comparing them by value. Nothing is 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 from grouprl.types import UserError
 
 LONGEST_VALUE = 64  # characters; longer text is no plain number, and turning huge digit strings into integers is slow
+LONGEST_ANSWER = 10_000  # characters; what is longer is no final answer, and comparing it might be slow
 
 _BOX = re.compile(r"\\boxed\s?\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is text, not structure
@@ -40,6 +43,29 @@ def last_boxed(text: str) -> str | None:
         if depth == 0:
             return text[starts[-1] : brace.start()]
     return None
+
+
+def final_text(text: str) -> str | None:
+    r"""The final answer of a completion, or None: where exactly one place is looked at, several answers never pay.
+
+    It stands in the last `<answer>...</answer>` (there in the last box, if there is one), or, without any such tag, in
+    the last \boxed{...}. A last tag or box that is never closed, and more than LONGEST_ANSWER characters, are none.
+
+    >>> final_text(r"\boxed{3} <answer>so it is \boxed{4}</answer> \boxed{5}"), final_text("It is 4.")
+    ('4', None)
+    """
+    _, opened, rest = text.rpartition("<answer>")
+    if opened:
+        inside, closed, _ = rest.partition("</answer>")
+        answer = (last_boxed(inside) if _BOX.search(inside) else inside) if closed else None
+    else:
+        answer = last_boxed(text)
+    return None if answer is None or len(answer) > LONGEST_ANSWER else answer.strip()
+
+
+def completion_text(completion: str | Sequence[Mapping[str, Any]]) -> str:
+    """What the policy wrote, whether it comes as text or as an assistant message."""
+    return completion if isinstance(completion, str) else str(completion[-1]["content"])
 
 
 def gold_answer(text: str) -> str:
@@ -97,12 +123,6 @@ def same_value(a: str, b: str) -> bool:
     if None in values:
         return _bare(a) == _bare(b)
     return values[0] == values[1]
-
-
-def boxed_equals(text: str, answer: object) -> bool:
-    """Whether the last box of a completion holds the answer (bare, or a solution ending in `#### 7`)."""
-    box = last_boxed(text)
-    return box is not None and same_value(box, final_answer(answer))
 
 
 def is_worked(text: str) -> bool:

@@ -1,9 +1,9 @@
-"""What a task is: it gives problems and knows a correct completion when it sees one."""
+"""What a task is: it gives problems and names the reward that knows a correct completion when it sees one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 from grouprl.types import Problem
 
@@ -20,7 +20,7 @@ class Task(Protocol):
 
     @property
     def default_rewards(self) -> Mapping[str, float]:
-        """Built-in reward names and weights, used when the configuration names none."""
+        """Reward names and weights, used when the configuration names none."""
         ...
 
     @property
@@ -28,12 +28,25 @@ class Task(Protocol):
         """Process rewards and weights, used besides them where the algorithm gives credit to steps; may be empty."""
         ...
 
+    @property
+    def verifier(self) -> str | None:
+        """The reward that gives 1.0 or more for a correct completion; accuracy and evaluation count by it.
+
+        None where nothing says what is correct: accuracy is then 0.
+        """
+        ...
+
+    @property
+    def own_rewards(self) -> Mapping[str, Callable[..., Any]]:
+        """Reward functions in TRL's form that belong to this task alone, found by name before the built-in ones."""
+        ...
+
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split, in a fixed order; splits are disjoint."""
         ...
 
-    def correct(self, problem: Problem, text: str) -> bool:
-        """Whether a completion's text solves the problem (what evaluation counts)."""
+    def gold(self, problem: Problem) -> str | None:
+        """The text of a completion that solves the problem; None where none is known."""
         ...
 
     def traits(self, text: str) -> Mapping[str, bool]:

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
-from grouprl.tasks.answers import boxed_equals, is_worked
+from grouprl.tasks.answers import gold_answer
+from grouprl.tasks.boxed import BoxedAnswers, boxed
 from grouprl.types import Problem
 
+_MARK = re.compile(r"<<[^<>]*>>")
 
-class MarkedSolutions:
+
+class MarkedSolutions(BoxedAnswers):
     """The judging half of a `Task` whose column `answer` marks its steps (`<<2+3=5>>`) and ends in `#### 5`."""
-
-    @property
-    def default_rewards(self) -> Mapping[str, float]:
-        """0.5 for a boxed answer, 1.0 for the right one."""
-        return {"boxed_format": 0.5, "correct_answer": 1.0}
 
     @property
     def default_step_rewards(self) -> Mapping[str, float]:
         """1.0 for each worked equation that belongs to the solution."""
         return {"equation_steps": 1.0}
 
-    def correct(self, problem: Problem, text: str) -> bool:
-        """Whether the last box holds the gold answer, compared by value."""
-        return boxed_equals(text, problem.columns["answer"])
-
-    def traits(self, text: str) -> Mapping[str, bool]:
-        """`worked`: an equation stands before the answer."""
-        return {"worked": is_worked(text)}
+    def gold(self, problem: Problem) -> str | None:
+        """The solution without its marks, and its answer in a box."""
+        solution = problem.columns["answer"]
+        steps = _MARK.sub("", solution.rpartition("####")[0]).strip()
+        return f"{steps}\n{boxed(gold_answer(solution))}".strip()

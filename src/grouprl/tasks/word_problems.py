@@ -13,12 +13,12 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import overload
 
 from grouprl.tasks.answers import gold_answer
 from grouprl.tasks.base import Split
+from grouprl.tasks.lazy import LazyProblems
 from grouprl.tasks.marked import MarkedSolutions
 from grouprl.tasks.splits import split_of
 from grouprl.tasks.stories import SYMBOLS, Operation, Story, tell
@@ -68,27 +68,18 @@ class WordProblems(MarkedSolutions):
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split. Train problems are made when looked at; held-out ones are all different."""
-        return _TrainProblems(self) if split == "train" else _held_out(self, split)
+        if split == "train":
+            return LazyProblems(self.train_problems, partial(_train_problem, self))
+        return _held_out(self, split)
 
+    @classmethod
+    def example(cls) -> Problem:
+        """The first problem."""
+        return cls().problems("train")[0]
 
-class _TrainProblems(Sequence[Problem]):
-    """Problems made on first access, so that a run pays only for those that it looks at."""
-
-    def __init__(self, task: WordProblems) -> None:
-        self._task = task
-
-    def __len__(self) -> int:
-        return self._task.train_problems
-
-    @overload
-    def __getitem__(self, index: int) -> Problem: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Problem]: ...
-    def __getitem__(self, index: int | slice) -> Problem | Sequence[Problem]:
-        places = range(len(self))[index]
-        if isinstance(places, range):
-            return [_train_problem(self._task, place) for place in places]
-        return _train_problem(self._task, places)
+    def gold(self, problem: Problem) -> str | None:
+        """The solution step by step."""
+        return worked_solution(problem)
 
 
 @lru_cache(maxsize=1 << 16)

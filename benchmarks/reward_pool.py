@@ -1,0 +1,54 @@
+"""What the worker pool costs: a trivial reward on 1,024 completions, against calling it in the run's own process.
+
+python benchmarks/reward_pool.py
+"""
+
+import statistics
+import time
+
+import cloudpickle
+
+from grouprl.rewards import Limits
+from grouprl.rewards.calling import call, signature
+from grouprl.rewards.pool import RewardPool, gather
+
+COMPLETIONS, ROUNDS = 1024, 15
+
+
+def trivial(completions: list[str], **columns: object) -> list[float]:
+    return [float(len(text)) for text in completions]
+
+
+def keywords(size: int) -> dict[str, list[object]]:
+    return {
+        "prompts": ["What is 15 - 3 - 5?" * 10] * size,
+        "completions": ["15 - 3 = 12. 12 - 5 = 7. \\boxed{7} " * 20] * size,
+        "completion_ids": [list(range(200))] * size,
+        "answer": ["15 - 3 = <<15-3=12>>12\n12 - 5 = <<12-5=7>>7\n#### 7"] * size,
+    }
+
+
+def main() -> None:
+    print("completions of 200 tokens; ms per completion, median (minimum to maximum) of", ROUNDS, "rounds")
+    with RewardPool({"trivial": cloudpickle.dumps(trivial)}, Limits()) as pool:
+        pool.signatures()
+        for size in (1, 4, 8, 16, 64):
+            groups = [keywords(size) for _ in range(COMPLETIONS // size)]
+            for name, run in (
+                ("pool", lambda: [gather(call_) for call_ in [pool.submit("trivial", group) for group in groups]]),
+                (
+                    "in process",
+                    lambda: [call(trivial, signature(trivial).arguments(g), g["completions"]) for g in groups],
+                ),
+            ):
+                times = []
+                for _ in range(ROUNDS):
+                    started = time.perf_counter()
+                    run()
+                    times.append((time.perf_counter() - started) / COMPLETIONS * 1e3)
+                median, low, high = statistics.median(times), min(times), max(times)
+                print(f"groups of {size:>3}, {name:<10}: {median:.4f} ({low:.4f} to {high:.4f})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Rewards for the form of a completion. They say nothing about whether it is right: weigh them below the answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grouprl.rewards.rules import Text, completion_text
+from grouprl.types import UserError
+
+LONGEST_TEXT = 200_000  # characters that a pattern is tried on
+
+_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+# Every tag is known to occur once before this is tried, so that no part of it can be matched in two ways.
+_R1 = re.compile(r"\s*<think>(.*)</think>\s*<answer>(.*)</answer>\s*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class ThinkFormat:
+    """1.0 when the whole completion is `<think>...</think><answer>...</answer>`, else 0.0 (DeepSeek-R1, 2501.12948).
+
+    Each tag occurs exactly once, in this order; both contents are not empty; only whitespace stands around them.
+    With `opened` the prompt already ends in `<think>`, as some chat templates have it, and the completion lacks it.
+
+    Range: 0 or 1. Failure modes: one character of thought and one of answer are enough, so that alone it teaches empty
+    forms; a thought that quotes a tag counts as malformed; a tokenizer that holds the tags for special tokens leaves
+    them out of the text, and everything earns 0.
+    """
+
+    opened: bool = False
+
+    def __post_init__(self) -> None:
+        _check("think_format", "opened", self.opened, bool, "true or false")
+
+    def __call__(
+        self,
+        prompts: Sequence[Text],
+        completions: Sequence[Text],
+        completion_ids: Sequence[Sequence[int]],
+        **columns: Any,
+    ) -> list[float | None]:
+        """1.0 or 0.0 for each completion."""
+        start = "<think>" if self.opened else ""
+        return [float(_is_r1(start + completion_text(completion))) for completion in completions]
+
+
+def _is_r1(text: str) -> bool:
+    if any(text.count(tag) != 1 for tag in _TAGS):
+        return False
+    match = _R1.fullmatch(text)
+    return match is not None and all(part.strip() for part in match.groups())
+
+
+@dataclass(frozen=True)
+class Regex:
+    """1.0 when `pattern` is found in the completion, or with `full` matches the whole of it, else 0.0.
+
+    The pattern is in the syntax of Python's `re`; `(?s)` in front lets a dot match line breaks, `(?i)` ignores case.
+
+    Range: 0 or 1. Failure modes: found anywhere, so that writing the matching text once is enough, whatever stands
+    around it (anchor the pattern, or set `full`); a pattern with nested repeats such as `(a+)+$` takes exponential time
+    on text made for it: the worker's limit then ends the call and the completion is invalid. Raises ValueError for a
+    completion of more than LONGEST_TEXT characters.
+    """
+
+    pattern: str
+    full: bool = False
+
+    def __post_init__(self) -> None:
+        _check("regex", "pattern", self.pattern, str, "a regular expression as text")
+        _check("regex", "full", self.full, bool, "true or false")
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise UserError(
+                f"reward regex: expected a regular expression, got {self.pattern!r}: {error}: mend the pattern"
+            ) from error
+
+    def __call__(
+        self,
+        prompts: Sequence[Text],
+        completions: Sequence[Text],
+        completion_ids: Sequence[Sequence[int]],
+        **columns: Any,
+    ) -> list[float | None]:
+        """1.0 or 0.0 for each completion."""
+        pattern = re.compile(self.pattern)
+        matches = pattern.fullmatch if self.full else pattern.search
+        return [float(matches(bounded(completion_text(completion))) is not None) for completion in completions]
+
+
+def bounded(text: str) -> str:
+    """The text itself. Raises ValueError when it is longer than LONGEST_TEXT characters."""
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f"expected a completion of at most {LONGEST_TEXT:,} characters, got {len(text):,}")
+    return text
+
+
+def _check(reward: str, name: str, value: object, kind: type, expected: str) -> None:
+    if not isinstance(value, kind):
+        raise UserError(f"reward {reward}: expected {name} to be {expected}, got {value!r}: change the argument")

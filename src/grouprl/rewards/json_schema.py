@@ -1,0 +1,122 @@
+"""Structured output: a completion that is JSON of a given shape. Needs the extra `json`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+from grouprl.rewards.formats import bounded
+from grouprl.rewards.rules import Text, completion_text
+from grouprl.types import UserError
+
+
+@dataclass(frozen=True)
+class JsonSchema:
+    """1.0 when a completion is JSON that is valid against a JSON Schema, else 0.0.
+
+    Read is the content of the last closed ```json fence, or without one the whole completion; exactly one place. It has
+    to be strict JSON: no NaN, no number beyond a float's range, no key given twice. The schema is `schema`, or without
+    it the column `column` of each problem (a mapping, or JSON text); None there = does not apply.
+
+    Range: 0 or 1. Failure modes: the loosest valid value earns the same as the best one, `{}` where nothing is
+    required: require every key, forbid others (`additionalProperties: false`), bound lengths; values are not checked
+    for truth; `format` is a comment, not a check; a `pattern` runs on the policy's text, with the risk of `regex`. A
+    `$ref` to another document is never fetched: it raises. Raises ValueError for a schema that is none, and for
+    completions that are too long to look at.
+    """
+
+    schema: Mapping[str, Any] | None = None
+    column: str = "schema"
+
+    def __post_init__(self) -> None:
+        try:
+            import_module("jsonschema")
+        except ImportError as error:
+            raise UserError(
+                "reward json_schema: expected the package jsonschema, got none: pip install 'grouprl[json]'"
+            ) from error
+        if self.schema is not None:
+            try:
+                _validator(_as_text(self.schema))
+            except ValueError as error:
+                raise UserError(f"reward json_schema: {error}: mend the argument schema") from error
+
+    def __call__(
+        self,
+        prompts: Sequence[Text],
+        completions: Sequence[Text],
+        completion_ids: Sequence[Sequence[int]],
+        **columns: Any,
+    ) -> list[float | None]:
+        """1.0, 0.0 or None for each completion."""
+        if self.schema is None and self.column not in columns:
+            raise ValueError(f"expected the argument schema or a column {self.column!r}, got {', '.join(columns)}")
+        schemas = columns[self.column] if self.schema is None else [self.schema] * len(completions)
+        return [
+            None if schema is None else float(_is_valid(bounded(completion_text(completion)), schema))
+            for completion, schema in zip(completions, schemas, strict=True)
+        ]
+
+
+def _is_valid(text: str, schema: Mapping[str, Any] | str) -> bool:
+    validator = _validator(_as_text(schema))
+    fenced = _last_fence(text)
+    try:
+        value = json.loads(
+            text if fenced is None else fenced, object_pairs_hook=_once, parse_float=_finite, parse_constant=_finite
+        )
+    except (ValueError, RecursionError):  # not JSON, or nested deeper than Python reads: certainly not what was asked
+        return False
+    return bool(validator.is_valid(value))
+
+
+def _last_fence(text: str) -> str | None:
+    """What stands in the last closed ```json fence."""
+    content: str | None = None
+    lines: list[str] | None = None
+    for line in text.split("\n"):
+        match line.strip().lower():
+            case "```json":
+                lines = []
+            case "```" if lines is not None:
+                content, lines = "\n".join(lines), None
+            case _ if lines is not None:
+                lines.append(line)
+    return content
+
+
+def _as_text(schema: Mapping[str, Any] | str) -> str:
+    return schema if isinstance(schema, str) else json.dumps(schema, sort_keys=True)
+
+
+@lru_cache(maxsize=64)
+def _validator(schema_text: str) -> Any:
+    """What judges values by the schema. Raises ValueError when it is none."""
+    jsonschema = import_module("jsonschema")
+    try:
+        schema = json.loads(schema_text)
+        kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+        kind.check_schema(schema)
+    except (ValueError, jsonschema.SchemaError) as error:
+        raise ValueError(f"expected a JSON Schema, got {schema_text:.80}: {error!s:.200}") from error
+    # A registry of its own: the default one fetches what a $ref names from the network.
+    return kind(schema, registry=import_module("jsonschema_specifications").REGISTRY)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("a key given twice")
+    return members
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("no finite number")
+    return value

@@ -1,0 +1,93 @@
+"""A reward that turns correctness and length into one number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grouprl.rewards.rules import RewardFunction, Text, correct_answer
+from grouprl.rewards.symbolic import MathVerify
+from grouprl.types import UserError
+
+_VERIFIERS: Mapping[str, Callable[[], RewardFunction]] = {
+    "correct_answer": lambda: correct_answer,
+    "math_verify": MathVerify,
+}
+_ENDS = ("correct_short", "correct_long", "wrong_short", "wrong_long", "at_limit")
+
+
+@dataclass(frozen=True)
+class CosineLength:
+    """Correctness scaled by length: from the value for length 0 along half a cosine to the value at `max_tokens`.
+
+    The cosine reward of Yeo et al. (2502.03373): a short correct completion earns more than a long one, a long wrong
+    one loses less than a short one (it may still have been thinking), and one that reaches `max_tokens` earns
+    `at_limit`, right or wrong. It stands in the place of the reward for the answer, not beside it.
+
+    Range: between the smallest and the largest of the five values; by default correct 1.0 to 0.5, wrong -1.0 to -0.5.
+    Failure modes: as long as wrong completions lose less when they are longer, padding and loops pay (give
+    `repetition` beside it); values of correct and wrong that overlap reward length over truth; what the verifier takes
+    for correct is.
+
+    Args:
+        max_tokens: the run's `sampling.max_tokens`, at least 1; lengths count tokens, the end token included.
+        correct_short, correct_long: value of a correct completion of length 0, and of one just below `max_tokens`.
+        wrong_short, wrong_long: the same for a wrong one.
+        at_limit: value at `max_tokens` and beyond.
+        verifier: `correct_answer`, `math_verify`, or a reward function whose value of at least 1.0 means correct; what
+            it gives None for, this does too.
+    """
+
+    max_tokens: int
+    correct_short: float = 1.0
+    correct_long: float = 0.5
+    wrong_short: float = -1.0
+    wrong_long: float = -0.5
+    at_limit: float = -1.0
+    verifier: str | RewardFunction = "correct_answer"
+
+    def __post_init__(self) -> None:
+        known = callable(self.verifier) or self.verifier in _VERIFIERS
+        numbers = {name: getattr(self, name) for name in _ENDS}
+        for name, value, ok, expected in (
+            ("max_tokens", self.max_tokens, type(self.max_tokens) is int and self.max_tokens >= 1, "at least 1"),
+            ("verifier", self.verifier, known, f"one of {', '.join(_VERIFIERS)} or a function"),
+            *((name, value, _is_finite(value), "a finite number") for name, value in numbers.items()),
+        ):
+            if not ok:
+                raise UserError(f"reward cosine_length: expected {name} to be {expected}, got {value!r}: change it")
+        if not callable(self.verifier):
+            _VERIFIERS[self.verifier]()  # tells now when it lacks its extra
+
+    def __call__(
+        self,
+        prompts: Sequence[Text],
+        completions: Sequence[Text],
+        completion_ids: Sequence[Sequence[int]],
+        **columns: Any,
+    ) -> list[float | None]:
+        """A number between the smallest and the largest value, or None, for each completion."""
+        verify = self.verifier if callable(self.verifier) else _VERIFIERS[self.verifier]()
+        verdicts = verify(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
+        return [
+            None if verdict is None else self._value(_is_correct(verdict), len(ids))
+            for verdict, ids in zip(verdicts, completion_ids, strict=True)
+        ]
+
+    def _value(self, correct: bool, length: int) -> float:
+        if length >= self.max_tokens:
+            return self.at_limit
+        short, long = (self.correct_short, self.correct_long) if correct else (self.wrong_short, self.wrong_long)
+        return long + (short - long) * (1.0 + math.cos(math.pi * length / self.max_tokens)) / 2.0
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_correct(verdict: float) -> bool:
+    if math.isnan(verdict):  # would compare as wrong
+        raise ValueError("expected a number from the verifier, got nan")
+    return verdict >= 1.0

@@ -1,0 +1,141 @@
+"""From what a user writes (a name, a function, a file) to the rewards of a run."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from grouprl.rewards.named import REWARDS, STEP_REWARDS
+from grouprl.rewards.rules import RewardFunction
+from grouprl.tasks.names import unknown_name
+from grouprl.types import UserError
+
+SOFT_OVERLONG = "soft_overlong"
+
+
+@dataclass(frozen=True)
+class FromFile:
+    """A reward function in a Python file, which only the workers import: it may do there what it likes.
+
+    `function` is a function in TRL's form, or a class that is called with `arguments` to make one.
+    """
+
+    path: str
+    function: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not Path(self.path).is_file():
+            raise UserError(
+                f"reward {self.function}: expected a Python file at {self.path}, found none: check the path"
+            )
+
+
+@dataclass(frozen=True)
+class WeightedReward:
+    """A reward function, the name its values are recorded under, and its factor in the total.
+
+    With `per_step` it is a process reward: it gives steps (`rewards.steps.StepFunction`), which do not enter the total.
+    """
+
+    name: str
+    function: RewardFunction | FromFile
+    weight: float = 1.0
+    per_step: bool = False
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.weight):
+            raise UserError(
+                f"reward {self.name}: expected a finite weight, got {self.weight}: write a number such as 1.0"
+            )
+
+    @property
+    def in_process(self) -> bool:
+        """Whether it is called in the run's own process, once for a whole step: what holds a model or a connection."""
+        return getattr(self.function, "in_process", False)
+
+
+def resolve_rewards(
+    spec: Mapping[str, float] | Sequence[RewardFunction | WeightedReward | str],
+    own: Mapping[str, RewardFunction] | None = None,
+) -> tuple[WeightedReward, ...]:
+    """Rewards from names and weights, or from a list of names, functions (weight 1.0) and `WeightedReward`s.
+
+    Args:
+        spec: what the user wrote.
+        own: functions that the task brings along; their names come before the built-in ones.
+
+    Raises:
+        UserError: an unknown name, two rewards of one name, none at all, or anything else.
+    """
+    if not isinstance(spec, Mapping | list | tuple) or not spec:
+        raise UserError(
+            f"rewards: expected a list such as ['correct_answer', my_function], got {spec!r}: name at least one"
+        )
+    if isinstance(spec, Mapping):
+        rewards = tuple(built_in(name, weight=weight, own=own) for name, weight in spec.items())
+    else:
+        rewards = tuple(_weighted(item, own) for item in spec)
+    if any(reward.name == SOFT_OVERLONG for reward in rewards):
+        raise UserError(
+            f"rewards: expected names other than {SOFT_OVERLONG!r}, which is the penalty of algorithm.overlong_buffer: "
+            "rename the reward"
+        )
+    name, times = Counter(reward.name for reward in rewards).most_common(1)[0]
+    if times > 1:
+        raise UserError(
+            f"rewards: expected every name once, got {name!r} {times} times: rename one with WeightedReward"
+        )
+    return rewards
+
+
+def built_in(
+    function: str,
+    *,
+    name: str | None = None,
+    weight: float = 1.0,
+    arguments: Mapping[str, Any] | None = None,
+    own: Mapping[str, RewardFunction] | None = None,
+) -> WeightedReward:
+    """A reward by the name of its function, recorded under `name`.
+
+    Raises:
+        UserError: no such function, or arguments that it does not take.
+    """
+    if function in STEP_REWARDS and not arguments:
+        return WeightedReward(name or function, STEP_REWARDS[function], weight, per_step=True)
+    known = {**REWARDS, **(own or {})}
+    if function not in known:
+        raise unknown_name("rewards", function, {**known, **STEP_REWARDS})
+    found = known[function]
+    if isinstance(found, type):
+        return WeightedReward(name or function, _made(function, found, arguments or {}), weight)
+    if arguments:
+        raise UserError(f"reward {function}: expected no arguments, got {', '.join(arguments)}: leave them out")
+    return WeightedReward(name or function, found, weight)
+
+
+def _made(name: str, kind: Any, arguments: Mapping[str, Any]) -> RewardFunction:
+    settings = {setting.name: setting for setting in fields(kind)}
+    unknown = [key for key in arguments if key not in settings]
+    if unknown:
+        raise unknown_name(f"reward {name}, arguments", unknown[0], settings)
+    try:
+        made: RewardFunction = kind(**arguments)
+    except TypeError as error:  # a setting without a default was left out
+        raise UserError(f"reward {name}: expected all its arguments, got {dict(arguments)}: {error}") from error
+    return made
+
+
+def _weighted(item: RewardFunction | WeightedReward | str, own: Mapping[str, RewardFunction] | None) -> WeightedReward:
+    if isinstance(item, WeightedReward):
+        return item
+    if isinstance(item, str):
+        return built_in(item, own=own)
+    if not callable(item):
+        raise UserError(f"rewards: expected a name, a function or a WeightedReward, got {item!r}: give one of them")
+    return WeightedReward(getattr(item, "__name__", type(item).__name__), item)

@@ -1,0 +1,204 @@
+r"""Countdown: reach a target with given numbers. Procedural; the form of TinyZero (Jiayi Pan et al. 2025).
+
+Problem i of a split is a pure function of (seed, split, i), and its split follows from a hash of its numbers and
+target, so that no two splits share a problem, whatever the seeds and the order of the numbers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+from grouprl.tasks.answers import completion_text, final_text
+from grouprl.tasks.arithmetic import UnreadableError, evaluate, numbers
+from grouprl.tasks.base import Split
+from grouprl.tasks.boxed import BoxedAnswers, asked, boxed
+from grouprl.tasks.lazy import LazyProblems
+from grouprl.tasks.splits import split_of
+from grouprl.types import Problem, UserError
+
+LARGEST_NUMBER = 99
+TARGETS = range(10, 100)
+ATTEMPTS = 20_000  # to draw one problem; some settings have only a few thousand different ones
+
+
+@dataclass(frozen=True)
+class Countdown(BoxedAnswers):
+    """The task `countdown`.
+
+    `difficulty` is how many numbers are given, 2..6. Every number is used exactly once, or with `use_all` off at most
+    once. Every problem has a solution that uses all. Raises UserError for a value out of range.
+    """
+
+    difficulty: int = 3
+    use_all: bool = True
+    train_problems: int = 20_000
+    eval_problems: int = 500
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, ok, allowed in (
+            ("difficulty", self.difficulty, self.difficulty in range(2, 7), "2 to 6"),
+            ("arguments.use_all", self.use_all, isinstance(self.use_all, bool), "true or false"),
+            ("train_problems", self.train_problems, self.train_problems >= 1, "at least 1"),
+            ("eval_problems", self.eval_problems, self.eval_problems >= 1, "at least 1"),
+        ):
+            if not ok:
+                raise UserError(f"task.{name}: expected {allowed}, got {value!r}: change it")
+
+    @property
+    def name(self) -> str:
+        """`countdown`."""
+        return "countdown"
+
+    @property
+    def verifier(self) -> str | None:
+        """`countdown`: the task's own."""
+        return "countdown"
+
+    @property
+    def own_rewards(self) -> Mapping[str, Callable[..., Any]]:
+        """`countdown`, by the rule of `use_all`."""
+        return {"countdown": countdown if self.use_all else countdown_any}
+
+    @classmethod
+    def example(cls) -> Problem:
+        """The first problem."""
+        return cls().problems("train")[0]
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """The problems of a split. Train problems are made when looked at; held-out ones are all different."""
+        if split == "train":
+            return LazyProblems(self.train_problems, partial(_train_problem, self))
+        return _held_out(self, split)
+
+    def gold(self, problem: Problem) -> str | None:
+        """The solution, checked and boxed."""
+        solution = problem.columns["solution"]
+        return f"{solution} = {problem.columns['target']}. {boxed(solution)}"
+
+
+def countdown(
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    completion_ids: Sequence[Sequence[int]],
+    *,
+    numbers: Sequence[Sequence[int]],
+    target: Sequence[int],
+    **columns: Any,
+) -> list[float | None]:
+    r"""1.0 when the final answer is an expression of the target that uses every number exactly once, else 0.0.
+
+    The answer is what `tasks.answers.final_text` finds; `expression = target` is read as well. Read are whole numbers,
+    `+ - * /` (also × ÷ \times \cdot \div \frac) and parentheses, computed exactly; anything else (powers, a minus
+    sign in front, juxtaposed numbers, names, 1000 characters, 20 nested brackets) is no solution.
+
+    Range: 0 or 1, nothing for coming near. Failure modes: it does not look at the reasoning, so that trying
+    combinations in the text is as good as thinking; a right solution outside of the answer is not seen.
+    """
+    return [
+        float(_solves(completion, given, goal, use_all=True))
+        for completion, given, goal in zip(completions, numbers, target, strict=True)
+    ]
+
+
+def countdown_any(
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    completion_ids: Sequence[Sequence[int]],
+    *,
+    numbers: Sequence[Sequence[int]],
+    target: Sequence[int],
+    **columns: Any,
+) -> list[float | None]:
+    """As `countdown`, with every number used at most once."""
+    return [
+        float(_solves(completion, given, goal, use_all=False))
+        for completion, given, goal in zip(completions, numbers, target, strict=True)
+    ]
+
+
+def _solves(completion: Any, given: Sequence[int], target: int, *, use_all: bool) -> bool:
+    answer = final_text(completion_text(completion))
+    if answer is None:
+        return False
+    expression, equals, result = answer.partition("=")
+    try:
+        used = Counter(numbers(expression))  # before anything is computed: what remains to compute is then small
+        fits = used == Counter(given) if use_all else used <= Counter(given)
+        return fits and evaluate(expression) == target and (not equals or evaluate(result) == target)
+    except UnreadableError:
+        return False
+
+
+@lru_cache(maxsize=1 << 16)
+def _train_problem(task: Countdown, index: int) -> Problem:
+    return _problem(task, "train", index, next(_puzzles(task, "train", index)))
+
+
+@lru_cache(maxsize=8)
+def _held_out(task: Countdown, split: Split) -> tuple[Problem, ...]:
+    taken: set[str] = set()
+    problems: list[Problem] = []
+    for index in range(task.eval_problems):
+        puzzle = next((p for p in _puzzles(task, split, index) if p.key not in taken), None)
+        if puzzle is None:
+            raise UserError(
+                f"task.eval_problems: expected at most {len(problems)} different problems of {task.difficulty} numbers "
+                f"for {split}, got {task.eval_problems}: lower it, or raise task.difficulty"
+            )
+        taken.add(puzzle.key)
+        problems.append(_problem(task, split, index, puzzle))
+    return tuple(problems)
+
+
+@dataclass(frozen=True)
+class _Puzzle:
+    numbers: tuple[int, ...]
+    target: int
+    solution: str
+
+    @property
+    def key(self) -> str:
+        """What decides its split."""
+        return f"{sorted(self.numbers)} -> {self.target}"
+
+
+def _puzzles(task: Countdown, split: Split, index: int) -> Iterator[_Puzzle]:
+    """Candidates for problem `index` of a split, best first."""
+    rng = random.Random(f"countdown/{task.difficulty}/{task.seed}/{split}/{index}")
+    drawn = (_draw(rng, task.difficulty) for _ in range(ATTEMPTS))
+    return (p for p in drawn if p.target in TARGETS and p.target not in p.numbers and split_of(p.key) == split)
+
+
+def _draw(rng: random.Random, count: int) -> _Puzzle:
+    """Numbers, joined two by two with an operation whose result is whole and positive, until one is left."""
+    given = tuple(rng.randint(1, LARGEST_NUMBER) for _ in range(count))
+    parts = [(number, str(number), "atom") for number in given]
+    while len(parts) > 1:
+        (a, left, a_kind), (b, right, b_kind) = (parts.pop(rng.randrange(len(parts))) for _ in range(2))
+        results = {"+": a + b, "-": a - b, "*": a * b, "/": a // b if a % b == 0 else 0}
+        symbol = rng.choice([symbol for symbol, result in results.items() if result > 0])
+        kind = "sum" if symbol in "+-" else "product"
+        left = f"({left})" if kind == "product" and a_kind == "sum" else left
+        right = f"({right})" if b_kind != "atom" and (kind, b_kind, symbol) != ("sum", "product", symbol) else right
+        parts.append((results[symbol], f"{left} {symbol} {right}", kind))
+    return _Puzzle(given, parts[0][0], parts[0][1])
+
+
+def _problem(task: Countdown, split: Split, index: int, puzzle: _Puzzle) -> Problem:
+    listed = f"{', '.join(map(str, puzzle.numbers[:-1]))} and {puzzle.numbers[-1]}"
+    rule = "exactly" if task.use_all else "at most"
+    question = (
+        f"Write an expression that equals {puzzle.target}, with the numbers {listed}. Use each number {rule} once. "
+        "You may use +, -, *, / and parentheses."
+    )
+    return Problem(
+        f"countdown/{split}/{index}",
+        asked(question),
+        {"numbers": list(puzzle.numbers), "target": puzzle.target, "solution": puzzle.solution},
+    )

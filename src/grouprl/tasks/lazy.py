@@ -1,0 +1,33 @@
+"""Problems that are made when they are looked at, so that a run pays only for those that it visits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import overload
+
+from grouprl.types import Problem
+
+
+class LazyProblems(Sequence[Problem]):
+    """`count` problems, the one at `place` made by `make(place)`: a pure function, which may keep what it made."""
+
+    def __init__(self, count: int, make: Callable[[int], Problem]) -> None:
+        self._count, self._make = count, make
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Problem: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Problem]: ...
+    def __getitem__(self, index: int | slice) -> Problem | Sequence[Problem]:
+        places = range(self._count)[index]
+        return [self._make(place) for place in places] if isinstance(places, range) else self._make(places)
+
+
+def mapped(problems: Sequence[Problem], change: Callable[[Problem], Problem]) -> Sequence[Problem]:
+    """Every problem changed: at once where they are in memory, else when it is looked at."""
+    if isinstance(problems, list | tuple):
+        return tuple(map(change, problems))
+    return LazyProblems(len(problems), lambda place: change(problems[place]))

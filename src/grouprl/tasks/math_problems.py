@@ -1,0 +1,84 @@
+r"""Mathematics in the form of MATH (Hendrycks et al. 2021, arXiv:2103.03874): `problem`, and `solution` with a box."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from grouprl.tasks.answers import final_text, last_boxed
+from grouprl.tasks.base import Split
+from grouprl.tasks.boxed import BoxedAnswers, asked, boxed
+from grouprl.tasks.files import Row, column
+from grouprl.tasks.sources import Asked, read_questions
+from grouprl.types import Problem, UserError
+
+VERIFIERS = ("math_verify", "correct_answer")
+
+
+@dataclass(frozen=True)
+class MathProblems(BoxedAnswers):
+    r"""The task `math`.
+
+    `path` is a data file, a folder with train and test, or `hub:owner/name` (see `tasks.sources.read_questions`). Rows
+    have a `problem`, and a `solution` whose last box is the answer, or an `answer` of their own, or both; `level`,
+    `type` and all other columns are kept. `verifier` is `math_verify`, which compares what answers mean and needs the
+    extra `math`, or `correct_answer`, which compares numbers by value and the rest as text.
+    Reading raises UserError for anything missing or malformed, naming file and line.
+    """
+
+    path: str | None = None
+    verifier: str = "math_verify"
+
+    def __post_init__(self) -> None:
+        if self.verifier not in VERIFIERS:
+            raise UserError(
+                f"task.arguments.verifier: expected {' or '.join(VERIFIERS)}, got {self.verifier!r}: change it"
+            )
+
+    @property
+    def name(self) -> str:
+        """`math`."""
+        return "math"
+
+    @classmethod
+    def example(cls) -> Problem:
+        """A problem in MATH's form."""
+        problem = "What is the sum of all values of $x$ that satisfy $x^2 - \\frac{7}{2}x + 3 = 0$?"
+        solution = (
+            "The factors are $(x - 2)(x - \\frac{3}{2})$, so the values are $2$ and $\\frac{3}{2}$, and their sum is "
+            "$\\boxed{\\frac{7}{2}}$."
+        )
+        row = {"problem": problem, "solution": solution, "level": "Level 3", "type": "Algebra"}
+        return Problem("math/example", asked(problem), _read(("example", row))[1])
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """The problems of a split, in the order of the file; read on the first call."""
+        return self._splits[split]
+
+    def gold(self, problem: Problem) -> str | None:
+        """The solution where its box is the answer, else the answer in a box."""
+        solution, answer = problem.columns.get("solution"), problem.columns["answer"]
+        return solution if solution and final_text(solution) == answer else boxed(answer)
+
+    @cached_property
+    def _splits(self) -> Mapping[Split, Sequence[Problem]]:
+        if self.path is None:
+            raise UserError(
+                "task.path: expected a file or folder with problems, got none: write task.path=FILE.jsonl (rows with "
+                "problem and solution), or task.path=hub:OWNER/NAME to load a data set from the Hugging Face hub"
+            )
+        return {
+            split: tuple(Problem(f"math/{split}/{n}", asked(text), row) for n, (text, row) in enumerate(questions))
+            for split, questions in read_questions(self.path, _read).items()
+        }
+
+
+def _read(row: Row) -> Asked:
+    where, columns = row
+    given: Any = columns.get("answer")
+    answer = last_boxed(column(row, "solution")) if given is None else str(given)
+    if answer is None or not answer.strip():
+        raise UserError(f"{where}: expected a solution with its answer in \\boxed{{}}, got none: add it, or an answer")
+    return column(row, "problem"), {**columns, "answer": answer.strip()}

@@ -1,0 +1,87 @@
+"""Tasks that a name can load. One line here, one short file for the task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from grouprl.tasks.base import Task
+from grouprl.tasks.countdown import Countdown
+from grouprl.tasks.formats import Format, with_format
+from grouprl.tasks.gsm8k import Gsm8k
+from grouprl.tasks.jsonl import Jsonl
+from grouprl.tasks.math_problems import MathProblems
+from grouprl.tasks.names import unknown_name
+from grouprl.tasks.reasoning_gym import ReasoningGym
+from grouprl.tasks.word_problems import WordProblems
+from grouprl.types import UserError
+
+NamedTask = WordProblems | Gsm8k | MathProblems | Countdown | Jsonl | ReasoningGym
+
+TASKS: Mapping[str, type[NamedTask]] = {
+    "countdown": Countdown,
+    "gsm8k": Gsm8k,
+    "jsonl": Jsonl,
+    "math": MathProblems,
+    "reasoning_gym": ReasoningGym,  # reasoning_gym:NAME
+    "word_problems": WordProblems,
+}
+
+_GYM = "reasoning_gym"
+
+
+def load_task(
+    name: str,
+    *,
+    path: str | None = None,
+    difficulty: int | None = None,
+    train_problems: int | None = None,
+    eval_problems: int | None = None,
+    seed: int = 0,
+    system_prompt: str | None = None,
+    format: Format = "boxed",  # noqa: A002  as in a configuration
+    arguments: Mapping[str, Any] | None = None,
+) -> Task:
+    """The task of that name, in the form that is asked for.
+
+    None leaves an option to the task; a task without random problems has no use for `seed`. `arguments` are settings of
+    that task alone: the other fields of its class, or what the generator of `reasoning_gym:NAME` takes.
+
+    Raises UserError for an unknown name, for an option that the task does not have, and for a value it refuses.
+    """
+    kind, _, data_set = name.partition(":")
+    if kind not in TASKS or (data_set and kind != _GYM):
+        raise unknown_name("task.name", name, TASKS)
+    if name == _GYM:
+        raise UserError(
+            f"task.name: expected {_GYM}:NAME, such as {_GYM}:spell_backward, got {_GYM}: `grouprl tasks {_GYM}` lists "
+            "the names"
+        )
+    known = {field.name for field in fields(TASKS[kind])}
+    named = {
+        "path": path,
+        "difficulty": difficulty,
+        "train_problems": train_problems,
+        "eval_problems": eval_problems,
+    }
+    options: dict[str, Any] = {key: value for key, value in named.items() if value is not None}
+    for option in options.keys() - known:
+        raise UserError(
+            f"task.{option}: the task {name} has no such option, only {', '.join(sorted(known))}: leave it out"
+        )
+    options |= {"seed": seed} if "seed" in known else {}
+    if kind == _GYM:
+        options |= {"dataset": data_set, "arguments": arguments or {}}
+    else:
+        options |= _own_settings(name, arguments or {}, known - named.keys() - {"seed"})
+    return with_format(TASKS[kind](**options), format, system_prompt)
+
+
+def _own_settings(name: str, arguments: Mapping[str, Any], known: set[str]) -> Mapping[str, Any]:
+    for argument in arguments:
+        if not known:
+            raise UserError(f"task.arguments: the task {name} has none, got {argument!r}: leave it out")
+        if argument not in known:
+            raise unknown_name("task.arguments", argument, known)
+    return arguments

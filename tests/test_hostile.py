@@ -1,0 +1,93 @@
+"""What hostile completions do to the built-in rewards: nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hostile import CORPUS, USUAL, Hostile, forked, rewards
+
+SAFE = (
+    "boxed_format",
+    "correct_answer",
+    "cosine_length",
+    "equation_steps",
+    "json_schema",
+    "regex",
+    "repetition",
+    "think_format",
+)
+
+
+def judge_all(folder: Path, limit: int, *names: str) -> dict[str, Any]:
+    """Name of the entry -> its values by reward, each with the seconds it took, and what was seen to be run."""
+    command = [sys.executable, str(Path(__file__).with_name("hostile.py")), str(limit), *names]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, env={**os.environ})
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hostile")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, Any]:
+    pytest.importorskip("jsonschema")
+    return judge_all(folder, 10, *SAFE)
+
+
+@pytest.fixture(scope="module")
+def symbolic(folder: Path) -> dict[str, Any]:
+    pytest.importorskip("math_verify")
+    return judge_all(folder, 2, "math_verify")
+
+
+def test_the_corpus_is_a_corpus() -> None:
+    assert len(CORPUS) == len({entry.name for entry in CORPUS}) >= 100
+
+
+@pytest.mark.parametrize("entry", CORPUS, ids=lambda entry: entry.name)
+def test_a_rule_gives_the_value_that_a_person_would(found: dict[str, Any], entry: Hostile) -> None:
+    values = {name: value for name, (value, _) in found[entry.name]["values"].items()}
+    assert values == {name: entry.values.get(name, USUAL.get(name, 0.0)) for name in SAFE}
+    assert found[entry.name]["seen"] == []
+
+
+def test_no_rule_takes_long(found: dict[str, Any]) -> None:
+    seconds = {(e, name): s for e, values in found.items() for name, (_, s) in values["values"].items()}
+    assert max(seconds.values()) < 8.0, max(seconds, key=seconds.__getitem__)
+
+
+@pytest.mark.parametrize("entry", CORPUS, ids=lambda entry: entry.name)
+def test_math_verify_takes_nothing_hostile_for_right(symbolic: dict[str, Any], entry: Hostile) -> None:
+    value, _ = symbolic[entry.name]["values"]["math_verify"]
+    assert value == 0.0 or value == entry.values.get("math_verify")
+    assert symbolic[entry.name]["seen"] == []
+
+
+def test_nothing_was_executed(folder: Path, found: dict[str, Any], symbolic: dict[str, Any]) -> None:
+    assert list(folder.iterdir()) == []
+
+
+def test_the_guard_ends_what_does_not_end() -> None:
+    functions = rewards("nested_repeats")
+    assert forked(functions, "a" * 60 + "!", 1)["values"]["nested_repeats"][0] == "killed"
+    assert forked(functions, "a" * 60, 1)["values"]["nested_repeats"][0] == 1.0
+
+
+def test_the_guard_sees_what_is_executed() -> None:
+    def broken(completions: list[str], **_: Any) -> list[float]:
+        return [float(eval(text)) for text in completions]
+
+    report = forked({"broken": broken}, "__import__('os').system('true') + 1", 5)
+    assert report["values"]["broken"][0] == 1.0
+    assert [event.split()[0] for event in report["seen"]] == ["exec", "os.system"]

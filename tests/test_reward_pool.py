@@ -1,0 +1,311 @@
+"""No reward function can stop, corrupt or outlive a run: whatever one does to a completion stays with it."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from grouprl.rewards import Invalid, Limits
+from grouprl.rewards.pool import RewardPool, gather
+from grouprl.types import UserError
+from misbehaving import DEEDS, misbehaves
+
+LIMITS = Limits(workers=2, seconds=1.0, cpu_seconds=10, memory_mib=256)
+NORMAL = ["fine", "also fine"]
+
+# What is said of the completion, and of no other.
+VERDICTS = {
+    "raise": "raised ZeroDivisionError: division by zero (misbehaving.py:",
+    "leave": "raised SystemExit: leaving (misbehaving.py:",
+    "sleep": "took longer than 1 s",
+    "hold the interpreter": "took longer than 1 s",
+    "burn": "took longer than 1 s",
+    "ignore signals": "took longer than 1 s",
+    "child that stays": "took longer than 1 s",
+    "segmentation fault": "crashed its process (SIGSEGV)",
+    "abort": "crashed its process (SIGABRT)",
+    "exit": "ended its process with code 3",
+    "exit with 0": "ended its process with code 0",
+    "kill itself": "crashed its process (SIGKILL)",
+    "memory": "needed more than 256 MiB of memory",
+    "recursion": "raised SyntaxError",
+    "nan": "gave nan",
+    "infinity": "gave inf",
+    "text": "gave '1' (str), expected a number or None",
+    "list": "gave [1.0] (list), expected a number or None",
+    "two values": "gave a wrong result: expected a list of 1 values, one per completion, got 2",
+    "no value": "gave a wrong result: expected a list of 1 values, one per completion, got 0",
+}
+
+
+def pool_of(limits: Limits = LIMITS, **functions: Any) -> RewardPool:
+    return RewardPool({name: cloudpickle.dumps(function) for name, function in functions.items()}, limits)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RewardPool]:
+    with pool_of(it=misbehaves) as made:
+        yield made
+
+
+def scored(pool: RewardPool, *texts: str) -> list[Any]:
+    return gather(pool.submit("it", {"completions": list(texts)}))
+
+
+def test_every_deed_has_its_verdict() -> None:
+    assert VERDICTS.keys() | {"none", "leak"} == DEEDS.keys()
+
+
+@pytest.mark.parametrize("deed", VERDICTS)
+def test_a_completion_that_cannot_be_judged_is_invalid_alone(pool: RewardPool, deed: str) -> None:
+    first, bad, last = scored(pool, "fine", deed, "fine")
+    assert (first, last) == (1.0, 1.0)
+    assert isinstance(bad, Invalid)
+    assert bad.reason.startswith(VERDICTS[deed])
+    assert scored(pool, *NORMAL) == [1.0, 1.0]
+
+
+def test_none_means_that_it_does_not_apply(pool: RewardPool) -> None:
+    assert scored(pool, "fine", "none") == [1.0, None]
+
+
+def test_the_pool_is_whole_again_within_two_seconds_of_a_kill(pool: RewardPool) -> None:
+    def workers() -> set[int]:
+        calls = [pool.submit("it", {"completions": ["fine"]}) for _ in range(64)]
+        assert [gather(call) for call in calls] == [[1.0]] * 64
+        return set(pool.pids)
+
+    before = workers()
+    assert len(before) == LIMITS.workers
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    started = time.monotonic()
+    after = workers()
+    assert time.monotonic() - started < 2.0
+    assert len(after) == LIMITS.workers
+    assert not before & after
+
+
+def test_a_killed_zygote_is_replaced(pool: RewardPool) -> None:
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    for pid in map(int, children):
+        if b"grouprl.rewards.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+    assert scored(pool, *NORMAL) == [1.0, 1.0]
+
+
+def test_what_a_killed_worker_started_is_killed_too() -> None:
+    with pool_of(it=misbehaves) as pool:
+        (verdict,) = scored(pool, "child that stays")
+        assert isinstance(verdict, Invalid)
+        assert scored(pool, "fine") == [1.0]
+        assert not any(b"987654" in line for line in command_lines())
+
+
+def test_cpu_time_is_limited_where_the_clock_is_not() -> None:
+    with pool_of(Limits(workers=1, seconds=60.0, cpu_seconds=1), it=misbehaves) as pool:
+        assert scored(pool, "fine", "burn") == [1.0, Invalid("used more than 1 s of CPU time")]
+
+
+def test_a_leak_costs_no_completion_its_reward() -> None:
+    """Each call leaks 40 of 256 MiB: the workers are replaced before they run out."""
+    with pool_of(it=misbehaves) as pool:
+        seen: set[int] = set()
+        for _ in range(20):
+            assert scored(pool, "leak") == [1.0]
+            seen.update(pool.pids)
+        assert len(seen) > LIMITS.workers
+
+
+def test_the_first_failures_are_not_hidden_behind_other_groups() -> None:
+    """Single completions go before waiting groups, so that a run full of failures stops early."""
+    order: list[str] = []
+    with pool_of(Limits(workers=1), it=misbehaves) as pool:
+        calls = [pool.submit("it", {"completions": [text, "fine"]}) for text in ("raise", "fine", "fine")]
+        alone = calls[0].result()
+        for name, call in (("group", calls[2]), ("alone", alone[0]), ("alone", alone[1])):
+            call.add_done_callback(lambda _, name=name: order.append(name))
+        assert [gather(call) for call in calls[1:]] == [[1.0, 1.0]] * 2
+    assert order[0] == "alone"
+
+
+def test_nothing_outlives_the_run() -> None:
+    with pool_of(it=misbehaves) as pool:
+        scored(pool, *NORMAL)
+        pool.submit("it", {"completions": ["hold the interpreter"]})
+        pool.submit("it", {"completions": ["sleep"]})
+        time.sleep(0.2)
+        pids = pool.pids
+    assert pids
+    gone(pids)
+
+
+def test_a_killed_run_takes_its_workers_along() -> None:
+    script = """
+    import os, signal, sys, time
+    import cloudpickle
+    from misbehaving import misbehaves
+    from grouprl.rewards.pool import Limits, RewardPool, gather
+    pool = RewardPool({"it": cloudpickle.dumps(misbehaves)}, Limits(workers=2))
+    calls = [pool.submit("it", {"completions": ["fine"]}) for _ in range(64)]
+    [gather(call) for call in calls]
+    pool.submit("it", {"completions": ["hold the interpreter"]})
+    pool.submit("it", {"completions": ["ignore signals"]})
+    time.sleep(0.3)
+    print(*pool.pids, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    died = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert died.returncode == -signal.SIGKILL
+    pids = list(map(int, died.stdout.split()))
+    assert len(pids) == 2
+    gone(pids)
+
+
+async def twice(completions: list[str], **columns: Any) -> list[float]:
+    return [2.0 * len(text) for text in completions]
+
+
+def test_functions_of_all_forms_are_called_with_what_they_ask_for() -> None:
+    def only_completions(completions: list[str]) -> list[float]:
+        return [float(len(text)) for text in completions]
+
+    def a_column(prompts: list[str], answer: list[Any], *, level: Any = None) -> list[bool]:
+        return [gold is None and level is None for gold in answer]
+
+    factor = 3
+    with pool_of(
+        plain=only_completions,
+        column=a_column,
+        coroutine=twice,
+        closure=lambda completions, **_: [factor * len(text) for text in completions],
+        instance=Length(4),
+    ) as pool:
+        keywords = {"prompts": ["?", "?"], "completions": ["a", "bb"], "completion_ids": [[1], [2]], "other": [1, 2]}
+        got = {name: gather(pool.submit(name, keywords)) for name in pool.signatures()}
+    assert got == {
+        "plain": [1.0, 2.0],
+        "column": [True, True],
+        "coroutine": [2.0, 4.0],
+        "closure": [3.0, 6.0],
+        "instance": [5.0, 6.0],
+    }
+
+
+class Length:
+    def __init__(self, more: int) -> None:
+        self.more = more
+
+    def __call__(self, completions: list[str], **columns: Any) -> list[float]:
+        return [float(len(text) + self.more) for text in completions]
+
+
+def test_arrays_and_tensors_are_lists_of_numbers() -> None:
+    import numpy as np
+
+    with pool_of(it=lambda completions, **_: np.arange(len(completions)) / 4) as pool:
+        assert scored(pool, "a", "b", "c") == [0.0, 0.25, 0.5]
+    with pool_of(it=lambda completions, **_: [np.float32(0.5), np.int64(2), np.bool_(True)]) as pool:
+        assert scored(pool, "a", "b", "c") == [0.5, 2.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("def reward(completions):\n    return [1.0] * len(completions)\n", None),
+        ("import nowhere_to_be_found\n", "No module named 'nowhere_to_be_found'"),
+        ("def reward(:\n", "SyntaxError"),
+        ("def another(): ...\n", "no attribute 'reward'"),
+        ("reward = 3\n", "expected reward to be a function, got 3"),
+        ("def reward(completions, /): ...\n", "expected parameters that can be given by name"),
+        ("import os; os._exit(1)\n", "a process that ended"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_told_at_once(tmp_path: Path, text: str, told: str | None) -> None:
+    path = tmp_path / "my_rewards.py"
+    path.write_text(text)
+    with RewardPool({"it": (str(path), "reward", {})}, LIMITS) as pool:
+        if told is None:
+            assert scored(pool, *NORMAL) == [1.0, 1.0]
+            return
+        with pytest.raises(UserError, match="reward") as error:
+            pool.signatures()
+        assert told in str(error.value)
+
+
+def test_a_file_is_imported_once_and_only_in_the_workers(tmp_path: Path) -> None:
+    path = tmp_path / "my_rewards.py"
+    path.write_text(
+        "import os\nfrom dataclasses import dataclass\nfrom beside_it import base\n"
+        f"with open({str(tmp_path / 'imports')!r}, 'a') as file:\n    print(os.getpid(), file=file)\n"
+        "@dataclass(frozen=True)\nclass Reward:\n    more: float = 0.0\n"
+        "    def __call__(self, completions, **columns):\n        return [base + self.more for _ in completions]\n"
+    )
+    (tmp_path / "beside_it.py").write_text("base = 10.0\n")
+    with RewardPool({"it": (str(path), "Reward", {"more": 0.5})}, LIMITS) as pool:
+        assert [scored(pool, "a") for _ in range(20)] == [[10.5]] * 20
+    (importer,) = map(int, (tmp_path / "imports").read_text().split())
+    assert importer != os.getpid()
+    assert "beside_it" not in sys.modules
+
+
+def test_what_a_reward_prints_does_not_mix_with_a_commands_output(capfd: pytest.CaptureFixture[str]) -> None:
+    def prints(completions: list[str], **columns: Any) -> list[float]:
+        print("hello", flush=True)
+        return [1.0] * len(completions)
+
+    with pool_of(it=prints) as pool:
+        scored(pool, "a")
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "hello\n")
+
+
+def test_columns_that_cannot_travel_are_told(pool: RewardPool) -> None:
+    with pytest.raises(UserError, match="columns that can be sent to another process"):
+        gather(pool.submit("it", {"completions": ["fine"], "lock": [sys._getframe()]}))
+    assert scored(pool, *NORMAL) == [1.0, 1.0]
+
+
+def test_floats_arrive_as_they_were() -> None:
+    values = [0.1, -1e-300, 1e300, 2**-1074, 1 / 3, math.pi, -0.0]
+    with pool_of(it=lambda completions, **_: values) as pool:
+        assert [value.hex() for value in scored(pool, *["a"] * len(values))] == [value.hex() for value in values]
+
+
+def command_lines() -> list[bytes]:
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(path.read_bytes())
+        except OSError:
+            continue
+    return lines
+
+
+def gone(pids: list[int]) -> None:
+    """Every process ends within two seconds."""
+    deadline = time.monotonic() + 2.0
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,85 @@
+"""docs/rewards.md against the code: names, arguments, configurations, numbers."""
+
+from __future__ import annotations
+
+import doctest
+import itertools
+import json
+import re
+import runpy
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grouprl.config import RewardConfig
+from grouprl.rewards.formats import Regex, ThinkFormat
+from grouprl.rewards.json_schema import JsonSchema
+from grouprl.rewards.lengths import CosineLength
+from grouprl.rewards.named import REWARDS, STEP_REWARDS
+from grouprl.rewards.repetition import Repetition
+
+PAGE = (Path(__file__).parent.parent / "docs" / "rewards.md").read_text(encoding="utf-8")
+BUILT_IN: dict[str, Any] = {
+    "cosine_length": CosineLength,
+    "json_schema": JsonSchema,
+    "regex": Regex,
+    "repetition": Repetition,
+    "think_format": ThinkFormat,
+}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_every_built_in_reward_has_a_section_and_a_row() -> None:
+    names = {*REWARDS, *STEP_REWARDS, *BUILT_IN}
+    assert names - set(re.findall(r"^### (\w+)$", PAGE, re.MULTILINE)) == set()
+    assert names - set(re.findall(r"^\| \[`(\w+)`\]\(#\1\) ", PAGE, re.MULTILINE)) == set()
+
+
+def as_written(default: object) -> str:
+    return "required" if default is MISSING else f"`{json.dumps(default)}`".replace('"', "")
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_section_lists_the_arguments_with_their_defaults(name: str) -> None:
+    section = PAGE.split(f"### {name}\n")[1].split("\n##")[0]
+    cells = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (.*?) \|", section, re.MULTILINE)
+    told = dict(
+        pair for names, values in cells for pair in itertools.zip_longest(names.split(", "), values.split(", "))
+    )
+    assert told == {f"`{f.name}`": as_written(f.default) for f in fields(BUILT_IN[name])}
+
+
+def test_configurations_on_the_page_are_accepted() -> None:
+    entries = [entry for block in blocks("yaml") for entry in yaml.safe_load(block)["rewards"]]
+    assert len(entries) > 10
+    for entry in entries:
+        config = RewardConfig.model_validate(entry)
+        made = BUILT_IN.get(config.function or config.name)
+        assert made is None or made(**config.arguments)
+
+
+def test_examples_on_the_page_are_what_the_code_says(capsys: pytest.CaptureFixture[str]) -> None:
+    runner, parser = doctest.DocTestRunner(verbose=False), doctest.DocTestParser()
+    for block in blocks("python"):
+        runner.run(parser.get_doctest(block, {}, "rewards.md", None, 0))
+    tried = runner.summarize(verbose=False)
+    assert tried.attempted > 5
+    assert tried.failed == 0, capsys.readouterr().out
+
+
+def test_own_rewards_on_the_page_work(tmp_path: Path) -> None:
+    correct, mentions = (block for block in blocks("python") if block.startswith("# my_rewards.py"))
+    (tmp_path / "one.py").write_text(correct, encoding="utf-8")
+    (tmp_path / "two.py").write_text(mentions, encoding="utf-8")
+    one, two = (runpy.run_path(str(tmp_path / name)) for name in ("one.py", "two.py"))
+    chat = [[{"role": "assistant", "content": text}] for text in ("It is therefore Blue", "blue", "")]
+    keywords = {"prompts": [[]] * 3, "completions": chat, "completion_ids": [[1]] * 3}
+    assert one["correct"](**keywords, answer=["Blue", "Blue", None]) == [1.0, 0.0, None]
+    assert two["Mentions"]("BLUE", ignore_case=False)(**keywords) == [0.0, 0.0, 0.0]
+    assert two["Mentions"]("blue", ignore_case=True)(**keywords) == [1.0, 1.0, 0.0]
