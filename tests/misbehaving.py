@@ -1,6 +1,7 @@
 """Reward functions that do what reward functions must never do. Imported by worker processes: keep it light."""
 
 import ctypes
+import math
 import os
 import re
 import signal
@@ -8,6 +9,8 @@ import subprocess
 import sys
 import time
 from typing import Any
+
+from grouprl.rewards.invalid import Invalid
 
 held: list[bytes] = []
 
@@ -80,3 +83,18 @@ DEEDS = {
     "two values": lambda: [1.0, 1.0],
     "no value": list,
 }
+
+
+def moody(completions: list[str], completion_ids: list[list[int]], **columns: Any) -> list[Any]:
+    """The length of a text, unless its token ids add up to something else."""
+    values: list[Any] = []
+    for text, ids in zip(completions, completion_ids, strict=True):
+        mood = sum(ids) % 17
+        if mood == 0:
+            raise ValueError("not today")
+        if mood == 1:
+            time.sleep(60)
+        if mood == 2:
+            os._exit(7)
+        values.append({3: math.nan, 4: Invalid("cannot read this")}.get(mood, float(len(text))))
+    return values

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,8 +136,9 @@ def test_answers_in_tags_get_tricks_in_tags() -> None:
 def test_what_cannot_be_made_is_left_out_and_said() -> None:
     code = tried(tempting.long, task=Sums(lambda problem: f"```python\nf = {problem.id!r}\n```", verifier=None))
     marks = ("answer alone", "wrong answer", "many answers", "a or b or c", "answer in thought", "commonest answer")
-    assert code.left_out == (*marks, "last number")
-    assert "no answer with a box" in code.why_left_out
+    assert tuple(code.left_out) == (*marks, "last number")
+    assert code.left_out["answer alone"] == "gold answers in a box or tags"
+    assert "Left out without gold answers in a box or tags: answer alone, commonest answer\n" in drawn(code, 120)
     assert by_name(code)["empty form"].example == "```python\n\n```"
     bare = texts_of(Sums(lambda problem: f"It is {problem.id}."))
     assert all(row["shuffled gold"] in {other["gold"] for other in bare} - {row["gold"]} for row in bare)
@@ -150,7 +153,8 @@ def test_a_task_without_gold_gets_no_verdict() -> None:
         "last number", "empty form", "copied prompt", "word 200 times", "empty",
     ]  # fmt: skip
     assert (checked.verdict.status, checked.passed) == ("no verdict", True)
-    assert "the task knows no gold completions" in checked.why_left_out
+    assert checked.verdict.text == "No verdict: the task knows no gold completions."
+    assert {checked.left_out[name] for name in ("gold", "padded gold", "gold three times")} == {"gold completions"}
     assert texts_of(Sums(lambda problem: None), "think")[0]["empty form"] == "<think></think>\n<answer></answer>"
 
 
@@ -384,3 +388,9 @@ def test_every_trick_of_the_bundled_task_is_wrong_but_lucky_guesses() -> None:
 def test_the_table_of_a_configuration_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert check_reward(CONFIG, problems=2).passed
     assert "No trick beats gold" in capsys.readouterr().out
+
+
+def test_the_page_lists_every_kind() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "check_reward.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\*?)([a-z0-9 ]+)\*? \| (.+?) \|$", page, re.MULTILINE)
+    assert [(name, bool(star)) for star, name, _ in rows[1:]] == [(kind.name, kind.trick) for kind in KINDS]

@@ -139,7 +139,7 @@ def test_a_problem_depends_on_seed_split_and_number_alone() -> None:
 
 
 def test_more_held_out_problems_than_there_are_is_told() -> None:
-    with pytest.raises(UserError, match="expected at most [0-9]+ different problems of 2 numbers for test"):
+    with pytest.raises(UserError, match=r"expected at most [0-9]+ different problems of 2 numbers for test"):
         Countdown(difficulty=2, eval_problems=20_000).problems("test")
 
 

@@ -6,11 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from grouprl.models import load_tokenizer
+from grouprl.rewards import Limits, WeightedReward, open_judge
+from grouprl.types import Completion, Group, Problem, StopReason
 from hostile import CORPUS, USUAL, Hostile, forked, rewards
 
 SAFE = (
@@ -91,3 +95,28 @@ def test_the_guard_sees_what_is_executed() -> None:
     report = forked({"broken": broken}, "__import__('os').system('true') + 1", 5)
     assert report["values"]["broken"][0] == 1.0
     assert [event.split()[0] for event in report["seen"]] == ["exec", "os.system"]
+
+
+def test_the_pool_survives_the_corpus() -> None:
+    """All built-in rewards on groups of hostile completions beside a good one: that one always keeps its value."""
+    pytest.importorskip("math_verify")
+    good = r"3 + 4 = 7. \boxed{7}"
+    weighted = [WeightedReward(name, made) for name, made in rewards("nested_repeats", "math_verify", *SAFE).items()]
+    weighted = [replace(reward, per_step=reward.name == "equation_steps") for reward in weighted]
+    limits = Limits(workers=2, seconds=3.0)
+    with open_judge(weighted, limits=limits, max_invalid=1.0) as judge:
+        scoring = judge.scoring()
+        for place in range(0, len(CORPUS), 8):
+            texts = [good, *(entry.text for entry in CORPUS[place : place + 8])]
+            completions = tuple(
+                Completion(n, (1, 2), (-1.0, -1.0), (-1.0, -1.0), text, StopReason.END, 0)
+                for n, text in enumerate(texts)
+            )
+            scoring.begin(place, Group(Problem("p", "3 + 4 = ?", {"answer": "7"}), (1,), completions))
+        outcomes = scoring.finish(load_tokenizer("abacus"))
+        assert len(judge.pool.pids) == 2
+    for first, *_ in outcomes:
+        assert (first.components["correct_answer"], first.components["math_verify"]) == (1.0, 1.0)
+    invalid = [outcome for row in outcomes for outcome in row if not outcome.valid]
+    assert 0 < len(invalid) < len(CORPUS) / 2
+    assert all(outcome.reason for outcome in invalid)

@@ -79,20 +79,17 @@ def test_none_means_that_it_does_not_apply(pool: RewardPool) -> None:
 
 
 def test_the_pool_is_whole_again_within_two_seconds_of_a_kill(pool: RewardPool) -> None:
-    def workers() -> set[int]:
-        calls = [pool.submit("it", {"completions": ["fine"]}) for _ in range(64)]
-        assert [gather(call) for call in calls] == [[1.0]] * 64
-        return set(pool.pids)
-
-    before = workers()
+    scored(pool, *NORMAL)
+    before = set(pool.pids)
     assert len(before) == LIMITS.workers
     for pid in before:
         os.kill(pid, signal.SIGKILL)
-    started = time.monotonic()
-    after = workers()
-    assert time.monotonic() - started < 2.0
-    assert len(after) == LIMITS.workers
-    assert not before & after
+    deadline = time.monotonic() + 2.0
+    while before & set(pool.pids) or len(pool.pids) < LIMITS.workers:  # while nothing is asked of it
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert [gather(pool.submit("it", {"completions": ["fine"]})) for _ in range(20)] == [[1.0]] * 20
+    assert not before & set(pool.pids)
 
 
 def test_a_killed_zygote_is_replaced(pool: RewardPool) -> None:

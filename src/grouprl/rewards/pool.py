@@ -25,6 +25,7 @@ from grouprl.rewards.invalid import Invalid
 from grouprl.rewards.zygote import FORK, KILL, Source, receive, request, send
 from grouprl.types import UserError
 
+_LOOK_SECONDS = 0.5  # between two looks at an idle worker
 _LOADING_SECONDS = 300.0  # importing torch and a model of one's own takes a while
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -172,19 +173,26 @@ class RewardPool:
         """A thread of the run: one worker process after another, one job after another."""
         worker: _Worker | None = None
         while not self._closed:
-            job = self._jobs.get()
+            job = None
             try:
-                worker = None if self._closed else self._run(job, worker)
-            except (UserError, OSError, EOFError) as error:
-                worker = None
-                job.future.set_exception(error)
-            self._pids.pop(place, None)
-            if worker is not None:
+                worker = self._alive(worker)
                 self._pids[place] = worker.pid
+                job = self._jobs.get(timeout=_LOOK_SECONDS)
+                worker = self._run(job, worker)
+            except queue.Empty:
+                continue
+            except (UserError, OSError, EOFError) as error:
+                # Without a worker every call fails, this one or the next: nobody may wait for it in vain.
+                (job or self._jobs.get()).future.set_exception(error)
 
-    def _run(self, job: _Job, worker: _Worker | None) -> _Worker | None:
-        """Does a job; gives the worker if it can go on."""
-        worker = worker or self._forked()
+    def _alive(self, worker: _Worker | None) -> _Worker:
+        """The worker, or a new one in its place; an idle one has nothing to say unless it died."""
+        if worker is not None and not worker.channel.closed and worker.channel.poll(0):
+            self._end(worker)
+        return self._forked() if worker is None or worker.channel.closed else worker
+
+    def _run(self, job: _Job, worker: _Worker) -> _Worker:
+        """Does a job; gives the worker, whose channel is closed when it cannot go on."""
         found = self._attempt(job, worker)
         if isinstance(found, _Failure) and found.by_state and worker.jobs and len(job.completions) == 1:
             self._end(worker)
@@ -198,7 +206,7 @@ class RewardPool:
         leaked = not isinstance(found, _Failure) and found["grown"] > self._limits.memory_mib // 2
         if leaked or (isinstance(found, _Failure) and found.by_state):
             self._end(worker)
-        return None if worker.channel.closed else worker
+        return worker
 
     def _apart(self, job: _Job, failure: _Failure) -> list[Any]:
         """What a failed call comes to: each completion on its own, or, where it was alone already, the reason."""
