@@ -121,3 +121,10 @@ def test_every_name_is_its_own_and_differs_from_grpo() -> None:
 def test_ppo_is_grpo_with_a_critic_in_the_place_of_the_group() -> None:
     changed = {field.name for field in fields(Algorithm) if getattr(ppo, field.name) != getattr(grpo, field.name)}
     assert {"baseline", "critic", "credit", "kl_in"} <= changed
+
+
+@pytest.mark.parametrize("field", ["floor", "sharpness"])
+def test_what_only_the_edge_sampler_has_needs_it(field: str) -> None:
+    with pytest.raises(UserError, match=rf"curriculum.{field}: expected sampler=edge"):
+        check_sections(RunConfig(curriculum={field: 0.7}))
+    check_sections(RunConfig(curriculum={field: 0.7, "sampler": "edge"}))

@@ -33,7 +33,7 @@ ORDER = """
     machine interrupts resume
     train sft dpo reward_model
     trainer
-    inspection compare_plan
+    inspection listing check_reward compare_plan
     compare
     cli
 """
@@ -42,6 +42,8 @@ TOGETHER = {"config": {"config_files", "config_yaml"}, "config_files": {"config_
 
 FILE_LINES, FUNCTION_LINES, STEP_LINES, RECIPE_LINES = 350, 60, 150, 15
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
+# Functions and columns on their way from a run to its own workers; nothing that was stored or downloaded.
+MAY_PICKLE = "grouprl.rewards.parcels"
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -174,7 +176,7 @@ def names_say_what_is_inside(module: Module) -> Iterator[str]:
 def public_functions_name_their_arguments(module: Module) -> Iterator[str]:
     for name, node in public_definitions(module.tree):
         kwarg = None if isinstance(node, ast.ClassDef) else node.args.kwarg
-        if kwarg and not (kwarg.arg == "columns" and module.room == "rewards"):
+        if kwarg and not (kwarg.arg == "columns" and module.room in ("tasks", "rewards")):
             yield f"{module.name}.{name}: takes **{kwarg.arg}; make it private if another library asks for it"
 
 
@@ -188,7 +190,7 @@ def everything_public_is_documented(module: Module) -> Iterator[str]:
 
 def nothing_runs_or_unpickles_data(module: Module) -> Iterator[str]:
     for name in module.imports():
-        if name.split(".")[0] in PICKLES or name in ("torch.load", "torch.save"):
+        if (name.split(".")[0] in PICKLES and module.name != MAY_PICKLE) or name in ("torch.load", "torch.save"):
             yield f"{module.name}: imports {name}"
     for node in ast.walk(module.tree):
         match node:
@@ -279,7 +281,7 @@ BAD = [
     (names_say_what_is_inside, "tasks.utils", ""),
     (names_say_what_is_inside, "common.tasks", ""),
     (public_functions_name_their_arguments, "tasks.base", "def f(**kwargs): ..."),
-    (public_functions_name_their_arguments, "tasks.base", "def f(**columns): ..."),
+    (public_functions_name_their_arguments, "models.load", "def f(**columns): ..."),
     (public_functions_name_their_arguments, "rewards.rules", "def f(**kwargs): ..."),
     (public_functions_name_their_arguments, "rewards.rules", "class A:\n    def __init__(self, **kwargs): ..."),
     (everything_public_is_documented, "tasks.base", "a = 1"),

@@ -108,7 +108,7 @@ def test_what_has_behaviour_of_its_own_does_not_come_back(value: object):
             b'"a"',
         ),
         *(b'["list",3]', b'["set",[["list",[]]]]', b'["dict",[[true]]]', b'["dict",[[["list",[]],true]]]', b"\xff"),
-        *(b'["f","1e999999"]', b'["c",["0x1p0"]]', b'["error"]', b'["error",[1]]', b"[" * 50_000, b'["list",[' * 5000),
+        *(b'["f","0x1p99999"]', b'["error"]', b'["error",[1]]', b"[" * 50_000, b'["list",[' * 5000),
         *(b'["list",[' * 5000 + b"]]" * 5000, b"NaN", b'["i",' + b"1" * 5000 + b"]"),
     ],
 )
@@ -179,7 +179,7 @@ def test_a_program_that_fails_is_a_result(backend: str, program: str, error: str
 @linux
 def test_the_set_up_runs_first_and_its_failure_is_no_verdict(backend: str):
     assert run_in_sandbox("y = x + 1", ["y"], setup="x = 1", backend=backend).outcomes == (Returned(2),)
-    with pytest.raises(ValueError, match="expected a set-up that runs(.|\n)*NameError"):
+    with pytest.raises(ValueError, match=r"expected a set-up that runs(.|\n)*NameError"):
         run_in_sandbox("y = 1", ["y"], setup="x = missing", backend=backend)
 
 
@@ -286,7 +286,9 @@ def decide(machine: str, number: int, *arguments: int, audit: int | None = None)
             place += if_true if test[operation] else if_false
 
 
-REFUSED = """
+REFUSED = re.findall(
+    r"\w+",
+    """
 socket socketpair connect bind listen accept accept4 sendto recvfrom sendmsg recvmsg ptrace process_vm_readv kcmp
 process_vm_writev unshare setns mount umount2 pivot_root chroot bpf perf_event_open userfaultfd keyctl add_key
 request_key init_module finit_module delete_module kexec_load reboot swapon swapoff open_by_handle_at name_to_handle_at
@@ -294,9 +296,11 @@ memfd_create shmget shmat msgget semget mq_open personality seccomp execveat kil
 setgid setresuid setgroups capset setpriority sched_setaffinity sched_setscheduler ioprio_set truncate fchmod fchmodat
 fchownat utimensat setxattr linkat symlinkat mknodat quotactl acct settimeofday clock_settime sethostname syslog vhangup
 lookup_dcookie fanotify_init inotify_init1 splice tee vmsplice migrate_pages move_pages mbind timer_create
-""".split()
-NEW = (
-    "io_uring_setup io_uring_enter clone3 pidfd_open pidfd_getfd openat2 mount_setattr landlock_create_ruleset".split()
+""",
+)
+NEW = re.findall(
+    r"\w+",
+    "io_uring_setup io_uring_enter clone3 pidfd_open pidfd_getfd openat2 mount_setattr landlock_create_ruleset",
 )
 
 

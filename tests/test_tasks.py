@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,3 +170,20 @@ def test_unusable_lists_are_told(rows: list[Any], message: str) -> None:
 def test_a_prompt_in_two_splits_is_refused() -> None:
     with pytest.raises(UserError, match=r"'5 \+ 1 = \?' in both train and test"):
         task_from_list(ROWS[:10], test=ROWS[5:6])
+
+
+PAGE = (Path(__file__).parent.parent / "docs" / "tasks.md").read_text(encoding="utf-8")
+
+
+def test_the_page_names_every_task_and_its_programs_run() -> None:
+    assert all(f"`{name}" in PAGE for name in TASKS)
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        names: dict[str, Any] = {"__name__": "page"}
+        exec(compile(block, "docs/tasks.md", "exec", dont_inherit=True), names)
+        task = names["task"]
+        problems = [p for split in SPLITS for p in task.problems(split)]
+        assert len({p.prompt for p in problems}) > 40
+        assert task.verifier in task.default_rewards
+    assert verdict(task, problems[0], task.gold(problems[0])) == 1.0

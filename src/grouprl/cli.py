@@ -191,6 +191,52 @@ def compare(
 
 
 @app.command()
+def tasks(name: Annotated[str | None, typer.Argument(help="One task, with examples.")] = None) -> None:
+    """List the tasks: problems to train on, what judges them, and an example of each.
+
+    Example: grouprl tasks countdown
+    """
+    from grouprl.listing import show_tasks
+
+    show_tasks(name)
+
+
+@app.command("check-reward")
+def check_reward(
+    settings: Settings = None,
+    task: TaskOption = None,
+    reward: RewardOption = None,
+    problems: Annotated[int, typer.Option(min=1, help="How many train problems are tried.")] = 32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Before training: which cheap trick scores best? Exit code 1 when one beats the gold answers.
+
+    Example: grouprl check-reward --task countdown
+
+    Example: grouprl check-reward demo --reward my_rewards.py:short
+    """
+    config = _config(RunConfig, settings, {"task.name": task, "rewards": _rewards(reward)})
+    from grouprl.check_reward import check_reward as check
+
+    if not check(config, problems=problems, as_json=as_json).passed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Run directory, such as runs/demo.")],
+    out: Annotated[Path | None, typer.Argument(help="Parquet file; rollouts.parquet in the run by default.")] = None,
+) -> None:
+    """Write every completion of a run as Parquet, for DuckDB, polars or pandas.
+
+    Example: grouprl export runs/demo
+    """
+    from grouprl.lab.export import export as write
+
+    typer.echo(f"Rollouts: {write(run, out or run / 'rollouts.parquet')}")
+
+
+@app.command()
 def report(run: Annotated[Path, typer.Argument(help="Run directory, such as runs/demo.")]) -> None:
     """Write report.html and plots/ anew from what a run directory holds.
 

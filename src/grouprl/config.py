@@ -172,6 +172,10 @@ def check_sections(config: RunConfig) -> None:
             f"learner.critic_learning_rate: expected none with algorithm.critic='none', got {rate}: "
             "set algorithm=ppo, or leave it out"
         )
+    chosen, usual = config.curriculum, CurriculumConfig()
+    for field in ("floor", "sharpness"):
+        if chosen.sampler == "uniform" and getattr(chosen, field) != getattr(usual, field):
+            raise UserError(f"curriculum.{field}: expected sampler=edge, which alone has it, got uniform: leave it out")
     alone = {"mean", "leave_one_out", "group_std"} if size == 1 else set()
     if size * config.rollout.problems_per_step == 1 and algorithm.credit == "completion":
         alone |= {"batch_mean", "batch_std"}

@@ -25,6 +25,7 @@ from grouprl.rewards import Judge, WeightedReward
 from grouprl.rollout import NativeEngine, Request
 from grouprl.step import Rooms
 from grouprl.tasks import Task
+from grouprl.tasks.curriculum import PassRates
 from grouprl.tasks.edge import Edge
 from grouprl.tasks.order import Sampler, Uniform
 from grouprl.types import UserError
@@ -86,6 +87,7 @@ def prepare(
         for problem in task.problems(config.evaluation.split)[: config.evaluation.problems]
     ]
     _check_prompts(rooms, state.step + 1, config.steps)
+    _check_sampler(config, task)
     judge.check_columns(task.problems("train")[: rooms.problems_per_step])
     rooms.engine.load_weights(state.updates)
     return Prepared(rooms, held_out, state)
@@ -170,6 +172,15 @@ def check_rewards(config: RunConfig, rewards: Sequence[WeightedReward]) -> None:
             f"rewards: expected one for whole completions besides the process reward {per_step[0]}, got none: "
             "right steps that lead nowhere must not be all that counts; add one, such as correct_answer"
         )
+
+
+def _check_sampler(config: RunConfig, task: Task) -> None:
+    if config.curriculum.sampler == "edge" and task.verifier is None:
+        raise UserError(
+            f"curriculum.sampler: expected a task that knows what is correct with edge, got {task.name}, which has no "
+            "verifier: give the problems an answer, the task a verifier, or use uniform"
+        )
+    _sampler(config).visits(task.problems("train"), step=1, rates=PassRates())  # there are enough of them
 
 
 def _check_prompts(rooms: Rooms, first: int, last: int) -> None:

@@ -117,7 +117,7 @@ def grpo_step(
     if algorithm.refresh_reference and step % algorithm.refresh_reference == 0:
         rooms.learner.refresh_reference()
 
-    metrics = step_measures(rooms.task, groups, outcomes) | metrics
+    metrics = step_measures(rooms.task, groups, outcomes) | rooms.judge.usage() | metrics
     total = time.perf_counter() - started
     metrics |= {
         "groups/sampled": len(groups),

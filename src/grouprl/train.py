@@ -149,7 +149,8 @@ class _Loop:
         bars.stepped()
         found = verdicts(result.groups, result.outcomes)
         self._rates = update(self._rates, found, half_life=self._config.curriculum.half_life)
-        metrics = result.metrics | curriculum_measures(self._rates) | {"rss_mib": peak_rss_mib()}
+        known = curriculum_measures(self._rates) if self._prepared.rooms.task.verifier else {}
+        metrics = result.metrics | known | {"rss_mib": peak_rss_mib()}
         self._record.step(step, metrics, result.groups, result.outcomes, result.token_advantages)
         self._terminal.step(step, self._config.steps, metrics)
         flat = [outcome for row in result.outcomes for outcome in row]

@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from grouprl.lab.curriculum_plot import STANDING
 from grouprl.lab.drawing import BLUE, COLORS, GREY, RED, SKY, Plot, legend, lines, over_steps, shares, stack
 from grouprl.lab.read import RecordedRun, Row, interval_name
 
@@ -181,6 +182,7 @@ PLOTS: tuple[Plot[RecordedRun], ...] = (
         "mixed; worry when few are mixed, because equal rewards teach nothing.",
         _group_signal,
     ),
+    STANDING,
     Plot(
         "divergence",
         "Distance from the reference, and entropy",

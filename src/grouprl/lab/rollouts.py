@@ -197,7 +197,7 @@ def _completion_row(
         json_text(outcome.components),
         None if outcome.valid else outcome.reason,
         None if outcome.correct is None else int(outcome.correct),
-        float(advantages[0]) if same else math.fsum(advantages) / len(advantages),
+        float(max(advantages, default=0.0)) if same else math.fsum(advantages) / len(advantages),
         len(completion),
         completion.stop_reason.value,
         completion.weights_version,

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import json
 import math
-import pickle
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from grouprl.rewards.invalid import Invalid
+from grouprl.rewards.parcels import unpack
 
 OWN_KEYWORDS = ("prompts", "completions", "completion_ids")
 _MIB = 1 << 20
@@ -122,7 +122,7 @@ def work(
     _limit(resource.RLIMIT_DATA, (held + memory_mib) * _MIB)
     while True:
         try:
-            name, per_step, arguments, completions = pickle.loads(channel.recv_bytes())
+            name, per_step, arguments, completions = unpack(channel.recv_bytes())
         except (EOFError, OSError):
             return
         used = resource.getrusage(resource.RUSAGE_SELF)

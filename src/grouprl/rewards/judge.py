@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-import pickle
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
 from grouprl.rewards.calling import OWN_KEYWORDS, Signature, Value, WrongCountError, call, signature
 from grouprl.rewards.invalid import Invalid
+from grouprl.rewards.parcels import ParcelError, pack_function
 from grouprl.rewards.pool import Limits, RewardPool, Scored, gather
 from grouprl.rewards.resolve import FromFile, WeightedReward
 from grouprl.rewards.steps import last_tokens
@@ -96,6 +94,14 @@ class Judge:
     def weights(self) -> dict[str, float]:
         """Of the rewards that enter the total, by name."""
         return {reward.name: reward.weight for reward in self.rewards if not reward.per_step}
+
+    def usage(self) -> dict[str, float]:
+        """What rewards have used up since the run began, of those that count it."""
+        used: Counter[str] = Counter()
+        for reward in self._called:
+            if hasattr(reward.function, "usage"):
+                used.update(reward.function.usage())
+        return dict(used)
 
     def scoring(self) -> Scoring:
         """Of the groups of one step."""
@@ -229,13 +235,12 @@ def _source(reward: WeightedReward) -> Source:
     if isinstance(function, FromFile):
         return function.path, function.function, dict(function.arguments)
     try:
-        packed: bytes = cloudpickle.dumps(function)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        return pack_function(function)
+    except ParcelError as error:
         raise UserError(
             f"reward {reward.name}: expected a function that can be sent to another process, got {error}: put it into "
             "a file, my_rewards.py, and what it holds into that file too"
         ) from error
-    return packed
 
 
 def _is_correct(value: Value) -> bool | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from grouprl.rewards.endpoint import JudgeModel
 from grouprl.rewards.formats import Regex, ThinkFormat
 from grouprl.rewards.json_schema import JsonSchema
 from grouprl.rewards.lengths import CosineLength
@@ -18,6 +19,7 @@ REWARDS: dict[str, Callable[..., Any]] = {
     "correct_answer": correct_answer,
     "cosine_length": CosineLength,
     "json_schema": JsonSchema,
+    "judge_model": JudgeModel,
     "math_verify": MathVerify,
     "regex": Regex,
     "repetition": Repetition,

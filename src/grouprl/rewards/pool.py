@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import pickle
 import queue
 import signal
 import socket
@@ -22,6 +21,7 @@ from typing import Any, Self
 
 from grouprl.rewards.calling import Signature, Value, decode
 from grouprl.rewards.invalid import Invalid
+from grouprl.rewards.parcels import ParcelError, pack
 from grouprl.rewards.zygote import FORK, KILL, Source, receive, request, send
 from grouprl.types import UserError
 
@@ -221,7 +221,7 @@ class RewardPool:
 
     def _attempt(self, job: _Job, worker: _Worker) -> dict[str, Any] | _Failure:
         limits = self._limits
-        message = _pickled(job)
+        message = _packed(job)
         try:
             worker.channel.send_bytes(message)
             if not worker.channel.poll(limits.seconds):
@@ -230,6 +230,9 @@ class RewardPool:
             reply: dict[str, Any] = json.loads(worker.channel.recv_bytes())
         except (EOFError, OSError):
             return _Failure(_death(self._end(worker), limits), by_state=True)
+        except ValueError:  # not the JSON that workers write
+            self._end(worker)
+            return _Failure("wrote into the connection of its worker", by_state=True)
         if reply.get("memory"):
             return _Failure(f"needed more than {limits.memory_mib} MiB of memory", by_state=True)
         return reply if "values" in reply else _Failure(reply["error"], by_state=False)
@@ -270,10 +273,10 @@ def gather(scored: Scored) -> list[Value]:
     return [gather(item)[0] if isinstance(item, Future) else item for item in scored.result()]
 
 
-def _pickled(job: _Job) -> bytes:
+def _packed(job: _Job) -> bytes:
     try:
-        return pickle.dumps((job.name, job.per_step, job.keywords, job.completions))
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        return pack((job.name, job.per_step, job.keywords, job.completions))
+    except ParcelError as error:
         raise UserError(
             f"rewards: expected columns that can be sent to another process, got {error}: keep to text, numbers, lists "
             "and dictionaries"

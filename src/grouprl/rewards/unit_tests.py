@@ -91,9 +91,13 @@ class UnitTests:
 def program(text: str) -> str:
     """The program in a completion: its last closed ```python block, else its last unnamed block, else all of it.
 
+    Where there is an <answer>, only what stands in the last one is looked at.
+
     >>> program("Here it is:\\n```python\\nx = 1\\n```\\nDone.")
     'x = 1\\n'
     """
+    _, tag, answer = text.rpartition("<answer>")
+    text = answer.partition("</answer>")[0] if tag else text
     blocks = _blocks(text)
     for languages in (("python", "python3", "py"), ("",)):
         found = [code for language, code in blocks if language in languages]

@@ -10,7 +10,6 @@ import ctypes
 import gc
 import importlib.util
 import os
-import pickle
 import signal
 import socket
 import struct
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from grouprl.rewards.calling import Signature, signature, work
+from grouprl.rewards.parcels import pack, unpack
 
 FORK, KILL = b"F", b"K"
 _REQUEST = struct.Struct("<ci")
@@ -36,13 +36,13 @@ Source = bytes | tuple[str, str, dict[str, Any]]
 
 def send(channel: socket.socket, message: object) -> None:
     """One pickled message."""
-    packed = pickle.dumps(message)
+    packed = pack(message)
     channel.sendall(_LENGTH.pack(len(packed)) + packed)
 
 
 def receive(channel: socket.socket) -> Any:
     """The next message of `send`. Raises EOFError when the other side is gone."""
-    return pickle.loads(_exactly(channel, _LENGTH.unpack(_exactly(channel, _LENGTH.size))[0]))
+    return unpack(_exactly(channel, _LENGTH.unpack(_exactly(channel, _LENGTH.size))[0]))
 
 
 def request(channel: socket.socket, command: bytes, pid: int = 0, fd: int | None = None) -> int:
@@ -151,7 +151,7 @@ def _kill_strays(workers: set[int]) -> None:
 
 def _load(source: Source) -> Callable[..., Any]:
     if isinstance(source, bytes):
-        loaded: Callable[..., Any] = pickle.loads(source)
+        loaded: Callable[..., Any] = unpack(source)
         return loaded
     path, name, arguments = source
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)

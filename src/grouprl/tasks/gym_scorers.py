@@ -2,12 +2,14 @@
 
 Nine of those hand the answer to Python's `eval` or sympy's `parse_expr`, and a model must not be able to write what is
 run. Of the others, `coin_flip` gives full marks to 0, `complex_arithmetic` to nan and `game_of_life_halting` to
-anything, and `prime_factorization` raises at a wrong answer that is no number.
+anything, and `prime_factorization` raises at a wrong answer that is no number. Two more raise at JSON of another kind
+than theirs, before which `is_judged` stands.
 """
 
 from __future__ import annotations
 
 import cmath
+import json
 import math
 import re
 from collections import Counter
@@ -196,3 +198,15 @@ SCORERS: Mapping[str, Scorer] = {
     "spiral_matrix": _same_text,
     "string_insertion": _same_text,
 }
+
+_JSON_KINDS: Mapping[str, type] = {"boxnet": dict, "game_of_life": list}
+
+
+def is_judged(dataset: str, answer: str) -> bool:
+    """False for an answer that is plainly wrong, and that the library's scorer would raise at."""
+    if dataset not in _JSON_KINDS:
+        return True
+    try:
+        return isinstance(json.loads(answer), _JSON_KINDS[dataset])
+    except (ValueError, RecursionError):
+        return False

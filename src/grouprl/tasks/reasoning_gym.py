@@ -18,7 +18,7 @@ from typing import Any
 from grouprl.tasks.answers import completion_text, final_text
 from grouprl.tasks.base import Split
 from grouprl.tasks.boxed import BoxedAnswers, asked, boxed
-from grouprl.tasks.gym_scorers import SCORERS
+from grouprl.tasks.gym_scorers import SCORERS, is_judged
 from grouprl.tasks.lazy import LazyProblems
 from grouprl.tasks.names import unknown_name
 from grouprl.tasks.splits import split_of
@@ -44,7 +44,7 @@ class ReasoningGym(BoxedAnswers):
     dataset: str = "spell_backward"
     arguments: Mapping[str, Any] = field(default_factory=dict)
     train_problems: int = 20_000
-    eval_problems: int = 200
+    eval_problems: int = 100
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -169,7 +169,7 @@ def _library(dataset: str, settings: str, seed: int, size: int) -> Any:
 
 def _is_right(dataset: str, settings: str, completion: str, expected: str | None, metadata: Mapping[str, Any]) -> bool:
     answer = final_text(completion)
-    if answer is None:
+    if answer is None or not is_judged(dataset, answer):
         return False
     if dataset in SCORERS:
         return SCORERS[dataset](answer, expected or "", metadata)

@@ -1,0 +1,90 @@
+"""Before training: a run's rewards on completions that should score and on cheap tricks that should not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.console import Console
+
+from grouprl.check_reward.cautions import cautions
+from grouprl.check_reward.findings import CheckedReward, KindScores, RewardFacts, kind_scores, reward_facts, verdict_of
+from grouprl.check_reward.screen import show
+from grouprl.check_reward.trials import Scorer, judge_trials
+from grouprl.check_reward.tricks import KINDS, trial_completions
+from grouprl.config import RunConfig
+from grouprl.lab.terminal import Terminal
+from grouprl.models import load_tokenizer
+from grouprl.prepare import check_rewards
+from grouprl.rewards import SOFT_OVERLONG, WeightedReward
+from grouprl.tasks import Task, load_task
+from grouprl.train import judge_of
+from grouprl.trainer import configured_rewards
+from grouprl.types import UserError
+
+__all__ = ["KINDS", "CheckedReward", "KindScores", "RewardFacts", "check_reward", "trial_completions", "try_rewards"]
+
+
+def check_reward(config: RunConfig, *, problems: int = 32, as_json: bool = False) -> CheckedReward:
+    """Tries the rewards of a run on the first train problems of its task, and prints what was found.
+
+    Args:
+        config: the run; its model only lends the tokenizer.
+        problems: how many, at least 1.
+        as_json: one JSON object instead of tables.
+
+    Raises:
+        UserError: the task or a reward cannot be loaded, or does not fit the run.
+    """
+    task = load_task(**config.task.model_dump())
+    terminal = Terminal()
+    checked = try_rewards(config, task, configured_rewards(config, task), problems=problems, terminal=terminal)
+    if as_json:
+        print(json.dumps({**asdict(checked), "beaten": checked.beaten, "passed": checked.passed}))
+    else:
+        show(Console(highlight=False), checked)
+    return checked
+
+
+def try_rewards(
+    config: RunConfig,
+    task: Task,
+    rewards: Sequence[WeightedReward],
+    *,
+    problems: int = 32,
+    terminal: Terminal | None = None,
+) -> CheckedReward:
+    """What rewards make of the completions of `trial_completions`, for the first train problems of a task.
+
+    Each runs in worker processes as in training, under `config.scoring`, but no share of invalid ones stops it.
+
+    Raises:
+        UserError: a reward cannot be loaded, needs a column that no problem has, or does not fit the run.
+    """
+    if problems < 1:
+        raise UserError(f"problems: expected at least 1, got {problems}: the tricks are made from them")
+    check_rewards(config, rewards)
+    asked = task.problems("train")[:problems]
+    golds = [task.gold(problem) for problem in asked]
+    texts = trial_completions(asked, golds, config.task.format)
+    everything_is_shown = config.scoring.model_copy(update={"max_invalid": 1.0})
+    max_tokens, buffer = config.rollout.max_tokens, config.algorithm.overlong_buffer
+    with judge_of(config.model_copy(update={"scoring": everything_is_shown}), task, rewards) as judge:
+        tokenizer = load_tokenizer(config.model.path)
+        judge.check_columns(asked)
+        scorer = Scorer(judge, tokenizer, max_tokens, buffer)
+        with (terminal or Terminal()).progress("check", 2 * sum(map(len, texts))) as advance:
+            trials = judge_trials(scorer, asked, texts, advance)
+    weights = {reward.name: reward.weight for reward in rewards} | ({SOFT_OVERLONG: 1.0} if buffer else {})
+    kinds = kind_scores(trials, list(weights))
+    facts = reward_facts(trials, weights, [reward.name for reward in rewards if reward.per_step])
+    return CheckedReward(
+        task=task.name,
+        problems=len(asked),
+        kinds=kinds,
+        left_out={kind.name: kind.needs for kind in KINDS if not any(kind.name in row for row in texts)},
+        rewards=facts,
+        warnings=cautions(trials, kinds, facts, max_tokens=max_tokens, verifier=task.verifier),
+        verdict=verdict_of(kinds),
+    )

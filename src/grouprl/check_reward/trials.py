@@ -1,0 +1,97 @@
+"""Has a run's rewards judge the completions: as groups, like in the run, and then each one alone, on the clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from grouprl.check_reward.tricks import KINDS, Kind
+from grouprl.lab.terminal import Advance
+from grouprl.models import authored_completion
+from grouprl.rewards import Judge
+from grouprl.rewards.overlong import with_overlong_penalty
+from grouprl.types import Group, Problem, RewardOutcome
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_BY_NAME = {kind.name: kind for kind in KINDS}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One completion, and what the rewards said of it, call by call."""
+
+    problem_id: str
+    kind: Kind
+    text: str
+    tokens: int  # the end token included
+    outcome: RewardOutcome  # in a call together with the problem's other completions
+    alone: tuple[RewardOutcome, ...] = ()  # in a call of its own, and in another one if the first said something else
+    seconds: float | None = None  # of the first call alone; None = it was invalid already, and not called again
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores groups as a run does.
+
+    Args:
+        judge: must not stop at invalid completions (max_invalid=1).
+        tokenizer: of the policy; process rewards need it.
+        max_tokens, overlong_buffer: of the penalty of `algorithm.overlong_buffer`.
+    """
+
+    judge: Judge
+    tokenizer: PreTrainedTokenizerBase
+    max_tokens: int
+    overlong_buffer: float
+
+    def begin(self, group: Group) -> Callable[[], tuple[RewardOutcome, ...]]:
+        """Starts the calls for a group; what is given waits for its outcomes [G]."""
+        scoring = self.judge.scoring()
+        scoring.begin(0, group)
+        return lambda: with_overlong_penalty(
+            [group], scoring.finish(self.tokenizer), max_tokens=self.max_tokens, buffer=self.overlong_buffer
+        )[0]
+
+    def one(self, single: Group) -> RewardOutcome:
+        """The outcome of a group of one completion."""
+        return self.begin(single)()[0]
+
+
+def judge_trials(
+    scorer: Scorer, problems: Sequence[Problem], texts: Sequence[Mapping[str, str]], advance: Advance
+) -> list[Trial]:
+    """Calls every reward on every group, then on each completion alone; what differs is called alone once more.
+
+    Args:
+        scorer: the run's rewards.
+        problems: [P].
+        texts: of each problem's completions, by the name of their kind: [P] of `trial_completions`.
+        advance: is told of each completion that is done.
+    """
+    groups = [
+        Group(problem, (), tuple(authored_completion(n, text, scorer.tokenizer) for n, text in enumerate(row.values())))
+        for problem, row in zip(problems, texts, strict=True)
+    ]
+    together = []
+    for outcomes_of in [scorer.begin(group) for group in groups]:
+        together.append(outcomes_of())
+        advance(len(together[-1]))
+    trials = []
+    for group, row, outcomes in zip(groups, texts, together, strict=True):
+        for name, completion, outcome in zip(row, group.completions, outcomes, strict=True):
+            trial = Trial(group.problem.id, _BY_NAME[name], completion.text, len(completion), outcome)
+            trials.append(_again(scorer, replace(group, completions=(completion,)), trial) if outcome.valid else trial)
+            advance(1)
+    return trials
+
+
+def _again(scorer: Scorer, single: Group, trial: Trial) -> Trial:
+    started = time.perf_counter()
+    alone = scorer.one(single)
+    seconds = time.perf_counter() - started
+    same = alone.components == trial.outcome.components
+    return replace(trial, alone=(alone,) if same else (alone, scorer.one(single)), seconds=seconds)

@@ -1,0 +1,69 @@
+"""The first choice: bubblewrap (`bwrap` 0.8 or newer), which gives the program a small system of its own.
+
+Every namespace is new: no network, no other process, no other file than the standard library and the system's shared
+libraries, all read-only, and one small folder in memory. The user inside has no capabilities and can make no further
+user namespace.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+from grouprl.rewards.sandbox.interpreter import (
+    ENVIRONMENT,
+    FLAGS,
+    LIBRARIES,
+    PREFIX,
+    SYSTEM_LIBRARIES,
+    Channels,
+    Launch,
+    inside_executable,
+    text_of,
+    user,
+)
+from grouprl.rewards.sandbox.values import Limits, SandboxError
+
+_STAGE = "/mnt"  # a folder of every system
+_INSIDE = "/python"
+
+
+def launch(channels: Channels, limits: Limits) -> Launch:
+    """How to start it. Raises SandboxError when a command that it needs is not installed."""
+    bwrap, becomes = _found("bwrap", "apt install bubblewrap"), user()
+    prefix = str(PREFIX) if becomes is None else _STAGE
+    binds = [(f"{prefix}/{name}", f"{_INSIDE}/{name}") for name in LIBRARIES]
+    binds += [(path, path) for path in SYSTEM_LIBRARIES]
+    sandbox = (
+        *(bwrap, "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
+        *("--die-with-parent", "--new-session", "--hostname", "sandbox", "--clearenv"),
+        *(word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value)),
+        *(word for source, place in binds for word in ("--ro-bind-try", source, place)),
+        *("--ro-bind", inside_executable(prefix), f"{_INSIDE}/bin/python"),
+        *("--dev", "/dev", "--size", str(limits.files_mib << 20), "--tmpfs", "/tmp"),
+        # The folders that bubblewrap makes on the way are in memory as well, without a size.
+        *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--seccomp", str(channels.seccomp)),
+        *("--", f"{_INSIDE}/bin/python", *FLAGS, "-c", f"{text_of('inside.py')}\nmain({channels.result})"),
+    )
+    return Launch(sandbox if becomes is None else (*_as_user(becomes), *sandbox), {}, None)
+
+
+def _as_user(becomes: int) -> tuple[str, ...]:
+    """What root puts in front: show the interpreter where others can read it, then be another user.
+
+    Every command turns into the next, down to bubblewrap: a process in between would stay root without the right to
+    take bubblewrap along when it dies.
+    """
+    names = ("unshare", "sh", "mount", "setpriv")
+    unshare, sh, mount, setpriv = (_found(name, "apt install util-linux") for name in names)
+    show = f'"$0" --bind "$1" {_STAGE} && shift && exec "$@"'
+    return (
+        *(unshare, "--mount", "--propagation", "private", "--", sh, "-c", show, mount, str(PREFIX)),
+        *(setpriv, "--reuid", str(becomes), "--regid", str(becomes), "--clear-groups", "--"),
+    )
+
+
+def _found(program: str, remedy: str) -> str:
+    path = shutil.which(program)
+    if path is None:
+        raise SandboxError(f"{program} is not installed ({remedy})")
+    return path

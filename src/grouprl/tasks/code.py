@@ -1,0 +1,146 @@
+"""Programming problems with unit tests, in the form of MBPP (arXiv:2108.07732) or HumanEval (arXiv:2107.03374)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from grouprl.tasks.asserts import CannotSplitError, body_of_check, unit_tests
+from grouprl.tasks.base import Split
+from grouprl.tasks.files import Row, column
+from grouprl.tasks.sources import Asked, read_questions
+from grouprl.types import Problem, UserError
+
+BUNDLED = Path(__file__).parent / "data" / "code.jsonl"
+FENCE = "Write the code in one ```python block."
+
+_LEFT_OUT = "left_out"
+
+
+@dataclass(frozen=True)
+class Code:
+    """The task `code`: write a Python function that passes unit tests, which run in the sandbox.
+
+    `path` is a data file, a folder or a hub data set (see `tasks.sources.read_questions`), or None for 25 bundled
+    problems. A row has MBPP's columns (`text` or `prompt`, `test_list`, and if you like `code`, `test_setup_code`,
+    `test_imports`), or HumanEval's (`prompt`, `test`, `entry_point`, and if you like `canonical_solution`). Either way
+    the problem has MBPP's columns `test_list` and `test_setup_code`, which the reward `unit_tests` wants.
+
+    The prompt is the text and the first `shown_tests` asserts, which tell the function's name (MBPP shows all three,
+    and with them all the answers); HumanEval's is the function's head, which has its examples in it.
+
+    A problem whose tests are more than the sandbox can take apart (`tasks.asserts`) is refused with file and line when
+    it is read; `leave_out` passes over it instead.
+    """
+
+    path: str | None = None
+    shown_tests: int = 1
+    leave_out: bool = False
+
+    def __post_init__(self) -> None:
+        if self.shown_tests < 0:
+            raise UserError(f"task.arguments.shown_tests: expected 0 or more, got {self.shown_tests}: change it")
+
+    @property
+    def name(self) -> str:
+        """`code`."""
+        return "code"
+
+    @property
+    def default_rewards(self) -> Mapping[str, float]:
+        """1.0 for passing every test."""
+        return {"unit_tests": 1.0}
+
+    @property
+    def default_step_rewards(self) -> Mapping[str, float]:
+        """None: a program is judged as a whole."""
+        return {}
+
+    @property
+    def verifier(self) -> str:
+        """`unit_tests`."""
+        return "unit_tests"
+
+    @property
+    def own_rewards(self) -> Mapping[str, Callable[..., Any]]:
+        """None of its own."""
+        return {}
+
+    @classmethod
+    def example(cls) -> Problem:
+        """A problem in MBPP's form."""
+        row = {
+            "text": "Write a function that returns the middle one of three numbers.",
+            "code": "def middle(a, b, c):\n    return sorted((a, b, c))[1]",
+            "test_list": ["assert middle(3, 1, 2) == 2", "assert middle(5, 5, 1) == 5"],
+        }
+        return _problem("code/example", *cls()._read(("example", row)))
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """The problems of a split, in the order of the file; read on the first call."""
+        return self._splits[split]
+
+    def gold(self, problem: Problem) -> str | None:
+        """The reference solution in a fence; None where the row has none."""
+        solution = problem.columns["solution"]
+        return None if solution is None else f"```python\n{solution.strip()}\n```"
+
+    def traits(self, text: str) -> Mapping[str, bool]:
+        """`fenced`: it has a ```python block."""
+        return {"fenced": "```python" in text}
+
+    @cached_property
+    def _splits(self) -> Mapping[Split, Sequence[Problem]]:
+        questions = read_questions(self.path or str(BUNDLED), self._read)
+        kept = {split: [asked for asked in part if _LEFT_OUT not in asked[1]] for split, part in questions.items()}
+        if not kept["train"]:
+            raise UserError(f"task.path: expected problems to train on, got none that is not left out in {self.path}")
+        return {
+            split: tuple(_problem(f"code/{split}/{n}", *asked) for n, asked in enumerate(part))
+            for split, part in kept.items()
+        }
+
+    def _read(self, row: Row) -> Asked:
+        try:
+            return _human_eval(row) if "entry_point" in row[1] else _mbpp(row, self.shown_tests)
+        except CannotSplitError as error:
+            if self.leave_out:
+                return row[0], {_LEFT_OUT: True}
+            raise UserError(
+                f"{row[0]}: {error}: rewrite the test, or pass over such problems with task.arguments.leave_out=true"
+            ) from error
+
+
+def _mbpp(row: Row, shown_tests: int) -> Asked:
+    columns = row[1]
+    tests = columns.get("test_list")
+    if not isinstance(tests, Sequence) or isinstance(tests, str) or not all(isinstance(test, str) for test in tests):
+        raise UserError(f"{row[0]}: expected asserts in column 'test_list', got {tests!r:.60}: write a list of texts")
+    function = unit_tests(tests)[0].function
+    shown = "\n".join(tests[:shown_tests])
+    pass_this = f"\nIt should pass this test:\n```python\n{shown}\n```" if shown else ""
+    text = column(row, "text" if "text" in columns else "prompt")
+    imports = [*(columns.get("test_imports") or ()), columns.get("test_setup_code") or ""]
+    return f"{text}\nName the function `{function}`.{pass_this}\n{FENCE}", {
+        "test_list": list(tests),
+        "test_setup_code": "\n".join(imports).strip(),
+        "solution": columns.get("code"),
+    }
+
+
+def _human_eval(row: Row) -> Asked:
+    head, solution = column(row, "prompt"), row[1].get("canonical_solution")
+    tests = body_of_check(column(row, "test"), column(row, "entry_point"))
+    unit_tests(tests)
+    return f"Complete this function:\n```python\n{head.rstrip()}\n```\n{FENCE}", {
+        "test_list": tests,
+        "test_setup_code": head,  # its imports, and its names where a completion goes on from there
+        "solution": None if solution is None else head + solution,
+    }
+
+
+def _problem(identity: str, prompt: str, columns: Mapping[str, Any]) -> Problem:
+    return Problem(identity, ({"role": "user", "content": prompt},), columns)
