@@ -7,7 +7,11 @@ user namespace.
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+from functools import lru_cache
+from subprocess import PIPE, STDOUT
 
 from grouprl.rewards.sandbox.interpreter import (
     ENVIRONMENT,
@@ -44,22 +48,33 @@ def launch(channels: Channels, limits: Limits) -> Launch:
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--seccomp", str(channels.seccomp)),
         *("--", f"{_INSIDE}/bin/python", *FLAGS, "-c", f"{text_of('inside.py')}\nmain({channels.result})"),
     )
-    return Launch(sandbox if becomes is None else (*_as_user(becomes), *sandbox), {}, None)
+    front = () if becomes is None else _as_user(becomes)
+    return Launch((*front, *sandbox), {}, (channels.result, channels.seccomp), None)
 
 
 def _as_user(becomes: int) -> tuple[str, ...]:
-    """What root puts in front: show the interpreter where others can read it, then be another user.
+    """What root puts in front: a command that becomes another user and turns into bubblewrap.
 
-    Every command turns into the next, down to bubblewrap: a process in between would stay root without the right to
-    take bubblewrap along when it dies.
+    It does not stay in between: it would be root without the right to take bubblewrap along when it dies.
     """
-    names = ("unshare", "sh", "mount", "setpriv")
-    unshare, sh, mount, setpriv = (_found(name, "apt install util-linux") for name in names)
-    show = f'"$0" --bind "$1" {_STAGE} && shift && exec "$@"'
-    return (
-        *(unshare, "--mount", "--propagation", "private", "--", sh, "-c", show, mount, str(PREFIX)),
-        *(setpriv, "--reuid", str(becomes), "--regid", str(becomes), "--clear-groups", "--"),
-    )
+    nsenter, stage = _found("nsenter", "apt install util-linux"), f"/proc/{os.getpid()}/fd/{_stage(os.getpid())}"
+    return (nsenter, f"--mount={stage}", "--setuid", str(becomes), "--setgid", str(becomes), "--")
+
+
+@lru_cache(maxsize=1)
+def _stage(pid: int) -> int:
+    """A view of the file system in which others can read root's own interpreter, at _STAGE. Lives as long as process `pid`.
+
+    Raises SandboxError when this root may not mount anything.
+    """
+    unshare, sh, mount = (_found(name, "apt install util-linux") for name in ("unshare", "sh", "mount"))
+    show = f'"$0" --bind "$1" {_STAGE} && echo ready && read -r end'
+    command = (unshare, "--mount", "--propagation", "private", "--", sh, "-c", show, mount, str(PREFIX))
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=STDOUT) as process:
+        said = process.stdout.readline() if process.stdout else b""
+        if said != b"ready\n":
+            raise SandboxError(f"root may not mount {PREFIX} for the user it becomes: {said.decode().strip()}")
+        return os.open(f"/proc/{process.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _found(program: str, remedy: str) -> str:

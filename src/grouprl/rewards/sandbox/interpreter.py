@@ -25,6 +25,8 @@ class Launch:
 
     command: tuple[str, ...]
     environment: dict[str, str]
+    # What it inherits besides the standard three. A folder among them would be a way out of a new root: "fd/../../etc".
+    descriptors: tuple[int, ...]
     user: int | None  # whom to become before anything else; None = stay
 
 

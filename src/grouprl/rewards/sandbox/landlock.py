@@ -38,4 +38,9 @@ def launch(channels: Channels, limits: Limits) -> Launch:
         f"main({channels.result})",
     )
     libraries = {"PYTHONHOME": prefix, "LD_LIBRARY_PATH": f"{prefix}/{library_folder()}"}
-    return Launch((inside_executable(prefix), *FLAGS, "-c", "\n".join(source)), ENVIRONMENT | libraries, user())
+    return Launch(
+        (inside_executable(prefix), *FLAGS, "-c", "\n".join(source)),
+        ENVIRONMENT | libraries,
+        (channels.result, channels.seccomp, channels.home),
+        user(),
+    )

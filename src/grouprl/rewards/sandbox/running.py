@@ -101,7 +101,7 @@ def _run(launcher: Callable[[Channels, Limits], Launch], request: bytes, limits:
                 stdin=asked,
                 stdout=printing,
                 stderr=printing,
-                pass_fds=(channel, seccomp, home),
+                pass_fds=launch.descriptors,
                 cwd="/",
                 start_new_session=True,
                 user=launch.user,
