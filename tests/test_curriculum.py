@@ -155,7 +155,7 @@ def test_measures_of_a_hand_worked_state() -> None:
     rates = PassRates({"a": (8, 0), "b": (0, 8), "c": (4, 4), "d": (4, 0)})
     assert curriculum_measures(rates) == {
         "curriculum/mean_pass_rate": pytest.approx((8.5 / 9 + 0.5 / 9 + 0.5 + 0.9) / 4),
-        "curriculum/edge_share": 0.25,
+        "curriculum/edge": 1,
         "curriculum/seen": 4,
         "curriculum/solved": 2,
         "curriculum/hopeless": 1,

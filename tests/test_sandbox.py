@@ -244,7 +244,7 @@ def test_a_sandbox_that_does_not_come_up_says_nothing_about_the_program(
 def test_a_backend_that_locks_nothing_in_is_not_used(monkeypatch: pytest.MonkeyPatch):
     def bare(channels: Any, limits: Limits) -> Launch:
         text = Path(inside.__file__).read_text()
-        return Launch((sys.executable, "-S", "-c", f"{text}\nmain({channels.result})"), {}, None)
+        return Launch((sys.executable, "-S", "-c", f"{text}\nmain({channels.result})"), {}, (channels.result,), None)
 
     monkeypatch.setitem(LAUNCHERS, "bare", bare)
     reason = why_unavailable.__wrapped__("bare")

@@ -290,7 +290,7 @@ class _Count:
     def __init__(self, share: float, window: deque[tuple[int, int]], completions: int) -> None:
         self._share, self._window, self._completions = share, window, completions
         self._reasons: Counter[str] = Counter()
-        while len(window) > 1 and sum(seen for seen, _ in window) - window[0][0] >= _WINDOW:
+        while window and completions + sum(seen for seen, _ in window) - window[0][0] >= _WINDOW:
             window.popleft()
 
     def add(self, reasons: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from grouprl.tasks.answers import completion_text as completion_text
 from grouprl.tasks.answers import final_answer, final_text, last_boxed, same_value
 
 Text = str | Sequence[Mapping[str, Any]]
@@ -12,11 +13,6 @@ Text = str | Sequence[Mapping[str, Any]]
 
 RewardFunction = Callable[..., Any]
 """`reward(prompts, completions, completion_ids, **columns) -> list[float | None]`, or a coroutine function of it."""
-
-
-def completion_text(completion: Text) -> str:
-    """What the policy wrote, whether it comes as text or as an assistant message."""
-    return completion if isinstance(completion, str) else str(completion[-1]["content"])
 
 
 def gold_text(answer: object) -> str:

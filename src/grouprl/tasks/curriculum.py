@@ -107,14 +107,14 @@ def curriculum_measures(rates: PassRates) -> dict[str, float]:
     """What a step records of the problems seen so far.
 
     `curriculum/seen` counts them; `solved` and `hopeless` those with a posterior mean of at least 0.9 and of at most
-    0.1; `edge_share` is the share of the others; `mean_pass_rate` is the mean of all posterior means.
+    0.1; `edge` the others; `mean_pass_rate` is the mean of all posterior means.
     """
     successes_M, failures_M = rates.columns()
     mean_M = (successes_M + PRIOR) / (successes_M + failures_M + 2 * PRIOR)
     seen, solved, hopeless = len(rates), int((mean_M >= SOLVED).sum()), int((mean_M <= HOPELESS).sum())
     return {
         "curriculum/mean_pass_rate": float(mean_M.mean()) if seen else math.nan,
-        "curriculum/edge_share": (seen - solved - hopeless) / seen if seen else math.nan,
+        "curriculum/edge": seen - solved - hopeless,
         "curriculum/seen": seen,
         "curriculum/solved": solved,
         "curriculum/hopeless": hopeless,

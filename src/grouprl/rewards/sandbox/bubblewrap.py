@@ -63,7 +63,7 @@ def _as_user(becomes: int) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _stage(pid: int) -> int:
-    """A view of the file system in which others can read root's own interpreter, at _STAGE. Lives as long as process `pid`.
+    """A view of the file system with root's own interpreter where others can read it; open as long as process `pid`.
 
     Raises SandboxError when this root may not mount anything.
     """
