@@ -2,7 +2,8 @@
 .PHONY: demo test test-slow check abacus clean help
 
 BIN := .venv/bin
-INSTALLED := .venv/.installed
+EXTRAS := dev
+INSTALLED := .venv/.installed-$(EXTRAS)
 SEED := 0
 
 # The first one that is new enough; `make PYTHON=/path/to/python3` names another.
@@ -38,8 +39,8 @@ help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@touch $@
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch '$@'
 
 $(BIN)/python:
 	@"$(PYTHON)" -c '$(NEW_ENOUGH)' 2>/dev/null || { echo "expected Python 3.11 or newer, got '$(PYTHON)';" \

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import collections
 import math
 import os
@@ -7,6 +8,7 @@ import re
 import shutil
 import stat
 import struct
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -216,6 +218,26 @@ def test_without_linux_every_backend_is_refused_with_a_remedy(monkeypatch: pytes
     monkeypatch.setattr(choosing, "why_unavailable", why_unavailable.__wrapped__)
     with pytest.raises(UserError, match=r"bubblewrap: it needs Linux.*landlock: it needs Linux.*install bubblewrap"):
         choose_backend.__wrapped__()
+
+
+@linux
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root, and setpriv")
+@pytest.mark.parametrize(
+    ("lost", "reasons"),
+    [
+        ("sys_admin", {"bubblewrap": "root may not mount"}),
+        ("kill", {"bubblewrap": "root may not end processes", "landlock": "root may not end processes"}),
+        ("setuid", {"bubblewrap": "setuid failed", "landlock": "Operation not permitted"}),
+    ],
+)
+def test_root_without_a_capability_is_told_what_it_lacks(lost: str, reasons: dict[str, str]):
+    program = f"from grouprl.rewards.sandbox import why_unavailable\nprint([why_unavailable(b) for b in {BACKENDS!r}])"
+    command = ["setpriv", f"--bounding-set=-{lost}", f"--inh-caps=-{lost}", sys.executable, "-c", program]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = dict(zip(BACKENDS, ast.literal_eval(told), strict=True))
+    for name in BACKENDS:
+        if why_unavailable(name) is None:
+            assert (reasons[name] in found[name]) if name in reasons else (found[name] is None)
 
 
 @linux

@@ -472,9 +472,8 @@ print(json.dumps(told))
 @pytest.mark.skipif(REACHABLE is None, reason="no interpreter of the system's own")
 @pytest.mark.parametrize("backend_name", BACKENDS)
 def test_ways_out_are_blocked_for_an_ordinary_user_as_well(backend_name: str, secret: Path):
-    for folder in [secret, *secret.parents]:
-        if not folder.stat().st_mode & 0o001 and folder.stat().st_uid == os.getuid() and folder != secret:
-            folder.chmod(folder.stat().st_mode | 0o055)
+    for folder in (secret.parent, secret.parent.parent, secret.parent.parent.parent):  # pytest's own
+        folder.chmod(0o755)
     programs = {name: source(body, secret) for name, body in BLOCKED.items()}
     told = subprocess.run(
         [str(REACHABLE), "-c", UNPRIVILEGED, str(ROOT / "src")],

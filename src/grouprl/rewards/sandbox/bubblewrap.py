@@ -39,7 +39,8 @@ def launch(channels: Channels, limits: Limits) -> Launch:
     binds += [(path, path) for path in SYSTEM_LIBRARIES]
     sandbox = (
         *(bwrap, "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
-        *("--die-with-parent", "--new-session", "--hostname", "sandbox", "--clearenv"),
+        # Without a first process of its own bubblewrap collects the program before it ends: nothing is left to others.
+        *("--as-pid-1", "--die-with-parent", "--new-session", "--hostname", "sandbox", "--clearenv"),
         *(word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value)),
         *(word for source, place in binds for word in ("--ro-bind-try", source, place)),
         *("--ro-bind", inside_executable(prefix), f"{_INSIDE}/bin/python"),

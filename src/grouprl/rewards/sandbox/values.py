@@ -20,7 +20,7 @@ class Limits:
 
     seconds: float = 4.0  # of the clock, its start included
     cpu_seconds: int = 2  # of all its threads together
-    memory_mib: int = 512  # address space; the interpreter takes about 20 of it
+    memory_mib: int = 512  # of address space, the interpreter's own included
     output_kib: int = 64  # of what it prints, and again of what it returns
     files_mib: int = 16  # in its temporary folder
     threads: int = 16  # besides the first one; a program may not start processes at all
