@@ -5,6 +5,7 @@ python benchmarks/reward_pool.py
 
 import statistics
 import time
+from functools import partial
 
 import cloudpickle
 
@@ -28,23 +29,27 @@ def keywords(size: int) -> dict[str, list[object]]:
     }
 
 
+def in_pool(pool: RewardPool, groups: list[dict[str, list[object]]]) -> None:
+    for scored in [pool.submit("trivial", group) for group in groups]:
+        gather(scored)
+
+
+def here(groups: list[dict[str, list[object]]]) -> None:
+    for group in groups:
+        call(trivial, signature(trivial).arguments(group), group["completions"])
+
+
 def main() -> None:
     print("completions of 200 tokens; ms per completion, median (minimum to maximum) of", ROUNDS, "rounds")
     with RewardPool({"trivial": cloudpickle.dumps(trivial)}, Limits()) as pool:
         pool.signatures()
         for size in (1, 4, 8, 16, 64):
             groups = [keywords(size) for _ in range(COMPLETIONS // size)]
-            for name, run in (
-                ("pool", lambda: [gather(call_) for call_ in [pool.submit("trivial", group) for group in groups]]),
-                (
-                    "in process",
-                    lambda: [call(trivial, signature(trivial).arguments(g), g["completions"]) for g in groups],
-                ),
-            ):
+            for name, run in (("pool", partial(in_pool, pool)), ("in process", here)):
                 times = []
                 for _ in range(ROUNDS):
                     started = time.perf_counter()
-                    run()
+                    run(groups)
                     times.append((time.perf_counter() - started) / COMPLETIONS * 1e3)
                 median, low, high = statistics.median(times), min(times), max(times)
                 print(f"groups of {size:>3}, {name:<10}: {median:.4f} ({low:.4f} to {high:.4f})")

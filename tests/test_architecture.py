@@ -44,6 +44,8 @@ FILE_LINES, FUNCTION_LINES, STEP_LINES, RECIPE_LINES = 350, 60, 150, 15
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 # Functions and columns on their way from a run to its own workers; nothing that was stored or downloaded.
 MAY_PICKLE = "grouprl.rewards.parcels"
+# What model-written programs are started by, and it runs inside the sandbox only.
+MAY_COMPILE = "grouprl.rewards.sandbox.inside"
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -196,6 +198,8 @@ def nothing_runs_or_unpickles_data(module: Module) -> Iterator[str]:
         match node:
             case ast.Call(func=ast.Name(id="eval" | "exec" as called)):
                 yield f"{module.name}: calls {called}"
+            case ast.Call(func=ast.Name(id="compile")) if module.name != MAY_COMPILE:
+                yield f"{module.name}: compiles text into a program"
             case ast.Attribute(value=ast.Name(id="torch"), attr="load" | "save" as attribute):
                 yield f"{module.name}: uses torch.{attribute}; safetensors and JSON only"
             case ast.keyword(arg="trust_remote_code", value=value) if ast.unparse(value) != "False":
@@ -294,6 +298,7 @@ BAD = [
     (nothing_runs_or_unpickles_data, "tasks.base", "torch.load('x')"),
     (nothing_runs_or_unpickles_data, "tasks.base", "eval('1')"),
     (nothing_runs_or_unpickles_data, "tasks.base", "exec('1')"),
+    (nothing_runs_or_unpickles_data, "rewards.sandbox.running", "compile('1', 'it', 'exec')"),
     (nothing_runs_or_unpickles_data, "tasks.base", "f(trust_remote_code=True)"),
     (nothing_runs_or_unpickles_data, "tasks.base", "f(trust_remote_code=asked)"),
     (module_state_is_not_rebound, "tasks.base", "def f():\n    global cache\n    cache = 1"),

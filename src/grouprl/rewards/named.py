@@ -13,6 +13,7 @@ from grouprl.rewards.repetition import Repetition
 from grouprl.rewards.rules import boxed_format, correct_answer
 from grouprl.rewards.steps import equation_steps
 from grouprl.rewards.symbolic import MathVerify
+from grouprl.rewards.unit_tests import UnitTests
 
 REWARDS: dict[str, Callable[..., Any]] = {
     "boxed_format": boxed_format,
@@ -24,6 +25,7 @@ REWARDS: dict[str, Callable[..., Any]] = {
     "regex": Regex,
     "repetition": Repetition,
     "think_format": ThinkFormat,
+    "unit_tests": UnitTests,
 }
 
 STEP_REWARDS: dict[str, Callable[..., Any]] = {"equation_steps": equation_steps}

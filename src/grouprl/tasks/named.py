@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from grouprl.tasks.base import Task
+from grouprl.tasks.code import Code
 from grouprl.tasks.countdown import Countdown
 from grouprl.tasks.formats import Format, with_format
 from grouprl.tasks.gsm8k import Gsm8k
@@ -17,9 +18,10 @@ from grouprl.tasks.reasoning_gym import ReasoningGym
 from grouprl.tasks.word_problems import WordProblems
 from grouprl.types import UserError
 
-NamedTask = WordProblems | Gsm8k | MathProblems | Countdown | Jsonl | ReasoningGym
+NamedTask = WordProblems | Code | Gsm8k | MathProblems | Countdown | Jsonl | ReasoningGym
 
 TASKS: Mapping[str, type[NamedTask]] = {
+    "code": Code,
     "countdown": Countdown,
     "gsm8k": Gsm8k,
     "jsonl": Jsonl,
