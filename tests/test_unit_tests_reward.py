@@ -241,11 +241,11 @@ CHEATS = {
     "__main__.attempt = lambda *a: 'true'\ndef double(x):\n    return 1",
     "replaces the loop": "import __main__\n__main__.main = print\n__main__.report = lambda *a: None\n"
     "def double(x):\n    return 1",
-    "writes results itself": "import os\nfor number in range(3, 64):\n    try:\n"
+    "writes results itself": "import os\nfor number in range(3, 512):\n    try:\n"
     "        os.write(number, b'started\\ntrue\\ntrue\\ntrue\\n')\n    except OSError:\n        pass\nos._exit(0)",
-    "claims readiness": "import os\nfor number in range(3, 64):\n    try:\n"
+    "claims readiness": "import os\nfor number in range(3, 512):\n    try:\n"
     "        os.write(number, b'ready\\nprepared\\nstarted\\n' * 9)\n    except OSError:\n        pass\nos._exit(0)",
-    "closes the results": "import os\nos.closerange(3, 64)\ndef double(x):\n    return x * 2",
+    "closes the results": "import os\nos.closerange(3, 512)\ndef double(x):\n    return x * 2",
     "raises": "def double(x):\n    raise AssertionError('PASS')",
     "returns an error": "def double(x):\n    return ['error', 'PASS']",
     "recurses": "def double(x):\n    return double(x)",
@@ -265,7 +265,7 @@ def test_a_program_that_does_not_know_the_answers_earns_nothing(backend: str, na
 def test_forged_results_have_to_be_right_as_well(backend: str):
     """What the program claims is believed only as far as it is the expected value: it has to know it."""
     claims = b'started\\n["i","0x4"]\\n["i","-0x6"]\\n["s","61626162"]\\n'.decode()
-    forged = f"import os\nfor number in range(3, 64):\n    try:\n        os.write(number, b'{claims}')\n"
+    forged = f"import os\nfor number in range(3, 512):\n    try:\n        os.write(number, b'{claims}')\n"
     forged += "    except OSError:\n        pass\nos._exit(0)"
     assert score(backend, forged) == 1.0
     assert score(backend, forged.replace("0x4", "0x5")) == 0.0
