@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from grouprl.rewards.sandbox import BACKENDS, why_unavailable
 from tiny import tiny_model_folder
 
 # The same examples every time, and no limit on one example's time: a busy machine is not a failing test.
@@ -14,3 +15,19 @@ settings.load_profile("suite")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny Qwen2 checkpoint with a chat template; load it, never write to it."""
     return tiny_model_folder(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    reason = why_unavailable(request.param)
+    if reason:
+        pytest.skip(f"{request.param}: {reason}")
+    return str(request.param)
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_text("a secret")
+    path.chmod(0o666)
+    return path

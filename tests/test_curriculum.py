@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -17,9 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grouprl.lab.curriculum_plot import STANDING
-from grouprl.lab.drawing import draw_plots
-from grouprl.lab.read import read_run
 from grouprl.lab.record import RunRecord
 from grouprl.lab.verdicts import recorded_verdicts
 from grouprl.tasks.curriculum import (
@@ -34,7 +30,6 @@ from grouprl.tasks.curriculum import (
 from grouprl.tasks.edge import Edge
 from grouprl.tasks.order import Sampler, Uniform, Visit, epoch_order
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason, UserError
-from small_runs import assert_same_run, grouprl, rollouts, small_settings
 
 NOTHING = PassRates()
 
@@ -382,47 +377,3 @@ def test_what_cannot_be_is_refused() -> None:
 def test_settings_out_of_range_are_refused(name: str, settings: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=rf"{name}: expected .*, got .*: change it"):
         Edge(**{"problems_per_step": 4, "seed": 0, "group_size": 8, **settings})
-
-
-# A run
-
-
-def test_a_resumed_run_visits_what_a_whole_one_does(tmp_path: Path) -> None:
-    settings = small_settings(
-        tmp_path,
-        task={"name": "word_problems", "train_problems": 12},
-        rollout={"problems_per_step": 4, "group_size": 3, "max_tokens": 32},
-        learner={"learning_rate": 0.001},
-        algorithm="dapo",  # drops groups without signal, and refills
-        curriculum={"sampler": "edge", "floor": 0.3},
-        evaluation={"problems": 1, "samples": 0},
-        checkpoint={"every": 2, "keep": 2},
-        steps=4,
-    )
-    assert grouprl("train", *settings, "--name", "whole").code == 0
-    shutil.copytree(tmp_path / "whole", tmp_path / "broken")
-    shutil.rmtree(tmp_path / "broken" / "checkpoints" / "step-000004")
-    (tmp_path / "broken" / "summary.json").unlink()
-    assert grouprl("train", "--resume", "--name", "broken", f"runs_dir={tmp_path}").code == 0
-    assert_same_run(tmp_path / "whole", tmp_path / "broken", 4)
-    last = read_run(tmp_path / "whole").metrics[-1]
-    known = update(NOTHING, recorded_verdicts(tmp_path / "whole", until=4))
-    assert {name: value for name, value in last.items() if name.startswith("curriculum/")} == curriculum_measures(known)
-    assert last["curriculum/seen"] > 4
-    groups = rollouts(tmp_path / "whole", "SELECT step, COUNT(*), COUNT(DISTINCT problem_id) FROM groups GROUP BY step")
-    assert all(different == min(count, 12) for _, count, different in groups)
-    assert max(count for _, count, _ in groups) > 4  # there were refills
-
-
-# The plot
-
-
-def test_the_plot_is_drawn_where_there_are_numbers(tmp_path: Path) -> None:
-    with RunRecord.create(tmp_path / "run", "task: x\n") as record:
-        assert draw_plots([STANDING], read_run(tmp_path / "run"), tmp_path / "plots") == ()
-        for step in range(1, 9):
-            rates = PassRates({f"p{n}": (8.0, 0.0) if n < step else (0.0, 8.0 - n % 2 * 4) for n in range(2 * step)})
-            record.step(step, curriculum_measures(rates), (), (), ())
-    ((_, path),) = draw_plots([STANDING], read_run(tmp_path / "run"), tmp_path / "plots")
-    assert path.name == "curriculum.png"
-    assert path.stat().st_size > 5000

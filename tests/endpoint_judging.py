@@ -1,0 +1,33 @@
+"""A judge that asks the server on loopback, and does not wait long between its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from chat_server import Asked, ChatServer, Reply
+from grouprl.rewards import endpoint_client as client
+from grouprl.rewards.endpoint import JudgeModel
+
+KEY = "sk-Very+Secret/0123456789=="
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "FIRST_WAIT", 0.01)
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+
+
+def judge(server: ChatServer, **settings: Any) -> JudgeModel:
+    return JudgeModel(base_url=server.url, model="m", **settings)
+
+
+def judged(reward: JudgeModel, completions: list[str], **columns: Any) -> list[Any]:
+    ids = [[1]] * len(completions)
+    return reward(prompts=["2 + 2 = ?"] * len(completions), completions=completions, completion_ids=ids, **columns)
+
+
+def by_completion(replies: dict[str, Reply]) -> Callable[[Asked], Reply]:
+    return lambda asked: replies[asked.blocks["completion"]]
