@@ -3,6 +3,7 @@
 python benchmarks/reward_pool.py
 """
 
+import asyncio
 import statistics
 import time
 from functools import partial
@@ -36,7 +37,7 @@ def in_pool(pool: RewardPool, groups: list[dict[str, list[object]]]) -> None:
 
 def here(groups: list[dict[str, list[object]]]) -> None:
     for group in groups:
-        call(trivial, signature(trivial).arguments(group), group["completions"])
+        call(trivial, signature(trivial).arguments(group), group["completions"], run=asyncio.run)
 
 
 def main() -> None:

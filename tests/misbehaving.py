@@ -13,6 +13,7 @@ from typing import Any
 from grouprl.rewards.invalid import Invalid
 
 held: list[bytes] = []
+STAYING = os.environ.setdefault("STAYING", f"98{os.getpid()}")  # seconds; the mark of what this run's workers start
 
 
 def misbehaves(completions: list[str], **columns: Any) -> Any:
@@ -50,13 +51,48 @@ def _leak() -> Any:
 
 
 def _child_that_stays() -> Any:
-    subprocess.Popen(["sleep", "987654"], start_new_session=True)
+    subprocess.Popen(["sleep", STAYING], start_new_session=True)
     time.sleep(3600)
 
 
 def _threads_that_hang() -> Any:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pause()
+
+
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("mute")
+
+
+def _raise_mute() -> Any:
+    raise MuteError
+
+
+def _raise_odd_letters() -> Any:
+    raise ValueError("bad \ud800 \u202e char")
+
+
+def _channel() -> int:
+    """The descriptor of the worker's only socket."""
+    for name in sorted(os.listdir("/proc/self/fd"), key=int, reverse=True):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                return int(name)
+        except OSError:
+            continue
+    raise OSError("no socket")
+
+
+def _fake_answer() -> Any:
+    body = b"null"
+    os.write(_channel(), len(body).to_bytes(8, "little") + body)
+    time.sleep(3600)
+
+
+def _half_an_answer() -> Any:
+    os.write(_channel(), b"ab")
+    time.sleep(3600)
 
 
 DEEDS = {
@@ -78,6 +114,14 @@ DEEDS = {
     "none": lambda: [None],
     "nan": lambda: [float("nan")],
     "infinity": lambda: [float("inf")],
+    "huge": lambda: [1e31],
+    "huge integer": lambda: [10**400],
+    "real-time signal": lambda: os.kill(os.getpid(), 40),
+    "fake answer": _fake_answer,
+    "half an answer": _half_an_answer,
+    "wrong class": lambda: [Invalid(ValueError("not a text"))],  # type: ignore[arg-type]
+    "mute error": _raise_mute,
+    "odd letters": _raise_odd_letters,
     "text": lambda: ["1"],
     "list": lambda: [[1.0]],
     "two values": lambda: [1.0, 1.0],

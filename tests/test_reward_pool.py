@@ -1,13 +1,16 @@
 """No reward function can stop, corrupt or outlive a run: whatever one does to a completion stays with it."""
 
+import asyncio
+import ctypes
 import math
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ import pytest
 from grouprl.rewards import Invalid, Limits
 from grouprl.rewards.pool import RewardPool, gather
 from grouprl.types import UserError
-from misbehaving import DEEDS, misbehaves
+from misbehaving import DEEDS, STAYING, misbehaves
 
 LIMITS = Limits(workers=2, seconds=1.0, cpu_seconds=10, memory_mib=256)
 NORMAL = ["fine", "also fine"]
@@ -40,6 +43,14 @@ VERDICTS = {
     "recursion": "raised SyntaxError",
     "nan": "gave nan",
     "infinity": "gave inf",
+    "huge": "gave 1e+31, expected at most 1e+30 in size",
+    "huge integer": "gave a number beyond 1e+30",
+    "real-time signal": "crashed its process (signal 40)",
+    "fake answer": "wrote into the connection of its worker",
+    "half an answer": "took longer than 1 s",
+    "wrong class": "not a text",
+    "mute error": "raised MuteError: without words",
+    "odd letters": "raised ValueError: bad \N{REPLACEMENT CHARACTER} \N{REPLACEMENT CHARACTER} char (misbehaving.py:",
     "text": "gave '1' (str), expected a number or None",
     "list": "gave [1.0] (list), expected a number or None",
     "two values": "gave a wrong result: expected a list of 1 values, one per completion, got 2",
@@ -93,10 +104,8 @@ def test_the_pool_is_whole_again_within_two_seconds_of_a_kill(pool: RewardPool) 
 
 
 def test_a_killed_zygote_is_replaced(pool: RewardPool) -> None:
-    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    for pid in map(int, children):
-        if b"grouprl.rewards.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(pid, signal.SIGKILL)
+    for pid in zygotes():
+        os.kill(pid, signal.SIGKILL)
     assert scored(pool, *NORMAL) == [1.0, 1.0]
 
 
@@ -105,7 +114,7 @@ def test_what_a_killed_worker_started_is_killed_too() -> None:
         (verdict,) = scored(pool, "child that stays")
         assert isinstance(verdict, Invalid)
         assert scored(pool, "fine") == [1.0]
-        assert not any(b"987654" in line for line in command_lines())
+        assert not any(b"sleep\0" + STAYING.encode() in line for line in command_lines())
 
 
 def test_cpu_time_is_limited_where_the_clock_is_not() -> None:
@@ -271,16 +280,138 @@ def test_what_a_reward_prints_does_not_mix_with_a_commands_output(capfd: pytest.
     assert (out, err) == ("", "hello\n")
 
 
-def test_columns_that_cannot_travel_are_told(pool: RewardPool) -> None:
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "column", [lambda: sys._getframe(), lambda: nested(100_000), lambda: ctypes.pointer(ctypes.c_int(3))],
+    ids=["frame", "nested", "pointer"],
+)  # fmt: skip
+def test_columns_that_cannot_travel_are_told(pool: RewardPool, column: Callable[[], Any]) -> None:
     with pytest.raises(UserError, match="columns that can be sent to another process"):
-        gather(pool.submit("it", {"completions": ["fine"], "lock": [sys._getframe()]}))
+        gather(pool.submit("it", {"completions": ["fine"], "column": [column()]}))
     assert scored(pool, *NORMAL) == [1.0, 1.0]
 
 
+def test_a_stopped_worker_is_ended_whatever_is_sent_to_it() -> None:
+    def stops(completions: list[str], **columns: Any) -> list[float]:
+        if completions[0] == "stop":
+            threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGSTOP)).start()
+        return [1.0 for _ in completions]
+
+    with pool_of(Limits(workers=1, seconds=1.0), it=stops) as pool:
+        assert scored(pool, "stop") == [1.0]
+        time.sleep(0.3)
+        started = time.monotonic()
+        (verdict,) = scored(pool, "x" * 4_000_000)
+        assert verdict in (1.0, Invalid("took longer than 1 s"))
+        assert time.monotonic() - started < 5.0
+        assert scored(pool, "fine") == [1.0]
+
+
+def test_a_stopped_zygote_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grouprl.rewards.zygote.REQUEST_SECONDS", 0.5)
+    with pool_of(Limits(workers=1, seconds=1.0), it=misbehaves) as pool:
+        assert scored(pool, "fine") == [1.0]
+        (zygote,) = zygotes()
+        os.kill(zygote, signal.SIGSTOP)
+        assert scored(pool, "exit", "fine")[1] == 1.0
+        assert scored(pool, "fine") == [1.0]
+
+
+def test_what_a_file_starts_while_it_is_imported_keeps_nothing_open(tmp_path: Path) -> None:
+    path = tmp_path / "my_rewards.py"
+    path.write_text(
+        "import os, subprocess\nsubprocess.Popen(['sleep', '30'], close_fds=False)\n"
+        "def reward(completions):\n    return [1.0 for _ in completions]\n"
+    )
+    with RewardPool({"it": (str(path), "reward", {})}, LIMITS) as pool:
+        assert scored(pool, "fine") == [1.0]
+        (zygote,) = zygotes()
+        os.kill(zygote, signal.SIGKILL)
+        started = time.monotonic()
+        assert scored(pool, "fine") == [1.0]
+        assert time.monotonic() - started < 3.0
+
+
+def test_a_function_that_forks_answers_once() -> None:
+    def forks(completions: list[str], **columns: Any) -> list[float]:
+        child = os.fork() == 0
+        if child:
+            time.sleep(0.3)
+        return [99.0 if child else float(len(text)) for text in completions]
+
+    with pool_of(Limits(workers=1), it=forks) as pool:
+        for text in ("a", "bb", "ccc"):
+            assert scored(pool, text) == [float(len(text))]
+            time.sleep(0.35)
+
+
+def test_what_an_earlier_completion_left_behind_is_not_held_against_a_later_one(tmp_path: Path) -> None:
+    def leaves(completions: list[str], **columns: Any) -> list[float]:
+        for text in completions:
+            if text == "leave":
+                (tmp_path / "gone").mkdir()
+                os.chdir(tmp_path / "gone")
+                (tmp_path / "gone").rmdir()
+        return [float(len(os.getcwd()) > 0) for _ in completions]
+
+    with pool_of(Limits(workers=1), it=leaves) as pool:
+        scored(pool, "leave")
+        assert scored(pool, "fine") == [1.0]
+
+
+def test_a_coroutine_keeps_its_event_loop() -> None:
+    held: dict[str, Any] = {}
+
+    async def remembers(completions: list[str], **columns: Any) -> list[float]:
+        loop = asyncio.get_running_loop()
+        return [float(held.setdefault("loop", loop) is loop) for _ in completions]
+
+    with pool_of(Limits(workers=1), it=remembers) as pool:
+        assert [scored(pool, "a") for _ in range(3)] == [[1.0]] * 3
+
+
+def test_a_file_in_the_working_directory_takes_the_place_of_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('not this one')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", Path(tmp_path), *sys.path])
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != tmp_path])
+    with pool_of(it=misbehaves) as pool:
+        assert scored(pool, "fine") == [1.0]
+
+
+def test_a_closed_pool_takes_no_more_calls() -> None:
+    with pool_of(it=misbehaves) as pool:
+        scored(pool, "fine")
+    with pytest.raises(ValueError, match="got a closed one"):
+        scored(pool, "fine")
+
+
+def test_a_pool_that_is_closed_while_it_loads_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    for _ in range(3):
+        with pool_of(it=misbehaves):
+            pass
+    time.sleep(0.3)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_floats_arrive_as_they_were() -> None:
-    values = [0.1, -1e-300, 1e300, 2**-1074, 1 / 3, math.pi, -0.0]
+    values = [0.1, -1e-300, 1e30, 2**-1074, 1 / 3, math.pi, -0.0]
     with pool_of(it=lambda completions, **_: values) as pool:
         assert [value.hex() for value in scored(pool, *["a"] * len(values))] == [value.hex() for value in values]
+
+
+def zygotes() -> list[int]:
+    """Those of this process."""
+    children = map(int, Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
+    return [pid for pid in children if b"grouprl.rewards.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def command_lines() -> list[bytes]:

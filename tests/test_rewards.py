@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from grouprl.rewards import FromFile, Invalid, WeightedReward, built_in, open_judge, resolve_rewards
+from grouprl.rewards import FromFile, Invalid, WeightedReward, built_in, open_judge, resolve_rewards, verifier_of
 from grouprl.rewards.named import REWARDS
 from grouprl.rewards.rules import boxed_format, correct_answer
 from grouprl.tasks import WordProblems
@@ -130,6 +130,17 @@ def test_what_holds_a_model_or_a_connection_is_called_here_once_for_all_groups()
     assert calls == [5]
     assert [first[0].total, first[1].total, second[0].total] == [0.0, 1.0, 3.0]
     assert [first[2].reason, second[1].reason] == ["it no answer", "no reward applies"]
+
+
+def test_a_failure_in_the_runs_own_process_is_a_sentence() -> None:
+    class Failing:
+        in_process = True
+
+        async def __call__(self, completions: list[Any], **_: Any) -> list[Any]:
+            raise KeyError("pens")
+
+    with pytest.raises(UserError, match=r"reward it: expected values, got KeyError: 'pens' \(test_rewards.py:\d+\)"):
+        one(Failing())
 
 
 async def lengths(completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -254,6 +265,33 @@ def test_a_verifier_that_fails_is_told_not_counted_as_wrong() -> None:
             judge.verify([group(PLAIN, *"000000")])
 
 
+def test_a_verifier_beside_the_rewards_is_counted_when_it_fails() -> None:
+    with open_judge([WeightedReward("right", half_ones)], verifier=WeightedReward("it", half_fail)) as judge:
+        (outcomes,) = judge.finish([judge.begin(group(PLAIN, "1", "0", "2"))])
+        assert [(outcome.valid, outcome.correct) for outcome in outcomes] == [(True, True), (True, None), (True, False)]
+        with pytest.raises(UserError, match="got 7 invalid of the last 9: it raised ZeroDivisionError"):
+            judge.finish([judge.begin(group(PLAIN, *"000000"))])
+
+
+def half_ones(completions: list[str], **_: Any) -> list[float]:
+    return [0.5 for _ in completions]
+
+
+def test_a_verifier_is_found_by_the_name_of_a_reward_a_task_or_a_file(tmp_path: Path) -> None:
+    own = WeightedReward("mine", my_reward, 0.3)
+    assert verifier_of("mine", [own], {}) is own
+    assert verifier_of("mine", [own], {"mine": half_ones}) == WeightedReward("mine", half_ones)
+    assert verifier_of("correct_answer", [own], {}) == WeightedReward("correct_answer", correct_answer)
+    assert verifier_of(None, [own], {}) is None
+    path = tmp_path / "checks.py"
+    path.write_text("def right(completions):\n    return [float(text == 'x') for text in completions]\n")
+    found = verifier_of(f"{path}:right", [own], {})
+    with open_judge([], verifier=found) as judge:
+        assert judge.verify([group(PLAIN, "x", "y")]) == [(True, False)]
+    with pytest.raises(UserError, match="expected one of"):
+        verifier_of("nowhere", [own], {})
+
+
 def test_functions_that_cannot_travel_are_told() -> None:
     import threading
 
@@ -313,7 +351,7 @@ def test_rewards_are_resolved_from_names_weights_functions_and_pairs() -> None:
         (my_reward, "expected a list such as"),
         ([7], "expected a name, a function or a WeightedReward, got 7"),
         ([my_reward, my_reward], "got 'my_reward' 2 times"),
-        ({"boxed_format": math.nan}, "reward boxed_format: expected a finite weight, got nan"),
+        ({"boxed_format": math.nan}, "reward boxed_format: expected a weight of at most 1e.06 in size, got nan"),
     ],
 )
 def test_unusable_specifications_are_told(spec: Any, message: str) -> None:

@@ -29,7 +29,7 @@ from grouprl.models import (
 )
 from grouprl.prepare import Prepared, prepare
 from grouprl.resume import check_resumable
-from grouprl.rewards import Judge, Limits, WeightedReward, built_in, open_judge
+from grouprl.rewards import Judge, Limits, WeightedReward, open_judge, verifier_of
 from grouprl.rewards.learned import LearnedReward
 from grouprl.step import grpo_step
 from grouprl.tasks import Task
@@ -89,7 +89,7 @@ def judge_of(config: RunConfig, task: Task, rewards: Sequence[WeightedReward]) -
     """What scores the completions of a run, with its worker processes: see `grouprl.rewards.open_judge`."""
     return open_judge(
         rewards,
-        verifier=None if task.verifier is None else built_in(task.verifier, own=task.own_rewards),
+        verifier=verifier_of(task.verifier, rewards, task.own_rewards),
         limits=Limits(**config.scoring.model_dump(exclude={"max_invalid"})),
         max_invalid=config.scoring.max_invalid,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from grouprl.rewards.invalid import Invalid
 from grouprl.rewards.judge import Judge, Pending, open_judge
 from grouprl.rewards.pool import Limits
-from grouprl.rewards.resolve import SOFT_OVERLONG, FromFile, WeightedReward, built_in, resolve_rewards
+from grouprl.rewards.resolve import SOFT_OVERLONG, FromFile, WeightedReward, built_in, resolve_rewards, verifier_of
 from grouprl.rewards.rules import RewardFunction, completion_text
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "completion_text",
     "open_judge",
     "resolve_rewards",
+    "verifier_of",
 ]

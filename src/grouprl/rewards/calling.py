@@ -6,20 +6,25 @@ import asyncio
 import inspect
 import json
 import math
+import os
 import resource
+import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from grouprl.rewards.frames import receive_frame, send_frame
 from grouprl.rewards.invalid import Invalid
 from grouprl.rewards.parcels import unpack
 
 OWN_KEYWORDS = ("prompts", "completions", "completion_ids")
+LARGEST = 1e30  # of a value: squares of rewards, and sums of them, have to stay finite
 _MIB = 1 << 20
+_dumps = json.dumps  # as it is now: a reward may put something else in its place
 
 Value = float | None | Invalid | tuple[tuple[int, float], ...]
 """What a function says of one completion; pairs of (end, value) from a process reward."""
@@ -61,11 +66,15 @@ def call(
     completions: Sequence[Any],
     *,
     per_step: bool = False,
+    run: Callable[[Coroutine[Any, Any, Any]], Any],
 ) -> list[Value]:
-    """One value for each completion; what is no number becomes `Invalid`. Raises what the function raises, and
-    WrongCountError when it does not give a list of as many values as there are completions."""
+    """One value for each completion; what is no number becomes `Invalid`. `run` brings a coroutine to its end.
+
+    Raises what the function raises, and WrongCountError when it does not give a list of as many values as there are
+    completions.
+    """
     given = function(**arguments)
-    values = asyncio.run(_awaited(given)) if inspect.isawaitable(given) else given
+    values = run(_awaited(given)) if inspect.isawaitable(given) else given
     values = values.tolist() if hasattr(values, "tolist") else values  # an array or a tensor
     count = len(completions)
     if not isinstance(values, list | tuple) or len(values) != count:
@@ -85,8 +94,13 @@ def _number(value: object) -> Value:
         return value
     if not isinstance(value, Real) and not hasattr(value, "item"):
         return Invalid(f"gave {value!r:.60} ({type(value).__name__}), expected a number or None")
-    number = float(value)  # type: ignore[arg-type]
-    return number if math.isfinite(number) else Invalid(f"gave {number}")
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        return Invalid(f"gave a number beyond {LARGEST:g}")
+    if not math.isfinite(number):
+        return Invalid(f"gave {number}")
+    return number if abs(number) <= LARGEST else Invalid(f"gave {number}, expected at most {LARGEST:g} in size")
 
 
 def _steps(steps: object, completion: str | Sequence[Mapping[str, Any]]) -> Value:
@@ -106,48 +120,81 @@ def _steps(steps: object, completion: str | Sequence[Mapping[str, Any]]) -> Valu
     if not ok:
         return Invalid(f"gave {steps!r:.60}, expected steps (end, value) with an end of 1 to {length} characters")
     checked = tuple((end, float(value)) for end, value in pairs)  # type: ignore[attr-defined]
-    bad = [value for _, value in checked if not math.isfinite(value)]
+    bad = [value for _, value in checked if not abs(value) <= LARGEST]
     return Invalid(f"gave a step {bad[0]}") if bad else checked
 
 
+def describe(error: BaseException) -> str:
+    """An error in a line: its kind, what it says, and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    try:
+        said = str(error)
+    except BaseException:  # noqa: BLE001  an error of a stranger's that cannot even be told
+        said = "without words"
+    return f"{type(error).__name__}: {readable(said)}{place}"
+
+
+def readable(text: str) -> str:
+    """At most 300 characters, none of which steers a terminal, turns the writing direction or is half of one."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text[:300])
+
+
 def work(
-    channel: Connection,
-    functions: Mapping[str, Callable[..., Any]],
-    memory_mib: int,
-    cpu_seconds: int,
-    describe: Callable[[BaseException], str],
+    channel: socket.socket, functions: Mapping[str, Callable[..., Any]], memory_mib: int, cpu_seconds: int
 ) -> None:
-    """The life of a worker: a job comes as a pickle, its values go back as JSON, which cannot do anything."""
+    """The life of a worker: a job comes as a parcel, its values go back as JSON, which cannot do anything."""
     held = _data_mib()
+    _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_DATA, (held + memory_mib) * _MIB)
+    own = os.getpid()
+    runner = asyncio.Runner()  # one event loop for all calls, so that a connection that was opened in it stays good
     while True:
         try:
-            name, per_step, arguments, completions = unpack(channel.recv_bytes())
+            message = receive_frame(channel)
         except (EOFError, OSError):
             return
         used = resource.getrusage(resource.RUSAGE_SELF)
         _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + cpu_seconds)
         try:
-            values = call(functions[name], arguments, completions, per_step=per_step)
-            reply: dict[str, Any] = {"values": list(map(encode, values))}
-        except WrongCountError as error:
-            reply = {"error": f"gave a wrong result: {error}"}
+            reply = _answer(message, functions, runner.run)
         except BaseException as error:  # noqa: BLE001  a stranger's code: whatever it raises is told, never a reward
             reply = {"error": f"raised {describe(error)}", "memory": isinstance(error, MemoryError)}
-        reply["grown"] = _data_mib() - held
-        channel.send_bytes(json.dumps(reply).encode())
+        del message
+        if os.getpid() != own:  # a function that forked has come back twice
+            os._exit(0)
+        send_frame(channel, _dumps(reply | {"grown": _data_mib() - held}).encode())
 
 
-def encode(value: Value) -> Any:
-    """As plain JSON."""
-    return {"invalid": value.reason} if isinstance(value, Invalid) else value
+def _answer(
+    message: bytes, functions: Mapping[str, Callable[..., Any]], run: Callable[[Coroutine[Any, Any, Any]], Any]
+) -> dict[str, Any]:
+    name, per_step, arguments, completions = unpack(message)
+    try:
+        values = call(functions[name], arguments, completions, per_step=per_step, run=run)
+    except WrongCountError as error:
+        return {"error": f"gave a wrong result: {error}"}
+    return {"values": [{"invalid": str(v.reason)} if isinstance(v, Invalid) else v for v in values]}
 
 
-def decode(value: Any) -> Value:
-    """Back from JSON."""
-    if isinstance(value, dict):
-        return Invalid(str(value["invalid"]))
-    return tuple((int(end), float(earned)) for end, earned in value) if isinstance(value, list) else value
+def decode(values: object, count: int) -> list[Value]:
+    """The values of `count` completions, back from JSON. Raises ValueError for anything else."""
+    if not isinstance(values, list) or len(values) != count:
+        raise ValueError(f"expected {count} values")
+    return [_decoded(value) for value in values]
+
+
+def _decoded(value: object) -> Value:
+    match value:
+        case None:
+            return None
+        case {"invalid": str(reason)}:
+            return Invalid(readable(reason))
+        case float() | int() if abs(value) <= LARGEST:
+            return float(value)
+        case list():
+            return tuple((int(end), float(earned)) for end, earned in value)
+    raise ValueError(f"expected a value, got {value!r:.60}")
 
 
 def _limit(what: int, value: int) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from grouprl.rewards.calling import OWN_KEYWORDS, Signature, Value, WrongCountError, call, signature
+from grouprl.rewards.calling import OWN_KEYWORDS, Signature, Value, call, describe, signature
 from grouprl.rewards.invalid import Invalid
 from grouprl.rewards.parcels import ParcelError, pack_function
 from grouprl.rewards.pool import Limits, RewardPool, Scored, gather
@@ -149,7 +151,13 @@ class Judge:
                 _outcome(row, self.rewards, completion, tokenizer)
                 for row, completion in zip(rows, waiting.group.completions, strict=True)
             ]
-            count.add([outcome.reason for outcome in judged])
+            reasons = [outcome.reason for outcome in judged]
+            if self.verifier is not None and self.verifier not in self.rewards:
+                said = [row[self.verifier.name] for row in rows]
+                reasons = [
+                    reason or _failure(self.verifier.name, value) for reason, value in zip(reasons, said, strict=True)
+                ]
+            count.add(reasons)
             if self.verifier is not None:
                 judged = [
                     replace(outcome, correct=_is_correct(row[self.verifier.name]))
@@ -174,7 +182,7 @@ class Judge:
             values = [gather(one.calls[self.verifier.name]) for one in waiting]
         count = _Count(self._max_invalid, deque(), sum(map(len, values)))
         for row in values:
-            count.add([f"{self.verifier.name} {value.reason}" if isinstance(value, Invalid) else "" for value in row])
+            count.add([_failure(self.verifier.name, value) for value in row])
         return [tuple(map(_is_correct, row)) for row in values]
 
     def _begin(self, group: Group, rewards: Sequence[WeightedReward]) -> Pending:
@@ -191,12 +199,15 @@ class Judge:
     def _together(self, reward: WeightedReward, groups: Sequence[Group]) -> list[list[Value]]:
         """The values [P][G] of a reward that is called here, on all completions at once."""
         keywords = call_keywords(groups)
+        arguments = self._signature(reward).arguments(keywords)
         try:
-            values = iter(
-                call(reward.function, self._signature(reward).arguments(keywords), keywords["completions"])  # type: ignore[arg-type]
-            )
-        except WrongCountError as error:
-            raise UserError(f"reward {reward.name}: {error}: mend the function") from error
+            values = iter(call(reward.function, arguments, keywords["completions"], run=_in_a_thread))  # type: ignore[arg-type]
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"reward {reward.name}: expected values, got {describe(error)}: mend the function"
+            ) from error
         return [[next(values) for _ in group.completions] for group in groups]
 
     def _signature(self, reward: WeightedReward) -> Signature:
@@ -241,6 +252,16 @@ def _source(reward: WeightedReward) -> Source:
             f"reward {reward.name}: expected a function that can be sent to another process, got {error}: put it into "
             "a file, my_rewards.py, and what it holds into that file too"
         ) from error
+
+
+def _in_a_thread(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    # In a thread of its own, because a notebook's thread already runs an event loop.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
+
+
+def _failure(name: str, value: Value) -> str:
+    return f"{name} {value.reason}" if isinstance(value, Invalid) else ""
 
 
 def _is_correct(value: Value) -> bool | None:

@@ -20,16 +20,16 @@ def pack(value: object) -> bytes:
     """Data for a worker. Raises ParcelError."""
     try:
         return pickle.dumps(value)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise ParcelError(str(error)) from error
+    except Exception as error:  # an object of a stranger's says why in any way it likes
+        raise ParcelError(f"{type(error).__name__}: {error}") from error
 
 
 def pack_function(function: Callable[..., Any]) -> bytes:
     """A function with what it refers to; one that can be imported goes by its name. Raises ParcelError."""
     try:
         packed: bytes = cloudpickle.dumps(function)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise ParcelError(str(error)) from error
+    except Exception as error:  # as above
+        raise ParcelError(f"{type(error).__name__}: {error}") from error
     return packed
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -15,6 +14,7 @@ from grouprl.tasks.names import unknown_name
 from grouprl.types import UserError
 
 SOFT_OVERLONG = "soft_overlong"
+_LARGEST_WEIGHT = 1e6
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,10 @@ class WeightedReward:
     per_step: bool = False
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.weight):
+        if not abs(self.weight) <= _LARGEST_WEIGHT:
             raise UserError(
-                f"reward {self.name}: expected a finite weight, got {self.weight}: write a number such as 1.0"
+                f"reward {self.name}: expected a weight of at most {_LARGEST_WEIGHT:g} in size, got {self.weight}: "
+                "write a number such as 1.0"
             )
 
     @property
@@ -117,6 +118,24 @@ def built_in(
     if arguments:
         raise UserError(f"reward {function}: expected no arguments, got {', '.join(arguments)}: leave them out")
     return WeightedReward(name or function, found, weight)
+
+
+def verifier_of(
+    name: str | None, rewards: Sequence[WeightedReward], own: Mapping[str, RewardFunction]
+) -> WeightedReward | None:
+    """The reward that says what is correct: one of the run's, the task's or the built-in ones, or FILE.py:FUNCTION.
+
+    Raises:
+        UserError: there is no such reward.
+    """
+    if name is None:
+        return None
+    path, colon, function = name.rpartition(":")
+    if colon and path.endswith(".py"):
+        return WeightedReward(function, FromFile(path, function))
+    if name not in own and (found := [reward for reward in rewards if reward.name == name]):
+        return found[0]
+    return built_in(name, own=own)
 
 
 def _made(name: str, kind: Any, arguments: Mapping[str, Any]) -> RewardFunction:

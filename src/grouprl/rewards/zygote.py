@@ -14,154 +14,183 @@ import signal
 import socket
 import struct
 import sys
-import traceback
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType, ModuleType
 from typing import Any
 
-from grouprl.rewards.calling import Signature, signature, work
+from grouprl.rewards.calling import Signature, describe, signature, work
+from grouprl.rewards.frames import receive_exactly, receive_frame, send_frame
 from grouprl.rewards.parcels import pack, unpack
 
 FORK, KILL = b"F", b"K"
+REQUEST_SECONDS = 10.0  # a zygote answers in milliseconds; one that does not is stopped, or dead
 _REQUEST = struct.Struct("<ci")
 _REPLY = struct.Struct("<i")
-_LENGTH = struct.Struct("<Q")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 Source = bytes | tuple[str, str, dict[str, Any]]
 """A reward function: pickled by value, or the file it stands in, its name and its arguments."""
 
 
-def send(channel: socket.socket, message: object) -> None:
-    """One pickled message."""
-    packed = pack(message)
-    channel.sendall(_LENGTH.pack(len(packed)) + packed)
-
-
-def receive(channel: socket.socket) -> Any:
-    """The next message of `send`. Raises EOFError when the other side is gone."""
-    return unpack(_exactly(channel, _LENGTH.unpack(_exactly(channel, _LENGTH.size))[0]))
-
-
 def request(channel: socket.socket, command: bytes, pid: int = 0, fd: int | None = None) -> int:
-    """Asks the zygote to FORK a worker on the socket `fd` (gives its pid) or to KILL one (gives its wait status)."""
+    """Asks the zygote to FORK a worker on the socket `fd` (gives its pid) or to KILL one (gives its wait status).
+
+    Raises OSError or EOFError when the zygote does not answer or cannot do it.
+    """
+    channel.settimeout(REQUEST_SECONDS)
     socket.send_fds(channel, [_REQUEST.pack(command, pid)], [] if fd is None else [fd])
-    answer: int = _REPLY.unpack(_exactly(channel, _REPLY.size))[0]
+    reply = receive_exactly(channel, _REPLY.size, time.monotonic() + REQUEST_SECONDS)
+    answer: int = _REPLY.unpack(reply)[0]
+    if answer < 0:
+        raise OSError(-answer, os.strerror(-answer))
     return answer
 
 
-def serve(control_fd: int) -> None:
-    """The life of a zygote: load the functions, tell what they are called with, then fork and kill on request."""
-    control = socket.socket(fileno=control_fd)
-    os.dup2(2, 1)  # what rewards print must not mix with a command's own output
+@dataclass
+class _Zygote:
+    control: socket.socket
+    memory_mib: int
+    cpu_seconds: int
+    functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    workers: set[int] = field(default_factory=set)
+
+
+def serve(control_fd: int, run: int) -> None:
+    """The life of a zygote: load the functions, tell what they are called with, then fork and kill on request.
+
+    Args:
+        control_fd: of the socket to the run.
+        run: process id of the run, with which everything ends.
+    """
+    os.set_inheritable(control_fd, False)  # else whatever a file starts while it is imported keeps the socket open
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != run:
+        return
+    with suppress(OSError):
+        os.dup2(2, 1)  # what rewards print must not mix with a command's own output
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # whatever a worker leaves behind becomes a child of this process
-    sources, memory_mib, cpu_seconds = receive(control)
-    functions: dict[str, Callable[..., Any]] = {}
+    control = socket.socket(fileno=control_fd)
+    with suppress(EOFError, OSError):  # the run is over, or was killed
+        sources, memory_mib, cpu_seconds = unpack(receive_frame(control))
+        zygote = _Zygote(control, memory_mib, cpu_seconds)
+        try:
+            _serve(zygote, sources)
+        finally:
+            for pid in zygote.workers:
+                _kill(pid)
+            _kill_strays(set())
+
+
+def _serve(zygote: _Zygote, sources: dict[str, Source]) -> None:
     signatures: dict[str, Signature] = {}
+    modules: dict[str, ModuleType] = {}
     for name, source in sources.items():
         try:
-            functions[name] = _load(source)
-            signatures[name] = signature(functions[name])
+            zygote.functions[name] = _load(source, modules)
+            signatures[name] = signature(zygote.functions[name])
         except BaseException as error:  # noqa: BLE001  a stranger's file: told to the one who wrote it
-            send(control, f"reward {name}: {describe(error)}")
+            send_frame(zygote.control, pack(f"reward {name}: {describe(error)}"))
             return
-    send(control, signatures)
+    send_frame(zygote.control, pack(signatures))
+    threads = Path("/proc/self/task")
+    if threads.is_dir() and len(list(threads.iterdir())) > 1:
+        print("warning: a reward started threads while it was imported; workers do not have them", file=sys.stderr)
     gc.freeze()  # forked workers then share the memory of what was imported
-    workers: set[int] = set()
-    try:
-        while True:
-            _one_request(control, workers, functions, memory_mib, cpu_seconds)
-    except (EOFError, OSError):  # the run is over, or was killed
-        for pid in workers:
-            _kill(pid)
-        _kill_strays(set())
+
+    def reap(_number: int, _frame: FrameType | None) -> None:
+        for pid in _children() - zygote.workers:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+    signal.signal(signal.SIGCHLD, reap)
+    while True:
+        _one_request(zygote)
 
 
-def describe(error: BaseException) -> str:
-    """An error in a line: its kind, what it says, and where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error!s:.300}{place}"
-
-
-def _one_request(
-    control: socket.socket,
-    workers: set[int],
-    functions: dict[str, Callable[..., Any]],
-    memory_mib: int,
-    cpu_seconds: int,
-) -> None:
-    message, fds, _, _ = socket.recv_fds(control, _REQUEST.size, 1)
+def _one_request(zygote: _Zygote) -> None:
+    zygote.control.settimeout(None)
+    message, fds, _, _ = socket.recv_fds(zygote.control, _REQUEST.size, 1)
     if not message:
         raise EOFError
-    command, pid = _REQUEST.unpack(message + _exactly(control, _REQUEST.size - len(message)))
+    command, pid = _REQUEST.unpack(message + receive_exactly(zygote.control, _REQUEST.size - len(message)))
     if command == FORK:
-        control.sendall(_REPLY.pack(_fork(control, fds[0], workers, functions, memory_mib, cpu_seconds)))
+        os.set_inheritable(fds[0], False)
+        zygote.control.sendall(_REPLY.pack(_fork(zygote, fds[0])))
         os.close(fds[0])
         return
-    workers.discard(pid)
-    status = _kill(pid)
-    _kill_strays(workers)
-    control.sendall(_REPLY.pack(status))
+    status = 0
+    if pid in zygote.workers:  # not one of another zygote, whose number may be anybody's by now
+        zygote.workers.discard(pid)
+        status = _kill(pid)
+        _kill_strays(zygote.workers)
+    zygote.control.sendall(_REPLY.pack(status))
 
 
-def _fork(
-    control: socket.socket,
-    fd: int,
-    workers: set[int],
-    functions: dict[str, Callable[..., Any]],
-    memory_mib: int,
-    cpu_seconds: int,
-) -> int:
-    zygote = os.getpid()
-    pid = os.fork()
+def _fork(zygote: _Zygote, fd: int) -> int:
+    parent = os.getpid()
+    # A worker that dies at once must not be taken for a stray before its number is known.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    try:
+        pid = os.fork()
+    except OSError as error:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        return -(error.errno or 1)
     if pid:
-        workers.add(pid)
+        zygote.workers.add(pid)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         return pid
     try:
-        control.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        zygote.control.close()
         os.setsid()  # a group of its own: killed as a whole
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == zygote:
-            work(Connection(fd), functions, memory_mib, cpu_seconds, describe)
+        if os.getppid() == parent:
+            work(socket.socket(fileno=fd), zygote.functions, zygote.memory_mib, zygote.cpu_seconds)
     finally:
         os._exit(0)
 
 
 def _kill(pid: int) -> int:
     """Ends a worker with its process group. Its wait status: how it ended, if it had ended before."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    for kill in (os.killpg, os.kill):
+        with suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 2.0
     with suppress(ChildProcessError):
-        return os.waitpid(pid, 0)[1]
-    return 0
+        while time.monotonic() < deadline:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                return status
+            time.sleep(0.0005)
+    return int(signal.SIGKILL)
 
 
 def _kill_strays(workers: set[int]) -> None:
     """Ends what dead workers left behind, and what that leaves behind in turn."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    while children.is_file() and (strays := set(map(int, children.read_text().split())) - workers):
+    deadline = time.monotonic() + 2.0
+    while (strays := _children() - workers) and time.monotonic() < deadline:
         for pid in strays:
             _kill(pid)
 
 
-def _load(source: Source) -> Callable[..., Any]:
+def _children() -> set[int]:
+    listed = Path(f"/proc/self/task/{os.getpid()}/children")
+    return set(map(int, listed.read_text().split())) if listed.is_file() else set()
+
+
+def _load(source: Source, modules: dict[str, ModuleType]) -> Callable[..., Any]:
     if isinstance(source, bytes):
         loaded: Callable[..., Any] = unpack(source)
         return loaded
     path, name, arguments = source
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"expected a Python file, got {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickle look their module up
-    sys.path.insert(0, str(Path(path).parent))
-    spec.loader.exec_module(module)
-    function = getattr(module, name)
+    if path not in modules:
+        modules[path] = _imported(path, f"reward_file_{len(modules)}")
+    function = getattr(modules[path], name)
     if arguments or isinstance(function, type):
         function = function(**arguments)
     if not callable(function):
@@ -170,16 +199,17 @@ def _load(source: Source) -> Callable[..., Any]:
     return found
 
 
+def _imported(path: str, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"expected a Python file, got {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up; no file may stand in the place of another module
+    sys.path.insert(0, str(Path(path).parent))
+    spec.loader.exec_module(module)
+    return module
+
+
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
-
-def _exactly(channel: socket.socket, count: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < count:
-        part = channel.recv(count - len(parts))
-        if not part:
-            raise EOFError
-        parts += part
-    return bytes(parts)
