@@ -119,6 +119,7 @@ def test_a_local_server_is_asked_directly_whatever_proxy_the_environment_names(m
         ({"max_tokens": 0}, "expected max_tokens"),
         ({"temperature": -1}, "expected temperature"),
         ({"seed": 0.5}, "expected seed"),
+        ({"base_url": "http://127.0.0.1:8000/v1/chat/completions"}, "without /chat/completions"),
         ({"input_price": -1}, "expected input_price"),
         ({"max_cost": 0, "input_price": 1.0}, "expected max_cost"),
         ({"max_cost": 5.0}, "as long as there are no prices"),

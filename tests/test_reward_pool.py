@@ -22,18 +22,18 @@ from grouprl.rewards.pool import RewardPool, gather
 from grouprl.types import UserError
 from misbehaving import DEEDS, STAYING, misbehaves
 
-LIMITS = Limits(workers=2, seconds=1.0, cpu_seconds=10, memory_mib=256)
+LIMITS = Limits(workers=2, seconds=1.5, cpu_seconds=10, memory_mib=256)
 NORMAL = ["fine", "also fine"]
 
 # What is said of the completion, and of no other.
 VERDICTS = {
     "raise": "raised ZeroDivisionError: division by zero (misbehaving.py:",
     "leave": "raised SystemExit: leaving (misbehaving.py:",
-    "sleep": "took longer than 1 s",
-    "hold the interpreter": "took longer than 1 s",
-    "burn": "took longer than 1 s",
-    "ignore signals": "took longer than 1 s",
-    "child that stays": "took longer than 1 s",
+    "sleep": "took longer than 1.5 s",
+    "hold the interpreter": "took longer than 1.5 s",
+    "burn": "took longer than 1.5 s",
+    "ignore signals": "took longer than 1.5 s",
+    "child that stays": "took longer than 1.5 s",
     "segmentation fault": "crashed its process (SIGSEGV)",
     "abort": "crashed its process (SIGABRT)",
     "exit": "ended its process with code 3",
@@ -47,7 +47,7 @@ VERDICTS = {
     "huge integer": "gave a number beyond 1e+30",
     "real-time signal": "crashed its process (signal 40)",
     "fake answer": "wrote into the connection of its worker",
-    "half an answer": "took longer than 1 s",
+    "half an answer": "took longer than 1.5 s",
     "wrong class": "not a text",
     "mute error": "raised MuteError: without words",
     "odd letters": "raised ValueError: bad \N{REPLACEMENT CHARACTER} \N{REPLACEMENT CHARACTER} char (misbehaving.py:",
@@ -235,7 +235,7 @@ def test_arrays_and_tensors_are_lists_of_numbers() -> None:
         ("def reward(completions):\n    return [1.0] * len(completions)\n", None),
         ("import nowhere_to_be_found\n", "No module named 'nowhere_to_be_found'"),
         ("def reward(:\n", "SyntaxError"),
-        ("def another(): ...\n", "no attribute 'reward'"),
+        ("def another(): ...\n", "expected 'reward' in"),
         ("reward = 3\n", "expected reward to be a function, got 3"),
         ("def reward(completions, /): ...\n", "expected parameters that can be given by name"),
         ("import os; os._exit(1)\n", "a process that ended"),

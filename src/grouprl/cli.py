@@ -253,12 +253,15 @@ def _rewards(given: list[str] | None) -> list[dict[str, object]] | None:
         return None
     rewards: list[dict[str, object]] = []
     for text in given:
-        what, _, weight = text.partition("=")
+        what, equals, weight = text.partition("=")
         path, _, name = what.rpartition(":")
         try:
-            rewards.append({"name": name, "path": path or None, "weight": float(weight or 1)})
+            factor = float(weight) if equals else 1.0
         except ValueError:
-            raise UserError(f"--reward {text}: expected a number after '=', got {weight!r}") from None
+            raise UserError(f"--reward {text}: expected a number after '=', such as 0.5, got {weight!r}") from None
+        if not name or name.endswith(".py"):
+            raise UserError(f"--reward {text}: expected a name or FILE.py:FUNCTION: say which function of the file")
+        rewards.append({"name": name, "path": path or None, "weight": factor})
     return rewards
 
 

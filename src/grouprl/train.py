@@ -78,11 +78,21 @@ def train(
     with judge_of(config, task, rewards) as judge:
         with terminal.status("loading the model"):
             prepared = prepare(config, task, judge, checkpoint, state)
+        _warn_of_bare_prompts(prepared, terminal)
         with (
             _open(directory, config, prepared.state.step if resume else None) as record,
             stop_on_signal(terminal.say) as stop,
         ):
             return _Loop(config, prepared, record, terminal, stop).run()
+
+
+def _warn_of_bare_prompts(prepared: Prepared, terminal: Terminal) -> None:
+    rooms = prepared.rooms
+    if rooms.tokenizer.chat_template is not None and isinstance(rooms.task.problems("train")[0].prompt, str):
+        terminal.say(
+            "Warning: the model has a chat template, and the prompts are plain text, which goes in without it. Write "
+            'prompts as messages, [{"role": "user", "content": ...}], or set task.arguments.messages=true.'
+        )
 
 
 def judge_of(config: RunConfig, task: Task, rewards: Sequence[WeightedReward]) -> AbstractContextManager[Judge]:

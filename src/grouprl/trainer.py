@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -14,9 +14,9 @@ from grouprl.models import resolve_device
 from grouprl.rewards import FromFile, RewardFunction, WeightedReward, built_in, resolve_rewards
 from grouprl.rewards.learned import learned_reward
 from grouprl.tasks import Task, load_task, task_from_list
-from grouprl.tasks.from_list import Rows
 from grouprl.tasks.names import unknown_name
 from grouprl.train import Run, train
+from grouprl.types import UserError
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class Trainer:
 
     Args:
         model: bundled name, folder in Hugging Face layout, or hub id.
-        task: a task's name, a `Task`, or a list of rows with a `prompt` and any columns (TRL's form).
+        task: a task's name, a `Task`, or rows (a list, a data set) with a `prompt` and any columns (TRL's form).
         rewards: names, functions in TRL's form, or `WeightedReward`s; the task's own when left out.
         algorithm: a name of `grouprl.algorithms.named`, or an `Algorithm`.
         config: everything else.
     """
 
     model: str | Path | None = None
-    task: str | Task | Sequence[Mapping[str, Any]] | None = None
+    task: str | Task | Iterable[Mapping[str, Any]] | None = None
     rewards: Sequence[RewardFunction | WeightedReward | str] | None = None
     algorithm: str | Algorithm | None = None
     config: RunConfig = field(default_factory=RunConfig)
@@ -59,8 +59,14 @@ class Trainer:
         if self.task is None or isinstance(self.task, str):
             changes = {} if self.task is None else {"name": self.task}
             return load_task(**self.config.task.model_dump() | changes)
-        rows = isinstance(self.task, Sequence)
-        return task_from_list(cast(Rows, self.task)) if rows else cast(Task, self.task)
+        if hasattr(self.task, "problems"):
+            return cast(Task, self.task)
+        if isinstance(self.task, Mapping) or not isinstance(self.task, Iterable):
+            raise UserError(
+                f"task: expected a task's name, a Task or rows such as [{{'prompt': '2 + 2 = ?'}}], got "
+                f"{type(self.task).__name__}: give one of them"
+            )
+        return task_from_list(self.task)
 
 
 def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, ...]:

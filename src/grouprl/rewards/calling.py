@@ -24,6 +24,7 @@ from grouprl.rewards.parcels import unpack
 OWN_KEYWORDS = ("prompts", "completions", "completion_ids")
 LARGEST = 1e30  # of a value: squares of rewards, and sums of them, have to stay finite
 _MIB = 1 << 20
+_HERE = ("rewards", "calling.py")
 _dumps = json.dumps  # as it is now: a reward may put something else in its place
 
 Value = float | None | Invalid | tuple[tuple[int, float], ...]
@@ -126,13 +127,19 @@ def _steps(steps: object, completion: str | Sequence[Mapping[str, Any]]) -> Valu
 
 def describe(error: BaseException) -> str:
     """An error in a line: its kind, what it says, and where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     try:
         said = str(error)
     except BaseException:  # noqa: BLE001  an error of a stranger's that cannot even be told
         said = "without words"
     return f"{type(error).__name__}: {readable(said)}{place}"
+
+
+def _is_ours(filename: str) -> bool:
+    """Whether it is the machinery's file, and not where the one who reads the error would look."""
+    path = Path(filename)
+    return filename.startswith("<frozen") or (path.parent.name, path.name) in (("rewards", "zygote.py"), _HERE)
 
 
 def readable(text: str) -> str:

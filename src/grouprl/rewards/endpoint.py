@@ -200,6 +200,8 @@ def _check_url(base_url: str) -> None:
             "reward judge_model: expected base_url to be an address such as http://127.0.0.1:8000/v1, got an "
             "unreadable one (not shown here, it may hold a password): mend it"
         ) from None
+    if url.path.rstrip("/").endswith("/chat/completions"):
+        raise UserError("reward judge_model: expected base_url without /chat/completions, got it: leave that part out")
     if url.userinfo or url.query or url.fragment:
         raise UserError(
             "reward judge_model: expected base_url without user, password, ? and #, got some (not shown here, they may "

@@ -320,12 +320,17 @@ class _Count:
         invalid = self._reasons.total() + sum(bad for _, bad in self._window)
         seen = self._completions + sum(seen for seen, _ in self._window)
         if invalid > self._share * max(seen, _FEW):
-            told = "; ".join(f"{reason} ({times} times)" for reason, times in self._reasons.most_common(3))
-            raise UserError(
-                f"rewards: expected valid rewards for all but {self._share:.0%} of the completions "
-                f"(scoring.max_invalid), got {invalid} invalid of the last {seen}: {told}. Mend the reward"
-            )
+            self._stop(invalid, seen)
+
+    def _stop(self, invalid: int, seen: int) -> None:
+        told = "; ".join(f"{reason} ({times} times)" for reason, times in self._reasons.most_common(3))
+        raise UserError(
+            f"rewards: expected valid rewards for all but {self._share:.0%} of the completions "
+            f"(scoring.max_invalid), got {invalid} invalid of the last {seen}: {told}. Mend the reward"
+        )
 
     def close(self) -> None:
-        """The step is over."""
+        """The step is over. Raises UserError when it had not one valid completion."""
+        if self._share < 1 and 0 < self._completions == self._reasons.total():
+            self._stop(self._completions, self._completions)
         self._window.append((self._completions, self._reasons.total()))

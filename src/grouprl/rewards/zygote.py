@@ -190,6 +190,9 @@ def _load(source: Source, modules: dict[str, ModuleType]) -> Callable[..., Any]:
     path, name, arguments = source
     if path not in modules:
         modules[path] = _imported(path, f"reward_file_{len(modules)}")
+    if not hasattr(modules[path], name):
+        there = [known for known, value in vars(modules[path]).items() if callable(value) and known[0] != "_"]
+        raise AttributeError(f"expected {name!r} in {path}, which has {', '.join(there) or 'no functions'}")
     function = getattr(modules[path], name)
     if arguments or isinstance(function, type):
         function = function(**arguments)
