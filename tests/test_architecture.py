@@ -44,8 +44,8 @@ FILE_LINES, FUNCTION_LINES, STEP_LINES, RECIPE_LINES = 350, 60, 150, 15
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 # Functions and columns on their way from a run to its own workers; nothing that was stored or downloaded.
 MAY_PICKLE = "grouprl.rewards.parcels"
-# What model-written programs are started by, and it runs inside the sandbox only.
-MAY_COMPILE = "grouprl.rewards.sandbox.inside"
+# What starts model-written programs, inside the sandbox only; and what asks whether a test is Python, without running it.
+MAY_COMPILE = ("grouprl.rewards.sandbox.inside", "grouprl.tasks.asserts")
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -198,7 +198,7 @@ def nothing_runs_or_unpickles_data(module: Module) -> Iterator[str]:
         match node:
             case ast.Call(func=ast.Name(id="eval" | "exec" as called)):
                 yield f"{module.name}: calls {called}"
-            case ast.Call(func=ast.Name(id="compile")) if module.name != MAY_COMPILE:
+            case ast.Call(func=ast.Name(id="compile")) if module.name not in MAY_COMPILE:
                 yield f"{module.name}: compiles text into a program"
             case ast.Attribute(value=ast.Name(id="torch"), attr="load" | "save" as attribute):
                 yield f"{module.name}: uses torch.{attribute}; safetensors and JSON only"

@@ -116,14 +116,15 @@ def test_eval_shows_a_table(finished: Path, guesser: Path, place: Path) -> None:
 
 
 def test_sample_shows_a_group_with_rewards_and_advantages(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "160")  # of a terminal wide enough for every heading
+    monkeypatch.setenv("COLUMNS", "80")
     ended = grouprl("sample", finished / "checkpoints/step-000002", "--problem", 1, "rollout.group_size=6", "seed=1")
     assert ended.code == 0, ended.err
     assert re.search(r"Ben has \d+ pens and buys 1 more", ended.out)
-    assert re.search("boxed_format.*correct_answer.*reward.*advantage", ended.out)
-    rows = [line.strip("│\n ").split("│") for line in ended.out.splitlines() if re.match(r"│ +\d ", line)]
+    assert len(re.findall(r"^   boxed_format [01]\.0  correct_answer [01]\.0 *$", ended.out, re.MULTILINE)) == 6
+    shown = r"^(\d)  reward (\S+)  advantage (\S+)  \d+ tokens, ended by (?:end|length) *$"
+    rows = re.findall(shown, ended.out, re.MULTILINE)
     assert [int(row[0]) for row in rows] == list(range(6))
-    rewards, advantages = [float(row[-2]) for row in rows], [float(row[-1]) for row in rows]
+    rewards, advantages = [float(row[1]) for row in rows], [float(row[2]) for row in rows]
     mean = sum(rewards) / 6
     deviation = (sum((reward - mean) ** 2 for reward in rewards) / 6) ** 0.5
     assert deviation > 0
@@ -136,7 +137,10 @@ def test_sample_of_ones_own_prompt_has_no_rewards(finished: Path, guesser: Path)
         ended = grouprl("sample", model, "--prompt", "Tell me [bold]a[/bold] number.", "rollout.max_tokens=5")
         assert ended.code == 0, ended.err
         assert "Tell me [bold]a[/bold] number." in ended.out
-        assert len(re.findall(r"^│ +\d ", ended.out, re.MULTILINE)) in (4, 8)  # the run's group size, or the default
+        assert len(re.findall(r"^\d  \d tokens, ", ended.out, re.MULTILINE)) in (
+            4,
+            8,
+        )  # the run's group size, or the default
         assert "advantage" not in ended.out
 
 

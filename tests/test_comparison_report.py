@@ -71,6 +71,25 @@ def ones(count: int, of: int = 4) -> list[int]:
     return [1] * count + [0] * (of - count)
 
 
+def test_without_a_verifier_there_are_rewards_and_lengths_to_compare(tmp_path: Path) -> None:
+    folder = comparison(tmp_path / "sung", ["a", "b"], [0])
+    for name in ("a", "b"):
+        with RunRecord.create(folder / f"{name}-seed0", "seed: 0\n") as run:
+            run.step(1, {"reward": 0.5, "completion_tokens": 9, "time/total": 1.0, "time/rollout": 0.5}, (), (), ())
+            for step in (0, 1):
+                run.held_out(step, {"problem_ids": [], "greedy": [], "correct": [], "samples": 2})
+                run.evaluation(step, {"mean_length": 7.0, "problems": 3})
+            run.summary({"after": {"mean_length": 7.0, "problems": 3}, "steps": 1, "train_seconds": 1.0})
+    write_comparison(folder)
+    assert comparison_verdict(read_comparison(folder)).startswith("No accuracy to compare by: nothing says which")
+    found = json.loads((folder / "summary.json").read_text())["variants"]["b"]
+    assert "greedy_accuracy" not in found["figures"]
+    assert found["against_baseline"]["greedy_accuracy"] == {"over_problems": None, "over_seeds": None}
+    assert found["held_out"] == []
+    assert {"reward.png", "time.png"} <= {path.name for path in (folder / "plots").iterdir()}
+    assert "held_out_steps.png" not in {path.name for path in (folder / "plots").iterdir()}
+
+
 @pytest.fixture
 def two(tmp_path: Path) -> Path:
     """Two variants, two seeds, four problems: every figure below is worked by hand from these."""

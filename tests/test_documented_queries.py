@@ -12,6 +12,8 @@ import pytest
 
 from grouprl.lab.export import export
 from grouprl.lab.read import RecordedGroup, read_json_lines, read_rollouts
+from grouprl.lab.record import RunRecord
+from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason
 from small_runs import grouprl, small_settings
 
 duckdb = pytest.importorskip("duckdb")
@@ -112,6 +114,20 @@ def test_what_rewards_could_not_judge(trained: Path, tmp_path: Path, monkeypatch
     assert expected
     found = answers(sql, trained, tmp_path, monkeypatch)
     assert found == sorted(expected, key=lambda row: (-row[3], row[0], row[2]))
+
+
+def test_what_no_reward_applies_to_is_laid_to_no_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (sql,) = [sql for sql in QUERIES if "invalid_reason IS NOT NULL" in sql]
+    reasons = ("no reward applies", "picky raised ValueError: no", "no reward applies", "no gave nan; picky gave nan")
+    completions = tuple(Completion(n, (1,), (0.0,), (0.0,), f"text {n}", StopReason.END, 0) for n in range(4))
+    outcomes = [RewardOutcome(math.nan, {"picky": None}, reason) for reason in reasons]
+    with RunRecord.create(tmp_path / "run", "task: x\n") as record:
+        record.step(1, {}, [Group(Problem("p", "?", {}), (1,), completions)], [outcomes], [[[0.0]] * 4])
+    assert answers(sql, tmp_path / "run", tmp_path, monkeypatch) == [
+        (1, None, "no reward applies", 2, "text 0"),
+        (1, "no", "no gave nan; picky gave nan", 1, "text 3"),
+        (1, "picky", "picky raised ValueError: no", 1, "text 1"),
+    ]
 
 
 def test_the_pass_rates_of_the_documentation(

@@ -21,7 +21,8 @@ from grouprl.types import Completion, Group, Problem, RewardOutcome, Sampling, S
 from small_runs import ROWS
 
 # A text is right when it says "yes", and worked when it holds an equation.
-TASK = task_from_list([{"prompt": str(n)} for n in range(20)])
+UNJUDGED = task_from_list([{"prompt": str(n)} for n in range(20)])
+TASK = replace(UNJUDGED, verifier="says_yes")
 
 
 class SaysYes:
@@ -135,8 +136,23 @@ def test_each_problem_is_told_apart(judge: Judge) -> None:
 
 def test_what_cannot_be_judged_is_not_counted_as_correct(judge: Judge) -> None:
     engine = Scripted(greedy={"a": "?", "b": "yes"}, sampled={"a": ["yes", "?"], "b": ["?", "?"]})
-    found = evaluate(engine, TASK, judge, requests("a", "b"), samples=2, max_tokens=5).results
-    assert found == ProblemResults(("a", "b"), greedy=(0, 1), correct=(1, 0), samples=2)
+    found = evaluate(engine, TASK, judge, requests("a", "b"), samples=2, max_tokens=5)
+    assert found.results == ProblemResults(("a", "b"), greedy=(0, 1), correct=(1, 0), samples=2)
+    assert (found.values["greedy_accuracy"], found.values["pass_at_1"], found.values["pass_at_2"]) == (0.5, 0.25, 0.5)
+    assert found.values["unverified_share"] == pytest.approx(4 / 6)  # of both greedy and four sampled completions
+    assert found.verdicts == (None, True)
+
+
+def test_without_a_verifier_there_is_nothing_about_being_correct() -> None:
+    engine = Scripted(greedy={"a": "no", "b": "yes"}, sampled={"a": [WORKED, "no"], "b": ["yes", "yes"]})
+    with open_judge([]) as unable:
+        found = evaluate(engine, UNJUDGED, unable, requests("a", "b"), samples=2, max_tokens=5)
+        greedily = evaluate(engine, UNJUDGED, unable, requests("a", "b"), samples=0, max_tokens=5)
+    assert found.values == {"worked_share": 0.25, "mean_length": pytest.approx((11 + 2 + 3 + 3) / 4), "problems": 2}
+    assert greedily.values == {"problems": 2}
+    assert found.results == ProblemResults((), (), (), samples=2)
+    assert found.verdicts == (None, None)
+    assert [group.problem.id for group in found.greedy] == ["a", "b"]
 
 
 def test_without_samples_there_is_the_greedy_completion_alone(judge: Judge) -> None:
@@ -196,7 +212,7 @@ OUTCOMES = (
     (outcome(1.0, right=True), outcome(1.0, right=True), outcome(1.0, right=True)),  # equal: no signal
     (outcome(1.0, 0.5, right=True), outcome(0.0, 0.1), outcome(0.0, right=None)),  # deviation sqrt(2)/3
     (outcome(0.0), INVALID, INVALID),  # a single valid one has nothing to be compared with
-    (outcome(2.0), outcome(4.0), INVALID),  # deviation 1
+    (outcome(2.0, right=None), outcome(4.0, right=None), INVALID),  # deviation 1; none could be verified
 )
 
 
@@ -208,9 +224,10 @@ def test_measures_of_four_groups_counted_by_hand() -> None:
     assert found.pop("rewards/style/mean") == pytest.approx(0.3)
     assert found.pop("frac_reward_zero_std") == 2 / 4
     assert found.pop("frac_invalid") == 3 / 12
-    assert found.pop("accuracy") == 4 / 12
-    assert found.pop("frac_solved") == 1 / 4
-    assert found.pop("frac_hopeless") == 2 / 4
+    assert found.pop("accuracy") == 4 / 6  # 3 of 3, 1 of 2, 0 of 1
+    assert found.pop("frac_solved") == 1 / 3
+    assert found.pop("frac_hopeless") == 1 / 3
+    assert found.pop("frac_unverified") == 6 / 12
     assert found.pop("worked_share") == 1 / 12
     lengths = [3, 14, 3, 3, 2, 2, 2, 2, 4, 3, 3, 3]
     assert found.pop("completions/mean_length") == pytest.approx(sum(lengths) / 12)
@@ -225,6 +242,29 @@ def test_a_step_of_invalid_rewards_has_no_reward_and_no_signal() -> None:
     assert math.isnan(found["reward"])
     assert math.isnan(found["rewards/right/mean"])
     assert (found["frac_reward_zero_std"], found["frac_invalid"], found["accuracy"]) == (1.0, 1.0, 1.0)
+
+
+def test_a_group_is_solved_when_all_that_could_be_judged_is_correct() -> None:
+    rows = (((True, None, True), (None, None, False)), ((True, True, True), (False, True, None)))
+    found = [
+        step_measures(TASK, GROUPS[:2], [[outcome(1.0, right=said) for said in row] for row in step]) for step in rows
+    ]
+    assert [step["frac_solved"] for step in found] == [0.5, 0.5]
+    assert [step["frac_hopeless"] for step in found] == [0.5, 0.0]
+    assert [step["frac_unverified"] for step in found] == [3 / 6, 1 / 6]
+
+
+def test_measures_without_a_verifier_say_nothing_about_being_correct() -> None:
+    unjudged = [[outcome(1.0, right=None) for _ in row] for row in OUTCOMES]
+    said = {"accuracy", "frac_solved", "frac_hopeless", "frac_unverified"}
+    assert said.isdisjoint(step_measures(UNJUDGED, GROUPS, unjudged))
+    failed = step_measures(TASK, GROUPS, unjudged)
+    assert failed["frac_unverified"] == 1.0
+    assert all(math.isnan(failed[name]) for name in said - {"frac_unverified"})
+
+
+def test_a_verifier_that_never_fails_has_no_share_of_failures() -> None:
+    assert "frac_unverified" not in step_measures(TASK, GROUPS[:1], OUTCOMES[:1])
 
 
 def test_trait_shares_count_completions_not_groups() -> None:

@@ -183,15 +183,18 @@ def test_a_run_without_a_step_gives_a_table_without_a_row(tmp_path: Path) -> Non
 
 
 def test_nothing_is_overwritten_and_what_cannot_be_is_said(hostile: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("mine")
-    with pytest.raises(UserError, match="mine: expected a new file, but it is there already"):
-        export(hostile, tmp_path / "mine")
+    (tmp_path / "mine.parquet").write_text("mine")
+    with pytest.raises(UserError, match=r"mine.parquet: expected a new file, but it is there already"):
+        export(hostile, tmp_path / "mine.parquet")
     with pytest.raises(UserError, match="cannot be written"):
-        export(hostile, tmp_path / "mine" / "rollouts.parquet")
+        export(hostile, tmp_path / "mine.parquet" / "rollouts.parquet")
+    for name in ("rollouts.csv", "rollouts", "runs.parquet.gz"):
+        with pytest.raises(UserError, match=rf"expected a file name that ends in .parquet, got '{name}'"):
+            export(hostile, tmp_path / name)
     with pytest.raises(UserError, match="expected the rollouts of a run, found no such file"):
         export(tmp_path, tmp_path / "new.parquet")
-    assert (tmp_path / "mine").read_text() == "mine"
-    assert {path.name for path in tmp_path.iterdir()} == {"hostile", "mine"}
+    assert (tmp_path / "mine.parquet").read_text() == "mine"
+    assert {path.name for path in tmp_path.iterdir()} == {"hostile", "mine.parquet"}
 
 
 def test_a_run_of_an_older_version_is_said_to_be_one(hostile: Path, tmp_path: Path) -> None:

@@ -57,12 +57,26 @@ def test_the_system_prompt_takes_the_place_of_the_task_s_or_goes_before_a_text()
     assert with_format(PLAIN, system_prompt="").problems("train")[0] == PLAIN.problems("train")[0]
 
 
-@pytest.mark.parametrize(("form", "words"), [("boxed", "Count."), ("think", "Count."), ("boxed", ""), ("think", "")])
-def test_a_system_prompt_of_one_s_own(form: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "words", "expected"),
+    [
+        ("boxed", "Count.", "Count."),
+        ("think", "Count.", f"Count.\n\n{THINK_PROMPT}"),
+        ("boxed", "", ""),
+        ("think", "", ""),
+    ],
+)
+def test_a_system_prompt_of_one_s_own_goes_before_what_the_tags_need(form: str, words: str, expected: str) -> None:
     task = load_task("countdown", format=form, system_prompt=words)  # type: ignore[arg-type]
     roles = {message["role"]: message["content"] for message in task.problems("test")[0].prompt}  # type: ignore[index]
-    assert roles.get("system", "") == words
+    assert roles.get("system", "") == expected
     assert ("think_format" in task.default_rewards) == (form == "think")
+
+
+def test_thinking_adds_no_reward_where_the_task_rewards_no_form() -> None:
+    programs = load_task("code", format="think")
+    assert programs.default_rewards == {"unit_tests": 1.0}
+    assert THINK_PROMPT in programs.problems("train")[0].prompt_text
 
 
 def test_lazy_problems_stay_lazy_and_those_in_memory_stay_there() -> None:

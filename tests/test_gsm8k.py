@@ -113,7 +113,7 @@ GOOD = json.dumps(row(1))
         ("", "at least one row .* empty file"),
         ("\n\n", "at least one row"),
         (f"{GOOD}\n{{'question'}}\n", r"a\.jsonl:2: expected one JSON object"),
-        (f"{GOOD}\n\n[1, 2]\n", r"a\.jsonl:3: expected one JSON object, got '\[1, 2\]'"),
+        (f"{GOOD}\n\n[1, 2]\n", r"a\.jsonl:3: expected a JSON object, got \[1, 2\]"),
         ('{"problem": "1 + 1", "solution": "#### 2"}', r":1: expected a column 'question', got problem, solution"),
         ('{"question": "1 + 1"}', r":1: expected a column 'answer', got question"),
         ('{"question": "1 + 1", "answer": "2"}', r":1: expected a solution that ends in '#### 7', got '2'"),

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,10 @@ def test_the_pool_survives_the_corpus() -> None:
             )
             scoring.begin(place, Group(Problem("p", "3 + 4 = ?", {"answer": "7"}), (1,), completions))
         outcomes = scoring.finish(load_tokenizer("abacus"))
-        assert len(judge.pool.pids) == 2
+        deadline = time.monotonic() + 2.0
+        while len(judge.pool.pids) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     for first, *_ in outcomes:
         assert (first.components["correct_answer"], first.components["math_verify"]) == (1.0, 1.0)
     invalid = [outcome for row in outcomes for outcome in row if not outcome.valid]

@@ -78,13 +78,25 @@ def test_messages_pass_through_and_a_column_may_hold_the_solution(tmp_path: Path
         ("a.jsonl", '{"prompt": "1"}\n{"question": "2"}\n', r"a\.jsonl:2: expected a column 'prompt', got question"),
         ("a.jsonl", '{"prompt": ""}\n', r"a\.jsonl:1: expected text in column 'prompt', got ''"),
         ("a.jsonl", '{"prompt": [{"role": "user"}]}\n', r"a\.jsonl:1: expected text in column 'prompt'"),
+        ("a.jsonl", '{"question": "2"}\n', r"a\.jsonl:1: .* with task\.arguments\.prompt_column=NAME"),
+        ("a.jsonl", '{"prompt": "1"}\n{"prompt": "2", "x": [NaN]}\n', r"a\.jsonl:2: expected finite .* write null"),
+        ("a.jsonl", '{"prompt": "1", "x": -Infinity}\n', r"a\.jsonl:1: expected finite numbers"),
+        ("a.jsonl", '{"prompt": "1", "x": 1e999}\n', r"a\.jsonl:1: expected finite numbers"),
+        ("a.jsonl", f'{{"prompt": "1", "x": {"7" * 5000}}}\n', r"a\.jsonl:1: expected finite .* 1000 digits as text"),
+        ("a.jsonl", f'{{"prompt": {"[" * 100_000}{"]" * 100_000}}}\n', r"a\.jsonl:1: .* nested too deeply"),
+        ("a.jsonl", '{"prompt": "a\\ud800"}\n', r"a\.jsonl:1: expected Unicode text in column 'prompt', got half"),
+        ("a.jsonl", '{"prompt": [{"role": "user", "content": "\\udc00"}]}\n', r"a\.jsonl:1: expected Unicode text"),
+        ("a.jsonl", '{"prompt": "1", "answer": "\\ud800"}\n', r"a\.jsonl:1: expected Unicode text in column 'answer'"),
+        ("a.jsonl", '{"prompt": "1", "answer": "7"}\n{"prompt": "2", "answer": []}', r"a\.jsonl:2: .* got \[\]"),
+        ("a.json", '[{"prompt": "1"}, {"prompt": NaN}]', r"a\.json, item 2: expected finite numbers"),
+        ("a.json", "[" * 100_000, r"a\.json: expected JSON, got brackets nested too deeply"),
         ("a.json", '[\n{"prompt": "1"},\n{"prompt": }\n]', r"a\.json:3: expected JSON"),
         ("a.json", '{"prompt": "1"}', r"expected a list of objects in .*a\.json, got a dict"),
         ("a.json", '[{"prompt": "1"}, 7]', r"a\.json, item 2: expected a JSON object, got 7"),
         ("a.json", "[]", "expected at least one row"),
         ("a.json", '[{"question": "1"}]', r"a\.json, item 1: expected a column 'prompt', got question"),
-        ("a.csv", "prompt,answer\n1,2\n3\n", r"a\.csv:3: expected the columns prompt, answer, got another number"),
-        ("a.csv", "prompt,answer\n1,2,3\n", r"a\.csv:2: expected the columns prompt, answer, got another number"),
+        ("a.csv", "prompt,answer\n1,2\n3\n", r"a\.csv:3: expected 2 values \(prompt, answer\), got 1: mend"),
+        ("a.csv", "prompt,answer\n1,2,3\n", r"a\.csv:2: expected 2 values \(prompt, answer\), got 3: mend"),
         ("a.csv", 'prompt\n"1\n', r"a\.csv:[0-9]: expected CSV, got unexpected end of data"),
         ("a.csv", "prompt,answer\n", "expected at least one row"),
         ("a.txt", "prompt", r"expected a \.jsonl, \.json, \.csv, \.parquet file, got .*a\.txt"),
@@ -105,3 +117,34 @@ def test_a_quoted_line_break_does_not_shift_the_lines(tmp_path: Path) -> None:
 def test_without_a_file_one_is_asked_for() -> None:
     with pytest.raises(UserError, match=r"write task\.path=FILE\.jsonl"):
         Jsonl().problems("train")
+
+
+def test_a_null_is_no_answer_and_the_end_of_a_name_may_be_in_capitals(tmp_path: Path) -> None:
+    as_lines(tmp_path / "A.JSONL", [*ROWS, {"prompt": "?", "answer": None}])
+    task = load_task("jsonl", path=str(tmp_path / "A.JSONL"))
+    assert (task.verifier, task.default_rewards) == (None, {})
+
+
+def test_own_columns_messages_and_a_verifier_in_a_file(tmp_path: Path) -> None:
+    as_lines(tmp_path / "a.jsonl", [{"question": row["prompt"], "result": row["answer"]} for row in ROWS])
+    columns = {"prompt_column": "question", "answer_column": "result", "messages": True}
+    task = load_task("jsonl", path=str(tmp_path / "a.jsonl"), arguments=columns)
+    problem = task.problems("test")[0]
+    assert [message["role"] for message in problem.prompt] == ["user"]  # type: ignore[index]
+    assert verdict(task, problem, rf"\boxed{{{problem.columns['answer']}}}") == 1.0
+    in_file = load_task("jsonl", path=str(tmp_path / "a.jsonl"), arguments={**columns, "verifier": "mine.py:near"})
+    assert (in_file.verifier, in_file.default_rewards) == ("mine.py:near", {})
+    assert in_file.problems("test") == task.problems("test")
+    with pytest.raises(
+        UserError, match=r"a\.jsonl:1: expected a column 'results' .* task\.arguments\.answer_column=NAME"
+    ):
+        load_task("jsonl", path=str(tmp_path / "a.jsonl"), arguments={**columns, "answer_column": "results"})
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [("messages", "yes", "expected true or false, got 'yes'"), ("verifier", 7, "expected text, got 7")],
+)
+def test_settings_of_another_kind_are_refused(argument: str, value: object, message: str) -> None:
+    with pytest.raises(UserError, match=rf"task\.arguments\.{argument}: {message}"):
+        load_task("jsonl", arguments={argument: value})

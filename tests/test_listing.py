@@ -59,6 +59,16 @@ def test_reasoning_gym_lists_all_of_them_on_a_line_each() -> None:
     assert len([line for line in lines if line.startswith("reasoning_gym:")]) == len(lines) - 1 >= 100
 
 
+def test_columns_of_several_lines_are_blocks_below_their_names() -> None:
+    lines = [line.rstrip() for line in screen("code").splitlines()]
+    place = lines.index("solution:")
+    assert lines[place + 1].startswith("  def ")
+    assert lines[place + 2].startswith("      ")
+    tests = lines.index("test_list:")
+    assert lines[tests + 1].startswith("  assert ")
+    assert lines[tests + 2].startswith("  assert ")
+
+
 def test_an_unknown_name_is_told() -> None:
     with pytest.raises(UserError, match=r"expected one of .*got 'countdwn': did you mean 'countdown'"):
         screen("countdwn")

@@ -79,7 +79,11 @@ def test_answers_are_compared_by_what_they_mean() -> None:
     ("rows", "message"),
     [
         ([{"problem": "?", "solution": "7"}], r"a\.jsonl:1: expected a solution with its answer in \\boxed"),
-        ([row(1), {"problem": "?", "answer": " "}], r"a\.jsonl:2: expected a solution with its answer"),
+        ([row(1), {"problem": "?", "answer": " "}], r"a\.jsonl:2: expected an answer of 1 to 10000 characters"),
+        (
+            [{"problem": "?", "answer": [7]}],
+            r"a\.jsonl:1: expected text or a finite number in column 'answer', .* got \[7\]",
+        ),
         ([{"solution": r"\boxed{7}"}], r":1: expected a column 'problem', got solution"),
         ([{"problem": "?"}], r":1: expected a column 'solution', got problem"),
     ],
@@ -94,6 +98,8 @@ def test_nothing_is_loaded_from_the_hub_unless_asked_for() -> None:
         MathProblems().problems("train")
 
 
-def test_another_verifier_is_refused() -> None:
-    with pytest.raises(UserError, match="expected math_verify or correct_answer, got 'regex'"):
-        load_task("math", arguments={"verifier": "regex"})
+def test_a_verifier_may_be_another_reward_of_the_run_or_stand_in_a_file() -> None:
+    named = load_task("math", arguments={"verifier": "mine"})
+    assert (named.verifier, named.default_rewards) == ("mine", {"boxed_format": 0.5, "mine": 1.0})
+    in_file = load_task("math", arguments={"verifier": "my_rewards.py:mine"})
+    assert (in_file.verifier, in_file.default_rewards) == ("my_rewards.py:mine", {})

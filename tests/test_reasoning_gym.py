@@ -90,8 +90,12 @@ def test_the_reward_travels_to_another_process_and_columns_are_json() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("spell_backwards", {}, "expected one of ab, .*got 'spell_backwards': did you mean 'spell_backward'"),
-        ("composite", {}, "task.name, after reasoning_gym:: expected one of"),
+        (
+            "spell_backwards",
+            {},
+            r"NAME\): did you mean 'spell_backward'\? expected one of 105 names, got 'spell_backwards': see `",
+        ),
+        ("composite", {}, r"task\.name \(reasoning_gym:NAME\): .*expected one of 105 names, got 'composite'"),
         (
             "spell_backward",
             {"arguments": {"max_len": 5}},

@@ -17,7 +17,8 @@ from grouprl.lab.drawing import smooth
 from grouprl.lab.plots import PLOTS
 from grouprl.lab.read import read_run
 from grouprl.lab.record import Example, RunRecord
-from grouprl.lab.report import duration, write_report
+from grouprl.lab.report import verdict, write_report
+from grouprl.lab.words import duration
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason, UserError
 
 ATTACK = '<script>alert("x")</script><img src=http://example.com/a.png onerror=alert(1)>\u202e\\boxed{1}'
@@ -244,6 +245,34 @@ def test_an_unfinished_run_has_a_report_of_what_there_is(tmp_path: Path) -> None
 
 def metrics_accuracy(row: Mapping[str, float]) -> str:
     return f"{100 * row['accuracy']:.1f}%"
+
+
+SECTIONS = (("Before and after", "What happened"), ("The same problems", "Run and machine"))
+
+
+def test_without_a_verifier_the_report_tells_of_rewards_and_invents_no_zeros(tmp_path: Path) -> None:
+    with RunRecord.create(tmp_path / "run", "task: x\n") as record:
+        for step in range(1, 21):
+            record.step(step, {"reward": step / 10, "reward_std": 0.1, "loud_share": 0.5}, [], [], [])
+        unfinished = verdict(read_run(tmp_path / "run"))
+        for when in ("before", "after"):
+            record.examples(when, [Example("test-0", "Sing!", "", "la", None)])
+        before = {"loud_share": 0.25, "mean_length": 9.0, "problems": 1}
+        record.summary({**SUMMARY, "before": before, "after": {**before, "loud_share": 0.75}})
+    assert (
+        unfinished.replace("\N{NO-BREAK SPACE}", " ")
+        == "Unfinished at step 20: mean reward 0.15 → 1.95, from the first steps to the last."
+    )
+    html = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    text = Page(html).text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "Mean reward 0.15 → 1.95 over 20 steps in 98 s of training." in text
+    assert "On 1 held-out problem." in text
+    for cell in ("Loud", "25.0%", "75.0%", "+50.0 points", "Mean length (tokens)"):
+        assert cell in text
+    table, examples = (text.partition(start)[2].partition(end)[0] for start, end in SECTIONS)
+    assert not [word for word in ("ccuracy", "pass@", " 0.0%") if word in table]
+    assert not [word for word in ("correct", "wrong", "Right answer") if word in examples]
+    assert not (tmp_path / "run" / "plots" / "accuracy.png").exists()
 
 
 def test_a_run_that_did_nothing_yet_has_a_report(tmp_path: Path) -> None:

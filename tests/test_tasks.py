@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -149,16 +150,82 @@ def test_a_built_in_verifier_by_name_and_another_prompt_column() -> None:
     assert task.gold(problem) == rf"\boxed{{{problem.columns['answer']}}}"
 
 
+def test_a_verifier_may_be_another_reward_of_the_run_or_stand_in_a_file() -> None:
+    named = task_from_list(ROWS, verifier="mine")
+    assert (named.verifier, named.default_rewards) == ("mine", {"mine": 1.0})
+    in_file = task_from_list(ROWS, verifier="my_rewards.py:mine")
+    assert (in_file.verifier, in_file.default_rewards) == ("my_rewards.py:mine", {})
+    assert in_file.gold(in_file.problems("train")[0]) is None
+
+
+def test_another_answer_column_takes_the_place_of_answer() -> None:
+    rows = [{"prompt": row["prompt"], "answer": "in words", "short": row["answer"]} for row in ROWS]
+    task = task_from_list(rows, answer_column="short")
+    problem = next(p for p in task.problems("train") if p.prompt == "6 + 1 = ?")
+    assert dict(problem.columns) == {"answer": "7"}
+    assert (task.verifier, verdict(task, problem, r"\boxed{7}")) == ("correct_answer", 1.0)
+    with pytest.raises(
+        UserError, match=r"list/train/40: expected a column 'short' .* got answer: .* answer_column=NAME"
+    ):
+        task_from_list([*rows, {"prompt": "?", "answer": "7"}], answer_column="short")
+
+
+def test_text_prompts_can_be_made_messages_and_messages_stay() -> None:
+    chat = [{"role": "system", "content": "Count."}, {"role": "user", "content": "1 + 1"}]
+    task = task_from_list(ROWS, test=[{"prompt": chat, "answer": "2"}], messages=True)
+    assert task.problems("test")[0].prompt == tuple(chat)
+    plain = task_from_list(ROWS, test=[{"prompt": chat, "answer": "2"}])
+    for text, wrapped in zip(plain.problems("train"), task.problems("train"), strict=True):
+        assert wrapped.prompt == ({"role": "user", "content": text.prompt},)
+        assert (wrapped.id, wrapped.columns) == (text.id, text.columns)
+
+
+@pytest.mark.parametrize("answer", ["7", "1 + 6 = 7\n#### 7", 7, 7.0, "x^2", 10**900, None])
+def test_answers_that_can_be_compared(answer: object) -> None:
+    assert task_from_list([{"prompt": "?", "answer": answer}, *ROWS], verifier="correct_answer")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (True, "expected text or a finite number in column 'answer', .* got True: write it as text"),
+        (["7"], r"expected text or a finite number in column 'answer', .* got \['7'\]"),
+        ({"value": 7}, "expected text or a finite number"),
+        (float("nan"), "expected text or a finite number .* got nan"),
+        (float("-inf"), "expected text or a finite number .* got -inf"),
+        (10**5000, "expected text or a finite number .* got a number of more than 1000 digits"),
+        ("", "expected an answer of 1 to 10000 characters in column 'answer', got ''"),
+        (" \n", "expected an answer of 1 to 10000 characters"),
+        ("7" * 10_001, "expected an answer of 1 to 10000 characters"),
+        ("so it is\n#### ", "column 'answer': expected a solution that ends in '#### 7'"),
+        ("\udfff", "expected Unicode text in column 'answer'"),
+    ],
+    ids=lambda value: type(value).__name__,  # one of them is too long to be written down
+)
+@pytest.mark.parametrize("verifier", [None, "correct_answer", "math_verify"])
+def test_answers_that_nothing_can_equal_are_refused(verifier: str | None, answer: object, message: str) -> None:
+    rows = [*ROWS, {"prompt": "?", "answer": answer}]
+    with pytest.raises(UserError, match=f"^list/train/40[:,].*{message}"):
+        task_from_list(rows, verifier=verifier)
+    assert task_from_list(rows, verifier="mine").verifier == "mine"
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
         ([], "expected a list of rows .* got none"),
-        ([{"question": "1 + 1"}], r"list/train/0: expected a column 'prompt' .* got \{'question': '1 \+ 1'\}"),
-        ([*ROWS, {"prompt": ""}], "list/train/40: expected a column 'prompt'"),
-        ([{"prompt": 7}], "expected a column 'prompt'"),
-        ([{"prompt": []}], "expected a column 'prompt'"),
-        ([{"prompt": [{"role": "user"}]}], "expected a column 'prompt'"),
-        (["1 + 1 = ?"], "expected a column 'prompt' .* got '1"),
+        (
+            [{"question": "1 + 1", "n": 1}],
+            r"list/train/0: expected a column 'prompt', got question, n: name .* with prompt_column=NAME",
+        ),
+        ([*ROWS, {"prompt": ""}], "list/train/40: expected text in column 'prompt', got ''"),
+        ([{"prompt": 7}], "expected text in column 'prompt', got 7"),
+        ([{"prompt": 10**5000}], "expected text in column 'prompt', got a number of more than 1000 digits"),
+        ([{"prompt": []}], r"expected text in column 'prompt', got \[\]: write text, or messages such as"),
+        ([{"prompt": [{"role": "user"}]}], r"got \[\{'role': 'user'\}\]: write text, or messages such as \[\{'role'"),
+        ([{"prompt": [{"role": "bot", "content": "?"}]}], "one of the roles system, user, assistant, tool in each"),
+        ([{"prompt": "a\ud800"}], r"list/train/0: expected Unicode text in column 'prompt', got half of .*'\\ud800'"),
+        (["1 + 1 = ?"], "list/train/0: expected a row with columns, got '1"),
         (ROWS[:2], "expected more than 2 different questions, got 2"),
     ],
 )
@@ -178,8 +245,8 @@ PAGE = (Path(__file__).parent.parent / "docs" / "tasks.md").read_text(encoding="
 def test_the_page_names_every_task_and_its_programs_run() -> None:
     assert all(f"`{name}" in PAGE for name in TASKS)
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
-    for block in blocks:
+    assert len(blocks) == 3
+    for block in blocks[1:]:
         names: dict[str, Any] = {"__name__": "page"}
         exec(compile(block, "docs/tasks.md", "exec", dont_inherit=True), names)
         task = names["task"]
@@ -187,3 +254,25 @@ def test_the_page_names_every_task_and_its_programs_run() -> None:
         assert len({p.prompt for p in problems}) > 40
         assert task.verifier in task.default_rewards
     assert verdict(task, problems[0], task.gold(problems[0])) == 1.0
+
+
+def test_the_example_of_the_page_with_everything_of_its_own(tmp_path: Path) -> None:
+    line = re.findall(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[0]
+    row = json.loads(line)
+    (tmp_path / "facts.jsonl").write_text("".join(line.replace("mile", f"mile{n}") for n in range(9)))
+    functions: dict[str, Any] = {}
+    exec(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[0], functions)
+    command = PAGE[PAGE.index("grouprl train --model MODEL --task jsonl task.path=facts.jsonl") :].partition("```")[0]
+    arguments: dict[str, Any] = dict(re.findall(r"task\.arguments\.(\w+)=(\S+)", command))
+    assert arguments.pop("messages") == "true"
+    task = load_task("jsonl", path=str(tmp_path / "facts.jsonl"), arguments={**arguments, "messages": True})
+    assert (task.verifier, task.default_rewards) == ("near.py:correct", {})
+    problem = task.problems("train")[0]
+    assert [message["role"] for message in problem.prompt] == ["user"]  # type: ignore[index]
+    assert dict(problem.columns) == {"answer": row["metres"]}
+    texts = [str(row["metres"]), f"It is 1, no: {2 * row['metres']}.", "1,610 m", "many"]
+    completions = [[{"role": "assistant", "content": text}] for text in texts]
+    given = ([problem.prompt] * 4, completions, [[]] * 4)
+    assert functions["correct"](*given, answer=[row["metres"]] * 4) == [1.0, 0.0, 1.0, 0.0]
+    near = functions["near"](*given, answer=[row["metres"]] * 4)
+    assert near == pytest.approx([1.0, 0.5, 1609 / 1610, 0.0])

@@ -64,6 +64,18 @@ def test_a_table_compares_two_evaluations() -> None:
     assert "│ problems" not in text
 
 
+def test_without_a_verifier_a_step_has_no_share_of_correct_ones_and_a_table_what_there_is() -> None:
+    shown, written = terminal()
+    shown.step(1, 2, {name: value for name, value in METRICS.items() if name != "accuracy"})
+    assert written.getvalue().split()[:4] == ["1/2", "0.75", "-", "31.3"]
+    shown.comparison({"unverified_share": 0.5, "problems": 1}, {"mean_length": 12.34, "problems": 1})
+    text = written.getvalue()
+    assert re.search(r"^1 held-out problem *$", text, re.MULTILINE)
+    assert re.search(r"mean length +│ +- │ +12\.3", text)
+    assert re.search(r"unverified share │ +50\.0% │ +-", text)
+    assert "greedy" not in text
+
+
 def test_text_is_never_taken_for_markup() -> None:
     shown, written = terminal()
     shown.say("[bold]\\boxed{7}[/bold] [red")

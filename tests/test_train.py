@@ -64,8 +64,7 @@ def test_a_run_leaves_what_its_summary_says(straight: Path) -> None:
     summary = json.loads((straight / "summary.json").read_text())
     assert {"before", "after", "train_seconds", "steps", "seed", "peak_rss_mib", "completion_tokens"} <= set(summary)
     for when in ("before", "after"):
-        figures = {"greedy_accuracy", "pass_at_1", "pass_at_2", "worked_share", "mean_length", "problems"}
-        assert figures <= set(summary[when])
+        assert set(summary[when]) == {"worked_share", "mean_length", "problems"}  # nothing says what is correct
     assert summary["steps"] == 6
     assert [row["step"] for row in metrics(straight)] == [1, 2, 3, 4, 5, 6]
     lengths = rollouts(straight, "SELECT step, COUNT(*), SUM(length) FROM completions GROUP BY step")
@@ -153,13 +152,18 @@ def test_the_first_ctrl_c_saves_and_the_run_goes_on_as_if_there_had_been_none(
     assert_same_run(straight, finished.directory)
 
 
-def test_a_stop_before_the_first_step_leaves_something_to_resume(straight: Path, tiny: Path, tmp_path: Path) -> None:
+def test_a_stop_before_the_first_step_leaves_something_to_resume(tiny: Path, tmp_path: Path) -> None:
     pressing = InProcess(lambda calls: calls == 1 and signal.raise_signal(signal.SIGINT))
-    task = replace(task_from_list(ROWS), verifier="pressing", own_rewards={"pressing": pressing})
+    pressed, judged = (
+        replace(task_from_list(ROWS), verifier="judging", own_rewards={"judging": judging})
+        for judging in (pressing, InProcess(lambda calls: None))
+    )
     config = small_config(tmp_path)
-    stopped = Trainer(tiny, task, [LETTERS], config=config).train()
+    stopped = Trainer(tiny, pressed, [LETTERS], config=config).train()
     assert (stopped.completed, stopped.summary["steps"]) == (False, 0)
-    assert_same_run(straight, run(tiny, config, resume=True).directory)
+    resumed = Trainer(tiny, judged, [LETTERS], config=config).train(resume=True)
+    straight = Trainer(tiny, judged, [LETTERS], config=small_config(tmp_path, "straight")).train()
+    assert_same_run(straight.directory, resumed.directory)
 
 
 # What a child process does at step 5 (of 6, saved after steps 2 and 4), or while it saves step 4.
@@ -277,8 +281,10 @@ def test_evaluations_and_checkpoints_come_when_they_are_due(tiny: Path, tmp_path
 
 
 def test_a_resumed_run_may_be_judged_in_another_way(tiny: Path, tmp_path: Path) -> None:
-    run(tiny, small_config(tmp_path, steps=1))
-    longer = run(tiny, small_config(tmp_path, steps=2, evaluation={"problems": 2, "samples": 3}), resume=True)
+    task = replace(task_from_list(ROWS), verifier="judging", own_rewards={"judging": InProcess(lambda calls: None)})
+    Trainer(tiny, task, [LETTERS], config=small_config(tmp_path, steps=1)).train()
+    config = small_config(tmp_path, steps=2, evaluation={"problems": 2, "samples": 3})
+    longer = Trainer(tiny, task, [LETTERS], config=config).train(resume=True)
     assert "pass_at_3" not in longer.summary["before"]
     assert "pass_at_3" in longer.summary["after"]
 

@@ -172,12 +172,15 @@ def test_an_algorithm_by_name_or_as_an_object(tiny: Path, tmp_path: Path) -> Non
         ({"algorithm": "gropo"}, r"algorithm: expected one of .*grpo.*, got 'gropo': did you mean 'grpo'\?"),
         ({"task": "word_problem"}, r"expected one of .*, word_problems, got 'word_problem': did you mean"),
         ({"task": []}, r"expected a list of rows such as .*, got none: add problems"),
-        ({"task": [{"question": "2 + 2"}]}, r"expected a column 'prompt' with text or with messages .*: add it"),
+        (
+            {"task": [{"question": "2 + 2"}]},
+            r"expected a column 'prompt', got question: name .* with prompt_column=NAME",
+        ),
         ({"rewards": ["boxed"]}, r"rewards: expected one of boxed_format, .*, got 'boxed'"),
         ({"rewards": []}, r"rewards: expected a list such as .*, got \[\]: name at least one"),
         ({"rewards": [letters, letters]}, r"rewards: expected every name once, got 'letters' 2 times: rename one"),
         ({"rewards": [7]}, r"rewards: expected a name, a function or a WeightedReward, got 7"),
-        ({"rewards": None}, r"rewards: expected"),
+        ({"rewards": None}, r"rewards: expected at least one, the task list has none of its own"),
     ],
     ids=["algorithm", "task", "no rows", "no prompt", "reward", "no reward", "twice", "number", "no default"],
 )
@@ -274,3 +277,20 @@ def test_none_beside_a_reward_that_applies_leaves_that_one(tiny: Path, tmp_path:
     for text, reward, columns in rollouts(run.directory, query):
         even = int(re.findall(r"\d+", columns)[0]) % 2 == 0
         assert reward == pytest.approx(len(re.findall("[a-z]", text)) / max(1, len(text)) + 10 * even)
+
+
+def test_plain_prompts_for_a_chat_model_are_warned_of(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tiny, tmp_path / "plain", letters)
+    assert "Warning: the model has a chat template, and the prompts are plain text" in capsys.readouterr().out
+    train(tiny, tmp_path / "chat", letters, task=CHAT)
+    train(tiny_model_folder(tmp_path / "model", chat_template=False), tmp_path / "bare", letters)
+    assert "Warning" not in capsys.readouterr().out
+
+
+def test_rows_of_any_kind_are_a_task(tiny: Path, tmp_path: Path) -> None:
+    assert train(tiny, tmp_path, letters, task=(row for row in ROWS)).completed
+    for task in ({"prompt": "x"}, 7):
+        with pytest.raises(UserError, match="task: expected a task's name, a Task or rows such as"):
+            train(tiny, tmp_path / "none", letters, task=task)

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
-import math
 import re
 import sys
+import time
 from typing import Any
 
 import pytest
 
+from grouprl.rewards.judge import open_judge
+from grouprl.rewards.pool import Limits
+from grouprl.rewards.resolve import WeightedReward
 from grouprl.rewards.sandbox import BACKENDS, why_unavailable
-from grouprl.rewards.unit_tests import UnitTests, program
-from grouprl.tasks.asserts import CannotSplitError, body_of_check, holds, unit_tests
+from grouprl.rewards.unit_tests import UnitTests
 from grouprl.types import UserError
 
 TESTS = ("assert double(2) == 4", "assert double(-3) == -6", "assert double('ab') == 'abab'")
@@ -32,156 +34,6 @@ def score(backend: str, code: str, tests: Any = TESTS, setup: str = "", **settin
     reward = UnitTests(backend=backend, **settings)
     [value] = reward(["?"], [fenced(code)], [[]], test_list=[tests], test_setup_code=[setup])
     return value
-
-
-# Cutting asserts
-
-
-@pytest.mark.parametrize(
-    ("source", "calls", "passing", "failing"),
-    [
-        ("assert f(1) == 2", ["f(1)"], [[2], [2.0]], [[3], ["2"], [None]]),
-        ("assert 2 == f(1), 'message'", ["f(1)"], [[2]], [[1]]),
-        ("assert f([1, {'a': g}], k=-1) == (1, 'x')", ["f([1, {'a': g}], k=-1)"], [[(1, "x")]], [[[1, "x"]]]),
-        ("assert (f(f(1)) == {1: [2]})", ["f(f(1))"], [[{1: [2]}]], [[{1: (2,)}]]),
-        ("assert f(1)", ["f(1)"], [[True], [[0]], ["x"]], [[False], [0], [[]]]),
-        ("assert not f(1)", ["f(1)"], [[False], [0]], [[True]]),
-        ("assert f(1) is True", ["f(1)"], [[True]], [[1], ["True"]]),
-        ("assert f(1) is None", ["f(1)"], [[None]], [[0]]),
-        ("assert f(1) != 2", ["f(1)"], [[3]], [[2]]),
-        ("assert 1 < f(1) <= 3", ["f(1)"], [[2], [3]], [[1], [4], ["2"]]),
-        ("assert f(1) in (1, 2)", ["f(1)"], [[1]], [[3], [[]]]),
-        ("assert 3 not in f(1)", ["f(1)"], [[[1]]], [[[3]], [3]]),
-        ("assert abs(f(1) - 0.3) < 1e-6", ["f(1)"], [[0.1 + 0.2]], [[0.31], ["0.3"], [math.nan]]),
-        ("assert math.isclose(f(1), 3.14, rel_tol=0.01)", ["f(1)"], [[3.15]], [[3.3], ["3.14"]]),
-        ("assert round(f(1), 2) == 3.14", ["f(1)"], [[3.14159]], [[3.2], [None]]),
-        ("assert set(f(1)) == set([1, 2])", ["f(1)"], [[[2, 1, 1]]], [[[1]], [3]]),
-        ("assert sorted(f(1), reverse=True) == [2, 1]", ["f(1)"], [[[1, 2]]], [[[1, "2"]]]),
-        ("assert tuple(f(1)) == tuple([1, 2])", ["f(1)"], [[[1, 2]]], [[[2, 1]]]),
-        ("assert len(f(1)) == 2 and f(2) == 1", ["f(1)", "f(2)"], [["ab", 1]], [["a", 1], ["ab", 2]]),
-        ("assert f(1)[0] == 5 or f(1)['k'] == 5", ["f(1)", "f(1)"], [[[5], {}], [[4], {"k": 5}]][:1], [[[4], {}]]),
-        ("assert f(1) == [0] * 3 + [10 ** 2]", ["f(1)"], [[[0, 0, 0, 100]]], [[[0]]]),
-        ("assert f(1) == list(range(3))", ["f(1)"], [[[0, 1, 2]]], [[[0]]]),
-        ("assert f(1) == float('inf')", ["f(1)"], [[math.inf]], [[1e308]]),
-        ("assert f(1) % 7 == 2", ["f(1)"], [[9]], [["%d"], [8]]),
-    ],
-)
-def test_an_assert_is_cut_into_calls_and_a_condition(
-    source: str, calls: list[str], passing: list[list[Any]], failing: list[list[Any]]
-):
-    [check] = unit_tests([source])
-    assert list(check.calls) == calls
-    assert [holds(check, values) for values in passing] == [True] * len(passing)
-    assert [holds(check, values) for values in failing] == [False] * len(failing)
-
-
-@pytest.mark.parametrize(
-    ("source", "reason"),
-    [
-        ("assert True", "calls a function"),
-        ("assert 1 == len([2])", "calls a function"),
-        ("f(1)", "expected one assert"),
-        ("assert f(1) == 1; assert f(2) == 2", "expected one assert"),
-        ("assert f(", "expected Python"),
-        ("assert f(1) == f(1)", "itself"),
-        ("assert f(1) == g(1)", "itself"),
-        ("assert tuple(f([1])) == tuple(sorted_third([1]))", "itself"),
-        ("assert f(1) == Counter('ab')", "itself"),
-        ("assert f(1) == expected", "literals"),
-        ("assert f(1) == [x for x in (1, 2)]", "literals"),
-        ("assert f(1) == {**{}}", "literals"),
-        ("assert (lambda: f(1))() == 1", "program's function"),
-        ("assert f(1).startswith('a')", "program's function"),
-        ("assert eval('f(1)') == 1", "program's function"),
-        ("assert sorted(f(1), key=abs) == [1]", "literals"),
-        ("assert __import__('os').system('true') == 0", "program's function"),
-        ("assert list(range(f(1))) == [0]", "plain arguments"),
-        ("assert f(1) if f(2) else f(3)", "literals"),
-        ("assert f'{f(1)}' == 'a'", "literals"),
-    ],
-)
-def test_an_assert_that_cannot_be_cut_is_refused(source: str, reason: str):
-    with pytest.raises(CannotSplitError, match=reason):
-        unit_tests([source])
-
-
-def test_all_asserts_of_a_problem_call_one_function():
-    with pytest.raises(CannotSplitError, match="one function, got f, g"):
-        unit_tests(["assert f(1) == 1", "assert g(1) == 1"])
-    with pytest.raises(CannotSplitError, match="got no assert"):
-        unit_tests([])
-
-
-@pytest.mark.parametrize("value", [10**9, -(10**9), "x" * 99, [0] * 99, 1e300])
-def test_no_value_makes_a_condition_work_for_long(value: Any):
-    [power] = unit_tests(["assert 3 ** f(1) == 9"])
-    [text] = unit_tests(["assert f(1) * 1000000000 == 'x'"])
-    assert not holds(power, [value])
-    assert not holds(text, [value])
-
-
-def test_the_body_of_check_becomes_asserts_with_the_function_s_own_name():
-    test = """
-METADATA = {'author': 'x'}
-def check(candidate):
-    '''Cases.'''
-    assert candidate([1.5]) == True, "case 1"
-    # an edge case
-    assert abs(candidate([2]) - 0.33) < 1e-6
-
-    assert True, "This prints if this assert fails"
-"""
-    found = body_of_check(test, "near")
-    assert found == ["assert near([1.5]) == True, 'case 1'", "assert abs(near([2]) - 0.33) < 1e-06"]
-    assert [check.calls for check in unit_tests(found)] == [("near([1.5])",), ("near([2])",)]
-
-
-@pytest.mark.parametrize(
-    "test",
-    [
-        "assert f(1) == 1",
-        "def check(candidate):\n    for x in range(9):\n        assert candidate(x) == x",
-        "def check(candidate):\n    y = 1\n    assert candidate(y) == 1",
-    ],
-)
-def test_a_check_that_does_more_than_assert_is_refused(test: str):
-    with pytest.raises(CannotSplitError):
-        body_of_check(test, "f")
-
-
-# Finding the program
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("```python\na\n```", "a\n"),
-        ("```python\na\n```\nor\n```python\nb\n```\nprints\n```\nc\n```", "b\n"),
-        ("```py\na\n```\n```json\n{}\n```", "a\n"),
-        ("```\na\n```\n```\nb\n```", "b\n"),
-        ("  ```Python  \n  a\n  ```  ", "  a\n"),
-        ("```python\na\n```\n```python\nnever closed", "a\n"),
-        ("```python\nnever closed", "```python\nnever closed"),
-        ("x = 1", "x = 1"),
-        ("", ""),
-        ("<think>```python\nno\n```</think><answer>```python\nyes\n```</answer>", "yes\n"),
-        ("```python\nno\n```<answer>x = 1</answer>", "x = 1"),
-    ],
-)
-def test_the_program_is_the_last_closed_block(text: str, code: str):
-    assert program(text) == code
-
-
-def test_a_thousand_openings_take_no_time():
-    import time
-
-    started = time.perf_counter()
-    program("```python\nx\n" * 20_000)
-    program("```a" * 50_000)
-    assert time.perf_counter() - started < 0.5
-
-
-# The reward
 
 
 def test_a_right_program_earns_1_and_a_wrong_one_0(backend: str):
@@ -338,3 +190,37 @@ def test_a_setting_that_makes_no_sense_is_refused(settings: dict[str, Any]):
 
 def test_auto_is_settled_when_the_reward_is_made(backend: str):
     assert UnitTests().backend in BACKENDS
+
+
+def test_a_call_that_python_would_not_make_need_not_return(backend: str):
+    tests = ["assert first([]) is None or first([1]) == 1", "assert first([2]) == 2 and not first([0])"]
+    assert score(backend, "def first(x):\n    return x[0] if x else None", tests) == 1.0
+    assert score(backend, "def first(x):\n    return None if not x else x[0] if x[0] != 1 else 1 / 0", tests) == 1.0
+    assert score(backend, "def first(x):\n    return x[0]", tests) == 0.0
+    assert score(backend, "def first(x):\n    return x[0]", ["assert not first([])"]) == 0.0
+
+
+def test_one_program_of_many_is_judged(backend: str):
+    right, wrong = "def double(x):\n    return x + x", "def double(x):\n    return 0"
+    reward = UnitTests(backend=backend)
+    programs = [(right, "print(double(2))"), (wrong, right), (right, wrong, "print(double(2))")]
+    texts = ["\n".join(map(fenced, several)) for several in programs]
+    assert reward(["?"] * 3, texts, [[]] * 3, test_list=[TESTS] * 3) == [1.0, 1.0, 0.0]
+
+
+def test_a_limit_beyond_that_of_a_call_is_refused(backend: str):
+    """It would make every program that hangs invalid instead of wrong."""
+    reward = WeightedReward("unit_tests", UnitTests(backend=backend, seconds=12.0))
+    message = r"unit_tests: expected scoring.seconds of 13 or more .* got 10"
+    with pytest.raises(UserError, match=message), open_judge([reward], limits=Limits(seconds=10.0)):
+        pass
+    other = WeightedReward("other", len)
+    with pytest.raises(UserError, match=message), open_judge([other], verifier=reward, limits=Limits(seconds=10.0)):
+        pass
+
+
+def test_a_program_that_hangs_is_wrong_within_the_longest_call(backend: str):
+    reward = UnitTests(backend=backend, seconds=0.5)
+    started = time.monotonic()
+    assert reward(["?"], [fenced("while True: pass")], [[]], test_list=[TESTS]) == [0.0]
+    assert time.monotonic() - started < reward.longest_call_seconds == 1.5

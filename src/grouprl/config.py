@@ -47,7 +47,7 @@ class TaskConfig(Section):
     train_problems: int | None = Field(None, ge=1, description="size of the train split")
     eval_problems: int | None = Field(None, ge=1, description="size of the validation and of the test split")
     seed: int = Field(0, ge=0, lt=2**63, description="of the procedural problems")
-    system_prompt: Text | None = Field(None, description="put before every problem")
+    system_prompt: Text | None = Field(None, description="in place of the task's own; empty = none")
     format: Literal["boxed", "think"] = Field("boxed", description="where the answer stands: \\boxed{}, or R1's tags")
     arguments: dict[str, Any] = Field({}, description="settings of this task alone; `grouprl tasks NAME` lists them")
 

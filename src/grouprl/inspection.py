@@ -14,6 +14,7 @@ from grouprl.config import RunConfig
 from grouprl.evaluation.evaluate import evaluate
 from grouprl.lab.read import interval_name
 from grouprl.lab.terminal import Terminal
+from grouprl.lab.words import counted
 from grouprl.learner.credit import completion_advantages, mixed_advantages
 from grouprl.models import context_length, load_model, load_tokenizer, prompt_token_ids, resolve_device
 from grouprl.rewards import SOFT_OVERLONG, WeightedReward
@@ -48,7 +49,7 @@ def show_evaluation(config: RunConfig, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(values))
         return
-    table = Table(title=f"{config.model.path}: {values['problems']} problems of {task.name}", title_justify="left")
+    table = Table(title=f"{config.model.path}: {counted(len(prompts), 'problem')} of {task.name}", title_justify="left")
     for heading in ("", "value", "95 % interval"):
         table.add_column(heading, justify="left" if not heading else "right")
     for name, value in values.items():
@@ -67,16 +68,16 @@ def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
     request = Request(asked, prompt_token_ids(asked, tokenizer, longest=longest), config.rollout.group_size)
     group = engine.generate([request], config.rollout.sampling)[0]
     rewards = configured_rewards(config, task) if prompt is None else ()
-    outcomes = _outcomes(config, task, group, rewards, tokenizer) if rewards else None
+    outcomes = _outcomes(config, task, group, rewards, tokenizer) if rewards else ()
+    # An advantage of a token, or of a step, is not one number for the completion.
+    whole = bool(outcomes) and config.algorithm.credit == "completion"
     terminal = Terminal()
     terminal.say(f"\n{asked.prompt_text}\n")
-    terminal.console.print(_group_table(config, group, outcomes, rewards))
-    if outcomes is not None:
-        totals = torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64)
-        terminal.say(
-            f"group mean {totals.nanmean():.3f}, {config.algorithm.std} deviation "
-            f"{totals[~totals.isnan()].std(correction=int(config.algorithm.std == 'sample')):.3f}"
-        )
+    terminal.console.print(
+        _completion_grid(group, outcomes, _advantages(config, outcomes, rewards) if whole else ()), soft_wrap=False
+    )
+    if outcomes:
+        terminal.say(_spread(config, outcomes))
 
 
 def _outcomes(
@@ -86,37 +87,45 @@ def _outcomes(
     rewards: Sequence[WeightedReward],
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[RewardOutcome, ...]:
-    with judge_of(config, task, rewards) as judge:
+    # To look at a group is to see why it cannot be judged, however much of it.
+    scoring = config.scoring.model_copy(update={"max_invalid": 1.0})
+    with judge_of(config.model_copy(update={"scoring": scoring}), task, rewards) as judge:
         judged = judge.finish([judge.begin(group)], tokenizer)
     max_tokens, buffer = config.rollout.max_tokens, config.algorithm.overlong_buffer
     return with_overlong_penalty([group], judged, max_tokens=max_tokens, buffer=buffer)[0]
 
 
-def _group_table(
-    config: RunConfig, group: Group, outcomes: tuple[RewardOutcome, ...] | None, rewards: Sequence[WeightedReward]
-) -> Table:
-    table = Table()
-    names = list(outcomes[0].components) if outcomes else []
-    # An advantage of a token, or of a step, is not one number for the completion.
-    whole = config.algorithm.credit == "completion"
-    scores = ["reward", *(["advantage"] if whole else [])] if outcomes else []
-    for heading in ("#", "completion", "tokens", "ended by", *names, *scores):
-        table.add_column(heading, justify="left" if heading in ("completion", "ended by") else "right")
-    advantages = _advantages(config, outcomes, rewards) if outcomes and whole else [0.0] * len(group.completions)
-    for completion, advantage in zip(group.completions, advantages, strict=True):
+def _completion_grid(group: Group, outcomes: Sequence[RewardOutcome], advantages: Sequence[float]) -> Table:
+    """Numbers above each text, because beside each other neither has room on a narrow terminal.
+
+    Without `outcomes` and `advantages` there is nothing to be said of those.
+    """
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for place, completion in enumerate(group.completions):
+        outcome = outcomes[place] if outcomes else None
+        scores = _scores(outcome, advantages[place] if advantages else None) if outcome else []
+        length = f"{len(completion)} tokens, ended by {completion.stop_reason.value}"
+        grid.add_row(str(completion.index), Text("  ".join([*scores, length]), "bold"))
+        if outcome:
+            told = [f"{name} {'-' if value is None else value}" for name, value in outcome.components.items()]
+            grid.add_row("", Text("  ".join(told), "dim"))
         # Text, not markup: a completion may hold brackets that rich would read as its own.
-        cells: list[str | Text] = [
-            str(completion.index),
-            Text(completion.text),
-            str(len(completion)),
-            completion.stop_reason.value,
-        ]
-        if outcomes:
-            outcome = outcomes[completion.index]
-            cells += [f"{outcome.components[name]}" for name in names]
-            cells += [f"{outcome.total:.2f}", *([f"{advantage:+.3f}"] if whole else [])]
-        table.add_row(*cells)
-    return table
+        grid.add_row("", Text(completion.text + "\n"))
+    return grid
+
+
+def _scores(outcome: RewardOutcome, advantage: float | None) -> list[str]:
+    if not outcome.valid:
+        return [f"invalid: {outcome.reason}"]
+    return [f"reward {outcome.total:.2f}", *([] if advantage is None else [f"advantage {advantage:+.3f}"])]
+
+
+def _spread(config: RunConfig, outcomes: Sequence[RewardOutcome]) -> str:
+    totals = torch.tensor([outcome.total for outcome in outcomes if outcome.valid], dtype=torch.float64)
+    if len(totals) < 2:
+        return f"{len(totals)} of {counted(len(outcomes), 'completion')} with a valid reward: nothing to compare"
+    deviation = totals.std(correction=int(config.algorithm.std == "sample"))
+    return f"group mean {totals.mean():.3f}, {config.algorithm.std} deviation {deviation:.3f}"
 
 
 def _advantages(

@@ -108,10 +108,19 @@ def _example(problem: Problem, task: Task | None, *, columns: bool = False) -> R
     gold = task.gold(problem) if task is not None else None
     parts: list[RenderableType] = [Text(_cut(_question(problem)))]
     if columns:
-        parts += [Text(f"{key}: {_cut(' '.join(str(value).split()))}", "dim") for key, value in problem.columns.items()]
+        parts += chain.from_iterable(_column(key, value) for key, value in problem.columns.items())
     if gold is not None:
         parts.append(Text(_cut(gold), "green"))
     return Group(*parts)
+
+
+def _column(name: str, value: object) -> list[RenderableType]:
+    """On a line, or as a block below its name where the value has several lines."""
+    lines = isinstance(value, list | tuple) and bool(value) and all(isinstance(item, str) for item in value)
+    text = _cut("\n".join(value) if lines else str(value))  # type: ignore[arg-type]
+    if "\n" not in text.strip():
+        return [Text(f"{name}: {text.strip()}", "dim")]
+    return [Text(f"{name}:", "dim"), Padding(Text(text.rstrip(), "dim"), (0, 0, 0, 2))]
 
 
 def _question(problem: Problem) -> str:

@@ -211,7 +211,8 @@ class _Loop:
                 max_tokens=self._config.rollout.max_tokens,
                 on_finished=advance,
             )
-        self._record.held_out(self._state.step, asdict(found.results))
+        if found.results.problem_ids:
+            self._record.held_out(self._state.step, asdict(found.results))
         self._record.evaluation(self._state.step, found.values)
         return found
 
@@ -222,9 +223,9 @@ class _Loop:
                 prompt=group.problem.prompt_text,
                 answer=str(group.problem.columns.get("answer", "")).rpartition("####")[2].strip(),
                 completion=group.completions[0].text,
-                correct=bool(hit),
+                correct=said,
             )
-            for group, hit in zip(evaluation.greedy[:_EXAMPLES], evaluation.results.greedy, strict=False)
+            for group, said in zip(evaluation.greedy[:_EXAMPLES], evaluation.verdicts, strict=False)
         ]
 
     def _networks_mib(self) -> dict[str, float]:

@@ -11,7 +11,7 @@ from grouprl.algorithm import Algorithm
 from grouprl.algorithms.named import NAMED
 from grouprl.config import RewardConfig, RunConfig
 from grouprl.models import resolve_device
-from grouprl.rewards import FromFile, RewardFunction, WeightedReward, built_in, resolve_rewards
+from grouprl.rewards import FromFile, RewardFunction, WeightedReward, built_in, resolve_rewards, verifier_of
 from grouprl.rewards.learned import learned_reward
 from grouprl.tasks import Task, load_task, task_from_list
 from grouprl.tasks.names import unknown_name
@@ -74,7 +74,16 @@ def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, .
     if config.rewards:
         return resolve_rewards([_configured(reward, config, task) for reward in config.rewards])
     steps = task.default_step_rewards if config.algorithm.credit == "step" else {}
-    return resolve_rewards({**task.default_rewards, **steps}, task.own_rewards)
+    if task.default_rewards:
+        return resolve_rewards({**task.default_rewards, **steps}, task.own_rewards)
+    verifier = verifier_of(task.verifier, (), task.own_rewards)
+    if verifier is None:
+        raise UserError(
+            f"rewards: expected at least one, the task {task.name} has none of its own (not every problem has an "
+            "answer, and there is no verifier): add --reward FILE.py:FUNCTION, or name the answers with "
+            "task.arguments.answer_column=NAME"
+        )
+    return (verifier,)
 
 
 def _configured(reward: RewardConfig, config: RunConfig, task: Task) -> WeightedReward:

@@ -12,17 +12,28 @@ from grouprl.types import Group, RewardOutcome, StopReason
 def step_measures(task: Task, groups: Sequence[Group], outcomes: Sequence[Sequence[RewardOutcome]]) -> dict[str, float]:
     """Rewards, accuracy, traits, groups with signal and lengths of one step, under TRL's names where they exist.
 
-    `frac_solved` and `frac_hopeless` are the shares of groups with every and with no completion correct;
-    `frac_reward_zero_std` is the share of groups whose rewards are all equal: they carry no signal.
+    `frac_reward_zero_std` is the share of groups whose rewards are all equal: they carry no signal. Where the task has
+    a verifier, `accuracy` is the share of the completions it could judge that are correct; `frac_solved` and
+    `frac_hopeless` are the shares of the groups with such a completion in which all of these are, and none of them is;
+    `frac_unverified`, when it is above 0, is the share of completions it could not judge.
     """
-    correct = [[bool(outcome.correct) for outcome in row] for row in outcomes]
     return {
         **_reward_measures(outcomes),
-        "accuracy": _mean([share for row in correct for share in row]),
+        **({} if task.verifier is None else _verdict_measures(outcomes)),
         **trait_shares(task, groups),
-        "frac_solved": _mean([all(row) for row in correct]),
-        "frac_hopeless": _mean([not any(row) for row in correct]),
         **_length_measures(groups),
+    }
+
+
+def _verdict_measures(outcomes: Sequence[Sequence[RewardOutcome]]) -> dict[str, float]:
+    verdicts = [[outcome.correct for outcome in row if outcome.correct is not None] for row in outcomes]
+    judged = [row for row in verdicts if row]
+    failed = _mean([outcome.correct is None for row in outcomes for outcome in row])
+    return {
+        "accuracy": _mean([said for row in judged for said in row]),
+        "frac_solved": _mean([all(row) for row in judged]),
+        "frac_hopeless": _mean([not any(row) for row in judged]),
+        **({"frac_unverified": failed} if failed else {}),
     }
 
 

@@ -144,7 +144,7 @@ def _summed(run: RecordedRun, name: str) -> dict[int, float]:
 
 def _to_threshold(cost: Callable[[RecordedRun, int], float | None]) -> Callable[[RecordedRun], float | None]:
     def reached(run: RecordedRun) -> float | None:
-        steps = [row["step"] for row in run.evaluations if row["greedy_accuracy"] >= THRESHOLD]
+        steps = [row["step"] for row in run.evaluations if row.get("greedy_accuracy", 0.0) >= THRESHOLD]
         return cost(run, min(steps)) if steps else None
 
     return reached
@@ -222,8 +222,13 @@ def _by_problem(variant: Variant, seeds: Sequence[int], measure: str) -> dict[st
 
 
 def held_out_curve(variant: Variant) -> tuple[HeldOut, ...]:
-    """The evaluations of a variant in the order of their steps, of the steps at which every seed was judged."""
-    judged = [{row["step"]: row for row in run.evaluations} for run in variant.runs.values()]
+    """The evaluations of a variant in the order of their steps, of the steps at which every seed was judged.
+
+    None for a task without a verifier.
+    """
+    judged = [
+        {row["step"]: row for row in run.evaluations if "greedy_accuracy" in row} for run in variant.runs.values()
+    ]
     tokens = [_summed(run, "completion_tokens") for run in variant.runs.values()]
     seconds = [_summed(run, "time/total") for run in variant.runs.values()]
     everywhere = [set(rows) for rows in judged] + [set(sums) for sums in (*tokens, *seconds)]

@@ -103,6 +103,10 @@ def comparison_verdict(comparison: RecordedComparison) -> str:
     """What came of the comparison, in one or two sentences."""
     accuracies = {variant.name: figure(variant, "greedy_accuracy").mean for variant in comparison.finished}
     known = {name: value for name, value in accuracies.items() if value is not None}
+    if len(comparison.finished) > 1 and not known:
+        return (
+            "No accuracy to compare by: nothing says which completions are correct. The curves show reward and length."
+        )
     if len(known) < 2 or not comparison.baseline.runs:
         done = ", ".join(known) or "none"
         return f"Nothing to compare yet: expected finished runs of two variants, the baseline among them, got {done}."

@@ -36,14 +36,16 @@ _CONVERTED: Mapping[str, Callable[[Any], Any]] = {
 
 
 def export(run_directory: Path, out: Path) -> Path:
-    """Writes every completion of a run as a row, in the order of the run, with its problem; gives `out`.
+    """Writes every completion of a run as a row, in the order of the run, with its problem; gives `out`, a .parquet.
 
     A run may go on while it is read: the file holds the whole steps that were recorded when the export began. Memory
     is bounded, whatever the size of the run. `out` appears when it is complete, or not at all.
 
     Raises:
-        UserError: without the extra `data`; `out` exists or cannot be written; or there are no rollouts.
+        UserError: without the extra `data`; `out` is no .parquet, exists or cannot be written; no rollouts.
     """
+    if out.suffix != ".parquet":
+        raise UserError(f"{out}: expected a file name that ends in .parquet, got {out.name!r}: give such a name")
     pyarrow, parquet = _extra("pyarrow"), _extra("pyarrow.parquet")
     if out.exists():
         raise UserError(f"{out}: expected a new file, but it is there already: remove it, or give another name")

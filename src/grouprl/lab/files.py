@@ -6,8 +6,9 @@ import fcntl
 import json
 import math
 import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -76,13 +77,27 @@ def lock_directory(directory: Path) -> int:
     return handle
 
 
-def json_text(value: Any, indent: int | None = None) -> str:
-    """Strict JSON. NaN and infinity, which neither jq nor sqlite3 reads, become null.
+def json_text(value: Any, indent: int | None = None, default: Callable[[Any], str] | None = None) -> str:
+    """Strict JSON that UTF-8 can hold. NaN and infinity, which neither jq nor sqlite3 reads, become null.
+
+    Args:
+        value: to be written; a set becomes its sorted list.
+        indent: spaces per level; None = one line.
+        default: makes a text of what JSON does not know.
 
     Raises:
-        TypeError: for anything that JSON does not know, such as a tensor.
+        TypeError: without `default`, for anything that JSON does not know, such as a tensor.
     """
-    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+    return utf8_text(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent, default=default))
+
+
+def utf8_text(text: str) -> str:
+    """The text with U+FFFD in place of each lone surrogate, which neither a file nor SQLite can hold.
+
+    >>> utf8_text("7\\udc80!") == "7\\ufffd!"
+    True
+    """
+    return re.sub(r"[\ud800-\udfff]", "\ufffd", text)
 
 
 def _finite(value: Any) -> Any:
@@ -92,4 +107,11 @@ def _finite(value: Any) -> Any:
         return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
+    if isinstance(value, Set):
+        return [_finite(item) for item in sorted(value, key=_place)]
     return value
+
+
+def _place(item: object) -> tuple[bool, float, str]:
+    # Numbers by size, then the rest by its text: a set may mix what Python does not compare.
+    return (False, item, "") if isinstance(item, int | float) else (True, 0, str(item))

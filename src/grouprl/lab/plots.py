@@ -81,16 +81,17 @@ def _length(run: RecordedRun, figure: Figure) -> None:
 
 
 def _group_signal(run: RecordedRun, figure: Figure) -> None:
-    spread, kinds = figure.subplots(2, 1, sharex=True)
-    lines(spread, run, {"reward_std": ""}, "reward deviation\nin a group")
-    spread.set_xlabel("")
-    spread.set_ylim(bottom=0)
     steps, solved = run.column("frac_solved")
     _, hopeless = run.column("frac_hopeless")
-    if steps and len(solved) == len(hopeless):
+    known = bool(steps) and len(solved) == len(hopeless)  # not without a verifier
+    spread, *below = figure.subplots(1 + known, 1, sharex=True, squeeze=False)[:, 0]
+    lines(spread, run, {"reward_std": ""}, "reward deviation\nin a group")
+    spread.set_ylim(bottom=0)
+    for kinds in below:
+        spread.set_xlabel("")
         mixed = np.maximum(0, 1 - np.array(solved) - np.array(hopeless))
         stack(kinds, steps, {"hopeless": hopeless, "mixed": mixed.tolist(), "solved": solved}, (RED, BLUE, SKY))
-    shares(kinds, "groups")
+        shares(kinds, "groups")
 
 
 def _divergence(run: RecordedRun, figure: Figure) -> None:

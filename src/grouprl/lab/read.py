@@ -32,9 +32,9 @@ class Example:
 
     problem_id: str
     prompt: str
-    answer: str  # the right one
+    answer: str  # the right one; empty when the problem has none
     completion: str
-    correct: bool
+    correct: bool | None  # None = the verifier failed, or the task has none
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 
 from grouprl.lab.files import atomic_directory, atomic_write_text, json_text, lock_directory
 from grouprl.lab.read import Example, read_json, read_json_lines
-from grouprl.lab.rollouts import drop_after, open_rollouts, write_step
+from grouprl.lab.rollouts import drop_after, holds_steps, open_rollouts, write_step
 from grouprl.types import Group, RewardOutcome, UserError
 
 __all__ = ["Example", "RunRecord", "atomic_directory", "atomic_write_text"]
@@ -42,11 +42,14 @@ class RunRecord:
     def __init__(self, directory: Path, lock: int) -> None:
         self.directory = directory
         self._lock = lock
-        self._rollouts = open_rollouts(str(directory / "rollouts.sqlite"))
+        with ExitStack() as on_error:
+            on_error.callback(os.close, lock)
+            self._rollouts = open_rollouts(str(directory / "rollouts.sqlite"))
+            on_error.pop_all()
 
     @classmethod
     def create(cls, directory: Path, config_yaml: str) -> RunRecord:
-        """Starts a run in a new or empty place and writes its configuration.
+        """Starts a run in a new or empty place, or in that of a run that recorded nothing; writes its configuration.
 
         Raises:
             UserError: when the directory cannot be made, already holds a run or is in use; nothing is overwritten.
@@ -57,12 +60,14 @@ class RunRecord:
             raise UserError(f"{directory}: cannot be made a run directory ({error}); choose another name") from None
         lock = lock_directory(directory)
         held = [name for name in WRITTEN_BY_A_RUN if (directory / name).exists()]
-        if held:
+        if held and not _recorded_nothing(directory, held):
             os.close(lock)
             raise UserError(
                 f"{directory}: expected a new run directory, but it already holds a run ({', '.join(held)}); "
                 "continue that run with --resume, or choose another name"
             )
+        for suffix in ("", "-wal", "-shm", "-journal"):  # without a row, and maybe an older version's
+            (directory / f"rollouts.sqlite{suffix}").unlink(missing_ok=True)
         atomic_write_text(directory / "config.yaml", config_yaml)
         return cls(directory, lock)
 
@@ -71,7 +76,7 @@ class RunRecord:
         """Continues a run after `step` (0 = from the start): what was recorded of later steps is dropped.
 
         Raises:
-            UserError: when `directory` holds no run or is in use.
+            UserError: when `directory` holds no run, one of an older version, or is in use; nothing is changed then.
         """
         if not (directory / "config.yaml").is_file():
             raise UserError(f"{directory}: expected a run to resume, found no config.yaml; check the name")
@@ -136,3 +141,8 @@ class RunRecord:
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
         with (self.directory / name).open("a", encoding="utf-8") as lines:
             lines.write(json_text(row) + "\n")
+
+
+def _recorded_nothing(directory: Path, held: Sequence[str]) -> bool:
+    # Both files, because a run makes both at once: a config.yaml alone may be somebody's own.
+    return set(held) == {"config.yaml", "rollouts.sqlite"} and not holds_steps(directory / "rollouts.sqlite")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -12,12 +12,14 @@ from grouprl.lab.files import atomic_write_text
 from grouprl.lab.pages import page, picture
 from grouprl.lab.read import Example, RecordedRun, Row, interval_name, read_run
 from grouprl.lab.rollouts import invalid_reasons
+from grouprl.lab.words import counted, duration
 
 MEASURES = {
     "greedy_accuracy": "Greedy accuracy",
     "pass_at_1": "pass@1",
     "pass_at_8": "pass@8",
     "worked_share": "Worked solutions",
+    "unverified_share": "The verifier failed",
 }
 
 FILES = {
@@ -70,12 +72,14 @@ def write_report(run_directory: Path) -> Path:
     drawn = draw_plots(PLOTS, run, run_directory / "plots")
     pictures = {plot.name: picture(plot.title, plot.caption, path) for plot, path in drawn}
     time_picture = pictures.pop("time", None)
+    comparisons = _comparisons(run)
     text = page("report.html.j2").render(
         title=run_directory.resolve().name,
         subtitle=_subtitle(run.summary),
         verdict=verdict(run),
-        comparisons=_comparisons(run),
-        problems={**run.results("before"), **run.results("after")}.get("problems"),
+        comparisons=comparisons,
+        intervals=any(row.before_interval or row.after_interval for row in comparisons),
+        problems=counted({**run.results("before"), **run.results("after")}.get("problems", 0), "held-out problem"),
         pictures=list(pictures.values()),
         time_picture=time_picture,
         examples=_pairs(run.examples),
@@ -95,45 +99,44 @@ def verdict(run: RecordedRun) -> str:
     before, after = run.results("before"), run.results("after")
     if "greedy_accuracy" in before and "greedy_accuracy" in after:
         return (
-            f"Greedy accuracy {_from_to(before['greedy_accuracy'], after['greedy_accuracy'])} "
-            f"on {after['problems']} held-out problems in {duration(run.summary['train_seconds'])} of training."
+            f"Greedy accuracy {_from_to(before['greedy_accuracy'], after['greedy_accuracy'], '.1%')} "
+            f"on {counted(after['problems'], 'held-out problem')} in {_training_time(run)}."
         )
-    _, accuracy = run.column("accuracy")
-    if not accuracy:
-        return "Nothing to judge yet: no step with an accuracy is recorded."
-    tenth = max(1, len(accuracy) // 10)
-    return (
-        f"Unfinished at step {run.metrics[-1]['step']}: "
-        f"{_from_to(fmean(accuracy[:tenth]), fmean(accuracy[-tenth:]))} of the sampled completions correct, "
-        "from the first steps to the last."
-    )
+    (_, accuracy), (_, reward) = run.column("accuracy"), run.column("reward")
+    if not accuracy and not reward:
+        return "Nothing to judge yet: no step with a reward is recorded."
+    said = f"mean reward {_tenths(reward, '.2f')}"
+    if accuracy:
+        said = f"{_tenths(accuracy, '.1%')} of the sampled completions correct"
+    if after and not accuracy:
+        return f"{said.capitalize()} over {counted(len(run.metrics), 'step')} in {_training_time(run)}."
+    return f"Unfinished at step {run.metrics[-1]['step']}: {said}, from the first steps to the last."
 
 
-def _from_to(start: float, end: float) -> str:
-    return f"{start:.1%}\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}{end:.1%}"
+def _training_time(run: RecordedRun) -> str:
+    return f"{duration(run.summary['train_seconds'])} of training"
 
 
-def duration(seconds: float) -> str:
-    """Seconds as people say them.
+def _tenths(values: Sequence[float], form: str) -> str:
+    tenth = max(1, len(values) // 10)
+    return _from_to(fmean(values[:tenth]), fmean(values[-tenth:]), form)
 
-    >>> duration(98.4), duration(754), duration(11520)
-    ('98 s', '12 min 34 s', '3 h 12 min')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 2:
-        return f"{round(seconds)} s" if seconds >= 10 else f"{seconds:.1f} s"
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+def _from_to(start: float, end: float, form: str) -> str:
+    return f"{start:{form}}\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}{end:{form}}"
 
 
 def _comparisons(run: RecordedRun) -> list[Comparison]:
     before, after = run.results("before"), run.results("after")
-    shares = [
-        _comparison(label, name, before, after) for name, label in MEASURES.items() if name in {**before, **after}
-    ]
+    found = {**before, **after}
+    traits = {name: name.removesuffix("_share").capitalize() for name in found if name.endswith("_share")}
+    labels = MEASURES | {name: label for name, label in traits.items() if name not in MEASURES}
+    shares = [_comparison(label, name, before, after) for name, label in labels.items() if name in found]
     tokens = [f"{row['mean_length']:.1f}" if "mean_length" in row else "–" for row in (before, after)]
     both = "mean_length" in before and "mean_length" in after
     change = f"{after['mean_length'] - before['mean_length']:+.1f}" if both else ""
-    return [*shares, Comparison("Mean length (tokens)", tokens[0], "", tokens[1], "", change)] if shares else []
+    length = Comparison("Mean length (tokens)", tokens[0], "", tokens[1], "", change)
+    return [*shares, length] if shares or "mean_length" in found else []
 
 
 def _comparison(label: str, name: str, before: Row, after: Row) -> Comparison:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from grouprl.lab.files import json_text
+from grouprl.lab.files import json_text, utf8_text
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, UserError
 
 SCHEMA = """
@@ -76,8 +76,16 @@ class RecordedGroup:
 
 
 def open_rollouts(location: str) -> sqlite3.Connection:
-    """Opens or makes a rollout database (a path, or a `file:` URI) with its tables and views."""
+    """Opens or makes a rollout database (a path, or a `file:` URI) with its tables and views.
+
+    Raises:
+        UserError: an older version made it; nothing of it is changed.
+    """
     database = sqlite3.connect(location, timeout=1.0, uri=location.startswith("file:"))
+    found = {name for _, name, *_ in database.execute("PRAGMA table_info(completions)")}
+    if found and _ADDED - found:
+        database.close()
+        raise _too_old(location, _ADDED - found)
     # WAL lets people read while a run writes. It needs shared memory, which network file systems do not have.
     if database.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
         database.execute("PRAGMA journal_mode=TRUNCATE")
@@ -135,10 +143,7 @@ def read_rollouts(directory: Path, step: int) -> tuple[RecordedGroup, ...]:
         rows = database.execute(query, (step,)).fetchall()
     missing = _ADDED - set(rows[0].keys() if rows else _ADDED)
     if missing:
-        raise UserError(
-            f"{path}: expected a table of completions with the columns {', '.join(sorted(missing))}, found none: "
-            "an older version of GroupRL recorded this run; read it with that one"
-        )
+        raise _too_old(path, missing)
     return tuple(_group(list(members)) for _, members in groupby(rows, key=lambda row: row["group_index"]))
 
 
@@ -165,6 +170,22 @@ def invalid_reasons(directory: Path, most: int = 20) -> tuple[InvalidReason, ...
         return tuple(InvalidReason(*row) for row in database.execute(query, (most,)))
 
 
+def holds_steps(path: Path) -> bool:
+    """Whether a rollout database has a step; also True for a file that is no such database."""
+    try:
+        with closing(_read_only(path)) as database:
+            return database.execute("SELECT 1 FROM completions LIMIT 1").fetchone() is not None
+    except sqlite3.DatabaseError:  # not ours to judge, so not to be overwritten either
+        return True
+
+
+def _too_old(place: object, missing: Set[str]) -> UserError:
+    return UserError(
+        f"{place}: expected a table of completions with the columns {', '.join(sorted(missing))}, found none: "
+        "an older version of GroupRL recorded this run; read it with that one, or go on with it"
+    )
+
+
 def _read_only(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)
 
@@ -172,8 +193,8 @@ def _read_only(path: Path) -> sqlite3.Connection:
 def _problem_row(group: Group) -> tuple[Any, ...]:
     problem = group.problem
     messages = None if isinstance(problem.prompt, str) else json_text([dict(message) for message in problem.prompt])
-    columns = json.dumps(dict(problem.columns), default=str)  # a user's columns may hold anything
-    return problem.id, problem.prompt_text, messages, _blob(group.prompt_ids, "<i4"), columns
+    columns = json_text(problem.columns, default=str)  # a user's columns may hold anything
+    return utf8_text(problem.id), utf8_text(problem.prompt_text), messages, _blob(group.prompt_ids, "<i4"), columns
 
 
 def _completion_row(
@@ -191,11 +212,11 @@ def _completion_row(
         step,
         group_index,
         completion.index,
-        problem_id,
-        completion.text,
+        utf8_text(problem_id),
+        utf8_text(completion.text),
         outcome.total if outcome.valid else None,
         json_text(outcome.components),
-        None if outcome.valid else outcome.reason,
+        None if outcome.valid else utf8_text(outcome.reason),
         None if outcome.correct is None else int(outcome.correct),
         float(max(advantages, default=0.0)) if same else math.fsum(advantages) / len(advantages),
         len(completion),

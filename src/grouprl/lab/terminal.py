@@ -21,6 +21,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from grouprl.lab.words import counted
+
 COLUMNS = (
     # heading, metric, format, width
     ("reward", "reward", "{:.2f}", 6),
@@ -127,14 +129,14 @@ class Terminal:
 
     def comparison(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         """A table of two evaluations."""
-        table = Table(title=f"{after['problems']} held-out problems", title_justify="left")
+        table = Table(title=counted(after["problems"], "held-out problem"), title_justify="left")
         for heading in ("", "before", "after"):
             table.add_column(heading, justify="left" if not heading else "right")
-        for name, value in after.items():
+        for name in dict.fromkeys((*after, *before)):
             if name != "problems" and not name.endswith("_interval"):
                 form = "{:.1f}" if name == "mean_length" else "{:.1%}"
                 # A resumed run may be judged with more samples than it was before its first step.
-                table.add_row(name.replace("_", " "), _cell(before.get(name), form), _cell(value, form))
+                table.add_row(name.replace("_", " "), _cell(before.get(name), form), _cell(after.get(name), form))
         self.console.print(table)
 
 

@@ -68,15 +68,18 @@ def open_judge(
         max_invalid: share of the completions, in [0, 1], beyond which the run stops.
 
     Raises:
-        UserError: a function that cannot be sent to a worker.
+        UserError: a function that cannot be sent to a worker, or may need longer than `limits` for one completion.
     """
+    limits = limits or Limits()
     known = {reward.name: reward for reward in rewards}
     if verifier is not None:
         if verifier.name in known and known[verifier.name].function != verifier.function:
             verifier = replace(verifier, name=f"{verifier.name} (verifier)")  # the user's own bears the name
         known.setdefault(verifier.name, verifier)
+    for reward in known.values():
+        _check_time(reward, limits)
     sources = {name: _source(reward) for name, reward in known.items() if not reward.in_process}
-    with RewardPool(sources, limits or Limits()) as pool:
+    with RewardPool(sources, limits) as pool:
         yield Judge(tuple(rewards), verifier, pool, max_invalid)
 
 
@@ -262,6 +265,15 @@ def _in_a_thread(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 def _failure(name: str, value: Value) -> str:
     return f"{name} {value.reason}" if isinstance(value, Invalid) else ""
+
+
+def _check_time(reward: WeightedReward, limits: Limits) -> None:
+    needed = getattr(reward.function, "longest_call_seconds", 0.0)  # of a reward that has a limit of its own
+    if needed > limits.seconds:
+        raise UserError(
+            f"reward {reward.name}: expected scoring.seconds of {needed:g} or more for its own limit, got "
+            f"{limits.seconds:g}: raise it, or lower the reward's"
+        )
 
 
 def _is_correct(value: Value) -> bool | None:

@@ -7,30 +7,35 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from grouprl.rewards.programs import program
 from grouprl.rewards.rules import Text, completion_text
 from grouprl.rewards.sandbox import BACKENDS, Limits, Returned, choose_backend, run_in_sandbox, why_unavailable
 from grouprl.tasks.asserts import Check, holds
 from grouprl.tasks.asserts import unit_tests as cut
 from grouprl.types import UserError
 
-_MARK = "```"
+_MARGIN_SECONDS = 1.0  # for the end of a program that is out of time, and for the verdict
 
 
 @dataclass(frozen=True)
 class UnitTests:
     """1.0 when the program of a completion passes every assert of the column `test_list`, else 0.0.
 
-    The program is the last closed ```python block, else the last block without a language, else the whole completion.
-    It runs after `test_setup_code` in a fresh sandbox, which is given the calls of the asserts and nothing else; what
-    they return comes back as data and is compared here (`tasks.asserts`). A result that is missing, is not of a plain
-    builtin type, or came too late fails its assert. With `share` the value is the share of asserts that pass.
+    The program is the last closed ```python block that defines the function which the asserts call; `rewards.programs`
+    says what is taken where there is none. Only this one is judged, however many there are. It runs after
+    `test_setup_code` in a fresh sandbox, which is given the calls of the asserts and nothing else; what they return
+    comes back as data and is compared here (`tasks.asserts`). A result that is missing, is not of a plain builtin type,
+    or came too late fails its assert. With `share` the value is the share of asserts that pass.
 
     Range: 0 or 1, or 0 to 1 with `share`; None for a problem without tests. Failure modes: a program that holds the
     answers to asserts shown in the prompt passes those, so keep some back; `assert f(x)` and `== True` can be guessed,
     so a constant passes when all asserts want the same; a program can report values that its functions did not return,
-    but it has to know them; slow programs fail, and more of them do on a busy machine; what hides behind a fence line
-    inside the program's own text is cut off. Raises ValueError when `test_setup_code` fails, SandboxError when the
-    sandbox does: the completion is then invalid, not wrong.
+    but it has to know them; slow programs fail, and more of them do on a busy machine; what stands behind a line of
+    ``` in the program's own text is cut off, unless the line is indented by four columns or more. Raises ValueError
+    when `test_setup_code` fails, SandboxError when the sandbox does: the completion is then invalid, not wrong.
+
+    The programs of a group run one after another. Where so many hang that a call takes longer than `scoring.seconds`,
+    each completion is judged alone: the values are the same, but all programs run a second time.
     """
 
     share: bool = False
@@ -57,6 +62,11 @@ class UnitTests:
         """Those of one program."""
         return Limits(seconds=self.seconds, cpu_seconds=self.cpu_seconds, memory_mib=self.memory_mib)
 
+    @property
+    def longest_call_seconds(self) -> float:
+        """What one completion may take: with less, a program that hangs would be invalid, not wrong."""
+        return self.seconds + _MARGIN_SECONDS
+
     def __call__(
         self,
         prompts: Sequence[Text],
@@ -70,11 +80,12 @@ class UnitTests:
         """A value in the range for each completion."""
         setups = [setup or "" for setup in test_setup_code or [None] * len(completions)]
         return [
-            None if tests is None else self._value(program(completion_text(completion)), setup, _checks(tuple(tests)))
+            None if tests is None else self._value(completion_text(completion), setup, _checks(tuple(tests)))
             for completion, tests, setup in zip(completions, test_list, setups, strict=True)
         ]
 
-    def _value(self, source: str, setup: str, checks: Sequence[Check]) -> float:
+    def _value(self, text: str, setup: str, checks: Sequence[Check]) -> float:
+        source = program(text, checks[0].function)
         if source.lstrip("\n")[:1] in (" ", "\t"):  # it goes on where the text of the set-up stopped
             setup, source = "", f"{setup}\n{source}"
         calls = [call for check in checks for call in check.calls]
@@ -82,45 +93,9 @@ class UnitTests:
         outcomes = iter(result.outcomes)
         passed = 0
         for check in checks:
-            values = [next(outcomes) for _ in check.calls]
-            returned = [value.value for value in values if isinstance(value, Returned)]
-            passed += len(returned) == len(values) and holds(check, returned)
+            values = enumerate([next(outcomes) for _ in check.calls])
+            passed += holds(check, {n: value.value for n, value in values if isinstance(value, Returned)})
         return passed / len(checks) if self.share else float(passed == len(checks))
-
-
-def program(text: str) -> str:
-    """The program in a completion: its last closed ```python block, else its last unnamed block, else all of it.
-
-    Where there is an <answer>, only what stands in the last one is looked at.
-
-    >>> program("Here it is:\\n```python\\nx = 1\\n```\\nDone.")
-    'x = 1\\n'
-    """
-    _, tag, answer = text.rpartition("<answer>")
-    text = answer.partition("</answer>")[0] if tag else text
-    blocks = _blocks(text)
-    for languages in (("python", "python3", "py"), ("",)):
-        found = [code for language, code in blocks if language in languages]
-        if found:
-            return found[-1]
-    return text
-
-
-def _blocks(text: str) -> list[tuple[str, str]]:
-    """Language and content of each closed block, in one pass: a search for pairs takes long on a thousand openings."""
-    blocks: list[tuple[str, str]] = []
-    language: str | None = None
-    lines: list[str] = []
-    for line in text.split("\n"):
-        mark = line.strip()
-        if language is not None and mark == _MARK:
-            blocks.append((language, "".join(lines)))
-            language, lines = None, []
-        elif language is not None:
-            lines.append(f"{line}\n")
-        elif mark.startswith(_MARK):
-            language = mark.removeprefix(_MARK).strip().lower()
-    return blocks
 
 
 @lru_cache(maxsize=1024)

@@ -124,8 +124,8 @@ def _one_request(zygote: _Zygote) -> None:
         return
     status = 0
     if pid in zygote.workers:  # not one of another zygote, whose number may be anybody's by now
+        status = _kill(pid)  # while it is still counted as a worker: `reap` must not take its status away
         zygote.workers.discard(pid)
-        status = _kill(pid)
         _kill_strays(zygote.workers)
     zygote.control.sendall(_REPLY.pack(status))
 

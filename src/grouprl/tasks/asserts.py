@@ -1,51 +1,23 @@
 """Unit tests cut in two: the calls of a program, and the condition on what they return, which is judged outside.
 
 Of `assert abs(area(2) - 12.57) < 0.01` the program gets `area(2)` and nothing else; the rest is worked out here, on
-data, by the few operations of this file. Nothing is evaluated as Python, and no expected value ever meets the program.
+data, by the few operations of `tasks.conditions`. No expected value ever meets the program.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-import math
-import operator
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Number
 from typing import Any
 
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    function.__name__: function
-    for function in (
-        *(abs, bool, dict, float, frozenset, int, len, list, max, min, range, round, set, sorted, str, sum, tuple),
-        math.isclose,
-    )
-}
-_OPERATIONS: Mapping[type[ast.AST], Callable[..., Any]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-    ast.In: lambda item, items: item in items,
-    ast.NotIn: lambda item, items: item not in items,
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-    ast.Not: operator.not_,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-}
+from grouprl.tasks.conditions import ERRORS, FUNCTIONS, OF_ONE_ARGUMENT, OPERATIONS, value
+
+_DEEPEST = 100  # levels of an assert: far from where Python itself gives up, here and inside the sandbox
 _NODES = (
-    *_OPERATIONS,
+    *OPERATIONS,
     *(ast.Compare, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.BinOp, ast.Constant),
     *(ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Subscript, ast.Load),
 )
@@ -77,8 +49,12 @@ class Check:
 def unit_tests(asserts: Sequence[str]) -> tuple[Check, ...]:
     """The checks of a problem from its asserts, such as `assert add(2, 3) == 5`.
 
-    Raises CannotSplitError for none, and for an assert that calls anything but one and the same function, compares the
-    program with itself, or is more than calls, literals, comparisons, arithmetic and the functions listed above.
+    An assert is made of literals, comparisons, arithmetic, the functions of `tasks.conditions` and calls of the
+    program's function: one in every part between `and`, `or` and `not`, so that no part is true without the program or
+    compares it with itself. What does not hang on a call is worked out here.
+
+    Raises CannotSplitError for none, for anything else, for asserts that call more than one function, and for what
+    would fail whatever is returned: constants that cannot be worked out or would take too long, other objects' `is`.
     """
     checks = tuple(_check(source) for source in asserts)
     names = sorted({call.partition("(")[0] for check in checks for call in check.calls})
@@ -106,31 +82,73 @@ def body_of_check(test: str, entry_point: str) -> list[str]:
     return asserts
 
 
-def holds(check: Check, returned: Sequence[Any]) -> bool:
-    """Whether an assert passes when its calls returned these values. One that raises, as on a wrong type, does not."""
+def holds(check: Check, returned: Mapping[int, Any] | Sequence[Any]) -> bool:
+    """Whether an assert passes when its calls returned these values, by number; those that returned none are left out.
+
+    One that raises, as on a wrong type or a missing value, does not pass; nor does one that would make more than
+    `tasks.conditions.LARGEST` items, characters or bits out of a returned value.
+    """
     try:
-        return bool(_value(check.condition, returned))
-    except (TypeError, ValueError, ArithmeticError, LookupError, RecursionError):
+        return bool(value(check.condition, returned))
+    except ERRORS:
         return False
 
 
 def _parsed(source: str) -> ast.Module:
+    """The syntax tree of a text that Python can also compile, as it cannot `f(await x)`."""
     try:
-        return ast.parse(source)
-    except SyntaxError as error:
-        raise CannotSplitError(f"expected Python, got {source[:60]!r}: {error}") from error
+        module = ast.parse(source)
+        with warnings.catch_warnings(action="ignore"):  # of what is refused later, such as `is 5`
+            compile(module, "assert", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # a lone surrogate, a null, a long sum
+        kind = type(error).__name__
+        raise CannotSplitError(f"expected Python, got {source[:60]!r}: {kind} {str(error)[:120]!r}") from error
+    level: list[ast.AST] = [module]
+    for _ in range(_DEEPEST):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    if level:
+        raise CannotSplitError(f"expected at most {_DEEPEST} levels, got more: {source[:60]!r}")
+    return module
 
 
 def _check(source: str) -> Check:
     match _parsed(source).body:
         case [ast.Assert(test=condition)]:
-            cut = _Cut()
+            cut = _Cut(source)
             condition = cut.visit(condition)
         case _:
             raise CannotSplitError(f"expected one assert, got {source[:60]!r}")
-    if not cut.calls:
-        raise CannotSplitError(f"expected an assert that calls a function, got {source[:60]!r}")
+    for part in _parts(condition):
+        _check_part(part, source)
     return Check(source, tuple(cut.calls), condition)
+
+
+def _check_part(part: ast.expr, source: str) -> None:
+    """Refuses a part that says nothing of the program, or is more than one comparison."""
+    inside = list(ast.walk(part))
+    calls = sum(map(_is_call, inside))
+    if not calls:
+        raise CannotSplitError(f"expected an assert that calls a function in every part, got {source[:60]!r}")
+    if calls > 1:
+        raise CannotSplitError(
+            f"expected one call in every part, for the program is not compared with itself, got {source[:60]!r}"
+        )
+    if any(isinstance(node, ast.BoolOp) for node in inside):
+        raise CannotSplitError(f"expected `and` and `or` outside of comparisons, got {source[:60]!r}")
+    if isinstance(part, ast.List | ast.Tuple | ast.Set | ast.Dict):
+        raise CannotSplitError(f"expected a comparison, got what is always true: {source[:60]!r}")
+
+
+def _parts(condition: ast.expr) -> Iterator[ast.expr]:
+    """What stands between `and`, `or` and `not`."""
+    match condition:
+        case ast.BoolOp(values=inner):
+            for part in inner:
+                yield from _parts(part)
+        case ast.UnaryOp(op=ast.Not(), operand=inner):
+            yield from _parts(inner)
+        case _:
+            yield condition
 
 
 @dataclass
@@ -143,9 +161,10 @@ class _Renamed(ast.NodeTransformer):
 
 
 class _Cut(ast.NodeTransformer):
-    """Puts the name `N` in the place of the program's Nth call."""
+    """Puts the name `N` in the place of the program's Nth call, and a constant in the place of what has no call."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: str) -> None:
+        self._source = source[:60]
         self.calls: list[str] = []
 
     def visit(self, node: ast.AST) -> Any:
@@ -156,71 +175,59 @@ class _Cut(ast.NodeTransformer):
                 f"expected calls, literals, comparisons and arithmetic, got {ast.unparse(node)[:60]!r}"
             )
         cut = self.generic_visit(node)
-        if isinstance(cut, ast.Compare) and sum(map(_has_call, (cut.left, *cut.comparators))) > 1:
-            raise CannotSplitError(
-                f"expected something to compare the program with, got itself: {ast.unparse(node)[:60]!r}"
-            )
-        return cut
+        if not isinstance(cut, ast.expr):
+            return cut
+        parts = [child for child in ast.iter_child_nodes(cut) if isinstance(child, ast.expr)]
+        self._check_constants(cut, parts)
+        return self._worked_out(cut, parts)
 
     def _call(self, node: ast.Call) -> ast.expr:
-        name = ast.unparse(node.func).removeprefix("math.")
-        if name in _FUNCTIONS:
+        name = ast.unparse(node.func)
+        if name in FUNCTIONS:
             arguments = [self.visit(argument) for argument in node.args]
             keywords = [ast.keyword(keyword.arg, self.visit(keyword.value)) for keyword in node.keywords]
-            if any(keyword.arg is None for keyword in keywords) or (name == "range" and any(map(_has_call, arguments))):
-                raise CannotSplitError(f"expected plain arguments, got {ast.unparse(node)[:60]!r}")
-            return ast.Call(ast.Name(name, ast.Load()), arguments, keywords)
+            parts = [*arguments, *(keyword.value for keyword in keywords)]
+            plain = all(keyword.arg is not None for keyword in keywords)
+            plain &= name != "range" or not any(map(_has_call, parts))
+            plain &= name not in OF_ONE_ARGUMENT or (len(arguments), len(keywords)) == (1, 0)
+            if not plain:
+                raise CannotSplitError(f"expected plain arguments of {name}, got {self._source!r}")
+            return self._worked_out(ast.Call(ast.Name(name, ast.Load()), arguments, keywords), parts)
         # Another builtin would be looked up among names that the program can change, and might hold what is expected.
         if not isinstance(node.func, ast.Name) or hasattr(builtins, name):
             raise CannotSplitError(f"expected a call of the program's function, got {ast.unparse(node)[:60]!r}")
         self.calls.append(ast.unparse(node))
         return ast.Name(str(len(self.calls) - 1), ast.Load())
 
+    def _check_constants(self, node: ast.expr, parts: Sequence[ast.expr]) -> None:
+        """Refuses what no returned value equals, as it is never the same object, or of another type."""
+        constants: list[object] = [part.value for part in (node, *parts) if isinstance(part, ast.Constant)]
+        inside = isinstance(node, ast.Compare) and all(isinstance(one, ast.In | ast.NotIn) for one in node.ops)
+        if any(constant is ... or (isinstance(constant, range) and not inside) for constant in constants):
+            raise CannotSplitError(f"expected something that a program can return, got {self._source!r}")
+        if isinstance(node, ast.Compare):
+            for operation, *sides in zip(node.ops, (node.left, *node.comparators), node.comparators, strict=False):
+                if isinstance(operation, ast.Is | ast.IsNot) and not any(map(_is_one_of_a_kind, sides)):
+                    raise CannotSplitError(f"expected `is` with None, True or False, got {self._source!r}")
+
+    def _worked_out(self, node: ast.expr, parts: Sequence[ast.expr]) -> ast.expr:
+        if not all(isinstance(part, ast.Constant) for part in parts):
+            return node
+        try:
+            return ast.Constant(value(node, ()))
+        except ERRORS as error:
+            raise CannotSplitError(
+                f"expected constants that can be worked out, got {self._source!r}: {error}"
+            ) from error
+
+
+def _is_call(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id.isdigit()
+
 
 def _has_call(node: ast.AST) -> bool:
-    return any(isinstance(part, ast.Name) and part.id.isdigit() for part in ast.walk(node))
+    return any(map(_is_call, ast.walk(node)))
 
 
-def _value(node: ast.AST, returned: Sequence[Any]) -> Any:
-    """What an expression is worth on data."""
-
-    def value(part: ast.AST) -> Any:
-        return _value(part, returned)
-
-    match node:
-        case ast.Constant(value=constant):
-            return constant
-        case ast.Name(id=number):
-            return returned[int(number)]
-        case ast.List(elts=items):
-            return list(map(value, items))
-        case ast.Tuple(elts=items):
-            return tuple(map(value, items))
-        case ast.Set(elts=items):
-            return set(map(value, items))
-        case ast.Dict(keys=keys, values=values):
-            return {value(key): value(item) for key, item in zip(keys, values, strict=True) if key is not None}
-        case ast.Subscript(value=items, slice=place):
-            return value(items)[value(place)]
-        case ast.UnaryOp(op=operation, operand=operand):
-            return _OPERATIONS[type(operation)](value(operand))
-        case ast.BoolOp(op=operation, values=conditions):
-            every = isinstance(operation, ast.And)
-            return all(map(value, conditions)) if every else any(map(value, conditions))
-        case ast.Compare(left=left, ops=operations, comparators=rights):
-            values = list(map(value, (left, *rights)))
-            pairs = zip(operations, values, values[1:], strict=False)
-            return all(_OPERATIONS[type(operation)](a, b) for operation, a, b in pairs)
-        case ast.BinOp(left=left, op=operation, right=right):
-            return _arithmetic(operation, value(left), value(right), bounded=_has_call(node))
-        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=keywords):
-            named = {keyword.arg: value(keyword.value) for keyword in keywords if keyword.arg}
-            return _FUNCTIONS[name](*map(value, arguments), **named)
-    raise TypeError(f"cannot work out {node!r}")
-
-
-def _arithmetic(operation: ast.operator, left: Any, right: Any, *, bounded: bool) -> Any:
-    # What the program returned must not make this process work: no powers of it, and no text of it times a billion.
-    if bounded and (isinstance(operation, ast.Pow) or not (isinstance(left, Number) and isinstance(right, Number))):
-        raise TypeError("expected numbers")
-    return _OPERATIONS[type(operation)](left, right)
+def _is_one_of_a_kind(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool))

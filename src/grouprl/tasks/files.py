@@ -9,16 +9,17 @@ import csv
 import importlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from grouprl.types import Message, UserError
-
-Row = tuple[str, Mapping[str, Any]]
-"""Where a row stands ("train.jsonl:7") and its columns."""
-
+from grouprl.tasks.columns import MOST_DIGITS, shown
+from grouprl.tasks.columns import Row as Row
+from grouprl.tasks.columns import column as column
+from grouprl.tasks.columns import text_or_messages as text_or_messages
+from grouprl.types import UserError
 
 HUB = "hub:"
 
@@ -32,13 +33,14 @@ def read_rows(path: str | Path, split: str = "train") -> list[Row]:
         return _hub_rows(str(path), split)
     path = Path(path)
     readers = {".jsonl": _json_lines, ".json": _json_list, ".csv": _csv, ".parquet": _parquet}
-    if path.suffix not in readers:
+    kind = path.suffix.lower()
+    if kind not in readers:
         raise UserError(
             f"expected a {', '.join(readers)} file, got {path}: convert it, or rename it if it is one of them"
         )
     if not path.is_file():
         raise UserError(f"expected a data file at {path}, found none: check the path")
-    rows = readers[path.suffix](path)
+    rows = readers[kind](path)
     if not rows:
         raise UserError(f"expected at least one row in {path}, got an empty file: check how it was made")
     return rows
@@ -79,47 +81,21 @@ def _hub_rows(address: str, split: str) -> list[Row]:
     return [(f"{repository}/{split}:{n}", row) for n, row in enumerate(rows, 1)]
 
 
-def column(row: Row, name: str) -> str:
-    """A text column of a row. Raises UserError when it is missing, empty or no text."""
-    where, columns = row
-    if name not in columns:
-        raise UserError(
-            f"{where}: expected a column {name!r}, got {', '.join(map(str, columns)) or 'none'}: rename or add"
-        )
-    value = columns[name]
-    if not isinstance(value, str) or not value.strip():
-        raise UserError(f"{where}: expected text in column {name!r}, got {value!r}: write it as a non-empty string")
-    return value
-
-
-def text_or_messages(row: Row, name: str) -> str | tuple[Message, ...]:
-    """A column that holds text, or chat messages. Raises UserError when it holds neither."""
-    value = row[1].get(name)
-    if isinstance(value, list) and value and all(map(_is_message, value)):
-        return tuple(value)
-    return column(row, name)
-
-
-def _is_message(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
-
-
 def _json_lines(path: Path) -> list[Row]:
     lines = _text(path).split("\n")  # not splitlines: JSON strings may hold U+2028
-    return [(f"{path}:{n}", _json_object(f"{path}:{n}", line)) for n, line in enumerate(lines, 1) if line.strip()]
+    return [_json_object(f"{path}:{n}", line) for n, line in enumerate(lines, 1) if line.strip()]
 
 
 def _json_list(path: Path) -> list[Row]:
     try:
-        rows = json.loads(_text(path))
+        rows = _json(_text(path))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: expected JSON, got {error.msg}: mend the line") from error
+    except RecursionError as error:
+        raise _too_deep(str(path)) from error
     if not isinstance(rows, list):
         raise UserError(f"expected a list of objects in {path}, got a {type(rows).__name__}: write [{{...}}, ...]")
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise UserError(f"{path}, item {number}: expected a JSON object, got {row!r:.60}: write {{...}}")
-    return [(f"{path}, item {number}", row) for number, row in enumerate(rows, 1)]
+    return [_json_row(f"{path}, item {number}", row) for number, row in enumerate(rows, 1)]
 
 
 def _csv(path: Path) -> list[Row]:
@@ -127,9 +103,13 @@ def _csv(path: Path) -> list[Row]:
     rows: list[Row] = []
     try:
         for row in reader:
-            if None in row or None in row.values():
-                names = ", ".join(reader.fieldnames or ())
-                raise UserError(f"{path}:{reader.line_num}: expected the columns {names}, got another number: mend it")
+            values = [value for name, value in row.items() if name is not None and value is not None]
+            names, count = reader.fieldnames or (), len(values) + len(row.get(None) or ())
+            if count != len(names):
+                raise UserError(
+                    f"{path}:{reader.line_num}: expected {len(names)} values ({', '.join(names)}), got {count}: mend "
+                    "the line; text that holds a comma stands in double quotes"
+                )
             rows.append((f"{path}:{reader.line_num}", row))
     except csv.Error as error:
         raise UserError(f"{path}:{reader.line_num}: expected CSV, got {error}: mend the line") from error
@@ -143,14 +123,38 @@ def _text(path: Path) -> str:
         raise UserError(f"expected UTF-8 text in {path}, got {error}: convert the file") from error
 
 
-def _json_object(where: str, line: str) -> Mapping[str, Any]:
+def _json_object(where: str, line: str) -> Row:
     try:
-        row = json.loads(line)
+        row = _json(line)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: expected one JSON object, got {line[:60]!r} ({error}): mend the line") from error
+    except RecursionError as error:
+        raise _too_deep(where) from error
+    return _json_row(where, row)
+
+
+def _json(text: str) -> Any:
+    # What is too long to be read becomes infinite, and is refused with that where its row is known.
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= MOST_DIGITS else math.inf)
+
+
+def _json_row(where: str, row: object) -> Row:
     if not isinstance(row, dict):
-        raise UserError(f"{where}: expected one JSON object, got {line[:60]!r}: write {{...}} on every line")
-    return row
+        raise UserError(f"{where}: expected a JSON object, got {shown(row)}: write {{...}}")
+    try:
+        json.dumps(row, allow_nan=False)
+    except ValueError as error:
+        raise UserError(
+            f"{where}: expected finite numbers, got NaN, Infinity or one that is too large: write null where a value "
+            f"is missing, and a whole number of more than {MOST_DIGITS} digits as text"
+        ) from error
+    except RecursionError as error:
+        raise _too_deep(where) from error
+    return where, row
+
+
+def _too_deep(where: str) -> UserError:
+    return UserError(f"{where}: expected JSON, got brackets nested too deeply: flatten it")
 
 
 def _parquet(path: Path) -> list[Row]:

@@ -26,10 +26,12 @@ def with_format(task: Task, format: Format = "boxed", system_prompt: str | None 
         task: any task.
         format: `think` asks for `<think>...</think><answer>...</answer>` (DeepSeek-R1, arXiv:2501.12948) and rewards it
             in place of the box; `boxed` leaves that to the task.
-        system_prompt: in place of the task's and of the format's own; "" = none. It is a message before those of the
-            user, or a paragraph before a prompt that is plain text.
+        system_prompt: in place of the task's; what `think` asks for is put behind it. "" = none at all. It is a message
+            before those of the user, or a paragraph before a prompt that is plain text.
     """
-    words = THINK_PROMPT if system_prompt is None and format == "think" else system_prompt
+    words = system_prompt
+    if format == "think" and system_prompt != "":
+        words = "\n\n".join(filter(None, (system_prompt, THINK_PROMPT)))
     return task if words is None and format == "boxed" else FormattedTask(task, format, words)
 
 

@@ -9,12 +9,26 @@ from typing import Any, get_args
 from grouprl.tasks.answers import final_answer, is_worked
 from grouprl.tasks.base import Split
 from grouprl.tasks.boxed import boxed
+from grouprl.tasks.columns import Row, check_answer, shown, text_or_messages
 from grouprl.tasks.splits import partition
-from grouprl.types import Message, Problem, UserError
+from grouprl.types import Problem, UserError
 
 HELD_OUT = 0.1
+BY_ANSWER = frozenset({"correct_answer", "math_verify"})
+"""Built-in verifiers that compare the final answer with the column `answer`."""
 
 Rows = Iterable[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Which columns of a row are what, and how a user says so."""
+
+    prompt_column: str = "prompt"
+    answer_column: str = "answer"
+    gold_column: str | None = None
+    messages: bool = False  # text prompts become a user's message
+    setting: str = ""  # what stands before these names where they are set
 
 
 @dataclass(frozen=True)
@@ -29,10 +43,13 @@ class ListTask:
 
     @property
     def default_rewards(self) -> Mapping[str, float]:
-        """The verifier, and for one of the built-in ones half as much for the box; none without a verifier."""
-        if self.verifier is None:
+        """The verifier, and for one that compares answers half as much for the box.
+
+        None without a verifier and with one in a file, which only the run knows: the rewards have to be named.
+        """
+        if self.verifier is None or is_in_file(self.verifier):
             return {}
-        return ({} if self.verifier in self.own_rewards else {"boxed_format": 0.5}) | {self.verifier: 1.0}
+        return ({"boxed_format": 0.5} if self.verifier in BY_ANSWER else {}) | {self.verifier: 1.0}
 
     @property
     def default_step_rewards(self) -> Mapping[str, float]:
@@ -49,12 +66,16 @@ class ListTask:
             written = problem.columns.get(self.gold_column)
             return None if written is None else str(written)
         answer = problem.columns.get("answer")
-        by_answer = self.verifier in ("correct_answer", "math_verify")
-        return boxed(final_answer(answer)) if by_answer and answer is not None else None
+        return boxed(final_answer(answer)) if self.verifier in BY_ANSWER and answer is not None else None
 
     def traits(self, text: str) -> Mapping[str, bool]:
         """`worked`: an equation stands before the answer."""
         return {"worked": is_worked(text)}
+
+
+def is_in_file(verifier: str) -> bool:
+    """Whether a verifier is a function in a Python file, `FILE.py:FUNCTION`, rather than a name."""
+    return verifier.rpartition(":")[0].endswith(".py")
 
 
 def task_from_list(
@@ -65,7 +86,9 @@ def task_from_list(
     validation: Rows | None = None,
     test: Rows | None = None,
     prompt_column: str = "prompt",
+    answer_column: str = "answer",
     gold_column: str | None = None,
+    messages: bool = False,
 ) -> ListTask:
     """A task from rows with a prompt (text, or chat messages) and any other columns, which rewards get by name.
 
@@ -74,18 +97,43 @@ def task_from_list(
     Args:
         rows: the problems.
         name: of the task, in records.
-        verifier: the reward that gives 1.0 or more for a correct completion: a function in TRL's form, or the name of a
-            built-in one. None = `correct_answer` where every row has an `answer`, else nothing is counted as solved.
+        verifier: the reward that gives 1.0 or more for a correct completion: a function in TRL's form, the name of a
+            built-in one or of one of the run's rewards, or `FILE.py:FUNCTION`. None = `correct_answer` where every row
+            has an answer, else nothing is counted as solved.
         validation, test: held-out problems.
         prompt_column: where the prompt stands.
+        answer_column: what becomes the column `answer`, in the place of another one of that name.
         gold_column: where a completion that solves the problem stands, if anywhere.
+        messages: whether a prompt that is text becomes a message of the user, for the model's chat template.
 
     Raises:
-        UserError: no rows, a row without a usable prompt, a prompt that is in two splits, or too few prompts.
+        UserError: no rows, a row without a usable prompt or with an answer that nothing can equal, a prompt that is in
+            two splits, or too few prompts.
     """
-    splits: dict[Split, Rows | None] = {"train": rows, "validation": validation, "test": test}
-    given = {split: list(part) for split, part in splits.items() if part is not None}
-    problems = {split: _problems(f"{name}/{split}", part, prompt_column) for split, part in given.items()}
+    reading = Reading(prompt_column, answer_column, gold_column, messages)
+    given: dict[Split, Rows | None] = {"train": rows, "validation": validation, "test": test}
+    parts: dict[Split, list[Row]] = {
+        split: [(f"{name}/{split}/{number}", row) for number, row in enumerate(part)]
+        for split, part in given.items()
+        if part is not None
+    }
+    return task_from_rows(parts, name=name, verifier=verifier, reading=reading)
+
+
+def task_from_rows(
+    parts: Mapping[Split, Sequence[Row]],
+    *,
+    name: str,
+    verifier: str | Callable[..., Any] | None,
+    reading: Reading,
+) -> ListTask:
+    """As `task_from_list`, from rows that know where they stand; `parts` holds at least those of train."""
+    problems = {split: _problems(f"{name}/{split}", part, reading) for split, part in parts.items()}
+    everything = [problem for part in problems.values() for problem in part]
+    if verifier is None and all(problem.columns.get("answer") is not None for problem in everything):
+        verifier = "correct_answer"
+    if isinstance(verifier, str) and verifier in BY_ANSWER:
+        _check_answers([row for part in parts.values() for row in part], reading.answer_column)
     _refuse_overlap(problems)
     missing = {split: HELD_OUT for split in get_args(Split) if split not in problems}
     cut = partition(
@@ -93,38 +141,47 @@ def task_from_list(
         validation=missing.get("validation", 0.0),
         test=missing.get("test", 0.0),
     )
-    for split in ("train", *missing):
-        everything = _problems(f"{name}/{split}", given["train"], prompt_column)
-        problems[split] = [problem for problem in everything if cut[problem.prompt_text] == split]
-    if verifier is None and all(problem.columns.get("answer") is not None for problem in problems["train"]):
-        verifier = "correct_answer"
+    for split in (*missing, "train"):
+        uncut = _problems(f"{name}/{split}", parts["train"], reading)
+        problems[split] = [problem for problem in uncut if cut[problem.prompt_text] == split]
     if callable(verifier):
         called = getattr(verifier, "__name__", type(verifier).__name__)
-        return ListTask(name, problems, called, {called: verifier}, gold_column)
-    return ListTask(name, problems, verifier, {}, gold_column)
+        return ListTask(name, problems, called, {called: verifier}, reading.gold_column)
+    return ListTask(name, problems, verifier, {}, reading.gold_column)
 
 
-def _problems(prefix: str, rows: Sequence[Mapping[str, Any]], prompt_column: str) -> list[Problem]:
+def _problems(prefix: str, rows: Sequence[Row], reading: Reading) -> list[Problem]:
     if not rows:
         raise UserError(
-            f"{prefix}: expected a list of rows such as {{{prompt_column!r}: '2 + 2 = ?'}}, got none: add problems"
+            f"{prefix}: expected a list of rows such as {{{reading.prompt_column!r}: '2 + 2 = ?'}}, got none: add "
+            "problems"
         )
-    return [_problem(f"{prefix}/{number}", row, prompt_column) for number, row in enumerate(rows)]
+    return [_problem(f"{prefix}/{number}", row, reading) for number, row in enumerate(rows)]
 
 
-def _problem(identity: str, row: Mapping[str, Any], prompt_column: str) -> Problem:
-    prompt = row.get(prompt_column) if isinstance(row, Mapping) else None
-    if isinstance(prompt, Sequence) and prompt and (isinstance(prompt, str) or all(map(_is_message, prompt))):
-        messages: str | tuple[Message, ...] = prompt if isinstance(prompt, str) else tuple(map(dict, prompt))
-        return Problem(identity, messages, {key: value for key, value in row.items() if key != prompt_column})
-    raise UserError(
-        f"{identity}: expected a column {prompt_column!r} with text or with messages such as "
-        f"{{'role': 'user', 'content': '2 + 2 = ?'}}, got {row!r:.80}: add it"
-    )
+def _problem(identity: str, row: Row, reading: Reading) -> Problem:
+    where, columns = row
+    if not isinstance(columns, Mapping):
+        raise UserError(f"{where}: expected a row with columns, got {shown(columns)}: write {{'prompt': '2 + 2 = ?'}}")
+    remedy = f"name the column of the prompt with {reading.setting}prompt_column=NAME"
+    prompt = text_or_messages(row, reading.prompt_column, remedy=remedy)
+    if reading.messages and isinstance(prompt, str):
+        prompt = ({"role": "user", "content": prompt},)
+    others = {key: value for key, value in columns.items() if key != reading.prompt_column}
+    if reading.answer_column != "answer":
+        if reading.answer_column not in others:
+            raise UserError(
+                f"{where}: expected a column {reading.answer_column!r} with the answer, got "
+                f"{', '.join(map(str, others)) or 'none'}: name it with {reading.setting}answer_column=NAME"
+            )
+        others["answer"] = others.pop(reading.answer_column)
+    return Problem(identity, prompt, others)
 
 
-def _is_message(message: object) -> bool:
-    return isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+def _check_answers(rows: Sequence[Row], name: str) -> None:
+    for row in rows:
+        if row[1].get(name) is not None:  # a problem without an answer is one that the reward does not apply to
+            check_answer(row, name)
 
 
 def _refuse_overlap(problems: Mapping[Split, Sequence[Problem]]) -> None:

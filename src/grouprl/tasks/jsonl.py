@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
 
 from grouprl.tasks.base import Split
 from grouprl.tasks.boxed import BoxedAnswers
-from grouprl.tasks.files import read_rows, text_or_messages
-from grouprl.tasks.from_list import ListTask, task_from_list
+from grouprl.tasks.files import Row, read_rows
+from grouprl.tasks.from_list import ListTask, Reading, task_from_rows
 from grouprl.types import Problem, UserError
 
 
@@ -19,18 +18,28 @@ class Jsonl(BoxedAnswers):
     """The task `jsonl`, of .jsonl, .json (a list), .csv and .parquet files, and of `hub:owner/name`.
 
     `path` holds the problems and is read at once; 10 % of the different prompts are validation, and as many test
-    unless `test_path` holds those. Everything but the prompt is a column that rewards get by name. `verifier` is the
-    name of a built-in reward, by default `correct_answer` where every row has an `answer`.
+    unless `test_path` holds those. Everything but the prompt is a column that rewards get by name; `answer_column` is
+    renamed to `answer`. `verifier` is the name of a built-in reward or of one of the run's, or `FILE.py:FUNCTION`; by
+    default `correct_answer` where every row has an answer. `messages` makes a prompt that is text a user's message.
     Reading raises UserError for anything missing or malformed, naming file and line.
     """
 
     path: str | None = None
     test_path: str | None = None
     prompt_column: str = "prompt"
+    answer_column: str = "answer"
     gold_column: str | None = None
     verifier: str | None = None
+    messages: bool = False
 
     def __post_init__(self) -> None:
+        for setting in fields(self):
+            value, kind = getattr(self, setting.name), bool if setting.name == "messages" else str
+            if value != setting.default and not isinstance(value, kind):
+                raise UserError(
+                    f"task.arguments.{setting.name}: expected {'true or false' if kind is bool else 'text'}, got "
+                    f"{value!r:.80}: write it so"
+                )
         if self.verifier is None:  # the rows say whether there are answers
             object.__setattr__(self, "verifier", self._task.verifier)
 
@@ -68,15 +77,10 @@ class Jsonl(BoxedAnswers):
     def _task(self) -> ListTask:
         if self.path is None:
             return ListTask(self.name, {}, self.verifier or "correct_answer", {}, self.gold_column)
-        return task_from_list(
-            self._rows(self.path, "train"),
-            name="jsonl",
-            test=None if self.test_path is None else self._rows(self.test_path, "test"),
-            verifier=self.verifier,
-            prompt_column=self.prompt_column,
-            gold_column=self.gold_column,
+        parts: dict[Split, Sequence[Row]] = {"train": read_rows(self.path)}
+        if self.test_path is not None:
+            parts["test"] = read_rows(self.test_path, "test")
+        reading = Reading(
+            self.prompt_column, self.answer_column, self.gold_column, self.messages, setting="task.arguments."
         )
-
-    def _rows(self, path: str, split: str) -> list[Mapping[str, Any]]:
-        rows = read_rows(path, split)
-        return [{**row[1], self.prompt_column: text_or_messages(row, self.prompt_column)} for row in rows]
+        return task_from_rows(parts, name=self.name, verifier=self.verifier, reading=reading)

@@ -10,11 +10,10 @@ from typing import Any
 from grouprl.tasks.answers import final_text, last_boxed
 from grouprl.tasks.base import Split
 from grouprl.tasks.boxed import BoxedAnswers, asked, boxed
-from grouprl.tasks.files import Row, column
+from grouprl.tasks.columns import Row, check_answer, column
+from grouprl.tasks.from_list import is_in_file
 from grouprl.tasks.sources import Asked, read_questions
 from grouprl.types import Problem, UserError
-
-VERIFIERS = ("math_verify", "correct_answer")
 
 
 @dataclass(frozen=True)
@@ -24,23 +23,23 @@ class MathProblems(BoxedAnswers):
     `path` is a data file, a folder with train and test, or `hub:owner/name` (see `tasks.sources.read_questions`). Rows
     have a `problem`, and a `solution` whose last box is the answer, or an `answer` of their own, or both; `level`,
     `type` and all other columns are kept. `verifier` is `math_verify`, which compares what answers mean and needs the
-    extra `math`, or `correct_answer`, which compares numbers by value and the rest as text.
+    extra `math`; `correct_answer`, which compares numbers by value and the rest as text; the name of another reward of
+    the run; or `FILE.py:FUNCTION`.
     Reading raises UserError for anything missing or malformed, naming file and line.
     """
 
     path: str | None = None
     verifier: str = "math_verify"
 
-    def __post_init__(self) -> None:
-        if self.verifier not in VERIFIERS:
-            raise UserError(
-                f"task.arguments.verifier: expected {' or '.join(VERIFIERS)}, got {self.verifier!r}: change it"
-            )
-
     @property
     def name(self) -> str:
         """`math`."""
         return "math"
+
+    @property
+    def default_rewards(self) -> Mapping[str, float]:
+        """0.5 for a boxed answer, 1.0 for the right one; none with a verifier in a file, which only the run knows."""
+        return {} if is_in_file(self.verifier) else super().default_rewards
 
     @classmethod
     def example(cls) -> Problem:
@@ -78,6 +77,8 @@ class MathProblems(BoxedAnswers):
 def _read(row: Row) -> Asked:
     where, columns = row
     given: Any = columns.get("answer")
+    if given is not None:
+        check_answer(row)
     answer = last_boxed(column(row, "solution")) if given is None else str(given)
     if answer is None or not answer.strip():
         raise UserError(f"{where}: expected a solution with its answer in \\boxed{{}}, got none: add it, or an answer")

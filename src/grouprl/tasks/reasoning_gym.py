@@ -49,7 +49,9 @@ class ReasoningGym(BoxedAnswers):
 
     def __post_init__(self) -> None:
         if self.dataset not in gym_names():
-            raise unknown_name("task.name, after reasoning_gym:", self.dataset, gym_names())
+            raise unknown_name(
+                "task.name (reasoning_gym:NAME)", self.dataset, gym_names(), listed_by="`grouprl tasks reasoning_gym`"
+            )
         known = default_arguments(self.dataset)
         for name in self.arguments:
             if name not in known:

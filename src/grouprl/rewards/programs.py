@@ -1,0 +1,90 @@
+"""The program in the text of a completion: exactly one, found by a rule that can be told in a sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_OPENING = re.compile(r"(?P<indent>[ \t]*)(?P<mark>`{3,}|~{3,})(?P<info>.*)")
+_PYTHON = re.compile(r"\{?\s*\.?(?:python|py)[0-9.]*(?![\w-])", re.IGNORECASE)  # {.python}, python3, python title="a"
+# Not in a comment or a quotation, as where a program speaks of the tag.
+_ANSWER = re.compile(r"^[^#\"\n]*(?<!')<answer>", re.MULTILINE)
+_GLUED = re.compile(r"</?(?:think|answer)>(?=```|~~~)|(?:```|~~~)(?=</?(?:think|answer)>)")
+_BYTE_ORDER_MARK = "\ufeff"
+_DEEPER = 3  # columns that a closing fence may stand further in than its opening one
+
+
+@dataclass(frozen=True)
+class _Block:
+    info: str  # what stands behind the opening fence
+    code: str
+
+    @property
+    def is_python(self) -> bool:
+        return _PYTHON.match(self.info) is not None
+
+
+def program(text: str, function: str) -> str:
+    r"""The program in a completion, which is to have a function of this name.
+
+    It is the last closed ```python block that defines the function; else the last block without a language that does;
+    else the last ```python block; else the last block without a language; else the whole text. So a block that shows
+    how the function is called may follow it, and of several programs only the last one counts, be it right or wrong.
+    Where there is an <answer>, only what stands in the last one is looked at.
+
+    Fences are CommonMark's: three or more of ` or ~, closed by as many or more of them, alone on a line; what is
+    indented, as in a list, is moved to the left with its fence.
+
+    >>> program("Here it is:\n```python\ndef f():\n    return 1\n```\nTry it:\n```python\nprint(f())\n```", "f")
+    'def f():\n    return 1\n'
+    """
+    tags = list(_ANSWER.finditer(text))
+    answer = text[tags[-1].end() :] if tags else text
+    before, tag, _ = answer.rpartition("</answer>")
+    text = before if tags and tag else answer
+    blocks = list(_blocks(_GLUED.sub(r"\g<0>\n", text.removeprefix(_BYTE_ORDER_MARK))))
+    named = [block.code for block in blocks if block.is_python]
+    unnamed = [block.code for block in blocks if not block.info]
+    defines = _definition(function)
+    for found in (filter(defines.search, named), filter(defines.search, unnamed), named, unnamed):
+        codes = list(found)
+        if codes:
+            return codes[-1].removeprefix(_BYTE_ORDER_MARK)
+    return text.removeprefix(_BYTE_ORDER_MARK)
+
+
+def _definition(function: str) -> re.Pattern[str]:
+    name = re.escape(function)
+    return re.compile(
+        rf"^(?:(?:async[ \t]+)?(?:def|class)[ \t]+{name}\b|{name}[ \t]*(?::[^=\n]*)?=(?!=))", re.MULTILINE
+    )
+
+
+def _blocks(text: str) -> Iterator[_Block]:
+    """The closed blocks, in one pass: a search for pairs takes long on a thousand openings."""
+    opening: re.Match[str] | None = None
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if opening is None:
+            found = _OPENING.match(line)
+            # Behind backquotes there are no further ones: a line such as ```x``` is text.
+            opening = found if found and not (found["mark"][0] == "`" and "`" in found["info"]) else None
+            lines = []
+        elif _closes(line, opening):
+            yield _Block(opening["info"].strip(), "".join(lines))
+            opening = None
+        else:
+            lines.append(f"{_moved(line, len(opening['indent']))}\n")
+
+
+def _closes(line: str, opening: re.Match[str]) -> bool:
+    mark, character = line.strip(), opening["mark"][0]
+    indent = len(line) - len(line.lstrip(" \t"))
+    # A line further in, such as one of a docstring, belongs to the block.
+    return len(mark) >= len(opening["mark"]) and set(mark) == {character} and indent <= len(opening["indent"]) + _DEEPER
+
+
+def _moved(line: str, indent: int) -> str:
+    """The line without its first blanks, as many as there are of `indent`."""
+    return line[min(indent, len(line) - len(line.lstrip(" \t"))) :]

@@ -1,0 +1,59 @@
+"""What `grouprl sample` shows of completions that cannot be judged, on a narrow terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from small_runs import ROWS, grouprl, write_rows
+
+REWARDS = """
+def torn(prompts, completions, completion_ids, **columns):
+    if len(completion_ids) == 1:
+        raise ValueError("a reason that is rather too long to stand beside anything else on one line")
+    raise ValueError("all together")
+
+
+def mute(prompts, completions, completion_ids, **columns):
+    return [None] * len(completions)
+
+
+def fine(prompts, completions, completion_ids, **columns):
+    return [1.0] * len(completions)
+"""
+
+
+def sampled(tiny: Path, folder: Path, *names: str) -> str:
+    (folder / "rewards.py").write_text(REWARDS)
+    write_rows(folder / "rows.jsonl", ROWS)
+    rewards = [{"name": name, "path": str(folder / "rewards.py")} for name in names]
+    ended = grouprl(
+        "sample", tiny, "--task", "jsonl", f"task.path={folder / 'rows.jsonl'}", f"rewards={json.dumps(rewards)}",
+        "rollout.group_size=3", "rollout.max_tokens=5", "threads=1", "scoring.workers=1",
+    )  # fmt: skip
+    assert ended.code == 0, ended.text
+    assert max(cell_len(line) for line in ended.out.splitlines()) <= 80
+    return ended.text
+
+
+def test_an_invalid_completion_shows_its_reason_in_full(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = sampled(tiny, tmp_path, "torn", "fine")
+    reason = "rather too long to stand beside anything else on one line"
+    assert len(re.findall(rf"\d invalid: torn raised ValueError: a reason that is {reason}", text)) == 3
+    assert len(re.findall(r"torn - fine 1\.0", text)) == 3
+    assert "0 of 3 completions with a valid reward: nothing to compare" in text
+    assert "nan" not in text
+
+
+def test_a_reward_that_does_not_apply_is_a_dash(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = sampled(tiny, tmp_path, "mute", "fine")
+    assert len(re.findall(r"\d reward 1\.00 advantage \+0\.000 5 tokens, ended by length mute - fine 1\.0", text)) == 3
+    assert "group mean 1.000, population deviation 0.000" in text
