@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
 import textwrap
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from grouprl.rewards.sandbox.interpreter import text_of
+from grouprl.rewards.sandbox.shown import STDLIB
 
 ROOT = Path(__file__).parent.parent
+REACHABLE = shutil.which("python3", path="/usr/bin:/bin")
+"""An interpreter that every user can start."""
 HELPER = """
 import os, sys
 def tried(act, *arguments):
@@ -39,6 +48,35 @@ BLOCKED = {
             return os.open("../" * 12 + path, os.O_RDONLY, dir_fd=descriptor)
         climbing = [tried(up, descriptor, path) for descriptor in range(64) for path in ("etc/passwd", {secret!r}[1:])]
         return climbing + [tried(open, path) for path in paths] + [tried(os.listdir, folder) for folder in folders]
+    """,
+    "read installed packages": """
+    def attack():
+        library, version = os.path.dirname(os.__file__), "python%d.%d" % sys.version_info[:2]
+        above = [library, library + "/../" + version, library + "/../python3", {stdlib!r}, "/usr/lib/python3",
+                 "/usr/lib/" + version, "/usr/local/lib/" + version]
+        def listed(folder):
+            found = os.listdir(folder)
+            if not found:
+                raise OSError
+            return found
+        folders = [f"{{folder}}/{{name}}-packages" for folder in above for name in ("site", "dist")]
+        files = [folder + "/README.txt" for folder in folders]
+        return ([tried(listed, folder) for folder in folders] + [tried(open, path) for path in files]
+                + [tried(os.listdir, place) for place in ("/usr/share", "/usr/local", "/usr/local/lib", "/opt")])
+    """,
+    "take reports back": """
+    def attack():
+        return [tried(os.open, f"/proc/self/fd/{{number}}", os.O_RDONLY | os.O_NONBLOCK) for number in range(1, 64)
+                if tried(os.write, number, b"") == "0"]
+    """,
+    "lock files": """
+    def attack():
+        import fcntl
+        with open(os.__file__) as file:
+            return [tried(fcntl.flock, file, fcntl.LOCK_SH | fcntl.LOCK_NB),
+                    tried(fcntl.flock, file, fcntl.LOCK_EX | fcntl.LOCK_NB),
+                    tried(fcntl.lockf, file, fcntl.LOCK_SH | fcntl.LOCK_NB),
+                    tried(fcntl.fcntl, file, 37, bytes(32))]
     """,
     "write files": """
     def attack():
@@ -121,8 +159,45 @@ CALLS = {
 
 
 def source(body: str, secret: Path | str = "/secret", port: int = 9) -> str:
-    filled = textwrap.dedent(body).format(secret=str(secret), home=str(Path.home()), repository=str(ROOT), port=port)
-    return HELPER + filled
+    places = {"secret": str(secret), "home": str(Path.home()), "repository": str(ROOT), "stdlib": str(STDLIB)}
+    return HELPER + textwrap.dedent(body).format(**places, port=port)
+
+
+_UNPRIVILEGED = """
+import json, os, sys, types
+os.chdir("/")
+sys.path.insert(0, sys.argv[1])
+import grouprl
+rewards = types.ModuleType("grouprl.rewards")  # without what the package itself imports, which may not be installed
+rewards.__path__ = [sys.argv[1] + "/grouprl/rewards"]
+sys.modules["grouprl.rewards"] = rewards
+from grouprl.rewards.sandbox import Returned, run_in_sandbox, why_unavailable
+backend, programs = json.load(sys.stdin)
+told = {"user": os.getuid(), "reason": why_unavailable(backend)}
+if not told["reason"]:
+    for name, program in programs.items():
+        [outcome] = run_in_sandbox(program, ["attack()"], backend=backend).outcomes
+        told[name] = outcome.value if isinstance(outcome, Returned) else [outcome.reason]
+print(json.dumps(told))
+"""
+
+
+def told_by(python: str, backend: str, programs: Mapping[str, str], package: Path, **options: Any) -> dict[str, Any]:
+    """What `attack()` of each program gives when `python` runs it in a sandbox, its "user" and a "reason" not to."""
+    told = subprocess.run(
+        [python, "-c", _UNPRIVILEGED, str(package)],
+        input=json.dumps([backend, programs]),
+        capture_output=True,
+        text=True,
+        **options,
+    )
+    assert told.returncode == 0, told.stderr
+    answers: dict[str, Any] = json.loads(told.stdout)
+    return answers
+
+
+ORDINARY: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": [], "env": {"PATH": os.environ["PATH"]}}
+"""How root starts something as a user without privileges."""
 
 
 def running() -> set[int]:

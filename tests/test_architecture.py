@@ -44,7 +44,7 @@ FILE_LINES, FUNCTION_LINES, STEP_LINES, RECIPE_LINES = 350, 60, 150, 15
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 # Functions and columns on their way from a run to its own workers; nothing that was stored or downloaded.
 MAY_PICKLE = "grouprl.rewards.parcels"
-# What starts model-written programs, inside the sandbox only; and what asks whether a test is Python, without running it.
+# What starts model-written programs, inside the sandbox only; and what asks whether a test is Python, and runs nothing.
 MAY_COMPILE = ("grouprl.rewards.sandbox.inside", "grouprl.tasks.asserts")
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef

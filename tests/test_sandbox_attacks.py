@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import shutil
 import stat
 import subprocess
 import sys
@@ -14,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from escapes import BLOCKED, CALLS, HELPER, ROOT, source
+from escapes import BLOCKED, CALLS, HELPER, ORDINARY, REACHABLE, ROOT, source, told_by
 from grouprl.rewards.sandbox import BACKENDS, Failed, Returned, run_in_sandbox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
@@ -81,35 +79,15 @@ def attack():
             kinds[number] = stat.S_IFMT(os.fstat(number).st_mode)
         except OSError:
             pass
-    return [kinds.pop(0) == stat.S_IFCHR, sorted(kinds.values()).count(stat.S_IFIFO), set(kinds.values())]
+    return [kinds.pop(0) == stat.S_IFCHR, sorted(kinds.values()).count(stat.S_IFSOCK), set(kinds.values())]
 """
     [outcome] = run_in_sandbox(program, ["attack()"], backend=backend).outcomes
     assert isinstance(outcome, Returned)
-    null, pipes, kinds = outcome.value
+    null, sockets, kinds = outcome.value
     assert null
-    assert pipes == 3  # standard output and error, and results
+    assert sockets == 3  # standard output and error, and results
     # Landlock's rules hold for the folder of the interpreter as well, a new root would not.
-    assert kinds == {"bubblewrap": {stat.S_IFIFO}, "landlock": {stat.S_IFIFO, stat.S_IFDIR}}[backend]
-
-
-REACHABLE = shutil.which("python3", path="/usr/bin:/bin")
-UNPRIVILEGED = """
-import json, os, sys, types
-os.chdir("/")
-sys.path.insert(0, sys.argv[1])
-import grouprl
-rewards = types.ModuleType("grouprl.rewards")  # without what the package itself imports, which may not be installed
-rewards.__path__ = [sys.argv[1] + "/grouprl/rewards"]
-sys.modules["grouprl.rewards"] = rewards
-from grouprl.rewards.sandbox import Returned, run_in_sandbox, why_unavailable
-backend, programs = json.load(sys.stdin)
-told = {"user": os.getuid(), "reason": why_unavailable(backend)}
-if not told["reason"]:
-    for name, program in programs.items():
-        [outcome] = run_in_sandbox(program, ["attack()"], backend=backend).outcomes
-        told[name] = outcome.value if isinstance(outcome, Returned) else [outcome.reason]
-print(json.dumps(told))
-"""
+    assert kinds == {"bubblewrap": {stat.S_IFSOCK}, "landlock": {stat.S_IFSOCK, stat.S_IFDIR}}[backend]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="all other tests run without privileges already")
@@ -119,18 +97,7 @@ def test_ways_out_are_blocked_for_an_ordinary_user_as_well(backend_name: str, se
     for folder in (secret.parent, secret.parent.parent, secret.parent.parent.parent):  # pytest's own
         folder.chmod(0o755)
     programs = {name: source(body, secret) for name, body in BLOCKED.items()}
-    told = subprocess.run(
-        [str(REACHABLE), "-c", UNPRIVILEGED, str(ROOT / "src")],
-        input=json.dumps([backend_name, programs]),
-        capture_output=True,
-        text=True,
-        user=65534,
-        group=65534,
-        extra_groups=[],
-        env={"PATH": os.environ["PATH"]},
-    )
-    assert told.returncode == 0, told.stderr
-    answers = json.loads(told.stdout)
+    answers = told_by(str(REACHABLE), backend_name, programs, ROOT / "src", **ORDINARY)
     assert answers.pop("user") == 65534
     if reason := answers.pop("reason"):
         pytest.skip(reason)

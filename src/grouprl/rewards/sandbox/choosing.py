@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from functools import lru_cache
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from grouprl.rewards.sandbox.interpreter import user
 from grouprl.rewards.sandbox.running import LAUNCHERS, run_with
+from grouprl.rewards.sandbox.shown import STDLIB
 from grouprl.rewards.sandbox.values import Failed, Limits, Returned, SandboxError
 from grouprl.types import UserError
 
@@ -17,7 +19,7 @@ _REMEDY = (
     "run as an ordinary user, install bubblewrap (apt install bubblewrap) and allow user namespaces, or use Linux 6.2 "
     "or newer with Landlock; model-written code is never run without one of them"
 )
-# Each of these has to fail in a sandbox that works; reading a file of the standard library has to succeed.
+# Tells what is wrong. Nothing may be: reading a file of the standard library has to succeed, all else has to fail.
 _PROBE = """
 import os
 def refused(act):
@@ -26,18 +28,26 @@ def refused(act):
     except OSError:
         return True
     return False
-def probe(path):
+def empty(folder):
+    try:
+        return not os.listdir(folder)
+    except OSError:
+        return True
+def probe(path, here):
     import _socket
     library = os.path.dirname(os.__file__)
-    return [
-        os.getuid() != 0,
-        "heapq.py" in os.listdir(library),
-        refused(lambda: open(path)),
-        refused(lambda: os.listdir(os.path.dirname(path))),
-        refused(lambda: open(os.__file__, "a")),
-        refused(lambda: _socket.socket()),
-        refused(os.fork),
-    ]
+    beside = [library, library + "/../python3"]
+    safe = {
+        "is root": os.getuid() != 0,
+        "has no standard library": not refused(lambda: open(library + "/heapq.py")),
+        "sees installed packages": all(empty(f"{f}/{name}-packages") for f in beside for name in ("site", "dist")),
+        "reads files": refused(lambda: open(path)) and refused(lambda: open(f"{library}/{here}")),
+        "lists folders": refused(lambda: os.listdir(os.path.dirname(path))),
+        "writes to the standard library": refused(lambda: open(os.__file__, "a")),
+        "opens sockets": refused(lambda: _socket.socket()),
+        "starts processes": refused(os.fork),
+    }
+    return [name for name in safe if not safe[name]]
 """
 
 
@@ -63,16 +73,19 @@ def why_unavailable(name: str) -> str | None:
     """Why a backend cannot be used here; None = it can. Runs a program in it on the first call."""
     if sys.platform != "linux":
         return f"it needs Linux, this is {sys.platform}"
-    if user() is not None and not _may_end_others():
-        return "root may not end processes of the user it becomes here (CAP_KILL)"
+    path = Path(__file__).resolve()
+    probe = f"probe({str(path)!r}, {os.path.relpath(path, STDLIB)!r})"
     try:
-        result = run_with(name, _PROBE, [f"probe({str(Path(__file__))!r})"], "", Limits(seconds=30.0))
+        if user() is not None and not _may_end_others():
+            return "root may not end processes of the user it becomes here (CAP_KILL)"
+        [found] = run_with(name, _PROBE, [probe], "", Limits(seconds=30.0)).outcomes
     except SandboxError as error:
         return str(error)
-    found = result.outcomes[0]
+    except OSError as error:
+        return f"something that it needs is missing, such as /proc: {error}"
     if isinstance(found, Failed):
         return f"a first program failed: {found.reason}"
-    return None if found == Returned([True] * 7) else f"a first program was not locked in: {found.value}"
+    return None if found == Returned([]) else f"a first program was not locked in, it {', '.join(found.value)}"
 
 
 def _may_end_others() -> bool:

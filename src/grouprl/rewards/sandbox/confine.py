@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import struct
+import sys
 
 OLDEST_LANDLOCK = 3  # the first that also governs truncation (Linux 6.2)
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF, _SECCOMP = 444, 445, 446, 317 if os.uname().machine == "x86_64" else 277
@@ -20,8 +21,9 @@ _TCP_RIGHTS, _SCOPES = 0b11, 0b11  # bind and connect; abstract sockets and sign
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
 
-def confine(parent: int, filter_program: bytes, readable: list[str]) -> None:
-    """Only `readable` folders, no network, no new processes, and death with the process `parent`. Raises OSError."""
+def confine(parent: int, filter_program: bytes, files: list[str], folders: list[str]) -> None:
+    """Only these to read, no network, no new processes, and death with the process `parent`. Raises OSError."""
+    keep_listing(os.path.dirname(os.__file__))
     libc = ctypes.CDLL(None, use_errno=True)
 
     def call(name: str, *arguments: object) -> int:
@@ -41,14 +43,26 @@ def confine(parent: int, filter_program: bytes, readable: list[str]) -> None:
     handled = _FILE_RIGHTS[min(version, max(_FILE_RIGHTS))]
     attributes = struct.pack("<QQQ", handled, _TCP_RIGHTS, _SCOPES)[: 8 if version < 4 else 16 if version < 6 else 24]
     rules = call("syscall", _CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
-    allowed = [(path, _READ_FILE | (_READ_DIR if os.path.isdir(path) else 0)) for path in readable]
-    for path, rights in [*allowed, *((device, _READ_FILE | _WRITE_FILE) for device in _DEVICES)]:
-        if os.path.exists(path):
-            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            call("syscall", _ADD_RULE, rules, 1, struct.pack("<Qi", rights, place), 0)
-            os.close(place)
+    allowed = {
+        **dict.fromkeys(files, _READ_FILE),
+        **dict.fromkeys(folders, _READ_FILE | _READ_DIR),
+        **dict.fromkeys(filter(os.path.exists, _DEVICES), _READ_FILE | _WRITE_FILE),
+    }
+    for path, rights in allowed.items():
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        call("syscall", _ADD_RULE, rules, 1, struct.pack("<Qi", rights, place), 0)
+        os.close(place)
     call("syscall", _RESTRICT_SELF, rules, 0)
     os.close(rules)
     instructions = ctypes.create_string_buffer(filter_program, len(filter_program))
     program = struct.pack("HP", len(filter_program) // 8, ctypes.addressof(instructions))
     call("syscall", _SECCOMP, 1, 0, program)
+
+
+def keep_listing(library: str) -> None:
+    """The import system goes on with the list of the library's files that it has.
+
+    It cannot be read again: a right to list a folder would hold for all below it, installed packages among them.
+    """
+    finder = sys.path_importer_cache[library]
+    setattr(finder, "invalidate_caches", lambda: None)  # noqa: B010  a method, of one object

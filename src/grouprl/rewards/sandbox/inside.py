@@ -2,7 +2,7 @@
 
 Nothing imports this file; its text is handed to a fresh interpreter. It shares that interpreter with the program, which
 can therefore take over all that follows here: what is reported is worth no more than a claim. That is enough, because
-the values that a claim is compared with are never inside.
+the values that a claim is compared with are not handed in.
 """
 
 from __future__ import annotations

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
-import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
 PREFIX = Path(sys.base_prefix).resolve()
 EXECUTABLE = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
-LIBRARIES = tuple(sorted({"lib", sys.platlibdir}))
-"""Folders of the prefix that hold the standard library and the interpreter's own shared objects."""
 
-SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache")
 FLAGS = ("-s", "-S", "-P", "-B")  # no site-packages, nothing from the working directory, no byte code written
 # Sets of strings come in the same order in every run: a reward must not depend on chance.
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
@@ -28,6 +25,7 @@ class Launch:
     # What it inherits besides the standard three. A folder among them would be a way out of a new root: "fd/../../etc".
     descriptors: tuple[int, ...]
     user: int | None  # whom to become before anything else; None = stay
+    others: int = 0  # tasks, at most, that the kernel's limit on the user's tasks counts besides those inside
 
 
 @dataclass(frozen=True)
@@ -52,12 +50,12 @@ def text_of(name: str) -> str:
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
-def inside_executable(prefix: str) -> str:
-    """Where the interpreter lies when its prefix is seen at `prefix`."""
-    return f"{prefix}/{EXECUTABLE.relative_to(PREFIX)}" if EXECUTABLE.is_relative_to(PREFIX) else str(EXECUTABLE)
+def above_standard(descriptor: int) -> int:
+    """The same file under a number from 10 on; closes the old one.
 
-
-def library_folder() -> str:
-    """Where libpython lies, relative to the prefix."""
-    folder = Path(sysconfig.get_config_var("LIBDIR") or "lib")
-    return str(folder.relative_to(PREFIX)) if folder.is_relative_to(PREFIX) else "lib"
+    A process whose standard input was closed gets 0 for the next file that it opens, and the inside has its own 0 to 2.
+    """
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
+    finally:
+        os.close(descriptor)

@@ -6,6 +6,7 @@ import fcntl
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grouprl.rewards.sandbox import bubblewrap, landlock
-from grouprl.rewards.sandbox.interpreter import PREFIX, Channels, Launch
+from grouprl.rewards.sandbox.interpreter import PREFIX, Channels, Launch, above_standard
 from grouprl.rewards.sandbox.seccomp import filter_program
 from grouprl.rewards.sandbox.values import (
     PREPARED,
@@ -55,12 +56,14 @@ def run_with(backend: str, source: str, calls: Sequence[str], setup: str, limits
         ValueError: `setup`, which no model wrote, failed.
     """
     started = time.monotonic()
-    told = _run(LAUNCHERS[backend], _request(source, calls, setup, limits), limits)
+    told = _run(LAUNCHERS[backend], (setup, source, *calls), limits)
     lines = told.result.split(b"\n")[:-1]  # the last one has no end: it was cut
     output = told.output.decode("utf-8", "replace")
     if lines[:1] != [READY]:
         raise SandboxError(f"{backend}: {told.ending}: {output.strip()[-300:]}")
     if lines[1:2] != [PREPARED]:
+        if not setup:
+            raise SandboxError(f"{backend}: said that it was ready, then {told.ending}: {output.strip()[-300:]}")
         raise ValueError(f"expected a set-up that runs, got {told.ending}: {output.strip()[-300:]}")
     ran = lines[2:3] == [STARTED]
     outcomes = [outcome(line) for line in lines[3 : 3 + len(calls)]] if ran else []
@@ -78,22 +81,22 @@ def _error(line: Sequence[bytes], ending: str) -> str:
     return told.reason if isinstance(told, Failed) else ending
 
 
-def _request(source: str, calls: Sequence[str], setup: str, limits: Limits) -> bytes:
+def _request(texts: Sequence[str], limits: Limits, others: int) -> bytes:
     """See `inside.request`."""
-    texts = [text.encode("utf-8", "surrogatepass") for text in (setup, source, *calls)]
-    numbers = (limits.cpu_seconds, limits.memory_mib << 20, limits.files_mib << 20, limits.threads + 2)
-    header = " ".join(map(str, (*numbers, *map(len, texts))))
-    return b"\n".join((header.encode(), b"".join(texts)))
+    contents = [text.encode("utf-8", "surrogatepass") for text in texts]
+    tasks = limits.threads + 2 + others
+    numbers = (limits.cpu_seconds, limits.memory_mib << 20, limits.files_mib << 20, tasks, *map(len, contents))
+    return b"\n".join((" ".join(map(str, numbers)).encode(), b"".join(contents)))
 
 
-def _run(launcher: Callable[[Channels, Limits], Launch], request: bytes, limits: Limits) -> _Told:
+def _run(launcher: Callable[[Channels, Limits], Launch], texts: Sequence[str], limits: Limits) -> _Told:
     with ExitStack() as ours, ExitStack() as theirs:
-        result, channel = _pipe(ours, theirs)
-        output, printing = _pipe(ours, theirs)
+        result, channel = _pair(ours, theirs)
+        output, printing = _pair(ours, theirs)
         home = _held(theirs, os.open(PREFIX, os.O_PATH | os.O_CLOEXEC))
         seccomp = _held(theirs, _memory_file(filter_program()))
-        asked = _held(theirs, _memory_file(request))
         launch = launcher(Channels(channel, seccomp, home), limits)
+        asked = _held(theirs, _memory_file(_request(texts, limits, launch.others)))
         try:
             process = subprocess.Popen(
                 launch.command,
@@ -163,12 +166,14 @@ def _ending(process: subprocess.Popen[bytes]) -> str:
     return f"ended its process (status {status})"
 
 
-def _pipe(ours: ExitStack, theirs: ExitStack) -> tuple[int, int]:
-    reading, writing = os.pipe()
-    return _held(ours, reading), _held(theirs, writing)
+def _pair(ours: ExitStack, theirs: ExitStack) -> tuple[int, int]:
+    """Sockets, to be read and written. Of a pipe a program could open the other end in /proc/self/fd, and empty it."""
+    reading, writing = socket.socketpair()
+    return _held(ours, reading.detach()), _held(theirs, writing.detach())
 
 
 def _held(stack: ExitStack, descriptor: int) -> int:
+    descriptor = above_standard(descriptor)
     stack.callback(os.close, descriptor)
     return descriptor
 

@@ -20,7 +20,7 @@ read 0/63 write 1/64 readv 19/65 writev 20/66 pread64 17/67 pwrite64 18/68 pread
 open 2/- openat 257/56 close 3/57 close_range 436/436 stat 4/- fstat 5/80 lstat 6/- newfstatat 262/79 statx 332/291
 statfs 137/43 fstatfs 138/44 access 21/- faccessat 269/48 faccessat2 439/439 readlink 89/- readlinkat 267/78
 getdents64 217/61 getcwd 79/17 chdir 80/49 fchdir 81/50 mkdir 83/- mkdirat 258/34 rmdir 84/- unlink 87/- unlinkat 263/35
-rename 82/- renameat 264/38 renameat2 316/276 ftruncate 77/46 fsync 74/82 fdatasync 75/83 flock 73/32 umask 95/166
+rename 82/- renameat 264/38 renameat2 316/276 ftruncate 77/46 fsync 74/82 fdatasync 75/83 umask 95/166
 dup 32/23 dup2 33/- dup3 292/24 pipe 22/- pipe2 293/59 poll 7/- ppoll 271/73 select 23/- pselect6 270/72
 epoll_create1 291/20 epoll_ctl 233/21 epoll_wait 232/- epoll_pwait 281/22 eventfd2 290/19
 mmap 9/222 munmap 11/215 mprotect 10/226 mremap 25/216 madvise 28/233 msync 26/227 brk 12/214
@@ -38,7 +38,8 @@ getsid 124/156 getpriority 140/141
 _ALLOWED_VALUES = (
     ("prctl", (157, 167), 0, (15, 16, 0x53564D41)),  # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA
     ("prlimit64", (302, 261), 0, (0,)),  # of itself: a process of the same user could otherwise be starved
-    ("fcntl", (72, 25), 1, (0, 1, 2, 3, 4, 5, 6, 7, 1030)),  # not F_SETOWN, which sends signals to others
+    # Not F_SETOWN, which sends signals to others, and no locks, which would reach whoever uses the same file.
+    ("fcntl", (72, 25), 1, (0, 1, 2, 3, 4, 1030)),
     ("ioctl", (16, 29), 1, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),  # TCGETS, TIOCGWINSZ, FIO*
 )
 _CLONE, _CLONE_THREAD = (56, 220), 0x10000
