@@ -48,7 +48,7 @@ def packages() -> tuple[Path, ...]:
 def libraries() -> tuple[Path, ...]:
     """The shared libraries that the interpreter and its extension modules name, and those that these name in turn.
 
-    Where they lie in a folder for nothing else, the folder stands for them. Reads some 20 MB, once: 30 ms.
+    Where they lie in a folder for nothing else, the folder stands for them. Reads some 20 MB, once: up to 0.1 s.
     """
     waiting = [EXECUTABLE, *(module for module in STDLIB.glob("lib-dynload/*.so") if "_tkinter" not in module.name)]
     shown: dict[Path, None] = {}
