@@ -11,10 +11,10 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 
+from grouprl.lab.rollouts import open_recorded
 from grouprl.types import UserError
 
 # A row group is what a reader loads or skips at once: large enough to be read fast, small enough for memory.
@@ -103,16 +103,13 @@ def _table(pa: ModuleType, schema: Any, rows: Sequence[sqlite3.Row]) -> Any:
 @contextmanager
 def _rows(run_directory: Path, needed: Set[str]) -> Iterator[Iterator[sqlite3.Row]]:
     """The rows of one state of the database, read as they are asked for."""
-    path = run_directory / "rollouts.sqlite"
-    if not path.is_file():
-        raise UserError(f"{path}: expected the rollouts of a run, found no such file: give a run directory")
-    with closing(sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)) as database:
+    with closing(open_recorded(run_directory)) as database:
         database.row_factory = sqlite3.Row
         rows = database.execute(_QUERY)
         missing = needed - {name for name, *_ in rows.description}
         if missing:
             raise UserError(
-                f"{path}: expected completions with the columns {', '.join(sorted(missing))}, found none: "
+                f"{run_directory}: expected completions with the columns {', '.join(sorted(missing))}, found none: "
                 "an older version of GroupRL recorded this run; read it with that one"
             )
         yield rows

@@ -125,25 +125,34 @@ def drop_after(database: sqlite3.Connection, step: int) -> None:
         database.execute("DELETE FROM problems WHERE problem_id NOT IN (SELECT problem_id FROM completions)")
 
 
-def read_rollouts(directory: Path, step: int) -> tuple[RecordedGroup, ...]:
-    """The groups of one step in the order of that step; empty when it is not recorded.
+def open_recorded(directory: Path) -> sqlite3.Connection:
+    """The rollouts of a run, to read; a run may go on meanwhile.
 
     Raises:
         UserError: when `directory` has no rollouts.sqlite.
     """
     path = directory / "rollouts.sqlite"
     if not path.is_file():
-        raise UserError(f"{path}: expected the rollouts of a run, found no such file; give a run directory")
+        raise UserError(f"{path}: expected the rollouts of a run, found no such file: give a run directory")
+    return _read_only(path)
+
+
+def read_rollouts(directory: Path, step: int) -> tuple[RecordedGroup, ...]:
+    """The groups of one step in the order of that step; empty when it is not recorded.
+
+    Raises:
+        UserError: when `directory` has no rollouts.sqlite.
+    """
     query = (
         "SELECT * FROM completions JOIN problems USING (problem_id) WHERE step = ? "
         "ORDER BY group_index, completion_index"
     )
-    with closing(_read_only(path)) as database:
+    with closing(open_recorded(directory)) as database:
         database.row_factory = sqlite3.Row
         rows = database.execute(query, (step,)).fetchall()
     missing = _ADDED - set(rows[0].keys() if rows else _ADDED)
     if missing:
-        raise _too_old(path, missing)
+        raise _too_old(directory / "rollouts.sqlite", missing)
     return tuple(_group(list(members)) for _, members in groupby(rows, key=lambda row: row["group_index"]))
 
 

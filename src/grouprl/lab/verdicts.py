@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sqlite3
 from contextlib import closing
 from pathlib import Path
-from urllib.parse import quote
 
-from grouprl.types import UserError
+from grouprl.lab.rollouts import open_recorded
 
 _QUERY = """
 SELECT problem_id, COALESCE(SUM(correct), 0), COALESCE(SUM(NOT correct), 0) FROM completions
@@ -21,8 +19,5 @@ def recorded_verdicts(directory: Path, *, until: int) -> list[tuple[str, int, in
     Raises:
         UserError: when `directory` has no rollouts.sqlite.
     """
-    path = directory / "rollouts.sqlite"
-    if not path.is_file():
-        raise UserError(f"{path}: expected the rollouts of a run, found no such file: give a run directory")
-    with closing(sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)) as database:
+    with closing(open_recorded(directory)) as database:
         return database.execute(_QUERY, (until,)).fetchall()
