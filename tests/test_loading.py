@@ -97,7 +97,7 @@ class RunningMean(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         counts = torch.arange(1, hidden.shape[1] + 1)[:, None]
-        return self.inner(hidden) + 0.01 * hidden.cumsum(1) / counts
+        return self.inner(hidden) + 0.1 * hidden.cumsum(1) / counts
 
 
 class OwnPositions(nn.Module):

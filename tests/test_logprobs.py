@@ -136,7 +136,7 @@ def test_no_logits_are_kept_for_the_backward_pass():
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         logprobs, _ = token_logprobs(head, hidden_SH, targets_S, Sampling(), chunk_elements=5000)
         logprobs.sum().backward()
-    assert sum(kept.values()) <= head.weight.numel() + hidden_SH.numel() + 2 * len(targets_S)
+    assert sum(kept.values()) <= head.weight.numel() + hidden_SH.numel() + 3 * len(targets_S)
 
 
 # Truncation

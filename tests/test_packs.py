@@ -45,14 +45,18 @@ def test_a_pack_by_hand():
     batch = make_batch(HAND_MADE, Sampling())
     packs = make_packs(batch, [0, 1, 2], 100, CPU)
     assert len(packs) == 1  # the longest completion comes first
-    assert [len(make_packs(batch, [0, 1, 2], budget, CPU)) for budget in (11, 10)] == [1, 2]
+    assert [len(make_packs(batch, [0, 1, 2], budget, CPU)) for budget in (8, 7)] == [1, 2]
     assert packs[0].rows == (2, 0, 1)
-    assert packs[0].input_ids_S.tolist() == [4, 3, 2, 1, 1, 1, 9, 8, 5, 6, 7]
+    assert packs[0].input_ids_S.tolist() == [4, 3, 2, 1, 1, 9, 8, 5]
     assert packs[0].layout.prompt_lengths == (3, 2)
-    assert packs[0].layout.completion_lengths == ((3,), (2, 1))
-    assert packs[0].predictors_C.tolist() == [2, 3, 4, 7, 8, 7]
+    assert packs[0].layout.completion_lengths == ((2,), (1, 0))
+    assert packs[0].predictors_C.tolist() == [2, 3, 4, 6, 7, 6]
     assert packs[0].row_C.tolist() == [0, 0, 0, 1, 1, 2]
     assert packs[0].column_C.tolist() == [0, 1, 2, 0, 1, 0]
+
+    whole = make_packs(batch, [0, 1, 2], 100, CPU, read_last=True)[0]
+    assert whole.input_ids_S.tolist() == [4, 3, 2, 1, 1, 1, 9, 8, 5, 6, 7]
+    assert whole.predictors_C.tolist() == [2, 3, 4, 7, 8, 7]
 
 
 PROMPT_LENGTHS, LENGTHS = (7, 1, 3, 9), ((4, 12, 1), (5,), (2, 2, 2, 6, 3), (8, 7))

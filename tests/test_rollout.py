@@ -316,8 +316,11 @@ def seams(tokenizer: PreTrainedTokenizerBase, completion: Completion) -> list[st
 @pytest.mark.parametrize("max_rows", [3, 64])
 def test_stop_strings_end_a_completion_at_once_and_stay(setting: Setting, drawn: list[Group], max_rows: int):
     cut = [c for c in all_of(drawn) if c.stop_reason is StopReason.LENGTH]
-    spanning = [found[0] for completion in cut if (found := seams(setting.tokenizer, completion))][:4]
     ended = next(c for c in all_of(drawn) if c.stop_reason is StopReason.END)
+    others = [c for c in all_of(drawn) if c is not ended and c not in cut]
+    found = [seam for completion in others for seam in seams(setting.tokenizer, completion)[:1]]
+    spanning = [seam for seam in found if not any(seam in completion.text for completion in cut)][:4]
+    assert spanning
     stops = (*spanning, setting.tokenizer.decode([ended.token_ids[-1]]))  # the last is an end token as well
     sampling = Sampling(max_tokens=24, stop=stops)
     stopped = all_of(setting.engine(max_rows).generate(setting.requests(), sampling))

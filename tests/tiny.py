@@ -25,7 +25,7 @@ TEXTS = (
     "There are 4 boxes with 6 pens each. 4 * 6 = 24, so there are 24 pens. \\boxed{24}",
     "I think there are 7 left. \\boxed{7}",
 )
-HIDDEN, LAYERS, HEADS = 32, 2, 4
+HIDDEN, LAYERS, HEADS = 64, 2, 4
 
 
 def tiny_model_folder(
@@ -71,4 +71,4 @@ def _fill(model: PreTrainedModel) -> None:
     generator = torch.Generator().manual_seed(7)
     for name, weight in sorted(model.named_parameters()):
         noise = torch.randn(weight.shape, generator=generator)
-        weight.copy_(1 + 0.1 * noise if "norm" in name else 0.3 * noise)
+        weight.copy_(1 + 0.1 * noise if "norm" in name else 0.2 * noise)

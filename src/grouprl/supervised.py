@@ -67,7 +67,7 @@ class Lesson:
         largest = max(len(group.prompt_ids) + sum(map(len, group.completions)) for group in groups)
         budget = max(largest, self.config.learner.micro_batch_tokens)
         totals: defaultdict[str, float] = defaultdict(float)
-        for pack in make_packs(batch, range(len(batch.group_of_N)), budget, device):
+        for pack in make_packs(batch, range(len(batch.group_of_N)), budget, device, read_last=True):
             with torch.set_grad_enabled(gradient), autocast(device, self.config.model.dtype):
                 figures = self.figures(batch, pack)
             if gradient:

@@ -15,7 +15,11 @@ from grouprl.types import Batch
 
 @dataclass(frozen=True)
 class Pack:
-    """One micro-batch: packed tokens, and where the log-probs of its completions belong in [N, T]."""
+    """One micro-batch: packed tokens, and where the log-probs of its completions belong in [N, T].
+
+    The last token of a completion is among the S packed ones only if it is asked for: it is predicted, and predicts
+    nothing.
+    """
 
     rows: tuple[int, ...]  # of N, in packed order
     input_ids_S: Tensor
@@ -30,8 +34,10 @@ class Pack:
         return int(self.column_C.max()) + 1
 
 
-def make_packs(batch: Batch, rows: Sequence[int], budget: int, device: torch.device) -> list[Pack]:
-    """The given rows of a batch as packs of at most `budget` tokens.
+def make_packs(
+    batch: Batch, rows: Sequence[int], budget: int, device: torch.device, *, read_last: bool = False
+) -> list[Pack]:
+    """The given rows of a batch as packs of at most `budget` tokens to read.
 
     Groups stay whole where they fit; one that does not is divided, and its prompt read again. Groups of similar
     length are packed together, longest first, so that padding inside attention stays small and memory peaks early.
@@ -41,20 +47,22 @@ def make_packs(batch: Batch, rows: Sequence[int], budget: int, device: torch.dev
         rows: indices of N to learn from.
         budget: packed tokens per pack; a single completion may exceed it with its prompt.
         device: where the packs are computed.
+        read_last: whether the completions' last tokens are read as well, for a model that scores them.
     """
-    lengths = batch.mask_NT.sum(1).tolist()
-    units = [unit for group in _by_group(batch, rows) for unit in _divided(batch, group, lengths, budget)]
-    units.sort(key=lambda unit: max(lengths[row] for row in unit), reverse=True)
+    lengths = batch.mask_NT.sum(1) if read_last else batch.mask_NT.sum(1) - 1
+    read = lengths.tolist()
+    units = [unit for group in _by_group(batch, rows) for unit in _divided(batch, group, read, budget)]
+    units.sort(key=lambda unit: max(read[row] for row in unit), reverse=True)
     packs: list[list[list[int]]] = []
     room = 0
     for unit in units:
-        cost = len(batch.prompts[batch.group_of_N[unit[0]]]) + sum(lengths[row] for row in unit)
+        cost = len(batch.prompts[batch.group_of_N[unit[0]]]) + sum(read[row] for row in unit)
         if not packs or cost > room:
             packs.append([])
             room = budget
         packs[-1].append(unit)
         room -= cost
-    return [_pack(batch, pack, lengths, device) for pack in packs]
+    return [_pack(batch, pack, read, device) for pack in packs]
 
 
 def _by_group(batch: Batch, rows: Sequence[int]) -> list[list[int]]:
@@ -77,22 +85,21 @@ def _divided(batch: Batch, group: list[int], lengths: list[int], budget: int) ->
     yield part
 
 
-def _pack(batch: Batch, groups: list[list[int]], lengths: list[int], device: torch.device) -> Pack:
+def _pack(batch: Batch, groups: list[list[int]], read: list[int], device: torch.device) -> Pack:
     prompts = [batch.prompts[batch.group_of_N[group[0]]] for group in groups]
+    rows = [row for group in groups for row in group]
+    lengths = dict(zip(rows, batch.mask_NT[rows].sum(1).tolist(), strict=True))
     spans, predictors, at = [], [], 0
     for prompt, group in zip(prompts, groups, strict=True):
         spans.append(torch.tensor(prompt))
         last = at + len(prompt) - 1
         at += len(prompt)
         for row in group:
-            spans.append(batch.token_ids_NT[row, : lengths[row]])
+            spans.append(batch.token_ids_NT[row, : read[row]])
             # The prompt's last token predicts the first token of every completion.
             predictors.append(torch.cat([torch.tensor([last]), torch.arange(at, at + lengths[row] - 1)]))
-            at += lengths[row]
-    rows = [row for group in groups for row in group]
-    layout = TreeLayout(
-        tuple(map(len, prompts)), tuple(tuple(lengths[row] for row in group) for group in groups), device
-    )
+            at += read[row]
+    layout = TreeLayout(tuple(map(len, prompts)), tuple(tuple(read[row] for row in group) for group in groups), device)
     return Pack(
         rows=tuple(rows),
         input_ids_S=torch.cat(spans).to(device),

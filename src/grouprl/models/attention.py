@@ -7,12 +7,13 @@ caller to each attention module as a keyword argument of the model's forward.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from grouprl.models.llama_form import RotatingLayout, has_llama_form, llama_hidden_states
 from grouprl.types import UserError
 
 NAME = "grouprl"
@@ -82,6 +83,8 @@ AttentionInterface.register(NAME, _grouprl_attention)
 def hidden_states(model: PreTrainedModel, input_ids_S: Tensor, position_ids_S: Tensor, layout: Layout) -> Tensor:
     """Last hidden states [S, H] of packed tokens under a layout."""
     decoder = model.get_decoder()
+    if has_llama_form(decoder):
+        return llama_hidden_states(decoder, input_ids_S, position_ids_S, cast(RotatingLayout, layout))
     hidden: Tensor = decoder(
         input_ids=input_ids_S[None],
         position_ids=position_ids_S[None],

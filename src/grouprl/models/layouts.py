@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from grouprl.models.attention import merged_attention
+from grouprl.models.kernels import tree_attention
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,21 @@ class TreeLayout:
             return _take(prompts.flatten(0, 1), self._prompt_slot_S)
         completions = self._attend_completions(query, key, value, scaling)
         return _take(torch.cat([prompts.flatten(0, 1), completions.flatten(0, 2)]), self._slot_S)
+
+    def attend_rotated(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, cosine: Tensor, sine: Tensor, scaling: float
+    ) -> Tensor:
+        """See `RotatingLayout.attend_rotated`."""
+        return tree_attention(query, key, value, cosine, sine, self.tree, scaling)
+
+    @cached_property
+    def tree(self) -> tuple[Tensor, Tensor]:
+        """[P, 1 + G] starts in S and lengths of each group's prompt and completions; 0 where there is none."""
+        widest = max(map(len, self.completion_lengths))
+        pairs = zip(*self._starts, strict=True), zip(self.prompt_lengths, self.completion_lengths, strict=True)
+        rows = [[[one, *several, *[0] * (widest - len(several))] for one, several in pair] for pair in pairs]
+        starts, lengths = (torch.tensor(grid, dtype=torch.long) for grid in rows)
+        return starts, lengths
 
     @cached_property
     def _prompt_slot_S(self) -> Tensor:

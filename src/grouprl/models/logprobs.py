@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from grouprl.models.kernels import fits, linear_logprobs
 from grouprl.models.truncation import truncated
 from grouprl.types import Sampling
 
@@ -39,6 +40,11 @@ def token_logprobs(
     """
     vocabulary = head.weight.shape[0]  # type: ignore[index]
     rows = max(1, chunk_elements // int(vocabulary))
+    if type(head) is nn.Linear and fits() and not (hidden_SH.is_cuda or sampling.truncates or entropy_gradient):
+        dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else hidden_SH.dtype
+        weight, bias = head.weight.to(dtype), None if head.bias is None else head.bias.to(dtype)
+        # The kernel needs no other array of this size, where torch needs about four.
+        return linear_logprobs(hidden_SH.to(dtype), weight, bias, targets_S, sampling.temperature, 4 * rows)
     if len(targets_S) <= rows:
         return _chunk(head, hidden_SH, targets_S, sampling, entropy_gradient)
     parts = [

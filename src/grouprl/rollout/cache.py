@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -23,14 +23,6 @@ class CacheShape:
     prompt_tokens: int  # of the longest prompt
     own_tokens: int  # of the longest completion
 
-    def holds(self, other: CacheShape) -> bool:
-        """Whether every axis is at least as long as the other's."""
-        return all(mine >= needed for mine, needed in zip(astuple(self), astuple(other), strict=True))
-
-    def or_larger(self, other: CacheShape) -> CacheShape:
-        """The larger of both along every axis."""
-        return CacheShape(*map(max, zip(astuple(self), astuple(other), strict=True)))
-
 
 class GroupCache:
     """Preallocated keys and values. Active groups and rows are kept at the front, so that slices need no copy."""
@@ -43,16 +35,6 @@ class GroupCache:
         # Zeros, not garbage, in the prompts: a padded key is masked by -inf, but 0 * NaN of its value would stay.
         self.prompt_keys, self.prompt_values = torch.zeros(prompt, device=device, dtype=dtype)
         self.own_keys, self.own_values = torch.zeros(own, device=device, dtype=dtype)
-
-    def move_groups(self, source: Tensor, target: Tensor) -> None:
-        """Copies the prompts of some group slots over others."""
-        for tensor in (self.prompt_keys, self.prompt_values):
-            tensor[:, target] = tensor[:, source]
-
-    def move_rows(self, source: Tensor, target: Tensor, used: int) -> None:
-        """Copies the first `used` own tokens of some rows over others."""
-        for tensor in (self.own_keys, self.own_values):
-            tensor[:, target, :, :used] = tensor[:, source, :, :used]
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,13 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.models import end_token_ids
+from grouprl.models.llama_form import has_llama_form
 from grouprl.models.precision import autocast
-from grouprl.rollout.cache import CacheShape, GroupCache
+from grouprl.rollout.cache import CacheShape
+from grouprl.rollout.compiled import CompiledForward
 from grouprl.rollout.decoding import Decoding, FinishedRow, Unit
 from grouprl.rollout.engine import Request
+from grouprl.rollout.forward import Forward, ModuleForward
 from grouprl.rollout.random_numbers import row_key
 from grouprl.types import Completion, Group, Sampling
 
@@ -37,7 +40,6 @@ class NativeEngine:
         self._seed, self._max_rows, self._dtype = seed, max_rows, dtype
         self._ends = end_token_ids(model, tokenizer)
         self._version = 0
-        self._cache: GroupCache | None = None
 
     def load_weights(self, version: int) -> None:
         """See `Engine.load_weights`; the weights themselves are already here."""
@@ -57,12 +59,12 @@ class NativeEngine:
             return []
         device: torch.device = self._model.get_input_embeddings().weight.device
         units = [unit for index, request in enumerate(requests) for unit in self._units(index, request)]
-        cache = self._cache_for(units, sampling, device)
-        decoding = Decoding(self._model, self._tokenizer, cache, units, sampling, self._ends, device)
         made: dict[int, Group] = {}
         rows: list[list[FinishedRow]] = [[] for _ in requests]
         going = True
         with autocast(device, self._dtype):
+            forward = self._forward(units, sampling)
+            decoding = Decoding(forward, self._tokenizer, units, sampling, self._ends, device)
             while going:
                 going = decoding.advance()
                 ended = decoding.take_finished()
@@ -86,11 +88,11 @@ class NativeEngine:
             for first in range(0, len(keys), self._max_rows)
         ]
 
-    def _cache_for(self, units: Sequence[Unit], sampling: Sampling, device: torch.device) -> GroupCache:
-        """A cache that is large enough; the last one is used again where it fits."""
+    def _forward(self, units: Sequence[Unit], sampling: Sampling) -> Forward:
+        """The model with a cache that is large enough, for one call: between calls the learner has its memory."""
         config = self._model.config
         heads = config.num_attention_heads
-        needed = CacheShape(
+        shape = CacheShape(
             layers=config.num_hidden_layers,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
             head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
@@ -99,12 +101,10 @@ class NativeEngine:
             prompt_tokens=max(len(unit.prompt_ids) for unit in units),
             own_tokens=sampling.max_tokens,
         )
-        if self._cache is None or not self._cache.shape.holds(needed):
-            shape = needed if self._cache is None else needed.or_larger(self._cache.shape)
-            self._cache = None  # free the old one before the new one is made
-            dtype = torch.bfloat16 if self._dtype == "bfloat16" else torch.float32
-            self._cache = GroupCache(shape, device, dtype)
-        return self._cache
+        dtype = torch.bfloat16 if self._dtype == "bfloat16" else torch.float32
+        if has_llama_form(self._model.get_decoder()):
+            return CompiledForward(self._model, shape, dtype)
+        return ModuleForward(self._model, shape, dtype)
 
     def _group(self, request: Request, rows: Sequence[FinishedRow]) -> Group:
         texts = self._tokenizer.batch_decode([row.token_ids for row in rows], skip_special_tokens=True)

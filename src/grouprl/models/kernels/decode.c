@@ -1,0 +1,120 @@
+/* Attention of the newest token of each completion, over a cache that holds the prompt of a group once.
+ *
+ * Cached keys are tiles [d, 16] of rotated keys, values are [tokens, d]. Per layer the prompts' keys, and their values,
+ * are [slots, kv_heads, prompt_tiles * 16 * d]; the completions' own are [rows, kv_heads, 2, own_tiles * 16 * d], keys
+ * before values, so that a row is read from the memory as one stream. */
+#include "scores.h"
+
+typedef struct {
+  const void *q, *k, *v;
+  void *out;
+  const float *cosine, *sine; /* [positions, d] */
+  void *prompt_keys, *prompt_values, *own;
+  const int64_t *order;  /* [n] live rows, those of a part beside each other */
+  const int64_t *begin;  /* [parts + 1] where each part of a group begins in `order` */
+  const int64_t *slot;   /* [parts] where its prompt is in the cache */
+  const int64_t *prompt; /* [parts] tokens of its prompt */
+  const int64_t *length; /* [n] tokens of the row's completion so far, the newest included */
+  int64_t heads, kv_heads, d, prompt_tiles, own_tiles;
+  float scaling;
+  int half, cache_half;
+} Step;
+
+INLINE void write_key(void *tile_base, int64_t at, int64_t d, const float *key, int half) {
+  for (int64_t c = 0; c < d; c++) {
+    if (half) {
+      uint32_t bits;
+      memcpy(&bits, key + c, 4);
+      ((uint16_t *)tile_base)[at + c * W] = (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+    } else {
+      ((float *)tile_base)[at + c * W] = key[c];
+    }
+  }
+}
+
+/* Keys go to element key_at of `keys`, values to value_at of it. */
+INLINE void write_token(const void *k, const void *v, int64_t from, const float *cosine, const float *sine, void *keys,
+                        int64_t key_at, int64_t value_at, int64_t token, int64_t d, int half, int cache_half) {
+  float raw[512], turned[512];
+  read_row(k, from, raw, d, half);
+  rotate(raw, cosine, sine, turned, d, 1, 1);
+  write_key(keys, key_at + token / W * W * d + token % W, d, turned, cache_half);
+  for (int64_t c = 0; c < d; c += W) store(keys, value_at + token * d + c, load(v, from + c, half), cache_half);
+}
+
+/* Weights and own values of one row and one key/value head: r query rows, whose scores of the prompt are there. */
+INLINE void attend_own(const Step *s, int64_t row, int64_t head, int64_t L, const float *rows, float *scores,
+                       float *mixed, int64_t width, int cache_half) {
+  int64_t d = s->d, r = s->heads / s->kv_heads, left = tiles(L) * W, seen = s->length[row], position = L + seen - 1;
+  int64_t size = s->own_tiles * W * d, at = (row * s->kv_heads + head) * 2 * size;
+  write_token(s->k, s->v, (row * s->kv_heads + head) * d, s->cosine + position * d, s->sine + position * d, s->own, at,
+              at + size, seen - 1, d, s->half, cache_half);
+  score(rows, r, s->own, at, 2 * size, tiles(seen), scores + left, width, d, cache_half);
+  for (int64_t i = 0; i < r; i++) {
+    float *line = scores + i * width;
+    for (int64_t j = L; j < left; j++) line[j] = -INFINITY;
+    softmax_row(line, left + seen, left + tiles(seen) * W);
+  }
+  mix(scores + left, width, 1, s->own, at + size, 2 * size, seen, mixed, r, d, cache_half);
+}
+
+/* A part: rows of one group. Queries and scores are [kv_heads][members * r], so that a head's meet the prompt at once. */
+INLINE void attend_part(const Step *s, int64_t part, float *memory, int cache_half) {
+  int64_t d = s->d, r = s->heads / s->kv_heads, L = s->prompt[part], left = tiles(L), width = left + s->own_tiles;
+  const int64_t *order = s->order + s->begin[part];
+  int64_t members = s->begin[part + 1] - s->begin[part], count = members * r, size = s->prompt_tiles * W * d;
+  float *rows = memory, *mixed = rows + count * s->kv_heads * d, *scores = mixed + count * s->kv_heads * d;
+  width *= W;
+  memset(mixed, 0, count * s->kv_heads * d * sizeof(float));
+  for (int64_t head = 0; head < s->kv_heads; head++) {
+    for (int64_t i = 0; i < count; i++) {
+      int64_t row = order[i / r], position = L + s->length[row] - 1;
+      float raw[512];
+      read_row(s->q, (row * s->heads + head * r + i % r) * d, raw, d, s->half);
+      rotate(raw, s->cosine + position * d, s->sine + position * d, rows + (head * count + i) * d, d, s->scaling, 1);
+    }
+    int64_t at = (s->slot[part] * s->kv_heads + head) * size;
+    score(rows + head * count * d, count, s->prompt_keys, at, 0, left, scores + head * count * width, width, d,
+          cache_half);
+  }
+  for (int64_t m = 0; m < members; m++)
+    for (int64_t head = 0; head < s->kv_heads; head++) {
+      int64_t first = head * count + m * r;
+      attend_own(s, order[m], head, L, rows + first * d, scores + first * width, mixed + first * d, width, cache_half);
+    }
+  for (int64_t head = 0; head < s->kv_heads; head++) {
+    int64_t at = (s->slot[part] * s->kv_heads + head) * size;
+    float *own = mixed + head * count * d;
+    mix(scores + head * count * width, width, 1, s->prompt_values, at, 0, L, own, count, d, cache_half);
+    for (int64_t i = 0; i < count; i++)
+      for (int64_t c = 0; c < d; c += W)
+        store(s->out, (order[i / r] * s->heads + head * r + i % r) * d + c, load(own, i * d + c, 0), s->half);
+  }
+}
+
+void grouprl_decode_attention(const Step *s, int64_t parts) {
+#pragma omp parallel for schedule(dynamic) if (parts > 1 && s->begin[parts] > 8)
+  for (int64_t part = 0; part < parts; part++) {
+    int64_t rows = (s->begin[part + 1] - s->begin[part]) * s->heads;
+    float *memory = malloc(rows * (2 * s->d + (tiles(s->prompt[part]) + s->own_tiles) * W) * sizeof(float));
+    if (s->cache_half) attend_part(s, part, memory, 1);
+    else attend_part(s, part, memory, 0);
+    free(memory);
+  }
+}
+
+/* Keeps the keys and values of whole prompts: token t of prompt p is at starts[p] + t of k and v; values
+ * begin `values` elements behind `keys`. */
+void grouprl_keep_prompts(const void *k, const void *v, const float *cosine, const float *sine, void *keys,
+                          int64_t values, const int64_t *starts, const int64_t *lengths, const int64_t *slots,
+                          int64_t prompts, int64_t kv_heads, int64_t d, int64_t prompt_tiles, int half,
+                          int cache_half) {
+#pragma omp parallel for if (prompts > 4)
+  for (int64_t p = 0; p < prompts; p++)
+    for (int64_t head = 0; head < kv_heads; head++)
+      for (int64_t t = 0; t < lengths[p]; t++) {
+        int64_t row = starts[p] + t, base = (slots[p] * kv_heads + head) * prompt_tiles * W * d;
+        write_token(k, v, (row * kv_heads + head) * d, cosine + row * d, sine + row * d, keys, base, base + values,
+                    t, d, half, cache_half);
+      }
+}

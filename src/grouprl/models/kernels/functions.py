@@ -1,0 +1,221 @@
+"""The kernels as differentiable functions of torch; every tensor is on the CPU, float32 or bfloat16."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from grouprl.models.kernels.build import library
+
+_WIDTH = 16  # floats of a vector in the kernels
+
+
+def fits(*sizes: int) -> bool:
+    """Whether the kernels can be used on rows of these sizes."""
+    return all(size % _WIDTH == 0 for size in sizes) and library() is not None
+
+
+def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(x + delta, and its RMS norm times weight in `dtype`).
+
+    Args:
+        x: [S, H] float32.
+        delta: [S, H], float32 or bfloat16; None = 0.
+        weight: [H] float32.
+        eps: added to the mean square.
+        dtype: of the second result.
+    """
+    total, normed = _AddNorm.apply(x, delta, weight, eps, dtype)  # type: ignore[no-untyped-call]
+    return total, normed
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up, of tensors of one shape and dtype."""
+    result: Tensor = _SwiGlu.apply(gate, up)  # type: ignore[no-untyped-call]
+    return result
+
+
+def tree_attention(
+    query: Tensor, key: Tensor, value: Tensor, cosine: Tensor, sine: Tensor, tree: tuple[Tensor, Tensor], scaling: float
+) -> Tensor:
+    """Attention of packed groups, with rotary positions applied on the way.
+
+    Args:
+        query: [S, heads, d], positions not yet applied; key, value: [S, kv_heads, d]; all of one dtype, d <= 512.
+        cosine, sine: [S, d] float32.
+        tree: starts and lengths, int64 [P, 1 + G]: of the prompt, then of its completions; length 0 = none.
+        scaling: multiplies the scores.
+
+    Returns:
+        [S, heads, d].
+    """
+    result: Tensor = _TreeAttention.apply(query, key, value, cosine, sine, *tree, scaling)  # type: ignore[no-untyped-call]
+    return result
+
+
+def linear_logprobs(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, rows: int
+) -> tuple[Tensor, Tensor]:
+    """Log-prob of each target under softmax((hidden @ weight.T + bias) / temperature), and that softmax's entropy.
+
+    Args:
+        hidden: [S, H]; weight: [V, H]; bias: [V] or None; all of one dtype.
+        targets: [S] token ids.
+        temperature: above 0.
+        rows: of logits that live at once; they are made again in the backward pass.
+
+    Returns:
+        [S] float32 each; the entropies cannot be differentiated.
+    """
+    logprobs, entropies = _LinearLogprobs.apply(hidden, weight, bias, targets, temperature, rows)  # type: ignore[no-untyped-call]
+    return logprobs, entropies
+
+
+class _LinearLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, rows: int
+    ) -> Any:
+        logprobs, entropies, lse = found = [torch.empty(len(targets)) for _ in range(3)]
+        for at in range(0, len(targets), rows):
+            logits = F.linear(hidden[at : at + rows], weight, bias)
+            columns = [values[at : at + rows] for values in (targets, *found)]
+            _lib().logprobs(*_at(logits, *columns), *logits.shape, 1 / temperature, _half(logits))
+        kept = logits if len(targets) <= rows else None  # a single chunk is not worth making again
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, kept)
+        ctx.factor, ctx.rows = 1 / temperature, rows
+        ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_logprobs: Tensor, _: Tensor) -> Any:
+        hidden, weight, bias, targets, lse, kept = ctx.saved_tensors
+        d_logprobs = d_logprobs.contiguous()
+        d_hidden = torch.empty_like(hidden)
+        d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        d_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        for at in range(0, len(targets), ctx.rows):
+            part = slice(at, at + ctx.rows)
+            logits = F.linear(hidden[part], weight, bias) if kept is None else kept.clone()
+            columns = (values[part] for values in (targets, lse, d_logprobs))
+            _lib().logprobs_backward(*_at(logits, *columns), *logits.shape, ctx.factor, _half(logits))
+            torch.mm(logits, weight, out=d_hidden[part])
+            if d_weight is not None:
+                d_weight.addmm_(logits.T, hidden[part])
+            if d_bias is not None:
+                d_bias += logits.sum(0)
+        return d_hidden, d_weight, d_bias, None, None, None
+
+
+class _AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> Any:
+        rows, h = x.shape
+        x, delta = x.contiguous(), None if delta is None else delta.contiguous()
+        total = x if delta is None else torch.empty_like(x)
+        normed, inverse = torch.empty(rows, h, dtype=dtype), torch.empty(rows)
+        _lib().add_norm(
+            *_at(x, delta, weight, None if delta is None else total, normed, inverse),
+            rows,
+            h,
+            eps,
+            _half(delta),
+            _half(normed),
+        )
+        ctx.save_for_backward(total, weight, inverse)
+        ctx.delta_dtype = None if delta is None else delta.dtype
+        ctx.set_materialize_grads(False)
+        return x.view_as(x) if delta is None else total, normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_total: Tensor | None, d_normed: Tensor | None) -> Any:
+        total, weight, inverse = ctx.saved_tensors
+        if d_normed is None:
+            return d_total, None if d_total is None else d_total.to(ctx.delta_dtype), None, None, None
+        rows, h = total.shape
+        d_normed = d_normed.contiguous()
+        d_total = None if d_total is None else d_total.contiguous()
+        dx = torch.empty_like(total)
+        halved = torch.empty_like(total, dtype=torch.bfloat16) if ctx.delta_dtype == torch.bfloat16 else None
+        d_weight = torch.empty_like(weight) if ctx.needs_input_grad[2] else None
+        _lib().norm_backward(
+            *_at(total, weight, inverse, d_normed, d_total, dx, halved, d_weight),
+            rows,
+            h,
+            _half(d_normed),
+        )
+        d_delta = None if ctx.delta_dtype is None else dx if halved is None else halved
+        return dx, d_delta, d_weight, None, None
+
+
+class _SwiGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Any:
+        gate, up = gate.contiguous(), up.contiguous()
+        out = torch.empty_like(gate)
+        _lib().swiglu(*_at(gate, up, out), out.numel(), _half(gate))
+        ctx.save_for_backward(gate, up)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> Any:
+        gate, up = ctx.saved_tensors
+        d_out, d_gate, d_up = d_out.contiguous(), torch.empty_like(gate), torch.empty_like(up)
+        _lib().swiglu_backward(*_at(gate, up, d_out, d_gate, d_up), gate.numel(), _half(gate))
+        return d_gate, d_up
+
+
+class _TreeAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        starts: Tensor,
+        lengths: Tensor,
+        scaling: float,
+    ) -> Any:
+        tensors = tuple(tensor.contiguous() for tensor in (query, key, value, cosine, sine))
+        out = torch.empty_like(tensors[0])
+        ctx.sizes = _tree_sizes(query, key, starts, scaling)
+        _lib().tree_attention(*_at(*tensors, out, starts, lengths), *ctx.sizes)
+        ctx.save_for_backward(*tensors, starts, lengths)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> Any:
+        *tensors, starts, lengths = ctx.saved_tensors
+        gradients = [torch.empty_like(tensor) for tensor in tensors[:3]]
+        _lib().tree_attention_backward(*_at(*tensors, d_out.contiguous(), *gradients, starts, lengths), *ctx.sizes)
+        return (*gradients, None, None, None, None, None)
+
+
+def _tree_sizes(query: Tensor, key: Tensor, starts: Tensor, scaling: float) -> tuple[float, ...]:
+    groups, branches = starts.shape
+    return groups, branches - 1, query.shape[1], key.shape[1], query.shape[2], scaling, _half(query)
+
+
+def _lib() -> SimpleNamespace:
+    found = library()
+    assert found is not None, "asked for kernels that could not be compiled: call fits() first"
+    return found
+
+
+def _at(*tensors: Tensor | None) -> list[int | None]:
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+def _half(tensor: Tensor | None) -> int:
+    return int(tensor is not None and tensor.dtype == torch.bfloat16)

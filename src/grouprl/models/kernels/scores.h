@@ -1,0 +1,130 @@
+/* The products of attention: scores of queries with tiles of 16 keys, and mixtures of values.
+ *
+ * Keys are kept transposed in tiles [d, 16], so that one broadcast of a query's component meets 16 keys. `half` says
+ * that keys or values are kept in bfloat16; everything is computed in float32. */
+#ifndef GROUPRL_SCORES_H
+#define GROUPRL_SCORES_H
+
+#include <stdlib.h>
+
+#include "vector.h"
+
+INLINE int64_t tiles(int64_t tokens) { return (tokens + W - 1) / W; }
+
+/* One head of one token, rotated by its position (sign = 1) or back (-1). */
+INLINE void rotate(const float *x, const float *cosine, const float *sine, float *out, int64_t d, float factor,
+                   float sign) {
+  int64_t half = d / 2;
+  for (int64_t i = 0; i < half; i++) {
+    float a = x[i], b = x[i + half], c = cosine[i], s = sine[i] * sign;
+    out[i] = (a * c - b * s) * factor;
+    out[i + half] = (b * c + a * s) * factor;
+  }
+}
+
+INLINE void read_row(const void *from, int64_t at, float *to, int64_t d, int half) {
+  for (int64_t i = 0; i < d; i += W) store(to, i, load(from, at + i, half), 0);
+}
+
+/* scores[row][key] = rows[row] . key for `rows` rows and `span` tiles: independent sums enough to keep the core busy. */
+/* Asks for the line that lies `ahead` elements further: the processor sees no pattern from one row's cache to another's,
+ * and asking for a whole row at once would stop the work until it has come. */
+INLINE void fetch(const void *base, int64_t at, int half) {
+  __builtin_prefetch((const char *)base + at * (half ? 2 : 4));
+}
+
+INLINE void score_tile(const float *row, const void *keys, int64_t at, int64_t ahead, float *scores, int64_t stride,
+                       int64_t d, int rows, int span, int half) {
+  int own = rows * span, parts = own < 4 ? 4 / own : 1;
+  vec sums[8];
+  for (int i = 0; i < own * parts; i++) sums[i] = splat(0);
+  for (int64_t c = 0; c < d; c += parts)
+#pragma GCC unroll 4
+    for (int p = 0; p < parts; p++)
+#pragma GCC unroll 4
+      for (int t = 0; t < span; t++) {
+        vec key = load(keys, at + (t * d + c + p) * W, half);
+        if (ahead) fetch(keys, at + ahead + (t * d + c + p) * W, half);
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++) sums[p * own + t * rows + i] += row[i * d + c + p] * key;
+      }
+  for (int p = 1; p < parts; p++)
+    for (int i = 0; i < own; i++) sums[i] += sums[p * own + i];
+  for (int t = 0; t < span; t++)
+    for (int i = 0; i < rows; i++) store(scores, i * stride + t * W, sums[t * rows + i], 0);
+}
+
+INLINE void score_rows(const float *row, const void *keys, int64_t at, int64_t ahead, int64_t count, float *scores,
+                       int64_t stride, int64_t d, int rows, int span, int half) {
+  int64_t tile = 0;
+  for (; tile + span <= count; tile += span)
+    score_tile(row, keys, at + tile * d * W, ahead, scores + tile * W, stride, d, rows, span, half);
+  for (; tile < count; tile++)
+    score_tile(row, keys, at + tile * d * W, ahead, scores + tile * W, stride, d, rows, 1, half);
+}
+
+/* Scores of n rows with `count` tiles, which begin at element `at` of `keys`. */
+INLINE void score(const float *rows, int64_t n, const void *keys, int64_t at, int64_t ahead, int64_t count,
+                  float *scores, int64_t stride, int64_t d, int half) {
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) score_rows(rows + i * d, keys, at, ahead, count, scores + i * stride, stride, d, 8, 1, half);
+  for (; i + 4 <= n; i += 4) score_rows(rows + i * d, keys, at, ahead, count, scores + i * stride, stride, d, 4, 2, half);
+  for (; i + 2 <= n; i += 2) score_rows(rows + i * d, keys, at, ahead, count, scores + i * stride, stride, d, 2, 4, half);
+  for (; i < n; i++) score_rows(rows + i * d, keys, at, ahead, count, scores + i * stride, stride, d, 1, 4, half);
+}
+
+INLINE void mix_tile(const float *weights, int64_t row_step, int64_t key_step, const void *values, int64_t at, int64_t ahead,
+                     int64_t keys, float *out, int64_t d, int rows, int vectors, int half) {
+  vec sums[16];
+  for (int i = 0; i < rows; i++)
+    for (int j = 0; j < vectors; j++) sums[i * vectors + j] = load(out, i * d + j * W, 0);
+  for (int64_t k = 0; k < keys; k++)
+#pragma GCC unroll 4
+    for (int j = 0; j < vectors; j++) {
+      vec value = load(values, at + k * d + j * W, half);
+      if (ahead) fetch(values, at + ahead + k * d + j * W, half);
+#pragma GCC unroll 4
+      for (int i = 0; i < rows; i++) sums[i * vectors + j] += weights[i * row_step + k * key_step] * value;
+    }
+  for (int i = 0; i < rows; i++)
+    for (int j = 0; j < vectors; j++) store(out, i * d + j * W, sums[i * vectors + j], 0);
+}
+
+INLINE void mix_rows(const float *weights, int64_t row_step, int64_t key_step, const void *values, int64_t at, int64_t ahead,
+                     int64_t keys, float *out, int64_t d, int rows, int half) {
+  int64_t c = 0;
+  for (; c + 4 * W <= d; c += 4 * W)
+    mix_tile(weights, row_step, key_step, values, at + c, ahead, keys, out + c, d, rows, 4, half);
+  for (; c + 2 * W <= d; c += 2 * W)
+    mix_tile(weights, row_step, key_step, values, at + c, ahead, keys, out + c, d, rows, 2, half);
+  for (; c < d; c += W) mix_tile(weights, row_step, key_step, values, at + c, ahead, keys, out + c, d, rows, 1, half);
+}
+
+/* out[i] += sum over k of weights[i * row_step + k * key_step] * values[k], values [keys, d] from element `at`. */
+INLINE void mix(const float *weights, int64_t row_step, int64_t key_step, const void *values, int64_t at, int64_t ahead,
+                int64_t keys, float *out, int64_t n, int64_t d, int half) {
+  int64_t i = 0;
+  for (; i + 4 <= n; i += 4)
+    mix_rows(weights + i * row_step, row_step, key_step, values, at, ahead, keys, out + i * d, d, 4, half);
+  for (; i + 2 <= n; i += 2)
+    mix_rows(weights + i * row_step, row_step, key_step, values, at, ahead, keys, out + i * d, d, 2, half);
+  for (; i < n; i++) mix_rows(weights + i * row_step, row_step, key_step, values, at, ahead, keys, out + i * d, d, 1, half);
+}
+
+/* Turns the first `seen` scores of a row into weights and the others into 0; gives the log-sum-exp. */
+INLINE float softmax_row(float *scores, int64_t seen, int64_t width) {
+  for (int64_t i = seen; i < width; i++) scores[i] = -INFINITY;
+  vec most = splat(-INFINITY), total = splat(0);
+  for (int64_t i = 0; i < width; i += W) most = larger(most, load(scores, i, 0));
+  float peak = largest(most);
+  for (int64_t i = 0; i < width; i += W) {
+    vec e = exponential(load(scores, i, 0) - peak);
+    total += e;
+    store(scores, i, e, 0);
+  }
+  float mass = sum(total), factor = 1.0f / mass;
+  for (int64_t i = 0; i < width; i += W) store(scores, i, load(scores, i, 0) * factor, 0);
+  return peak + logf(mass);
+}
+
+#endif

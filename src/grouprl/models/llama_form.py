@@ -1,0 +1,88 @@
+"""The forward pass of decoders in Llama's form on the CPU, with what is done to each token alone in compiled kernels.
+
+The modules and weights are the model's own; only the order of calls is written out here. `verify` holds it to the
+model's own forward pass when a model is loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from grouprl.models.kernels import add_norm, fits, swiglu
+
+# Attention with rotary positions, RMS norms before attention and MLP (and, in Qwen3, of each head's queries and keys),
+# silu(gate) * up: nothing else.
+_DECODERS = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
+_KNOWN = (
+    *(f"transformers.models.{family}." for family in ("llama", "mistral", "qwen2", "qwen3")),
+    "transformers.activations",
+    "torch.nn.modules.",
+    "peft.tuners.lora.",
+)
+# Rotations that depend on how long the longest sequence is.
+_CHANGING_ROTATIONS = ("dynamic", "longrope")
+
+
+class RotatingLayout(Protocol):
+    """Who attends to whom, for queries and keys whose positions are not yet applied."""
+
+    def attend_rotated(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, cosine: Tensor, sine: Tensor, scaling: float
+    ) -> Tensor:
+        """As `Layout.attend`, with the [S, d] rotations of the positions."""
+        ...
+
+
+def has_llama_form(decoder: nn.Module) -> bool:
+    """Whether `llama_hidden_states` computes what this decoder does, on this machine."""
+    if type(decoder).__name__ not in _DECODERS or not all(map(_is_untouched, decoder.modules())):
+        return False
+    config: Any = decoder.config
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return (
+        decoder.embed_tokens.weight.device.type == "cpu"  # type: ignore[union-attr]
+        and decoder.embed_tokens.weight.dtype == torch.float32  # type: ignore[union-attr]
+        and config.hidden_act == "silu"
+        and getattr(config, "sliding_window", None) is None
+        and getattr(decoder.rotary_emb, "rope_type", "") not in _CHANGING_ROTATIONS
+        and head <= 512
+        and fits(config.hidden_size, config.intermediate_size, head)
+    )
+
+
+def _is_untouched(module: nn.Module) -> bool:
+    """Whether a module is one that is known here, and nobody waits to be called with it."""
+    return type(module).__module__.startswith(_KNOWN) and not (module._forward_hooks or module._forward_pre_hooks)
+
+
+def llama_hidden_states(decoder: Any, input_ids_S: Tensor, position_ids_S: Tensor, layout: RotatingLayout) -> Tensor:
+    """Last hidden states [S, H] of packed tokens under a layout."""
+    half = torch.is_autocast_enabled("cpu")
+    dtype = torch.bfloat16 if half else torch.float32
+    x = decoder.embed_tokens(input_ids_S)
+    cosine, sine = (table[0] for table in decoder.rotary_emb(x[None], position_ids_S[None]))
+    delta = None
+    for index, layer in enumerate(decoder.layers):
+        attention, mlp = layer.self_attn, layer.mlp
+        x, normed = add_norm(x, delta, layer.input_layernorm.weight, layer.input_layernorm.variance_epsilon, dtype)
+        q, k, v = (
+            project(normed).view(len(x), -1, attention.head_dim)
+            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        if hasattr(attention, "q_norm"):
+            q, k = head_norm(q, attention.q_norm), head_norm(k, attention.k_norm)
+        attended = layout.attend_rotated(index, q, k, v, cosine, sine, attention.scaling)
+        after = layer.post_attention_layernorm
+        x, normed = add_norm(x, attention.o_proj(attended.flatten(1)), after.weight, after.variance_epsilon, dtype)
+        delta = mlp.down_proj(swiglu(mlp.gate_proj(normed), mlp.up_proj(normed)))
+    _, normed = add_norm(x, delta, decoder.norm.weight, decoder.norm.variance_epsilon, torch.float32)
+    return normed
+
+
+def head_norm(x: Tensor, norm: Any) -> Tensor:
+    """RMS norm of each head's [S, heads, d] own values."""
+    _, normed = add_norm(x.float().flatten(0, 1), None, norm.weight, norm.variance_epsilon, x.dtype)
+    return normed.view_as(x)

@@ -1,0 +1,272 @@
+"""Decoding of models in Llama's form on the CPU: torch's matrix products, and compiled kernels for all between them.
+
+The weights are the model's own, read anew for every call of the engine; in bfloat16 they are rounded once a call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from grouprl.models import TreeLayout
+from grouprl.models.kernels import library
+from grouprl.models.llama_form import head_norm, llama_hidden_states
+from grouprl.rollout.cache import CacheShape
+from grouprl.rollout.rows import Rows
+
+_TILE = 16  # keys that the kernels meet at once
+_TOGETHER = 8  # rows of a group that one thread takes
+
+
+class CompiledCache:
+    """Keys as tiles [head size, 16], values as [tokens, head size]; the layout is that of kernels/decode.c.
+
+    Room for the rows' own tokens grows with the longest of them: what is in use stays close together, which is read two
+    to three times as fast as rows far apart (benchmarks/decode_attention.py), and short completions take little.
+    """
+
+    def __init__(self, shape: CacheShape, dtype: torch.dtype) -> None:
+        self.shape, self.dtype = shape, dtype
+        self.prompt_tiles, self.own_tiles = -(-shape.prompt_tokens // _TILE), 0
+        prompt = (2, shape.groups, shape.kv_heads, self.prompt_tiles * _TILE * shape.head_size)
+        # Not zeros: what was never written is never looked at.
+        self.prompts = [torch.empty(prompt, dtype=dtype) for _ in range(shape.layers)]
+        self.own: list[Tensor] = []
+
+    def reserve(self, tokens: int, rows: int) -> bool:
+        """Makes room for this many own tokens of each row, of which `rows` are kept; whether anything moved."""
+        needed = -(-tokens // _TILE)
+        if needed <= self.own_tiles:
+            return False
+        shape, before = self.shape, self.own_tiles * _TILE * self.shape.head_size
+        self.own_tiles = min(max(needed, self.own_tiles + max(2, self.own_tiles // 4)), -(-shape.own_tokens // _TILE))
+        size = (shape.rows, shape.kv_heads, 2, self.own_tiles * _TILE * shape.head_size)
+        for layer in range(shape.layers):
+            larger = torch.empty(size, dtype=self.dtype)
+            if before:
+                larger[:rows, ..., :before] = self.own[layer][:rows]
+                self.own[layer] = larger  # layer by layer, so that the old and the new room are not both held
+            else:
+                self.own.append(larger)
+        return True
+
+
+class _Step(ctypes.Structure):
+    """`Step` of kernels/decode.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "cosine", "sine")),
+        *((name, ctypes.c_void_p) for name in ("prompt_keys", "prompt_values", "own")),
+        *((name, ctypes.c_void_p) for name in ("order", "begin", "slot", "prompt", "length")),
+        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "d", "prompt_tiles", "own_tiles")),
+        ("scaling", ctypes.c_float),
+        ("half", ctypes.c_int),
+        ("cache_half", ctypes.c_int),
+    ]
+
+
+@dataclass(frozen=True)
+class _PrefillLayout:
+    """Prompts alone, whose keys and values are kept in group slots first, first + 1, ..."""
+
+    tree: TreeLayout
+    cache: CompiledCache
+    slots: Tensor
+
+    def attend_rotated(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, cosine: Tensor, sine: Tensor, scaling: float
+    ) -> Tensor:
+        """See `RotatingLayout.attend_rotated`."""
+        starts, lengths = self.tree.tree
+        kept = self.cache.prompts[layer]
+        tensors = (key.contiguous(), value.contiguous(), cosine, sine, kept)
+        places = (starts[:, 0].contiguous(), lengths[:, 0].contiguous(), self.slots)
+        _kernels().keep_prompts(
+            *(tensor.data_ptr() for tensor in tensors),
+            kept[0].numel(),
+            *(tensor.data_ptr() for tensor in places),
+            len(self.slots),
+            *key.shape[1:],
+            self.cache.prompt_tiles,
+            int(key.dtype == torch.bfloat16),
+            int(kept.dtype == torch.bfloat16),
+        )
+        return self.tree.attend_rotated(layer, query, key, value, cosine, sine, scaling)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The products of a layer, and the pointers and figures of its norms."""
+
+    before: tuple[int, float]
+    queries: Callable[[Tensor], Tensor]
+    keys: Callable[[Tensor], Tensor]
+    values: Callable[[Tensor], Tensor]
+    out: Callable[[Tensor], Tensor]
+    after: tuple[int, float]
+    gate: Callable[[Tensor], Tensor]
+    up: Callable[[Tensor], Tensor]
+    down: Callable[[Tensor], Tensor]
+
+
+class CompiledForward:
+    """A `Forward`; see `llama_form.has_llama_form` for the models it is right for."""
+
+    def __init__(self, model: PreTrainedModel, shape: CacheShape, dtype: torch.dtype) -> None:
+        decoder: Any = model.get_decoder()
+        cache = CompiledCache(shape, dtype)
+        self._decoder, self._cache, self._dtype = decoder, cache, dtype
+        self._embeddings: Tensor = decoder.embed_tokens.weight
+        self._layers = [_layer(layer, dtype) for layer in decoder.layers]
+        self._norm = _norm(decoder.norm)
+        self._head = _product(model.get_output_embeddings(), dtype)
+        attention = decoder.layers[0].self_attn
+        self._cosine, self._sine = self._positions()
+        self._step = _Step(
+            cosine=self._cosine.data_ptr(),
+            sine=self._sine.data_ptr(),
+            heads=model.config.num_attention_heads,
+            kv_heads=cache.shape.kv_heads,
+            d=attention.head_dim,
+            prompt_tiles=cache.prompt_tiles,
+            scaling=attention.scaling,
+            half=int(dtype == torch.bfloat16),
+            cache_half=int(dtype == torch.bfloat16),
+        )
+        self._parts: tuple[Tensor, ...] = ()  # of the live rows; empty = they have changed
+        self._longest = 0  # own tokens of the longest row
+
+    @property
+    def shape(self) -> CacheShape:
+        """See `Forward.shape`."""
+        return self._cache.shape
+
+    def _positions(self) -> tuple[Tensor, Tensor]:
+        longest = self.shape.prompt_tokens + self.shape.own_tokens
+        cosine, sine = self._decoder.rotary_emb(self._embeddings[None, :1], torch.arange(longest)[None])
+        return cosine[0].contiguous(), sine[0].contiguous()
+
+    def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
+        """See `Forward.prefill`."""
+        lengths = tuple(map(len, prompts))
+        tree = TreeLayout(lengths, ((),) * len(prompts), torch.device("cpu"))
+        ids_S = torch.tensor([token for prompt in prompts for token in prompt])
+        layout = _PrefillLayout(tree, self._cache, torch.arange(first, first + len(prompts)))
+        hidden_SH = llama_hidden_states(self._decoder, ids_S, tree.position_ids_S, layout)
+        return self._head(hidden_SH[torch.tensor(lengths).cumsum(0) - 1].to(self._dtype))
+
+    def step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
+        """See `Forward.step`."""
+        kernels, half, step = _kernels(), int(self._dtype == torch.bfloat16), self._step
+        if not self._parts:
+            self._divide(rows, members, prompts)
+        if self._cache.reserve(self._longest, rows.count):
+            step.own_tiles = self._cache.own_tiles
+        self._longest += 1
+        parts = len(self._parts[0]) - 1
+        x_nH = F.embedding(rows.newest[: rows.count], self._embeddings)
+        normed_nH = torch.empty_like(x_nH, dtype=self._dtype)
+        inverse_n = torch.empty(rows.count)
+        x, normed, inverse, sizes = x_nH.data_ptr(), normed_nH.data_ptr(), inverse_n.data_ptr(), x_nH.shape
+        delta: Tensor | None = None
+        for index, layer in enumerate(self._layers):
+            added = None if delta is None else delta.data_ptr()
+            weight, eps = layer.before
+            kernels.add_norm(x, added, weight, x, normed, inverse, *sizes, eps, half, half)
+            q, k, v = layer.queries(normed_nH), layer.keys(normed_nH), layer.values(normed_nH)
+            attended = torch.empty_like(q)
+            step.q, step.k, step.v, step.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), attended.data_ptr()
+            kept = self._cache.prompts[index]
+            step.prompt_keys, step.own = kept.data_ptr(), self._cache.own[index].data_ptr()
+            step.prompt_values = step.prompt_keys + kept[0].nbytes
+            kernels.decode_attention(ctypes.addressof(step), parts)
+            delta = layer.out(attended)
+            weight, eps = layer.after
+            kernels.add_norm(x, delta.data_ptr(), weight, x, normed, inverse, *sizes, eps, half, half)
+            gate, up = layer.gate(normed_nH), layer.up(normed_nH)
+            kernels.swiglu(gate.data_ptr(), up.data_ptr(), gate.data_ptr(), gate.numel(), half)
+            delta = layer.down(gate)
+        assert delta is not None
+        weight, eps = self._norm
+        kernels.add_norm(x, delta.data_ptr(), weight, x, normed, inverse, *sizes, eps, half, half)
+        return self._head(normed_nH)
+
+    def _divide(self, rows: Rows, members: int, prompts: Sequence[int]) -> None:
+        """Live rows in parts of one group each; holds until rows come or go."""
+        place_n = rows.place[: rows.count]
+        order_n = place_n.argsort()
+        part_n = (place_n[order_n] // members) * members + place_n[order_n] % members // _TOGETHER
+        parts, counts = part_n.unique_consecutive(return_counts=True)
+        slots = parts // members
+        begin = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
+        self._parts = (begin, order_n, slots, torch.tensor(prompts)[slots])
+        step = self._step
+        step.begin, step.order, step.slot, step.prompt = (tensor.data_ptr() for tensor in self._parts)
+        step.length = rows.length.data_ptr()
+        self._longest = int(rows.length[: rows.count].max())
+
+    def changed(self) -> None:
+        """See `Forward.changed`."""
+        self._parts = ()
+
+    def move_groups(self, moves: Sequence[tuple[int, int]]) -> None:
+        """See `Forward.move_groups`."""
+        for source, target in moves:
+            for kept in self._cache.prompts:
+                kept[:, target] = kept[:, source]
+
+    def move_rows(self, moves: Sequence[tuple[int, int]], used: int) -> None:
+        """See `Forward.move_rows`."""
+        filled = -(-used // _TILE) * _TILE * self.shape.head_size
+        for source, target in moves if self._cache.own else ():
+            for own in self._cache.own:
+                own[target, :, :, :filled] = own[source, :, :, :filled]
+
+
+def _layer(layer: Any, dtype: torch.dtype) -> _Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    product = partial(_product, dtype=dtype)
+    return _Layer(
+        before=_norm(layer.input_layernorm),
+        queries=_normed(product(attention.q_proj), getattr(attention, "q_norm", None), attention.head_dim),
+        keys=_normed(product(attention.k_proj), getattr(attention, "k_norm", None), attention.head_dim),
+        values=product(attention.v_proj),
+        out=product(attention.o_proj),
+        after=_norm(layer.post_attention_layernorm),
+        gate=product(mlp.gate_proj),
+        up=product(mlp.up_proj),
+        down=product(mlp.down_proj),
+    )
+
+
+def _norm(module: Any) -> tuple[int, float]:
+    return module.weight.data_ptr(), module.variance_epsilon
+
+
+def _product(module: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """The module on contiguous rows; a plain linear map without what a module's call costs."""
+    if type(module) is not nn.Linear:
+        return lambda x: module(x)
+    weight, bias = module.weight.to(dtype), None if module.bias is None else module.bias.to(dtype)
+    return partial(F.linear, weight=weight, bias=bias)
+
+
+def _normed(project: Callable[[Tensor], Tensor], norm: Any, size: int) -> Callable[[Tensor], Tensor]:
+    if norm is None:
+        return project
+    return lambda x: head_norm(project(x).view(len(x), -1, size), norm).flatten(1)
+
+
+def _kernels() -> SimpleNamespace:
+    found = library()
+    assert found is not None, "asked for kernels that could not be compiled: call has_llama_form first"
+    return found

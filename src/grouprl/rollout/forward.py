@@ -1,0 +1,115 @@
+"""What decoding needs of a model: to read prompts, and to go one token further for every live row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from grouprl.models import TreeLayout, hidden_states
+from grouprl.rollout.cache import CacheShape, DecodeLayout, GroupCache, PrefillLayout
+from grouprl.rollout.rows import Rows
+
+
+class Forward(Protocol):
+    """A model with a cache of keys and values: group slots 0, 1, ... hold prompts, rows 0, 1, ... own tokens."""
+
+    @property
+    def shape(self) -> CacheShape:
+        """How much the cache holds."""
+        ...
+
+    def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
+        """Reads prompts into the slots first, first + 1, ...; gives the [P, V] logits after each."""
+        ...
+
+    def step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
+        """Reads the newest token of every live row; gives the [n, V] logits after each.
+
+        Args:
+            rows: the live rows.
+            members: most rows that a group can have.
+            prompts: tokens of the prompt in each live group slot.
+        """
+        ...
+
+    def changed(self) -> None:
+        """Is told that rows have come or gone."""
+        ...
+
+    def move_groups(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Copies the prompts of group slots (from, to)."""
+        ...
+
+    def move_rows(self, moves: Sequence[tuple[int, int]], used: int) -> None:
+        """Copies the first `used` own tokens of rows (from, to)."""
+        ...
+
+
+class ModuleForward:
+    """Runs the model's own modules: any architecture, any device."""
+
+    def __init__(self, model: PreTrainedModel, shape: CacheShape, dtype: torch.dtype) -> None:
+        self._model = model
+        self._device: torch.device = model.get_input_embeddings().weight.device
+        self._head: nn.Module = model.get_output_embeddings()
+        self._cache = GroupCache(shape, self._device, dtype)
+
+    @property
+    def shape(self) -> CacheShape:
+        """See `Forward.shape`."""
+        return self._cache.shape
+
+    def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
+        """See `Forward.prefill`."""
+        lengths = tuple(map(len, prompts))
+        tree = TreeLayout(lengths, ((),) * len(prompts), self._device)
+        ids_S = torch.tensor([token for prompt in prompts for token in prompt], device=self._device)
+        hidden_SH = hidden_states(self._model, ids_S, tree.position_ids_S, PrefillLayout(tree, self._cache, first))
+        last_P = torch.tensor(lengths).cumsum(0) - 1
+        logits_PV: Tensor = self._head(hidden_SH[last_P.to(self._device)])
+        return logits_PV
+
+    def step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
+        """See `Forward.step`."""
+        live = slice(0, rows.count)
+        position_n, prompt_n = rows.length[live] - 1, rows.prompt[live]
+        prompt_tokens, own_tokens = max(prompts), int(position_n.max()) + 1
+        seen = torch.cat(
+            [
+                torch.arange(prompt_tokens, device=self._device) < prompt_n[:, None],
+                torch.arange(own_tokens, device=self._device) <= position_n[:, None],
+            ],
+            dim=1,
+        )
+        layout = DecodeLayout(
+            cache=self._cache,
+            groups=len(prompts),
+            members=members,
+            prompt_tokens=prompt_tokens,
+            own_tokens=own_tokens,
+            place_n=rows.place[live],
+            position_n=position_n,
+            bias=torch.zeros(seen.shape, device=self._device).masked_fill_(~seen, -torch.inf)[:, None, None],
+            longest=prompt_tokens + own_tokens,
+        )
+        logits_nV: Tensor = self._head(hidden_states(self._model, rows.newest[live], prompt_n + position_n, layout))
+        return logits_nV
+
+    def changed(self) -> None:
+        """See `Forward.changed`."""
+
+    def move_groups(self, moves: Sequence[tuple[int, int]]) -> None:
+        """See `Forward.move_groups`."""
+        source, target = torch.tensor(moves, device=self._device).T
+        for tensor in (self._cache.prompt_keys, self._cache.prompt_values):
+            tensor[:, target] = tensor[:, source]
+
+    def move_rows(self, moves: Sequence[tuple[int, int]], used: int) -> None:
+        """See `Forward.move_rows`."""
+        source, target = torch.tensor(moves, device=self._device).T
+        for tensor in (self._cache.own_keys, self._cache.own_values):
+            tensor[:, target, :, :used] = tensor[:, source, :, :used]

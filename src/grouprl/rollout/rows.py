@@ -1,0 +1,104 @@
+"""The completions that are being decoded: rows 0 .. count-1 are live, whoever leaves is replaced by the last ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grouprl.models.kernels import library
+from grouprl.rollout.random_numbers import uniforms
+from grouprl.rollout.sampler import draw
+from grouprl.types import Sampling, StopReason
+
+_END, _FULL = 1, 2
+
+
+class Rows:
+    """What is known of each row; R rows at most, T tokens each."""
+
+    def __init__(self, rows: int, sampling: Sampling, end_ids: Sequence[int], device: torch.device) -> None:
+        self.count = 0  # live rows
+        self._sampling, self._ends = sampling, torch.tensor(end_ids, device=device)
+        self.key, self.place, self.prompt, self.length, self.newest, self._reason = torch.zeros(
+            6, rows, dtype=torch.long, device=device
+        )  # of the random numbers; group slot * members + member; prompt tokens; own tokens; the last of them
+        self.tokens = torch.zeros(rows, sampling.max_tokens, dtype=torch.long, device=device)
+        self.logprobs = torch.zeros(2, rows, sampling.max_tokens, device=device)  # sampled, plain
+        self._kernels = library() if device.type == "cpu" else None
+
+    def add(self, columns: Sequence[tuple[int, int, int]]) -> None:
+        """Appends rows: (key, place, prompt tokens) of each."""
+        new = slice(self.count, self.count + len(columns))
+        values = torch.tensor(columns, dtype=torch.long).T.to(self.key.device)
+        for tensor, column in zip((self.key, self.place, self.prompt), values, strict=True):
+            tensor[new] = column
+        self.length[new] = 0
+        self.count += len(columns)
+
+    def draw(self, logits_nV: Tensor, first: int = 0) -> dict[int, StopReason]:
+        """Draws a token for each of the last n rows, from `first` on; gives those that are over and why."""
+        rows = slice(first, self.count)
+        tokens_n, drawn_n, plain_n = self._drawn(logits_nV, rows)
+        if self._kernels is None:
+            over = self._append(rows, tokens_n, drawn_n, plain_n)
+        else:
+            new = (self.newest, self.length, self.tokens, *self.logprobs)
+            over = self._kernels.append(
+                *(tensor.data_ptr() for tensor in (tokens_n, drawn_n, plain_n, *(tensor[rows] for tensor in new))),
+                len(tokens_n),
+                self.tokens.shape[1],
+                self._ends.data_ptr(),
+                len(self._ends),
+                self._reason[rows].data_ptr(),
+            )
+        if not over:
+            return {}
+        reasons = self._reason[rows].tolist()
+        names = {_END: StopReason.END, _FULL: StopReason.LENGTH}
+        return {row: names[reason] for row, reason in enumerate(reasons, first) if reason}
+
+    def _drawn(self, logits_nV: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        key_n, length_n = self.key[rows], self.length[rows]
+        if self._kernels is None or self._sampling.truncates:
+            return draw(logits_nV, uniforms(key_n, length_n), self._sampling)
+        return draw_compiled(self._kernels, logits_nV, key_n, length_n, self._sampling.temperature)
+
+    def _append(self, rows: slice, tokens_n: Tensor, drawn_n: Tensor, plain_n: Tensor) -> bool:
+        at_n1 = self.length[rows][:, None].clone()
+        for target, values_n in zip((self.tokens, *self.logprobs), (tokens_n, drawn_n, plain_n), strict=True):
+            target[rows].scatter_(1, at_n1, values_n[:, None])
+        self.newest[rows] = tokens_n
+        self.length[rows] += 1
+        full_n = (self.length[rows] == self._sampling.max_tokens) * _FULL
+        self._reason[rows] = torch.where(torch.isin(tokens_n, self._ends), _END, full_n)
+        return bool(self._reason[rows].any())
+
+    def keep(self, moves: Sequence[tuple[int, int]], count: int) -> None:
+        """Copies rows (from, to) into the gaps that others left; `count` rows stay."""
+        if moves:
+            source, target = (torch.tensor(rows, device=self.key.device) for rows in zip(*moves, strict=True))
+            for tensor in (self.key, self.place, self.prompt, self.length, self.newest, self.tokens, *self.logprobs):
+                tensor[target] = tensor[source]
+        self.count = count
+
+    def change_slots(self, moves: Sequence[tuple[int, int]], members: int) -> None:
+        """Takes note that group slots (from, to) have moved."""
+        slots = self.place[: self.count] // members
+        for source, target in moves:
+            self.place[: self.count][slots == source] += (target - source) * members
+
+
+def draw_compiled(
+    kernels: Any, logits_NV: Tensor, keys_N: Tensor, positions_N: Tensor, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `sampler.draw` gives for untruncated sampling, in one pass over each row and without arrays of [N, V]."""
+    rows, v = logits_NV.shape
+    logits_NV = logits_NV.contiguous()
+    tokens_N = torch.empty(rows, dtype=torch.long)
+    drawn_N, plain_N = torch.empty(2, rows)
+    pointers = (tensor.data_ptr() for tensor in (logits_NV, keys_N, positions_N, tokens_N, drawn_N, plain_N))
+    kernels.draw(*pointers, rows, v, temperature, int(logits_NV.dtype == torch.bfloat16))
+    return tokens_N, drawn_N, plain_N
