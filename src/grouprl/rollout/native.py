@@ -19,6 +19,7 @@ from grouprl.rollout.compiled import CompiledForward
 from grouprl.rollout.decoding import Decoding, FinishedRow, Unit
 from grouprl.rollout.engine import Request
 from grouprl.rollout.forward import Forward, ModuleForward
+from grouprl.rollout.graphed import GraphedForward
 from grouprl.rollout.random_numbers import row_key
 from grouprl.types import Completion, Group, Sampling
 
@@ -40,6 +41,7 @@ class NativeEngine:
         self._seed, self._max_rows, self._dtype = seed, max_rows, dtype
         self._ends = end_token_ids(model, tokenizer)
         self._version = 0
+        self._graphed: GraphedForward | None = None
 
     def load_weights(self, version: int) -> None:
         """See `Engine.load_weights`; the weights themselves are already here."""
@@ -89,7 +91,7 @@ class NativeEngine:
         ]
 
     def _forward(self, units: Sequence[Unit], sampling: Sampling) -> Forward:
-        """The model with a cache that is large enough, for one call: between calls the learner has its memory."""
+        """The model with a cache that is large enough: on a CPU for one call, so that the learner has its memory."""
         config = self._model.config
         heads = config.num_attention_heads
         shape = CacheShape(
@@ -104,7 +106,16 @@ class NativeEngine:
         dtype = torch.bfloat16 if self._dtype == "bfloat16" else torch.float32
         if has_llama_form(self._model.get_decoder()):
             return CompiledForward(self._model, shape, dtype)
+        if self._model.get_input_embeddings().weight.is_cuda:
+            return self._on_gpu(shape, dtype)
         return ModuleForward(self._model, shape, dtype)
+
+    def _on_gpu(self, shape: CacheShape, dtype: torch.dtype) -> GraphedForward:
+        # Recordings hold where cache and weights are, and take seconds to make: both stay between calls.
+        if self._graphed is None or not self._graphed.renew(shape):
+            self._graphed = None  # its memory first
+            self._graphed = GraphedForward(self._model, shape, dtype)
+        return self._graphed
 
     def _group(self, request: Request, rows: Sequence[FinishedRow]) -> Group:
         texts = self._tokenizer.batch_decode([row.token_ids for row in rows], skip_special_tokens=True)

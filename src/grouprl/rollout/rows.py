@@ -14,6 +14,8 @@ from grouprl.rollout.sampler import draw
 from grouprl.types import Sampling, StopReason
 
 _END, _FULL = 1, 2
+# On a GPU the host waits for what it reads. Nothing is added to a row that is over, so it may stay until the next look.
+_LOOK_EVERY = 8
 
 
 class Rows:
@@ -27,6 +29,9 @@ class Rows:
         )  # of the random numbers; group slot * members + member; prompt tokens; own tokens; the last of them
         self.tokens = torch.zeros(rows, sampling.max_tokens, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(2, rows, sampling.max_tokens, device=device)  # sampled, plain
+        # A stop string is looked for after every token.
+        self._look_every = _LOOK_EVERY if device.type == "cuda" and not sampling.stop else 1
+        self._since = 0  # steps since the host looked
         self._kernels = library() if device.type == "cpu" else None
 
     def add(self, columns: Sequence[tuple[int, int, int]]) -> None:
@@ -35,7 +40,7 @@ class Rows:
         values = torch.tensor(columns, dtype=torch.long).T.to(self.key.device)
         for tensor, column in zip((self.key, self.place, self.prompt), values, strict=True):
             tensor[new] = column
-        self.length[new] = 0
+        self.length[new] = self._reason[new] = 0
         self.count += len(columns)
 
     def draw(self, logits_nV: Tensor, first: int = 0) -> dict[int, StopReason]:
@@ -43,7 +48,8 @@ class Rows:
         rows = slice(first, self.count)
         tokens_n, drawn_n, plain_n = self._drawn(logits_nV, rows)
         if self._kernels is None:
-            over = self._append(rows, tokens_n, drawn_n, plain_n)
+            self._append(rows, tokens_n, drawn_n, plain_n)
+            over = self._looks() and bool(self._reason[rows].any())
         else:
             new = (self.newest, self.length, self.tokens, *self.logprobs)
             over = self._kernels.append(
@@ -66,21 +72,28 @@ class Rows:
             return draw(logits_nV, uniforms(key_n, length_n), self._sampling)
         return draw_compiled(self._kernels, logits_nV, key_n, length_n, self._sampling.temperature)
 
-    def _append(self, rows: slice, tokens_n: Tensor, drawn_n: Tensor, plain_n: Tensor) -> bool:
-        at_n1 = self.length[rows][:, None].clone()
+    def _looks(self) -> bool:
+        self._since = (self._since + 1) % self._look_every
+        return self._since == 0
+
+    def _append(self, rows: slice, tokens_n: Tensor, drawn_n: Tensor, plain_n: Tensor) -> None:
+        going_n = self._reason[rows] == 0
+        at_n1 = self.length[rows][:, None].clamp(max=self.tokens.shape[1] - 1)
         for target, values_n in zip((self.tokens, *self.logprobs), (tokens_n, drawn_n, plain_n), strict=True):
-            target[rows].scatter_(1, at_n1, values_n[:, None])
+            kept_n1 = target[rows].gather(1, at_n1)
+            target[rows].scatter_(1, at_n1, torch.where(going_n[:, None], values_n[:, None], kept_n1))
         self.newest[rows] = tokens_n
-        self.length[rows] += 1
+        self.length[rows] += going_n
         full_n = (self.length[rows] == self._sampling.max_tokens) * _FULL
-        self._reason[rows] = torch.where(torch.isin(tokens_n, self._ends), _END, full_n)
-        return bool(self._reason[rows].any())
+        reason_n = torch.where(torch.isin(tokens_n, self._ends), _END, full_n)
+        self._reason[rows] = torch.where(going_n, reason_n, self._reason[rows])
 
     def keep(self, moves: Sequence[tuple[int, int]], count: int) -> None:
         """Copies rows (from, to) into the gaps that others left; `count` rows stay."""
         if moves:
             source, target = (torch.tensor(rows, device=self.key.device) for rows in zip(*moves, strict=True))
-            for tensor in (self.key, self.place, self.prompt, self.length, self.newest, self.tokens, *self.logprobs):
+            columns = (self.key, self.place, self.prompt, self.length, self.newest, self._reason)
+            for tensor in (*columns, self.tokens, *self.logprobs):
                 tensor[target] = tensor[source]
         self.count = count
 

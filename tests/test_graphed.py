@@ -1,0 +1,348 @@
+"""Steps of fixed shapes: the completions of the model's own modules, nothing read on the host, replays that hold."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from grouprl.rollout import NativeEngine, graphed
+from grouprl.rollout.cache import CacheShape
+from grouprl.rollout.decoding import Unit
+from grouprl.rollout.forward import Forward, ModuleForward
+from grouprl.rollout.graphed import GraphedForward
+from grouprl.rollout.recorders import HostReads, Recorder, Uncaptured
+from grouprl.rollout.rows import Rows
+from grouprl.types import Group, Sampling, StopReason
+from oracles import own_logits
+from test_rollout import DRAWN, Setting, all_of, assert_same, setting_of
+from tiny import tiny_model_folder
+
+CPU = torch.device("cpu")
+
+
+class Tape(TorchDispatchMode):
+    """The operations of one call: as in a CUDA graph, they can only be repeated with its numbers, at its addresses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[tuple[Any, Any, Any, list[Tensor]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self._calls.append((func, args, kwargs or {}, list(tensors(result))))
+        return result
+
+    def spoil(self) -> None:
+        """What the call left in tensors of its own is lost, as in memory that graphs share."""
+        for func, _, _, results in self._calls:
+            for result in results:
+                if result.is_floating_point() and not func._schema.is_mutable:
+                    result.fill_(torch.nan)
+
+    @torch.autocast("cpu", enabled=False)  # the casts are on the tape
+    def play(self) -> None:
+        for func, args, kwargs, results in self._calls:
+            for old, new in zip(results, tensors(func(*args, **kwargs)), strict=True):
+                if old is not new:
+                    old.copy_(new)
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from tensors(part)
+
+
+class Taped:
+    """Records on tapes, in the place of a GPU."""
+
+    def __init__(self) -> None:
+        self.tapes = 0
+        self.plays = 0
+
+    def warm_up(self, function: Callable[[], None]) -> None:
+        function()
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        self.tapes += 1
+        with Tape() as tape:
+            function()
+        tape.spoil()
+
+        def play() -> None:
+            self.plays += 1
+            tape.play()
+
+        return play
+
+
+class Refusing(TorchDispatchMode):
+    """Fails where the host would have to know what a tensor holds."""
+
+    NAMES = ("_local_scalar_dense", "nonzero", "item", "is_nonzero", "masked_select", "equal", "_unique2")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket.__name__ not in self.NAMES, func
+        if func.overloadpacket.__name__ in ("index", "index_put", "index_put_"):
+            assert all(index is None or index.dtype == torch.long for index in args[1]), func
+        return func(*args, **(kwargs or {}))
+
+
+class Watched:
+    """No recording: every step runs under `Refusing`."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def warm_up(self, function: Callable[[], None]) -> None:
+        self.steps += 1
+        with Refusing():
+            function()
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        return lambda: self.warm_up(function)
+
+
+class Graphed(NativeEngine):
+    """The native engine on `GraphedForward`."""
+
+    def __init__(self, setting: Setting, max_rows: int, recorder: Recorder, dtype: str = "float32") -> None:
+        super().__init__(setting.model, setting.tokenizer, seed=0, max_rows=max_rows, dtype=dtype)
+        self._recorder, self._precise = recorder, torch.bfloat16 if dtype == "bfloat16" else torch.float32
+
+    def _forward(self, units: Sequence[Unit], sampling: Sampling) -> Forward:
+        shape = super()._forward(units, sampling).shape
+        return GraphedForward(self._model, shape, self._precise, self._recorder)
+
+
+def watched_by_somebody(folder: Path) -> Setting:
+    """A hook that does nothing: a model that somebody watches is run by its own modules (`ModuleForward`)."""
+    setting = setting_of(folder)
+    setting.model.get_decoder().register_forward_hook(lambda *_: None)
+    return setting
+
+
+@pytest.fixture(scope="module", params=[("qwen2", 2), ("llama", 4), ("qwen3", 1)], ids=lambda one: f"{one[0]}-{one[1]}")
+def setting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Setting:
+    kind, kv_heads = request.param
+    return watched_by_somebody(tiny_model_folder(tmp_path_factory.mktemp("model"), kind=kind, kv_heads=kv_heads))
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Setting:
+    return watched_by_somebody(tiny_model_folder(tmp_path_factory.mktemp("one")))
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Own tokens in steps of 8, so that short completions pass through several sizes."""
+    monkeypatch.setattr(graphed, "_OWN", 8)
+
+
+@pytest.fixture(scope="module")
+def drawn(setting: Setting) -> list[Group]:
+    return setting.engine().generate(setting.requests(), DRAWN)
+
+
+# The same completions
+
+
+@pytest.mark.parametrize(
+    ("recorder", "max_rows"), [(Uncaptured, 1), (Taped, 3), (Taped, 9), (Taped, 64), (Watched, 9), (Watched, 64)]
+)
+def test_completions_are_those_of_the_modules(
+    setting: Setting, drawn: list[Group], recorder: type[Recorder], max_rows: int
+):
+    assert_same(Graphed(setting, max_rows, recorder()).generate(setting.requests(), DRAWN), drawn)
+
+
+def test_most_steps_are_played_from_few_recordings(setting: Setting, drawn: list[Group]):
+    """More requests than rows, so that groups come and go all the time."""
+    requests = [*setting.requests(), *(setting.request(number, 4, "more") for number in range(5))] * 2
+    recorder = Taped()
+    got = Graphed(setting, 16, recorder).generate(requests, DRAWN)
+    assert_same(got, setting.engine(16).generate(requests, DRAWN))
+    assert recorder.tapes <= 6  # 8 or 16 rows, 8, 16 or 24 own tokens
+    assert recorder.plays > 5 * recorder.tapes
+
+
+@pytest.mark.parametrize("recorder", [Taped, Watched])
+def test_stop_strings(setting: Setting, drawn: list[Group], recorder: type[Recorder]):
+    words = [completion.text[3:5] for completion in all_of(drawn) if len(completion.text) > 8]
+    sampling = Sampling(max_tokens=24, stop=tuple(word for word in words if word.isascii())[:3])
+    expected = setting.engine(6).generate(setting.requests(), sampling)
+    assert StopReason.STOP_STRING in {completion.stop_reason for completion in all_of(expected)}
+    assert_same(Graphed(setting, 6, recorder()).generate(setting.requests(), sampling), expected)
+
+
+def test_completions_wider_than_one_size(one: Setting, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(graphed, "_OWN", 128)
+    monkeypatch.setattr(one.model.generation_config, "eos_token_id", 1)
+    requests, sampling, recorder = [one.request(0, 3), one.request(3, 2)], Sampling(max_tokens=140), Taped()
+    got = Graphed(one, 8, recorder).generate(requests, sampling)
+    engine = NativeEngine(one.model, one.tokenizer, seed=0, max_rows=8)
+    assert_same(got, engine.generate(requests, sampling))
+    assert max(len(completion) for completion in all_of(got)) == 140
+    assert recorder.tapes == 2
+
+
+@torch.no_grad()
+def test_log_probs_are_those_of_a_full_forward(setting: Setting):
+    for group in Graphed(setting, 5, Taped()).generate(setting.requests(), DRAWN):
+        for completion in group.completions:
+            logits = own_logits(setting.own, group.prompt_ids, completion.token_ids)
+            expected = logits.log_softmax(-1)[range(len(completion)), completion.token_ids]
+            assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("rows", "most"),
+    [(1, 8), (8, 8), (9, 16), (64, 64), (65, 80), (128, 128), (129, 160), (257, 320), (449, 512), (512, 512)],
+)
+def test_rows_are_rounded_up_by_at_most_a_quarter_above_64(rows: int, most: int):
+    assert graphed._more_rows(rows) == most
+
+
+# What cannot be recorded
+
+
+def by_number(x: Tensor) -> None:
+    x.sum().item()
+
+
+def by_truth(x: Tensor) -> None:
+    bool((x > 0).any())
+
+
+def by_mask(x: Tensor) -> None:
+    x[x > 0].sum()
+
+
+def by_places(x: Tensor) -> None:
+    torch.nonzero(x > 0)
+
+
+def by_kinds(x: Tensor) -> None:
+    torch.unique(x)
+
+
+READS = (by_number, by_truth, by_mask, by_places, by_kinds)
+
+
+@pytest.mark.parametrize("read", READS)
+def test_reads_on_the_host_are_found(read: Callable[[Tensor], None]):
+    x = torch.linspace(-1, 1, 7)
+    with HostReads() as reads:
+        x.cos() @ x + x[torch.tensor([1, 2])].sum()
+    assert not reads.found
+    with HostReads() as reads:
+        read(x)
+    assert reads.found
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_model_that_reads_on_the_host_is_not_recorded(tmp_path: Path, read: Callable[[Tensor], None]):
+    setting = watched_by_somebody(tiny_model_folder(tmp_path))
+    expected = setting.engine().generate(setting.requests(), DRAWN)
+    setting.model.get_decoder().layers[1].mlp.register_forward_hook(lambda _, __, output: read(output))
+    recorder = Taped()
+    assert_same(Graphed(setting, 9, recorder).generate(setting.requests(), DRAWN), expected)
+    assert recorder.tapes == 0
+
+
+# bfloat16
+
+
+def started(setting: Setting, forward: Forward) -> Rows:
+    """Two prompts with three rows and one, none of which has a token yet."""
+    prompts = [setting.request(number, 1).prompt_ids for number in (0, 2)]
+    rows = Rows(4, Sampling(max_tokens=24), [1], CPU)
+    rows.add([(0, 0, len(prompts[0])), (0, 1, len(prompts[0])), (0, 2, len(prompts[0])), (0, 3, len(prompts[1]))])
+    forward.prefill(prompts, 0)
+    return rows
+
+
+def write(rows: Rows, tokens: Sequence[int]) -> None:
+    rows.newest[: rows.count] = torch.tensor(tokens)
+    rows.length[: rows.count] += 1
+
+
+SHAPE = CacheShape(layers=2, kv_heads=2, head_size=16, groups=2, rows=4, prompt_tokens=64, own_tokens=24)
+WRITTEN = torch.randint(5, 320, (20, 4), generator=torch.Generator().manual_seed(3)).tolist()
+
+
+def logits_of(setting: Setting, forward: Forward) -> Tensor:
+    """[steps, rows, V] after the same tokens, whatever the model says."""
+    rows, made = started(setting, forward), []
+    forward.changed()
+    for tokens in WRITTEN:
+        write(rows, tokens)
+        lengths = [int(rows.prompt[0]), int(rows.prompt[3])]
+        made.append(forward.step(rows, 3, lengths).float().clone())
+    return torch.stack(made)
+
+
+@torch.no_grad()
+def test_bfloat16_is_autocast_of_the_float32_weights(one: Setting):
+    exact = logits_of(one, ModuleForward(one.model, SHAPE, torch.float32))
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = logits_of(one, ModuleForward(one.model, SHAPE, torch.bfloat16))
+        got = logits_of(one, GraphedForward(one.model, SHAPE, torch.bfloat16, Taped()))
+    rounding = (expected - exact).std()
+    assert rounding > 0.01
+    assert (got - expected).std() < 0.5 * rounding  # many operations are the very same
+    assert (got - exact).std() < 1.1 * rounding
+    alone = logits_of(one, GraphedForward(one.model, SHAPE, torch.bfloat16, Taped()))
+    assert torch.equal(alone, got)  # it brings its own autocast
+    assert {weight.dtype for weight in one.model.parameters()} == {torch.float32}
+
+
+# Another call
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_renewed_it_has_the_new_weights_and_its_old_recordings(tmp_path: Path, dtype: torch.dtype):
+    setting, recorder = watched_by_somebody(tiny_model_folder(tmp_path)), Taped()
+    forward = GraphedForward(setting.model, SHAPE, dtype, recorder)
+    before = logits_of(setting, forward)
+    tapes = recorder.tapes
+    assert tapes == 3
+    for weight in setting.model.parameters():
+        weight.mul_(1.1)
+    assert forward.renew(SHAPE)
+    after = logits_of(setting, forward)
+    assert recorder.tapes == tapes
+    assert torch.equal(after, logits_of(setting, GraphedForward(setting.model, SHAPE, dtype, Taped())))
+    assert (after - before).abs().max() > 0.1
+
+
+@torch.no_grad()
+def test_it_is_not_renewed_without_the_room_or_for_other_weights(tmp_path: Path):
+    setting = setting_of(tiny_model_folder(tmp_path))
+    forward = GraphedForward(setting.model, SHAPE, torch.float32)
+    assert forward.shape == SHAPE
+    smaller = CacheShape(2, 2, 16, groups=1, rows=1, prompt_tokens=1, own_tokens=1)
+    assert forward.renew(smaller)
+    assert forward.shape == smaller
+    for larger in (
+        CacheShape(2, 2, 16, groups=3, rows=4, prompt_tokens=64, own_tokens=24),
+        CacheShape(2, 2, 16, groups=2, rows=9, prompt_tokens=64, own_tokens=24),
+        CacheShape(2, 2, 16, groups=2, rows=4, prompt_tokens=65, own_tokens=24),
+        CacheShape(2, 2, 16, groups=2, rows=4, prompt_tokens=64, own_tokens=25),
+        CacheShape(3, 2, 16, groups=2, rows=4, prompt_tokens=64, own_tokens=24),
+    ):
+        assert not forward.renew(larger)
+    head = setting.model.get_decoder().norm
+    head.weight = torch.nn.Parameter(head.weight.clone())
+    assert not forward.renew(SHAPE)
