@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# Before torch is loaded: threads that wait for one another sleep instead of spinning. As soon as something else wants a
+# core (a reward worker, a browser), a step with spinning threads takes 40 to 80 times as long (docs/performance.md).
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from grouprl.algorithm import Algorithm
 from grouprl.types import Problem, UserError

@@ -10,15 +10,19 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+_HERE = Path(__file__).parent
 _SOURCES = ("attention.c", "decode.c", "pointwise.c", "tokens.c")
 _HEADERS = ("scores.h", "vector.h")
-_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-shared")
-_WITHOUT = "GROUPRL_KERNELS"  # set to "off", everything is computed by torch alone
+_FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-Wno-psabi")
+# What not every compiler has; the first that works is taken.
+_VARIANTS = (("-march=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",), ())
+_SWITCH = "GROUPRL_KERNELS"  # "off": everything is computed by torch alone
 
 # Of each function its arguments, then its result: pointer, integer of 64 bits, float, int (a yes or no), nothing.
 _TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes.c_float, "b": ctypes.c_int, "-": None}
@@ -40,14 +44,12 @@ _SIGNATURES = {
 
 @cache
 def library() -> SimpleNamespace | None:
-    """The compiled kernels; None where there is no C compiler or GROUPRL_KERNELS=off."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if os.environ.get(_WITHOUT) == "off" or compiler is None or platform.system() == "Windows":
+    """The compiled kernels by name; None where there is no C compiler, or GROUPRL_KERNELS=off."""
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang"))), None)
+    if os.environ.get(_SWITCH) == "off" or compiler is None or platform.system() == "Windows":
         return None
-    folder = Path(__file__).parent
-    sources = [folder / name for name in _SOURCES]
-    made = _cache_folder() / f"kernels-{_key(compiler, [folder / name for name in (*_SOURCES, *_HEADERS)])}.so"
-    if not made.exists() and not _compile(compiler, sources, made):
+    made = _folder() / f"kernels-{_key(compiler)}.so"
+    if not made.exists() and not _compile(compiler, made):
         return None
     loaded = ctypes.CDLL(str(made))
     kernels = SimpleNamespace()
@@ -58,36 +60,52 @@ def library() -> SimpleNamespace | None:
     return kernels
 
 
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "grouprl"
+def _folder() -> Path:
+    """Where the compiled library is kept from run to run; for this process alone where nothing can be kept."""
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grouprl"
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="grouprl-"))
+    return kept if os.access(kept, os.W_OK) else Path(tempfile.mkdtemp(prefix="grouprl-"))
 
 
-def _key(compiler: str, files: list[Path]) -> str:
-    """Changes with the sources, the compiler and the processor that `-march=native` means."""
+def _key(compiler: str) -> str:
+    """Changes with the sources, the compiler and the processor that it means by "native"."""
     digest = hashlib.blake2b(digest_size=12)
-    for path in files:
-        digest.update(path.read_bytes())
+    for name in (*_SOURCES, *_HEADERS):
+        digest.update((_HERE / name).read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     processor = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    digest.update(repr((_FLAGS, version, platform.machine(), processor)).encode())
+    digest.update(repr((_FLAGS, _VARIANTS, version, platform.machine(), processor)).encode())
     return digest.hexdigest()
 
 
-def _compile(compiler: str, sources: list[Path], target: Path) -> bool:
-    target.parent.mkdir(parents=True, exist_ok=True)
+def _compile(compiler: str, target: Path) -> bool:
     # Built beside its place and moved there, so that a process that starts meanwhile never loads half a file.
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        built = Path(scratch) / target.name
-        for threads in (("-fopenmp",), ()):
-            command = [compiler, *_FLAGS, *threads, "-Wno-psabi", "-o", str(built), *map(str, sources), "-lm"]
-            result = subprocess.run(command, capture_output=True, text=True, check=False)
-            if result.returncode == 0:
-                built.replace(target)
+        for variant in _VARIANTS:
+            complaint = _try(compiler, (*_FLAGS, *variant), Path(scratch), target.name)
+            if not complaint:
+                (Path(scratch) / target.name).replace(target)
                 return True
     logging.getLogger(__name__).warning(
-        "the kernels could not be compiled, torch computes alone, slower (%s): %s", compiler, result.stderr.strip()
+        "the kernels could not be compiled; torch computes alone, which is slower: %s", complaint
     )
     return False
+
+
+def _try(compiler: str, flags: Sequence[str], folder: Path, name: str) -> str:
+    """Compiles the files side by side and links them; gives the compiler's complaint, empty when there is none."""
+    commands = [[compiler, *flags, "-c", str(_HERE / file), "-o", str(folder / f"{file}.o")] for file in _SOURCES]
+    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
+    complaints = [(process.communicate()[1], process.returncode) for process in running]
+    failed = [text.strip() or "no reason given" for text, code in complaints if code]
+    if failed:
+        return failed[0]
+    objects = [str(folder / f"{file}.o") for file in _SOURCES]
+    link = [compiler, *flags, "-shared", "-o", str(folder / name), *objects, "-lm"]
+    linked = subprocess.run(link, capture_output=True, text=True, check=False)
+    return (linked.stderr.strip() or "no reason given") if linked.returncode else ""
