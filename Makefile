@@ -1,10 +1,12 @@
 .DEFAULT_GOAL := help
-.PHONY: demo test test-slow check abacus clean help
+.PHONY: demo test test-slow check bench abacus clean help
 
 BIN := .venv/bin
 EXTRAS := dev
 INSTALLED := .venv/.installed-$(EXTRAS)
 SEED := 0
+# What the compiled kernels compute is computed by torch where there is no C compiler.
+WITHOUT_KERNELS := $(addprefix tests/test_,rollout.py learner.py attention.py logprobs.py packs.py recompute.py)
 
 # The first one that is new enough; `make PYTHON=/path/to/python3` names another.
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
@@ -18,6 +20,7 @@ demo: $(INSTALLED)  ## train the bundled model on the bundled task and show what
 
 test: $(INSTALLED)  ## run the test suite (minutes); ARGS="-k config" chooses
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	GROUPRL_KERNELS=off $(BIN)/python -m pytest -m "not slow" $(WITHOUT_KERNELS)
 
 test-slow: $(INSTALLED)  ## run the tests that train or rebuild something for longer
 	$(BIN)/python -m pytest -m slow $(ARGS)
@@ -26,6 +29,9 @@ check: $(INSTALLED)  ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: $(INSTALLED)  ## measure speed and memory beside peers and the machine's floor (ten minutes); ARGS="--quick"
+	$(BIN)/python benchmarks/speed.py $(ARGS)
 
 abacus: $(INSTALLED)  ## rebuild the bundled model (half an hour)
 	$(BIN)/grouprl sft abacus_practice

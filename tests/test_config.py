@@ -12,7 +12,8 @@ from grouprl.config import (
     CheckpointConfig,
     EvaluationConfig,
     LearnerConfig,
-    ModelConfig,
+    LoraConfig,
+    PolicyConfig,
     RewardConfig,
     RolloutConfig,
     RunConfig,
@@ -63,7 +64,7 @@ def test_a_configuration_does_not_change():
 
 
 def test_no_model_has_more_than_fifteen_fields():
-    sections = (ModelConfig, TaskConfig, RolloutConfig, LearnerConfig, EvaluationConfig, CheckpointConfig, SftConfig)
+    sections = (PolicyConfig, TaskConfig, RolloutConfig, LearnerConfig, EvaluationConfig, CheckpointConfig, SftConfig)
     assert max(len(section.model_fields) for section in (*sections, RunConfig)) <= 15
 
 
@@ -270,6 +271,39 @@ def test_python_users_are_checked_too():
         RunConfig(rewards=(RewardConfig(name="a"), RewardConfig(name="a")))
 
 
+def test_an_adapter_is_asked_for_by_any_of_its_settings(tmp_path: Path):
+    assert run().model.lora is None
+    assert run("model.lora={}").model.lora == LoraConfig()
+    assert run("model.lora.rank=8").model.lora == LoraConfig(rank=8, alpha=32, targets=("all-linear",))
+    assert run("model.lora=null", files=(written(tmp_path, "model: {lora: {rank: 8}}\n"),)).model.lora is None
+    listed = run("model.lora.targets=[q_proj, v_proj]").model.lora
+    assert listed is not None
+    assert listed.targets == ("q_proj", "v_proj")
+    assert run("model.lora.targets=q_proj").model.lora == LoraConfig(targets=("q_proj",))
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("model.lora.rank=0", "model.lora.rank: expected greater than or equal to 1, got 0"),
+        ("model.lora.rank=1.5", "model.lora.rank: expected a valid integer, got 1.5"),
+        ("model.lora.alpha=0", "model.lora.alpha: expected greater than or equal to 1, got 0"),
+        ("model.lora.targets=[]", "model.lora.targets: expected at least 1 item"),
+        ("model.lora.targets=3", "model.lora.targets: expected a list"),
+        ("model.lora.dropout=0.1", "model.lora.dropout: unknown key"),
+        ("model.lora=8", "model.lora: expected a section with keys of its own, got 8"),
+    ],
+)
+def test_a_wrong_setting_of_an_adapter_is_told(override: str, complaint: str):
+    (line,) = mistakes(override)
+    assert complaint in line
+
+
+def test_learning_from_pairs_has_no_adapter():
+    (line,) = mistakes("model.lora.rank=8", kind=SftConfig)
+    assert "model.lora: unknown key" in line
+
+
 # Round trip
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1) | st.sampled_from(
@@ -280,13 +314,14 @@ rates = st.floats(0, 1e300)
 fractions = st.floats(0, 1, exclude_max=True)
 seeds = st.integers(0, 2**63 - 1)
 
+loras = st.builds(LoraConfig, rank=st.integers(1), targets=texts | st.lists(texts, min_size=1))
 tasks = st.builds(TaskConfig, name=texts, path=st.none() | texts, system_prompt=st.none() | texts, seed=seeds)
 learners = {"learning_rate": rates, "betas": st.tuples(fractions, fractions), "weight_decay": rates}
 runs = st.builds(
     RunConfig,
     name=names,
     seed=seeds,
-    model=st.builds(ModelConfig, path=texts, device=st.sampled_from(["auto", "cuda:12"])),
+    model=st.builds(PolicyConfig, path=texts, device=st.sampled_from(["auto", "cuda:12"]), lora=st.none() | loras),
     task=tasks,
     rewards=st.lists(st.builds(RewardConfig, name=texts, weight=st.floats(-1e9, 1e9)), unique_by=lambda r: r.name),
     algorithm=st.builds(Algorithm, name=texts, clip_low=fractions, kl_coef=rates, passes=st.integers(1)),

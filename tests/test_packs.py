@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grouprl.learner import make_batch
-from grouprl.learner.packs import make_packs, targets
+from grouprl.learner.packs import make_packs, pack_tokens, targets
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason
 
 CPU = torch.device("cpu")
@@ -95,3 +95,19 @@ def test_every_token_is_predicted_by_the_one_before_it(budget: int):
             row = pack.rows[row]
             prompt = batch.prompts[batch.group_of_N[row]]
             assert token == (prompt[-1] if column == 0 else int(batch.token_ids_NT[row, column - 1]))
+
+
+def test_packs_by_device_and_largest_group():
+    cuda = torch.device("cuda")
+    assert [pack_tokens(77, device, largest=5000) for device in (CPU, cuda)] == [77, 77]
+    assert [pack_tokens(0, CPU, largest=size) for size in (10, 1024, 5000, 10**6)] == [1024, 1024, 5000, 16384]
+    assert [pack_tokens(0, cuda, largest=size) for size in (10, 10**6)] == [16384, 16384]
+
+
+def test_a_long_prompt_is_read_once_without_a_setting():
+    prompt = tuple([3] * 2000)
+    batch = make_batch(
+        [Group(Problem("long", ""), prompt, tuple(completion(i, (5,) * 30) for i in range(8)))], Sampling()
+    )
+    assert [len(pack.input_ids_S) for pack in make_packs(batch, range(8), 0, CPU)] == [2000 + 8 * 29]
+    assert len(make_packs(batch, range(8), 1024, CPU)) == 8

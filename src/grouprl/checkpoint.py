@@ -1,4 +1,4 @@
-"""Checkpoints: a Hugging Face folder that anyone can load, with the state of the run in its subfolder `trainer/`."""
+"""Checkpoints: a folder in Hugging Face layout that anyone can load, with the state of the run in its `trainer/`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _tensors(learner: Learner) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """What a resume needs besides the policy, by file name; one at a time, because each is a copy."""
     yield "optimizer", learner.optimizer.state()
     if learner.critic is not None and learner.critic_optimizer is not None:
-        yield "critic", plain_tensors(learner.critic)
+        yield "critic", plain_tensors(learner.critic, learned_only=True)
         yield "critic_optimizer", learner.critic_optimizer.state()
     if learner.reference is not None and learner.algorithm.refresh_reference:
         yield "reference", plain_tensors(learner.reference)
@@ -106,7 +106,7 @@ def load_learner(checkpoint: Path, learner: Learner, state: TrainerState) -> Non
     learner.optimizer.load_state(saved("optimizer"), state.updates)
     learner.kl_coefficient.value = state.kl_coef
     if learner.critic is not None and learner.critic_optimizer is not None:
-        learner.critic.load_state_dict(saved("critic"))
+        learner.critic.load_state_dict(learner.critic.state_dict() | saved("critic"))  # the frozen ones are the base's
         learner.critic_optimizer.load_state(saved("critic_optimizer"), state.critic_updates)
     if learner.reference is not None and learner.algorithm.refresh_reference:
         learner.reference.load_state_dict(saved("reference"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from grouprl.algorithm import Algorithm
 from grouprl.config_files import dump_config as dump_config
@@ -22,6 +22,10 @@ from grouprl.types import Sampling, UserError
 Text = Annotated[str, Field(strict=False, coerce_numbers_to_str=True, min_length=1)]
 Name = Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+# A list of one may be written without brackets.
+Names = Annotated[tuple[Text, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)]
+
+ALL_LINEAR = "all-linear"
 
 
 class Section(BaseModel):
@@ -31,11 +35,30 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
-    """Which policy, and where it computes."""
+    """Which model, and where it computes."""
 
     path: Text = Field("abacus", description="a bundled model, a hub id or a folder in Hugging Face layout")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the computation; weights stay float32")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:1")
+
+
+class LoraConfig(Section):
+    """A low-rank adapter beside frozen weights: W + alpha / rank * B A, with B = 0 at the start (arXiv:2106.09685).
+
+    Without dropout, which the sampler would not have.
+    """
+
+    rank: int = Field(16, ge=1, description="columns of B, rows of A")
+    alpha: int = Field(32, ge=1, description="the adapter's change is multiplied with alpha / rank")
+    targets: Names = Field(
+        (ALL_LINEAR,), strict=False, min_length=1, description="layers such as [q_proj, v_proj]; all-linear = every one"
+    )
+
+
+class PolicyConfig(ModelConfig):
+    """The same in reinforcement learning, where an adapter may be all that learns."""
+
+    lora: LoraConfig | None = Field(None, description="train an adapter instead of all weights; null = all weights")
 
 
 class TaskConfig(Section):
@@ -99,7 +122,10 @@ class UpdateConfig(Section):
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), strict=False, description="decay of the two moments")
     weight_decay: float = Field(0.0, ge=0.0, description="decoupled, times the learning rate")
     max_grad_norm: float = Field(1.0, gt=0.0, description="the gradient is scaled down to this norm")
-    micro_batch_tokens: int = Field(16384, ge=1, description="packed tokens in one backward pass; memory, not maths")
+    micro_batch_tokens: int = Field(
+        0, ge=0, description="packed tokens in one backward pass; memory, not maths; 0 = by device and groups"
+    )
+    recompute: bool = Field(False, description="layers run again in the backward pass: less memory, more time")
 
 
 class LearnerConfig(UpdateConfig):
@@ -141,7 +167,7 @@ class RunConfig(Section):
     seed: int = Field(0, ge=0, lt=2**63, description="of sampling and of the order of problems")
     steps: int = Field(100, ge=1, description="batches of completions drawn and learned from")
     threads: int = Field(0, ge=0, description="CPU threads; 0 = all cores")
-    model: ModelConfig = ModelConfig()
+    model: PolicyConfig = PolicyConfig()
     task: TaskConfig = TaskConfig()
     rewards: tuple[RewardConfig, ...] = Field((), strict=False, description="one entry for each reward function")
     scoring: ScoringConfig = ScoringConfig()
@@ -164,13 +190,19 @@ def check_sections(config: RunConfig) -> None:
     """What two sections say has to fit; not a validator, because `Trainer` brings the algorithm later than the rest.
 
     Raises:
-        UserError: a setting of a critic that is not there, or groups too small for what they are compared with.
+        UserError: a setting of a critic that is not there, a reference that an adapter cannot become, or groups too
+            small for what they are compared with.
     """
     algorithm, size, rate = config.algorithm, config.rollout.group_size, config.learner.critic_learning_rate
     if rate is not None and algorithm.critic == "none":
         raise UserError(
             f"learner.critic_learning_rate: expected none with algorithm.critic='none', got {rate}: "
             "set algorithm=ppo, or leave it out"
+        )
+    if config.model.lora is not None and algorithm.refresh_reference:
+        raise UserError(
+            f"algorithm.refresh_reference: expected 0 with model.lora, got {algorithm.refresh_reference}: a reference "
+            "that is the model without its adapter stays so; leave it out, or set model.lora=null"
         )
     chosen, usual = config.curriculum, CurriculumConfig()
     for field in ("floor", "sharpness"):

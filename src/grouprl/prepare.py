@@ -20,7 +20,9 @@ from grouprl.models import (
     prompt_token_ids,
     resolve_device,
 )
+from grouprl.models.adapters import add_adapter, attach_adapter
 from grouprl.models.critic import Critic
+from grouprl.models.recompute import recompute_activations
 from grouprl.rewards import Judge, WeightedReward
 from grouprl.rollout import NativeEngine, Request
 from grouprl.step import Rooms
@@ -77,7 +79,7 @@ def prepare(
         )
     _refuse_changes(state, found, data)
     tokenizer = load_tokenizer(config.model.path)
-    policy = start if checkpoint is None else load_model(str(checkpoint), device=device)
+    policy = _policy(config, start, checkpoint)
     learner = _learner(config, policy, start)
     if checkpoint is not None:
         load_learner(checkpoint, learner, state)
@@ -93,11 +95,24 @@ def prepare(
     return Prepared(rooms, held_out, state)
 
 
+def _policy(config: RunConfig, start: PreTrainedModel, checkpoint: Path | None) -> PreTrainedModel:
+    """What learns: the start model itself, one with an adapter on it, or what a checkpoint holds."""
+    if config.model.lora is not None:
+        if checkpoint is not None:
+            return attach_adapter(start, checkpoint)
+        return add_adapter(start, config.model.lora, seed=config.seed)
+    return start if checkpoint is None else load_model(str(checkpoint), device=resolve_device(config.model.device))
+
+
 def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel) -> Learner:
     algorithm, settings = config.algorithm, config.learner
-    reference, critic, critic_optimizer = None, None, None
-    if algorithm.uses_reference:
+    reference, critic, critic_optimizer, device = None, None, None, resolve_device(config.model.device)
+    if algorithm.uses_reference and config.model.lora is not None:
+        reference = policy  # without its adapter, see `grouprl.models.adapters.as_reference`
+    elif algorithm.uses_reference:
         reference = frozen_copy(start) if start is policy else start.requires_grad_(False)
+    if settings.recompute:
+        recompute_activations(policy)
     if algorithm.critic != "none":
         critic = Critic(policy, shared=algorithm.critic == "shared")
         rate = settings.learning_rate if settings.critic_learning_rate is None else settings.critic_learning_rate
@@ -109,7 +124,7 @@ def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel)
         optimizer=Optimizer(policy, settings),
         algorithm=algorithm,
         kl_coefficient=KlCoefficient(algorithm),
-        device=resolve_device(config.model.device),
+        device=device,
         dtype=config.model.dtype,
         micro_batch_tokens=settings.micro_batch_tokens,
         critic=critic,

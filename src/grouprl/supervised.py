@@ -19,9 +19,10 @@ from grouprl.evaluation import wilson_interval
 from grouprl.lab.record import RunRecord, atomic_directory
 from grouprl.lab.terminal import Terminal
 from grouprl.learner import Optimizer, make_batch
-from grouprl.learner.packs import Pack, make_packs
+from grouprl.learner.packs import Pack, make_packs, pack_tokens
 from grouprl.models import context_length, load_tokenizer, resolve_device
 from grouprl.models.precision import autocast
+from grouprl.models.recompute import recompute_activations
 from grouprl.models.save import save_model
 from grouprl.preferences import load_preferences, refuse_longer, split_preferences, write_preferences
 from grouprl.types import Batch, Group, Sampling, UserError
@@ -65,7 +66,7 @@ class Lesson:
         device = resolve_device(self.config.model.device)
         # What is compared with one another must stand in one pack: a group is never divided.
         largest = max(len(group.prompt_ids) + sum(map(len, group.completions)) for group in groups)
-        budget = max(largest, self.config.learner.micro_batch_tokens)
+        budget = max(largest, pack_tokens(self.config.learner.micro_batch_tokens, device))
         totals: defaultdict[str, float] = defaultdict(float)
         for pack in make_packs(batch, range(len(batch.group_of_N)), budget, device, read_last=True):
             with torch.set_grad_enabled(gradient), autocast(device, self.config.model.dtype):
@@ -103,6 +104,8 @@ def fit(
     Returns:
         The number of updates.
     """
+    if lesson.config.learner.recompute:
+        recompute_activations(model)
     config = lesson.config
     orders = [order for epoch in range(config.epochs) for order in _batches(len(groups), config, epoch)]
     optimizer = Optimizer(model, config.learner, total_updates=len(orders))

@@ -10,6 +10,7 @@ from typing import Any, cast
 from grouprl.algorithm import Algorithm
 from grouprl.algorithms.named import NAMED
 from grouprl.config import RewardConfig, RunConfig
+from grouprl.learner.packs import pack_tokens
 from grouprl.models import resolve_device
 from grouprl.rewards import FromFile, RewardFunction, WeightedReward, built_in, resolve_rewards, verifier_of
 from grouprl.rewards.learned import learned_reward
@@ -94,12 +95,13 @@ def _configured(reward: RewardConfig, config: RunConfig, task: Task) -> Weighted
         )
     if reward.path.endswith(".py"):
         return WeightedReward(reward.name, FromFile(reward.path, function, reward.arguments), reward.weight)
+    device = resolve_device(config.model.device)
     learned = learned_reward(
         reward.path,
         policy=config.model.path,
-        device=resolve_device(config.model.device),
+        device=device,
         dtype=config.model.dtype,
-        micro_batch_tokens=config.learner.micro_batch_tokens,
+        micro_batch_tokens=pack_tokens(config.learner.micro_batch_tokens, device),
     )
     return WeightedReward(reward.name, learned, reward.weight)
 

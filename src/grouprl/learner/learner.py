@@ -30,7 +30,7 @@ class Learner:
     """The networks and their optimizers; nothing in here is replaced during a run, the weights inside change."""
 
     policy: PreTrainedModel
-    reference: PreTrainedModel | None  # None when kl_coef is 0
+    reference: PreTrainedModel | None  # None when kl_coef is 0; the policy itself = without its adapter
     optimizer: Optimizer
     algorithm: Algorithm
     kl_coefficient: KlCoefficient
@@ -88,9 +88,10 @@ class Learner:
 
     def networks_mib(self) -> dict[str, float]:
         """Memory of the weights of each network, and of the optimizers' moments, in MiB."""
+        reference = None if self.reference is self.policy else self.reference
         shares = {
             "policy": _mib(self.policy.parameters()),
-            "reference": _mib(self.reference.parameters()) if self.reference is not None else 0.0,
+            "reference": _mib(reference.parameters()) if reference is not None else 0.0,
             "critic": _mib(self.critic.parameters()) if self.critic is not None else 0.0,
             "optimizer": self.optimizer.mib,
             "critic_optimizer": self.critic_optimizer.mib if self.critic_optimizer else 0.0,

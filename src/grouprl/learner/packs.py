@@ -12,6 +12,16 @@ from torch import Tensor
 from grouprl.models import TreeLayout
 from grouprl.types import Batch
 
+# 512 to 16,384 tokens are as fast as one another on a CPU, whose caches hold none of them, and memory grows with them.
+# A GPU wants enough tokens to fill it. A group is worth more than that: divided, its prompt is read again.
+_TOKENS = {"cpu": 1024, "cuda": 16384}
+_TOKENS_FOR_A_GROUP = 16384
+
+
+def pack_tokens(setting: int, device: torch.device, *, largest: int = 0) -> int:
+    """The tokens of a pack: the setting, or for 0 what suits the device and the largest group of the batch."""
+    return setting or max(_TOKENS[device.type], min(largest, _TOKENS_FOR_A_GROUP))
+
 
 @dataclass(frozen=True)
 class Pack:
@@ -45,13 +55,16 @@ def make_packs(
     Args:
         batch: the step's batch.
         rows: indices of N to learn from.
-        budget: packed tokens per pack; a single completion may exceed it with its prompt.
+        budget: packed tokens per pack, see `pack_tokens`; a single completion may exceed it with its prompt.
         device: where the packs are computed.
         read_last: whether the completions' last tokens are read as well, for a model that scores them.
     """
     lengths = batch.mask_NT.sum(1) if read_last else batch.mask_NT.sum(1) - 1
     read = lengths.tolist()
-    units = [unit for group in _by_group(batch, rows) for unit in _divided(batch, group, read, budget)]
+    groups = _by_group(batch, rows)
+    sizes = (len(batch.prompts[batch.group_of_N[group[0]]]) + sum(read[row] for row in group) for group in groups)
+    budget = pack_tokens(budget, device, largest=max(sizes, default=0))
+    units = [unit for group in groups for unit in _divided(batch, group, read, budget)]
     units.sort(key=lambda unit: max(read[row] for row in unit), reverse=True)
     packs: list[list[list[int]]] = []
     room = 0

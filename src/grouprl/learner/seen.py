@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from grouprl.learner.forward import pack_forward, pack_hidden
 from grouprl.learner.packs import Pack, make_packs, targets, to_grid
+from grouprl.models.adapters import as_reference
 from grouprl.models.critic import Critic
 from grouprl.models.precision import autocast
 from grouprl.types import Batch
@@ -43,7 +44,7 @@ def look(
     Args:
         batch: the step's.
         policy: the policy; it is run for `policy_too` and for a critic that shares its trunk.
-        reference: None = not needed.
+        reference: None = not needed; the policy itself = the policy without its adapter.
         critic: None = not needed.
         policy_too: whether the policy's own log-probs and entropies are needed before the update.
         device, dtype, micro_batch_tokens: where and how it is computed.
@@ -57,7 +58,8 @@ def look(
         columns, ids_C = {}, targets(batch, pack)
         with autocast(device, dtype):
             if reference is not None:
-                columns["reference_NT"] = pack_forward(reference, pack, ids_C, batch.sampling).logprobs_C
+                with as_reference(reference, policy) as frozen:
+                    columns["reference_NT"] = pack_forward(frozen, pack, ids_C, batch.sampling).logprobs_C
             if policy_too or shared:
                 own = pack_forward(policy, pack, ids_C, batch.sampling)
                 columns |= {"policy_NT": own.logprobs_C, "entropies_NT": own.entropies_C} if policy_too else {}

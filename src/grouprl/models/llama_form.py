@@ -10,8 +10,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from grouprl.models.kernels import add_norm, fits, swiglu
+from grouprl.models.recompute import recomputes
 
 # Attention with rotary positions, RMS norms before attention and MLP (and, in Qwen3, of each head's queries and keys),
 # silu(gate) * up: nothing else.
@@ -60,26 +62,37 @@ def _is_untouched(module: nn.Module) -> bool:
 
 def llama_hidden_states(decoder: Any, input_ids_S: Tensor, position_ids_S: Tensor, layout: RotatingLayout) -> Tensor:
     """Last hidden states [S, H] of packed tokens under a layout."""
-    half = torch.is_autocast_enabled("cpu")
-    dtype = torch.bfloat16 if half else torch.float32
     x = decoder.embed_tokens(input_ids_S)
-    cosine, sine = (table[0] for table in decoder.rotary_emb(x[None], position_ids_S[None]))
+    cosine, sine = decoder.rotary_emb(x[None], position_ids_S[None])
+    rotation = (cosine[0], sine[0])
     delta = None
     for index, layer in enumerate(decoder.layers):
-        attention, mlp = layer.self_attn, layer.mlp
-        x, normed = add_norm(x, delta, layer.input_layernorm.weight, layer.input_layernorm.variance_epsilon, dtype)
-        q, k, v = (
-            project(normed).view(len(x), -1, attention.head_dim)
-            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
-        )
-        if hasattr(attention, "q_norm"):
-            q, k = head_norm(q, attention.q_norm), head_norm(k, attention.k_norm)
-        attended = layout.attend_rotated(index, q, k, v, cosine, sine, attention.scaling)
-        after = layer.post_attention_layernorm
-        x, normed = add_norm(x, attention.o_proj(attended.flatten(1)), after.weight, after.variance_epsilon, dtype)
-        delta = mlp.down_proj(swiglu(mlp.gate_proj(normed), mlp.up_proj(normed)))
+        if recomputes(layer) and torch.is_grad_enabled():
+            x, delta = checkpoint(_layer, layer, index, x, delta, rotation, layout, use_reentrant=False)
+        else:
+            x, delta = _layer(layer, index, x, delta, rotation, layout)
     _, normed = add_norm(x, delta, decoder.norm.weight, decoder.norm.variance_epsilon, torch.float32)
     return normed
+
+
+def _layer(
+    layer: Any, index: int, x: Tensor, delta: Tensor | None, rotation: tuple[Tensor, Tensor], layout: RotatingLayout
+) -> tuple[Tensor, Tensor]:
+    """One layer on the sum x + delta; gives such a pair, because the next norm adds it up on its way."""
+    dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else torch.float32
+    attention, mlp = layer.self_attn, layer.mlp
+    x, normed = add_norm(x, delta, layer.input_layernorm.weight, layer.input_layernorm.variance_epsilon, dtype)
+    q, k, v = (
+        project(normed).view(len(x), -1, attention.head_dim)
+        for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    if hasattr(attention, "q_norm"):
+        q, k = head_norm(q, attention.q_norm), head_norm(k, attention.k_norm)
+    cosine, sine = rotation
+    attended = layout.attend_rotated(index, q, k, v, cosine, sine, attention.scaling)
+    after = layer.post_attention_layernorm
+    x, normed = add_norm(x, attention.o_proj(attended.flatten(1)), after.weight, after.variance_epsilon, dtype)
+    return x, mlp.down_proj(swiglu(mlp.gate_proj(normed), mlp.up_proj(normed)))
 
 
 def head_norm(x: Tensor, norm: Any) -> Tensor:

@@ -19,7 +19,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
+from transformers.utils import find_adapter_config_file
 
+from grouprl.models.adapters import attach_adapter, base_of, is_adapter
 from grouprl.models.attention import NAME, hidden_states
 from grouprl.models.layouts import TreeLayout
 from grouprl.models.quiet import quiet
@@ -53,13 +55,19 @@ def resolve_device(name: str) -> torch.device:
 def load_model(path: str, *, device: torch.device) -> PreTrainedModel:
     """A causal language model with float32 weights, in eval mode, on GroupRL's attention.
 
-    It stays in eval mode while it is trained: dropout would make the learner disagree with the sampler.
+    It stays in eval mode while it is trained: dropout would make the learner disagree with the sampler. The folder of a
+    LoRA adapter is loaded as the base model that it names with the adapter on it, which alone takes gradients.
 
     Raises:
         UserError: no such model, or one whose forward pass GroupRL does not reproduce.
     """
-    model, _ = pretrained(AutoModelForCausalLM, path, "a causal language model in safetensors")
-    model = model.to(device).eval()
+    adapter, what = _resolve(path), "a causal language model in safetensors"
+    if is_adapter(adapter):
+        base, what = _base(adapter), f"{what}, the base of the adapter {path!r}"
+        model = pretrained(AutoModelForCausalLM, base, what)[0].to(device).eval()
+        attach_adapter(model, Path(adapter))
+    else:
+        model = pretrained(AutoModelForCausalLM, path, what)[0].to(device).eval()
     _check_logits(path, model.config)
     verify(path, model)
     return model
@@ -80,10 +88,15 @@ def pretrained(
         The model, and the names of the weights that the checkpoint lacks, which are random.
 
     Raises:
-        UserError: no such model.
+        UserError: no such model, or an adapter: transformers would load it by itself, from a pickle if it is one.
     """
     with quiet():
         try:
+            if find_adapter_config_file(_resolve(path)) is not None:
+                raise UserError(
+                    f"model {path!r}: expected {what}, got an adapter: merge it into its base model (docs/lora.md); "
+                    "train, eval, sample, sft and dpo take a local folder of it as it is"
+                )
             model, info = auto.from_pretrained(
                 _resolve(path),
                 dtype=torch.float32,
@@ -98,12 +111,14 @@ def pretrained(
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer that belongs to a model.
+    """The tokenizer that belongs to a model; that of its base, for an adapter that was saved without one.
 
     Raises:
         UserError: no such tokenizer, or one without an end token.
     """
     folder = _resolve(path)
+    if is_adapter(folder) and not (Path(folder) / "tokenizer_config.json").is_file():
+        folder = _resolve(_base(folder))
     try:
         declared = get_tokenizer_config(folder).get("tokenizer_class")
         # AutoTokenizer puts Qwen2Tokenizer, with its own splitting of text, in place of a Qwen2 model's own tokenizer.
@@ -178,6 +193,20 @@ def _resolve(path: str) -> str:
     if path in BUNDLED:
         return str(BUNDLED[path])
     return path
+
+
+def _base(adapter: str) -> str:
+    """Where the base model of an adapter is now: folder or hub id."""
+    named = base_of(adapter)
+    for bundled in BUNDLED.values():
+        if Path(named).parts[-4:] == bundled.parts[-4:]:  # that of another installation is this one
+            return str(bundled)
+    if Path(named).is_absolute() and not Path(named).is_dir():
+        raise UserError(
+            f"adapter {adapter!r}: expected its base model in {named}, found none: put it back, or write where it is "
+            f"now into base_model_name_or_path of {adapter}/adapter_config.json"
+        )
+    return named
 
 
 def _check_logits(path: str, config: Any) -> None:

@@ -1,4 +1,4 @@
-"""Saves a model as a Hugging Face folder that everyone else can load."""
+"""Saves a model, or its adapter, as a Hugging Face folder that everyone else can load."""
 
 from __future__ import annotations
 
@@ -7,16 +7,25 @@ from pathlib import Path
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grouprl.models.adapters import has_adapter, save_adapter
 from grouprl.models.quiet import quiet
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes config.json, model.safetensors and the tokenizer's files into a folder."""
+    """Writes config.json, model.safetensors and the tokenizer's files into a folder.
+
+    Of a model with an adapter only that is written, as adapter_config.json and adapter_model.safetensors.
+    """
     with quiet():
-        model.save_pretrained(folder)
+        if has_adapter(model):
+            save_adapter(model, folder)
+        else:
+            model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
 
-def plain_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Weights by name on the CPU, each with memory of its own, as safetensors wants them."""
-    return {name: value.detach().cpu().contiguous().clone() for name, value in module.state_dict().items()}
+def plain_tensors(module: nn.Module, *, learned_only: bool = False) -> dict[str, Tensor]:
+    """Weights by name on the CPU, each with memory of its own, as safetensors wants them; all, or those that learn."""
+    frozen = {name for name, weight in module.named_parameters() if learned_only and not weight.requires_grad}
+    own = {name: value for name, value in module.state_dict().items() if name not in frozen}
+    return {name: value.detach().cpu().contiguous().clone() for name, value in own.items()}

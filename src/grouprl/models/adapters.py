@@ -1,0 +1,184 @@
+"""LoRA adapters (arXiv:2106.09685): small weights that learn beside frozen ones, kept in PEFT's folder layout.
+
+One copy of the model serves as policy and as reference: the reference is the policy with its adapter switched off.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from grouprl.config import ALL_LINEAR, LoraConfig
+from grouprl.types import UserError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_REASON = 300  # characters of another library's error that are told
+_NAME = "default"  # what transformers and PEFT call the only adapter of a model
+
+# What a LoRA adapter may say of itself; anything else (DoRA, further trained modules, ...) would have to be at PEFT's
+# default, because it changes a forward pass or base weights in ways that nothing here checks.
+_PLAIN = {
+    "r", "lora_alpha", "target_modules", "exclude_modules", "rank_pattern", "alpha_pattern", "layers_to_transform",
+    "layers_pattern", "use_rslora", "lora_dropout", "fan_in_fan_out",
+    "base_model_name_or_path", "revision", "task_type", "inference_mode", "auto_mapping", "peft_version",
+}  # fmt: skip
+
+
+def add_adapter(model: PreTrainedModel, lora: LoraConfig, *, seed: int) -> PreTrainedModel:
+    """Puts a new adapter on a model, in place: B is 0, so nothing changes yet, and A is drawn from `seed`.
+
+    From then on the adapter's weights alone take gradients.
+
+    Raises:
+        UserError: PEFT is missing, the model has an adapter, or no layers of these names.
+    """
+    peft = _peft()
+    if has_adapter(model):
+        raise UserError(
+            "model.lora: expected null for a model that is an adapter already, got settings of a new one: "
+            "leave it out to train that adapter on, or merge it into its base model first (docs/lora.md)"
+        )
+    config = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=_layers(model, lora.targets),
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )
+    _inject(model, config, seed)
+    return model
+
+
+def attach_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """Puts the adapter of a folder on its base model, in place; it takes gradients, the base takes none.
+
+    Raises:
+        UserError: PEFT is missing, or the folder holds no plain LoRA adapter for this model.
+    """
+    config = _saved_config(_peft(), folder)
+    try:
+        tensors = load_file(folder / WEIGHTS)
+        _inject(model, config, seed=0)
+        found = _peft().set_peft_model_state_dict(model, tensors)
+    except (OSError, SafetensorError, ValueError, RuntimeError) as error:  # RuntimeError: weights of other shapes
+        raise _not_an_adapter(folder, f"a LoRA adapter for {model.name_or_path}", _reason(error)) from error
+    lacking = {name for name, weight in model.named_parameters() if weight.requires_grad} & set(found.missing_keys)
+    if lacking or found.unexpected_keys:
+        wrong = sorted([*lacking, *found.unexpected_keys])
+        raise _not_an_adapter(folder, f"an adapter for {model.name_or_path}", f"a difference in {wrong[:3]}")
+    return model
+
+
+def save_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """Writes adapter_config.json and adapter_model.safetensors, without the base model's weights."""
+    # Not model.save_pretrained, which asks the hub about the base model at each save.
+    tensors = _peft().get_peft_model_state_dict(model, save_embedding_layers=False)
+    plain = {f"base_model.model.{name}": value.detach().cpu().contiguous() for name, value in tensors.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(plain, folder / WEIGHTS, metadata={"format": "pt"})
+    model.peft_config[_NAME].save_pretrained(folder)
+
+
+def has_adapter(model: PreTrainedModel) -> bool:
+    """Whether an adapter is on the model."""
+    return bool(getattr(model, "peft_config", None))
+
+
+def is_adapter(folder: str) -> bool:
+    """Whether a folder holds an adapter, and not a whole model."""
+    return (Path(folder) / CONFIG).is_file()
+
+
+def base_of(folder: str) -> str:
+    """Folder or hub id of the model that an adapter belongs to, as its adapter_config.json has it.
+
+    Raises:
+        UserError: it says nothing of it.
+    """
+    try:
+        named = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:
+        raise _not_an_adapter(Path(folder), f"a readable {CONFIG}", _reason(error)) from error
+    if not isinstance(named, str) or not named:
+        raise _not_an_adapter(Path(folder), "the name of a base model", f"base_model_name_or_path={named!r}")
+    return named
+
+
+@contextmanager
+def as_reference(reference: PreTrainedModel, policy: PreTrainedModel) -> Iterator[PreTrainedModel]:
+    """The reference as a network to run: a copy as it is, the policy itself with its adapter switched off.
+
+    The adapter is on again after the block, however it ends.
+    """
+    if reference is not policy:
+        yield reference
+        return
+    policy.disable_adapters()
+    try:
+        yield policy
+    finally:
+        policy.enable_adapters()
+
+
+def _inject(model: PreTrainedModel, config: Any, seed: int) -> None:
+    # PEFT draws from the global generator of the CPU, whatever the device.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model.add_adapter(config, _NAME)
+    base = Path(model.name_or_path)
+    # A relative folder would be another one, or none, when the adapter is loaded from elsewhere.
+    config.base_model_name_or_path = str(base.resolve()) if base.is_dir() else model.name_or_path
+    model.eval()
+
+
+def _layers(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
+    """Names of the layers that get an adapter; those of the decoder alone, because heads are used as plain matrices."""
+    modules = model.get_decoder().named_modules()
+    known = sorted({name.rpartition(".")[2] for name, module in modules if isinstance(module, nn.Linear)})
+    unknown = [name for name in targets if name not in (*known, ALL_LINEAR)]
+    if unknown or not known:
+        raise UserError(
+            f"model.lora.targets: expected {ALL_LINEAR} or linear layers of the decoder, which has "
+            f"{', '.join(known) or 'none'}, got {', '.join(unknown or targets)}: choose some of these"
+        )
+    return known if ALL_LINEAR in targets else list(targets)
+
+
+def _saved_config(peft: Any, folder: Path) -> Any:
+    try:
+        config = peft.PeftConfig.from_pretrained(folder)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise _not_an_adapter(folder, f"a readable {CONFIG}", _reason(error)) from error
+    usual, own = peft.LoraConfig().to_dict(), config.to_dict()
+    odd = [f"{key}={value}" for key, value in own.items() if key not in _PLAIN and usual.get(key) != value]
+    if odd:
+        raise _not_an_adapter(folder, "a plain LoRA adapter", ", ".join(odd))
+    return config
+
+
+def _peft() -> Any:
+    try:
+        return import_module("peft")
+    except ImportError as error:
+        raise UserError("LoRA: expected the package peft, got none: pip install 'grouprl[lora]'") from error
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:_REASON] or type(error).__name__
+
+
+def _not_an_adapter(folder: Path, expected: str, got: str) -> UserError:
+    return UserError(
+        f"adapter {str(folder)!r}: expected {expected}, got {got}: choose another one, or merge it into its base model "
+        "with PEFT and load the result (docs/lora.md)"
+    )

@@ -1,0 +1,271 @@
+"""LoRA: the reference is the base to the last bit, the maths is that of merged weights, and a break leaves no trace."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from grouprl import Algorithm
+from grouprl.config import LearnerConfig, LoraConfig
+from grouprl.learner import Credit, KlCoefficient, Learner, Optimizer
+from grouprl.learner.seen import Seen
+from grouprl.models import fingerprint, load_model
+from grouprl.models.adapters import as_reference
+from grouprl.types import Batch
+from lora_models import (
+    CORRECTED,
+    CPU,
+    PROJECTIONS,
+    SCALE,
+    adapted,
+    assert_same_run,
+    learner_of,
+    learning,
+    merged_by_hand,
+    newest,
+    run,
+    sampled,
+    saved,
+    shaken,
+)
+from oracles import own_logits, own_model
+from small_runs import checkpoint_names, metrics
+from tiny import HEADS, HIDDEN, LAYERS, tiny_model_folder
+
+
+@pytest.fixture(scope="module")
+def straight(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six steps of an adapter without a break, saved after each second one."""
+    return run(tiny, tmp_path_factory.mktemp("straight"), checkpoint={"every": 2, "keep": 9}).directory
+
+
+# One copy of the weights
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_reference_is_the_base_model_to_the_last_bit(tiny: Path, dtype: str) -> None:
+    policy = shaken(adapted(tiny))
+    batch = sampled(policy, tiny, dtype)
+    base = load_model(str(tiny), device=CPU)
+    shared = learner_of(policy, policy, CORRECTED, dtype).look(batch)
+    apart = learner_of(policy, base, CORRECTED, dtype).look(batch)
+    assert shared.reference_NT is not None
+    assert torch.equal(shared.reference_NT, apart.reference_NT)
+    assert torch.equal(shared.policy_NT, apart.policy_NT)
+    assert (shared.reference_NT - shared.policy_NT).abs().max() > 0.1
+
+
+def test_a_new_adapter_changes_no_bit_and_learns_alone(tiny: Path) -> None:
+    policy, base = adapted(tiny), load_model(str(tiny), device=CPU)
+    batch = sampled(policy, tiny)
+    ours, plain = (learner_of(model, None, CORRECTED).look(batch).policy_NT for model in (policy, base))
+    assert torch.equal(ours, plain)
+    assert {name.split(".")[-4] for name in learning(policy)} == set(PROJECTIONS)
+    assert {name.split(".")[-3] for name in learning(policy)} == {"lora_A", "lora_B"}
+    assert {weight.dtype for weight in policy.parameters()} == {torch.float32}
+    assert not policy.training
+
+
+def test_the_adapter_is_on_again_whatever_happens_while_it_is_off(tiny: Path) -> None:
+    policy = shaken(adapted(tiny))
+    before, ids = set(learning(policy)), torch.tensor([[5, 9, 2, 40]])
+    policy.set_attn_implementation("eager")
+    on, off = policy(ids).logits, own_model(tiny)(ids).logits
+    with pytest.raises(IndexError), as_reference(policy, policy) as reference:
+        reference(torch.tensor([[10**6]]))
+    assert torch.equal(policy(ids).logits, on)
+    with as_reference(policy, policy) as reference:
+        assert torch.equal(reference(ids).logits, off)
+    assert not torch.equal(on, off)
+    assert set(learning(policy)) == before
+
+
+def test_a_reference_of_its_own_is_taken_as_it_is(tiny: Path) -> None:
+    policy, other = shaken(adapted(tiny)), shaken(adapted(tiny, seed=1))
+    ids = torch.tensor([[5, 9, 2, 40]])
+    other.set_attn_implementation("eager")
+    with as_reference(other, policy) as reference:
+        inside = reference(ids).logits
+    assert torch.equal(other(ids).logits, inside)
+    assert (inside - own_model(tiny)(ids).logits).abs().max() > 0.01
+
+
+def test_shared_weights_are_counted_once(tiny: Path) -> None:
+    policy = adapted(tiny)
+    H, kv, mlp = HIDDEN, 2 * HIDDEN // HEADS, 2 * HIDDEN
+    sides = [(H, H), (H, kv), (H, kv), (H, H), (H, mlp), (H, mlp), (mlp, H)]  # q, k, v, o, gate, up, down
+    adapter = LAYERS * sum(4 * (ins + outs) for ins, outs in sides)
+    base = sum(weight.numel() for weight in load_model(str(tiny), device=CPU).parameters())
+    assert sum(weight.numel() for weight in learning(policy).values()) == adapter
+    learner = learner_of(policy, policy)
+    batch = sampled(policy, tiny)
+    learn(learner, batch)
+    mib = learner.networks_mib()
+    assert set(mib) == {"policy", "optimizer"}
+    assert mib["policy"] * (1 << 20) == 4 * (base + adapter)
+    assert mib["optimizer"] * (1 << 20) == pytest.approx(2 * 4 * adapter, rel=0.01)  # and a step count each
+
+
+# The maths
+
+
+def learn(learner: Learner, batch: Batch) -> dict[str, float]:
+    advantages_N = torch.tensor([1.2, -0.4, -0.8] * 3)
+    credit = Credit(torch.where(batch.mask_NT, advantages_N[:, None], 0.0))
+    return learner.learn(batch, credit, learner.look(batch))
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
+def test_sampler_learner_and_merged_weights_agree(tmp_path: Path, kind: Any) -> None:
+    folder = tiny_model_folder(tmp_path, kind=kind)
+    policy = shaken(adapted(folder))
+    batch = sampled(policy, folder)
+    seen: Seen = learner_of(policy, None, CORRECTED).look(batch)
+    mask_NT = batch.mask_NT
+    assert seen.policy_NT is not None
+    torch.testing.assert_close(seen.policy_NT[mask_NT], batch.old_logprobs_NT[mask_NT], atol=1e-5, rtol=0)
+    by_hand = merged_by_hand(folder, saved(policy, folder, tmp_path / "adapter"))
+    expected_NT = own_logprobs(by_hand, batch)
+    torch.testing.assert_close(seen.policy_NT.double()[mask_NT], expected_NT[mask_NT], atol=3e-5, rtol=0)  # rounding
+    policy.double().set_attn_implementation("eager")
+    torch.testing.assert_close(own_logprobs(policy, batch), expected_NT, atol=1e-9, rtol=0)
+
+
+@torch.no_grad()
+def own_logprobs(model: PreTrainedModel, batch: Batch) -> Tensor:
+    expected_NT = torch.zeros(batch.mask_NT.shape, dtype=torch.float64)
+    for row, group in enumerate(batch.group_of_N):
+        ids = batch.token_ids_NT[row, batch.mask_NT[row]].tolist()
+        logits_TV = own_logits(model, batch.prompts[group], ids)
+        expected_NT[row, : len(ids)] = logits_TV.log_softmax(-1)[range(len(ids)), ids]
+    return expected_NT
+
+
+class GradientKeeper(Optimizer):
+    """Keeps the gradient and leaves the weights."""
+
+    def step(self) -> float:
+        self.gradient = {name: weight.grad.double() for name, weight in self._named.items()}
+        return 0.0
+
+
+def gradient(model: PreTrainedModel, reference: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
+    algorithm, keeper = Algorithm(kl_coef=0.2), GradientKeeper(model, LearnerConfig())
+    learn(Learner(model, reference, keeper, algorithm, KlCoefficient(algorithm), CPU, "float32", 60), batch)
+    return keeper.gradient
+
+
+def test_the_gradient_is_that_of_the_merged_weights_by_the_chain_rule(tiny: Path, tmp_path: Path) -> None:
+    policy, base = shaken(adapted(tiny)), load_model(str(tiny), device=CPU)
+    batch = sampled(policy, tiny)
+    merged = load_model(str(tiny), device=CPU)
+    merged.load_state_dict(merged_by_hand(tiny, saved(policy, tiny, tmp_path / "adapter")).state_dict())
+    ours, whole = gradient(policy, policy, batch), gradient(merged, base, batch)
+    assert all("lora_" in name for name in ours)
+    assert all(weight.grad is None for weight in policy.parameters() if not weight.requires_grad)
+    weights = dict(policy.named_parameters())
+    for name, got in ours.items():
+        layer = re.sub(r"\.lora_[AB]\.default", "", name)
+        A, B = (weights[re.sub(r"lora_[AB]", f"lora_{which}", name)].double() for which in "AB")
+        # W + s B A: dL/dB = s dL/dW A^T, dL/dA = s B^T dL/dW
+        expected = SCALE * (whole[layer] @ A.T if "lora_B" in name else B.T @ whole[layer])
+        assert (got - expected).norm() <= 1e-3 * expected.norm()
+        assert expected.norm() > 0
+
+
+def test_an_update_moves_the_adapter_and_leaves_the_base(tiny: Path) -> None:
+    policy = adapted(tiny)
+    learner, batch = learner_of(policy, policy), sampled(policy, tiny)
+    before = {name: weight.clone() for name, weight in policy.named_parameters()}
+    learn(learner, batch)
+    learn(learner, batch)  # the first moves B alone, because B was 0
+    moved = {name for name, weight in policy.named_parameters() if not torch.equal(weight, before[name])}
+    assert moved == set(learning(policy))
+    with as_reference(policy, policy):
+        base = own_model(tiny)
+        policy.set_attn_implementation("eager")
+        assert torch.equal(policy(torch.tensor([[5, 9]])).logits, base(torch.tensor([[5, 9]])).logits)
+
+
+def test_the_seed_decides_the_adapter_and_nothing_else_is_drawn(tiny: Path) -> None:
+    torch.manual_seed(11)
+    first = adapted(tiny, seed=2)
+    drawn = torch.rand(1)
+    torch.manual_seed(12)
+    assert fingerprint(adapted(tiny, seed=2)) == fingerprint(first)
+    assert fingerprint(adapted(tiny, seed=3)) != fingerprint(first)
+    torch.manual_seed(11)
+    assert torch.equal(torch.rand(1), drawn)
+
+
+def test_a_run_starts_its_adapter_from_its_seed(tiny: Path, tmp_path: Path) -> None:
+    folder = newest(run(tiny, tmp_path, seed=1, steps=1).directory)
+    ours, drawn = load_model(str(folder), device=CPU).state_dict(), adapted(tiny, LoraConfig(rank=4), seed=1)
+    started = {name: weight for name, weight in learning(drawn).items() if "lora_A" in name}
+    assert all(torch.equal(ours[name], weight) for name, weight in started.items())  # B was 0: A has not moved yet
+
+
+@pytest.mark.parametrize("targets", [("q_proj",), ("v_proj", "down_proj")])
+def test_chosen_layers_alone_get_an_adapter(tiny: Path, targets: tuple[str, ...]) -> None:
+    policy = adapted(tiny, LoraConfig(rank=2, targets=targets))
+    assert {name.split(".")[-4] for name in learning(policy)} == set(targets)
+
+
+# Runs
+
+
+def test_three_and_three_steps_are_six(straight: Path, tiny: Path, tmp_path: Path) -> None:
+    run(tiny, tmp_path, steps=3)
+    assert_same_run(straight, run(tiny, tmp_path, resume=True).directory)
+
+
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+from letter_rewards import InProcess
+from small_runs import ROWS, small_config
+from grouprl import Trainer
+from grouprl.rewards import WeightedReward
+dying = InProcess(lambda calls: calls == 5 and os.kill(os.getpid(), signal.SIGKILL))
+config = small_config(Path(sys.argv[2]), checkpoint={"every": 2, "keep": 9}, model={"lora": {"rank": 4}},
+                      learner={"learning_rate": 0.02})
+Trainer(sys.argv[1], ROWS, [WeightedReward("letters", dying)], config=config).train()
+"""
+
+
+def test_a_killed_run_goes_on_from_its_last_adapter(straight: Path, tiny: Path, tmp_path: Path) -> None:
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    command = [sys.executable, "-c", CHILD, str(tiny), str(tmp_path)]
+    assert subprocess.run(command, env={**os.environ, "PYTHONPATH": path}).returncode == -signal.SIGKILL
+    assert checkpoint_names(tmp_path / "run") == ["step-000002", "step-000004"]
+    resumed = run(tiny, tmp_path, resume=True, checkpoint={"every": 2, "keep": 9})
+    assert_same_run(straight, resumed.directory)
+
+
+# With a critic
+
+
+@pytest.mark.parametrize("critic", ["shared", "copy"])
+def test_a_critic_learns_beside_an_adapter_and_resumes(tiny: Path, tmp_path: Path, critic: str) -> None:
+    algorithm = Algorithm(baseline="critic", credit="token", scale="none", critic=critic)
+    whole = run(tiny, tmp_path, "whole", algorithm=algorithm, steps=4).directory
+    run(tiny, tmp_path, "parts", algorithm=algorithm, steps=2)
+    parts = run(tiny, tmp_path, "parts", algorithm=algorithm, steps=4, resume=True).directory
+    assert_same_run(whole, parts)
+    ours, theirs = (load_file(newest(one) / "trainer/critic.safetensors") for one in (whole, parts))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
+    assert ours["head.weight"].abs().max() > 0
+    learned = {re.sub(r".*\.(lora_[AB])\..*", r"\1", name) for name in ours}
+    assert learned == {"head.weight", "head.bias"} | ({"lora_A", "lora_B"} if critic == "copy" else set())
+    assert all(row["critic_grad_norm"] > 0 for row in metrics(whole))

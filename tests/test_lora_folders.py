@@ -1,0 +1,276 @@
+"""Folders of adapters: everyone loads them, the base is found again, and what is no plain adapter is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from grouprl import Algorithm, UserError
+from grouprl.config import LoraConfig
+from grouprl.models import fingerprint, load_model, load_tokenizer
+from grouprl.models.adapters import attach_adapter
+from grouprl.models.load import BUNDLED
+from grouprl.models.reward_model import load_reward_model
+from lora_models import (
+    CORRECTED,
+    CPU,
+    PROJECTIONS,
+    adapted,
+    assert_same_run,
+    learner_of,
+    merged_by_hand,
+    newest,
+    run,
+    sampled,
+    saved,
+    shaken,
+)
+from oracles import own_model
+from small_runs import grouprl, metrics, small_settings
+from tiny import tiny_model_folder
+
+DOCS = Path(__file__).parent.parent / "docs" / "lora.md"
+
+
+@pytest.fixture(scope="module")
+def trained(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The last checkpoint of a run that trained an adapter."""
+    return newest(run(tiny, tmp_path_factory.mktemp("trained")).directory)
+
+
+@pytest.fixture
+def adapter(tiny: Path, tmp_path: Path) -> Path:
+    return saved(shaken(adapted(tiny)), tiny, tmp_path / "adapter")
+
+
+# Folders
+
+
+def test_a_checkpoint_is_the_adapter_alone_and_everyone_loads_it(trained: Path, tiny: Path) -> None:
+    folder = trained
+    written = {path.name for path in folder.rglob("*") if path.is_file()}
+    assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "optimizer.safetensors"} <= written
+    assert not written & {"model.safetensors", "config.json", "adapter_model.bin"}
+    assert set(load_file(folder / "trainer/optimizer.safetensors")).isdisjoint({"model.embed_tokens.weight"})
+    ids = torch.tensor([[5, 9, 2, 40, 41]])
+    ours = load_model(str(folder), device=CPU)
+    ours.set_attn_implementation("eager")
+    by_peft = PeftModel.from_pretrained(own_model(tiny), str(folder)).eval()
+    by_transformers = AutoModelForCausalLM.from_pretrained(folder)
+    by_hand = merged_by_hand(tiny, folder, scale=32 / 4)
+    with torch.no_grad():
+        expected = ours(ids).logits
+        for other in (by_peft, by_transformers, by_hand):
+            torch.testing.assert_close(other(ids).logits.float(), expected, atol=1e-4, rtol=0)
+        assert (own_model(tiny)(ids).logits - expected).abs().max() > 0.01
+
+
+def test_eval_of_a_saved_adapter_is_the_evaluation_of_its_run(tmp_path: Path) -> None:
+    settings = small_settings(
+        tmp_path, steps=2, evaluation={"problems": 12, "samples": 2}, learner={"learning_rate": 0.01}, name="run",
+        rollout={"problems_per_step": 4, "group_size": 4, "max_tokens": 32},
+    )  # fmt: skip
+    ended = grouprl("train", "model.lora.rank=4", *settings)
+    assert ended.code == 0, ended.text
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    judged = grouprl("eval", newest(tmp_path / "run"), "--json")
+    started = grouprl("eval", "abacus", "--json", *settings)
+    found, base = (json.loads(ended.out.splitlines()[-1]) for ended in (judged, started))
+    assert found == summary["after"]
+    assert base == summary["before"] != found
+    assert grouprl("sample", newest(tmp_path / "run"), "rollout.group_size=2").code == 0
+    assert summary["networks_mib"].keys() == {"policy", "optimizer"}
+
+
+def test_an_adapter_of_a_relative_base_loads_from_elsewhere(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny.parent)
+    policy = shaken(adapted(Path(tiny.name)))
+    before = fingerprint(policy)
+    saved(policy, tiny, tmp_path / "adapter")
+    monkeypatch.chdir(tmp_path)
+    assert fingerprint(load_model("adapter", device=CPU)) == before
+
+
+def renamed_base(folder: Path, base: str) -> Path:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": base}))
+    return folder
+
+
+@pytest.mark.parametrize("base", ["abacus", "/opt/elsewhere/grouprl/models/assets/abacus"])
+def test_a_bundled_base_is_found_in_whatever_installation(tmp_path: Path, base: str) -> None:
+    policy = shaken(adapted(BUNDLED["abacus"], LoraConfig(rank=1)))
+    folder = renamed_base(saved(policy, BUNDLED["abacus"], tmp_path / "adapter"), base)
+    assert fingerprint(load_model(str(folder), device=CPU)) == fingerprint(policy)
+
+
+def test_a_base_that_is_gone_is_named(adapter: Path) -> None:
+    renamed_base(adapter, "/gone/base")
+    for load in (lambda path: load_model(path, device=CPU), without_tokenizer):
+        with pytest.raises(
+            UserError, match=r"expected its base model in /gone/base, found none: put it back, or write"
+        ):
+            load(str(adapter))
+
+
+def without_tokenizer(folder: str) -> object:
+    (Path(folder) / "tokenizer_config.json").unlink(missing_ok=True)
+    return load_tokenizer(folder)
+
+
+def test_an_adapter_without_a_tokenizer_has_that_of_its_base(adapter: Path, tiny: Path) -> None:
+    text = "John has 15 apples. \\boxed{7}"
+    expected = load_tokenizer(str(tiny))
+    for tokenizer in (load_tokenizer(str(adapter)), without_tokenizer(str(adapter))):
+        assert tokenizer(text)["input_ids"] == expected(text)["input_ids"]
+        assert tokenizer.chat_template == expected.chat_template
+        assert tokenizer.eos_token_id == expected.eos_token_id
+
+
+def test_an_adapter_is_trained_on_and_held_to_where_it_started(trained: Path, tmp_path: Path) -> None:
+    start = trained
+    ours = run(str(start), tmp_path, model={}, steps=4)
+    rows = metrics(ours.directory)
+    assert rows[0]["kl"] == pytest.approx(0.0, abs=1e-6)  # the reference is base and adapter
+    assert rows[-1]["kl"] > 1e-4
+    assert {path.name for path in newest(ours.directory).iterdir()} == {path.name for path in start.iterdir()}
+    run(str(start), tmp_path, "parts", model={}, steps=2)
+    assert_same_run(ours.directory, run(str(start), tmp_path, "parts", model={}, steps=4, resume=True).directory)
+
+
+def test_the_merge_of_the_docs_is_the_policy(adapter: Path, tiny: Path, tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?merge_and_unload.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    names = {"Qwen/Qwen2.5-0.5B-Instruct": tiny, "runs/lora/checkpoints/step-000100": adapter, "merged": tmp_path / "m"}
+    for name, path in names.items():
+        assert f'"{name}"' in code
+        code = code.replace(f'"{name}"', repr(str(path)))
+    exec(code, {})
+    merged, policy = (load_model(str(path), device=CPU) for path in (tmp_path / "m", adapter))
+    batch = sampled(policy, tiny)
+    ours, theirs = (learner_of(one, None, CORRECTED).look(batch) for one in (policy, merged))
+    torch.testing.assert_close(theirs.policy_NT, ours.policy_NT, atol=5e-5, rtol=0)  # rounding on both sides
+    assert load_tokenizer(str(tmp_path / "m"))("2 + 2")["input_ids"] == load_tokenizer(str(tiny))("2 + 2")["input_ids"]
+
+
+# Refusals
+
+
+def test_layers_that_do_not_exist_are_named_with_those_that_do(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"decoder, which has {', '.join(PROJECTIONS)}, got wq, lm_head: choose some"):
+        run(tiny, tmp_path, model={"lora": {"targets": ["q_proj", "wq", "lm_head"]}})
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_adapter_on_an_adapter_is_refused(adapter: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.lora: expected null for a model that is an adapter already"):
+        run(str(adapter), tmp_path)
+
+
+def test_a_reference_that_follows_the_policy_is_refused(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"refresh_reference: expected 0 with model\.lora, got 2"):
+        run(tiny, tmp_path, algorithm=Algorithm(refresh_reference=2))
+
+
+def test_without_peft_the_extra_is_named(tiny: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    for load in (lambda: adapted(tiny), lambda: load_model(str(adapter), device=CPU)):
+        with pytest.raises(UserError, match=r"expected the package peft, got none: pip install 'grouprl\[lora\]'"):
+            load()
+
+
+def test_what_needs_a_whole_model_refuses_an_adapter(adapter: Path) -> None:
+    with pytest.raises(UserError, match=r"expected a model with a sequence classifier .*, got an adapter: merge it"):
+        load_reward_model(str(adapter), device=CPU)
+
+
+def test_the_base_of_an_adapter_is_no_adapter(adapter: Path, tmp_path: Path) -> None:
+    shutil.copytree(adapter, tmp_path / "second")
+    with pytest.raises(UserError, match=r"the base of the adapter .*, got an adapter: merge it"):
+        load_model(str(renamed_base(tmp_path / "second", str(adapter))), device=CPU)
+
+
+def test_an_adapter_on_the_hub_is_never_loaded_behind_our_back(adapter: Path, tmp_path: Path) -> None:
+    snapshot = tmp_path / "hub/models--someone--adapter/snapshots/0123"
+    shutil.copytree(adapter, snapshot)
+    (snapshot.parent.parent / "refs").mkdir()
+    (snapshot.parent.parent / "refs/main").write_text("0123")
+    offline = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "grouprl.cli", "sample", "someone/adapter"]
+    child = subprocess.run(command, env=offline, capture_output=True, text=True)
+    assert child.returncode == 2
+    assert "model 'someone/adapter': expected a causal language model" in child.stderr
+    assert "got an adapter: merge it into its base model (docs/lora.md); train, eval" in child.stderr
+
+
+def pickled(folder: Path) -> None:
+    torch.save(load_file(folder / "adapter_model.safetensors"), folder / "adapter_model.bin")
+    (folder / "adapter_model.safetensors").unlink()
+
+
+def half(folder: Path) -> None:
+    weights = load_file(folder / "adapter_model.safetensors")
+    save_file({name: weights[name] for name in sorted(weights)[1:]}, folder / "adapter_model.safetensors")
+
+
+def too_much(folder: Path) -> None:
+    weights = load_file(folder / "adapter_model.safetensors")
+    save_file(weights | {"base_model.model.lm_head.lora_A.weight": torch.ones(2)}, folder / "adapter_model.safetensors")
+
+
+def cut(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").write_bytes(b"half a file")
+
+
+def broken(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{")
+
+
+def changed(**fields: Any) -> Any:
+    def change(folder: Path) -> None:
+        path = folder / "adapter_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (pickled, "expected a LoRA adapter for .*, got No such file"),
+        (half, r"expected an adapter for .*, got a difference in \['model.layers.0.mlp.down_proj.lora_A"),
+        (too_much, r"got a difference in \['lm_head.lora_A"),
+        (cut, "expected a LoRA adapter for"),
+        (broken, "expected a readable adapter_config.json, got"),
+        (changed(r=2), "expected a LoRA adapter for .*, got Error"),
+        (changed(target_modules=["wq"]), "expected a LoRA adapter for .*, got Target modules"),
+        (changed(use_dora=True), "expected a plain LoRA adapter, got use_dora=True: choose another"),
+        (changed(modules_to_save=["lm_head"]), r"expected a plain LoRA adapter, got modules_to_save=\['lm_head'\]"),
+        (changed(peft_type="IA3"), "expected a plain LoRA adapter, got .*peft_type="),
+        (changed(peft_type="NONE"), "expected a readable adapter_config.json"),
+        (changed(base_model_name_or_path=None), "expected the name of a base model, got base_model_name_or_path=None"),
+    ],
+)
+def test_a_folder_that_is_no_plain_adapter_is_refused(adapter: Path, change: Any, complaint: str) -> None:
+    change(adapter)
+    with pytest.raises(UserError, match=complaint):
+        load_model(str(adapter), device=CPU)
+
+
+def test_an_adapter_of_another_model_is_refused(adapter: Path, tmp_path: Path) -> None:
+    other = load_model(str(tiny_model_folder(tmp_path, kv_heads=4)), device=CPU)
+    with pytest.raises(UserError, match=r"expected a LoRA adapter for .*qwen2-4.*, got .*size mismatch for .*k_proj"):
+        attach_adapter(other, adapter)
