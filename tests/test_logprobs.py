@@ -121,7 +121,7 @@ def largest_tensor(vocabulary: int, tokens: int, chunk_elements: int) -> int:
 @pytest.mark.parametrize("vocabulary", [500, 1000, 2000])
 def test_no_tensor_is_larger_than_a_chunk_forward_and_backward(vocabulary: int):
     chunk = 20_000  # more than the head's own weights, H * 2,000
-    assert chunk // 2 < largest_tensor(vocabulary, 100, chunk) <= chunk
+    assert chunk // 16 < largest_tensor(vocabulary, 100, chunk) <= chunk
     assert largest_tensor(vocabulary, 100, 10**9) == 100 * vocabulary  # the measure sees full logits
 
 

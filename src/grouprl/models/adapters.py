@@ -69,6 +69,7 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     try:
         tensors = load_file(folder / WEIGHTS)
         _inject(model, config, seed=0)
+        _refuse_heads(model, folder)
         found = _peft().set_peft_model_state_dict(model, tensors)
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:  # RuntimeError: weights of other shapes
         raise _not_an_adapter(folder, f"a LoRA adapter for {model.name_or_path}", _reason(error)) from error
@@ -141,8 +142,16 @@ def _inject(model: PreTrainedModel, config: Any, seed: int) -> None:
     model.eval()
 
 
+def _refuse_heads(model: PreTrainedModel, folder: Path) -> None:
+    """Raises UserError for an adapter on an embedding, whose weights are used as they are, without its module."""
+    heads = {"the input embedding": model.get_input_embeddings(), "the output embedding": model.get_output_embeddings()}
+    adapted = [name for name, module in heads.items() if hasattr(module, "base_layer")]
+    if adapted:
+        raise _not_an_adapter(folder, "an adapter of the decoder's layers", f"one of {' and '.join(adapted)}")
+
+
 def _layers(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
-    """Names of the layers that get an adapter; those of the decoder alone, because heads are used as plain matrices."""
+    """Names of the layers that get an adapter, of the decoder alone: see `_refuse_heads`."""
     modules = model.get_decoder().named_modules()
     known = sorted({name.rpartition(".")[2] for name, module in modules if isinstance(module, nn.Linear)})
     unknown = [name for name in targets if name not in (*known, ALL_LINEAR)]

@@ -10,8 +10,9 @@ from grouprl.models.kernels import fits, linear_logprobs
 from grouprl.models.truncation import truncated
 from grouprl.types import Sampling
 
-# Logits of one chunk: 4M float32 are 16 MiB, small beside any model, large enough for full matmul speed.
-CHUNK_ELEMENTS = 1 << 22
+# 128 MiB of float32. Each chunk reads the whole head, so small ones cost time: 220 rows of a vocabulary of 152,000.
+CHUNK_ELEMENTS = 1 << 25
+_ARRAYS = 8  # of the logits' size, that torch holds at once where the kernel holds one
 
 
 def token_logprobs(
@@ -33,18 +34,19 @@ def token_logprobs(
         targets_S: [S] token ids.
         sampling: temperature and truncation of the policy; its target is never cut.
         entropy_gradient: whether the entropies can be differentiated as well.
-        chunk_elements: upper bound of the logits alive at once.
+        chunk_elements: upper bound of the floats alive at once, the gradient of the head apart.
 
     Returns:
         ([S] log-probs, [S] entropies in nats), float32, differentiable in hidden states and head.
     """
     vocabulary = head.weight.shape[0]  # type: ignore[index]
     rows = max(1, chunk_elements // int(vocabulary))
-    if type(head) is nn.Linear and fits() and not (hidden_SH.is_cuda or sampling.truncates or entropy_gradient):
+    if _kernel_serves(head, hidden_SH) and not sampling.truncates and not entropy_gradient:
+        assert isinstance(head, nn.Linear)
         dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else hidden_SH.dtype
         weight, bias = head.weight.to(dtype), None if head.bias is None else head.bias.to(dtype)
-        # The kernel needs no other array of this size, where torch needs about four.
-        return linear_logprobs(hidden_SH.to(dtype), weight, bias, targets_S, sampling.temperature, 4 * rows)
+        return linear_logprobs(hidden_SH.to(dtype), weight, bias, targets_S, sampling.temperature, rows)
+    rows = max(1, rows // _ARRAYS)
     if len(targets_S) <= rows:
         return _chunk(head, hidden_SH, targets_S, sampling, entropy_gradient)
     parts = [
@@ -61,6 +63,11 @@ def token_logprobs(
     ]
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
+
+
+def _kernel_serves(head: nn.Module, hidden_SH: Tensor) -> bool:
+    floats = {hidden_SH.dtype, head.weight.dtype} <= {torch.float32, torch.bfloat16}
+    return type(head) is nn.Linear and floats and fits() and hidden_SH.device.type == "cpu"
 
 
 def _chunk(

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from grouprl.models.kernels.build import library
 
 _WIDTH = 16  # floats of a vector in the kernels
+_KEPT = 1 << 22  # logits
 
 
 def fits(*sizes: int) -> bool:
@@ -86,7 +87,8 @@ class _LinearLogprobs(torch.autograd.Function):
             logits = F.linear(hidden[at : at + rows], weight, bias)
             columns = [values[at : at + rows] for values in (targets, *found)]
             _lib().logprobs(*_at(logits, *columns), *logits.shape, 1 / temperature, _half(logits))
-        kept = logits if len(targets) <= rows else None  # a single chunk is not worth making again
+        # A single small chunk costs less memory than making it again costs time.
+        kept = logits if logits.shape[0] == len(targets) and logits.numel() <= _KEPT else None
         ctx.save_for_backward(hidden, weight, bias, targets, lse, kept)
         ctx.factor, ctx.rows = 1 / temperature, rows
         ctx.mark_non_differentiable(entropies)
