@@ -1,0 +1,158 @@
+"""Where the time of one step goes, as a picture: torch alone, and with the compiled kernels.
+
+    python benchmarks/profile_step.py [--dtype bfloat16] [--out docs/images/profile_float32.png]
+
+The `small` shape of shapes.py, KL on, one thread. Each form runs in its own process under torch's profiler, whose own cost
+is in the figures; seconds are exclusive, so that they add up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from functools import wraps
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+from shapes import SHAPES, build, prompts, text, tokenizer
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from grouprl.algorithm import Algorithm
+from grouprl.config import LearnerConfig
+from grouprl.learner import KlCoefficient, Learner, Optimizer, assign_credit, make_batch
+from grouprl.models import frozen_copy
+from grouprl.models.attention import NAME
+from grouprl.models.kernels import library
+from grouprl.rollout import NativeEngine, Request
+from grouprl.types import Problem, RewardOutcome, Sampling
+
+KINDS = {
+    "matrix products": ("aten::mm", "aten::addmm", "aten::linear", "aten::addmm_"),
+    "attention": (
+        "aten::bmm",
+        "aten::_softmax",
+        "aten::_softmax_backward_data",
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+        *("kernel: tree_attention", "kernel: tree_attention_backward"),
+        *("kernel: decode_attention", "kernel: keep_prompts"),
+    ),
+    "norms and activations": (
+        *("kernel: add_norm", "kernel: norm_backward", "kernel: swiglu", "kernel: swiglu_backward"),
+        *("aten::silu", "aten::silu_backward", "aten::rsqrt", "aten::pow", "aten::mean"),
+    ),
+    "log-probs and drawing": (
+        *("kernel: logprobs", "kernel: logprobs_backward", "kernel: draw", "kernel: append"),
+        *("aten::_log_softmax", "aten::_log_softmax_backward_data", "aten::cumsum", "aten::exp", "aten::searchsorted"),
+    ),
+}
+STAGES = ("sampling", "reference", "learning")
+COLOURS = ("#33658a", "#f26419", "#55a630", "#f6ae2d", "#9a9a9a")
+
+
+def measured(dtype: str) -> dict[str, dict[str, float]]:
+    """Seconds of each stage by kind."""
+    torch.set_num_threads(1)
+    kernels = library()
+    for name, function in vars(kernels).items() if kernels else ():
+        setattr(kernels, name, recorded(name, function))
+    shape, sampling = SHAPES["small"], Sampling(max_tokens=SHAPES["small"].max_tokens)
+    model = build(shape)
+    model.set_attn_implementation(NAME)
+    algorithm, reference = Algorithm(kl_coef=0.04), frozen_copy(model)
+    engine = NativeEngine(model, tokenizer(), seed=0, max_rows=256, dtype=dtype)
+    learner = Learner(
+        policy=model,
+        reference=reference,
+        optimizer=Optimizer(model, LearnerConfig()),
+        algorithm=algorithm,
+        kl_coefficient=KlCoefficient(algorithm),
+        device=torch.device("cpu"),
+        dtype=dtype,
+        micro_batch_tokens=2048,
+    )
+    requests = [Request(Problem(str(i), text(p)), p, shape.group_size) for i, p in enumerate(prompts(shape))]
+    found: dict[str, dict[str, float]] = {}
+    for counted in (False, True):
+        groups, found["sampling"] = timed(lambda: engine.generate(requests, sampling), counted)
+        batch = make_batch(groups, sampling)
+        seen, found["reference"] = timed(lambda: learner.look(batch), counted)
+        rewards = [sum(t % 2 for t in c.token_ids) / len(c) for group in groups for c in group.completions]
+        outcomes = [RewardOutcome(reward, {}) for reward in rewards]
+        credit = assign_credit(outcomes, {}, batch, seen, algorithm, kl_coef=0.04)
+        _, found["learning"] = timed(lambda: learner.learn(batch, credit, seen), counted)
+    return found
+
+
+def recorded(name: str, function: Any) -> Any:
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
+        with record_function(f"kernel: {name}"):
+            return function(*arguments)
+
+    return call
+
+
+def timed(work: Any, counted: bool) -> tuple[Any, dict[str, float]]:
+    if not counted:
+        return work(), {}
+    started = time.perf_counter()
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as trace:
+        result = work()
+        seconds = time.perf_counter() - started
+    kinds: dict[str, float] = defaultdict(float)
+    for event in trace.key_averages():
+        kind = next((kind for kind, names in KINDS.items() if event.key in names), None)
+        if kind is not None:
+            kinds[kind] += event.self_cpu_time_total / 1e6
+    return result, {**kinds, "everything else": seconds - sum(kinds.values())}
+
+
+def draw(forms: dict[str, dict[str, dict[str, float]]], path: str, dtype: str) -> None:
+    figure, axes = plt.subplots(figsize=(9, 3.4))
+    kinds = [*KINDS, "everything else"]
+    labels = [(form, stage) for form in forms for stage in STAGES]
+    for row, (form, stage) in enumerate(labels):
+        left = 0.0
+        for kind, colour in zip(kinds, COLOURS, strict=True):
+            width = forms[form][stage].get(kind, 0.0)
+            axes.barh(row, width, left=left, color=colour, label=kind if row == 0 else None)
+            left += width
+        axes.text(left + 0.05, row, f"{left:.2f} s", va="center")
+    axes.set_yticks(range(len(labels)), [f"{stage}, {form}" for form, stage in labels])
+    axes.invert_yaxis()
+    axes.set_xlabel(f"seconds of one step (16 x 8 completions, 4.5M parameters, {dtype}, one thread)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.4, 1.17), ncols=5, frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--out", default="docs/images/profile_float32.png")
+    parser.add_argument("--child", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(measured(arguments.dtype)))
+        return
+    forms = {}
+    for form, kernels in (("torch alone", "off"), ("with kernels", "on")):
+        command = [sys.executable, __file__, "--child", "--dtype", arguments.dtype]
+        environment = {**os.environ, "GROUPRL_KERNELS": kernels, "OMP_NUM_THREADS": "1"}
+        result = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+        forms[form] = json.loads(result.stdout.splitlines()[-1])
+        for stage, kinds in forms[form].items():
+            print(form, stage, {kind: round(seconds, 2) for kind, seconds in kinds.items()})
+    draw(forms, arguments.out, arguments.dtype)
+
+
+if __name__ == "__main__":
+    main()
