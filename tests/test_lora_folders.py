@@ -257,6 +257,11 @@ def changed(**fields: Any) -> Any:
         (broken, "expected a readable adapter_config.json, got"),
         (changed(r=2), "expected a LoRA adapter for .*, got Error"),
         (changed(target_modules=["wq"]), "expected a LoRA adapter for .*, got Target modules"),
+        (
+            changed(target_modules=["q_proj", "lm_head"]),
+            "expected an adapter of the decoder's layers, got one of the out",
+        ),
+        (changed(target_modules=["embed_tokens"]), "expected an adapter of the decoder's layers, got one of the input"),
         (changed(use_dora=True), "expected a plain LoRA adapter, got use_dora=True: choose another"),
         (changed(modules_to_save=["lm_head"]), r"expected a plain LoRA adapter, got modules_to_save=\['lm_head'\]"),
         (changed(peft_type="IA3"), "expected a plain LoRA adapter, got .*peft_type="),

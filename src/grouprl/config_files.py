@@ -7,6 +7,7 @@ import difflib
 import functools
 import json
 import re
+import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -211,7 +212,9 @@ def _origin(layers: Sequence[_Layer], key: _Key) -> str:
 
 
 def _fields(kind: Any) -> dict[str, tuple[Any, str]]:
-    """Key -> (type, description) of a section; empty for a plain value."""
+    """Key -> (type, description) of a section, or of one that may be null; empty for a plain value."""
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        kind = next(part for part in typing.get_args(kind) if part is not type(None))
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return {name: (field.annotation, field.description or "") for name, field in kind.model_fields.items()}
     if dataclasses.is_dataclass(kind):

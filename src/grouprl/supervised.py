@@ -41,7 +41,8 @@ def model_folder(config: SupervisedConfig) -> Path:
         UserError: it would replace something that is no model.
     """
     out = Path(config.out) if config.out else Path(config.runs_dir) / config.name / "model"
-    if out.exists() and not (out / "config.json").is_file() and (not out.is_dir() or any(out.iterdir())):
+    model = any((out / name).is_file() for name in ("config.json", "adapter_config.json"))
+    if out.exists() and not model and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"out: expected a new or empty folder, or a model to replace, got {out}: choose another one")
     return out
 

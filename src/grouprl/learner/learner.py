@@ -87,12 +87,15 @@ class Learner:
             self.reference.load_state_dict(self.policy.state_dict())
 
     def networks_mib(self) -> dict[str, float]:
-        """Memory of the weights of each network, and of the optimizers' moments, in MiB."""
-        reference = None if self.reference is self.policy else self.reference
-        shares = {
-            "policy": _mib(self.policy.parameters()),
-            "reference": _mib(reference.parameters()) if reference is not None else 0.0,
-            "critic": _mib(self.critic.parameters()) if self.critic is not None else 0.0,
+        """Memory of the weights of each network, and of the optimizers' moments, in MiB; shared weights count once."""
+        networks = {"policy": self.policy, "reference": self.reference, "critic": self.critic}
+        counted: set[int] = set()
+        shares = {}
+        for name, network in networks.items():
+            own = [] if network is None else [w for w in network.parameters() if w.data_ptr() not in counted]
+            counted |= {weight.data_ptr() for weight in own}
+            shares[name] = _mib(own)
+        shares |= {
             "optimizer": self.optimizer.mib,
             "critic_optimizer": self.critic_optimizer.mib if self.critic_optimizer else 0.0,
         }

@@ -19,7 +19,9 @@ class Critic(nn.Module):
         """The trunk is a copy of the policy's decoder as it is now, without an output embedding."""
         super().__init__()
         embedding = policy.get_input_embeddings().weight
-        self.trunk: PreTrainedModel | None = None if shared else copy.deepcopy(policy.get_decoder())
+        # Frozen weights, beside an adapter, are the policy's own; what is in the memo is not copied.
+        frozen = {id(weight): weight for weight in policy.parameters() if not weight.requires_grad}
+        self.trunk: PreTrainedModel | None = None if shared else copy.deepcopy(policy.get_decoder(), frozen)
         self.head = nn.Linear(policy.config.hidden_size, 1, device=embedding.device, dtype=embedding.dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
