@@ -23,6 +23,9 @@ from grouprl.rollout.graphed import GraphedForward
 from grouprl.rollout.random_numbers import row_key
 from grouprl.types import Completion, Group, Sampling
 
+# Group slots for each that full groups would need: a group's last completions would keep a whole group's rows empty.
+_SLOTS = 4
+
 
 class NativeEngine:
     """An `Engine` on the policy's modules in memory: no second copy of the weights, nothing to transfer."""
@@ -98,7 +101,7 @@ class NativeEngine:
             layers=config.num_hidden_layers,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
             head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            groups=min(len(units), max(1, self._max_rows // min(len(unit.keys) for unit in units))),
+            groups=min(len(units), _SLOTS * max(1, self._max_rows // min(len(unit.keys) for unit in units))),
             rows=min(self._max_rows, sum(len(unit.keys) for unit in units)),
             prompt_tokens=max(len(unit.prompt_ids) for unit in units),
             own_tokens=sampling.max_tokens,

@@ -83,7 +83,9 @@ class _LinearLogprobs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, rows: int
     ) -> Any:
         logprobs, entropies, lse = found = [torch.empty(len(targets)) for _ in range(3)]
+        logits = torch.empty(0)
         for at in range(0, len(targets), rows):
+            del logits  # before the next chunk is made, or two would live
             logits = F.linear(hidden[at : at + rows], weight, bias)
             columns = [values[at : at + rows] for values in (targets, *found)]
             _lib().logprobs(*_at(logits, *columns), *logits.shape, 1 / temperature, _half(logits))
@@ -102,8 +104,10 @@ class _LinearLogprobs(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden)
         d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         d_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        logits = torch.empty(0)
         for at in range(0, len(targets), ctx.rows):
             part = slice(at, at + ctx.rows)
+            del logits  # before the next chunk is made, or two would live
             logits = F.linear(hidden[part], weight, bias) if kept is None else kept.clone()
             columns = (values[part] for values in (targets, lse, d_logprobs))
             _lib().logprobs_backward(*_at(logits, *columns), *logits.shape, ctx.factor, _half(logits))
