@@ -2,8 +2,8 @@
 
     python benchmarks/profile_step.py [--dtype bfloat16] [--out docs/images/profile_float32.png]
 
-The `small` shape of shapes.py, KL on, one thread. Each form runs in its own process under torch's profiler, whose own cost
-is in the figures; seconds are exclusive, so that they add up.
+The `small` shape of shapes.py, KL on, one thread. Each form runs in its own process under torch's profiler, whose own
+cost is in the figures; seconds are exclusive, so that they add up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -80,13 +80,13 @@ def measured(dtype: str) -> dict[str, dict[str, float]]:
     requests = [Request(Problem(str(i), text(p)), p, shape.group_size) for i, p in enumerate(prompts(shape))]
     found: dict[str, dict[str, float]] = {}
     for counted in (False, True):
-        groups, found["sampling"] = timed(lambda: engine.generate(requests, sampling), counted)
+        groups, found["sampling"] = timed(partial(engine.generate, requests, sampling), counted)
         batch = make_batch(groups, sampling)
-        seen, found["reference"] = timed(lambda: learner.look(batch), counted)
+        seen, found["reference"] = timed(partial(learner.look, batch), counted)
         rewards = [sum(t % 2 for t in c.token_ids) / len(c) for group in groups for c in group.completions]
         outcomes = [RewardOutcome(reward, {}) for reward in rewards]
         credit = assign_credit(outcomes, {}, batch, seen, algorithm, kl_coef=0.04)
-        _, found["learning"] = timed(lambda: learner.learn(batch, credit, seen), counted)
+        _, found["learning"] = timed(partial(learner.learn, batch, credit, seen), counted)
     return found
 
 

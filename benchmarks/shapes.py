@@ -89,9 +89,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def prompts(shape: Shape, *, seed: int = 0) -> list[tuple[int, ...]]:
     """Prompts of `shape.prompt_tokens` random tokens, one for each problem."""
     draws = random.Random(seed)
-    return [
-        tuple(draws.randrange(2, VOCABULARY) for _ in range(shape.prompt_tokens)) for _ in range(shape.problems)
-    ]
+    return [tuple(draws.randrange(2, VOCABULARY) for _ in range(shape.prompt_tokens)) for _ in range(shape.problems)]
 
 
 def text(prompt: tuple[int, ...]) -> str:

@@ -1,0 +1,121 @@
+"""What this machine can do at best: matrix products per second and bytes read per second, in the benchmark's own run.
+
+    OMP_NUM_THREADS=1 taskset -c 1 python benchmarks/floor.py
+
+The floor of a pass is max(FLOPs / rate, bytes / bandwidth): its matrix products and nothing else, or its weights and
+cache read and nothing else. FLOPs are 2 x weights x tokens (attention's own products are left out, so the floor is a
+little too low). Rates are the best of several, of products with the rows and sizes of the model at hand; bandwidth is
+that of a block about as large as what the pass reads, because weights of 18 MB stay in the last cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from shapes import SHAPES, VOCABULARY, Shape
+from speed_rows import Row, finish, say, section_parser, timed
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+BLOCKS = (16 << 20, 256 << 20)  # bytes
+ROUNDS = 7
+
+
+@cache
+def matmul_rate(rows: int, inner: int, outer: int, dtype: str) -> float:
+    """FLOPs per second of `F.linear` on [rows, inner] with weights [outer, inner], the best of several."""
+    x, weight = (torch.randn(size, inner).to(DTYPES[dtype]) for size in (rows, outer))
+    flops = 2 * rows * inner * outer
+    calls = max(1, math.ceil(2e9 / flops))
+
+    def products() -> None:
+        for _ in range(calls):
+            F.linear(x, weight)
+
+    products()
+    return calls * flops / min(timed(products)[0] for _ in range(ROUNDS))
+
+
+@cache
+def read_rate(block: int) -> float:
+    """Bytes per second at which a block of this many bytes is summed up, the best of several."""
+    values = torch.ones(block // 4)
+    calls = max(1, (64 << 20) // block)
+
+    def read() -> None:
+        for _ in range(calls):
+            values.sum()
+
+    read()
+    return calls * block / min(timed(read)[0] for _ in range(ROUNDS))
+
+
+def bandwidth(size: float) -> float:
+    """Bytes per second, of a block about as large as `size` bytes."""
+    return read_rate(min(BLOCKS, key=lambda block: abs(math.log(block / size))))
+
+
+def body_weights(shape: Shape) -> int:
+    """Weights in the products of the layers."""
+    head = shape.hidden // shape.heads
+    attention = shape.hidden * head * (2 * shape.heads + 2 * shape.kv_heads)
+    return shape.layers * (attention + 3 * shape.hidden * shape.intermediate)
+
+
+def head_weights(shape: Shape) -> int:
+    """Weights in the product that gives logits."""
+    return shape.hidden * VOCABULARY
+
+
+def sampling_floor(shape: Shape, lengths: Sequence[int], dtype: str) -> float:
+    """Seconds to read the prompts once and to decode completions of these lengths, step by step."""
+    size = 2 if dtype == "bfloat16" else 4
+    weights = body_weights(shape) + head_weights(shape)
+    many, few = (matmul_rate(rows, shape.hidden, shape.intermediate, dtype) for rows in (2048, 128))
+    speed = bandwidth(weights * size)
+    cached = 2 * shape.layers * shape.kv_heads * (shape.hidden // shape.heads) * size  # bytes of a token
+    seconds = 2 * body_weights(shape) * shape.problems * shape.prompt_tokens / many
+    for position in range(1, max(lengths)):
+        live = sum(length > position for length in lengths)
+        groups = min(live, shape.problems)
+        read = weights * size + cached * (groups * shape.prompt_tokens + live * position)
+        seconds += max(2 * weights * live / few, read / speed)
+    return seconds
+
+
+def learning_floor(shape: Shape, packed_tokens: int, completion_tokens: int, dtype: str) -> float:
+    """Seconds of a forward and a backward pass: three products for each weight, prompts once, logits of completions."""
+    products = body_weights(shape) * packed_tokens + head_weights(shape) * completion_tokens
+    return 6 * products / matmul_rate(2048, shape.hidden, shape.intermediate, dtype)
+
+
+def main() -> None:
+    section_parser(__doc__).parse_args()
+    shape = SHAPES["small"]
+    rows = [
+        Row(
+            f"{dtype} {rows} x {inner} x {outer}",
+            "GFLOP/s",
+            matmul_rate(rows, inner, outer, dtype) / 1e9,
+            None,
+            "",
+            None,
+        )
+        for dtype in DTYPES
+        for rows, inner, outer in (
+            (128, shape.hidden, shape.intermediate),
+            (2048, shape.hidden, shape.intermediate),
+            (2048, 2048, 2048),
+        )
+    ]
+    rows += [Row(f"read {block >> 20} MB", "GB/s", read_rate(block) / 1e9, None, "", None) for block in BLOCKS]
+    for row in rows:
+        say(f"{row.name}: {row.ours:,.1f} {row.unit}")
+    finish(rows)
+
+
+if __name__ == "__main__":
+    main()

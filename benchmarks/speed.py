@@ -1,0 +1,154 @@
+"""Every speed figure of GroupRL in one table, each beside a peer and the floor measured in the same run: `make bench`.
+
+    python benchmarks/speed.py [--quick] [--threads 1] [--only floor sampling ...] [--json benchmarks/results/cpu.json]
+
+About eight minutes on a quiet machine. A section is a script of its own (`speed_NAME.py`, `floor.py`), which can be run
+alone and says what it measures and how; what is compared runs in turns, so that noise meets all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from speed_rows import HERE, child, say
+
+from grouprl.machine import machine_facts
+from grouprl.models.kernels import library
+
+SECTIONS = {
+    "floor": ("floor.py", "What this machine can do"),
+    "sampling": ("speed_sampling.py", "Sampling"),
+    "learning": ("speed_learning.py", "Forward and backward pass of the loss"),
+    "logprobs": ("speed_logprobs.py", "Log-probs over a large vocabulary"),
+    "overhead": ("speed_overhead.py", "Decode step without arithmetic"),
+    "curves": ("speed_curves.py", "How cost grows"),
+    "trl": ("speed_trl.py", "Whole GRPO step"),
+}
+PICTURE = HERE.parent / "docs/images/cost_curves.png"
+WIDTH = 132  # characters
+# What the project holds itself to: the ratio of a row should be at least this.
+TARGETS = {
+    "sampling: completion length": 0.9,  # an exponent of at most 1.1
+    "learning: completion length": 0.9,
+    "sampling: one more completion": 0.5,  # of a prompt 16 times as long costs at most twice as much
+    "learning: one more completion": 0.5,
+    "sampling: group size, prompts of 512 tokens": 1.1,  # an exponent of at most 0.9
+    "learning: group size, prompts of 512 tokens": 1.1,
+    "learning: groups without signal, no KL": 0.9,
+}
+
+
+def machine(threads: int) -> dict[str, Any]:
+    """What the figures need beside them to mean something."""
+    torch.set_num_threads(threads)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    return {
+        **machine_facts(torch.device("cpu")),
+        "memory_gib": round(memory, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "compiled_kernels": library() is not None,
+        "clock": "CPU seconds" if threads == 1 else "wall clock",
+        "load_at_the_start": os.getloadavg()[0],
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def measured(name: str, quick: bool) -> dict[str, Any]:
+    """What a section found, and the seconds that it took; of one that failed, a note."""
+    script, title = SECTIONS[name]
+    words = ["--quick"] if quick else []
+    if name == "curves" and not quick:
+        words += ["--picture", str(PICTURE)]
+    say(f"--- {title}")
+    began, spent = time.perf_counter(), cpu_of_children()
+    try:
+        found = child(script, *words)
+    except SystemExit as failure:
+        found = {"rows": [], "note": f"failed: {failure}", "failed": True}
+    for row in found["rows"]:
+        row["target"] = TARGETS.get(row["name"])
+    wall, cpu = time.perf_counter() - began, cpu_of_children() - spent
+    return {"title": title, "wall_seconds": round(wall, 1), "cpu_seconds": round(cpu, 1), **found}
+
+
+def cpu_of_children() -> float:
+    """Seconds: about what the sections would take on a machine of their own."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def cell(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def verdict(row: dict[str, Any]) -> tuple[str, str]:
+    """Ratio and target, green where it is reached."""
+    ratio, target = row["ratio"], row["target"]
+    shown = f"{ratio:.2f} x" if ratio is not None else ""
+    if ratio is None or target is None:
+        return shown, ""
+    color = "green" if ratio >= target else "red"
+    return f"[{color}]{shown}[/]", f"{target:g} x"
+
+
+def table(sections: dict[str, dict[str, Any]]) -> Table:
+    shown = Table(title="GroupRL beside its peers; ratio: how many times as good, above 1 is better than the peer")
+    shown.add_column("", no_wrap=True)
+    for name in ("GroupRL", "peer", "ratio", "target", "floor", "of it"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    shown.add_column("unit, peer")
+    for section in sections.values():
+        shown.add_section()
+        shown.add_row(f"[bold]{section['title']}[/]", *[""] * 6, section.get("note", ""))
+        for row in section["rows"]:
+            share = f"{row['of_floor']:.0%}" if row["of_floor"] is not None else ""
+            beside = f"{row['unit']}, {row['peer_name']}" if row["peer_name"] else row["unit"]
+            figures = (cell(row["ours"]), cell(row["peer"]), *verdict(row), cell(row["floor"]), share)
+            shown.add_row(f"  {row['name']}", *figures, beside)
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="tiny shapes, under a minute: whether everything runs")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", nargs="+", choices=tuple(SECTIONS), default=tuple(SECTIONS), metavar="SECTION")
+    parser.add_argument(
+        "--json", type=Path, help="where to write everything; of a whole run benchmarks/results/cpu.json"
+    )
+    given = parser.parse_args()
+    whole = not given.quick and set(given.only) == set(SECTIONS)
+    target = given.json or (HERE / "results/cpu.json" if whole else None)
+    os.environ["OMP_NUM_THREADS"] = str(given.threads)
+    began, facts = time.perf_counter(), machine(given.threads)
+    sections = {name: measured(name, given.quick) for name in SECTIONS if name in given.only}
+    facts |= {"load_at_the_end": os.getloadavg()[0], "wall_seconds": round(time.perf_counter() - began, 1)}
+    facts["cpu_seconds"] = round(sum(section["cpu_seconds"] for section in sections.values()), 1)
+    # Whoever reads a log, or has a narrow terminal, gets whole lines as well.
+    console = Console()
+    console.width = max(WIDTH, console.width)
+    console.print(table(sections))
+    console.print(", ".join(f"{name} {value}" for name, value in facts.items()), style="dim", highlight=False)
+    if target is not None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps({"machine": facts, "quick": given.quick, "sections": sections}, indent=1) + "\n")
+        console.print(f"written to {target}")
+    if any(section.get("failed") for section in sections.values()):
+        raise SystemExit("some sections failed, see above")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""A whole GRPO step beside TRL's, from `vs_trl.py`: rollout, reference, loss, gradient, update.
+
+    OMP_NUM_THREADS=1 taskset -c 1 python benchmarks/speed_trl.py [--quick]
+
+Two of the cases of `vs_trl.py`, each one step after one to warm up, against TRL with the settings that are the fastest
+on a CPU. CPU seconds. `vs_trl.py` itself takes more steps, TRL's own settings too, and compares loss and gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from speed_rows import Row, child, finish, say, section_parser, smaller
+from trl_peer import require_trl
+
+# Name, and what the scripts are told.
+CASES = (
+    ("step with KL", ("--beta", "0.04")),
+    ("step without KL, half of the groups silent", ("--beta", "0.0", "--silent-half")),
+)
+
+
+def compare(name: str, words: tuple[str, ...]) -> tuple[list[Row], dict[str, Any]]:
+    ours = child("vs_trl.py", "--only", "grouprl", "--steps", "1", *words, silent=True)
+    peer = child("trl_peer.py", "--variant", "tuned", "--steps", "1", *words, silent=True)
+    # The lengths of the completions are each library's own draw, so the work is not quite the same.
+    theirs = peer["cpu"] * ours["tokens"] / peer["tokens"]
+    rows = [
+        smaller(f"{name}, time", "s", ours["cpu"], theirs, "TRL tuned"),
+        smaller(f"{name}, memory", "MiB", ours["above_imports_mib"], peer["above_imports_mib"], "TRL tuned"),
+    ]
+    for row in rows:
+        say(f"{row.name}: {row.ours:,.2f} {row.unit}, TRL {row.peer:,.2f}")
+    return rows, {"grouprl": ours, "trl": peer}
+
+
+def main() -> None:
+    given = section_parser(__doc__).parse_args()
+    if given.quick:
+        finish([], note="left out: there is no quick form of it")
+        return
+    try:
+        require_trl()
+    except SystemExit as without:
+        finish([], note=f"left out: {without}")
+        return
+    rows, found = [], {}
+    for name, words in CASES:
+        more, found[name] = compare(name, words)
+        rows += more
+    finish(rows, measured=found)
+
+
+if __name__ == "__main__":
+    main()
