@@ -2,7 +2,7 @@
 
     python benchmarks/speed.py [--quick] [--threads 1] [--only floor sampling ...] [--json benchmarks/results/cpu.json]
 
-About eight minutes on a quiet machine. A section is a script of its own (`speed_NAME.py`, `floor.py`), which can be run
+About nine minutes on a quiet machine. A section is a script of its own (`speed_NAME.py`, `floor.py`), which can be run
 alone and says what it measures and how; what is compared runs in turns, so that noise meets all alike.
 """
 
