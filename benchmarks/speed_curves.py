@@ -149,7 +149,7 @@ def main() -> None:
     makers: tuple[tuple[Any, Sequence[float]], ...] = (
         (by_completion_tokens, (8, 16) if quick else (32, 64, 128, 192)),
         (by_prompt_tokens, (16, 64) if quick else (64, 256, 1024)),
-        (by_group_size, (2, 4) if quick else (2, 4, 8, 16, 32)),
+        (by_group_size, (2, 4) if quick else (2, 4, 8, 16)),
         (by_silent_share, (0.0, 0.5, 1.0) if quick else (0.0, 0.25, 0.5, 0.75, 1.0)),
     )
     curves = []

@@ -58,7 +58,7 @@ def main() -> None:
             for form in ("compiled", "plain", "generate")
             for layers in LAYERS
         }
-        found = in_turns(contestants, rounds=3 if given.quick else 7)
+        found = in_turns(contestants, rounds=3 if given.quick else 6)
     # The first round warms up.
     best = {name: min(taken[1:]) for name, taken in found.items()}
     rows: list[Row] = []
