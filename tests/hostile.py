@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 MILLION = 1_000_000
@@ -226,7 +227,9 @@ def watch() -> list[str]:
 
 def _child(channel: int, functions: Mapping[str, Callable[..., Any]], text: str, limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    ceiling = held + (4 << 30)  # a parent with many libraries holds more addresses than that by itself
+    resource.setrlimit(resource.RLIMIT_AS, (ceiling, ceiling))
     seen, values = watch(), {}
     for name, function in functions.items():
         started = time.perf_counter()
