@@ -92,6 +92,13 @@ def learning_floor(shape: Shape, packed_tokens: int, completion_tokens: int, dty
     return 6 * products / matmul_rate(2048, shape.hidden, shape.intermediate, dtype)
 
 
+def step_floor(shape: Shape, lengths: Sequence[int], dtype: str, *, reference: bool, learned: float = 1.0) -> float:
+    """Seconds of a GRPO step: sampling, the reference's forward pass, and learning from a share of the completions."""
+    packed = shape.problems * shape.prompt_tokens + sum(lengths) - len(lengths)
+    learning = learning_floor(shape, packed, sum(lengths), dtype)
+    return sampling_floor(shape, lengths, dtype) + learning * (learned + (1 / 3 if reference else 0))
+
+
 def main() -> None:
     section_parser(__doc__).parse_args()
     shape = SHAPES["small"]

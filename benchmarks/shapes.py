@@ -1,8 +1,8 @@
 """The models and prompts that the speed benchmarks share: random weights, so that nothing is downloaded.
 
-`small` is 4.5 million parameters in Qwen2's form (biases on query, key and value; two key/value heads), `wide` is 24.2
-million. The end token is drawn with a probability of about 3 / 512, so that
-completions of up to 96 tokens end at all lengths, after 74 tokens in the mean.
+`small` is 4.5 million parameters (biases on query, key and value, as in Qwen2), `grouped` as many with two key/value
+heads, `wide` 23.6 million. The end token is drawn with a probability of about 3 / 512, so that completions of up to 96
+tokens end at all lengths, after 74 tokens in the mean.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python benchmarks/speed.py [--quick] [--threads 1] [--only floor sampling ...] [--json benchmarks/results/cpu.json]
 
-About nine minutes on a quiet machine. A section is a script of its own (`speed_NAME.py`, `floor.py`), which can be run
+Nine to ten minutes on a quiet machine. A section is a script of its own (`speed_NAME.py`, `floor.py`), which can be run
 alone and says what it measures and how; what is compared runs in turns, so that noise meets all alike.
 """
 
@@ -37,8 +37,20 @@ SECTIONS = {
 }
 PICTURE = HERE.parent / "docs/images/cost_curves.png"
 WIDTH = 132  # characters
+DTYPES = ("float32", "bfloat16")
 # What the project holds itself to: the ratio of a row should be at least this.
 TARGETS = {
+    **{f"{shape}, float32": 4.0 for shape in ("small", "grouped", "wide")},
+    **{f"{shape}, bfloat16": 6.0 for shape in ("small", "grouped", "wide")},
+    **{f"{shape}, {dtype}, kernels off": 2.8 for shape in ("small", "grouped", "wide") for dtype in DTYPES},
+    **{f"prompt as long as completions, {dtype}": 2.0 for dtype in DTYPES},
+    **{f"prompt 1024, completions 64, {dtype}": 5.0 for dtype in DTYPES},
+    "KL, float32, time": 3.0,
+    "KL, bfloat16, time": 5.0,
+    "no KL, half silent, float32, time": 4.0,
+    "no KL, half silent, bfloat16, time": 7.0,
+    **{f"{case}, {dtype}, memory": 2.0 for case in ("KL", "no KL, half silent") for dtype in DTYPES},
+    "4,096 x 151,936, memory": 20.0,
     "sampling: completion length": 0.9,  # an exponent of at most 1.1
     "learning: completion length": 0.9,
     "sampling: one more completion": 0.5,  # of a prompt 16 times as long costs at most twice as much

@@ -40,7 +40,7 @@ class Settings:
     compiled: bool = False
 
 
-# `tuned` is the fastest of what was tried on one core of an AMD EPYC (Zen 4, AVX-512 with bfloat16), of those whose
+# `tuned` is the fastest of what was tried on one core of an AMD EPYC (Zen 5, AVX-512 with bfloat16), of those whose
 # weights learn; `vs_trl.py --only tune` measures all of it again.
 VARIANTS = {
     "float32": {

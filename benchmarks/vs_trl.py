@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from floor import step_floor
 from shapes import SHAPES, Shape, prompts, save, text
 from torch import Tensor
 from transformers import LlamaForCausalLM as LlamaForCausalLM  # counted as an import, because it is found here
@@ -107,7 +108,15 @@ def measure_grouprl(arguments: argparse.Namespace) -> dict[str, Any]:
         learn(learner, groups, meter, max_tokens=shape.max_tokens, silent_half=arguments.silent_half)
         engine.load_weights(step + 1)
         meter.stop()
-    return summary(meter, imports_mib)
+    lengths = [len(completion) for group in groups for completion in group.completions]
+    return {**summary(meter, imports_mib), "floor": floor(arguments, lengths)}
+
+
+def floor(arguments: argparse.Namespace, lengths: Sequence[int]) -> float:
+    """Seconds that the products of such a step take on this machine, see `floor.py`."""
+    learned = 0.5 if arguments.silent_half else 1.0
+    shape, dtype = SHAPES[arguments.shape], arguments.dtype
+    return step_floor(shape, lengths, dtype, reference=bool(arguments.beta), learned=learned)
 
 
 class KeptGradient(Optimizer):
@@ -231,6 +240,7 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
         ours = child("vs_trl.py", "--only", "grouprl", *packs, *words)
         found[case] = {"GroupRL": ours}
         print(row("GroupRL", ours, ours), flush=True)
+        print(f"  {'floor':<22}{'':>8}{ours['floor']:>8.2f}   reached to {ours['floor'] / ours['cpu']:.0%}", flush=True)
         for name in names:
             found[case][name] = child("trl_peer.py", "--variant", name, *words)
             print(row(f"TRL {name}", found[case][name], ours), flush=True)

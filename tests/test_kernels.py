@@ -132,6 +132,20 @@ def test_tree_attention(
     assert_same_with_gradients(got, expected, ours, theirs, within)
 
 
+def test_tokens_after_the_tree_see_nothing():
+    layout = TreeLayout((3,), ((2, 1),), CPU)
+    ours = [random(layout.size + 5, 2, 16, dtype=torch.float32, seed=seed) for seed in range(3)]
+    short = [tensor[: layout.size].detach().clone().requires_grad_() for tensor in ours]
+    tables = torch.ones(layout.size + 5, 16), torch.zeros(layout.size + 5, 16)
+    for rows, tensors in ((layout.size + 5, ours), (layout.size, short)):
+        given = torch.full((rows, 2, 16), 0.5)
+        tree_attention(*tensors, *(table[:rows] for table in tables), layout.tree, 0.3).backward(given)
+    for long, alone in zip(ours, short, strict=True):
+        assert long.grad is not None
+        torch.testing.assert_close(long.grad[: layout.size], alone.grad)
+        assert not long.grad[layout.size :].any()
+
+
 @pytest.mark.parametrize(("dtype", "within"), DTYPES)
 @pytest.mark.parametrize(("rows", "vocabulary"), [(1, 5), (9, 16), (50, 1003), (3, 40_000)])
 @pytest.mark.parametrize("chunk", [4, 10_000])

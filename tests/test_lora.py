@@ -123,7 +123,7 @@ def test_shared_weights_are_counted_once(tiny: Path) -> None:
 def learn(learner: Learner, batch: Batch) -> dict[str, float]:
     advantages_N = torch.tensor([1.2, -0.4, -0.8] * 3)
     credit = Credit(torch.where(batch.mask_NT, advantages_N[:, None], 0.0))
-    return learner.learn(batch, credit, learner.look(batch))
+    return learner.learn(batch, credit, learner.look(batch)).figures
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])

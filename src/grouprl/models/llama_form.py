@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from grouprl.models.kernels import add_norm, fits, swiglu
+from grouprl.models.precision import padded_rows
 from grouprl.models.recompute import recomputes
 
 # Attention with rotary positions, RMS norms before attention and MLP (and, in Qwen3, of each head's queries and keys),
@@ -62,6 +64,11 @@ def _is_untouched(module: nn.Module) -> bool:
 
 def llama_hidden_states(decoder: Any, input_ids_S: Tensor, position_ids_S: Tensor, layout: RotatingLayout) -> Tensor:
     """Last hidden states [S, H] of packed tokens under a layout."""
+    size = len(input_ids_S)
+    if torch.is_autocast_enabled("cpu"):
+        # The tokens beyond the layout are seen by none and see nothing.
+        beyond = (0, padded_rows(size) - size)
+        input_ids_S, position_ids_S = F.pad(input_ids_S, beyond), F.pad(position_ids_S, beyond)
     x = decoder.embed_tokens(input_ids_S)
     cosine, sine = decoder.rotary_emb(x[None], position_ids_S[None])
     rotation = (cosine[0], sine[0])
@@ -72,7 +79,7 @@ def llama_hidden_states(decoder: Any, input_ids_S: Tensor, position_ids_S: Tenso
         else:
             x, delta = _layer(layer, index, x, delta, rotation, layout)
     _, normed = add_norm(x, delta, decoder.norm.weight, decoder.norm.variance_epsilon, torch.float32)
-    return normed
+    return normed[:size]
 
 
 def _layer(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from grouprl.models.kernels import fits, linear_logprobs
+from grouprl.models.precision import padded_rows
 from grouprl.models.truncation import truncated
 from grouprl.types import Sampling
 
@@ -45,7 +47,13 @@ def token_logprobs(
         assert isinstance(head, nn.Linear)
         dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else hidden_SH.dtype
         weight, bias = head.weight.to(dtype), None if head.bias is None else head.bias.to(dtype)
-        return linear_logprobs(hidden_SH.to(dtype), weight, bias, targets_S, sampling.temperature, rows)
+        hidden_SH = hidden_SH.to(dtype)
+        count = len(targets_S)
+        if dtype == torch.bfloat16:
+            beyond = padded_rows(count) - count
+            hidden_SH, targets_S = F.pad(hidden_SH, (0, 0, 0, beyond)), F.pad(targets_S, (0, beyond))
+        found = linear_logprobs(hidden_SH, weight, bias, targets_S, sampling.temperature, rows)
+        return found[0][:count], found[1][:count]
     rows = max(1, rows // _ARRAYS)
     if len(targets_S) <= rows:
         return _chunk(head, hidden_SH, targets_S, sampling, entropy_gradient)

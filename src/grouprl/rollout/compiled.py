@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from grouprl.models import TreeLayout
 from grouprl.models.kernels import library
 from grouprl.models.llama_form import head_norm, llama_hidden_states
+from grouprl.models.precision import padded_rows
 from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.rows import Rows
 
@@ -174,7 +175,8 @@ class CompiledForward:
         self._longest += 1
         parts = len(self._parts[0]) - 1
         x_nH = F.embedding(rows.newest[: rows.count], self._embeddings)
-        normed_nH = torch.empty_like(x_nH, dtype=self._dtype)
+        products = padded_rows(rows.count, decoding=True) if half else rows.count
+        normed_nH = torch.empty(products, x_nH.shape[1], dtype=self._dtype)
         inverse_n = torch.empty(rows.count)
         x, normed, inverse, sizes = x_nH.data_ptr(), normed_nH.data_ptr(), inverse_n.data_ptr(), x_nH.shape
         delta: Tensor | None = None
@@ -198,7 +200,7 @@ class CompiledForward:
         assert delta is not None
         weight, eps = self._norm
         kernels.add_norm(x, delta.data_ptr(), weight, x, normed, inverse, *sizes, eps, half, half)
-        return self._head(normed_nH)
+        return self._head(normed_nH)[: rows.count]
 
     def _divide(self, rows: Rows, members: int, prompts: Sequence[int]) -> None:
         """Live rows in parts of one group each; holds until rows come or go."""

@@ -48,6 +48,7 @@ def tree_attention(
 
     Args:
         query: [S, heads, d], positions not yet applied; key, value: [S, kv_heads, d]; all of one dtype, d <= 512.
+            Tokens after the last of the tree see nothing, and their results are 0.
         cosine, sine: [S, d] float32.
         tree: starts and lengths, int64 [P, 1 + G]: of the prompt, then of its completions; length 0 = none.
         scaling: multiplies the scores.
@@ -193,7 +194,8 @@ class _TreeAttention(torch.autograd.Function):
         scaling: float,
     ) -> Any:
         tensors = tuple(tensor.contiguous() for tensor in (query, key, value, cosine, sine))
-        out = torch.empty_like(tensors[0])
+        ctx.used = int(lengths.sum())
+        out = _zero_beyond(torch.empty_like(tensors[0]), ctx.used)
         ctx.sizes = _tree_sizes(query, key, starts, scaling)
         _lib().tree_attention(*_at(*tensors, out, starts, lengths), *ctx.sizes)
         ctx.save_for_backward(*tensors, starts, lengths)
@@ -203,9 +205,14 @@ class _TreeAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> Any:
         *tensors, starts, lengths = ctx.saved_tensors
-        gradients = [torch.empty_like(tensor) for tensor in tensors[:3]]
+        gradients = [_zero_beyond(torch.empty_like(tensor), ctx.used) for tensor in tensors[:3]]
         _lib().tree_attention_backward(*_at(*tensors, d_out.contiguous(), *gradients, starts, lengths), *ctx.sizes)
         return (*gradients, None, None, None, None, None)
+
+
+def _zero_beyond(tensor: Tensor, rows: int) -> Tensor:
+    tensor[rows:] = 0
+    return tensor
 
 
 def _tree_sizes(query: Tensor, key: Tensor, starts: Tensor, scaling: float) -> tuple[float, ...]:

@@ -26,13 +26,13 @@ INLINE void read_row(const void *from, int64_t at, float *to, int64_t d, int hal
   for (int64_t i = 0; i < d; i += W) store(to, i, load(from, at + i, half), 0);
 }
 
-/* scores[row][key] = rows[row] . key for `rows` rows and `span` tiles: independent sums enough to keep the core busy. */
 /* Asks for the line that lies `ahead` elements further: the processor sees no pattern from one row's cache to another's,
  * and asking for a whole row at once would stop the work until it has come. */
 INLINE void fetch(const void *base, int64_t at, int half) {
   __builtin_prefetch((const char *)base + at * (half ? 2 : 4));
 }
 
+/* scores[row][key] = rows[row] . key for `rows` rows and `span` tiles: independent sums enough to keep the core busy. */
 INLINE void score_tile(const float *row, const void *keys, int64_t at, int64_t ahead, float *scores, int64_t stride,
                        int64_t d, int rows, int span, int half) {
   int own = rows * span, parts = own < 4 ? 4 / own : 1;
