@@ -9,9 +9,9 @@ from torch import Tensor
 
 from grouprl import Algorithm
 from grouprl.algorithms.named import NAMED
-from grouprl.learner import Seen, assign_credit, kept_groups, recorded_advantages
+from grouprl.learner import Seen, assign_credit, kept_groups, recorded_tokens
 from grouprl.learner.credit import explained_variance
-from grouprl.types import Batch, Completion, Group, Problem, RewardOutcome, Sampling, StepReward, StopReason
+from grouprl.types import Batch, Completion, Group, Problem, RewardOutcome, Sampling, StepReward, StopReason, TokenTrace
 
 NAN = math.nan
 LENGTHS = (3, 2, 1, 2)
@@ -253,5 +253,7 @@ def test_dropped_groups_are_recorded_with_zeros() -> None:
         )
 
     groups = [group(1, 2), group(3), group(1, 1)]
-    found = recorded_advantages(groups, [False, True, True], [[1.0, 2.0, 3.0], [4.0], [5.0]])
+    seen = [TokenTrace(logprobs=(-1.0,)), TokenTrace(logprobs=(-2.0,)), TokenTrace()]
+    found, traces = recorded_tokens(groups, [False, True, True], [[1.0, 2.0, 3.0], [4.0], [5.0]], seen)
     assert found == [[[0.0], [0.0, 0.0]], [[1.0, 2.0, 3.0]], [[4.0], [5.0]]]
+    assert traces == [[TokenTrace(), TokenTrace()], [seen[0]], [seen[1], seen[2]]]

@@ -21,7 +21,7 @@ from grouprl.lab import export as exporting
 from grouprl.lab.export import export
 from grouprl.lab.read import RecordedGroup, read_json_lines, read_rollouts
 from grouprl.lab.record import RunRecord
-from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, UserError
+from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace, UserError
 from small_runs import rollouts
 
 duckdb = pytest.importorskip("duckdb")
@@ -76,7 +76,8 @@ def hostile_outcomes() -> tuple[tuple[RewardOutcome, RewardOutcome], ...]:
 def hostile(tmp_path: Path) -> Path:
     groups, outcomes = hostile_groups(), hostile_outcomes()
     with RunRecord.create(tmp_path / "hostile", "task: x\n") as record:
-        record.step(1, {}, groups, outcomes, [((0.5, -0.125), (0.1,))] * len(groups))
+        seen = [(TokenTrace((-1.5, -0.5), (0.5, 2.0), (-0.25, -4.0), (-1.0, -0.5)), TokenTrace())] * len(groups)
+        record.step(1, {}, groups, outcomes, [((0.5, -0.125), (0.1,))] * len(groups), seen)
         record.step(3, {}, groups[::-1], outcomes[::-1], [((0.1, 0.1), (0.0,))] * len(groups))
     return tmp_path / "hostile"
 
@@ -98,9 +99,15 @@ def regrouped(rows: list[dict[str, Any]]) -> dict[int, tuple[RecordedGroup, ...]
                     (row["advantage"],) * row["length"] if (own := row["token_advantages"]) is None else tuple(own)
                     for row in members
                 ),
+                tuple(map(trace_of, members)),
             )
         )
     return {step: tuple(groups) for step, groups in steps.items()}
+
+
+def trace_of(row: Mapping[str, Any]) -> TokenTrace:
+    names = ("learner_logprobs", "entropies", "reference_logprobs", "updated_logprobs")
+    return TokenTrace(*(None if row[name] is None else tuple(row[name]) for name in names))
 
 
 def completion_of(row: Mapping[str, Any]) -> Completion:

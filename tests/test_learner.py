@@ -73,7 +73,7 @@ def credit_of(batch: Batch, advantages_N: Tensor = ADVANTAGES) -> Credit:
 
 
 def learn(learner: Learner, batch: Batch, advantages_N: Tensor = ADVANTAGES) -> dict[str, float]:
-    return learner.learn(batch, credit_of(batch, advantages_N), learner.look(batch))
+    return learner.learn(batch, credit_of(batch, advantages_N), learner.look(batch)).figures
 
 
 def moved(batch: Batch) -> Batch:

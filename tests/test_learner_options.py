@@ -215,7 +215,7 @@ def learn_values(learner: Learner, batch: Batch, advantages: Tensor = ADVANTAGES
     counted = batch.mask_NT.clone()
     counted[7] = False  # an invalid reward
     credit = Credit(credit_of(batch, advantages).advantages_NT, RETURNS[:, : batch.mask_NT.shape[1]], counted)
-    return learner.learn(batch, credit, learner.look(batch), **options)
+    return learner.learn(batch, credit, learner.look(batch), **options).figures
 
 
 def value_cost(values: Sequence[Tensor], batch: Batch) -> Tensor:
@@ -287,7 +287,7 @@ def test_a_value_far_from_what_it_was_is_clipped(model: PreTrainedModel, batch: 
     returns_NT = torch.where(batch.mask_NT, values_NT + 2.0, 0.0)
     credit = Credit(credit_of(batch).advantages_NT, returns_NT, batch.mask_NT)
     # From 1 below: the value's error is 2, that of the value clipped to 0.8 below is 2.8.
-    figures = learner.learn(batch, credit, replace(seen, values_NT=values_NT - 1.0))
+    figures = learner.learn(batch, credit, replace(seen, values_NT=values_NT - 1.0)).figures
     assert figures["value_loss"] == pytest.approx(2.8**2 / 2, rel=1e-4)
     assert figures["value_clip_fraction"] == 1
     # What the values explain is that of before the update: the returns are 3 above them everywhere.
@@ -305,7 +305,7 @@ def test_a_batch_of_invalid_rewards_moves_nothing(model: PreTrainedModel, batch:
         learn_values(learner, batch)
         before, head = fingerprint(model), critic.head.weight.clone()
         nothing = Credit(torch.zeros(batch.mask_NT.shape), torch.zeros(batch.mask_NT.shape), batch.mask_NT & False)
-        figures = learner.learn(batch, nothing, learner.look(batch))
+        figures = learner.learn(batch, nothing, learner.look(batch)).figures
         assert (fingerprint(model), [one.updates for one in both]) == (before, [1, 1])
         assert torch.equal(critic.head.weight, head)
         assert (figures["grad_norm"], figures["critic_grad_norm"]) == (0.0, 0.0)

@@ -19,7 +19,7 @@ from grouprl.lab.files import json_text
 from grouprl.lab.read import RecordedGroup, read_json, read_json_lines, read_rollouts, read_run
 from grouprl.lab.record import Example, RunRecord, atomic_directory, atomic_write_text
 from grouprl.lab.rollouts import open_rollouts
-from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, UserError
+from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace, UserError
 
 CONFIG = "task: word_problems\n"
 
@@ -46,11 +46,13 @@ OUTCOMES = (
 )
 # [P][G][tokens]: the same for every token, or each its own.
 ADVANTAGES = (((1.0,) * 3, (-1.0, -2.0, -6.0)), ((0.0,) * 3, (0.0,) * 3))
+SEEN = TokenTrace((-0.5, -0.25, -2.5), (1.5, 0.0, 0.25), (-0.75, -0.5, -3.0), (-0.25, -0.125, -2.0))
+TRACES = ((SEEN, TokenTrace(reference=(-1.0, -2.0, -4.0))), (TokenTrace(), TokenTrace()))
 
 
 def record_steps(record: RunRecord, steps: range) -> None:
     for step in steps:
-        record.step(step, {"reward": step / 4}, (PLAIN, CHAT), OUTCOMES, ADVANTAGES)
+        record.step(step, {"reward": step / 4}, (PLAIN, CHAT), OUTCOMES, ADVANTAGES, TRACES)
 
 
 def query(directory: Path, sql: str) -> list[tuple[object, ...]]:
@@ -67,8 +69,8 @@ def run(tmp_path: Path) -> Path:
 
 def test_rollouts_come_back_as_they_were(run: Path) -> None:
     plain, chat = read_rollouts(run, 2)
-    assert plain == RecordedGroup(PLAIN, OUTCOMES[0], (1.0, -3.0), ADVANTAGES[0])
-    assert chat.group == CHAT
+    assert plain == RecordedGroup(PLAIN, OUTCOMES[0], (1.0, -3.0), ADVANTAGES[0], TRACES[0])
+    assert (chat.group, chat.traces) == (CHAT, TRACES[1])
     assert (chat.advantages, chat.token_advantages) == ((0.0, 0.0), ADVANTAGES[1])
     assert chat.outcomes[0] == OUTCOMES[1][0]
     assert not chat.outcomes[1].valid
@@ -163,8 +165,10 @@ def test_what_does_not_fit_together_is_refused_and_nothing_kept(run: Path) -> No
             record.step(4, {}, (PLAIN,), OUTCOMES, ADVANTAGES)
         with pytest.raises(ValueError, match="zip"):
             record.step(4, {}, (PLAIN,), (OUTCOMES[0][:1],), (ADVANTAGES[0],))
-        with pytest.raises(ValueError, match="an advantage for each of 3 tokens, got 2"):
+        with pytest.raises(ValueError, match="a number for each of 3 tokens, got 2"):
             record.step(4, {}, (PLAIN,), OUTCOMES[:1], [[(1.0,) * 3, (1.0,) * 2]])
+        with pytest.raises(ValueError, match="a number for each of 3 tokens, got 1"):
+            record.step(4, {}, (PLAIN,), OUTCOMES[:1], ADVANTAGES[:1], [[SEEN, TokenTrace(entropies=(1.0,))]])
         with pytest.raises(sqlite3.IntegrityError):
             record_steps(record, range(3, 4))
     assert query(run, "SELECT DISTINCT step FROM completions") == [(1,), (2,), (3,)]

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grouprl.algorithm import Algorithm
 from grouprl.evaluation.measures import step_measures
-from grouprl.learner import Learner, assign_credit, kept_groups, make_batch, recorded_advantages
+from grouprl.learner import Learner, assign_credit, kept_groups, make_batch, recorded_tokens, watches
 from grouprl.models import prompt_token_ids
 from grouprl.rewards import SOFT_OVERLONG, Judge
 from grouprl.rewards.overlong import with_overlong_penalty
@@ -22,7 +22,7 @@ from grouprl.rollout import Engine, Request
 from grouprl.tasks import Task
 from grouprl.tasks.curriculum import PassRates
 from grouprl.tasks.order import Sampler, Visit
-from grouprl.types import Group, RewardOutcome, Sampling
+from grouprl.types import Group, RewardOutcome, Sampling, TokenTrace
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class StepResult:
     groups: Sequence[Group]  # [P]
     outcomes: Sequence[Sequence[RewardOutcome]]  # [P][G]
     token_advantages: Sequence[Sequence[Sequence[float]]]  # [P][G][tokens]
+    traces: Sequence[Sequence[TokenTrace]]  # [P][G]
     metrics: dict[str, float]
 
 
@@ -75,7 +76,7 @@ def grpo_step(
         on_finished: see `Engine.generate`.
     """
     started, algorithm, problems = time.perf_counter(), rooms.algorithm, rooms.task.problems("train")
-    metrics, advantages = {"time/reference": 0.0, "time/learn": 0.0}, list[list[float]]()
+    metrics, advantages, traces = {"time/reference": 0.0, "time/learn": 0.0}, list[list[float]](), list[TokenTrace]()
 
     # Sample G completions of each of P problems from the current policy, and score each completion. Groups that the
     # algorithm drops may be replaced by those of further problems (DAPO's dynamic sampling).
@@ -90,8 +91,7 @@ def grpo_step(
     kept = [keep for r in rounds for keep in r.kept]
 
     if any(kept):
-        learned_from = list(compress(groups, kept))
-        batch = make_batch(learned_from, rooms.sampling, mask_overlong=algorithm.mask_overlong)
+        batch = make_batch(list(compress(groups, kept)), rooms.sampling, mask_overlong=algorithm.mask_overlong)
 
         # What the frozen reference says of each token, for the KL; and the critic, for algorithms that have one.
         looked = time.perf_counter()
@@ -99,18 +99,14 @@ def grpo_step(
         metrics["time/reference"] = time.perf_counter() - looked
 
         # Compare each completion with its own group: this is what replaces the critic.
-        credit = assign_credit(
-            [outcome for row in compress(outcomes, kept) for outcome in row],
-            {SOFT_OVERLONG: 1.0} | rooms.judge.weights,
-            batch,
-            seen,
-            algorithm,
-            kl_coef=rooms.learner.kl_coefficient.value,
-        )
-        advantages = credit.rows(batch)
+        outcomes_N = [outcome for row in compress(outcomes, kept) for outcome in row]
+        weights, kl_coef = {SOFT_OVERLONG: 1.0} | rooms.judge.weights, rooms.learner.kl_coefficient.value
+        credit = assign_credit(outcomes_N, weights, batch, seen, algorithm, kl_coef=kl_coef)
 
         # Clipped ratio, KL to the reference, gradient, AdamW: see Learner.learn and algorithms.policy_loss.
-        metrics |= rooms.learner.learn(batch, credit, seen, critic_only=step <= algorithm.critic_warmup)
+        warms_up = step <= algorithm.critic_warmup
+        learned = rooms.learner.learn(batch, credit, seen, critic_only=warms_up, watch=watches(step))
+        metrics, advantages, traces = metrics | learned.figures, credit.rows(batch), learned.trace.rows(batch)
 
     # The only arrow back: the engine samples the next step from the new weights.
     rooms.engine.load_weights(rooms.learner.optimizer.updates)
@@ -127,7 +123,7 @@ def grpo_step(
         "time/reward": sum(r.reward_seconds for r in rounds),
         "time/total": total,
     }
-    return StepResult(groups, outcomes, recorded_advantages(groups, kept, advantages), metrics)
+    return StepResult(groups, outcomes, *recorded_tokens(groups, kept, advantages, traces), metrics)
 
 
 def _sampled_round(rooms: Rooms, visits: Sequence[Visit], on_finished: Callable[[int], None] | None) -> _Round:

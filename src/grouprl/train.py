@@ -83,6 +83,7 @@ def train(
             _open(directory, config, prepared.state.step if resume else None) as record,
             stop_on_signal(terminal.say) as stop,
         ):
+            record.reward_weights(judge.weights)
             return _Loop(config, prepared, record, terminal, stop).run()
 
 
@@ -161,7 +162,7 @@ class _Loop:
         self._rates = update(self._rates, found, half_life=self._config.curriculum.half_life)
         known = curriculum_measures(self._rates) if self._prepared.rooms.task.verifier else {}
         metrics = result.metrics | known | {"rss_mib": peak_rss_mib()}
-        self._record.step(step, metrics, result.groups, result.outcomes, result.token_advantages)
+        self._record.step(step, metrics, result.groups, result.outcomes, result.token_advantages, result.traces)
         self._terminal.step(step, self._config.steps, metrics)
         flat = [outcome for row in result.outcomes for outcome in row]
         self._terminal.invalid([outcome.reason for outcome in flat if not outcome.valid], len(flat))

@@ -152,6 +152,16 @@ class RewardOutcome:
 
 
 @dataclass(frozen=True)
+class TokenTrace:
+    """What the learner saw of a completion, token by token; None = it did not look. For the record alone."""
+
+    logprobs: tuple[float, ...] | None = None  # under the policy in the last pass: exp(this - sampler's) is the ratio
+    entropies: tuple[float, ...] | None = None  # of the policy there, in nats
+    reference: tuple[float, ...] | None = None  # log-probs under the reference
+    updated: tuple[float, ...] | None = None  # under the policy after the step's last update
+
+
+@dataclass(frozen=True)
 class Batch:
     """The learner's view of a step: N completions as padded tensors, before they are packed.
 

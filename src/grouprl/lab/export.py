@@ -29,6 +29,10 @@ _CONVERTED: Mapping[str, Callable[[Any], Any]] = {
     "logprobs": _FLOATS,
     "plain_logprobs": _FLOATS,
     "token_advantages": _FLOATS,
+    "learner_logprobs": _FLOATS,
+    "entropies": _FLOATS,
+    "reference_logprobs": _FLOATS,
+    "updated_logprobs": _FLOATS,
     "rewards": lambda components: list(json.loads(components).items()),
     "correct": bool,
     "step_rewards": lambda steps: [{"end": end, "reward": reward} for end, reward in json.loads(steps)],
@@ -86,6 +90,10 @@ def _schema(pa: ModuleType) -> Any:
             pa.field("plain_logprobs", numbers, nullable=False),
             pa.field("token_advantages", numbers),
             pa.field("step_rewards", pa.list_(pa.struct([("end", pa.int32()), ("reward", pa.float64())]))),
+            pa.field("learner_logprobs", numbers),
+            pa.field("entropies", numbers),
+            pa.field("reference_logprobs", numbers),
+            pa.field("updated_logprobs", numbers),
         ]
     )
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, Self
 from grouprl.lab.files import atomic_directory, atomic_write_text, json_text, lock_directory
 from grouprl.lab.read import Example, read_json, read_json_lines
 from grouprl.lab.rollouts import drop_after, holds_steps, open_rollouts, write_step
-from grouprl.types import Group, RewardOutcome, UserError
+from grouprl.types import Group, RewardOutcome, TokenTrace, UserError
 
 __all__ = ["Example", "RunRecord", "atomic_directory", "atomic_write_text"]
 
@@ -29,6 +29,7 @@ WRITTEN_BY_A_RUN = (
     "held_out.jsonl",
     "rollouts.sqlite",
     "examples.json",
+    "rewards.json",
     "summary.json",
     "report.html",
     "plots",
@@ -96,9 +97,10 @@ class RunRecord:
         groups: Sequence[Group],
         outcomes: Sequence[Sequence[RewardOutcome]],
         token_advantages: Sequence[Sequence[Sequence[float]]],
+        traces: Sequence[Sequence[TokenTrace]] | None = None,
     ) -> None:
-        """Records one step: its metrics, the groups [P], their outcomes [P][G] and advantages [P][G][tokens]."""
-        write_step(self._rollouts, step, groups, outcomes, token_advantages)
+        """Records one step: metrics, groups [P], their outcomes [P][G], advantages [P][G][tokens], traces [P][G]."""
+        write_step(self._rollouts, step, groups, outcomes, token_advantages, traces)
         self._append("metrics.jsonl", {"step": step, **metrics})
 
     def evaluation(self, step: int, values: Mapping[str, Any]) -> None:
@@ -114,6 +116,10 @@ class RunRecord:
         path = self.directory / "examples.json"
         known = read_json(path)
         atomic_write_text(path, json_text({**known, when: [asdict(row) for row in rows]}, indent=2) + "\n")
+
+    def reward_weights(self, weights: Mapping[str, float]) -> None:
+        """Records what each reward function counts in the total, by name; a task's own ones are in no setting."""
+        atomic_write_text(self.directory / "rewards.json", json_text(weights, indent=2) + "\n")
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Writes summary.json anew."""
@@ -145,4 +151,6 @@ class RunRecord:
 
 def _recorded_nothing(directory: Path, held: Sequence[str]) -> bool:
     # Both files, because a run makes both at once: a config.yaml alone may be somebody's own.
-    return set(held) == {"config.yaml", "rollouts.sqlite"} and not holds_steps(directory / "rollouts.sqlite")
+    return set(held) - {"rewards.json"} == {"config.yaml", "rollouts.sqlite"} and not holds_steps(
+        directory / "rollouts.sqlite"
+    )

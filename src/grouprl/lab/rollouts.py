@@ -16,7 +16,7 @@ from urllib.parse import quote
 import numpy as np
 
 from grouprl.lab.files import json_text, utf8_text
-from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, UserError
+from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace, UserError
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS problems (
@@ -45,8 +45,14 @@ CREATE TABLE IF NOT EXISTS completions (
   plain_logprobs BLOB NOT NULL,       -- little-endian float32, under the plain softmax
   token_advantages BLOB,              -- little-endian float32; NULL when every token has the completion's
   step_rewards TEXT,                  -- JSON list of [last token, weighted reward]; NULL without process rewards
+  learner_logprobs BLOB,              -- little-endian float32, of the policy in the last pass; NULL = not read
+  entropies BLOB,                     -- little-endian float32, of the policy there; NULL = not read
+  reference_logprobs BLOB,            -- little-endian float32; NULL = no reference
+  updated_logprobs BLOB,              -- little-endian float32, after the update; NULL = not looked at again
   PRIMARY KEY (step, group_index, completion_index)
 );
+-- One entry for each group: where a problem came, without reading every completion.
+CREATE INDEX IF NOT EXISTS visits ON completions (problem_id, step, group_index) WHERE completion_index = 0;
 CREATE VIEW IF NOT EXISTS groups AS
   SELECT step, group_index, problem_id, COUNT(*) AS completions, COUNT(reward) AS valid, AVG(reward) AS reward_mean,
     MIN(reward) AS reward_min, MAX(reward) AS reward_max,
@@ -62,7 +68,8 @@ CREATE VIEW IF NOT EXISTS steps AS
 """
 
 
-_ADDED = {"token_advantages", "step_rewards", "correct"}  # columns that the first version did not have
+# Columns that the first version did not have.
+_ADDED = {"token_advantages", "step_rewards", "correct", "learner_logprobs", "updated_logprobs"}
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,7 @@ class RecordedGroup:
     outcomes: tuple[RewardOutcome, ...]
     advantages: tuple[float, ...]  # of each completion, the mean over its tokens
     token_advantages: tuple[tuple[float, ...], ...]
+    traces: tuple[TokenTrace, ...]
 
 
 def open_rollouts(location: str) -> sqlite3.Connection:
@@ -100,22 +108,25 @@ def write_step(
     groups: Sequence[Group],
     outcomes: Sequence[Sequence[RewardOutcome]],
     token_advantages: Sequence[Sequence[Sequence[float]]],
+    traces: Sequence[Sequence[TokenTrace]] | None = None,
 ) -> None:
-    """Adds the groups [P] of a step with their outcomes [P][G] and advantages [P][G][tokens], all or none.
+    """Adds the groups [P] of a step with outcomes [P][G], advantages [P][G][tokens] and traces [P][G], all or none.
 
     Raises:
-        ValueError: when the three differ in shape.
+        ValueError: when they differ in shape.
         sqlite3.IntegrityError: when the step is there already.
     """
+    if traces is None:
+        traces = [[TokenTrace()] * len(group.completions) for group in groups]
     problems = [_problem_row(group) for group in groups]
     completions = [
         _completion_row(step, group_index, group.problem.id, *member)
-        for group_index, (group, *scores) in enumerate(zip(groups, outcomes, token_advantages, strict=True))
+        for group_index, (group, *scores) in enumerate(zip(groups, outcomes, token_advantages, traces, strict=True))
         for member in zip(group.completions, *scores, strict=True)
     ]
     with database:
         database.executemany("INSERT OR IGNORE INTO problems VALUES (?, ?, ?, ?, ?)", problems)
-        database.executemany(f"INSERT INTO completions VALUES ({', '.join('?' * 18)})", completions)
+        database.executemany(f"INSERT INTO completions VALUES ({', '.join('?' * 22)})", completions)
 
 
 def drop_after(database: sqlite3.Connection, step: int) -> None:
@@ -213,9 +224,12 @@ def _completion_row(
     completion: Completion,
     outcome: RewardOutcome,
     advantages: Sequence[float],
+    trace: TokenTrace,
 ) -> tuple[Any, ...]:
-    if len(advantages) != len(completion):
-        raise ValueError(f"expected an advantage for each of {len(completion)} tokens, got {len(advantages)}")
+    traced = (trace.logprobs, trace.entropies, trace.reference, trace.updated)
+    for numbers in (advantages, *traced):
+        if numbers is not None and len(numbers) != len(completion):
+            raise ValueError(f"expected a number for each of {len(completion)} tokens, got {len(numbers)}")
     same = min(advantages, default=0.0) == max(advantages, default=0.0)
     return (
         step,
@@ -236,6 +250,7 @@ def _completion_row(
         _blob(completion.plain_logprobs, "<f4"),
         None if same else _blob(advantages, "<f4"),
         json_text([(step.end, step.reward) for step in outcome.steps]) if outcome.steps else None,
+        *(None if numbers is None else _blob(numbers, "<f4") for numbers in traced),
     )
 
 
@@ -252,6 +267,7 @@ def _group(rows: list[sqlite3.Row]) -> RecordedGroup:
         outcomes=tuple(_outcome(row) for row in rows),
         advantages=tuple(row["advantage"] for row in rows),
         token_advantages=tuple(_token_advantages(row) for row in rows),
+        traces=tuple(_trace(row) for row in rows),
     )
 
 
@@ -278,6 +294,11 @@ def _token_advantages(row: sqlite3.Row) -> tuple[float, ...]:
     if row["token_advantages"] is None:
         return (float(row["advantage"]),) * int(row["length"])
     return _numbers(row["token_advantages"], "<f4")
+
+
+def _trace(row: sqlite3.Row) -> TokenTrace:
+    columns = ("learner_logprobs", "entropies", "reference_logprobs", "updated_logprobs")
+    return TokenTrace(*(None if row[name] is None else _numbers(row[name], "<f4") for name in columns))
 
 
 def _numbers(blob: bytes, dtype: str) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from grouprl.algorithm import Algorithm
 from grouprl.algorithms import group_advantages, kept_rows, kl_estimate, step_advantages, token_advantages
 from grouprl.learner.seen import Seen
-from grouprl.types import Batch, Group, RewardOutcome
+from grouprl.types import Batch, RewardOutcome
 
 
 @dataclass(frozen=True)
@@ -161,14 +161,3 @@ def kept_groups(outcomes: Sequence[Sequence[RewardOutcome]], algorithm: Algorith
         drop_above=algorithm.drop_above,
     )
     return [bool(kept_G.all()) for kept_G in torch.split(rows_N, [len(group) for group in outcomes])]
-
-
-def recorded_advantages(
-    groups: Sequence[Group], kept: Sequence[bool], advantages: Sequence[Sequence[float]]
-) -> list[list[list[float]]]:
-    """[P][G][tokens]: the rows of the batch back in their groups, zeros for groups that were dropped from it."""
-    rows = iter(advantages)
-    return [
-        [list(next(rows)) if keep else [0.0] * len(completion) for completion in group.completions]
-        for group, keep in zip(groups, kept, strict=True)
-    ]

@@ -20,9 +20,18 @@ from grouprl.learner.kl_coefficient import KlCoefficient
 from grouprl.learner.optimizer import Optimizer
 from grouprl.learner.packs import Pack, make_packs, targets, to_grid
 from grouprl.learner.seen import Seen, look
+from grouprl.learner.trace import Trace, Traced, make_trace, watched_group
 from grouprl.models.critic import Critic
 from grouprl.models.precision import autocast
 from grouprl.types import Batch
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What came of a batch, for the record."""
+
+    figures: dict[str, float]
+    trace: Trace
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,9 @@ class Learner:
             micro_batch_tokens=self.micro_batch_tokens,
         )
 
-    def learn(self, batch: Batch, credit: Credit, seen: Seen, *, critic_only: bool = False) -> dict[str, float]:
+    def learn(
+        self, batch: Batch, credit: Credit, seen: Seen, *, critic_only: bool = False, watch: bool = False
+    ) -> Learned:
         """`algorithm.passes` times through the batch, in `algorithm.minibatches` updates each.
 
         Args:
@@ -61,9 +72,10 @@ class Learner:
             credit: their advantages, and the returns for a critic.
             seen: from `look`.
             critic_only: leave the policy as it is.
+            watch: look at one group again after the last update, see `Trace.updated_NT`.
 
         Returns:
-            Figures of the last pass, `sampler_learner_gap` of the first update, and the seconds spent.
+            Figures of the last pass, `sampler_learner_gap` of the first update, and the seconds spent; the tokens.
         """
         started = time.perf_counter()
         work, figures = _Work.of(batch, credit, seen, self.algorithm)
@@ -71,15 +83,18 @@ class Learner:
         for _ in range(self.algorithm.passes):
             parts = _minibatches(batch, self.algorithm.minibatches, self._updates())
             passes.append([self._update(work, rows, critic_only) for rows in parts])
-        last = _averaged(passes[-1])
+        last = _averaged([update for update, _ in passes[-1]])
         # Of the first update that had something to learn: later ones have moved on purpose.
-        gap = next((update["sampler_learner_gap"] for update in passes[0] if "sampler_learner_gap" in update), math.nan)
-        figures |= last | {"sampler_learner_gap": gap, "kl_coef": self.kl_coefficient.value}
+        gaps = (update["sampler_learner_gap"] for update, _ in passes[0] if "sampler_learner_gap" in update)
+        figures |= last | {"sampler_learner_gap": next(gaps, math.nan), "kl_coef": self.kl_coefficient.value}
         if not self.algorithm.uses_reference:
             del figures["kl_coef"]
         elif "kl" in figures:
             self.kl_coefficient.measured(figures["kl"])
-        return figures | {"time/learn": time.perf_counter() - started}
+        watched = watched_group(batch, work.advantages_NT) if watch and not critic_only else []
+        again = [self._looked_again(batch, pack) for pack in self._packs(batch, watched)] if watched else []
+        trace = make_trace(batch, seen, [part for _, parts in passes[-1] for part in parts], again)
+        return Learned(figures | {"time/learn": time.perf_counter() - started}, trace)
 
     def refresh_reference(self) -> None:
         """Makes the reference what the policy is now (iterative GRPO, DeepSeekMath 4.1.4)."""
@@ -104,8 +119,8 @@ class Learner:
     def _updates(self) -> int:
         return self.optimizer.updates + (self.critic_optimizer.updates if self.critic_optimizer else 0)
 
-    def _update(self, work: _Work, rows: Sequence[int], critic_only: bool) -> dict[str, float]:
-        """One update from some rows of the batch."""
+    def _update(self, work: _Work, rows: Sequence[int], critic_only: bool) -> tuple[dict[str, float], list[Traced]]:
+        """One update from some rows of the batch: its figures, and what was seen on the way."""
         batch, learning_rate = work.batch, self.optimizer.learning_rate
         weights_NT = torch.zeros(batch.mask_NT.shape)
         weights_NT[list(rows)] = token_weights(
@@ -118,9 +133,8 @@ class Learner:
         shared = self.critic is not None and self.critic.trunk is None
         moving = [] if critic_only else self._moving(work, rows, weights_NT)
         packs = self._packs(batch, sorted({*moving, *valued}) if shared else moving)
-        figures = _combined(
-            [self._policy_backward(work, pack, weights_NT, value_weights_NT if shared else None) for pack in packs]
-        )
+        done = [self._policy_backward(work, pack, weights_NT, value_weights_NT if shared else None) for pack in packs]
+        figures = _combined([one for one, _ in done])
         if self.critic is not None and self.critic.trunk is not None and value_weights_NT is not None:
             own = self._packs(batch, valued)
             figures |= _combined([self._critic_backward(work, pack, value_weights_NT) for pack in own])
@@ -128,7 +142,7 @@ class Learner:
         norm = self.optimizer.step() if packs else 0.0
         if self.critic_optimizer is not None:
             figures["critic_grad_norm"] = self.critic_optimizer.step() if valued else 0.0
-        return {**figures, "grad_norm": norm, "learning_rate": learning_rate}
+        return {**figures, "grad_norm": norm, "learning_rate": learning_rate}, [traced for _, traced in done]
 
     def _packs(self, batch: Batch, rows: Sequence[int]) -> list[Pack]:
         return make_packs(batch, rows, self.micro_batch_tokens, self.device)
@@ -142,7 +156,7 @@ class Learner:
 
     def _policy_backward(
         self, work: _Work, pack: Pack, weights_NT: Tensor, value_weights_NT: Tensor | None
-    ) -> dict[str, float]:
+    ) -> tuple[dict[str, float], Traced]:
         a, batch = self.algorithm, work.batch
         with autocast(self.device, self.dtype):
             forward = pack_forward(
@@ -172,7 +186,12 @@ class Learner:
             loss, stats = loss + a.value_coef * cost, stats | value_stats | {"value_loss": cost.detach()}
         loss.backward()  # type: ignore[no-untyped-call]
         gap = (logprobs_nT.detach() - self._cut(pack, batch.old_logprobs_NT)).abs()[mask_nT].max()
-        return _figures(pack, loss, forward, gap, stats)
+        return _figures(pack, loss, forward, gap, stats), Traced.of(pack, forward)
+
+    @torch.no_grad()
+    def _looked_again(self, batch: Batch, pack: Pack) -> Traced:
+        with autocast(self.device, self.dtype):
+            return Traced.of(pack, pack_forward(self.policy, pack, targets(batch, pack), batch.sampling))
 
     def _critic_backward(self, work: _Work, pack: Pack, value_weights_NT: Tensor) -> dict[str, float]:
         assert self.critic is not None
