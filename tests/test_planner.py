@@ -1,0 +1,357 @@
+"""The planner against what transformers counts, what torch allocates while a step is made, and what runs recorded."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+import grouprl.models
+from counting import Costs
+from grouprl.algorithm import Algorithm
+from grouprl.config import LoraConfig, UpdateConfig
+from grouprl.learner import Credit, KlCoefficient, Learner, Optimizer, make_batch
+from grouprl.learner.packs import make_packs
+from grouprl.models import frozen_copy, hidden_states, load_model
+from grouprl.models.adapters import add_adapter
+from grouprl.models.attention import NAME
+from grouprl.models.critic import Critic
+from grouprl.models.kernels import library
+from grouprl.models.layouts import TreeLayout
+from grouprl.models.recompute import recompute_activations
+from grouprl.planner import GRPO, PPO, SHAPES, ModelShape, Networks, StepShape, plan_memory
+from grouprl.rollout.cache import CacheShape, GroupCache
+from grouprl.types import Completion, Group, Problem, Sampling, StopReason, UserError
+
+CPU = torch.device("cpu")
+MIB = 1 << 20
+ABACUS = Path(grouprl.models.__file__).parent / "assets" / "abacus"
+needs_kernels = pytest.mark.skipif(library() is None, reason="no C compiler")
+
+
+# Parameters
+
+
+def on_meta(shape: ModelShape) -> PreTrainedModel:
+    """The same model as transformers makes it, without memory for its weights."""
+    sizes = {
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "tie_word_embeddings": shape.tied,
+    }
+    with torch.device("meta"):
+        if shape.biases == "qkv":
+            return Qwen2ForCausalLM(Qwen2Config(**sizes))
+        return LlamaForCausalLM(LlamaConfig(**sizes, head_dim=shape.head_size, attention_bias=shape.biases == "qkvo"))
+
+
+def count(model: torch.nn.Module) -> int:
+    return sum(weight.numel() for weight in model.parameters())
+
+
+# As the models' own pages have them.
+PUBLISHED = {
+    "Qwen2.5-0.5B": 494_032_768,
+    "Qwen2.5-1.5B": 1_543_714_304,
+    "Qwen2.5-7B": 7_615_616_512,
+    "Llama-3.1-8B": 8_030_261_248,
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_parameters_are_those_that_transformers_counts(name: str) -> None:
+    shape = SHAPES[name]
+    assert shape.parameters == count(on_meta(shape))
+    if name in PUBLISHED:
+        assert shape.parameters == PUBLISHED[name]
+
+
+def test_abacus_is_the_bundled_model() -> None:
+    shape, config = SHAPES["abacus"], json.loads((ABACUS / "config.json").read_text())
+    assert (shape.layers, shape.hidden, shape.heads) == tuple(
+        config[name] for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")
+    )
+    assert (shape.head_size, shape.vocabulary) == (config["head_dim"], config["vocab_size"])
+    assert (shape.tied, shape.biases) == (config["tie_word_embeddings"], "qkvo" if config["attention_bias"] else "none")
+    with safe_open(ABACUS / "model.safetensors", "pt") as file:
+        saved = sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    assert shape.parameters == saved
+
+
+def test_critic_and_reward_model_are_decoders_with_a_head() -> None:
+    shape = SHAPES["Llama-3.1-8B"]  # whose output embedding neither has
+    policy = on_meta(shape)
+    plan = plan_memory(shape, PPO)
+    assert plan.critic == 4 * count(Critic(policy, shared=False))
+    with torch.device("meta"):
+        assert plan.reward_model == 4 * count(LlamaForSequenceClassification(LlamaConfig(**{
+            **policy.config.to_dict(), "num_labels": 1,
+        })))  # fmt: skip
+
+
+def test_an_adapter_is_what_peft_puts_on_the_model() -> None:
+    pytest.importorskip("peft")
+    model = add_adapter(load_model("abacus", device=CPU), LoraConfig(rank=5), seed=0)
+    plan = plan_memory(SHAPES["abacus"], Networks(lora_rank=5, critic=True))
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    assert plan.adapter == plan.gradients == 4 * trained
+    assert (plan.moments, plan.reference) == (8 * trained, 0)
+    # A critic's frozen weights are the policy's own.
+    assert plan.critic == 4 * (trained + 128 + 1)
+
+
+def test_networks_of_the_bundled_task() -> None:
+    """docs/comparison.md: weights and moments take 18.1 MiB with GRPO, 31.7 with PPO, 36.3 with a reward model."""
+    shape = SHAPES["abacus"]
+    for networks, mib in ((GRPO, 18.1), (Networks(critic=True), 31.7), (PPO, 36.3)):
+        assert plan_memory(shape, networks, StepShape(device="cpu")).held / MIB == pytest.approx(mib, abs=0.06)
+
+
+# The batch
+
+
+@given(
+    st.integers(1, 6),
+    st.integers(1, 7),
+    st.integers(1, 9),
+    st.integers(1, 9),
+    st.integers(1, 60),
+)
+def test_the_largest_pack_is_the_learners(
+    problems: int, group_size: int, prompt: int, length: int, budget: int
+) -> None:
+    batch = make_batch([group(str(place), prompt, group_size, length) for place in range(problems)], Sampling(length))
+    packs = make_packs(batch, range(problems * group_size), budget, CPU)
+    step = StepShape(problems, group_size, prompt, length, micro_batch_tokens=budget)
+    assert step.largest_pack.tokens == max(len(pack.input_ids_S) for pack in packs)
+
+
+def test_packs_without_a_budget() -> None:
+    """A group of 8 is 48 + 8 * 95 = 808 tokens: one fits into 1,024 and 20 into 16,384. One of 100 has 9,548."""
+    step = StepShape(64, 8, 48, 96, device="cpu")
+    assert (step.largest_pack.tokens, step.largest_pack.completions) == (808, 8)
+    on_gpu = StepShape(64, 8, 48, 96, device="cuda").largest_pack
+    assert (on_gpu.tokens, on_gpu.completions) == (20 * 808, 160)
+    assert StepShape(64, 100, 48, 96, device="cpu").largest_pack.tokens == 9548
+    # Of 4 minibatches of 64 groups each has 16.
+    assert StepShape(64, 8, 48, 96, minibatches=4).largest_pack.tokens == 16 * 808
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_cache_is_the_engines(dtype: str) -> None:
+    shape, step = SHAPES["Qwen2.5-0.5B"], StepShape(16, 8, 256, 512, max_rows=64, dtype=dtype)  # type: ignore[arg-type]
+    # 64 rows decode 8 groups of 8 at once; four times as many prompts are held, but there are 16.
+    cache = GroupCache(CacheShape(24, 2, 64, 16, 64, 256, 512), torch.device("meta"), getattr(torch, dtype))
+    kept = (cache.prompt_keys, cache.prompt_values, cache.own_keys, cache.own_values)
+    plan = plan_memory(shape, GRPO, step)
+    assert plan.cache == sum(tensor.nbytes for tensor in kept)
+    # With a prompt for each of the 64 rows.
+    assert plan.cache_unshared == 2 * 24 * 2 * 64 * 64 * (256 + 512) * kept[0].element_size()
+    assert StepShape(100, 8, 9, 9, max_rows=64).cached_prompts == 32
+
+
+# What a step holds
+
+
+def group(name: str, prompt: int, completions: int, length: int) -> Group:
+    row = [(7 * index + place) % 500 + 2 for index in range(completions) for place in range(length)]
+    return Group(
+        Problem(name, name),
+        tuple(range(10, 10 + prompt)),
+        tuple(
+            Completion(
+                index,
+                tuple(row[index * length : (index + 1) * length]),
+                (-5.0,) * length,
+                (-5.0,) * length,
+                "",
+                StopReason.LENGTH,
+                0,
+            )
+            for index in range(completions)
+        ),
+    )
+
+
+SMALL = ModelShape("small", 4, 128, 4, 2, 32, 304, 512, tied=True)
+
+
+def small(shape: ModelShape = SMALL) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=shape.vocabulary,
+            hidden_size=shape.hidden,
+            intermediate_size=shape.intermediate,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            tie_word_embeddings=True,
+        )
+    )
+    model.set_attn_implementation(NAME)
+    return model.eval()
+
+
+def peak_of_an_update(step: StepShape) -> int:
+    """Bytes of the tensors that live at once while the small model learns from a batch for the second time."""
+    model = small()
+    if step.recompute:
+        recompute_activations(model)
+    groups = [group(str(place), step.prompt_tokens, step.group_size, step.completion_tokens) for place in range(4)]
+    batch, algorithm = make_batch(groups, Sampling(step.completion_tokens)), Algorithm()
+    learner = Learner(
+        policy=model,
+        reference=frozen_copy(model),
+        optimizer=Optimizer(model, UpdateConfig()),
+        algorithm=algorithm,
+        kl_coefficient=KlCoefficient(algorithm),
+        device=CPU,
+        dtype=step.dtype,
+        micro_batch_tokens=step.micro_batch_tokens,
+    )
+    credit = Credit(batch.mask_NT * torch.linspace(-1, 1, len(batch.mask_NT))[:, None])
+    seen = learner.look(batch)
+    learner.learn(batch, credit, seen)
+    with Costs() as costs:
+        learner.learn(batch, credit, seen)
+    return costs.peak
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("dtype", "recompute", "budget", "low", "high"),
+    [
+        ("float32", False, 0, 0.95, 1.05),
+        ("float32", False, 250, 0.95, 1.05),
+        ("bfloat16", False, 0, 0.95, 1.05),
+        ("float32", True, 0, 0.95, 1.08),
+        # Rounded weights are counted for all layers at once, and live for one where layers are run again.
+        ("bfloat16", True, 0, 0.95, 1.25),
+    ],
+)
+def test_the_peak_of_an_update(dtype: str, recompute: bool, budget: int, low: float, high: float) -> None:
+    step = StepShape(
+        4,
+        8,
+        48,
+        96,
+        micro_batch_tokens=budget,
+        dtype=dtype,
+        device="cpu",
+        recompute=recompute,  # type: ignore[arg-type]
+    )
+    plan = plan_memory(SMALL, GRPO, step)
+    ratio = (plan.learning - plan.held) / peak_of_an_update(step)
+    assert low <= ratio <= high
+
+
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("GROUPRL_KERNELS", "off")
+    library.cache_clear()
+    yield
+    monkeypatch.undo()
+    library.cache_clear()
+
+
+def kept_per_layer(dtype: str, tokens: int) -> float:
+    """Bytes a token that autograd keeps of one more layer, weights apart, on the path that a GPU takes."""
+    totals = []
+    for layers in (2, 3):
+        model = small(ModelShape("", layers, 128, 4, 2, 32, 304, 512, tied=True))
+        own = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+        sizes = {weight.numel() for weight in model.parameters()}
+        kept: dict[int, Tensor] = {}
+
+        def keep(tensor: Tensor, own: set[int] = own, kept: dict[int, Tensor] = kept) -> Tensor:
+            if tensor.untyped_storage().data_ptr() not in own:
+                kept[tensor.untyped_storage().data_ptr()] = tensor
+            return tensor
+
+        layout = TreeLayout((tokens,), ((),), CPU)
+        rounding = torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16")
+        with rounding, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            hidden_states(model, torch.arange(tokens), layout.position_ids_S, layout)
+        # Rounded weights are counted by themselves; no activation has as many elements as one.
+        totals.append(sum(t.untyped_storage().nbytes() for t in kept.values() if t.numel() not in sizes))
+    return (totals[1] - totals[0]) / tokens
+
+
+@pytest.mark.usefixtures("without_kernels")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_a_gpu_keeps_of_a_layer(dtype: str) -> None:
+    def planned(layers: int) -> int:
+        shape = ModelShape("", layers, 128, 4, 2, 32, 304, 512, tied=True)
+        step = StepShape(1, 1, 100, 2, dtype=dtype, device="cuda")  # type: ignore[arg-type]
+        assert step.largest_pack.tokens == 101
+        return plan_memory(shape, GRPO, step).activations
+
+    assert (planned(3) - planned(2)) / 101 == pytest.approx(kept_per_layer(dtype, 101), rel=0.001)
+
+
+def test_logits_are_bounded_whatever_the_batch() -> None:
+    shape, head = SHAPES["Qwen2.5-7B"], 4 * 152_064 * 3584
+    plan = plan_memory(shape, GRPO, StepShape(64, 8, 256, 4096, device="cuda"))
+    predicted = plan.pack.completions * 4096 * 3584 * 4
+    assert 120 * MIB < plan.logits - head - predicted <= 128 * MIB
+    # An adapter leaves the output embedding alone.
+    frozen = plan_memory(shape, Networks(lora_rank=8), StepShape(64, 8, 256, 4096, device="cuda"))
+    assert plan.logits - frozen.logits == head
+
+
+def test_sums() -> None:
+    on_cpu = plan_memory(SMALL, PPO, StepShape(device="cpu"))
+    on_gpu = plan_memory(SMALL, PPO, StepShape(device="cuda", dtype="bfloat16"))
+    weights = 4 * SMALL.parameters
+    # Policy, reference, reward model and critic; moments of policy and critic.
+    assert on_cpu.held == pytest.approx(weights * (4 + 2 * 2), rel=2e-3)
+    assert on_cpu.sampling == on_cpu.held + on_cpu.cache + on_cpu.drawing
+    # On a GPU the cache stays while the policy learns.
+    assert on_gpu.held == on_cpu.held + on_gpu.cache
+    assert on_gpu.peak == on_gpu.learning > on_gpu.sampling
+    assert on_gpu.rounded == 2 * (4 * (128 * (128 + 64 + 64) + 128 * 128 + 3 * 128 * 304) + 512 * 128)
+
+
+def test_it_brings_in_neither_torch_nor_transformers() -> None:
+    script = "import sys, grouprl.planner; print({'torch', 'transformers', 'pydantic'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"problems": 0}, "problems: expected 1 or more"),
+        ({"micro_batch_tokens": -1}, "micro_batch_tokens: expected a number"),
+        ({"dtype": "float16"}, "dtype: expected one of float32, bfloat16"),
+        ({"device": "tpu"}, "device: expected one of cpu, cuda"),
+    ],
+)
+def test_what_is_out_of_range_is_refused(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        StepShape(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="lora_rank: expected 1 or more"):
+        plan_memory(SMALL, Networks(lora_rank=0))
