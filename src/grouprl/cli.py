@@ -247,6 +247,23 @@ def report(run: Annotated[Path, typer.Argument(help="Run directory, such as runs
     typer.echo(f"Report: {write_report(run)}")
 
 
+@app.command()
+def lab(
+    runs: Annotated[Path, typer.Argument(help="Folder of the runs.")] = Path("runs"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 = a free one.")] = 0,
+    browser: Annotated[bool, typer.Option(help="Open the link.")] = True,
+) -> None:
+    """Open the lab: a local page that follows runs live, shows every completion and explains GRPO (docs/lab.md).
+
+    Example: grouprl lab
+
+    Example: grouprl lab runs --port 8000 --no-browser
+    """
+    from grouprl.lab.web.server import serve
+
+    serve(runs, port=port, open_browser=browser, say=typer.echo)
+
+
 def _rewards(given: list[str] | None) -> list[dict[str, object]] | None:
     """--reward NAME, NAME=0.5, FILE.py:FUNCTION or FILE.py:FUNCTION=0.5, as a configuration has it."""
     if given is None:

@@ -1,0 +1,76 @@
+"""The pictures of the lab in docs/lab.md, light and dark: every page of a folder of runs, in a headless Chromium.
+
+python benchmarks/lab_pictures.py RUNS RUN OTHER [--out docs/images] [--browser /usr/bin/chromium]
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+SIZE = {"width": 1280, "height": 900}
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+WAIT = 1500  # milliseconds until charts are drawn
+
+
+def addresses(run: str, other: str) -> dict[str, str]:
+    """By the picture's name, what stands after the # of the page."""
+    return {
+        "runs": "/",
+        "run": f"/runs/{run}",
+        "compare": f"/compare/{run},{other}",
+        "groups": f"/runs/{run}/groups/5",
+        "group": f"/runs/{run}/groups/1/0",
+        "step": f"/step?run={run}&step=1&group=0",
+        "rollouts": "/rollouts",
+        "ppo": "/ppo",
+    }
+
+
+def taken(link: str, pages: dict[str, str], out: Path, chromium: str, scheme: str) -> None:
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+        page = browser.new_page(viewport=SIZE, color_scheme=scheme)  # type: ignore[arg-type]
+        page.goto(link)
+        page.wait_for_selector("main .page")
+        base = link.partition("/?")[0]
+        for name, address in pages.items():
+            page.goto("about:blank")
+            page.goto(f"{base}/#{address}")
+            page.wait_for_selector("main .page")
+            page.wait_for_timeout(WAIT)
+            if name == "step":
+                for _ in range(5):  # to ratio and clip
+                    page.keyboard.press("ArrowRight")
+                    page.wait_for_timeout(WAIT // 5)
+            page.screenshot(path=out / f"lab-{name}-{scheme}.png")
+        browser.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("run")
+    parser.add_argument("other", help="to compare with")
+    parser.add_argument("--out", type=Path, default=Path("docs/images"))
+    parser.add_argument("--browser", default=shutil.which("chromium"))
+    given = parser.parse_args()
+    for scheme in ("light", "dark"):
+        words = [sys.executable, "-u", "-m", "grouprl.cli", "lab", str(given.runs), "--no-browser"]
+        lab = subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+        assert lab.stdout is not None
+        try:
+            link = next(line.strip() for line in lab.stdout if line.startswith("http"))
+            taken(link, addresses(given.run, given.other), given.out, given.browser, scheme)
+        finally:
+            lab.terminate()
+            lab.wait()
+
+
+if __name__ == "__main__":
+    main()

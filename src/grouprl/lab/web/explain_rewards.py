@@ -1,0 +1,120 @@
+"""First half of a group's walk-through: rewards, what they are compared with, and the advantages that come of it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+from grouprl.algorithms import step_advantages
+from grouprl.lab.rollouts import RecordedGroup
+from grouprl.lab.web.explain import compared, comparison_sentence
+from grouprl.lab.web.explain_record import Recorded, penalties, rewards_of
+from grouprl.types import RewardOutcome
+
+
+def rewards_stage(recorded: Recorded) -> dict[str, Any]:
+    """Each completion's reward by component, the weights, and what the KL takes off it, where it does."""
+    outcomes, taken = recorded.group.outcomes, penalties(recorded, recorded.group)
+    names = list(dict.fromkeys(name for outcome in outcomes for name in outcome.components))
+    return {
+        "names": names,
+        "weights": {name: recorded.reward_weights.get(name) for name in names},
+        "completions": [_reward(outcome, penalty) for outcome, penalty in zip(outcomes, taken, strict=True)],
+    }
+
+
+def statistics_stage(recorded: Recorded) -> dict[str, Any]:
+    """What the rewards are compared with: `kind` is what is compared, `sentence` says it.
+
+    `kind` "rewards" has `compared`, see `explain.compared`; "components" has one for each reward in `by_name`; "steps"
+    has the rewards of all steps; "tokens" has `compared` where the group takes part in it, else none.
+    """
+    a = recorded.algorithm
+    if a.credit == "step":
+        return _of_steps(recorded)
+    if a.credit == "token":
+        grouped = a.baseline in ("mean", "leave_one_out")
+        whose = {"critic": "what the critic expected of it", "batch_mean": "the mean over the batch's tokens"}
+        against = "the group, before the KL of each token" if grouped else whose.get(a.baseline, "a constant")
+        return {
+            "kind": "tokens",
+            "sentence": f"{a.name} gives credit token by token, for the reward still to come, against {against}.",
+            "compared": _compared(recorded) if grouped else None,
+        }
+    if a.reward_mix == "normalise_then_sum":
+        by_name = {name: _compared(recorded, name) for name in _component_names(recorded.group)}
+        sentence = f"Each reward function by itself; the advantages are added up. {comparison_sentence(a)}"
+        return {"kind": "components", "sentence": sentence, "by_name": by_name}
+    return {"kind": "rewards", "sentence": comparison_sentence(a), "compared": _compared(recorded)}
+
+
+def advantages_stage(group: RecordedGroup) -> dict[str, Any]:
+    """The advantages that the run recorded: of each completion, and of its tokens where they differ."""
+    by_token = any(len(set(row)) > 1 for row in group.token_advantages)
+    return {
+        "completions": list(group.advantages),
+        "by_token": by_token,
+        "tokens": [list(row) for row in group.token_advantages] if by_token else None,
+    }
+
+
+def _reward(outcome: RewardOutcome, penalty: float) -> dict[str, Any]:
+    return {
+        "components": dict(outcome.components),
+        "reward": outcome.total if outcome.valid else None,
+        "invalid_reason": outcome.reason or None,
+        "correct": outcome.correct,
+        "penalty": penalty,
+        "steps": [{"end": step.end, "reward": step.reward} for step in outcome.steps],
+    }
+
+
+def _compared(recorded: Recorded, component: str | None = None) -> dict[str, Any]:
+    """Against the group, or against the batch that it was learned from with."""
+
+    def values(group: RecordedGroup) -> list[float]:
+        if component is not None:
+            return [_component(outcome, component) for outcome in group.outcomes]
+        taken = penalties(recorded, group) if recorded.algorithm.credit == "completion" else [0.0] * len(group.outcomes)
+        return [reward - penalty for reward, penalty in zip(rewards_of(group), taken, strict=True)]
+
+    return compared(values(recorded.group), recorded.algorithm, [values(group) for group in recorded.others])
+
+
+def _component(outcome: RewardOutcome, name: str) -> float:
+    value = outcome.components.get(name) if outcome.valid else None
+    return math.nan if value is None else value
+
+
+def _component_names(group: RecordedGroup) -> list[str]:
+    return list(dict.fromkeys(name for outcome in group.outcomes for name in outcome.components))
+
+
+def _of_steps(recorded: Recorded) -> dict[str, Any]:
+    """All steps of all completions are one set; the completion's own reward is one more step, that ends with it."""
+    a, group = recorded.algorithm, recorded.group
+    rows = [
+        [*((step.end, step.reward) for step in outcome.steps), (len(completion) - 1, outcome.total)]
+        if outcome.valid
+        else []
+        for outcome, completion in zip(group.outcomes, group.group.completions, strict=True)
+    ]
+    found = [reward for row in rows for _, reward in row]
+    # As completions of one token and one step each, their advantages are their normalised rewards.
+    ones = [1] * len(found)
+    normalised_K1 = step_advantages(
+        [[reward] for reward in found], [[0] for _ in found], [0] * len(found), ones, std=a.std, eps=a.eps
+    )
+    each = iter(normalised_K1.flatten().tolist())
+    spread = statistics.stdev if a.std == "sample" else statistics.pstdev
+    return {
+        "kind": "steps",
+        "sentence": "The rewards of all steps of the group are compared with each other; a token is credited with "
+        "every step that ends at or after it.",
+        "n": len(found),
+        "sum": math.fsum(found),
+        "mean": statistics.mean(found) if found else None,
+        "deviation": spread(found) if len(found) > 1 else None,
+        "steps": [[{"end": end, "reward": reward, "normalised": next(each)} for end, reward in row] for row in rows],
+    }

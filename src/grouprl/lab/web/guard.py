@@ -1,0 +1,171 @@
+"""Who may ask the lab for what: this machine's own browser, from the lab's own page, after a link that works once.
+
+Any page that the user visits can send requests to 127.0.0.1, under a name of its own (DNS rebinding) or with the
+user's cookies (CSRF). So every request has to name the lab's own host, come from the lab's own origin and carry a
+session; what changes something has to be a POST with a second secret, which only a page of the lab can read.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Iterable
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+PAGE_TOKEN = "X-GroupRL-Token"
+LARGEST_BODY = 64 << 10  # bytes
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Sessions:
+    """The links that were given out, and the browsers that used one. Nothing of it is ever written down."""
+
+    def __init__(self) -> None:
+        self._links: set[str] = set()
+        self._pages: dict[str, str] = {}
+
+    def new_link(self) -> str:
+        """A token that opens the page once."""
+        token = secrets.token_urlsafe(32)
+        self._links.add(token)
+        return token
+
+    def open(self, link: str) -> str | None:
+        """The session of a link's first use; None for any other text."""
+        known = _found(link, self._links)
+        if known is None:
+            return None
+        self._links.remove(known)
+        session = secrets.token_urlsafe(32)
+        self._pages[session] = secrets.token_urlsafe(32)
+        return session
+
+    def page_token(self, session: str | None) -> str | None:
+        """What a page of this session sends with every change; None without such a session."""
+        known = None if session is None else _found(session, self._pages)
+        return None if known is None else self._pages[known]
+
+
+class Guard:
+    """Stands before the application; see the module.
+
+    Args:
+        app: what is protected.
+        sessions: who may come in.
+        port: the lab's own, which is part of its name and of its cookie's (cookies do not tell ports apart).
+    """
+
+    def __init__(self, app: ASGIApp, sessions: Sessions, port: int) -> None:
+        self._app, self._sessions = app, sessions
+        self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
+        self._cookie = f"grouprl_lab_{port}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, as ASGI has it."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # no WebSocket is spoken here
+            return
+        refused = self._refused(scope)
+        answer: ASGIApp = self._app if refused is None else refused
+        await answer(scope, _limited(receive), _with_headers(send))
+
+    def _refused(self, scope: Scope) -> Response | None:
+        headers, method, path = Headers(scope=scope), scope["method"], scope["path"]
+        if headers.getlist("host") not in [[host] for host in self._hosts]:
+            return _no(
+                421, f"expected the host {' or '.join(sorted(self._hosts))}: open the link that grouprl lab printed"
+            )
+        if not self._from_here(headers):
+            return _no(403, "expected a request from the lab's own page, got one from another site")
+        if method not in ("GET", "HEAD", "POST"):
+            return _no(405, f"expected GET or POST, got {method}")
+        link = parse_qs(scope["query_string"].decode("latin-1")).get("token")
+        if link and path == "/" and method == "GET":
+            return self._enter(link[0])
+        if _crosses_sites(headers):
+            return _no(403, "expected a request from the lab's own page, got one from another site")
+        page_token = self._sessions.page_token(cookie_parser(headers.get("cookie", "")).get(self._cookie))
+        if page_token is None:
+            return _no(401, "This page opens with the link that grouprl lab prints; each link works once.")
+        scope.setdefault("state", {})["page_token"] = page_token
+        return self._refused_change(headers, page_token) if method == "POST" else None
+
+    def _from_here(self, headers: Headers) -> bool:
+        origins = {f"http://{host}" for host in self._hosts}
+        return all(origin in origins for origin in headers.getlist("origin"))
+
+    def _enter(self, link: str) -> Response:
+        session = self._sessions.open(link)
+        if session is None:
+            return _no(
+                403, "This link has been used, or never was one. Press Enter where grouprl lab runs for another."
+            )
+        answer = RedirectResponse("/", 303)
+        answer.set_cookie(self._cookie, session, httponly=True, samesite="strict", path="/")
+        return answer
+
+    def _refused_change(self, headers: Headers, page_token: str) -> Response | None:
+        given = headers.get(PAGE_TOKEN, "")
+        if not hmac.compare_digest(given.encode(), page_token.encode()):
+            return _no(403, f"expected the page's own token in {PAGE_TOKEN}: reload the page")
+        if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+            return _no(415, "expected a body of application/json")
+        length = headers.get("content-length", "")
+        if not length.isdigit() or int(length) > LARGEST_BODY:
+            return _no(413, f"expected a body of at most {LARGEST_BODY} bytes, with its length")
+        return None
+
+
+def _found(given: str, known: Iterable[str]) -> str | None:
+    """The known text that equals the given one, found in a time that does not tell how much of it was right."""
+    return next((text for text in known if hmac.compare_digest(text.encode(), given.encode())), None)
+
+
+def _crosses_sites(headers: Headers) -> bool:
+    return headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+
+
+def _no(status: int, sentence: str) -> Response:
+    return PlainTextResponse(sentence + "\n", status)
+
+
+def _limited(receive: Receive) -> Receive:
+    """Bodies that are longer than they said, or have no length, end at the limit."""
+    taken = 0
+
+    async def limited() -> Message:
+        nonlocal taken
+        message = await receive()
+        taken += len(message.get("body", b""))
+        if taken > LARGEST_BODY:
+            return {"type": "http.disconnect"}
+        return message
+
+    return limited
+
+
+def _with_headers(send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers[name] = value
+        await send(message)
+
+    return sending

@@ -1,0 +1,96 @@
+"""Opens what a run recorded, to read: its rollouts, whatever state they are in, and the algorithm that made them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from grouprl.algorithm import Algorithm
+from grouprl.lab.read import read_json
+from grouprl.lab.rollouts import SCHEMA, open_recorded
+from grouprl.types import UserError
+
+
+@contextmanager
+def recorded(folder: Path) -> Iterator[sqlite3.Connection]:
+    """The rollouts of a run as they are now: what is asked inside the block sees one state, though the run goes on.
+
+    A run that has recorded none yet has an empty database. Rows come as `sqlite3.Row`.
+
+    Raises:
+        UserError: an older version made the file, or it cannot be read.
+    """
+    path = folder / "rollouts.sqlite"
+    try:
+        with closing(_opened(path)) as database:
+            database.row_factory = sqlite3.Row
+            database.execute("BEGIN")
+            yield database
+    except sqlite3.DatabaseError as error:
+        raise UserError(
+            f"{path}: expected rollouts that can be read, got '{error}': restore the file; that of a run in progress "
+            "needs its -wal file beside it, and a folder that can be written to"
+        ) from error
+
+
+def run_algorithm(config: Mapping[str, Any]) -> Algorithm:
+    """The algorithm in a run's config.yaml; GRPO where it says nothing.
+
+    Raises:
+        UserError: it says something else.
+    """
+    section = config.get("algorithm", {})
+    try:
+        return Algorithm(**section)
+    except TypeError as error:
+        raise UserError(
+            f"config.yaml: expected the fields of an algorithm under `algorithm`, got {str(section)[:60]!r} ({error}): "
+            "restore the file, or look at the run with the version that made it"
+        ) from None
+
+
+def reward_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, float]:
+    """What each reward counts in the total, by name; the length penalty is added as it is.
+
+    As the run recorded it, or else, of a record without, as its config.yaml lists them (a task's own are in none).
+    """
+    listed = [reward for reward in config.get("rewards") or () if isinstance(reward, Mapping)]
+    given = {reward["name"]: reward.get("weight", 1.0) for reward in listed if "name" in reward}
+    return {**given, **read_json(folder / "rewards.json"), "soft_overlong": 1.0}
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    database = open_recorded(path.parent) if path.is_file() else _empty()
+    with ExitStack() as on_error:
+        on_error.callback(database.close)
+        found = _columns(database)
+        if found and (missing := _expected() - found):
+            raise UserError(
+                f"{path}: expected a table of completions with the columns {', '.join(sorted(missing))}, found none: "
+                "an older version of GroupRL recorded this run; look at it with that one"
+            )
+        on_error.pop_all()
+    if found:
+        return database
+    database.close()  # the run has just made the file, and no table in it yet
+    return _empty()
+
+
+def _empty() -> sqlite3.Connection:
+    database = sqlite3.connect(":memory:")
+    database.executescript(SCHEMA)
+    return database
+
+
+@cache
+def _expected() -> frozenset[str]:
+    with closing(_empty()) as database:
+        return _columns(database)
+
+
+def _columns(database: sqlite3.Connection) -> frozenset[str]:
+    return frozenset(row[1] for row in database.execute("PRAGMA table_info(completions)"))

@@ -1,0 +1,57 @@
+// What the compared runs came to, and in which settings they differ.
+import { h } from "../dom.js";
+import { swatch } from "../legend.js";
+import { duration, number, percent, visible } from "../text.js";
+
+const HEADS = ["Run", "Status", "Steps", "Greedy before", "Greedy last", "95 %", "pass@1 last", "Reward", "Tokens", "Training",
+  "Tokens/s", "Peak memory"];
+// What differs between any two runs and says nothing about them.
+const OWN = new Set(["name", "runs_dir"]);
+
+/** A row for each run. */
+export function results(runs) {
+  return table("Results", HEADS, runs.map((one) => [named(one), ...figures(one)]));
+}
+
+function named({ id, look }) {
+  return [swatch(look), " ", h("a", { href: `#/runs/${encodeURIComponent(id)}` }, visible(id.replaceAll("~", "/")))];
+}
+
+function figures({ run, series, evaluations }) {
+  const [first, last] = [evaluations[0] ?? {}, evaluations.at(-1) ?? {}];
+  const [low, high] = last.greedy_interval ?? [];
+  const seconds = series.seconds.at(-1), tokens = series.tokens.at(-1);
+  const memory = series.last("rss_mib");
+  return [
+    run.status, `${number(series.step.at(-1) ?? 0)} / ${number(run.steps)}`,
+    percent(first.greedy_accuracy), percent(last.greedy_accuracy),
+    typeof low === "number" ? `${number(100 * low, 1)} to ${number(100 * high, 1)}` : number(null), percent(last.pass_at_1),
+    number(series.last("reward")), number(tokens ?? null), duration(seconds), number(seconds ? Math.round(tokens / seconds) : null),
+    memory === null ? number(null) : `${number(Math.round(memory))} MiB`,
+  ];
+}
+
+/** A row for each setting that is not the same in all runs. */
+export function differences(runs) {
+  const flat = runs.map(({ run }) => new Map(leaves(run.config)));
+  const names = [...new Set(flat.flatMap((settings) => [...settings.keys()]))].filter((name) => !OWN.has(name));
+  const differ = names.filter((name) => new Set(flat.map((settings) => settings.get(name))).size > 1);
+  if (!differ.length) return h("p", { class: "note" }, runs.length > 1 ? "None: these runs have the same configuration." : "There is one run.");
+  const values = (name) => flat.map((settings) => visible(settings.get(name) ?? "\u2013"));
+  return table("Settings that differ", ["Setting", ...runs.map(named)], differ.map((name) => [visible(name), ...values(name)]));
+}
+
+/** A configuration as [dotted name, value as text]. */
+function leaves(value, name = "") {
+  if (typeof value === "string") return [[name, value]];
+  if (value === null || typeof value !== "object" || Array.isArray(value)) return [[name, JSON.stringify(value)]];
+  return Object.entries(value).flatMap(([key, inside]) => leaves(inside, name ? `${name}.${key}` : key));
+}
+
+function table(label, heads, rows) {
+  const head = (inside, place) => h("th", { scope: "col", class: place ? "number" : null }, inside);
+  const row = ([first, ...others]) =>
+    h("tr", {}, h("th", { scope: "row" }, first), others.map((value) => h("td", { class: "number" }, value)));
+  return h("div", { class: "scroll card", tabindex: "0", role: "region", "aria-label": label },
+    h("table", {}, h("thead", {}, h("tr", {}, heads.map(head))), h("tbody", {}, rows.map(row))));
+}

@@ -1,0 +1,84 @@
+// The rewards of a group that the reader makes up: a slider, a number and an "invalid" for each completion.
+import { h, put, say } from "../dom.js";
+
+export const FEWEST = 2;
+export const MOST = 16;
+const INVALID = "nan";
+const SLIDER = { min: -1, max: 2, step: 0.05 };
+
+/** Rewards from an address or a field: numbers, null for an invalid one. An Error says what was expected. */
+export function readRewards(text) {
+  const rewards = text.split(",").map((word) => word.trim().toLowerCase()).filter(Boolean).map(readReward);
+  const count = rewards.length;
+  if (count < FEWEST || count > MOST) throw new Error(`expected ${FEWEST} to ${MOST} rewards, got ${count}`);
+  return rewards;
+}
+
+function readReward(word) {
+  if (word === INVALID || word === "invalid") return null;
+  const value = Number(word);
+  if (!Number.isFinite(value)) throw new Error(`expected a number or "invalid", got ${JSON.stringify(word.slice(0, 20))}`);
+  return value;
+}
+
+/** The same as the lab and an address take them. */
+export function writeRewards(rewards) {
+  return rewards.map((reward) => (reward === null ? INVALID : String(reward))).join(",");
+}
+
+/** An editor of rewards; `changed(rewards)` after every change. Gives {element, set(rewards)}. */
+export function rewardEditor(rewards, changed) {
+  const editor = { rewards, kept: [...rewards], changed, list: h("ol", { class: "editor" }), count: h("b", {}) };
+  editor.fewer = h("button", { type: "button", onclick: () => resize(editor, editor.rewards.length - 1) }, "Remove one");
+  editor.more = h("button", { type: "button", onclick: () => resize(editor, editor.rewards.length + 1) }, "Add one");
+  drawRows(editor);
+  const head = h("div", { class: "row" }, h("span", {}, "Completions: ", editor.count), editor.more, editor.fewer);
+  const set = (next) => {
+    Object.assign(editor, { rewards: next, kept: [...next] });
+    drawRows(editor);
+    changed(next);
+  };
+  return { element: h("div", {}, head, editor.list), set };
+}
+
+function resize(editor, size) {
+  if (size < FEWEST || size > MOST) return;
+  const grown = size > editor.rewards.length;
+  editor.rewards = grown ? [...editor.rewards, 0] : editor.rewards.slice(0, size);
+  editor.kept = grown ? [...editor.kept, 0] : editor.kept.slice(0, size);
+  drawRows(editor);
+  say(`${size} completions`);
+  editor.changed(editor.rewards);
+}
+
+function drawRows(editor) {
+  put(editor.count, String(editor.rewards.length));
+  editor.fewer.disabled = editor.rewards.length <= FEWEST;
+  editor.more.disabled = editor.rewards.length >= MOST;
+  put(editor.list, editor.rewards.map((reward, index) => row(editor, reward, index)));
+}
+
+function row(editor, reward, index) {
+  const name = `Completion ${index + 1}`;
+  const value = reward ?? editor.kept[index] ?? 0;
+  const off = reward === null;
+  const slider = h("input", { type: "range", ...SLIDER, value, disabled: off, "aria-label": `${name}: reward` });
+  const typed = h("input", { type: "number", step: "any", value, disabled: off, "aria-label": `${name}: reward as a number` });
+  const set = (next) => {
+    editor.rewards = editor.rewards.with(index, next);
+    if (next !== null) editor.kept = editor.kept.with(index, next);
+    editor.changed(editor.rewards);
+  };
+  slider.addEventListener("input", () => { typed.value = slider.value; set(Number(slider.value)); });
+  typed.addEventListener("input", () => {
+    if (typed.value === "" || !Number.isFinite(typed.valueAsNumber)) return;
+    slider.value = typed.value;
+    set(typed.valueAsNumber);
+  });
+  const invalid = h("input", { type: "checkbox", checked: off, onchange: () => {
+    slider.disabled = typed.disabled = invalid.checked;
+    set(invalid.checked ? null : Number(typed.value));
+  } });
+  const place = h("span", { class: "index", "aria-hidden": "true" }, String(index + 1));
+  return h("li", {}, place, slider, typed, h("label", {}, invalid, "invalid"));
+}

@@ -1,0 +1,31 @@
+// Where a view is: #/runs/ID/groups/STEP/GROUP?QUERY. A view that can be linked keeps all of its choices there.
+
+/** The address of a run's groups, of one step or of one group, with what was chosen in it. */
+export function address(run, place = {}, query = {}) {
+  const parts = ["#/runs", encodeURIComponent(run), "groups"];
+  if (place.step !== undefined) parts.push(place.step);
+  if (place.group !== undefined) parts.push(place.group);
+  const chosen = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return parts.join("/") + (chosen.length ? `?${new URLSearchParams(chosen)}` : "");
+}
+
+/** The choices of the address that is shown. */
+export function choices() {
+  return Object.fromEntries(new URLSearchParams(location.hash.split("?")[1] ?? ""));
+}
+
+/** Notes a small choice (a focus, a colouring) in the address without a step for the back button. */
+export function note(changes) {
+  const [path] = location.hash.split("?");
+  const kept = Object.entries({ ...choices(), ...changes }).filter(([, value]) => value !== null && value !== undefined);
+  history.replaceState(null, "", path + (kept.length ? `?${new URLSearchParams(kept)}` : ""));
+}
+
+/** Goes to another address without drawing the page anew; the back button returns from it. */
+export function move(to) {
+  if (to !== location.hash) history.pushState(null, "", to);
+}
+
+export function whole(text) {
+  return /^\d{1,9}$/.test(text ?? "") ? Number(text) : null;
+}

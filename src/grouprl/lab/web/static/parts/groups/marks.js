@@ -1,0 +1,94 @@
+// How a completion's numbers look: colour, sign and pattern together, so that none of them has to be seen.
+import { h } from "../dom.js";
+import { number, signed, visible } from "../text.js";
+
+export const FULL = 2; // the advantage from which on a colour has its full strength
+const FAINTEST = 0.14; // of what is not 0
+
+/** Class and strength of a signed number, as attributes for `tinted`. */
+export function tint(value, full) {
+  if (!value) return { tone: "zero", size: 0 };
+  return { tone: value > 0 ? "plus" : "minus", size: FAINTEST + (1 - FAINTEST) * Math.min(1, Math.abs(value) / full) };
+}
+
+/** Gives an element the colour of a tint. */
+export function tinted(element, { tone, size }) {
+  element.classList.add(tone);
+  element.style.setProperty("--size", size.toFixed(3));
+  return element;
+}
+
+const STOPS = { end: "ended", stop_string: "stop string", length: "cut at the limit" };
+
+export function stopWords(reason) {
+  return STOPS[reason] ?? visible(reason);
+}
+
+const SIGNALS = {
+  signal: ["signal", "good", "Its rewards differ: they say which completions are better."],
+  solved: ["solved", "", "Every completion is correct, and all rewards are equal: nothing to compare."],
+  hopeless: ["hopeless", "bad", "No completion is correct, and all rewards are equal: nothing to compare."],
+  equal: ["equal rewards", "warn", "All valid rewards are equal: nothing to compare."],
+  invalid: ["invalid", "bad", "Fewer than two rewards are valid: nothing to compare."],
+};
+
+/** Whether a group's rewards differ, or why they do not; `completions` have a reward (null = invalid) and `correct`. */
+export function kindOfGroup(signal, completions) {
+  if (signal) return "signal";
+  if (completions.filter(({ reward }) => reward !== null).length < 2) return "invalid";
+  if (completions.every(({ correct }) => correct === true)) return "solved";
+  return completions.every(({ correct }) => correct === false) ? "hopeless" : "equal";
+}
+
+export function signalMark(kind) {
+  const [word, look, sentence] = SIGNALS[kind];
+  return h("span", { class: `mark ${look}`, title: sentence }, word);
+}
+
+/** An advantage as a coloured number. */
+export function advantageMark(advantage, digits = 2) {
+  return tinted(h("span", { class: "tint chip", title: "advantage" }, signed(advantage, digits)), tint(advantage, FULL));
+}
+
+export function correctMark(correct) {
+  if (correct === null || correct === undefined) return h("span", { class: "mark" }, "not judged");
+  return correct ? h("span", { class: "mark good" }, "\u2713 correct") : h("span", { class: "mark bad" }, "\u2717 wrong");
+}
+
+/** The function with its answers kept: numbers take a browser long to write, and a grid has few different ones. */
+export function kept(written) {
+  const known = new Map();
+  return (value) => {
+    if (known.size > 1000) known.clear();
+    if (!known.has(value)) known.set(value, written(value));
+    return known.get(value);
+  };
+}
+
+const shortNumber = kept(number), shortSigned = kept(signed);
+
+/** One completion in a sentence, for those who listen and for a hover. */
+export function inWords(completion) {
+  const judged = { true: ", correct", false: ", wrong" }[completion.correct] ?? "";
+  const reward = completion.invalid ? "invalid reward" : `reward ${shortNumber(completion.reward)}`;
+  return (
+    `Completion ${completion.index}: ${reward}, advantage ${shortSigned(completion.advantage)}${judged}, ` +
+    `${shortNumber(completion.length)} tokens, ${stopWords(completion.stop_reason)}`
+  );
+}
+
+/** What the colours and patterns of advantages mean. */
+export function advantageLegend() {
+  const steps = [-FULL, -FULL / 2, 0, FULL / 2, FULL];
+  return h("div", { class: "row legend" },
+    h("span", { class: "note" }, "Advantage"),
+    h("span", { class: "scale" }, steps.map((value) =>
+      tinted(h("span", { class: "tint" }, ends(value)), tint(value, FULL)))),
+    h("span", {}, h("span", { class: "tint invalid key" }), "invalid reward"),
+    h("span", {}, "\u2713 correct"));
+}
+
+function ends(value) {
+  if (value === FULL) return `\u2265 ${signed(value)}`;
+  return value === -FULL ? `\u2264 ${signed(value)}` : signed(value);
+}

@@ -1,0 +1,151 @@
+// Completions of a whole run by their text, reward and end: the form, and what it finds.
+import { get } from "../api.js";
+import { h, put } from "../dom.js";
+import { number, visible, written } from "../text.js";
+import { address, note } from "./address.js";
+import { advantageMark, correctMark, stopWords } from "./marks.js";
+
+const LIMIT = 50; // completions asked for at once
+const MOST_PAGES = 20; // that are fetched again when one comes back to a search
+const CHOICES = {
+  stop: ["Ended by", [["", "anything"], ["end", "its end token"], ["stop_string", "a stop string"], ["length", "the limit"]]],
+  correct: ["Correct", [["", "either"], ["1", "correct"], ["0", "wrong"]]],
+  invalid: ["Reward", [["", "valid or not"], ["0", "valid"], ["1", "invalid"]]],
+};
+const RANGES = { Reward: ["min_reward", "max_reward"], Step: ["first", "last"] };
+const NAMES = ["text", ...Object.values(RANGES).flat(), ...Object.keys(CHOICES)];
+const ASKED = ["text", "min_reward", "max_reward", ...Object.keys(CHOICES)];
+
+/** Whether the choices of an address are those of a search. */
+export const isSearch = (given) => ["search", ...NAMES].some((name) => Object.hasOwn(given, name));
+
+/** The form; `given` are the choices of the address. Sending it goes to the address of its results. */
+export function searchForm(run, given) {
+  const text = h("input", { name: "text", type: "search", value: given.text ?? "", placeholder: "Text of a completion",
+    "aria-label": "Text of a completion", autocomplete: "off", spellcheck: "false" });
+  const ranges = Object.entries(RANGES).map(([label, [low, high]]) => h("div", { class: "field", role: "group", "aria-label": label },
+    h("span", {}, `${label} from, to`), h("span", { class: "range" }, bound(low, `${label} from`, given), bound(high, `${label} to`, given))));
+  const selects = Object.entries(CHOICES).map(([name, [label, options]]) =>
+    field(label, select(name, options, given[name] ?? "")));
+  const filtered = NAMES.some((name) => name !== "text" && given[name]);
+  return h("form", { class: "search card", role: "search", onsubmit: (event) => send(event, run) },
+    h("div", { class: "row" }, text, h("button", { class: "main" }, "Search all steps")),
+    h("details", filtered ? { open: true } : {}, h("summary", {}, "Filters"),
+      h("div", { class: "row filters" }, ranges, selects)));
+}
+
+function field(label, input) {
+  return h("label", { class: "field" }, h("span", {}, label), input);
+}
+
+function bound(name, label, given) {
+  return h("input", { name, inputmode: "decimal", class: "step", value: given[name] ?? "", autocomplete: "off", "aria-label": label });
+}
+
+function select(name, options, chosen) {
+  const element = h("select", { name }, options.map(([value, label]) => h("option", { value }, label)));
+  element.value = chosen;
+  return element;
+}
+
+function send(event, run) {
+  event.preventDefault();
+  const given = Object.fromEntries(new FormData(event.currentTarget));
+  location.hash = `${address(run, {}, { ...given, search: 1 })}`;
+}
+
+/** What was found, the newest first: {element, end()}. It looks until a page is full; more is fetched on request. */
+export function searchResults(run, given) {
+  const list = h("ol", { class: "results" }), said = h("p", { class: "note", role: "status" });
+  const further = h("button", { type: "button", hidden: true, onclick: () => look(true) }, "Look further");
+  const asked = { ...Object.fromEntries(ASKED.map((name) => [name, given[name]])), step: steps(given), limit: LIMIT };
+  const leaving = new AbortController();
+  const state = { before: null, found: 0, looked: 0, back: null, pages: 0 };
+
+  async function look(byHand) {
+    further.hidden = true;
+    const wanted = state.found + LIMIT, earlier = state.found;
+    do {
+      const answer = await get(`runs/${encodeURIComponent(run)}/search`, { ...asked, before: state.before }, leaving.signal);
+      state.before = answer.next;
+      state.found += answer.rows.length;
+      state.looked += answer.looked_at;
+      state.back = answer.back_to ?? state.back;
+      list.append(...answer.rows.map((row) => result(run, row, given.text ?? "")));
+      put(said, summary(state, state.before !== null && state.found < wanted));
+    } while (state.before !== null && state.found < wanted);
+    state.pages += 1;
+    further.hidden = state.before === null;
+    if (!byHand) return;
+    note({ pages: state.pages });
+    list.children[earlier]?.querySelector("a").focus();
+  }
+
+  async function begin() {
+    const wanted = Math.min(MOST_PAGES, Number(given.pages) || 1);
+    do await look(false); while (state.pages < wanted && state.before !== null);
+  }
+
+  begin().catch((error) => {
+    if (!leaving.signal.aborted) put(said, h("span", { class: "error" }, visible(error.message)));
+  });
+  return {
+    element: h("section", { "aria-label": "Completions found" }, said, list, further),
+    end: () => leaving.abort(),
+  };
+}
+
+/** A range as the lab takes it: 3-10, 3-, -10. */
+function steps({ first, last }) {
+  return first || last ? `${first ?? ""}-${last ?? ""}` : "";
+}
+
+function summary({ found, looked, back, before }, going) {
+  const words = `${number(found)} found in ${number(looked)} completions`;
+  if (before === null) return looked ? `${words}, back to step ${back}: all that were to be looked at.` : "There is nothing to look at.";
+  return going ? `${words}, back to step ${back}; still looking.` : `${words}, back to step ${back}, the newest first.`;
+}
+
+function result(run, row, text) {
+  const to = address(run, { step: row.step, group: row.group_index }, { c: row.completion_index });
+  return h("li", { class: "card result" },
+    h("div", { class: "row" },
+      h("a", { href: to }, `Step ${row.step}, group ${row.group_index}, completion ${row.completion_index}`),
+      row.invalid_reason === null ? h("span", {}, `reward ${number(row.reward)}`) : h("span", { class: "mark bad" }, "invalid reward"),
+      advantageMark(row.advantage), correctMark(row.correct),
+      h("span", { class: "note" }, `${number(row.length)} tokens, ${stopWords(row.stop_reason)}`)),
+    row.invalid_reason === null ? null : h("p", { class: "bad" }, written(row.invalid_reason)),
+    highlighted(row.text, text));
+}
+
+/** The text with every hit marked: the text is cut, never its markup. */
+export function highlighted(text, wanted) {
+  const element = h("p", { class: "text" });
+  element.append(...cut(text, wanted).map(([part, hit]) => (hit ? h("mark", {}, visible(part)) : visible(part))));
+  return element;
+}
+
+function cut(text, wanted) {
+  const where = folded(text), what = folded(wanted).text, parts = [];
+  let from = 0;
+  for (let at = what ? where.text.indexOf(what) : -1; at >= 0; at = where.text.indexOf(what, at + what.length)) {
+    const start = where.origin[at], end = where.origin[at + what.length];
+    parts.push([text.slice(from, start), false], [text.slice(start, end), true]);
+    from = end;
+  }
+  return [...parts, [text.slice(from), false]].filter(([part]) => part !== "");
+}
+
+/** The text in small letters, and where each of its signs comes from: some letters become two. */
+function folded(text) {
+  const signs = [], origin = [];
+  let at = 0;
+  for (const sign of text) {
+    for (const small of sign.toLowerCase().replaceAll("\u00df", "ss")) {
+      for (let unit = 0; unit < small.length; unit++) origin.push(at);
+      signs.push(small);
+    }
+    at += sign.length;
+  }
+  return { text: signs.join(""), origin: [...origin, at] };
+}

@@ -1,0 +1,122 @@
+// From a group's rewards to its advantages, in the numbers that the lab computed. Nothing is computed here.
+import { h } from "../dom.js";
+import { number, signed } from "../text.js";
+import { advantageMark, kindOfGroup, signalMark } from "./marks.js";
+
+const DIGITS = 4;
+const MOST_WRITTEN = 16; // terms of a sum that are written out
+
+const n = (value) => number(value, DIGITS).replace("-", "\u2212");
+const bracketed = (value) => (value < 0 ? `(${n(value)})` : n(value));
+
+/** The card of a group's statistics, as `worked` in groups.py gives them. */
+export function statisticsCard(group) {
+  const given = group.statistics;
+  const kind = kindOfGroup(given.signal, group.completions);
+  return h("section", { class: "card statistics", "aria-labelledby": "statistics-title" },
+    h("h2", { id: "statistics-title" }, "Rewards to advantages ", signalMark(kind)),
+    sentences(given, kind).map((sentence) => h("p", {}, sentence)),
+    given.count ? h("dl", { class: "worked" }, meanLine(given), deviationLine(given), stepLine(given), divisorLine(given)) : null,
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Advantages of the completions" }, advantages(group)),
+    agreement(given));
+}
+
+function line(word, ...terms) {
+  return [h("dt", {}, word), h("dd", {}, terms)];
+}
+
+function meanLine(given) {
+  const valid = given.rewards.filter((reward) => reward !== null);
+  return line("mean", `${sum(valid.map(bracketed))} = ${n(given.sum)}; `,
+    `${n(given.sum)} / ${given.count} = `, h("b", {}, n(given.mean)));
+}
+
+function deviationLine(given) {
+  const squares = given.deviations.filter((deviation) => deviation !== null).map((deviation) => `${bracketed(deviation)}\u00b2`);
+  const divided = given.std === "sample" ? `${given.divided_by} (one less than ${given.count}: sample deviation)` : `${given.divided_by}`;
+  return line("deviation", `${sum(squares)} = ${n(given.sum_of_squares)}; `,
+    `\u221a(${n(given.sum_of_squares)} / ${divided}) = `, h("b", {}, n(given.deviation)));
+}
+
+const sum = (terms) => (terms.length <= MOST_WRITTEN ? terms.join(" + ")
+  : `${terms.slice(0, MOST_WRITTEN - 2).join(" + ")} + \u2026 + ${terms.at(-1)}`);
+
+function stepLine({ step }) {
+  if (!step) return null;
+  return line("whole step", `${number(step.count)} rewards with mean `, h("b", {}, n(step.mean)),
+    " and deviation ", h("b", {}, n(step.deviation)));
+}
+
+function divisorLine(given) {
+  if (given.divisor === null) return null;
+  if (given.scale === "none") return line("divided by", "nothing: this algorithm does not scale");
+  const spread = given.scale === "group_std" ? given.deviation : given.step?.deviation;
+  return line("divided by", `${n(spread)} + ${given.eps} = `, h("b", {}, n(given.divisor)));
+}
+
+const BASELINES = {
+  mean: "the group's mean", leave_one_out: "the mean of the group's others", batch_mean: "the step's mean",
+  constant: "a constant", critic: "what the critic expects",
+};
+
+function sentences(given, kind) {
+  const still = given.recorded.every((advantage) => advantage === 0);
+  const why = {
+    signal: null,
+    invalid: `${given.count} of ${given.rewards.length} rewards ${given.count === 1 ? "is" : "are"} valid. `
+      + "At least two are needed to compare completions.",
+    solved: `Every completion is correct and has the reward ${n(given.mean)}: none is better than another.`,
+    hopeless: `No completion is correct, and each has the reward ${n(given.mean)}: none is better than another.`,
+    equal: `All ${given.count} valid rewards are ${n(given.mean)}: no completion is better than another.`,
+  }[kind];
+  const then = still ? "Every advantage is exactly 0: the group prefers none of them."
+    : "Advantages are not 0 all the same: this algorithm compares with something else than the group.";
+  return [
+    why && `${why} ${then}`,
+    given.dropped ? "The algorithm drops such a group: it takes no part in the update." : null,
+    given.advantages && !why && h("span", { class: "formula" }, formula(given)),
+  ].filter(Boolean);
+}
+
+function formula(given) {
+  const over = { group_std: " / (deviation + eps)", batch_std: " / (the step's deviation + eps)", none: "" }[given.scale];
+  if (given.baseline === "none") return `advantage = reward${over}`;
+  const above = `reward \u2212 ${BASELINES[given.baseline]}`;
+  return `advantage = ${over ? `(${above})${over}` : above}`;
+}
+
+function advantages(group) {
+  const given = group.statistics;
+  const differ = given.agree === false;
+  const words = ["no.", "reward", "from the mean", "advantage", differ ? "recorded" : null];
+  return h("table", { class: given.advantages ? "by-hand" : null },
+    h("thead", {}, h("tr", {}, words.filter(Boolean).map((word, place) =>
+      h("th", { scope: "col", class: place ? "number" : null }, word)))),
+    h("tbody", {}, group.completions.map((completion, place) => h("tr", {},
+      h("th", { scope: "row" }, h("button", { type: "button", class: "link", onclick: () => jump(completion.index),
+        "aria-label": `Go to completion ${completion.index}` }, completion.index)),
+      h("td", { class: "number" }, given.valid[place] ? n(given.rewards[place]) : "invalid"),
+      h("td", { class: "number" }, given.deviations[place] === null ? "\u2013" : signed(given.deviations[place], DIGITS)),
+      h("td", { class: "number" }, given.advantages ? workedOut(given, place) : advantageMark(given.recorded[place], DIGITS)),
+      differ ? h("td", { class: "number" }, advantageMark(given.recorded[place], DIGITS)) : null))));
+}
+
+function jump(index) {
+  const card = document.getElementById(`completion-${index}`);
+  card.scrollIntoView({ block: "start" });
+  card.querySelector("button").focus({ preventScroll: true });
+}
+
+function workedOut(given, place) {
+  const own = given.advantages[place], baseline = given.baselines[place];
+  const result = advantageMark(own, DIGITS);
+  if (!given.valid[place]) return ["left out: ", result];
+  if (baseline === null || given.divisor === null || (own === 0 && !given.signal)) return result;
+  const above = `${n(given.rewards[place])} \u2212 ${bracketed(baseline)}`;
+  return [given.scale === "none" ? `${above} = ` : `(${above}) / ${n(given.divisor)} = `, result];
+}
+
+function agreement(given) {
+  if (given.agree) return h("p", { class: "note" }, "\u2713 These are the advantages that the run recorded.");
+  return h("p", { class: "note" }, given.why);
+}

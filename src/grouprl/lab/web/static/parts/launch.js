@@ -1,0 +1,143 @@
+// Starting, stopping, resuming and forking runs: dialogs that keep what was typed until it was accepted.
+import { get, post } from "./api.js";
+import { h, put, say } from "./dom.js";
+import { visible, written } from "./text.js";
+
+const kept = new Map();
+
+/** Asks a run to end; gives whether it was asked. */
+export async function stop(run) {
+  try {
+    await post(`runs/${encodeURIComponent(run.id)}/stop`);
+    say(`${visible(run.name)} was asked to stop: it finishes its step and saves.`);
+    return true;
+  } catch (error) {
+    say(error.message, "error");
+    return false;
+  }
+}
+
+/** Asks for a recipe, a name and changes, and starts a run. */
+export async function startDialog(names) {
+  const { recipes } = await get("recipes");
+  open("start", () => {
+    const about = h("div", { class: "recipe" });
+    const name = textField("Name", freeName(recipes[0]?.name ?? "run", names), "letters, digits, . _ -");
+    const choice = h("select", { required: true }, recipes.map((recipe) => h("option", { value: recipe.name }, recipe.name)));
+    const describe = () => put(about, description(recipes.find((recipe) => recipe.name === choice.value)));
+    let given = name.input.value;
+    choice.addEventListener("change", () => {
+      describe();
+      if (name.input.value === given) name.input.value = given = freeName(choice.value, names);
+    });
+    describe();
+    const changes = changesField("rollout.group_size=16\nalgorithm=dapo");
+    return {
+      title: "Start a run", button: "Start", fields: [field("Recipe", choice), about, name.element, changes.element],
+      send: () => post("runs", { recipe: choice.value, name: name.input.value.trim(), changes: changes.lines() }),
+    };
+  });
+}
+
+/** Asks for what changes, and goes on with a run from its last checkpoint. */
+export function resumeDialog(run) {
+  open(`resume ${run.id}`, () => {
+    const changes = changesField(`steps=${2 * (run.steps ?? 50)}`);
+    const note = "Goes on from its last checkpoint. A run that has made all its steps needs more of them.";
+    return {
+      title: `Resume ${visible(run.name)}`, button: "Resume", fields: [h("p", { class: "note" }, note), changes.element],
+      send: () => post(`runs/${encodeURIComponent(run.id)}/resume`, { changes: changes.lines() }),
+    };
+  });
+}
+
+/** Asks for a checkpoint, a name and changes, and starts a run that shares the steps up to there. */
+export async function forkDialog(run, names) {
+  const { checkpoints } = await get(`runs/${encodeURIComponent(run.id)}`);
+  if (!checkpoints.length) {
+    return say(`${visible(run.name)} has no checkpoint to fork from yet (checkpoint.every says when it saves).`, "error");
+  }
+  open(`fork ${run.id} ${checkpoints}`, () => {
+    const options = checkpoints.toReversed().map((step) => h("option", { value: String(step) }, `step ${step}`));
+    const steps = h("select", {}, options);
+    const name = textField("New name", freeName(`${run.name}-fork`, names), "letters, digits, . _ -");
+    const changes = changesField("algorithm.kl_coef=0\nlearner.learning_rate=1e-4");
+    const note = "Another run with the same steps up to a checkpoint, which goes on from there with what you change.";
+    const body = () => ({ step: Number(steps.value), name: name.input.value.trim(), changes: changes.lines() });
+    return {
+      title: `Fork ${visible(run.name)}`, button: "Fork",
+      fields: [h("p", { class: "note" }, note), field("Checkpoint", steps), name.element, changes.element],
+      send: () => post(`runs/${encodeURIComponent(run.id)}/fork`, body()),
+    };
+  });
+}
+
+/** Shows the dialog of this key again, as it was left, or a new one. */
+function open(key, build) {
+  if (!kept.has(key)) kept.set(key, dialog(key, build()));
+  const element = kept.get(key);
+  document.body.append(element);
+  element.showModal();
+  addEventListener("hashchange", () => element.close(), { once: true });
+}
+
+function dialog(key, { title, button, fields, send }) {
+  const wrong = h("p", { class: "error wrong", role: "alert" });
+  const go = h("button", { class: "main" }, button);
+  const close = h("button", { type: "button", onclick: () => element.close() }, "Close");
+  const form = h("form", {}, h("h2", {}, title), fields, wrong, h("div", { class: "row" }, go, close));
+  const element = h("dialog", { "aria-label": title }, form);
+  element.addEventListener("close", () => element.remove());
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    if (go.getAttribute("aria-disabled")) return;
+    busy(go, wrong, true);
+    try {
+      const { id } = await send();
+      kept.delete(key);
+      element.close();
+      location.hash = `#/runs/${encodeURIComponent(id)}`;
+    } catch (error) {
+      put(wrong, written(error.message));
+    } finally {
+      busy(go, null, false);
+    }
+  });
+  return element;
+}
+
+/** A button that is disabled loses the focus, so it only says that it is. */
+function busy(button, wrong, on) {
+  if (on) button.setAttribute("aria-disabled", "true");
+  else button.removeAttribute("aria-disabled");
+  const waits = "Waiting until it has its folder or says what is wrong; this takes seconds.";
+  if (wrong && on) put(wrong, h("span", { class: "note" }, waits));
+}
+
+function description(recipe) {
+  if (!recipe) return null;
+  const settings = h("pre", { tabindex: "0" }, visible(recipe.text));
+  return [h("p", { class: "note" }, visible(recipe.comment)), h("details", {}, h("summary", {}, "Its settings"), settings)];
+}
+
+function field(label, input) {
+  return h("label", { class: "field" }, h("span", {}, label), input);
+}
+
+function textField(label, value, hint) {
+  const input = h("input", { type: "text", value, required: true, spellcheck: "false", autocomplete: "off", placeholder: hint });
+  return { input, element: field(label, input) };
+}
+
+function changesField(example) {
+  const input = h("textarea", { rows: "4", spellcheck: "false", autocomplete: "off", placeholder: example });
+  const lines = () => input.value.split("\n").map((line) => line.trim()).filter(Boolean);
+  return { element: field("Changes, one per line, such as rollout.group_size=16", input), lines };
+}
+
+function freeName(wanted, names) {
+  if (!names.includes(wanted)) return wanted;
+  let number = 2;
+  while (names.includes(`${wanted}-${number}`)) number++;
+  return `${wanted}-${number}`;
+}

@@ -1,0 +1,50 @@
+// Names the lines of a chart, with their values where the cursor is, or at the end.
+import { h, s } from "./dom.js";
+import { visible } from "./text.js";
+import { shown } from "./units.js";
+
+const NAMED = 4; // more lines than these are told apart by colour alone, where something else names them
+
+/** A stroke in a line's colour and dash, or a square for an area. */
+export function swatch(look, area = false) {
+  const mark = area
+    ? s("rect", { x: 2, y: 2, width: 14, height: 8, rx: 2 })
+    : s("line", { x1: 0, x2: 18, y1: 6, y2: 6, "stroke-width": 3, "stroke-dasharray": look.dash.join(" ") || null });
+  mark.style[area ? "fill" : "stroke"] = `var(${look.variable})`;
+  return s("svg", { class: "swatch", width: 18, height: 12, viewBox: "0 0 18 12", "aria-hidden": "true" }, mark);
+}
+
+/**
+ * The legend of a chart.
+ *
+ * `toggle(line, show)` is called when a line is switched off or on; without it nothing can be. `show(at, values,
+ * digits)` tells where the values are from, and the value of each line.
+ */
+export function legend({ lines, stacked, unit, fixed }, toggle) {
+  const at = h("span", { class: "at" });
+  const values = lines.map(() => h("b", {}));
+  const items = lines.map((line, place) => {
+    const name = h("span", { class: fixed && lines.length > NAMED ? "unseen" : null }, visible(line.label));
+    const inside = [swatch(line.look, stacked), name, values[place]];
+    if (!toggle) return h("span", { class: "item", title: fixed ? visible(line.label) : null }, inside);
+    const button = h("button", { type: "button", class: "item", "aria-pressed": "true" }, inside);
+    button.addEventListener("click", () => {
+      const on = button.getAttribute("aria-pressed") !== "true";
+      button.setAttribute("aria-pressed", String(on));
+      toggle(place, on);
+    });
+    return button;
+  });
+  // An area lies above those before it, so its name stands before theirs.
+  const element = h("div", { class: "chart-legend" }, stacked ? items.toReversed() : items, at);
+  const show = (where, found, digits) => {
+    write(at, where);
+    found.forEach((value, place) => write(values[place], shown(value, unit, digits)));
+  };
+  return { element, show };
+}
+
+/** Writes a text where it is another one, so that nothing is laid out anew for nothing. */
+export function write(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}

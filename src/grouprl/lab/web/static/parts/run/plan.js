@@ -1,0 +1,155 @@
+// Which charts a run has: those below whose metrics it recorded, and one for each metric that none of them shows.
+import { look } from "../colours.js";
+
+const PARTS = /^time\/(?!total$)(.+)$/;
+const ORDER = ["rollout", "reward", "reference", "learn"]; // of a step
+// Hopeless, mixed and solved: the same colours wherever they stand.
+const STANDING = [look(1), look(0), look(2)];
+
+// A chart is drawn when its first metric was recorded. `about` is the metric whose definition it carries, if not the first.
+// `zero`: values are never below 0. `whole`: they are shares of a whole, from 0 to 1.
+const SECTIONS = [
+  ["Results", null, [
+    { lines: { reward: "total" } },
+    { evaluations: true, whole: true },
+    { lines: { accuracy: "correct" }, whole: true },
+    { every: /^rewards\/(.+)\/mean$/ },
+    { every: /^(.+)_share$/, title: "What the policy writes", whole: true },
+    { lines: { "completions/mean_length": "mean", "completions/max_length": "longest" }, zero: true },
+    { lines: { "completions/clipped_ratio": "cut" }, zero: true },
+  ]],
+  ["Signal in the groups", ["#/step", "how rewards of a group become advantages"], [
+    { lines: { frac_hopeless: "hopeless", frac_solved: "solved" }, areas: groups, whole: true,
+      title: "Solved, mixed and hopeless groups" },
+    { lines: { frac_reward_zero_std: "all rewards equal" }, zero: true },
+    { lines: { reward_std: "mean over groups" }, zero: true },
+    { lines: { "groups/sampled": "sampled", "groups/kept": "kept" }, zero: true, title: "Groups sampled and kept" },
+    { lines: { frac_invalid: "invalid", frac_unverified: "no verdict" }, zero: true, title: "Invalid rewards" },
+    { lines: { "curriculum/hopeless": "hopeless", "curriculum/edge": "edge", "curriculum/solved": "solved",
+      "curriculum/seen": null }, areas: standing, zero: true, title: "Problems seen" },
+    { lines: { "curriculum/mean_pass_rate": "mean" }, whole: true },
+  ]],
+  ["The update", null, [
+    { lines: { kl: "KL" }, log: false },
+    { lines: { entropy: "policy", entropy_threshold: "threshold" }, zero: true },
+    { lines: { clip_low_fraction: "from below", clip_high_fraction: "from above" }, zero: true },
+    { lines: { ratio_mean: "mean", ratio_max: "largest" }, log: false },
+    { lines: { grad_norm: "norm" }, zero: true, log: false },
+    { lines: { loss: "loss" } },
+    { lines: { sampler_learner_gap: "largest" }, log: true },
+    { lines: { correction_mean: "mean", correction_max: "largest" }, log: false },
+    { lines: { learning_rate: "rate" }, zero: true },
+    { lines: { kl_coef: "weight" }, zero: true },
+  ]],
+  ["The critic", ["#/ppo", "what a critic costs and gives"], [
+    { lines: { value_explained_variance: "explained" } },
+    { lines: { value_loss: "loss" }, zero: true, log: false },
+    { lines: { value_clip_fraction: "clipped" }, zero: true },
+    { lines: { critic_grad_norm: "norm" }, zero: true, log: false },
+  ]],
+  ["Time and memory", null, [
+    { every: PARTS, also: ["time/total"], areas: time, about: "time/rollout", zero: true },
+    { lines: { tokens_per_second: "completion tokens" }, zero: true },
+    { lines: { completion_tokens: "in a step" }, zero: true },
+    { lines: { rss_mib: "most so far" }, zero: true },
+  ]],
+  ["The judge", null, [
+    { lines: { "judge/requests": "requests", "judge/retries": "retries", "judge/failures": "failures" }, zero: true },
+    { lines: { "judge/prompt_tokens": "read", "judge/completion_tokens": "written" }, zero: true,
+      title: "Tokens of the judge" },
+    { lines: { "judge/cost": "cost" }, zero: true },
+  ]],
+];
+
+/** The charts of a run as [title, explained, charts]; each chart has id, title, unit, about, lines, and `columns(series)`. */
+export function plan(names, measures, find) {
+  const shown = new Set();
+  const sections = SECTIONS.map(([title, explained, specs]) => {
+    const charts = specs.map((spec) => (spec.evaluations ? heldOut(spec, measures, find) : chart(spec, names, shown, find)));
+    return [title, explained, charts.filter(Boolean)];
+  });
+  const more = names.filter((name) => !shown.has(name)).map((name) => chart({ lines: { [name]: last(name) } }, names, shown, find));
+  return [...sections, ["More", null, more]].filter(([, , charts]) => charts.length);
+}
+
+function chart(spec, names, shown, find) {
+  const every = () => names.filter((name) => spec.every.test(name)).map((name) => [name, spec.every.exec(name)[1]]);
+  const named = spec.every ? every() : Object.entries(spec.lines).filter(([name]) => names.includes(name));
+  const first = spec.every ? named[0]?.[0] : Object.keys(spec.lines)[0];
+  if (!named.length || !names.includes(first) || shown.has(first)) return null;
+  for (const [name] of named) shown.add(name);
+  for (const name of spec.also ?? []) shown.add(name);
+  const about = spec.about ?? first;
+  const definition = find(about);
+  const drawn = spec.areas ? spec.areas(named) : lines(named);
+  return {
+    ...spec, ...drawn, definition, stacked: Boolean(spec.areas),
+    id: named.map(([name]) => name).join(" "),
+    title: spec.title ?? definition?.label ?? first, unit: definition?.unit ?? "",
+  };
+}
+
+function heldOut(spec, measures, find) {
+  if (!measures.length) return null;
+  const label = (measure) => (measure === "greedy_accuracy" ? "greedy" : measure.replace("pass_at_", "pass@"));
+  const definition = find("greedy_accuracy");
+  return {
+    ...spec, measures, id: `held-out ${measures.join(" ")}`, definition, title: definition.label,
+    unit: "share", bands: true, lines: measures.map((measure, place) => ({ label: label(measure), look: look(place) })),
+  };
+}
+
+function lines(named) {
+  return {
+    lines: named.map(([, label], place) => ({ label, look: look(place) })),
+    columns: (series) => named.map(([name]) => series.column(name)),
+  };
+}
+
+function groups() {
+  return {
+    lines: ["hopeless", "mixed", "solved"].map((label, place) => ({ label, look: STANDING[place] })),
+    columns: (series) => {
+      const [hopeless, solved] = [series.column("frac_hopeless"), series.column("frac_solved")];
+      // Shares of a whole: what rounding leaves below 0 is nothing.
+      const rest = (share, other) => (share === null || other === null ? null : Math.max(0, 1 - share - other));
+      const mixed = hopeless.map((share, at) => rest(share, solved[at]));
+      return [hopeless, mixed, solved];
+    },
+  };
+}
+
+function standing() {
+  const names = ["curriculum/hopeless", "curriculum/edge", "curriculum/solved"];
+  return {
+    lines: ["hopeless", "at the edge", "solved"].map((label, place) => ({ label, look: STANDING[place] })),
+    columns: (series) => names.map((name) => series.column(name)),
+  };
+}
+
+/** Seconds by part, the rest of the step last. */
+function time(found) {
+  const turn = ([, part]) => (ORDER.includes(part) ? ORDER.indexOf(part) : ORDER.length);
+  const named = found.toSorted((a, b) => turn(a) - turn(b));
+  return {
+    lines: [...named.map(([, part]) => part), "other"].map((label, place) => ({ label, look: look(place) })),
+    columns: (series) => {
+      const parts = named.map(([name]) => series.column(name).map((value) => value ?? 0));
+      const spent = (at) => parts.reduce((sum, part) => sum + part[at], 0);
+      return [...parts, series.column("time/total").map((total, at) => Math.max(0, (total ?? 0) - spent(at)))];
+    },
+  };
+}
+
+function last(name) {
+  return name.split("/").at(-1);
+}
+
+/** The measures of held-out accuracy that were taken: greedily, by one completion, and by the best of the most. */
+export function measuresOf(evaluations) {
+  const names = new Set(evaluations.flatMap((row) => Object.keys(row)));
+  const found = [...names].map((name) => /^pass_at_(\d+)$/.exec(name)?.[1]).filter(Boolean);
+  const counts = found.map(Number).sort((a, b) => a - b);
+  const sampled = counts.length ? [...new Set([counts[0], counts.at(-1)])].map((count) => `pass_at_${count}`) : [];
+  return [...(names.has("greedy_accuracy") ? ["greedy_accuracy"] : []), ...sampled];
+}

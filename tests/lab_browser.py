@@ -1,0 +1,102 @@
+"""A real headless Chromium on a real `grouprl lab`, watched for anything that a page should not do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
+)
+needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="no Chromium here: apt install chromium")
+_FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+)
+
+
+@contextmanager
+def served(root: Path) -> Iterator[str]:
+    """`grouprl lab ROOT` in a process of its own; gives the link that it prints."""
+    words = [sys.executable, "-m", "grouprl.cli", "lab", str(root), "--no-browser"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=environment)
+    assert process.stdout is not None
+    try:
+        yield next(line.strip() for line in process.stdout if line.startswith("http"))
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@dataclass
+class Watched:
+    """What a browser did besides showing the page."""
+
+    base: str  # of the lab: scheme, host and port
+    outside: list[str] = field(default_factory=list)  # requests to anywhere else
+    complaints: list[str] = field(default_factory=list)  # of the console: errors, and what the policy stopped
+    dialogs: list[str] = field(default_factory=list)
+
+    def watch(self, page: Any) -> None:
+        page.on("request", lambda request: self._asked(request.url))
+        page.on("console", lambda message: self.complaints.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("dialog", self._dialog)
+
+    def _asked(self, url: str) -> None:
+        if not url.startswith((f"{self.base}/", "data:")):
+            self.outside.append(url)
+
+    def _dialog(self, dialog: Any) -> None:
+        self.dialogs.append(dialog.message)
+        dialog.dismiss()
+
+    def forget(self) -> None:
+        """Begins anew."""
+        for seen in (self.outside, self.complaints, self.dialogs):
+            seen.clear()
+
+    def assert_quiet(self) -> None:
+        assert (self.outside, self.complaints, self.dialogs) == ([], [], [])
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A page of the lab in a browser."""
+
+    page: Any
+    watched: Watched
+
+    def go(self, address: str) -> None:
+        """To another page of the lab, by what stands after the #."""
+        self.page.goto("about:blank")  # or a change of what stands after the # would load nothing to wait for
+        self.page.goto(f"{self.watched.base}/#{address}")
+        self.page.wait_for_selector("main .page")
+
+
+@contextmanager
+def opened(link: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> Iterator[Opened]:
+    """A new browser that has followed the link."""
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(_FLAGS))
+        scheme = "dark" if dark else "light"
+        page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+        page.set_default_timeout(20_000)
+        watched = Watched(link.partition("/?")[0])
+        watched.watch(page)
+        page.goto(link)
+        page.wait_for_selector("main .page")
+        yield Opened(page, watched)
+        browser.close()

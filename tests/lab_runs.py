@@ -1,0 +1,65 @@
+"""Small recorded runs for the tests of the lab: groups from a few numbers each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from grouprl.lab.record import RunRecord
+from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason
+
+CONFIG = "name: run\nsteps: 3\nalgorithm: {name: grpo}\n"
+
+
+@dataclass(frozen=True)
+class Made:
+    """A group: a number for each of its completions; a reward of None is invalid."""
+
+    rewards: Sequence[float | None]
+    problem: str = "train-1"
+    advantages: Sequence[float] | None = None  # None = 0 for all
+    texts: Sequence[str] | None = None
+    correct: Sequence[bool | None] | None = None
+    stops: Sequence[StopReason] | None = None
+    penalties: Sequence[float] | None = None  # the length penalty's part of the rewards
+
+    def group(self) -> Group:
+        size = len(self.rewards)
+        texts = self.texts or [f"text {index}" for index in range(size)]
+        stops = self.stops or [StopReason.END] * size
+        completions = tuple(
+            Completion(index, (7, 8), (-0.5, -0.25), (-0.5, -0.25), text, stop, 3)
+            for index, (text, stop) in enumerate(zip(texts, stops, strict=True))
+        )
+        return Group(Problem(self.problem, f"prompt of {self.problem}", {"answer": "7"}), (1, 2), completions)
+
+    def outcomes(self) -> list[RewardOutcome]:
+        correct = self.correct or [None] * len(self.rewards)
+        penalties = self.penalties or [None] * len(self.rewards)
+        return [
+            RewardOutcome(math.nan, {"exact": None}, "exact: timed out", correct=right)
+            if reward is None
+            else RewardOutcome(
+                reward, {"exact": 1.0} if penalty is None else {"exact": 1.0, "soft_overlong": penalty}, correct=right
+            )
+            for reward, right, penalty in zip(self.rewards, correct, penalties, strict=True)
+        ]
+
+
+def add_step(record: RunRecord, step: int, made: Sequence[Made]) -> None:
+    advantages = [[[advantage] * 2 for advantage in one.advantages or [0.0] * len(one.rewards)] for one in made]
+    record.step(step, {"reward": 0.5}, [one.group() for one in made], [one.outcomes() for one in made], advantages)
+
+
+def make_run(folder: Path, *steps: Sequence[Made], config: str = CONFIG) -> Path:
+    """A finished run of these steps, from 1 on."""
+    with RunRecord.create(folder, config) as record:
+        for step, made in enumerate(steps, start=1):
+            add_step(record, step, made)
+    return folder
+
+
+def algorithm_config(**fields: object) -> str:
+    return f"name: run\nsteps: 3\nalgorithm: {{{', '.join(f'{name}: {value}' for name, value in fields.items())}}}\n"

@@ -1,0 +1,216 @@
+"""The lab as its users meet it: `grouprl lab`, a real browser, a run that trains while it is looked at."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grouprl.algorithms import group_advantages
+from grouprl.lab.read import read_rollouts
+from grouprl.lab.web.runs import holder
+from hostile_run import TEXTS, make_hostile_run
+from lab_browser import Opened, needs_chromium, opened, served
+
+pytestmark = [needs_chromium, pytest.mark.timeout(240)]
+
+QUICK = """threads=1
+scoring.workers=1
+rollout.problems_per_step=2
+rollout.group_size=4
+rollout.max_tokens=16
+evaluation.problems=2
+evaluation.samples=1
+steps=100000"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("lab") / "runs"
+    make_hostile_run(root / "hostile")
+    return root
+
+
+@pytest.fixture(scope="module")
+def browser(root: Path) -> Iterator[Opened]:
+    with served(root) as link, opened(link) as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: Opened) -> Iterator[Any]:
+    browser.page.set_viewport_size({"width": 1280, "height": 900})
+    browser.watched.forget()
+    yield browser.page
+    browser.watched.assert_quiet()
+
+
+def shown_step(page: Any) -> int:
+    """The newest step that the charts of a run say they show."""
+    return max((int(step) for step in re.findall(r"\bstep (\d+)", page.locator("main").inner_text())), default=0)
+
+
+def test_a_run_is_started_followed_and_stopped(browser: Opened, page: Any, root: Path):
+    browser.go("/")
+    page.get_by_role("button", name="Start a run").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("seen")
+    dialog.get_by_role("textbox").last.fill("rollout.grup_size=4")
+    dialog.get_by_role("button", name="Start").click()
+    dialog.get_by_text("rollout.group_size").wait_for()  # the nearest key, and what was typed is still there
+    assert dialog.get_by_label("Name").input_value() == "seen"
+    page.wait_for_timeout(300)
+    assert all("400" in line for line in browser.watched.complaints)
+    browser.watched.forget()  # Chromium says of every refusal that it was one
+    dialog.get_by_role("textbox").last.fill(QUICK)
+    dialog.get_by_role("button", name="Start").click()
+    page.wait_for_url("**/#/runs/seen")
+    page.evaluate("window.notReloaded = true")
+    page.locator(".page canvas").nth(2).wait_for()
+    first = page.locator("canvas").first.screenshot()
+    seen = [shown_step(page)]
+    until = time.monotonic() + 60
+    while len(seen) < 3 and time.monotonic() < until:
+        page.wait_for_timeout(300)
+        if shown_step(page) > seen[-1]:
+            seen.append(shown_step(page))
+    assert len(seen) == 3, "the charts do not move"
+    assert page.locator("canvas").first.screenshot() != first
+    page.get_by_role("button", name="Stop").first.click()
+    page.locator(".mark", has_text="stopped").first.wait_for(timeout=30_000)
+    assert page.evaluate("window.notReloaded")
+    assert holder(root / "seen") is None
+
+
+def test_a_group_is_what_was_recorded(browser: Opened, page: Any, root: Path):
+    if not (root / "seen").exists():
+        pytest.skip("the run of the test above is missing")
+    browser.go("/runs/seen/groups/1")
+    page.get_by_role("grid").wait_for()
+    recorded = read_rollouts(root / "seen", 1)
+    cells = page.get_by_role("grid").get_by_role("link")
+    assert cells.count() >= sum(len(group.advantages) for group in recorded)
+    browser.go("/runs/seen/groups/1/0")
+    page.get_by_role("heading", name="Completion 0").wait_for()
+    text = page.locator("main").inner_text()
+    (first, *_) = recorded
+    for advantage in first.advantages:
+        assert f"{abs(advantage):.4g}" in text
+    for outcome in first.outcomes:
+        assert f"{outcome.total:.4g}" in text
+
+
+@pytest.mark.parametrize(
+    "rewards", [[1.0] * 6 + [0.0] * 4, [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 2.0], [0.25, 0.5, 1.0]]
+)
+def test_advantages_of_sliders_are_those_of_python(browser: Opened, page: Any, rewards: list[float]):
+    browser.go("/rollouts")
+    page.get_by_role("button", name="Half and half").click()
+    sliders = page.get_by_role("slider", name=re.compile(r"Completion \d+: reward"))
+    while sliders.count() > len(rewards):
+        page.get_by_role("button", name="Remove one").click()
+    while sliders.count() < len(rewards):
+        page.get_by_role("button", name="Add one").click()
+    for place, reward in enumerate(rewards):
+        sliders.nth(place).fill(str(reward))
+    rewards_N, groups_N = torch.tensor(rewards), torch.zeros(len(rewards), dtype=torch.long)
+    for name, fields in {
+        "GRPO": {},
+        "Dr.GRPO": {"scale": "none"},
+        "RLOO": {"baseline": "leave_one_out", "scale": "none"},
+    }.items():
+        expected = group_advantages(rewards_N, groups_N, **fields).tolist()
+        card = (
+            page.locator("section, article, .card").filter(has=page.get_by_role("heading", name=name, exact=True)).last
+        )
+        wanted = [_as_shown(value) for value in expected]
+        until = time.monotonic() + 10
+        while card.locator(".value").all_text_contents() != wanted and time.monotonic() < until:
+            page.wait_for_timeout(100)
+        assert card.locator(".value").all_text_contents() == wanted
+
+
+def _as_shown(value: float) -> str:
+    digits = f"{abs(value):.3f}".rstrip("0").rstrip(".")
+    return digits if digits == "0" else f"{'+' if value > 0 else chr(0x2212)}{digits}"
+
+
+HOSTILE = [
+    "/", "/runs/hostile", "/runs/hostile/groups", "/runs/hostile/groups/1", "/compare/hostile",
+    *(f"/runs/hostile/groups/1/{group}" for group in range(5)), "/step?run=hostile&step=1&group=0",
+    "/runs/hostile/groups?text=script", "/runs/hostile/groups?text=%3Cimg",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", HOSTILE)
+def test_hostile_text_is_only_ever_text(browser: Opened, page: Any, address: str):
+    browser.go(address)
+    page.wait_for_timeout(700)
+    for button in page.get_by_role("button", name=re.compile("Next:|Tokens")).all()[:4]:
+        button.click()
+        page.wait_for_timeout(150)
+    assert page.evaluate("window.hostile") is None
+    made = page.evaluate(
+        "document.querySelectorAll('main script, main iframe, main style, main img, main object').length"
+    )
+    assert made == 0
+    links = page.evaluate("[...document.querySelectorAll('a, form, area')].map((e) => e.href?.baseVal ?? e.href ?? '')")
+    assert [link for link in links if link and not link.startswith(browser.watched.base)] == []
+    shown = page.locator("main").inner_text()
+    assert not set("\u202e\u202d\u2066\u00ad\u200b\x1b\x00\U000e0041") & set(shown)
+
+
+def test_a_script_is_read_as_it_was_written(browser: Opened, page: Any):
+    browser.go("/runs/hostile/groups/1/2")
+    page.get_by_text("<script>window.hostile = 1; alert(1)</script>").first.wait_for()
+    assert TEXTS["script"] in page.locator("main").inner_text()
+
+
+PAGES = [
+    "/",
+    "/runs/hostile",
+    "/runs/hostile/groups/1",
+    "/runs/hostile/groups/1/2",
+    "/compare/hostile",
+    "/step",
+    "/rollouts",
+    "/ppo",
+]
+
+
+@pytest.mark.parametrize("address", PAGES)
+def test_nothing_sticks_out_on_a_phone(browser: Opened, page: Any, address: str):
+    page.set_viewport_size({"width": 390, "height": 844})
+    browser.go(address)
+    page.wait_for_timeout(700)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.parametrize("address", PAGES)
+def test_every_control_can_be_reached_and_has_a_name(browser: Opened, page: Any, address: str):
+    browser.go(address)
+    page.wait_for_timeout(500)
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll("main button, main a, main input, main select, main textarea")]
+          .filter((e) => e.offsetParent !== null)
+          .filter((e) => !(e.textContent.trim() || e.getAttribute("aria-label") || e.labels?.length || e.title))
+          .map((e) => e.outerHTML.slice(0, 120))"""
+    )
+    assert nameless == []
+    assert (
+        page.evaluate('document.querySelectorAll(\'main [tabindex]:not([tabindex="0"]):not([tabindex="-1"])\').length')
+        == 0
+    )
+
+
+def test_without_a_session_there_is_no_page(browser: Opened):
+    stranger = browser.page.context.browser.new_page()
+    answer = stranger.goto(f"{browser.watched.base}/")
+    assert answer.status == 401
+    assert "link" in stranger.inner_text("body")
+    stranger.close()

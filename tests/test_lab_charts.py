@@ -1,0 +1,260 @@
+"""The pages of runs, of a run while it runs and of comparisons, in a real browser, on runs of a few worked numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grouprl.config import RunConfig, dump_config
+from lab_browser import Opened, needs_chromium, opened, served
+
+pytestmark = needs_chromium
+NASTY = "<img src=x onerror=alert(1)>\u202e"
+
+
+def row(step: int, reward: float | None, **more: Any) -> dict[str, Any]:
+    return {"step": step, "reward": reward, "completion_tokens": 100, "time/total": 2.0, "time/learn": 1.5, **more}
+
+
+def write(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """As a resume does: another file in the place of the one that is there."""
+    written = folder / "metrics.new"
+    written.write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
+    written.rename(folder / "metrics.jsonl")
+
+
+def make(root: Path, name: str, rows: list[dict[str, Any]], *, steps: int = 10, seed: int = 0) -> Path:
+    folder = root / name
+    folder.mkdir()
+    config = RunConfig(name=name.replace(", ", "-"), steps=steps, seed=seed)
+    (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    write(folder, rows)
+    measured = [
+        {"step": step, "greedy_accuracy": share, "greedy_interval": [share - 0.125, share + 0.125], "problems": 8}
+        for step, share in ((0, 0.25), (2, 0.5))
+    ]
+    (folder / "evaluations.jsonl").write_text("".join(json.dumps(one) + "\n" for one in measured), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    make(root, "first", [row(1, 0.5, kl=0.01), row(2, 1.5, kl=0.02), row(3, None, kl=0.04)])
+    make(root, "second", [row(1, 0.25), row(2, 0.75)], seed=1)
+    make(root, "nasty, run", [row(1, 0.5, **{NASTY: 4.0, "__proto__": 5.0, "text": "no number"})])
+    make(root, "longer", [row(step, step / 8) for step in range(1, 8)])
+    make(root, "live", [row(1, 0.5)])
+    return root
+
+
+@pytest.fixture(scope="module")
+def lab(root: Path) -> Iterator[Opened]:
+    with served(root) as link, opened(link) as lab:
+        yield lab
+
+
+def shown(lab: Opened, address: str, sign: str) -> Any:
+    """The page at an address, after something on it has appeared."""
+    lab.page.goto("about:blank")
+    lab.page.goto(f"{lab.watched.base}/#{address}")
+    lab.page.wait_for_selector(sign)
+    return lab.page
+
+
+def chart(page: Any, title: str) -> Any:
+    """The chart of a title, drawn."""
+    found = page.get_by_role("slider", name=title, exact=True)
+    found.scroll_into_view_if_needed()
+    found.locator("canvas").wait_for()
+    return found
+
+
+def words(page: Any, title: str) -> str:
+    """What is said of a chart to those who cannot see it."""
+    described = chart(page, title).get_attribute("aria-describedby")
+    return str(page.locator(f"#{described}").text_content())
+
+
+def wait_for_words(page: Any, text: str) -> None:
+    """Charts are drawn in the frame after the one in which a step arrives."""
+    page.locator(".chart .unseen", has_text=text).first.wait_for(state="attached")
+
+
+def of_module(lab: Opened, module: str, body: str) -> Any:
+    return lab.page.evaluate(f"async () => {{ const m = await import('/static/parts/{module}.js'); {body} }}")
+
+
+def test_a_moving_mean_goes_over_a_tenth_and_leaves_gaps(lab: Opened) -> None:
+    # Twenty values: a window of two would be even, so one on each side. The ends have fewer; a gap counts for nobody.
+    values = [3, 6, None, 12, *[0] * 16]
+    expected = [4.5, 4.5, None, 6, 4, *[0] * 15]
+    assert of_module(lab, "series", f"return m.smoothed({json.dumps(values)})") == expected
+    assert of_module(lab, "series", "return m.smoothed([7, 1])") == [7, 1]
+
+
+def test_a_step_that_is_made_again_takes_the_place_of_what_followed(lab: Opened) -> None:
+    body = """const s = new m.Series();
+      const row = (step, reward, more) => s.append({step, reward, tokens: 10 * step, seconds: step, ...more});
+      row(1, 0.5); row(2, "NaN"); row(3, 0.7, {late: 1}); row(2, 0.9);
+      return [s.step, s.tokens, s.column("reward"), s.column("late"), s.names(), s.last("reward"), s.column("none")];"""
+    assert of_module(lab, "series", body) == [
+        *([1, 2], [10, 20], [0.5, 0.9], [None, None], ["reward"], 0.9, [None, None]),
+    ]
+
+
+def test_areas_stand_on_each_other_and_lack_what_a_part_lacks(lab: Opened) -> None:
+    lines = "[1, 2, 3].map(() => ({label: '', look: {variable: '--series-1', dash: []}}))"
+    body = f"const l = m.layers({{lines: {lines}, stacked: true}}, false); return l.table({{columns: C}});"
+    columns = "[[1, 1, null], [2, 0, 5], [4, 3, 1]]"
+    assert of_module(lab, "layers", body.replace("C", columns, 1)) == [[1, 1, None], [3, 1, None], [7, 4, None]]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("0.25, 'share', 0.25", "25%"),
+        ("1.00001, '', 0.00001", "1.00001"),
+        ("1500000, 'tokens', 500000", "1.5M"),
+        ("90, 's', 30", "90 s"),
+        ("7200, 's', 3600", "2 h"),
+        ("0.00015, '', 0.00005", "1.5e-4"),
+    ],
+)
+def test_marks_of_an_axis_are_short_and_differ(lab: Opened, given: str, expected: str) -> None:
+    assert of_module(lab, "units", f"return m.tick({given})") == expected
+
+
+def test_a_chart_can_be_heard(lab: Opened) -> None:
+    page = shown(lab, "/runs/first", ".chart-card")
+    said = "From step 1 to step 3. total: from 0.5 to 1.5, lowest 0.5 at step 1, highest 1.5 at step 2."
+    assert words(page, "Reward") == said
+    held_out = "From step 0 to step 2. greedy: from 25 % to 50 %, lowest 25 % at step 0, highest 50 % at step 2."
+    assert words(page, "Held-out accuracy") == held_out
+    # 2 s a step, 1.5 s of them learning: the rest has its own area.
+    assert (
+        words(page, "Where the time goes") == "From step 1 to step 3. learn: 1.5 s throughout. other: 0.5 s throughout."
+    )
+    page.get_by_role("button", name="completion tokens", exact=True).click()
+    wait_for_words(page, "100 tokens to step 3, 300 tokens")
+    chart(page, "KL to the reference")
+    wait_for_words(page, "KL: from 0.01 to 0.04")
+    assert words(page, "KL to the reference").startswith(
+        "From step 1, 100 tokens to step 3, 300 tokens. KL: from 0.01 to 0.04"
+    )
+
+
+def test_a_chart_can_be_walked_by_keyboard(lab: Opened) -> None:
+    page = shown(lab, "/runs/first", ".chart-card")
+    reward = chart(page, "Reward")
+    reward.focus()
+    heard = []
+    for key in ("Home", "ArrowRight", "ArrowRight", "ArrowRight"):
+        page.keyboard.press(key)
+        heard.append(reward.get_attribute("aria-valuetext"))
+    assert heard == ["step 1: total 0.5", "step 2: total 1.5", "step 3: total \u2013", "step 3: total \u2013"]
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Enter")
+    assert page.url.endswith("#/runs/first/groups/2")
+
+
+def test_a_place_that_was_walked_to_stays_when_the_axis_changes(lab: Opened) -> None:
+    page = shown(lab, "/runs/longer", ".chart-card")
+    reward = chart(page, "Reward")
+    reward.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("+")  # from 1 to 3.5 now: where step 2 was, there is step 1.42
+    page.locator('button:has-text("Show the whole run")[aria-disabled="false"]').wait_for()
+    page.wait_for_timeout(200)
+    at = page.get_by_role("region", name="Reward", exact=True).locator(".at")
+    assert at.inner_text() == "step 2"
+    page.keyboard.press("ArrowRight")
+    assert reward.get_attribute("aria-valuetext") == "step 3: total 0.375"
+    page.keyboard.press("Escape")
+    page.locator('button:has-text("Show the whole run")[aria-disabled="true"]').wait_for()
+
+
+def test_steps_arrive_without_a_reload_and_go_when_a_resume_drops_them(lab: Opened, root: Path) -> None:
+    page = shown(lab, "/runs/live", ".chart-card")
+    page.evaluate("window.kept = true")
+    rows = [row(1, 0.5), row(2, 0.75), row(3, 1.0, **{"rewards/form/mean": 0.5})]
+    write(root / "live", rows)
+    page.get_by_text("3 / 10").wait_for()
+    wait_for_words(page, "From step 1 to step 3. total: from 0.5 to 1,")
+    assert words(page, "Reward by function") == "From step 1 to step 3. form: 0.5 throughout."
+    write(root / "live", [rows[0], row(2, 0.25)])
+    page.get_by_text("2 / 10").wait_for()
+    wait_for_words(page, "From step 1 to step 2. total: from 0.5 to 0.25,")
+    assert page.evaluate("window.kept")
+
+
+def test_the_list_of_runs_keeps_focus_and_choice_while_it_changes(lab: Opened, root: Path) -> None:
+    page = shown(lab, "/", "tbody tr")
+    order = page.locator("tbody tr th a").all_inner_texts()
+    assert sorted(order) == ["first", "live", "longer", "nasty, run", "second"]
+    page.get_by_label("Compare second").check()
+    page.get_by_label("Compare first").check()
+    page.get_by_label("Compare first").focus()
+    write(root / "longer", [row(step, 0.5) for step in range(1, 10)])  # the newest now, which moves nothing
+    page.get_by_text("9 / 10").wait_for()
+    assert page.locator("tbody tr th a").all_inner_texts() == order
+    make(root, "newcomer", [row(1, 0.5)])
+    page.get_by_role("link", name="newcomer").wait_for()
+    assert page.locator("tbody tr th a").first.inner_text() == "newcomer"
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Compare first"
+    assert page.locator("tbody input:checked").count() == 2
+    page.get_by_role("button", name="Compare 2 runs").click()
+    page.wait_for_selector("h1:has-text('Compare 2 runs')")
+
+
+def test_a_comparison_has_every_run_on_one_axis_and_says_what_differs(lab: Opened) -> None:
+    page = shown(lab, "/compare/first,second?metrics=reward", ".chart-card canvas")
+    assert words(page, "Reward") == (
+        "From step 1 to step 3. first: from 0.5 to 1.5, lowest 0.5 at step 1, highest 1.5 at step 2. "
+        "second: from 0.25 to 0.75, lowest 0.25 at step 1, highest 0.75 at step 2."
+    )
+    differ = page.get_by_role("region", name="Settings that differ").locator("tbody tr").all_inner_texts()
+    assert [re.split(r"\s+", text.strip()) for text in differ] == [["seed", "0", "1"]]
+    results = page.get_by_role("region", name="Results").locator("tbody tr").first.inner_text()
+    assert "25 %" in results
+    assert "37.5 to 62.5" in results
+    assert "300" in results
+
+
+def test_mistakes_are_told_in_the_dialog_and_nothing_typed_is_lost(lab: Opened, root: Path) -> None:
+    page = shown(lab, "/", "tbody tr")
+    page.get_by_role("button", name="Start a run").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("never")
+    dialog.get_by_label("Changes").fill("rollout.group_sizes=16")
+    dialog.get_by_role("button", name="Start").click()
+    dialog.get_by_text("did you mean rollout.group_size?").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Start a run").click()
+    assert dialog.get_by_label("Name").input_value() == "never"
+    assert dialog.get_by_label("Changes").input_value() == "rollout.group_sizes=16"
+    assert not (root / "never").exists()
+    lab.watched.complaints[:] = [said for said in lab.watched.complaints if "400" not in said]
+
+
+def test_names_of_runs_and_metrics_are_text(lab: Opened) -> None:
+    page = shown(lab, "/", "tbody tr")
+    page.get_by_role("link", name="nasty, run").click()
+    page.wait_for_selector("h1:has-text('nasty, run')")
+    titles = page.locator(".chart-card h3").all_inner_texts()
+    assert "<img src=x onerror=alert(1)>\u27e8202e\u27e9" in titles
+    assert "__proto__" in titles
+    assert "text" not in titles
+    page.get_by_role("link", name="Compare").click()
+    page.wait_for_selector("h1:has-text('Compare a run')")
+    assert page.get_by_role("group", name="Runs that are shown").inner_text().strip() == "nasty, run"
+
+
+def test_nothing_was_asked_of_anybody_else_and_nothing_went_wrong(lab: Opened) -> None:
+    lab.watched.assert_quiet()

@@ -1,0 +1,343 @@
+"""The numbers of the explainers against numbers worked by hand, sums written out, and distributions enumerated."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.testclient import TestClient
+
+from grouprl.algorithms.named import NAMED
+from grouprl.lab.web.explain import COMPARING, compared
+from grouprl.lab.web.explain_routes import explain_routes
+from grouprl.lab.web.runs import Runs
+from grouprl.learner.credit import completion_advantages
+from grouprl.types import UserError
+from test_comparison_report import comparison, ones, record
+
+
+def lab(root: Path) -> TestClient:
+    def refused(_: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": str(error)}, 400)
+
+    return TestClient(Starlette(routes=explain_routes(Runs(root)), exception_handlers={UserError: refused}))
+
+
+def ask(page: TestClient, path: str) -> dict[str, Any]:
+    answer = page.get(f"/api/explain/{path}")
+    assert answer.status_code == 200, answer.text
+    # Strict JSON: NaN and infinity are no numbers of it.
+    found: dict[str, Any] = json.loads(answer.text, parse_constant=pytest.fail)
+    return found
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> TestClient:
+    return lab(tmp_path)
+
+
+# Advantages
+
+
+def of(page: TestClient, rewards: str, algorithm: str) -> dict[str, Any]:
+    found: dict[str, Any] = ask(page, f"advantages?rewards={rewards}&algorithms={algorithm}")["algorithms"][algorithm]
+    return found
+
+
+SIX_OF_TEN = "1,1,1,1,1,1,0,0,0,0"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "right", "wrong"),
+    [
+        ("grpo", 0.8165, -1.2247),  # 0.4 / 0.4899 and -0.6 / 0.4899
+        ("trl", 0.7745, -1.1617),  # sample deviation 0.5164, with 1e-4 added to it
+        ("dr_grpo", 0.4, -0.6),
+        ("rloo", 0.4444, -0.6667),  # 1 - 5/9 and 0 - 6/9
+        ("reinforce", 1.0, 0.0),
+    ],
+)
+def test_six_of_ten_correct(page: TestClient, algorithm: str, right: float, wrong: float) -> None:
+    found = of(page, SIX_OF_TEN, algorithm)["advantages"]
+    assert found == pytest.approx([right] * 6 + [wrong] * 4, abs=1e-4)
+
+
+def test_the_arithmetic_of_partial_rewards(page: TestClient) -> None:
+    """1.5, 0, 1.5, 0, 1, 1.5, 0.5, 1.5: the sum is 7.5, the squared distances come to 3.21875."""
+    found = of(page, "1.5,0,1.5,0,1,1.5,0.5,1.5", "grpo")
+    worked = found["worked"]
+    assert (worked["n"], worked["sum"], worked["mean"]) == (8, 7.5, 0.9375)
+    assert worked["deviations"][:2] == [0.5625, -0.9375]
+    assert worked["squares"][:2] == [0.31640625, 0.87890625]
+    assert (worked["sum_of_squares"], worked["divided_by"], worked["variance"]) == (3.21875, 8, 0.40234375)
+    assert worked["deviation"] == pytest.approx(0.63431, abs=1e-5)
+    assert worked["divisor"] == pytest.approx(worked["deviation"] + 1e-6)
+    assert worked["advantages"] == pytest.approx(
+        [0.8868, -1.478, 0.8868, -1.478, 0.0985, 0.8868, -0.6897, 0.8868], abs=1e-4
+    )
+    assert (found["mean"], found["mean_of"], found["deviation_of"]) == (0.9375, "group", "group")
+
+
+def test_each_of_rloo_is_compared_with_the_others(page: TestClient) -> None:
+    found = of(page, "4,1,1,0", "rloo")
+    assert found["worked"]["baselines"] == pytest.approx([2 / 3, 5 / 3, 5 / 3, 2])
+    assert found["advantages"] == pytest.approx([10 / 3, -2 / 3, -2 / 3, -2])
+    assert (found["deviation"], found["deviation_of"], found["worked"]["divisor"]) == (None, None, None)
+
+
+def test_what_is_invalid_has_no_part_in_anything(page: TestClient) -> None:
+    found = of(page, "1,nan,0", "grpo")
+    assert found["advantages"] == [pytest.approx(1, abs=1e-5), None, pytest.approx(-1, abs=1e-5)]
+    assert (found["worked"]["n"], found["mean"], found["deviation"]) == (2, 0.5, 0.5)
+    assert found["worked"]["rewards"] == [1, None, 0]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [("0.7,0.7,0.7", "All 3 valid rewards are equal"), ("nan,2", "Only one reward is valid"), ("nan,nan", "No reward")],
+)
+def test_a_group_without_signal_says_why(page: TestClient, rewards: str, said: str) -> None:
+    found = of(page, rewards, "grpo")
+    assert found["degenerate"]
+    assert found["why"].startswith(said)
+    assert {0.0} >= {advantage for advantage in found["advantages"] if advantage is not None}
+
+
+def test_against_a_constant_equal_rewards_have_a_signal(page: TestClient) -> None:
+    found = of(page, "1,1", "reinforce")
+    assert (found["degenerate"], found["why"], found["advantages"]) == (False, None, [1, 1])
+
+
+some_rewards = st.lists(st.sampled_from([0.0, 0.25, 0.7, 1.0, -3.5, math.nan]), min_size=2, max_size=6)
+
+
+@given(some_rewards, st.lists(some_rewards, max_size=2), st.sampled_from(COMPARING))
+def test_the_page_shows_what_the_learner_would_learn(
+    rewards: list[float], others: list[list[float]], name: str
+) -> None:
+    whole = [rewards, *others]
+    rewards_N = torch.tensor([reward for group in whole for reward in group], dtype=torch.float64)
+    groups_N = torch.tensor([index for index, group in enumerate(whole) for _ in group])
+    learned = completion_advantages(rewards_N, groups_N, NAMED[name])[: len(rewards)].tolist()
+    found = compared(rewards, NAMED[name], others)
+    shown = [0.0 if advantage is None else advantage for advantage in found["advantages"]]
+    assert shown == learned
+    assert [advantage is None for advantage in found["advantages"]] == [math.isnan(reward) for reward in rewards]
+    assert found["degenerate"] <= (set(learned) == {0.0})
+    # The arithmetic that is shown leads to the advantages that are shown.
+    worked = found["worked"]
+    for reward, baseline, advantage in zip(rewards, worked["baselines"], found["advantages"], strict=True):
+        if advantage is not None and not found["degenerate"]:
+            assert (reward - baseline) / (worked["divisor"] or 1) == pytest.approx(advantage, rel=1e-5, abs=1e-6)
+
+
+# The objective
+
+
+def at(found: dict[str, Any], ratio: float) -> tuple[float, float]:
+    place = found["ratio"].index(ratio)
+    return found["objective"][place], found["gradient"][place]
+
+
+def test_the_clipped_objective_of_a_good_token(page: TestClient) -> None:
+    found = ask(page, "objective?advantage=2&clip_low=0.2&clip_high=0.28")
+    assert len(found["ratio"]) == 251
+    assert (found["ratio"][0], found["ratio"][-1]) == (0, 2.5)
+    assert {0.8, 1.0, 1.28} <= set(found["ratio"])
+    # The derivative of r A by log r is r A: below 1.28 that, above it nothing.
+    assert at(found, 0.5) == pytest.approx((1.0, 1.0))
+    assert at(found, 1.0) == pytest.approx((2.0, 2.0))
+    assert at(found, 2.0) == pytest.approx((2.56, 0.0))
+    assert found["dead"] == [[1.28, 2.5]]
+
+
+def test_the_clipped_objective_of_a_bad_token(page: TestClient) -> None:
+    found = ask(page, "objective?advantage=-1")
+    assert at(found, 0.5) == pytest.approx((-0.8, 0.0))
+    assert at(found, 2.0) == pytest.approx((-2.0, -2.0))
+    assert found["dead"] == [[0, 0.8]]
+    # With a dual clip at 1.5, what is worse than 1.5 A is cut as well.
+    twice = ask(page, "objective?advantage=-1&dual_clip=1.5")
+    assert at(twice, 2.0) == pytest.approx((-1.5, 0.0))
+    assert twice["dead"] == [[0, 0.8], [1.5, 2.5]]
+
+
+def test_the_other_surrogates_are_never_dead(page: TestClient) -> None:
+    plain = ask(page, "objective?advantage=3&surrogate=plain")
+    assert at(plain, 2.0) == pytest.approx((6.0, 6.0))
+    # CISPO: the weight is cut at 1.2, the gradient is that weight times A.
+    cispo = ask(page, "objective?advantage=3&surrogate=cispo")
+    assert at(cispo, 2.0) == pytest.approx((1.2 * 3 * math.log(2), 3.6))
+    assert cispo["objective"][0] is None  # log 0
+    assert plain["dead"] == cispo["dead"] == []
+
+
+def test_without_an_advantage_nothing_moves(page: TestClient) -> None:
+    assert ask(page, "objective?advantage=0")["dead"] == [[0, 2.5]]
+
+
+# The KL
+
+
+def test_the_estimators_of_a_token(page: TestClient) -> None:
+    found = ask(page, "kl")
+    assert (found["log_ratio"][0], found["log_ratio"][-1], len(found["log_ratio"])) == (-3, 3, 121)
+    for place, x in enumerate(found["log_ratio"]):
+        values = {"k1": -x, "k2": x * x / 2, "k3": math.exp(x) - 1 - x}
+        slopes = {"k1": 1.0, "k2": -x, "k3": 1 - math.exp(x)}  # by the policy's log-prob: -d / dx
+        for kind in values:
+            assert found["kinds"][kind]["value"][place] == pytest.approx(values[kind], abs=1e-12)
+            assert found["kinds"][kind]["gradient"][place] == pytest.approx(slopes[kind], abs=1e-12)
+
+
+def test_the_estimators_over_a_whole_distribution(page: TestClient) -> None:
+    """Worked in docs/algorithms.md: k1 and k3 are unbiased; as losses, k1 pulls nowhere and k3 the other way round."""
+    pair = ask(page, "kl")["pair"]
+    exact = sum(p * math.log(p / q) for p, q in zip(pair["policy"], pair["reference"], strict=True))
+    assert pair["kl"] == pytest.approx(exact)
+    assert pair["reverse_kl"] == pytest.approx(
+        sum(q * math.log(q / p) for p, q in zip(pair["policy"], pair["reference"], strict=True))
+    )
+    means = [pair["kinds"][kind]["expectation"] for kind in ("k1", "k2", "k3")]
+    assert means == pytest.approx([exact, 0.1568, exact], abs=5e-5)
+    assert pair["kinds"]["k1"]["gradient"] == pytest.approx([0, 0, 0], abs=1e-12)
+    assert pair["kinds"]["k2"]["gradient"] == pytest.approx(pair["exact_gradient"])
+    assert pair["kinds"]["k3"]["gradient"] == pytest.approx(pair["reverse_gradient"])
+    assert pair["reverse_gradient"] == pytest.approx([0.237, -0.022, -0.215], abs=1e-3)
+
+
+# The pass rate
+
+
+def test_the_weight_of_a_group_by_pass_rate(page: TestClient) -> None:
+    """The table of docs/estimators.md is the mean |advantage| of a group of 8."""
+    found = ask(page, "pass_rate?group_size=8")
+    rates, algorithms = found["pass_rate"], found["algorithms"]
+    table = {0.02: (0.101, 0.034, 0.039), 0.1: (0.419, 0.158, 0.180), 0.5: (0.928, 0.438, 0.500)}
+    for rate, row in table.items():
+        for name, mean in zip(("grpo", "dr_grpo", "rloo"), row, strict=True):
+            for place in (rates.index(rate), rates.index(round(1 - rate, 2))):
+                assert algorithms[name]["weight"][place] / 8 == pytest.approx(mean, abs=6e-4)
+    assert algorithms["reinforce"]["weight"] == pytest.approx([8 * rate for rate in rates])
+    assert found["signal"] == pytest.approx([1 - rate**8 - (1 - rate) ** 8 for rate in rates])
+
+
+def test_the_weight_is_the_sum_over_every_group_there_is(page: TestClient) -> None:
+    found = ask(page, "pass_rate?group_size=3&algorithms=dr_grpo")
+    place = found["pass_rate"].index(0.3)
+    expected = 0.0
+    for rewards in itertools.product([0, 1], repeat=3):
+        chance = math.prod(0.3 if reward else 0.7 for reward in rewards)
+        expected += chance * sum(abs(reward - sum(rewards) / 3) for reward in rewards)
+    assert found["algorithms"]["dr_grpo"]["weight"][place] == pytest.approx(expected, abs=1e-6)
+
+
+# A group that is typed
+
+
+def test_a_typed_group_moves_as_its_advantages_say(page: TestClient) -> None:
+    """Dr.GRPO, rewards 1, 0, 0, 0: weights 1/4, advantages 3/4 and -1/4, so the logits get 3/16 and -1/16."""
+    found = ask(page, "group?rewards=1,0,0,0&algorithm=dr_grpo&learning_rate=2")
+    stages = found["stages"]
+    assert list(stages) == [
+        "prompt", "completions", "rewards", "statistics", "advantages", "ratio", "kl", "loss", "gradient", "update",
+    ]  # fmt: skip
+    assert stages["advantages"]["completions"] == [0.75, -0.25, -0.25, -0.25]
+    assert [one["sum"] for one in stages["gradient"]["completions"]] == pytest.approx([-3 / 16, 1 / 16, 1 / 16, 1 / 16])
+    assert stages["loss"]["share"] == pytest.approx(0)
+    assert stages["loss"]["completions"] == pytest.approx([-3 / 16, 1 / 16, 1 / 16, 1 / 16])
+    assert stages["update"]["logits_gradient"] == pytest.approx([-3 / 16, 1 / 16, 1 / 16, 1 / 16])
+    after = [math.exp(2 * 3 / 16), *[math.exp(-2 / 16)] * 3]
+    assert [one["probability_before"] for one in stages["update"]["completions"]] == pytest.approx([0.25] * 4)
+    assert [one["probability_after"] for one in stages["update"]["completions"]] == pytest.approx(
+        [weight / sum(after) for weight in after]
+    )
+    assert [one["ratios"] for one in stages["ratio"]["completions"]] == [[1.0]] * 4
+    assert all(one["reason"] for one in stages["ratio"]["completions"])
+
+
+def test_a_typed_group_without_signal_stays(page: TestClient) -> None:
+    update = ask(page, "group?rewards=1,1,nan&learning_rate=9")["stages"]["update"]
+    assert [one["factor"] for one in update["completions"]] == pytest.approx([1, 1, 1])
+    assert update["grad_norm"] == 0
+
+
+# Memory
+
+
+def test_memory_of_ppo_beside_grpo(page: TestClient) -> None:
+    """docs/algorithms.md: 20 bytes a parameter with GRPO, 36 with PPO; with a reward model 40."""
+    plans = ask(page, "memory?model=abacus&device=cpu")["plans"]
+    for name, per_parameter in (("grpo", 20), ("ppo", 40)):
+        networks = plans[name]["networks"].values()
+        total = sum(sum(network.values()) for network in networks)
+        assert total / 1_188_736 == pytest.approx(per_parameter, rel=1e-3)
+    assert plans["ppo"]["learning"] - plans["grpo"]["learning"] == pytest.approx(20 * 1_188_736, rel=1e-3)
+    both = ask(page, "memory?model=abacus&reward_model=both&algorithm=grpo")["plans"]
+    assert list(both) == ["grpo"]
+    assert both["grpo"]["networks"]["reward_model"]["weights"] == pytest.approx(4 * 1_188_736, rel=1e-3)
+
+
+# The comparison that was measured
+
+DOCS = Path(__file__).parent.parent / "docs" / "comparison.md"
+
+
+def test_the_shipped_figures_are_those_of_the_docs(page: TestClient) -> None:
+    found = ask(page, "comparison")
+    assert found["source"] == "shipped"
+    (shipped,) = found["comparisons"]
+    text = DOCS.read_text(encoding="utf-8")
+    section = text[text.index("## Algorithms") : text.index("### The others")]
+    assert shipped["command"] in section
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "| " in line]
+    table = {row[0]: row for row in rows[1:]}
+    assert list(table) == [variant["name"] for variant in shipped["variants"]]
+    for variant in shipped["variants"]:
+        _, greedy, _, _, last, seeds, steps, tokens, seconds, per_step, peak = table[variant["name"]]
+        mean = {name: one["mean"] for name, one in variant["figures"].items()}
+        assert f"{100 * mean['greedy_accuracy']:.1f} %" == greedy
+        assert f"{100 * mean['sampled_accuracy']:.1f} %" == last
+        assert ", ".join(f"{100 * seed:.1f}" for seed in variant["figures"]["sampled_accuracy"]["by_seed"]) == seeds
+        assert (f"{mean['sampled_steps_to_90']:.1f}", f"{mean['sampled_tokens_to_90']:,.0f}") == (steps, tokens)
+        assert (f"{mean['sampled_seconds_to_90']:.1f}", f"{mean['seconds_per_step']:.2f}") == (seconds, per_step)
+        assert f"{mean['peak_rss_mib']:,.0f}" == peak
+    prose = " ".join(re.sub(r"[*`]", "", section).split())
+    assert len(shipped["sentences"]) == 5
+    assert all(sentence in prose for sentence in shipped["sentences"])
+
+
+def test_a_comparison_of_ones_own_comes_first(tmp_path: Path) -> None:
+    folder = comparison(tmp_path / "mine", ["grpo", "ppo"], [0, 1])
+    for name, solved, critic in (("grpo", 2, "none"), ("ppo", 3, "copy")):
+        for seed in (0, 1):
+            record(folder / f"{name}-seed{seed}", [ones(1), ones(2), ones(solved)], memory=500.0 + seed)
+            config = f"algorithm: {{name: {name}, critic: {critic}, passes: 1, minibatches: 2}}\n"
+            (folder / f"{name}-seed{seed}" / "config.yaml").write_text(config)
+    found = ask(lab(tmp_path), "comparison")
+    assert found["source"] == "runs"
+    (mine,) = found["comparisons"]
+    assert (mine["name"], mine["seeds"]) == ("mine", [0, 1])
+    grpo, ppo = mine["variants"]
+    assert (grpo["critic"], ppo["critic"], ppo["updates"]) == (None, "copy", 2)
+    assert (grpo["figures"]["greedy_accuracy"]["mean"], ppo["figures"]["greedy_accuracy"]["mean"]) == (0.5, 0.75)
+    assert ppo["figures"]["peak_rss_mib"]["by_seed"] == [500, 501]
+    assert ppo["figures"]["sampled_steps_to_90"]["mean"] is None
+
+
+def test_a_comparison_without_a_critic_is_not_this_one(tmp_path: Path) -> None:
+    folder = comparison(tmp_path / "clips", ["a", "b"], [0])
+    for name in ("a", "b"):
+        record(folder / f"{name}-seed0", [ones(1), ones(2), ones(3)])
+    assert ask(lab(tmp_path), "comparison")["source"] == "shipped"

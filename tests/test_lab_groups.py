@@ -1,0 +1,394 @@
+"""The lab's groups: pages of them, one worked out in numbers, a problem through training, and every state of a run."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+from grouprl.algorithm import Algorithm
+from grouprl.algorithms.named import NAMED
+from grouprl.lab.record import RunRecord
+from grouprl.lab.rollouts import open_recorded
+from grouprl.lab.web import recorded as recorded_module
+from grouprl.lab.web.app import create_app
+from grouprl.lab.web.groups import groups_of_step, history, one_group
+from grouprl.lab.web.search import Wanted, search
+from grouprl.lab.web.tokens import one_completion
+from grouprl.lab.web.worked import Scored, of_step, worked
+from grouprl.learner import assign_credit, kept_groups, make_batch
+from grouprl.learner.seen import Seen
+from grouprl.types import RewardOutcome, Sampling, UserError
+from lab_runs import CONFIG, Made, add_step, algorithm_config, make_run
+
+SIX_OF_TEN = Made((1.0,) * 6 + (0.0,) * 4, advantages=(0.8164949,) * 6 + (-1.2247424,) * 4)
+
+
+def empty_answers(folder: Path) -> None:
+    assert groups_of_step(folder, None, offset=0, limit=50) == {"step": None, "steps": None, "total": 0, "groups": []}
+    found = search(folder, Wanted(), before=None, limit=50)
+    assert (found["rows"], found["next"], found["searched"], found["back_to"]) == ([], None, 0, None)
+    visits = history(folder, "train-1", before=None, limit=50)
+    assert (visits["visits"], visits["total"], visits["prompt"], visits["next"]) == ([], 0, None, None)
+    with pytest.raises(UserError, match=r"step 1, group 0: expected a group that .* recorded, found none"):
+        one_group(folder, 1, 0)
+    with pytest.raises(UserError, match="step 1, group 0, completion 0: expected one"):
+        one_completion(folder, 1, 0, 0, root=folder.parent)
+
+
+# Pages of groups
+
+
+def test_a_group_in_a_page(tmp_path: Path) -> None:
+    made = Made((2.0, None, 0.0), advantages=(1.0, 0.0, -1.0), correct=(True, None, False))
+    run = make_run(tmp_path / "run", [made])
+    (group,) = groups_of_step(run, 1, offset=0, limit=50)["groups"]
+    assert {name: group[name] for name in group if name != "completions"} == {
+        "group_index": 0,
+        "problem_id": "train-1",
+        "prompt": "prompt of train-1",
+        "mean": 1.0,
+        "deviation": 1.0,
+        "signal": True,
+    }
+    common = {"length": 2, "stop_reason": "end"}
+    assert group["completions"] == [
+        {"index": 0, "reward": 2.0, "advantage": 1.0, "correct": True, "invalid": False, **common},
+        {"index": 1, "reward": None, "advantage": 0.0, "correct": None, "invalid": True, **common},
+        {"index": 2, "reward": 0.0, "advantage": -1.0, "correct": False, "invalid": False, **common},
+    ]
+
+
+def test_the_deviation_is_the_algorithms(tmp_path: Path) -> None:
+    made = Made((1.0, 0.0, 1.0, 0.0))
+    for std, deviation in (("population", 0.5), ("sample", math.sqrt(1 / 3))):
+        run = make_run(tmp_path / std, [made], config=algorithm_config(std=std))
+        assert groups_of_step(run, 1, offset=0, limit=1)["groups"][0]["deviation"] == pytest.approx(deviation)
+
+
+def test_equal_and_invalid_groups_have_no_signal(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [Made((0.7, 0.7, 0.7)), Made((None, None)), Made((1.0, None))])
+    found = groups_of_step(run, 1, offset=0, limit=50)["groups"]
+    assert [(group["mean"], group["deviation"], group["signal"]) for group in found] == [
+        (0.7, 0.0, False),
+        (None, None, False),
+        (1.0, 0.0, False),
+    ]
+
+
+def test_pages_hold_every_group_once(tmp_path: Path) -> None:
+    five = [Made((float(index), 0.0), problem=f"train-{index}") for index in range(5)]
+    run = make_run(tmp_path / "run", [five[0]], five, [five[0]])
+    pages = [groups_of_step(run, 2, offset=offset, limit=2) for offset in (0, 2, 4, 6)]
+    assert [[group["problem_id"] for group in page["groups"]] for page in pages] == [
+        ["train-0", "train-1"],
+        ["train-2", "train-3"],
+        ["train-4"],
+        [],
+    ]
+    assert {(page["total"], tuple(page["steps"])) for page in pages} == {(5, (1, 3))}
+    assert groups_of_step(run, None, offset=0, limit=2)["step"] == 3
+    assert groups_of_step(run, 9, offset=0, limit=2) == {"step": 9, "steps": [1, 3], "total": 0, "groups": []}
+
+
+def test_a_long_prompt_is_cut_with_a_sign(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [Made((1.0,), problem="x" * 300)])
+    prompt = groups_of_step(run, 1, offset=0, limit=1)["groups"][0]["prompt"]
+    assert prompt == "prompt of " + "x" * 189 + "…"
+
+
+# One group, worked out
+
+
+def test_six_of_ten_correct(tmp_path: Path) -> None:
+    found = one_group(make_run(tmp_path / "run", [SIX_OF_TEN]), 1, 0)["statistics"]
+    assert (found["count"], found["sum"], found["divided_by"], found["signal"]) == (10, 6.0, 10, True)
+    assert (found["mean"], found["sum_of_squares"]) == pytest.approx((0.6, 6 * 0.16 + 4 * 0.36))
+    assert found["deviation"] == pytest.approx(0.4898979)
+    assert found["divisor"] == pytest.approx(0.4898989)
+    assert found["deviations"] == pytest.approx([0.4] * 6 + [-0.6] * 4)
+    assert found["baselines"] == pytest.approx([0.6] * 10)
+    assert found["advantages"] == pytest.approx([0.8164949] * 6 + [-1.2247424] * 4, abs=1e-6)
+    assert (found["agree"], found["why"], found["dropped"], found["step"]) == (True, None, False, None)
+
+
+def test_the_sample_deviation_divides_by_one_less(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [SIX_OF_TEN], config=algorithm_config(std="sample", eps="1.0e-4"))
+    found = one_group(run, 1, 0)["statistics"]
+    assert (found["divided_by"], found["deviation"]) == (9, pytest.approx(0.5163978))
+    assert found["advantages"] == pytest.approx([0.4 / 0.5164978] * 6 + [-0.6 / 0.5164978] * 4, abs=1e-6)
+    # They were recorded with the population's.
+    assert found["agree"] is False
+    assert "with others, as before a fork" in found["why"]
+
+
+def test_an_invalid_reward_takes_no_part(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [Made((3.0, None, 1.0), advantages=(1.0, 0.0, -1.0))])
+    found = one_group(run, 1, 0)["statistics"]
+    assert (found["valid"], found["rewards"]) == ([True, False, True], [3.0, None, 1.0])
+    assert (found["count"], found["mean"], found["deviation"]) == (2, 2.0, 1.0)
+    assert (found["deviations"], found["baselines"]) == ([1.0, None, -1.0], [2.0, None, 2.0])
+    assert found["advantages"] == pytest.approx([1.0, 0.0, -1.0], abs=1e-5)
+    assert found["agree"] is True
+
+
+def test_leave_one_out(tmp_path: Path) -> None:
+    config = algorithm_config(baseline="leave_one_out", scale="none")
+    run = make_run(tmp_path / "run", [Made((3.0, 1.0, 2.0), advantages=(1.5, -1.5, 0.0))], config=config)
+    found = one_group(run, 1, 0)["statistics"]
+    assert (found["baselines"], found["divisor"]) == ([1.5, 2.5, 2.0], 1.0)
+    assert (found["advantages"], found["agree"]) == ([1.5, -1.5, 0.0], True)
+
+
+def test_a_constant_and_nothing_to_compare_with(tmp_path: Path) -> None:
+    for baseline, constant in (("constant", 0.25), ("none", 0.0)):
+        config = algorithm_config(baseline=baseline, baseline_constant=constant, scale="none")
+        made = Made((1.0, 1.0, None), advantages=(1 - constant, 1 - constant, 0.0))
+        found = one_group(make_run(tmp_path / baseline, [made], config=config), 1, 0)["statistics"]
+        assert (found["baselines"], found["agree"]) == ([constant, constant, None], True)
+
+
+def test_a_group_may_be_compared_with_its_step(tmp_path: Path) -> None:
+    config = algorithm_config(baseline="batch_mean", scale="batch_std", eps=0.0)
+    step = [Made((1.0, 1.0), advantages=(1.0, 1.0)), Made((0.0, 0.0, None), advantages=(-1.0, -1.0, 0.0))]
+    run = make_run(tmp_path / "run", step, [Made((9.0,))], config=config)
+    found = one_group(run, 1, 1)["statistics"]
+    assert found["step"] == {"count": 4, "mean": 0.5, "deviation": 0.5}
+    assert (found["mean"], found["signal"]) == (0.0, False)
+    assert (found["baselines"], found["divisor"]) == ([0.5, 0.5, None], 0.5)
+    assert (found["advantages"], found["agree"]) == ([-1.0, -1.0, 0.0], True)
+
+
+def test_a_dropped_group_has_no_advantage(tmp_path: Path) -> None:
+    """All earned 0.9, so the group is dropped, though a length penalty makes their rewards differ.
+
+    Taken away again, this penalty leaves 0.9000000000000001.
+    """
+    config = algorithm_config(drop_equal="true", overlong_buffer=0.2)
+    penalty = -9 / 7 / 29
+    long = Made((0.9 + penalty, 0.9), penalties=(penalty, 0.0))
+    mixed = Made((0.7, 0.0), penalties=(-0.3, 0.0), advantages=(1.0, -1.0))
+    run = make_run(tmp_path / "run", [long, mixed], config=config)
+    dropped, kept = (one_group(run, 1, group)["statistics"] for group in (0, 1))
+    assert (dropped["dropped"], dropped["signal"], dropped["advantages"], dropped["agree"]) == (
+        True,
+        True,
+        [0, 0],
+        True,
+    )
+    assert (kept["dropped"], kept["agree"]) == (False, True)
+    config = algorithm_config(baseline="constant", scale="none", drop_above=0.9)
+    easy = one_group(make_run(tmp_path / "easy", [Made((1.0, 1.0))], config=config), 1, 0)["statistics"]
+    assert (easy["dropped"], easy["advantages"], easy["agree"]) == (True, [0.0, 0.0], True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"baseline": "critic", "critic": "copy", "credit": "token", "scale": "none"}, "what a critic expected"),
+        ({"credit": "step"}, "Each step of a completion has a reward"),
+        ({"reward_mix": "normalise_then_sum"}, "normalised by themselves"),
+        ({"credit": "token", "baseline": "batch_mean", "scale": "batch_std"}, "over all tokens of the step"),
+    ],
+)
+def test_what_rewards_alone_do_not_decide_is_not_made_up(tmp_path: Path, fields: dict[str, str], said: str) -> None:
+    run = make_run(tmp_path / "run", [SIX_OF_TEN], config=algorithm_config(**fields))
+    found = one_group(run, 1, 0)["statistics"]
+    assert (found["advantages"], found["agree"], found["divisor"], found["step"]) == (None,) * 4
+    assert set(found["baselines"]) == {None}
+    assert said in found["why"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"kl_in": "reward", "scale": "none"}, "KL to the reference is part of the reward"),
+        ({"credit": "token", "gamma": 0.9}, "discounted by 0.9"),
+        ({"credit": "token", "mask_overlong": "true"}, "cut at the limit"),
+    ],
+)
+def test_a_difference_has_its_reason(tmp_path: Path, fields: dict[str, str], said: str) -> None:
+    run = make_run(tmp_path / "run", [Made((1.0, 0.0), advantages=(0.3, -0.2))], config=algorithm_config(**fields))
+    found = one_group(run, 1, 0)["statistics"]
+    assert (found["agree"], said in found["why"]) == (False, True)
+
+
+def rewarded(*rewards: float) -> tuple[RewardOutcome, ...]:
+    return tuple(RewardOutcome(reward, {"exact": reward}, "" if reward == reward else "failed") for reward in rewards)
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("std", ["population", "sample"])
+def test_the_numbers_are_those_that_the_learner_makes(name: str, std: str) -> None:
+    """Of every algorithm of the family: the learner's own advantages, without a KL."""
+    algorithm = NAMED[name]
+    if algorithm.scale != "none":
+        algorithm = replace(algorithm, std=std)
+    outcomes = [rewarded(1.0, 0.25, 0.0), rewarded(1.0, 1.0), rewarded(0.5, math.nan, 2.0, 0.5)]
+    groups = [Made((0.0,) * len(row)).group() for row in outcomes]
+    kept = kept_groups(outcomes, algorithm)
+    learned = [place for place, keep in enumerate(kept) if keep]
+    batch = make_batch([groups[place] for place in learned], Sampling())
+    seen = Seen(values_NT=torch.zeros(batch.mask_NT.shape) if algorithm.critic != "none" else None)
+    rows = [outcome for place in learned for outcome in outcomes[place]]
+    credit = assign_credit(rows, {"exact": 1.0}, batch, seen, algorithm, kl_coef=0.0)
+    advantages = iter(credit.rows(batch))
+    scored = [
+        Scored(place, None if math.isnan(outcome.total) else outcome.total)
+        for place, row in enumerate(outcomes)
+        for outcome in row
+    ]
+    for place, row in enumerate(outcomes):
+        recorded = [math.fsum(one := next(advantages)) / len(one) if kept[place] else 0.0 for _ in row]
+        own = scored if of_step(algorithm) else [one for one in scored if one.group == place]
+        found = worked(place, own, recorded, algorithm)
+        assert found["agree"] is (None if name in ("grpo_process", "reinforce_pp", "ppo") else True)
+
+
+def test_a_group_has_everything_but_its_tokens(tmp_path: Path) -> None:
+    config = CONFIG + "rewards:\n- {name: exact, weight: 2.0}\n"
+    run = make_run(tmp_path / "run", [Made((2.0,), texts=("7",), correct=(True,), penalties=(-0.5,))], config=config)
+    found = one_group(run, 1, 0)
+    assert (found["prompt"], found["messages"], found["columns"]) == ("prompt of train-1", None, {"answer": "7"})
+    assert found["algorithm"]["name"] == "grpo"
+    (completion,) = found["completions"]
+    assert completion == {
+        "index": 0,
+        "text": "7",
+        "reward": 2.0,
+        "components": {"exact": 1.0, "soft_overlong": -0.5},
+        "weights": {"exact": 2.0, "soft_overlong": 1.0},
+        "invalid_reason": None,
+        "correct": True,
+        "advantage": 0.0,
+        "length": 2,
+        "stop_reason": "end",
+        "weights_version": 3,
+        "step_rewards": None,
+    }
+    own = one_group(make_run(tmp_path / "own", [Made((2.0,))]), 1, 0)
+    assert own["completions"][0]["weights"] == {"exact": None}
+
+
+# A problem through training
+
+
+def test_a_problem_is_followed_backwards(tmp_path: Path) -> None:
+    first = Made((0.0, 0.0, None), texts=("a", "b", "c"), correct=(False, False, None))
+    last = Made((1.0, 0.0, None), texts=("d", "e", "f"), correct=(True, False, None))
+    other = Made((5.0,), problem="train/2")
+    run = make_run(tmp_path / "run", [first, other], [other], [other, last, first])
+    found = history(run, "train-1", before=None, limit=2)
+    assert (found["total"], found["prompt"], found["next"]) == (3, "prompt of train-1", "3-1")
+    assert [(visit["step"], visit["group_index"]) for visit in found["visits"]] == [(3, 2), (3, 1)]
+    visit = found["visits"][1]
+    assert (visit["mean"], visit["correct"]) == (0.5, 0.5)
+    assert [(one["text"], one["reward"], one["correct"]) for one in visit["completions"]] == [
+        ("d", 1.0, True),
+        ("e", 0.0, False),
+        ("f", None, None),
+    ]
+    rest = history(run, "train-1", before=(3, 1), limit=2)
+    assert ([visit["step"] for visit in rest["visits"]], rest["next"]) == ([1], None)
+    client = TestClient(create_app(tmp_path))
+    asked = client.get("/api/runs/run/problems/train%2F2/history?limit=1").json()
+    assert (asked["total"], [visit["step"] for visit in asked["visits"]], asked["next"]) == (3, [3], "3-0")
+
+
+# Every state of a run
+
+
+def test_a_run_without_rollouts_has_empty_answers(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    empty_answers(tmp_path)
+    sqlite3.connect(tmp_path / "rollouts.sqlite").close()
+    (tmp_path / "rollouts.sqlite").touch()  # made, and no table in it yet
+    empty_answers(tmp_path)
+
+
+def test_a_run_that_goes_on_and_its_copies(tmp_path: Path) -> None:
+    with RunRecord.create(tmp_path / "run", CONFIG) as record:
+        empty_answers(tmp_path / "run")
+        for step in (1, 2):
+            add_step(record, step, [SIX_OF_TEN])
+            assert groups_of_step(tmp_path / "run", None, offset=0, limit=1)["steps"] == [1, step]
+        shutil.copytree(tmp_path / "run", tmp_path / "copy")
+        (tmp_path / "alone").mkdir()
+        for name in ("config.yaml", "rollouts.sqlite"):
+            shutil.copy(tmp_path / "run" / name, tmp_path / "alone")
+    assert groups_of_step(tmp_path / "copy", None, offset=0, limit=1)["steps"] == [1, 2]
+    empty_answers(tmp_path / "alone")  # all that is recorded was in the -wal file
+    assert one_group(tmp_path / "run", 2, 0)["statistics"]["agree"] is True
+
+
+def test_every_connection_is_closed_and_an_older_version_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, opened = make_run(tmp_path / "run", [SIX_OF_TEN]), list[sqlite3.Connection]()
+
+    def watched(folder: Path) -> sqlite3.Connection:
+        opened.append(open_recorded(folder))
+        return opened[-1]
+
+    monkeypatch.setattr(recorded_module, "open_recorded", watched)
+    groups_of_step(run, 1, offset=0, limit=1)
+    one_completion(run, 1, 0, 0, root=tmp_path)
+    with pytest.raises(UserError):
+        one_group(run, 9, 9)
+    with closing(sqlite3.connect(run / "rollouts.sqlite")) as database:
+        database.execute("ALTER TABLE completions DROP COLUMN entropies")
+    with pytest.raises(UserError, match=r"rollouts.sqlite: expected .* columns entropies, found none: an older"):
+        groups_of_step(run, 1, offset=0, limit=1)
+    assert len(opened) == 4
+    for database in opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            database.execute("SELECT 1")
+
+
+def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [SIX_OF_TEN])
+    (run / "rollouts.sqlite").write_bytes(b"no database" * 1000)
+    with pytest.raises(UserError, match=r"rollouts.sqlite: expected rollouts that can be read, got 'file is not a"):
+        groups_of_step(run, 1, offset=0, limit=1)
+    (run / "config.yaml").write_text("algorithm: {colour: red}\n")
+    with pytest.raises(UserError, match="expected the fields of an algorithm"):
+        groups_of_step(run, 1, offset=0, limit=1)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("groups?limit=0", "limit: expected 1 to 200, got 0"),
+        ("groups?limit=201", "limit: expected 1 to 200, got 201"),
+        ("groups?step=one", "step: expected a whole number from 0, got 'one'"),
+        (f"groups?offset={10**15}", "offset: expected a whole number"),
+        ("groups/1/0x1", "group: expected a whole number from 0, got '0x1'"),
+        ("groups/1/9", "step 1, group 9: expected a group that run recorded"),
+        ("problems/train-1/history?before=3", "before: expected what another call gave as `next`, got '3'"),
+        ("problems/train-1/history?limit=101", "limit: expected 1 to 100"),
+    ],
+)
+def test_what_is_asked_wrongly_is_said(tmp_path: Path, path: str, said: str) -> None:
+    make_run(tmp_path / "run", [SIX_OF_TEN])
+    found = TestClient(create_app(tmp_path)).get(f"/api/runs/run/{path}")
+    assert found.status_code == 400
+    assert said in found.json()["error"]
+
+
+def test_routes(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [SIX_OF_TEN], [SIX_OF_TEN, SIX_OF_TEN])
+    client = TestClient(create_app(tmp_path))
+    assert client.get("/api/runs/run/groups?step=2&offset=1&limit=5").json() == groups_of_step(
+        run, 2, offset=1, limit=5
+    )
+    assert client.get("/api/runs/run/groups").json()["step"] == 2
+    assert client.get("/api/runs/run/groups/2/1").json() == one_group(run, 2, 1)
+    assert client.get("/api/runs/none/groups").status_code == 404
+    assert isinstance(Algorithm(**client.get("/api/runs/run/groups/1/0").json()["algorithm"]), Algorithm)

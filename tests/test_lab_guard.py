@@ -1,0 +1,162 @@
+"""Who gets into the lab: its own host, its own origin, a link that works once, and a second secret for changes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from grouprl.lab.web.app import create_app
+from grouprl.lab.web.guard import LARGEST_BODY, PAGE_TOKEN, Guard, Sessions
+
+HOST = "http://127.0.0.1:8123"
+READS = ["/", "/static/app.js", "/api/session", "/api/runs", "/api/recipes", "/api/runs/demo", "/nothing"]
+
+
+@pytest.fixture
+def sessions() -> Sessions:
+    return Sessions()
+
+
+@pytest.fixture
+def stranger(tmp_path: Path, sessions: Sessions) -> Iterator[TestClient]:
+    """A browser without a session."""
+    with TestClient(Guard(create_app(tmp_path), sessions, 8123), base_url=HOST, follow_redirects=False) as client:
+        yield client
+
+
+@pytest.fixture
+def page(stranger: TestClient, sessions: Sessions) -> TestClient:
+    """A browser that came by a link."""
+    assert stranger.get("/", params={"token": sessions.new_link()}).status_code == 303
+    return stranger
+
+
+def test_a_link_opens_the_lab_once(stranger: TestClient, sessions: Sessions):
+    link = sessions.new_link()
+    answer = stranger.get("/", params={"token": link})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "samesite=strict" in cookie.lower()
+    assert link not in cookie
+    assert stranger.get("/").status_code == 200
+    again = stranger.get("/", params={"token": link})
+    assert again.status_code == 403
+    assert "Enter" in again.text
+
+
+@pytest.mark.parametrize("link", ["guessed", "", "é", "a" * 5000])
+def test_a_guessed_link_opens_nothing(stranger: TestClient, sessions: Sessions, link: str):
+    sessions.new_link()
+    assert stranger.get("/", params={"token": link}).status_code in (401, 403)
+    assert not stranger.cookies
+
+
+@pytest.mark.parametrize("path", READS)
+def test_without_a_session_nothing_is_shown(stranger: TestClient, path: str):
+    assert stranger.get(path).status_code == 401
+
+
+def test_a_cookie_of_another_lab_is_none_of_this(stranger: TestClient):
+    stranger.cookies.set("grouprl_lab_8123", "guessed")
+    assert stranger.get("/api/runs").status_code == 401
+
+
+# DNS rebinding: a name of the attacker's that leads here
+
+
+@pytest.mark.parametrize("path", READS)
+@pytest.mark.parametrize(
+    "host", ["evil.example:8123", "127.0.0.1:8124", "127.0.0.1", "127.0.0.1.evil.example:8123", ""]
+)
+def test_another_host_is_refused(page: TestClient, path: str, host: str):
+    assert page.get(path, headers={"host": host}).status_code == 421
+
+
+def test_localhost_is_the_same_machine(page: TestClient):
+    cookie = "; ".join(f"{name}={value}" for name, value in page.cookies.items())
+    answer = page.get("/api/runs", headers={"host": "localhost:8123", "cookie": cookie})
+    assert answer.status_code == 200
+
+
+# CSRF: another site that sends what the user's browser sends
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:8124"},
+        {"origin": "https://127.0.0.1:8123"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+)
+def test_another_site_is_refused(page: TestClient, headers: dict[str, str]):
+    assert page.get("/api/runs", headers=headers).status_code == 403
+    token = page.get("/api/session").json()["token"]
+    changing = {**headers, PAGE_TOKEN: token, "content-type": "application/json"}
+    assert page.post("/api/runs", headers=changing, content="{}").status_code == 403
+
+
+def test_a_link_may_be_followed_from_elsewhere(stranger: TestClient, sessions: Sessions):
+    """From a terminal in a web page, or a chat."""
+    answer = stranger.get("/", params={"token": sessions.new_link()}, headers={"sec-fetch-site": "cross-site"})
+    assert answer.status_code == 303
+
+
+@pytest.mark.parametrize("token", [None, "", "guessed"])
+def test_a_change_needs_the_page_s_own_token(page: TestClient, token: str | None):
+    headers = {"content-type": "application/json"} | ({} if token is None else {PAGE_TOKEN: token})
+    for path in ("/api/runs", "/api/runs/demo/stop", "/api/runs/demo/resume", "/api/runs/demo/fork"):
+        assert page.post(path, headers=headers, content="{}").status_code == 403
+
+
+def test_a_change_is_json_of_a_bounded_size(page: TestClient):
+    token = {PAGE_TOKEN: page.get("/api/session").json()["token"]}
+    json = {**token, "content-type": "application/json"}
+    assert page.post("/api/runs", headers={**token, "content-type": "text/plain"}, content="{}").status_code == 415
+    assert page.post("/api/runs", headers=json, content=b" " * (LARGEST_BODY + 1)).status_code == 413
+    assert page.post("/api/runs", headers=json, content=iter([b"{}"])).status_code == 413  # no length
+    answer = page.post("/api/runs", headers=json, content="[]")
+    assert (answer.status_code, "expected a JSON object" in answer.json()["error"]) == (400, True)
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+def test_other_methods_are_refused(page: TestClient, method: str):
+    assert page.request(method, "/api/runs").status_code == 405
+
+
+def test_the_token_of_one_session_is_not_that_of_another(page: TestClient, sessions: Sessions):
+    first = page.get("/api/session").json()["token"]
+    page.get("/", params={"token": sessions.new_link()})
+    assert page.get("/api/session").json()["token"] != first
+    headers = {PAGE_TOKEN: first, "content-type": "application/json"}
+    assert page.post("/api/runs", headers=headers, content="{}").status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/", "/static/app.js", "/api/runs", "/nothing"])
+def test_every_answer_says_what_the_browser_may_do(page: TestClient, path: str):
+    headers = page.get(path).headers
+    policy = headers["content-security-policy"].split("; ")
+    assert policy[0] == "default-src 'none'"
+    assert not [rule for rule in policy if "unsafe" in rule or "*" in rule or "http" in rule]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../app.py",
+        "/static/%2e%2e/app.py",
+        "/static/..%2fapp.py",
+        "/static//etc/passwd",
+        "/static/%00",
+        "/app.py",
+    ],
+)
+def test_no_path_leaves_the_page_s_own_files(page: TestClient, path: str):
+    assert page.get(path).status_code == 404

@@ -1,0 +1,178 @@
+"""The lab's search: what each filter finds, that pieces and pages lose nothing, and what is asked wrongly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from grouprl.lab.record import RunRecord
+from grouprl.lab.web import search as search_module
+from grouprl.lab.web.app import create_app
+from grouprl.lab.web.search import Wanted, search
+from grouprl.types import StopReason
+from lab_runs import CONFIG, Made, add_step, make_run
+
+TEXTS = Made(
+    (1.5, 0.0, None, -1.0),
+    texts=("Äpfel: 50% off", "a_b 50 pounds", "\0 \\boxed{7}", "Straße"),
+    correct=(True, False, None, False),
+    stops=(StopReason.END, StopReason.STOP_STRING, StopReason.LENGTH, StopReason.LENGTH),
+    advantages=(1.0, 0.0, 0.0, -1.0),
+)
+PLAIN = Made((0.5, 0.5), problem="train-2", texts=("axb", "yes"))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "run", [TEXTS], [PLAIN, PLAIN], [PLAIN])
+
+
+def places(found: dict[str, Any]) -> list[str]:
+    names = ("step", "group_index", "completion_index")
+    return ["-".join(str(row[name]) for name in names) for row in found["rows"]]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (Wanted(text="äPFEL"), ["1-0-0"]),
+        (Wanted(text="STRASSE"), ["1-0-3"]),
+        (Wanted(text="50%"), ["1-0-0"]),
+        (Wanted(text="A_B"), ["1-0-1"]),
+        (Wanted(text="\\BOXED{"), ["1-0-2"]),
+        (Wanted(text="50% pounds"), []),
+        (Wanted(min_reward=0.5), ["3-0-1", "3-0-0", "2-1-1", "2-1-0", "2-0-1", "2-0-0", "1-0-0"]),
+        (Wanted(max_reward=0.0), ["1-0-3", "1-0-1"]),
+        (Wanted(min_reward=-1.0, max_reward=0.0), ["1-0-3", "1-0-1"]),
+        (Wanted(stop="length"), ["1-0-3", "1-0-2"]),
+        (Wanted(invalid=True), ["1-0-2"]),
+        (Wanted(invalid=False, last_step=1), ["1-0-3", "1-0-1", "1-0-0"]),
+        (Wanted(correct=True), ["1-0-0"]),
+        (Wanted(correct=False), ["1-0-3", "1-0-1"]),
+        (Wanted(first_step=3), ["3-0-1", "3-0-0"]),
+        (Wanted(text="x", first_step=2, last_step=2), ["2-1-0", "2-0-0"]),
+        (Wanted(first_step=9), []),
+    ],
+)
+def test_what_is_found_newest_first(run: Path, wanted: Wanted, expected: list[str]) -> None:
+    found = search(run, wanted, before=None, limit=50)
+    assert (places(found), found["next"]) == (expected, None)
+
+
+def test_a_row(run: Path) -> None:
+    (row,) = search(run, Wanted(invalid=True), before=None, limit=50)["rows"]
+    assert row == {
+        "step": 1,
+        "group_index": 0,
+        "completion_index": 2,
+        "problem_id": "train-1",
+        "text": "\0 \\boxed{7}",
+        "reward": None,
+        "advantage": 0.0,
+        "length": 2,
+        "stop_reason": "length",
+        "invalid_reason": "exact: timed out",
+        "correct": None,
+    }
+
+
+def test_it_says_how_far_it_looked(run: Path) -> None:
+    everything = search(run, Wanted(text="nowhere"), before=None, limit=50)
+    assert everything == {"rows": [], "next": None, "searched": 3, "looked_at": 10, "back_to": 1}
+    one = search(run, Wanted(text="axb"), before=None, limit=1)
+    assert (one["next"], one["searched"], one["looked_at"], one["back_to"]) == ("3-0-0", 1, 2, 3)
+
+
+def test_a_full_page_without_a_next_is_the_last(run: Path) -> None:
+    assert search(run, Wanted(text="axb"), before=None, limit=3)["next"] is None
+    assert search(run, Wanted(text="axb"), before=None, limit=2)["next"] == "2-1-0"
+
+
+@pytest.mark.parametrize("limit", [1, 2, 50])
+@pytest.mark.parametrize("piece", [1, 3, 4])
+def test_pieces_and_pages_lose_nothing(run: Path, monkeypatch: pytest.MonkeyPatch, limit: int, piece: int) -> None:
+    """A call that has no time looks at one piece; steps that come meanwhile are newer and do not disturb."""
+    monkeypatch.setattr(search_module, "_ROWS", piece)
+    found, looked, before = list[str](), 0, None
+    with RunRecord.reopen(run, 3) as record:
+        for turn in range(40):
+            page = search(run, Wanted(text="a"), before=before, limit=limit, seconds=0.0)
+            assert page["looked_at"] <= piece
+            found, looked = found + places(page), looked + page["looked_at"]
+            if page["next"] is None:
+                break
+            before = tuple(map(int, page["next"].split("-")))
+            add_step(record, 4 + turn, [PLAIN])
+        else:
+            pytest.fail("it never ended")
+    # "Äpfel" holds no plain a; the others are "axb", "a_b" and "Straße".
+    assert found == ["3-0-0", "2-1-0", "2-0-0", "1-0-3", "1-0-1"]
+    assert looked == 10
+
+
+def test_time_is_what_bounds_a_call(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_module, "_ROWS", 2)
+    short = search(run, Wanted(text="nowhere"), before=None, limit=50, seconds=0.0)
+    assert (short["rows"], short["next"], short["looked_at"]) == ([], "3-0-0", 2)
+    assert search(run, Wanted(text="nowhere"), before=None, limit=50, seconds=60.0)["next"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("needle" + "x" * 294, "needle" + "x" * 294),
+        ("needle" + "x" * 295, "needle" + "x" * 293 + "…"),
+        ("a" * 500 + "NEEDLE" + "b" * 500, "…" + "a" * 79 + "NEEDLE" + "b" * 213 + "…"),
+        ("a" * 500 + "needle", "…" + "a" * 79 + "needle"),
+    ],
+)
+def test_of_a_long_text_the_part_that_was_searched_is_shown(tmp_path: Path, text: str, shown: str) -> None:
+    run = make_run(tmp_path / "run", [Made((1.0,), texts=(text,))])
+    (row,) = search(run, Wanted(text="Needle"), before=None, limit=1)["rows"]
+    assert row["text"] == shown
+    assert len(row["text"]) <= 300
+
+
+def test_by_route(run: Path) -> None:
+    client = TestClient(create_app(run.parent))
+
+    def asked(query: str) -> list[str]:
+        return places(client.get(f"/api/runs/run/search?{query}").json())
+
+    assert asked("text=50%25&min_reward=1&max_reward=2&stop=end&invalid=0&correct=1&step=1") == ["1-0-0"]
+    assert asked("text=50%25&min_reward=2") == []
+    assert asked("step=2-3&text=yes") == ["3-0-1", "2-1-1", "2-0-1"]
+    assert asked("step=3-&text=yes") == ["3-0-1"]
+    assert asked("step=-2&text=yes") == ["2-1-1", "2-0-1"]
+    assert asked("invalid=1&text=&stop=&min_reward=") == ["1-0-2"]
+    assert asked("limit=2&before=2-0-1") == ["2-0-0", "1-0-3"]
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("min_reward=nan", "min_reward: expected a number such as 0.5, got 'nan'"),
+        ("max_reward=much", "max_reward: expected a number"),
+        ("stop=never", "stop: expected one of end, stop_string, length, got 'never'"),
+        ("invalid=yes", "invalid: expected one of 1, 0, got 'yes'"),
+        ("correct=2", "correct: expected one of 1, 0"),
+        ("step=x", "step: expected a step such as 7 or a range such as 3-10, got 'x'"),
+        ("step=-", "step: expected a step"),
+        ("step=" + "7" * 20, "step: expected a step"),
+        ("before=1-2", "before: expected what another call gave as `next`, got '1-2'"),
+        ("limit=201", "limit: expected 1 to 200"),
+    ],
+)
+def test_what_is_asked_wrongly_is_said(run: Path, query: str, said: str) -> None:
+    found = TestClient(create_app(run.parent)).get(f"/api/runs/run/search?{query}")
+    assert found.status_code == 400
+    assert said in found.json()["error"]
+
+
+def test_nothing_recorded_yet(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(CONFIG)
+    assert TestClient(create_app(tmp_path)).get("/api/runs/run/search?text=a").json()["rows"] == []
