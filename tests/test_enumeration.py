@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from grouprl.algorithms import gae, group_advantages, mismatch_weights, token_advantages
+from grouprl.algorithms import completion_advantages, gae, group_advantages, mismatch_weights, token_advantages
 from grouprl.algorithms.named import NAMED
-from grouprl.learner.credit import completion_advantages
 from tabular import (
     ENDING,
     FIXED,
@@ -113,7 +112,7 @@ def test_the_groups_own_mean_shrinks_the_gradient_and_does_not_turn_it(size: int
 )
 def test_the_named_algorithms_are_those_estimators(name: str, share: float):
     algorithm = NAMED[name]
-    advantages = each_batch_alone(partial(completion_advantages, algorithm=algorithm))
+    advantages = each_batch_alone(partial(completion_advantages, **algorithm.comparison))
     got = expected_update(ENDING, 2, advantages, algorithm.aggregate, surrogate=algorithm.surrogate)
     assert_equal(got, share * truth(ENDING))
 

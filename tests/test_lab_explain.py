@@ -18,11 +18,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
+from grouprl.algorithms import completion_advantages
 from grouprl.algorithms.named import NAMED
 from grouprl.lab.web.explain import COMPARING, compared
 from grouprl.lab.web.explain_routes import explain_routes
 from grouprl.lab.web.runs import Runs
-from grouprl.learner.credit import completion_advantages
 from grouprl.types import UserError
 from test_comparison_report import comparison, ones, record
 
@@ -129,7 +129,7 @@ def test_the_page_shows_what_the_learner_would_learn(
     whole = [rewards, *others]
     rewards_N = torch.tensor([reward for group in whole for reward in group], dtype=torch.float64)
     groups_N = torch.tensor([index for index, group in enumerate(whole) for _ in group])
-    learned = completion_advantages(rewards_N, groups_N, NAMED[name])[: len(rewards)].tolist()
+    learned = completion_advantages(rewards_N, groups_N, **NAMED[name].comparison)[: len(rewards)].tolist()
     found = compared(rewards, NAMED[name], others)
     shown = [0.0 if advantage is None else advantage for advantage in found["advantages"]]
     assert shown == learned

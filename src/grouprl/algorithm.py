@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from grouprl.types import UserError
 
@@ -99,6 +99,11 @@ class Algorithm:
                 f"algorithm.{field}: expected another value with algorithm.{other}={getattr(self, other)!r}, "
                 f"got {getattr(self, field)!r}: {why}"
             )
+
+    @property
+    def comparison(self) -> dict[str, Any]:
+        """How whole completions are compared: the options of `algorithms.completion_advantages`."""
+        return {name: getattr(self, name) for name in ("baseline", "baseline_constant", "scale", "std", "eps")}
 
     @property
     def uses_reference(self) -> bool:

@@ -10,12 +10,13 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
+from grouprl.algorithms import completion_advantages
 from grouprl.config import RunConfig
 from grouprl.evaluation.evaluate import evaluate
 from grouprl.lab.read import interval_name
 from grouprl.lab.terminal import Terminal
 from grouprl.lab.words import counted
-from grouprl.learner.credit import completion_advantages, mixed_advantages
+from grouprl.learner.credit import mixed_advantages
 from grouprl.models import context_length, load_model, load_tokenizer, prompt_token_ids, resolve_device
 from grouprl.rewards import SOFT_OVERLONG, WeightedReward
 from grouprl.rewards.overlong import with_overlong_penalty
@@ -137,7 +138,7 @@ def _advantages(
         advantages_G = mixed_advantages(outcomes, {SOFT_OVERLONG: 1.0} | weights, groups_G, config.algorithm)
     else:
         totals_G = torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64)
-        advantages_G = completion_advantages(totals_G, groups_G, config.algorithm)
+        advantages_G = completion_advantages(totals_G, groups_G, **config.algorithm.comparison)
     advantages: list[float] = advantages_G.tolist()
     return advantages
 

@@ -1,6 +1,6 @@
 """Pure tensor functions: advantages, ratios, KL, losses, weights. No device, no I/O, no configuration object."""
 
-from grouprl.algorithms.advantages import group_advantages, has_signal
+from grouprl.algorithms.advantages import completion_advantages, group_advantages, has_signal
 from grouprl.algorithms.bradley_terry import bradley_terry_loss
 from grouprl.algorithms.corrections import mismatch_weights
 from grouprl.algorithms.dpo import dpo_loss
@@ -17,6 +17,7 @@ from grouprl.algorithms.weights import token_weights
 
 __all__ = [
     "bradley_terry_loss",
+    "completion_advantages",
     "dpo_loss",
     "gae",
     "group_advantages",

@@ -7,7 +7,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from grouprl.algorithm import Baseline, Scale, Std
+from grouprl.algorithm import Baseline, Centre, Scale, Std
 
 
 def group_advantages(
@@ -78,6 +78,43 @@ def group_advantages(
 
     signal_N = valid_N & has_signal(rewards_N, group_ids_N)
     return torch.where(signal_N, (rewards_N64 - centre_N) / divisor_N, 0.0).float()
+
+
+def completion_advantages(
+    rewards_N: Tensor,
+    group_ids_N: Tensor,
+    *,
+    baseline: Centre = "mean",
+    baseline_constant: float = 0.0,
+    scale: Scale = "group_std",
+    std: Std = "population",
+    eps: float = 1e-6,
+) -> Tensor:
+    """Advantage of each completion under every baseline that is made of rewards.
+
+    `group_advantages`, and what it leaves out: a constant baseline (REINFORCE, Williams 1992), against which equal
+    rewards have a signal, and baselines of the batch, whose group is the batch.
+
+    Args:
+        rewards_N: [N] rewards; NaN = invalid, advantage 0.
+        group_ids_N: [N] integers.
+        baseline: as there, or "constant".
+        baseline_constant: which.
+        scale, std, eps: as there; a constant baseline has scale "none".
+
+    Returns:
+        [N] float32.
+
+    Raises:
+        ValueError: shapes differ, an option is unknown, or the baseline is a critic's.
+    """
+    if baseline == "critic":
+        raise ValueError("baseline: got 'critic', expected one made of rewards")
+    if baseline == "constant" or (baseline == "none" and scale == "none"):
+        return torch.where(rewards_N.isnan(), 0.0, rewards_N - baseline_constant).float()
+    if baseline in ("batch_mean", "none") and scale != "group_std":
+        group_ids_N = torch.zeros_like(group_ids_N)
+    return group_advantages(rewards_N, group_ids_N, baseline=baseline, scale=scale, std=std, eps=eps)
 
 
 def has_signal(rewards_N: Tensor, group_ids_N: Tensor) -> Tensor:

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from grouprl.algorithm import Algorithm
-from grouprl.algorithms import group_advantages, kept_rows, kl_estimate, step_advantages, token_advantages
+from grouprl.algorithms import (
+    completion_advantages,
+    group_advantages,
+    kept_rows,
+    kl_estimate,
+    step_advantages,
+    token_advantages,
+)
 from grouprl.learner.seen import Seen
 from grouprl.types import Batch, RewardOutcome
 
@@ -56,7 +63,7 @@ def assign_credit(
     if algorithm.reward_mix == "normalise_then_sum":
         advantages_N = mixed_advantages(outcomes_N, reward_weights, groups_N, algorithm)
     else:
-        advantages_N = completion_advantages(totals_N - penalty_NT.sum(1), groups_N, algorithm)
+        advantages_N = completion_advantages(totals_N - penalty_NT.sum(1), groups_N, **algorithm.comparison)
     return Credit(advantages_N[:, None] * batch.mask_NT)
 
 
@@ -68,22 +75,8 @@ def mixed_advantages(
     for name, weight in reward_weights.items():
         values = [outcome.components.get(name) if outcome.valid else None for outcome in outcomes_N]
         column_N = torch.tensor([torch.nan if value is None else value for value in values], dtype=torch.float64)
-        advantages_N = advantages_N + weight * completion_advantages(column_N, groups_N, algorithm)
+        advantages_N = advantages_N + weight * completion_advantages(column_N, groups_N, **algorithm.comparison)
     return advantages_N
-
-
-def completion_advantages(rewards_N: Tensor, groups_N: Tensor, algorithm: Algorithm) -> Tensor:
-    """[N] advantages of whole completions from rewards [N]; NaN = invalid, 0. ValueError for a critic's baseline."""
-    if algorithm.baseline == "critic":
-        raise ValueError("expected a baseline made of rewards, got 'critic'")
-    if algorithm.baseline == "constant" or (algorithm.baseline == "none" and algorithm.scale == "none"):
-        # A group whose rewards are all equal has no signal against its own mean; against a constant it has.
-        return torch.where(rewards_N.isnan(), 0.0, rewards_N - algorithm.baseline_constant).float()
-    if algorithm.baseline in ("batch_mean", "none") and algorithm.scale != "group_std":
-        groups_N = torch.zeros_like(groups_N)  # the batch is the group
-    return group_advantages(
-        rewards_N, groups_N, baseline=algorithm.baseline, scale=algorithm.scale, std=algorithm.std, eps=algorithm.eps
-    )
 
 
 def _kl_penalty(batch: Batch, seen: Seen, algorithm: Algorithm, kl_coef: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""From the rewards of a group to its advantages, with every number on the way. `group_advantages` does the work."""
+"""From the rewards of a group to its advantages, with all numbers on the way; `completion_advantages` does the work."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grouprl.algorithm import Algorithm
-from grouprl.algorithms import group_advantages, has_signal, token_advantages
+from grouprl.algorithm import Algorithm, Baseline
+from grouprl.algorithms import completion_advantages, has_signal
 from grouprl.algorithms.named import NAMED
 
 # Those that compare whole completions by their rewards, and need no network for it.
 COMPARING = tuple(name for name, one in NAMED.items() if one.credit == "completion" and one.baseline != "critic")
-FIELDS = ("baseline", "baseline_constant", "scale", "std", "eps")
 
 
 def explained_advantages(rewards: Sequence[float], algorithms: Sequence[str]) -> dict[str, Any]:
@@ -47,15 +46,16 @@ def compared(rewards: Sequence[float], algorithm: Algorithm, others: Sequence[Se
     rewards_N = torch.tensor([reward for group in groups for reward in group], dtype=torch.float64)
     group_ids_N = torch.tensor([index for index, group in enumerate(groups) for _ in group])
     own, batch = slice(0, len(rewards)), algorithm.baseline == "batch_mean"
-    final = advantages(rewards_N, group_ids_N, algorithm)[own].tolist()
-    deviations = advantages(rewards_N, group_ids_N, algorithm, scale="none")[own].tolist()
+    options = algorithm.comparison
+    final = completion_advantages(rewards_N, group_ids_N, **options)[own].tolist()
+    deviations = completion_advantages(rewards_N, group_ids_N, **{**options, "scale": "none"})[own].tolist()
     why = _degenerate(rewards_N, group_ids_N, algorithm)
     centred = _centre(rewards_N if batch else rewards_N[own])
     mean = centred["mean"] if algorithm.baseline in ("mean", "leave_one_out", "batch_mean") else None
     spread = _spread(algorithm, rewards_N, group_ids_N)
     return {
         "name": algorithm.name,
-        "fields": {name: getattr(algorithm, name) for name in FIELDS},
+        "fields": options,
         "advantages": numbers(final, rewards),
         "degenerate": why is not None,
         "why": why,
@@ -72,31 +72,6 @@ def compared(rewards: Sequence[float], algorithm: Algorithm, others: Sequence[Se
             "advantages": numbers(final, rewards),
         },
     }
-
-
-def advantages(
-    rewards_N: Tensor, group_ids_N: Tensor, algorithm: Algorithm, *, baseline: str = "", scale: str = ""
-) -> Tensor:
-    """[N] advantages of whole completions, as the learner gives them; NaN rewards = invalid, 0.
-
-    `baseline` and `scale` stand in for the algorithm's own.
-    """
-    baseline, scale = baseline or algorithm.baseline, scale or algorithm.scale
-    if baseline == "constant" or (baseline == "none" and scale == "none"):
-        # Equal rewards have a signal against a constant. A completion is one token here, and nothing comes after it.
-        valid_N1 = ~rewards_N.isnan()[:, None]
-        centred_N1 = (rewards_N - algorithm.baseline_constant)[:, None]
-        return token_advantages(centred_N1, valid_N1, gamma=1.0, centre=False, normalise=False)[0][:, 0]
-    if baseline in ("batch_mean", "none") and scale != "group_std":
-        group_ids_N = torch.zeros_like(group_ids_N)  # the batch is the group
-    return group_advantages(
-        rewards_N,
-        group_ids_N,
-        baseline=baseline,  # type: ignore[arg-type]
-        scale=scale,  # type: ignore[arg-type]
-        std=algorithm.std,
-        eps=algorithm.eps,
-    )
 
 
 def comparison_sentence(algorithm: Algorithm) -> str:
@@ -128,8 +103,9 @@ def _spread(algorithm: Algorithm, rewards_N: Tensor, group_ids_N: Tensor) -> dic
     if algorithm.scale == "none":
         return dict.fromkeys(("squares", "sum_of_squares", "divided_by", "variance", "deviation", "divisor"))
     own_N, whole = group_ids_N == 0, algorithm.scale == "batch_std"
-    baseline, set_N = ("batch_mean", torch.ones_like(own_N)) if whole else ("mean", own_N)
-    squares_N = advantages(rewards_N, group_ids_N, algorithm, baseline=baseline, scale="none").double().square()
+    baseline: Baseline = "batch_mean" if whole else "mean"
+    set_N = torch.ones_like(own_N) if whole else own_N
+    squares_N = completion_advantages(rewards_N, group_ids_N, baseline=baseline, scale="none").double().square()
     values, sample = _valid(rewards_N[set_N]), algorithm.std == "sample"
     spread = statistics.variance if sample else statistics.pvariance
     variance = spread(values) if len(values) > int(sample) else 0.0

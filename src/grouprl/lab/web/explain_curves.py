@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 
 from grouprl.algorithm import KlKind, Surrogate
-from grouprl.algorithms import has_signal, kl_estimate, policy_loss
+from grouprl.algorithms import completion_advantages, has_signal, kl_estimate, policy_loss
 from grouprl.algorithms.named import NAMED
-from grouprl.lab.web.explain import advantages
 
 _LARGEST_RATIO, _RATIO_STEPS = 2.5, 250
 _LARGEST_LOG_RATIO, _LOG_RATIO_STEPS = 3.0, 60  # on either side of 0
@@ -152,7 +151,8 @@ def pass_rate_curves(group_size: int, algorithms: Sequence[str]) -> dict[str, An
     signals = [float(has_signal(rewards_G, one_group)[0]) for rewards_G in groups]
     curves = {}
     for name in algorithms:
-        sums = [float(advantages(rewards_G, one_group, NAMED[name]).abs().sum()) for rewards_G in groups]
+        options = NAMED[name].comparison
+        sums = [float(completion_advantages(rewards_G, one_group, **options).abs().sum()) for rewards_G in groups]
         curves[name] = {"weight": [_expected(row, sums) for row in chances], "by_correct": sums}
     return {
         "group_size": group_size,

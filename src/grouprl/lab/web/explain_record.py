@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from grouprl.algorithm import Algorithm
-from grouprl.algorithms import kept_rows, kl_estimate, token_weights
+from grouprl.algorithms import kl_estimate, token_weights
 from grouprl.lab.rollouts import RecordedGroup, read_rollouts
 from grouprl.lab.web.explain_stages import Material
-from grouprl.lab.web.recorded import reward_weights
+from grouprl.lab.web.recorded import reward_weights, run_algorithm
 from grouprl.lab.web.runs import Runs, read_config
+from grouprl.lab.web.worked import judged_reward
+from grouprl.learner import kept_groups
 from grouprl.types import RewardOutcome, StopReason, UserError
 
 _OVERLONG = "soft_overlong"  # what `algorithm.overlong_buffer` adds to the reward after groups were chosen
@@ -66,17 +68,11 @@ def read_recorded(runs: Runs, run: str, step: int, place: int) -> Recorded:
     if not place < len(groups):
         found = f"{len(groups)} groups in it" if groups else "no such step"
         raise UserError(f"step {step}, group {place}: expected a recorded group, found {found}: choose another")
-    try:
-        config = read_config(folder)
-        algorithm, max_tokens = Algorithm(**config["algorithm"]), int(config["rollout"]["max_tokens"])
-        weights = reward_weights(folder, config)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{folder / 'config.yaml'}: expected the settings of this version of GroupRL, got others ({error}): "
-            "read the run with the version that made it"
-        ) from None
+    config = read_config(folder)
+    algorithm, max_tokens, weights = run_algorithm(config), _max_tokens(config), reward_weights(folder, config)
     metrics = next((row for row in runs.metrics(folder) if row["step"] == step), {})
-    return Recorded(algorithm, max_tokens, weights, metrics, step, place, groups, _kept(groups, algorithm))
+    kept = kept_groups([[_judged(outcome) for outcome in group.outcomes] for group in groups], algorithm)
+    return Recorded(algorithm, max_tokens, weights, metrics, step, place, groups, tuple(kept))
 
 
 def rewards_of(group: RecordedGroup) -> list[float]:
@@ -125,23 +121,19 @@ def material_of(recorded: Recorded) -> Material:
     )
 
 
-def _kept(groups: Sequence[RecordedGroup], algorithm: Algorithm) -> tuple[bool, ...]:
-    """Groups are chosen by what the rewards said, before the penalty for length."""
-    judged = [_judged(outcome) for group in groups for outcome in group.outcomes]
-    rows_N = kept_rows(
-        torch.tensor(judged, dtype=torch.float64),
-        torch.tensor([place for place, group in enumerate(groups) for _ in group.outcomes]),
-        drop_equal=algorithm.drop_equal,
-        drop_below=algorithm.drop_below,
-        drop_above=algorithm.drop_above,
-    )
-    return tuple(bool(kept_G.all()) for kept_G in torch.split(rows_N, [len(group.outcomes) for group in groups]))
+def _max_tokens(config: Mapping[str, Any]) -> int:
+    section = config.get("rollout")
+    found = section.get("max_tokens") if isinstance(section, Mapping) else None
+    if not isinstance(found, int):
+        raise UserError(
+            f"config.yaml: expected rollout.max_tokens, a number of tokens, got {found!r}: restore the file, or "
+            "look at the run with the version that made it"
+        )
+    return found
 
 
-def _judged(outcome: RewardOutcome) -> float:
-    penalty = outcome.components.get(_OVERLONG)
-    # Rewards that were equal have to be so again: 1 - 0.3 + 0.3 is not 1 in floating point.
-    return outcome.total if penalty is None else round(outcome.total - penalty, 9)
+def _judged(outcome: RewardOutcome) -> RewardOutcome:
+    return replace(outcome, total=judged_reward(outcome.total, outcome.components.get(_OVERLONG) or 0.0))
 
 
 def _mask(lengths: Sequence[int]) -> Tensor:

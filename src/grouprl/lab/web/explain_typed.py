@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from grouprl.algorithms import token_weights
+from grouprl.algorithms import completion_advantages, token_weights
 from grouprl.algorithms.named import NAMED
-from grouprl.lab.web.explain import advantages, compared, comparison_sentence, numbers
+from grouprl.lab.web.explain import compared, comparison_sentence, numbers
 from grouprl.lab.web.explain_stages import (
     Material,
     algorithm_part,
@@ -39,7 +39,7 @@ def typed_walk_through(rewards: Sequence[float], name: str, learning_rate: float
     logprobs_G1 = torch.log_softmax(logits_G, 0)[:, None]
     start_G1, mask_G1 = logprobs_G1.detach(), torch.ones(size, 1, dtype=torch.bool)
     rewards_G = torch.tensor(rewards, dtype=torch.float64)
-    advantages_G = advantages(rewards_G, torch.zeros(size, dtype=torch.int64), algorithm)
+    advantages_G = completion_advantages(rewards_G, torch.zeros(size, dtype=torch.int64), **algorithm.comparison)
     material = Material(
         algorithm=algorithm,
         kl_coef=algorithm.kl_coef,

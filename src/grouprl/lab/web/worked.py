@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from grouprl.algorithm import Algorithm, Std
-from grouprl.algorithms import kept_rows
-from grouprl.lab.web.explain import advantages as completion_advantages
+from grouprl.algorithms import completion_advantages, kept_rows
 
 # Advantages are recorded as float32.
 _ROUNDING = 1e-5
@@ -110,7 +109,7 @@ def _of_batch(algorithm: Algorithm) -> bool:
 
 def _kept(scored: Sequence[Scored], algorithm: Algorithm) -> list[bool]:
     """Groups are chosen by what the reward functions said, before the length penalty."""
-    judged = [None if one.reward is None else _without_penalty(one.reward, one.penalty) for one in scored]
+    judged = [None if one.reward is None else judged_reward(one.reward, one.penalty) for one in scored]
     kept: list[bool] = kept_rows(
         _tensor(judged),
         torch.tensor([one.group for one in scored]),
@@ -121,7 +120,8 @@ def _kept(scored: Sequence[Scored], algorithm: Algorithm) -> list[bool]:
     return kept
 
 
-def _without_penalty(reward: float, penalty: float) -> float:
+def judged_reward(reward: float, penalty: float) -> float:
+    """What the reward functions said of a completion, before the length penalty."""
     # Rewards that were equal have to be so again: 1 - 0.3 + 0.3 is not 1 in floating point.
     return round(reward - penalty, 9) if penalty else reward
 
@@ -130,7 +130,7 @@ def _advantages(group: int, scored: Sequence[Scored], kept: Sequence[bool], algo
     rewards_N, groups_N = _tensor([one.reward for one in scored]), torch.tensor([one.group for one in scored])
     kept_N, own_N = torch.tensor(kept), groups_N == group
     advantages_N = torch.zeros(len(scored))
-    advantages_N[kept_N] = completion_advantages(rewards_N[kept_N], groups_N[kept_N], algorithm)
+    advantages_N[kept_N] = completion_advantages(rewards_N[kept_N], groups_N[kept_N], **algorithm.comparison)
     advantages: list[float] = advantages_N[own_N].tolist()
     return advantages
 
