@@ -65,7 +65,7 @@ def typed_walk_through(rewards: Sequence[float], name: str, learning_rate: float
         "stages": {
             "prompt": {"problem_id": None, "text": None, "messages": None, "columns": {}, "tokens": None},
             "completions": [
-                {"index": index, "text": f"completion {index + 1}", "length": 1, "stop_reason": "end"}
+                {"index": index, "text": f"completion {index}", "length": 1, "stop_reason": "end"}
                 for index in range(size)
             ],
             "rewards": _rewards(rewards),

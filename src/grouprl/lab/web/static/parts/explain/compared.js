@@ -36,5 +36,5 @@ function ruleOf({ fields }) {
 
 function rows(rewards, { advantages }) {
   return advantages.map((value, index) =>
-    ({ name: String(index + 1), value: rewards[index] === null ? null : value, said: "invalid" }));
+    ({ name: String(index), value: rewards[index] === null ? null : value, said: "invalid" }));
 }

@@ -59,7 +59,7 @@ function drawRows(editor) {
 }
 
 function row(editor, reward, index) {
-  const name = `Completion ${index + 1}`;
+  const name = `Completion ${index}`;
   const value = reward ?? editor.kept[index] ?? 0;
   const off = reward === null;
   const slider = h("input", { type: "range", ...SLIDER, value, disabled: off, "aria-label": `${name}: reward` });
@@ -79,6 +79,6 @@ function row(editor, reward, index) {
     slider.disabled = typed.disabled = invalid.checked;
     set(invalid.checked ? null : Number(typed.value));
   } });
-  const place = h("span", { class: "index", "aria-hidden": "true" }, String(index + 1));
+  const place = h("span", { class: "index", "aria-hidden": "true" }, String(index));
   return h("li", {}, place, slider, typed, h("label", {}, invalid, "invalid"));
 }

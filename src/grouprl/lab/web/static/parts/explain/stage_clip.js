@@ -79,7 +79,7 @@ function choice(options, chosen) {
 function advantageOptions(advantages) {
   const found = [...new Set(advantages.filter((value) => value !== 0))].sort((one, other) => other - one);
   if (found.length === 0) return [1, -1].map((value) => [value, `${signed(value)} (an example)`]);
-  const holders = (value) => advantages.flatMap((one, index) => (one === value ? [index + 1] : []));
+  const holders = (value) => advantages.flatMap((one, index) => (one === value ? [index] : []));
   return found.map((value) => [value, `${signed(value)} (${places(holders(value))})`]);
 }
 
@@ -110,7 +110,7 @@ function recorded({ completions, level }, { updates_per_batch: updates }) {
   const reasons = [...new Set(completions.map(({ reason }) => reason))];
   if (reasons.length === 1 && reasons[0]) return h("p", { class: "note" }, `In this group: ${reasons[0]}.`);
   const rows = completions.map(({ mean, max, clip_low_fraction: low, clip_high_fraction: high }, index) =>
-    [String(index + 1), plain(mean), plain(max), percent(low), percent(high)]);
+    [String(index), plain(mean), plain(max), percent(low), percent(high)]);
   const each = level === "token" ? "one for each token" : "one for a completion";
   return h("details", {}, h("summary", {}, `Ratios of this group in the last of ${updates} updates (${each})`),
     figures("Ratios of this group", [indexHead(), "mean ratio", "largest", "clipped below", "clipped above"], rows));

@@ -79,7 +79,7 @@ function table({ names, weights, completions }, parts, anchored) {
   const columns = parts ? names : [];
   const factor = (name) => (weights[name] === null ? null : ` \u00d7 ${plain(weights[name])}`);
   const heads = [indexHead(), ...columns.map((name) => [written(name), factor(name)]), "reward", ...(anchored ? ["less KL"] : [])];
-  const rows = completions.map((one, index) => [String(index + 1), ...columns.map((name) => component(one.components[name])),
+  const rows = completions.map((one, index) => [String(index), ...columns.map((name) => component(one.components[name])),
     one.reward === null ? invalid(one.invalid_reason) : h("b", {}, plain(one.reward)), ...(anchored ? [plain(one.penalty)] : [])]);
   return h("div", {}, figures("Rewards of the group", heads, rows));
 }

@@ -88,7 +88,7 @@ function ofAPair({ policy, reference, kl, reverse_kl: reverse, exact_gradient: e
 function recorded({ kind, coefficient, reason, completions, in: where }, { name }) {
   if (!completions) return h("p", { class: "note" }, `In this group: ${reason ?? "no KL was recorded"}.`);
   const place = where === "loss" ? "as a term of the loss" : "off the reward";
-  const rows = completions.map(({ mean, sum }, index) => [String(index + 1), plain(mean), plain(sum)]);
+  const rows = completions.map(({ mean, sum }, index) => [String(index), plain(mean), plain(sum)]);
   return h("details", {},
     h("summary", {}, `In this group ${name} takes ${kind}, times \u03b2 = ${plain(coefficient)}, ${place}${reason ? ` (${reason})` : ""}.`),
     figures("KL of this group", [indexHead(), `${kind} per token, nats`, "sum over its tokens"], rows));

@@ -100,7 +100,7 @@ export function advantagesStage({ source, stages: { statistics, advantages, rewa
 
 function bars(advantages, completions) {
   return advantages.map((value, index) =>
-    ({ name: String(index + 1), value: completions[index].reward === null ? null : value, said: "invalid" }));
+    ({ name: String(index), value: completions[index].reward === null ? null : value, said: "invalid" }));
 }
 
 function advantageEquation({ baseline, scale }) {
@@ -123,7 +123,7 @@ function example({ worked: { rewards, baselines, deviations, divisor, advantages
   const index = rewards.findIndex((reward) => reward !== null);
   if (index < 0 || degenerate) return h("p", {}, why);
   const [less, gap] = [plain(baselines[index]), plain(deviations[index])];
-  const above = `Completion ${index + 1}: ${plain(rewards[index])} \u2212 ${baselines[index] < 0 ? `(${less})` : less} = `;
+  const above = `Completion ${index}: ${plain(rewards[index])} \u2212 ${baselines[index] < 0 ? `(${less})` : less} = `;
   if (divisor === null) return h("p", {}, above, h("b", {}, withSign(deviations[index])), ".");
   return h("p", {}, above, `${gap}, and ${gap} / ${plain(divisor)} = `, h("b", {}, withSign(advantages[index])),
     `. The divisor has \u03f5 = ${plain(eps)} in it.`);

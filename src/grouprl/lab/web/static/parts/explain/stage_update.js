@@ -43,7 +43,7 @@ function lossTable({ completions: terms }, { completions: slopes }, completions)
   const rows = completions.map(({ length }, index) => {
     const { weight, sum } = slopes[index];
     const becomes = sum < 0 ? "likelier" : sum > 0 ? "less likely" : "not moved";
-    return [String(index + 1), String(length), plain(weight), plain(terms[index]), plain(sum), becomes];
+    return [String(index), String(length), plain(weight), plain(terms[index]), plain(sum), becomes];
   });
   return figures("Loss and gradient by completion", [indexHead(), "tokens", "weight", "loss", "gradient", "becomes"], rows);
 }
@@ -90,9 +90,9 @@ function seen({ source, stages: { update, advantages } }) {
   const times = (factor) => (factor === null ? "unknown" : `\u00d7 ${toDigits(factor)}`);
   // The axis is logarithmic: twice as likely and half as likely are equally far from the middle.
   const bars = completions.map(({ factor }, index) =>
-    ({ name: String(index + 1), value: factor === null ? null : Math.log(factor), text: times(factor) }));
+    ({ name: String(index), value: factor === null ? null : Math.log(factor), text: times(factor) }));
   const rows = completions.map(({ probability_before: before, probability_after: after, factor }, index) =>
-    [String(index + 1), withSign(advantages.completions[index], 3), toDigits(before), toDigits(after), times(factor)]);
+    [String(index), withSign(advantages.completions[index], 3), toDigits(before), toDigits(after), times(factor)]);
   return h("div", {},
     h("h3", {}, "How much likelier each completion became"),
     signedBars("Probability after the update over that before", bars).element,

@@ -24,7 +24,7 @@ function silent(rewards, valid, { grpo, reinforce }) {
   if (valid.length === 0) return said;
   if (moved === undefined) return `${said} REINFORCE is silent as well, because the rewards are ${number(rewards[valid[0]])}.`;
   const still = signed(reinforce.advantages[moved]);
-  return `${said} REINFORCE, which compares with a constant, still gives completion ${moved + 1} an advantage of ${still}.`;
+  return `${said} REINFORCE, which compares with a constant, still gives completion ${moved} an advantage of ${still}.`;
 }
 
 function outlier(rewards, valid, { grpo: { advantages: grpo }, dr_grpo: { advantages: plain } }) {
@@ -33,7 +33,7 @@ function outlier(rewards, valid, { grpo: { advantages: grpo }, dr_grpo: { advant
   if (kinds.length === 2) return twoKinds(kinds.sort((one, other) => one.length - other.length), rewards, grpo, plain);
   const order = [...valid].sort((one, other) => Math.abs(grpo[other]) - Math.abs(grpo[one]));
   const [most, least] = [order[0], order.at(-1)];
-  return `Under GRPO completion ${most + 1} counts most (${signed(grpo[most])}), completion ${least + 1} least (${signed(grpo[least])}). ` +
+  return `Under GRPO completion ${most} counts most (${signed(grpo[most])}), completion ${least} least (${signed(grpo[least])}). ` +
     `Without the division by the deviation (Dr.GRPO) these are ${signed(plain[most])} and ${signed(plain[least])}.`;
 }
 
@@ -45,7 +45,7 @@ function twoKinds([few, many], rewards, grpo, plain) {
     return `Half and half: ${few.length} get ${loud}, ${many.length} get ${quiet} under GRPO. The two halves push equally hard. ${divided}`;
   }
   if (few.length === 1) {
-    return `One against ${many.length}: completion ${one + 1} gets ${loud} under GRPO, each of the others ${quiet}. ` +
+    return `One against ${many.length}: completion ${one} gets ${loud} under GRPO, each of the others ${quiet}. ` +
       `The single one decides what this group teaches. ${divided}`;
   }
   return `The ${few.length} completions with reward ${number(rewards[one])} get ${loud} each under GRPO, ` +
