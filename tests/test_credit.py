@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from grouprl import Algorithm
+from grouprl.algorithms import kept_groups
 from grouprl.algorithms.named import NAMED
-from grouprl.learner import Seen, assign_credit, kept_groups, recorded_tokens
+from grouprl.learner import Seen, assign_credit, recorded_tokens
 from grouprl.learner.credit import explained_variance
 from grouprl.types import Batch, Completion, Group, Problem, RewardOutcome, Sampling, StepReward, StopReason, TokenTrace
 
@@ -236,9 +237,9 @@ def test_a_step_is_credited_with_itself_and_what_follows_and_the_answer_is_the_l
 
 
 def test_groups_of_any_size_are_kept_or_dropped_in_their_order() -> None:
-    scores = [outcomes(1.0, 1.0), outcomes(1.0, 0.0, 0.0), outcomes(0.0), outcomes(NAN, 0.5, 0.0)]
-    assert kept_groups(scores, Algorithm()) == [True] * 4
-    assert kept_groups(scores, NAMED["dapo"]) == [False, True, False, True]
+    scores = [[1.0, 1.0], [1.0, 0.0, 0.0], [0.0], [NAN, 0.5, 0.0]]
+    assert kept_groups(scores, **Algorithm().filters) == [True] * 4
+    assert kept_groups(scores, **NAMED["dapo"].filters) == [False, True, False, True]
 
 
 def test_dropped_groups_are_recorded_with_zeros() -> None:

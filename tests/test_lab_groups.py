@@ -14,6 +14,7 @@ import torch
 from starlette.testclient import TestClient
 
 from grouprl.algorithm import Algorithm
+from grouprl.algorithms import kept_groups
 from grouprl.algorithms.named import NAMED
 from grouprl.lab.record import RunRecord
 from grouprl.lab.rollouts import open_recorded
@@ -23,7 +24,7 @@ from grouprl.lab.web.groups import groups_of_step, history, one_group
 from grouprl.lab.web.search import Wanted, search
 from grouprl.lab.web.tokens import one_completion
 from grouprl.lab.web.worked import Scored, of_step, worked
-from grouprl.learner import assign_credit, kept_groups, make_batch
+from grouprl.learner import assign_credit, make_batch
 from grouprl.learner.seen import Seen
 from grouprl.types import RewardOutcome, Sampling, UserError
 from lab_runs import CONFIG, Made, add_step, algorithm_config, make_run
@@ -233,7 +234,7 @@ def test_the_numbers_are_those_that_the_learner_makes(name: str, std: str) -> No
         algorithm = replace(algorithm, std=std)
     outcomes = [rewarded(1.0, 0.25, 0.0), rewarded(1.0, 1.0), rewarded(0.5, math.nan, 2.0, 0.5)]
     groups = [Made((0.0,) * len(row)).group() for row in outcomes]
-    kept = kept_groups(outcomes, algorithm)
+    kept = kept_groups([[one.total for one in row] for row in outcomes], **algorithm.filters)
     learned = [place for place, keep in enumerate(kept) if keep]
     batch = make_batch([groups[place] for place in learned], Sampling())
     seen = Seen(values_NT=torch.zeros(batch.mask_NT.shape) if algorithm.critic != "none" else None)

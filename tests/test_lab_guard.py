@@ -1,5 +1,7 @@
 """Who gets into the lab: its own host, its own origin, a link that works once, and a second secret for changes."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -160,3 +162,10 @@ def test_every_answer_says_what_the_browser_may_do(page: TestClient, path: str):
 )
 def test_no_path_leaves_the_page_s_own_files(page: TestClient, path: str):
     assert page.get(path).status_code == 404
+
+
+def test_the_lab_loads_no_models():
+    """It stands beside a run that needs the memory: transformers alone would take 100 MiB, and three seconds."""
+    words = "import grouprl.lab.web.app, sys; print([name for name in ('transformers', 'peft') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

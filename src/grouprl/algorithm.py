@@ -106,6 +106,11 @@ class Algorithm:
         return {name: getattr(self, name) for name in ("baseline", "baseline_constant", "scale", "std", "eps")}
 
     @property
+    def filters(self) -> dict[str, Any]:
+        """Which groups are learned from: the options of `algorithms.kept_groups`."""
+        return {name: getattr(self, name) for name in ("drop_equal", "drop_below", "drop_above")}
+
+    @property
     def uses_reference(self) -> bool:
         """Whether a frozen reference is needed."""
         return self.kl_coef > 0

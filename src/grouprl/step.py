@@ -13,8 +13,9 @@ from itertools import compress
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.algorithm import Algorithm
+from grouprl.algorithms import kept_groups
 from grouprl.evaluation.measures import step_measures
-from grouprl.learner import Learner, assign_credit, kept_groups, make_batch, recorded_tokens, watches
+from grouprl.learner import Learner, assign_credit, make_batch, recorded_tokens, watches
 from grouprl.models import prompt_token_ids
 from grouprl.rewards import SOFT_OVERLONG, Judge
 from grouprl.rewards.overlong import with_overlong_penalty
@@ -141,5 +142,5 @@ def _sampled_round(rooms: Rooms, visits: Sequence[Visit], on_finished: Callable[
     buffer = rooms.algorithm.overlong_buffer
     outcomes = with_overlong_penalty(groups, judged, max_tokens=sampling.max_tokens, buffer=buffer)
     # Groups are chosen by what the rewards said, not by their lengths.
-    kept = kept_groups(judged, rooms.algorithm)
+    kept = kept_groups([[outcome.total for outcome in row] for row in judged], **rooms.algorithm.filters)
     return _Round(groups, outcomes, kept, sampled - started, time.perf_counter() - sampled)

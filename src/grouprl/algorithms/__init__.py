@@ -5,7 +5,7 @@ from grouprl.algorithms.bradley_terry import bradley_terry_loss
 from grouprl.algorithms.corrections import mismatch_weights
 from grouprl.algorithms.dpo import dpo_loss
 from grouprl.algorithms.entropy import high_entropy_mask
-from grouprl.algorithms.filters import kept_rows
+from grouprl.algorithms.filters import kept_groups, kept_rows
 from grouprl.algorithms.gae import gae
 from grouprl.algorithms.kl import kl_estimate, steered_kl_coef
 from grouprl.algorithms.losses import policy_loss
@@ -23,6 +23,7 @@ __all__ = [
     "group_advantages",
     "has_signal",
     "high_entropy_mask",
+    "kept_groups",
     "kept_rows",
     "kl_estimate",
     "mismatch_weights",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -35,3 +37,21 @@ def kept_rows(
         member_N = group_ids_N == group
         keep_N = keep_N & (~member_N | bool(low <= rewards_N[member_N].nanmean() <= high))
     return keep_N
+
+
+def kept_groups(
+    rewards: Sequence[Sequence[float]],
+    *,
+    drop_equal: bool = False,
+    drop_below: float | None = None,
+    drop_above: float | None = None,
+) -> list[bool]:
+    """`kept_rows` by group, of the rewards [P][G] of P groups."""
+    rows_N = kept_rows(
+        torch.tensor([reward for group in rewards for reward in group], dtype=torch.float64),
+        torch.tensor([index for index, group in enumerate(rewards) for _ in group]),
+        drop_equal=drop_equal,
+        drop_below=drop_below,
+        drop_above=drop_above,
+    )
+    return [bool(kept_G.all()) for kept_G in torch.split(rows_N, [len(group) for group in rewards])]

@@ -1,7 +1,7 @@
 """Groups to a packed batch, credit for every token, log-probs, and the weight updates."""
 
 from grouprl.learner.batch import make_batch
-from grouprl.learner.credit import Credit, assign_credit, kept_groups
+from grouprl.learner.credit import Credit, assign_credit
 from grouprl.learner.kl_coefficient import KlCoefficient
 from grouprl.learner.learner import Learned, Learner
 from grouprl.learner.optimizer import Optimizer
@@ -16,7 +16,6 @@ __all__ = [
     "Optimizer",
     "Seen",
     "assign_credit",
-    "kept_groups",
     "make_batch",
     "recorded_tokens",
     "watches",

@@ -12,7 +12,6 @@ from grouprl.algorithm import Algorithm
 from grouprl.algorithms import (
     completion_advantages,
     group_advantages,
-    kept_rows,
     kl_estimate,
     step_advantages,
     token_advantages,
@@ -142,15 +141,3 @@ def explained_variance(values_NT: Tensor, returns_NT: Tensor, counted_NT: Tensor
     returns, values = returns_NT[counted_NT].double(), values_NT.cpu()[counted_NT].double()
     spread = float(returns.var(correction=0)) if len(returns) else 0.0
     return 1 - float((returns - values).var(correction=0)) / spread if spread > 0 else float("nan")
-
-
-def kept_groups(outcomes: Sequence[Sequence[RewardOutcome]], algorithm: Algorithm) -> list[bool]:
-    """Which of the groups [P] of outcomes [P][G] the algorithm learns from."""
-    rows_N = kept_rows(
-        torch.tensor([outcome.total for group in outcomes for outcome in group], dtype=torch.float64),
-        torch.tensor([index for index, group in enumerate(outcomes) for _ in group]),
-        drop_equal=algorithm.drop_equal,
-        drop_below=algorithm.drop_below,
-        drop_above=algorithm.drop_above,
-    )
-    return [bool(kept_G.all()) for kept_G in torch.split(rows_N, [len(group) for group in outcomes])]

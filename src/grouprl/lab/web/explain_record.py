@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from grouprl.algorithm import Algorithm
-from grouprl.algorithms import kl_estimate, token_weights
+from grouprl.algorithms import kept_groups, kl_estimate, token_weights
 from grouprl.lab.rollouts import RecordedGroup, read_rollouts
 from grouprl.lab.web.explain_stages import Material
 from grouprl.lab.web.recorded import reward_weights, run_algorithm
 from grouprl.lab.web.runs import Runs, read_config
 from grouprl.lab.web.worked import judged_reward
-from grouprl.learner import kept_groups
 from grouprl.types import RewardOutcome, StopReason, UserError
 
 _OVERLONG = "soft_overlong"  # what `algorithm.overlong_buffer` adds to the reward after groups were chosen
@@ -71,7 +70,7 @@ def read_recorded(runs: Runs, run: str, step: int, place: int) -> Recorded:
     config = read_config(folder)
     algorithm, max_tokens, weights = run_algorithm(config), _max_tokens(config), reward_weights(folder, config)
     metrics = next((row for row in runs.metrics(folder) if row["step"] == step), {})
-    kept = kept_groups([[_judged(outcome) for outcome in group.outcomes] for group in groups], algorithm)
+    kept = kept_groups([[_judged(one) for one in group.outcomes] for group in groups], **algorithm.filters)
     return Recorded(algorithm, max_tokens, weights, metrics, step, place, groups, tuple(kept))
 
 
@@ -132,8 +131,8 @@ def _max_tokens(config: Mapping[str, Any]) -> int:
     return found
 
 
-def _judged(outcome: RewardOutcome) -> RewardOutcome:
-    return replace(outcome, total=judged_reward(outcome.total, outcome.components.get(_OVERLONG) or 0.0))
+def _judged(outcome: RewardOutcome) -> float:
+    return judged_reward(outcome.total, outcome.components.get(_OVERLONG) or 0.0)
 
 
 def _mask(lengths: Sequence[int]) -> Tensor:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import uvicorn
 
-from grouprl.lab.web.app import create_app
 from grouprl.lab.web.guard import Guard, Sessions
 from grouprl.types import UserError
 
@@ -40,6 +39,7 @@ def serve(root: Path, *, port: int, open_browser: bool, say: Callable[[str], Non
             listening.bind((_LOOPBACK, port))
         except OSError as error:
             raise UserError(f"port {port} cannot be had ({error}): leave --port out for a free one") from None
+        listening.listen()  # a browser that is quicker than the imports below waits here
         port = listening.getsockname()[1]
         sessions = Sessions()
         say(f"{root.resolve()}: open this link; it works once. Ctrl-C ends the lab, not its runs.")
@@ -50,6 +50,12 @@ def serve(root: Path, *, port: int, open_browser: bool, say: Callable[[str], Non
         if sys.stdin.isatty():
             say("Enter gives another link.")
             threading.Thread(target=_links_on_demand, args=(port, sessions, say), daemon=True).start()
+        # Takes a second or more.
+        import torch
+
+        from grouprl.lab.web.app import create_app
+
+        torch.set_num_threads(1)  # the processors belong to the runs
         app = Guard(create_app(root, lambda: server.should_exit), sessions, port)
         server = uvicorn.Server(
             uvicorn.Config(

@@ -113,9 +113,7 @@ def _kept(scored: Sequence[Scored], algorithm: Algorithm) -> list[bool]:
     kept: list[bool] = kept_rows(
         _tensor(judged),
         torch.tensor([one.group for one in scored]),
-        drop_equal=algorithm.drop_equal,
-        drop_below=algorithm.drop_below,
-        drop_above=algorithm.drop_above,
+        **algorithm.filters,
     ).tolist()
     return kept
 
