@@ -137,6 +137,13 @@ def test_a_fork_that_cannot_be_leaves_nothing(client: TestClient, root: Path):
         ({"step": 7, "name": "b"}, "expected a checkpoint of step 7"),
         ({"step": 1, "name": "first"}, "there is such a folder already"),
         ({"step": 1, "name": "b", "changes": ["steps=none"]}, "steps"),
+        ({"step": 1, "name": "b", "changes": ["steps=1"]}, "expected more than the 1 that the fork begins with"),
+        ({"step": 1, "name": "b", "changes": ["steps=2", "task.name=nowhere"]}, "nowhere"),
+        ({"step": 10**300, "name": "b"}, "step: expected 0 to"),
+        ({"step": -1, "name": "b"}, "step: expected 0 to"),
+        ({"step": 1, "name": "b" * 201}, "at most 200"),
+        ({"step": 1, "name": "b", "changes": [f"steps={'[' * 30_000}"]}, "nested too deeply"),
+        ({"step": 1, "name": "b", "changes": [f"steps={'9' * 5000}"]}, "digits"),
         ({"step": "1", "name": "b"}, "step: expected a whole number"),
         ({"step": True, "name": "b"}, "step: expected a whole number"),
     ):

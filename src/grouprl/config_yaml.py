@@ -14,7 +14,12 @@ import yaml
 
 def read_yaml(source: str | IO[bytes]) -> Any:
     """Read one document. Raises yaml.YAMLError, also for a key written twice, an alias or a tag such as !!set."""
-    return yaml.load(source, _Loader)
+    try:
+        return yaml.load(source, _Loader)
+    except RecursionError:
+        raise yaml.YAMLError("nested too deeply") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise yaml.YAMLError(str(error)) from None
 
 
 def write_yaml(tree: Any) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +36,7 @@ WRITTEN_BY_A_RUN = (
     "plots",
     "checkpoints",
 )
+_CLOSE_SECONDS = 5.0  # in which a moment without readers is waited for; next to a search without pause it took 0.75
 
 
 class RunRecord:
@@ -129,9 +131,7 @@ class RunRecord:
         """Leaves the rollouts as one plain file, and the directory to others. Closing twice is harmless."""
         if self._lock < 0:
             return
-        # A file in WAL mode cannot be read from a read-only place; a reader that has it open now keeps it as it is.
-        with suppress(sqlite3.OperationalError):
-            self._rollouts.execute("PRAGMA journal_mode=DELETE")
+        _make_plain(self._rollouts)
         self._rollouts.close()
         os.close(self._lock)
         self._lock = -1
@@ -154,3 +154,21 @@ def _recorded_nothing(directory: Path, held: Sequence[str]) -> bool:
     return set(held) - {"rewards.json"} == {"config.yaml", "rollouts.sqlite"} and not holds_steps(
         directory / "rollouts.sqlite"
     )
+
+
+def _make_plain(database: sqlite3.Connection) -> None:
+    """Leaves WAL mode: such a file cannot be read from a read-only place, and a copy of it alone lacks its last steps.
+
+    That takes a moment without readers, which is tried for: a page that shows the run reads it again and again.
+    """
+    database.execute("PRAGMA busy_timeout=50")  # milliseconds
+    until = time.monotonic() + _CLOSE_SECONDS
+    while True:
+        try:
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            database.execute("PRAGMA journal_mode=DELETE")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > until:
+                return
+            time.sleep(0.003)

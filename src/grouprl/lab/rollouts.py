@@ -89,7 +89,8 @@ def open_rollouts(location: str) -> sqlite3.Connection:
     Raises:
         UserError: an older version made it; nothing of it is changed.
     """
-    database = sqlite3.connect(location, timeout=1.0, uri=location.startswith("file:"))
+    # Who reads may hold a lock for seconds, and a run had better wait than end.
+    database = sqlite3.connect(location, timeout=30.0, uri=location.startswith("file:"))
     found = {name for _, name, *_ in database.execute("PRAGMA table_info(completions)")}
     if found and _ADDED - found:
         database.close()

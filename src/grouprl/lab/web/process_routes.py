@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from grouprl.lab.files import json_text
-from grouprl.lab.web import processes
+from grouprl.lab.web.processes import Processes
 from grouprl.lab.web.runs import Runs
 from grouprl.types import UserError
 
@@ -22,21 +22,22 @@ _KINDS = {"a text": str, "a whole number": int, "a list of texts": list}
 
 def process_routes(runs: Runs) -> list[Route]:
     """Start, stop, resume and fork."""
+    processes = Processes(runs)
 
     def start(_: str, body: _Body) -> dict[str, Any]:
         recipe, name = _field(body, "recipe", "a text"), _field(body, "name", "a text")
-        return {"id": processes.start(runs, recipe, name, _changes(body))}
+        return {"id": processes.start(recipe, name, _changes(body))}
 
     def stop(run: str, _: _Body) -> dict[str, Any]:
-        processes.stop(runs, run)
+        processes.stop(run)
         return {"id": run}
 
     def resume(run: str, body: _Body) -> dict[str, Any]:
-        return {"id": processes.resume(runs, run, _changes(body))}
+        return {"id": processes.resume(run, _changes(body))}
 
     def fork(run: str, body: _Body) -> dict[str, Any]:
         step, name = _field(body, "step", "a whole number"), _field(body, "name", "a text")
-        return {"id": processes.fork(runs, run, step, name, _changes(body))}
+        return {"id": processes.fork(run, step, name, _changes(body))}
 
     return [
         Route("/api/runs", _change(start), methods=["POST"]),
@@ -58,7 +59,7 @@ def _change(act: Callable[[str, _Body], dict[str, Any]]) -> Callable[[Request], 
 def _body(given: bytes) -> _Body:
     try:
         body = json.loads(given)
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
         raise UserError(f"expected a JSON object, got {given[:60]!r}")
