@@ -64,9 +64,10 @@ def stream(link: str, run: str) -> None:
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 0)
     connection.request("GET", f"{parts.path}?{parts.query}")
     opened = connection.getresponse()
-    cookie = (opened.getheader("set-cookie") or "").partition(";")[0]
+    cookie, _, rest = (opened.getheader("set-cookie") or "").partition(";")
+    home = next(one.partition("=")[2] for one in rest.split("; ") if one.lower().strip().startswith("path="))
     opened.read()
-    connection.request("GET", f"/api/runs/{run}/events", headers={"cookie": cookie})
+    connection.request("GET", f"{home}api/runs/{run}/events", headers={"cookie": cookie})
     events = connection.getresponse()
     assert events.status == 200, events.read()
     try:
@@ -86,7 +87,8 @@ def drawn(link: str, run: str, chromium: str) -> Iterator[int]:
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.goto(link)
-        page.goto(f"{link.partition('/?')[0]}/#/runs/{run}")
+        page.wait_for_selector("main .page")
+        page.goto(f"{page.url.partition('#')[0]}#/runs/{run}")
         page.wait_for_selector("main .page canvas")
         (root,) = set(descendants(os.getpid())) - before
         yield root

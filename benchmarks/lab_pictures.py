@@ -38,10 +38,10 @@ def taken(link: str, pages: dict[str, str], out: Path, chromium: str, scheme: st
         page = browser.new_page(viewport=SIZE, color_scheme=scheme)  # type: ignore[arg-type]
         page.goto(link)
         page.wait_for_selector("main .page")
-        base = link.partition("/?")[0]
+        home = page.url.partition("#")[0]
         for name, address in pages.items():
             page.goto("about:blank")
-            page.goto(f"{base}/#{address}")
+            page.goto(f"{home}#{address}")
             page.wait_for_selector("main .page")
             page.wait_for_timeout(WAIT)
             if name == "step":

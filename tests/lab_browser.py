@@ -78,11 +78,12 @@ class Opened:
 
     page: Any
     watched: Watched
+    home: str  # where the page lies
 
     def go(self, address: str) -> None:
         """To another page of the lab, by what stands after the #."""
         self.page.goto("about:blank")  # or a change of what stands after the # would load nothing to wait for
-        self.page.goto(f"{self.watched.base}/#{address}")
+        self.page.goto(f"{self.home}#{address}")
         self.page.wait_for_selector("main .page")
 
 
@@ -98,5 +99,5 @@ def opened(link: str, *, width: int = 1280, height: int = 900, dark: bool = Fals
         watched.watch(page)
         page.goto(link)
         page.wait_for_selector("main .page")
-        yield Opened(page, watched)
+        yield Opened(page, watched, page.url.partition("#")[0])
         browser.close()

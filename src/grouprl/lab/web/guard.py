@@ -3,6 +3,8 @@
 Any page that the user visits can send requests to 127.0.0.1, under a name of its own (DNS rebinding) or with the
 user's cookies (CSRF). So every request has to name the lab's own host, come from the lab's own origin and carry a
 session; what changes something has to be a POST with a second secret, which only a page of the lab can read.
+Everything lies below a path that nobody can guess: a browser sends a cookie to every port of a host, so that another
+server of this machine would get the session's if it were the cookie of `/`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PAGE_TOKEN = "X-GroupRL-Token"
@@ -29,6 +31,12 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+
+
+_DOOR = (
+    '<!doctype html><html lang="en"><meta charset="utf-8"><title>GroupRL lab</title>'
+    '<meta http-equiv="refresh" content="0;url={home}"><a href="{home}">Open the lab</a></html>'
+)
 
 
 class Sessions:
@@ -66,12 +74,14 @@ class Guard:
     Args:
         app: what is protected.
         sessions: who may come in.
-        port: the lab's own, which is part of its name and of its cookie's (cookies do not tell ports apart).
+        port: the lab's own, which is part of its name and of its cookie's.
     """
 
     def __init__(self, app: ASGIApp, sessions: Sessions, port: int) -> None:
         self._app, self._sessions = app, sessions
-        self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
+        # Browsers leave the port of http out.
+        self._hosts = {name if port == 80 else f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
+        self._home = f"/{secrets.token_urlsafe(16)}/"
         self._cookie = f"grouprl_lab_{port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,7 +93,8 @@ class Guard:
             return
         refused = self._refused(scope)
         answer: ASGIApp = self._app if refused is None else refused
-        await answer(scope, _limited(receive), _with_headers(send))
+        inside = {**scope, "path": "/" + scope["path"].removeprefix(self._home)}
+        await answer(inside, _limited(receive), _with_headers(send))
 
     def _refused(self, scope: Scope) -> Response | None:
         headers, method, path = Headers(scope=scope), scope["method"], scope["path"]
@@ -101,7 +112,7 @@ class Guard:
         if _crosses_sites(headers):
             return _no(403, "expected a request from the lab's own page, got one from another site")
         page_token = self._sessions.page_token(cookie_parser(headers.get("cookie", "")).get(self._cookie))
-        if page_token is None:
+        if page_token is None or not path.startswith(self._home):
             return _no(401, "This page opens with the link that grouprl lab prints; each link works once.")
         scope.setdefault("state", {})["page_token"] = page_token
         return self._refused_change(headers, page_token) if method == "POST" else None
@@ -116,8 +127,9 @@ class Guard:
             return _no(
                 403, "This link has been used, or never was one. Press Enter where grouprl lab runs for another."
             )
-        answer = RedirectResponse("/", 303)
-        answer.set_cookie(self._cookie, session, httponly=True, samesite="strict", path="/")
+        # A redirect would still be a request from where the link was followed, which gets no strict cookie.
+        answer = HTMLResponse(_DOOR.format(home=self._home))
+        answer.set_cookie(self._cookie, session, httponly=True, samesite="strict", path=self._home)
         return answer
 
     def _refused_change(self, headers: Headers, page_token: str) -> Response | None:

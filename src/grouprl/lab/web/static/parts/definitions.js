@@ -4,7 +4,7 @@ let asked = null;
 
 /** A function from a metric's name to its definition {label, unit, is, worry, link}; undefined for one that has none. */
 export async function definitions() {
-  asked ??= fetch("/static/definitions.json").then((answer) => answer.json());
+  asked ??= fetch("static/definitions.json").then((answer) => answer.json());
   const known = new Map(Object.entries(await asked));
   return (name) => known.get(name) ?? known.get(pattern(name));
 }
