@@ -62,7 +62,7 @@ def lab(root: Path) -> Iterator[Opened]:
 def shown(lab: Opened, address: str, sign: str) -> Any:
     """The page at an address, after something on it has appeared."""
     lab.page.goto("about:blank")
-    lab.page.goto(f"{lab.watched.base}/#{address}")
+    lab.page.goto(f"{lab.home}#{address}")
     lab.page.wait_for_selector(sign)
     return lab.page
 
@@ -87,7 +87,7 @@ def wait_for_words(page: Any, text: str) -> None:
 
 
 def of_module(lab: Opened, module: str, body: str) -> Any:
-    return lab.page.evaluate(f"async () => {{ const m = await import('/static/parts/{module}.js'); {body} }}")
+    return lab.page.evaluate(f"async () => {{ const m = await import('./static/parts/{module}.js'); {body} }}")
 
 
 def test_a_moving_mean_goes_over_a_tenth_and_leaves_gaps(lab: Opened) -> None:

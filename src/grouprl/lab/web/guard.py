@@ -35,7 +35,8 @@ _HEADERS = {
 
 _DOOR = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><title>GroupRL lab</title>'
-    '<meta http-equiv="refresh" content="0;url={home}"><a href="{home}">Open the lab</a></html>'
+    '<link rel="icon" href="{home}static/icon.svg"><meta http-equiv="refresh" content="0;url={home}">'
+    '<a href="{home}">Open the lab</a></html>'
 )
 
 
