@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from grouprl import Algorithm, Run, Trainer, UserError
-from grouprl.config import RunConfig
+from grouprl.config import RunConfig, load_config
 from grouprl.lab.files import lock_directory
 from grouprl.rewards import WeightedReward
 from grouprl.rewards.named import REWARDS
@@ -287,6 +287,9 @@ def test_a_resumed_run_may_be_judged_in_another_way(tiny: Path, tmp_path: Path) 
     longer = Trainer(tiny, task, [LETTERS], config=config).train(resume=True)
     assert "pass_at_3" not in longer.summary["before"]
     assert "pass_at_3" in longer.summary["after"]
+    # The record says what the run went on with.
+    recorded = load_config(RunConfig, [longer.directory / "config.yaml"], [])
+    assert (recorded.steps, recorded.evaluation) == (2, config.evaluation)
 
 
 def test_a_policy_learns_what_its_reward_asks_for(tiny: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ _FREE = ("name", "runs_dir", "steps", "threads", "scoring", "evaluation", "check
 
 
 def saved_path(directory: Path) -> Path:
-    """The configuration a run was started with.
+    """The configuration a run was started with, or last resumed.
 
     Raises:
         UserError: there is no run.

@@ -109,7 +109,9 @@ def judge_of(config: RunConfig, task: Task, rewards: Sequence[WeightedReward]) -
 def _open(directory: Path, config: RunConfig, after: int | None) -> RunRecord:
     if after is None:
         return RunRecord.create(directory, dump_config(config))
-    return RunRecord.reopen(directory, after)
+    record = RunRecord.reopen(directory, after)
+    record.settings(dump_config(config))
+    return record
 
 
 class _Loop:

@@ -119,6 +119,10 @@ class RunRecord:
         known = read_json(path)
         atomic_write_text(path, json_text({**known, when: [asdict(row) for row in rows]}, indent=2) + "\n")
 
+    def settings(self, config_yaml: str) -> None:
+        """Writes config.yaml anew: a resume may change those that the steps already made do not depend on."""
+        atomic_write_text(self.directory / "config.yaml", config_yaml)
+
     def reward_weights(self, weights: Mapping[str, float]) -> None:
         """Records what each reward function counts in the total, by name; a task's own ones are in no setting."""
         atomic_write_text(self.directory / "rewards.json", json_text(weights, indent=2) + "\n")

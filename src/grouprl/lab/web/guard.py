@@ -126,7 +126,9 @@ class Guard:
         session = self._sessions.open(link)
         if session is None:
             return _no(
-                403, "This link has been used, or never was one. Press Enter where grouprl lab runs for another."
+                403,
+                "This link has been used, or never was one. Press Enter in the terminal of grouprl lab for another, "
+                "or start it again. A page that is open goes on.",
             )
         # A redirect would still be a request from where the link was followed, which gets no strict cookie.
         answer = HTMLResponse(_DOOR.format(home=self._home))
