@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from grouprl import Algorithm, Problem, Run, Trainer, UserError, WeightedReward
 from grouprl.config import RunConfig, load_config
@@ -294,3 +295,22 @@ def test_rows_of_any_kind_are_a_task(tiny: Path, tmp_path: Path) -> None:
     for task in ({"prompt": "x"}, 7):
         with pytest.raises(UserError, match="task: expected a task's name, a Task or rows such as"):
             train(tiny, tmp_path / "none", letters, task=task)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "warned"),
+    [("AVX2", "bfloat16", True), ("AVX512", "bfloat16", False), ("AVX2", "float32", False)],
+)
+def test_products_in_software_are_warned_of(
+    tiny: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capability: str,
+    dtype: str,
+    warned: bool,
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    config = small_config(tmp_path, steps=1, model={"path": str(tiny), "dtype": dtype})
+    Trainer(tiny, ROWS, [letters], config=config).train()
+    assert ("no products in bfloat16" in " ".join(capsys.readouterr().out.split())) == warned

@@ -27,6 +27,7 @@ from grouprl.machine import machine_facts, peak_rss_mib
 from grouprl.models import (
     resolve_device,
 )
+from grouprl.models.precision import is_emulated
 from grouprl.prepare import Prepared, prepare
 from grouprl.resume import check_resumable
 from grouprl.rewards import Judge, Limits, WeightedReward, open_judge, verifier_of
@@ -79,6 +80,7 @@ def train(
         with terminal.status("loading the model"):
             prepared = prepare(config, task, judge, checkpoint, state)
         _warn_of_bare_prompts(prepared, terminal)
+        _warn_of_slow_products(prepared, config, terminal)
         with (
             _open(directory, config, prepared.state.step if resume else None) as record,
             stop_on_signal(terminal.say) as stop,
@@ -93,6 +95,14 @@ def _warn_of_bare_prompts(prepared: Prepared, terminal: Terminal) -> None:
         terminal.say(
             "Warning: the model has a chat template, and the prompts are plain text, which goes in without it. Write "
             'prompts as messages, [{"role": "user", "content": ...}], or set task.arguments.messages=true.'
+        )
+
+
+def _warn_of_slow_products(prepared: Prepared, config: RunConfig, terminal: Terminal) -> None:
+    if is_emulated(prepared.rooms.learner.device, config.model.dtype):
+        terminal.say(
+            "Warning: this processor has no products in bfloat16 and makes them in software, several times as slowly "
+            "as in float32. Set model.dtype=float32."
         )
 
 
