@@ -13,7 +13,7 @@ def autocast(device: torch.device, dtype: str) -> AbstractContextManager[object]
 
 
 def is_emulated(device: torch.device, dtype: str) -> bool:
-    """Whether this processor makes such products in software: 8 times the time of float32, on an EPYC without AVX-512."""
+    """Whether this processor makes such products in software: 8 times as slow without AVX-512."""
     return (
         dtype == "bfloat16" and device.type == "cpu" and torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")
     )
