@@ -112,6 +112,7 @@ def questions(steps: int, rows: Rows) -> dict[str, str]:
         "search that finds nothing": "/big/search?text=no%20such%20words",
         "search that finds nothing, by reward": "/big/search?min_reward=2",
         "a problem through training": f"/big/problems/{rows.problem(middle, 1)}/history?limit=100",
+        "walk-through of a group": f"/api/explain/group?run=big&step={middle}&group={rows.groups // 2}",
     }
 
 
@@ -128,7 +129,7 @@ def timed(ask: Callable[[], object]) -> list[float]:
 def report(client: TestClient, steps: int, rows: Rows) -> None:
     print(f"{'':<44} {'median':>8} {'worst':>8}   of {ROUNDS}, ms")
     for name, path in questions(steps, rows).items():
-        asked = f"/api/runs{path}"
+        asked = path if path.startswith("/api") else f"/api/runs{path}"
         show(name, timed(lambda asked=asked: answer(client, asked)))
     opened = [f"/api/runs/big{path.format(step=steps)}" for path in (*RUN, *GROUPS)]
     show("all that opening a run and its groups asks", timed(lambda: [answer(client, path) for path in opened]))

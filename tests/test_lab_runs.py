@@ -163,7 +163,7 @@ def test_a_broken_run_does_not_hide_the_others(root: Path, client: TestClient):
     (root / "yaml" / "config.yaml").write_text("a: [")
     found = {run["id"]: run for run in client.get("/api/runs").json()["runs"]}
     assert [found[run]["status"] for run in ("one", "yaml", "comparison~grpo-seed0")] == ["broken", "broken", "stopped"]
-    assert "expected a JSON object on each line, got 'nonsense'" in found["one"]["error"]
+    assert "metrics.jsonl:1: expected JSON, got 'nonsense'" in found["one"]["error"]
     assert client.get("/api/runs/one").status_code == 400
 
 

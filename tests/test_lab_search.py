@@ -176,3 +176,19 @@ def test_nothing_recorded_yet(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text(CONFIG)
     assert TestClient(create_app(tmp_path)).get("/api/runs/run/search?text=a").json()["rows"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "sought"),
+    [
+        ("İ" * 300 + "needle3" + "İ" * 300, "NEEDLE3"),
+        ("ß" * 400 + "x7", "X7"),
+        ("a" * 400 + "needle" + "b" * 9, "needle"),
+    ],
+)
+def test_an_excerpt_holds_what_was_found(tmp_path: Path, text: str, sought: str) -> None:
+    """Folded, each of these letters is two."""
+    run = make_run(tmp_path / "folded", [Made((1.0,), texts=(text,))])
+    (row,) = search(run, Wanted(text=sought), before=None, limit=5)["rows"]
+    assert sought.casefold() in row["text"].casefold()
+    assert len(row["text"]) <= 300

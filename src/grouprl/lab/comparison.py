@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from grouprl.evaluation.paired import Difference, ProblemResults, mean_by_problem, paired_by_name
 from grouprl.evaluation.statistics import mean_interval
-from grouprl.lab.read import RecordedRun, read_json, read_run
+from grouprl.lab.read import RecordedRun, read_json, read_run, read_summary
+from grouprl.lab.strict import is_number
 from grouprl.types import UserError
 
 COMPARISON_FILE = "comparison.json"
@@ -104,19 +106,37 @@ def read_comparison(directory: Path) -> RecordedComparison:
             f"{directory}: expected the folder of a comparison (one with a {COMPARISON_FILE}), found none; "
             "give the folder that `grouprl compare` wrote, such as runs/NAME"
         )
+    refused = _refused(given)
+    if refused is not None:
+        raise UserError(f"{directory / COMPARISON_FILE}: expected {refused}: restore the file")
     seeds = tuple(given["seeds"])
     variants = tuple(
         Variant(name, tuple(settings), _finished_runs(directory, name, seeds))
         for name, settings in given["variants"].items()
     )
-    first = given["baseline"] or variants[0].name
+    first = given.get("baseline") or variants[0].name
     return RecordedComparison(directory, seeds, tuple(sorted(variants, key=lambda variant: variant.name != first)))
+
+
+def _refused(given: Mapping[str, object]) -> str | None:
+    """What was expected and what was got instead; None of a comparison. A seed is a part of a folder's name."""
+    seeds, variants, baseline = given.get("seeds"), given.get("variants"), given.get("baseline")
+    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
+        return f"`seeds`, a list of whole numbers, got {seeds!r:.60}"
+    if not isinstance(variants, dict) or not variants:
+        return f"`variants`, the settings of each by name, got {variants!r:.60}"
+    for name, settings in variants.items():
+        if not isinstance(settings, list) or not all(isinstance(setting, str) for setting in settings):
+            return f"a list of settings for the variant {name!r:.60}, got {settings!r:.60}"
+    if baseline is not None and baseline not in list(variants):
+        return f"`baseline`, one of the variants, got {baseline!r:.60}"
+    return None
 
 
 def _finished_runs(directory: Path, variant: str, seeds: Sequence[int]) -> dict[int, RecordedRun]:
     folders = {seed: directory / run_folder(variant, seed) for seed in seeds}
     # `after` is written by a run that made all of its steps, and by no other.
-    finished = {seed: path for seed, path in folders.items() if "after" in read_json(path / "summary.json")}
+    finished = {seed: path for seed, path in folders.items() if "after" in read_summary(path)}
     return {seed: read_run(path) for seed, path in finished.items()}
 
 
@@ -125,11 +145,25 @@ def _finished_runs(directory: Path, variant: str, seeds: Sequence[int]) -> dict[
 
 def held_out_results(run: RecordedRun) -> ProblemResults | None:
     """The evaluation after the last step, problem by problem; None when it is not recorded."""
-    rows = [row for row in run.held_out if row["step"] == run.summary["steps"]]
+    rows = [row for row in run.held_out if row["step"] == run.summary.get("steps")]
     if not rows:
         return None
     row = rows[-1]  # a run that was killed while it judged has done so twice
-    return ProblemResults(tuple(row["problem_ids"]), tuple(row["greedy"]), tuple(row["correct"]), row["samples"])
+    columns = [row.get(name) for name in ("problem_ids", "greedy", "correct")]
+    lists: list[list[Any]] = [column for column in columns if isinstance(column, list)]
+    if len(lists) < 3 or len({len(column) for column in lists}) > 1 or type(row.get("samples")) is not int:
+        raise _damaged(run, row["step"])
+    names, greedy, correct = lists
+    if not all(isinstance(name, str) for name in names) or not all(map(is_number, (*greedy, *correct))):
+        raise _damaged(run, row["step"])
+    return ProblemResults(tuple(names), tuple(greedy), tuple(correct), row["samples"])
+
+
+def _damaged(run: RecordedRun, step: int) -> UserError:
+    return UserError(
+        f"{run.directory / 'held_out.jsonl'}: step {step}: expected the results of each problem, got something else: "
+        "restore the file"
+    )
 
 
 def _after(name: str) -> Callable[[RecordedRun], float | None]:
@@ -144,7 +178,11 @@ def _summed(run: RecordedRun, name: str) -> dict[int, float]:
 
 def _to_threshold(cost: Callable[[RecordedRun, int], float | None]) -> Callable[[RecordedRun], float | None]:
     def reached(run: RecordedRun) -> float | None:
-        steps = [row["step"] for row in run.evaluations if row.get("greedy_accuracy", 0.0) >= THRESHOLD]
+        steps = [
+            row["step"]
+            for row in run.evaluations
+            if is_number(share := row.get("greedy_accuracy")) and share >= THRESHOLD
+        ]
         return cost(run, min(steps)) if steps else None
 
     return reached
@@ -198,7 +236,7 @@ RUN_FIGURES: Mapping[str, Callable[[RecordedRun], float | None]] = {
 def figure(variant: Variant, name: str) -> Figure:
     """One of `RUN_FIGURES` over the seeds of a variant."""
     found = {seed: RUN_FIGURES[name](run) for seed, run in variant.runs.items()}
-    return Figure({seed: float(value) for seed, value in found.items() if value is not None})
+    return Figure({seed: float(value) for seed, value in found.items() if is_number(value)})
 
 
 def against_baseline(comparison: RecordedComparison, variant: Variant, measure: str) -> Against:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from grouprl.lab.rollouts import RecordedGroup, read_rollouts
+from grouprl.lab.strict import is_number, parse_object, read_file, read_text
 from grouprl.types import UserError
 
 __all__ = [
@@ -17,13 +16,16 @@ __all__ = [
     "RecordedGroup",
     "RecordedRun",
     "interval_name",
+    "parse_row",
     "read_json",
     "read_json_lines",
     "read_rollouts",
     "read_run",
+    "read_summary",
 ]
 
 Row = Mapping[str, Any]
+_STEPS = 1 << 53  # a browser's whole numbers end there
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class RecordedRun:
 
     def column(self, name: str) -> tuple[list[int], list[float]]:
         """The steps at which metric `name` was recorded as a finite number, and its values there."""
-        found = [(row["step"], float(row[name])) for row in self.metrics if _is_finite(row.get(name))]
+        found = [(row["step"], float(row[name])) for row in self.metrics if is_number(row.get(name))]
         return [step for step, _ in found], [value for _, value in found]
 
     @property
@@ -65,7 +67,7 @@ class RecordedRun:
 
     def time_split(self) -> tuple[list[int], dict[str, list[float]]]:
         """The timed steps, and their seconds by part, longest first, "other" (the rest of time/total) last."""
-        rows = [row for row in self.metrics if _is_finite(row.get("time/total"))]
+        rows = [row for row in self.metrics if is_number(row.get("time/total"))]
         names = [name for name in self.metric_names if name.startswith("time/") and name != "time/total"]
         parts = {name.removeprefix("time/"): [row.get(name) or 0.0 for row in rows] for name in names}
         other = [max(0.0, row["time/total"] - sum(row.get(name) or 0.0 for name in names)) for row in rows]
@@ -85,33 +87,64 @@ def read_run(directory: Path) -> RecordedRun:
             f"{directory}: expected a run directory (one with a config.yaml), found none; "
             "give the folder that a training run wrote, such as runs/NAME"
         )
-    examples = read_json(directory / "examples.json")
     return RecordedRun(
         directory=directory,
-        config=config.read_text(encoding="utf-8"),
+        config=read_text(config) or "",
         metrics=read_json_lines(directory / "metrics.jsonl"),
         evaluations=read_json_lines(directory / "evaluations.jsonl"),
         held_out=read_json_lines(directory / "held_out.jsonl"),
-        examples={when: tuple(Example(**row) for row in rows) for when, rows in examples.items()},
-        summary=read_json(directory / "summary.json"),
+        examples=_examples(directory / "examples.json"),
+        summary=read_summary(directory),
     )
 
 
 def read_json_lines(path: Path) -> tuple[dict[str, Any], ...]:
-    """The objects of a JSON-lines file; none when it does not exist. A last line without its end is left out.
+    """The rows of a JSON-lines file of a run; none when it does not exist. A last line without its end is left out.
 
     Raises:
-        UserError: naming the line that is not JSON.
+        UserError: naming the line that is not a JSON object with a `step`.
     """
-    if not path.exists():
-        return ()
-    whole_lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-    return tuple(_parse(line, f"{path}:{number}") for number, line in enumerate(whole_lines, start=1))
+    text = (read_file(path) or b"").decode("utf-8", "replace")
+    return tuple(parse_row(line, f"{path}:{number}") for number, line in enumerate(text.split("\n")[:-1], start=1))
+
+
+def parse_row(line: str, place: str) -> dict[str, Any]:
+    """A line of such a file.
+
+    Raises:
+        UserError: it is not a JSON object, or has no `step`, a whole number from 0.
+    """
+    row = parse_object(line, place)
+    step = row.get("step")
+    if type(step) is not int or not 0 <= step < _STEPS:
+        raise UserError(f"{place}: expected a step, a whole number from 0, got {step!r:.60}: restore the file")
+    return row
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty when the file does not exist."""
-    return _parse(path.read_text(encoding="utf-8"), str(path)) if path.exists() else {}
+    """The object in a JSON file; empty when the file does not exist.
+
+    Raises:
+        UserError: it holds something else, or cannot be read.
+    """
+    text = read_text(path)
+    return {} if text is None else parse_object(text, path)
+
+
+def read_summary(directory: Path) -> dict[str, Any]:
+    """A run's summary.json; empty when the run has not written it yet.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    found = read_json(directory / "summary.json")
+    for when in ("before", "after"):
+        if not isinstance(found.get(when, {}), dict | None):
+            raise UserError(
+                f"{directory / 'summary.json'}: {when}: expected the results of an evaluation, got "
+                f"{found[when]!r:.60}: restore the file or remove it"
+            )
+    return found
 
 
 def interval_name(measure: str) -> str:
@@ -123,15 +156,8 @@ def interval_name(measure: str) -> str:
     return measure.removesuffix("_accuracy") + "_interval"
 
 
-def _parse(text: str, place: str) -> dict[str, Any]:
+def _examples(path: Path) -> dict[str, tuple[Example, ...]]:
     try:
-        parsed = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{place}: expected JSON, got {text[:60]!r} ({error}); restore the file or remove it") from None
-    if not isinstance(parsed, dict):
-        raise UserError(f"{place}: expected a JSON object, got {text[:60]!r}; restore the file or remove it")
-    return parsed
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+        return {when: tuple(Example(**row) for row in rows) for when, rows in read_json(path).items()}
+    except TypeError as error:
+        raise UserError(f"{path}: expected lists of examples ({error}): restore the file or remove it") from None

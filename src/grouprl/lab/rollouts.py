@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sqlite3
 from collections.abc import Sequence, Set
@@ -16,6 +15,7 @@ from urllib.parse import quote
 import numpy as np
 
 from grouprl.lab.files import json_text, utf8_text
+from grouprl.lab.rows import checked_rows, parsed_columns, parsed_components, parsed_messages, parsed_steps
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace, UserError
 
 SCHEMA = """
@@ -146,6 +146,9 @@ def open_recorded(directory: Path) -> sqlite3.Connection:
     path = directory / "rollouts.sqlite"
     if not path.is_file():
         raise UserError(f"{path}: expected the rollouts of a run, found no such file: give a run directory")
+    for side in (path.with_name(path.name + suffix) for suffix in ("-journal", "-wal", "-shm")):
+        if side.exists() and not side.is_file():  # SQLite would wait for what a pipe says
+            raise UserError(f"{side}: expected a file of SQLite, got a folder or a pipe: remove it")
     return _read_only(path)
 
 
@@ -153,19 +156,22 @@ def read_rollouts(directory: Path, step: int) -> tuple[RecordedGroup, ...]:
     """The groups of one step in the order of that step; empty when it is not recorded.
 
     Raises:
-        UserError: when `directory` has no rollouts.sqlite.
+        UserError: when `directory` has no rollouts.sqlite, or a row of it is damaged.
     """
+    path = directory / "rollouts.sqlite"
     query = (
         "SELECT * FROM completions JOIN problems USING (problem_id) WHERE step = ? "
         "ORDER BY group_index, completion_index"
     )
     with closing(open_recorded(directory)) as database:
-        database.row_factory = sqlite3.Row
+        database.row_factory = checked_rows(path)
         rows = database.execute(query, (step,)).fetchall()
     missing = _ADDED - set(rows[0].keys() if rows else _ADDED)
     if missing:
-        raise _too_old(directory / "rollouts.sqlite", missing)
-    return tuple(_group(list(members)) for _, members in groupby(rows, key=lambda row: row["group_index"]))
+        raise _too_old(path, missing)
+    return tuple(
+        recorded_group(path, list(members)) for _, members in groupby(rows, key=lambda row: row["group_index"])
+    )
 
 
 @dataclass(frozen=True)
@@ -259,13 +265,19 @@ def _blob(numbers: Sequence[float], dtype: str) -> bytes:
     return np.asarray(numbers, dtype).tobytes()
 
 
-def _group(rows: list[sqlite3.Row]) -> RecordedGroup:
+def recorded_group(path: Path, rows: Sequence[sqlite3.Row]) -> RecordedGroup:
+    """The group of some rows of the database at `path`: all columns of its completions and of its problem.
+
+    Raises:
+        UserError: the JSON in a column is damaged.
+    """
     head = rows[0]
-    prompt = head["prompt"] if head["messages"] is None else tuple(json.loads(head["messages"]))
-    problem = Problem(head["problem_id"], prompt, json.loads(head["columns"]))
+    messages = parsed_messages(path, head)
+    prompt = head["prompt"] if messages is None else tuple(messages)
+    problem = Problem(head["problem_id"], prompt, parsed_columns(path, head))
     return RecordedGroup(
         group=Group(problem, _numbers(head["prompt_ids"], "<i4"), tuple(_completion(row) for row in rows)),
-        outcomes=tuple(_outcome(row) for row in rows),
+        outcomes=tuple(_outcome(path, row) for row in rows),
         advantages=tuple(row["advantage"] for row in rows),
         token_advantages=tuple(_token_advantages(row) for row in rows),
         traces=tuple(_trace(row) for row in rows),
@@ -284,11 +296,11 @@ def _completion(row: sqlite3.Row) -> Completion:
     )
 
 
-def _outcome(row: sqlite3.Row) -> RewardOutcome:
+def _outcome(path: Path, row: sqlite3.Row) -> RewardOutcome:
     total = math.nan if row["reward"] is None else row["reward"]
-    steps = tuple(StepReward(end, reward) for end, reward in json.loads(row["step_rewards"] or "[]"))
+    steps = tuple(StepReward(end, reward) for end, reward in parsed_steps(path, row) or ())
     correct = None if row["correct"] is None else bool(row["correct"])
-    return RewardOutcome(total, json.loads(row["components"]), row["invalid_reason"] or "", steps, correct)
+    return RewardOutcome(total, parsed_components(path, row), row["invalid_reason"] or "", steps, correct)
 
 
 def _token_advantages(row: sqlite3.Row) -> tuple[float, ...]:

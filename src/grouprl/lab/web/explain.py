@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from grouprl.algorithm import Algorithm, Baseline
 from grouprl.algorithms import completion_advantages, has_signal
 from grouprl.algorithms.named import NAMED
+from grouprl.lab.web.worked import Spread, exact_sum
 
 # Those that compare whole completions by their rewards, and need no network for it.
 COMPARING = tuple(name for name, one in NAMED.items() if one.credit == "completion" and one.baseline != "critic")
@@ -94,8 +94,8 @@ def numbers(values: Sequence[float], valid: Sequence[float] | None = None) -> li
 
 
 def _centre(rewards_M: Tensor) -> dict[str, Any]:
-    valid = _valid(rewards_M)
-    return {"n": len(valid), "sum": math.fsum(valid), "mean": statistics.mean(valid) if valid else None}
+    spread = Spread.of(_valid(rewards_M), "population")
+    return {"n": spread.count, "sum": spread.sum, "mean": spread.mean}
 
 
 def _spread(algorithm: Algorithm, rewards_N: Tensor, group_ids_N: Tensor) -> dict[str, Any]:
@@ -106,16 +106,15 @@ def _spread(algorithm: Algorithm, rewards_N: Tensor, group_ids_N: Tensor) -> dic
     baseline: Baseline = "batch_mean" if whole else "mean"
     set_N = torch.ones_like(own_N) if whole else own_N
     squares_N = completion_advantages(rewards_N, group_ids_N, baseline=baseline, scale="none").double().square()
-    values, sample = _valid(rewards_N[set_N]), algorithm.std == "sample"
-    spread = statistics.variance if sample else statistics.pvariance
-    variance = spread(values) if len(values) > int(sample) else 0.0
+    spread = Spread.of(_valid(rewards_N[set_N]), algorithm.std)
+    deviation = spread.deviation or 0.0
     return {
         "squares": numbers(squares_N[own_N].tolist(), rewards_N[own_N].tolist()),
-        "sum_of_squares": math.fsum(squares_N[set_N].tolist()),
-        "divided_by": max(1, len(values) - int(sample)),
-        "variance": variance,
-        "deviation": math.sqrt(variance),
-        "divisor": math.sqrt(variance) + algorithm.eps,
+        "sum_of_squares": exact_sum(squares_N[set_N].tolist()),
+        "divided_by": spread.divided_by,
+        "variance": spread.sum_of_squares / spread.divided_by,
+        "deviation": deviation,
+        "divisor": deviation + algorithm.eps,
     }
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from grouprl.lab.rollouts import RecordedGroup, open_recorded
+from grouprl.lab.rollouts import RecordedGroup
 from grouprl.lab.web.explain_record import Recorded, material_of, read_recorded
 from grouprl.lab.web.explain_rewards import advantages_stage, rewards_stage, statistics_stage
 from grouprl.lab.web.explain_stages import algorithm_part, gradient_stage, kl_stage, loss_stage, ratio_stage
+from grouprl.lab.web.recorded import recorded
 from grouprl.lab.web.runs import Runs
+from grouprl.lab.web.worked import exact_sum
 
 _NEAR = 40  # steps on either side in which groups are looked for that were read again after their update
 
@@ -37,9 +37,9 @@ def walk_through(runs: Runs, run: str, step: int, place: int) -> dict[str, Any]:
     """
     recorded = read_recorded(runs, run, step, place)
     material = material_of(recorded)
-    batch = {"groups": len(recorded.batch), "completions": sum(len(one.outcomes) for one in recorded.batch)}
+    batch = {"groups": len(recorded.batch), "completions": sum(len(group) for group in recorded.batch)}
     return {
-        "source": {"run": run, "step": step, "group": place, "groups": len(recorded.groups)},
+        "source": {"run": run, "step": step, "group": place, "groups": len(recorded.peers)},
         "algorithm": algorithm_part(material),
         "kept": recorded.kept[place],
         "notes": _notes(recorded),
@@ -124,11 +124,11 @@ def _update(recorded: Recorded, folder: Path) -> dict[str, Any]:
     watched = _watched(folder, recorded.step)
     rows = []
     for completion, trace in zip(recorded.group.group.completions, recorded.group.traces, strict=True):
-        before = None if trace.logprobs is None else math.fsum(trace.logprobs)
-        after = None if trace.updated is None else math.fsum(trace.updated)
+        before = None if trace.logprobs is None else exact_sum(trace.logprobs)
+        after = None if trace.updated is None else exact_sum(trace.updated)
         rows.append(
             {
-                "sampled": math.fsum(completion.logprobs),
+                "sampled": exact_sum(completion.logprobs),
                 "before": before,
                 "after": after,
                 "probability_before": _exp(before),
@@ -150,14 +150,21 @@ def _exp(logprob: float | None) -> float | None:
     return None if logprob is None else float(torch.tensor(logprob, dtype=torch.float64).exp())
 
 
+def watched_step(step: int) -> bool:
+    """As `learner.trace.watches`, which brings models into memory that a page does not need."""
+    return step % 10 == 1
+
+
 def _watched(folder: Path, step: int) -> list[tuple[int, int]]:
     """(step, group) of what was read again after its update, near a step."""
+    near = [one for one in range(max(step - _NEAR, 0), step + _NEAR + 1) if watched_step(one)]
     query = (
-        "SELECT DISTINCT step, group_index FROM completions "
-        "WHERE step BETWEEN ? AND ? AND updated_logprobs IS NOT NULL ORDER BY 1, 2"
+        "SELECT step, group_index FROM completions WHERE step = ? AND updated_logprobs IS NOT NULL "
+        "ORDER BY group_index LIMIT 1"
     )
-    with closing(open_recorded(folder)) as database:
-        return [(row[0], row[1]) for row in database.execute(query, (step - _NEAR, step + _NEAR))]
+    with recorded(folder) as database:
+        found = [database.execute(query, (one,)).fetchone() for one in sorted({step, *near})]
+    return [(row["step"], row["group_index"]) for row in found if row is not None]
 
 
 def _not_watched(watched: list[tuple[int, int]]) -> str:

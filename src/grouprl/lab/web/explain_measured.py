@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from grouprl.lab.comparison import COMPARISON_FILE, RecordedComparison, Variant, figure, read_comparison
 from grouprl.lab.comparison_report import comparison_verdict
 from grouprl.lab.read import read_json
+from grouprl.lab.web.runs import parse_config
+from grouprl.types import UserError
 
 SHIPPED = Path(__file__).parent / "static" / "comparison.json"
 FIGURES = (
@@ -35,19 +35,23 @@ def measured_comparisons(root: Path) -> dict[str, Any]:
         algorithm, updates of a batch, settings, and of each of `FIGURES` `mean`, `interval` (95 % over seeds, null
         where unknown) and `by_seed`. What is shipped has its `command`, `setting`, `machine` and `sentences` as well.
     """
-    found = [_shown(comparison) for comparison in _comparisons(root)]
+    found = list(_comparisons(root))
     mixed = [one for one in found if {bool(variant["critic"]) for variant in one["variants"]} == {True, False}]
     if mixed:
         return {"source": "runs", "comparisons": mixed}
     return {"source": "shipped", "comparisons": [read_json(SHIPPED)]}
 
 
-def _comparisons(root: Path) -> Iterator[RecordedComparison]:
+def _comparisons(root: Path) -> Iterator[dict[str, Any]]:
+    """Those that can be read: what is wrong with another one is said where its runs are looked at."""
     for given in sorted(root.glob(f"*/{COMPARISON_FILE}")):
         folder = given.parent
-        # Nothing outside the root is read, and a link may lead there.
-        if not any(path.is_symlink() for path in (folder, *folder.glob("*"), *folder.glob("*/*"))):
-            yield read_comparison(folder)
+        try:
+            # Nothing outside the root is read, and a link may lead there.
+            if not any(path.is_symlink() for path in (folder, *folder.glob("*"), *folder.glob("*/*"))):
+                yield _shown(read_comparison(folder))
+        except (UserError, OSError):
+            continue
 
 
 def _shown(comparison: RecordedComparison) -> dict[str, Any]:
@@ -60,7 +64,16 @@ def _shown(comparison: RecordedComparison) -> dict[str, Any]:
 
 
 def _variant(variant: Variant) -> dict[str, Any]:
-    algorithm = yaml.safe_load(next(iter(variant.runs.values())).config).get("algorithm") or {}
+    run = next(iter(variant.runs.values()))
+    algorithm = parse_config(run.config, run.directory / "config.yaml").get("algorithm")
+    if not isinstance(algorithm, dict):
+        algorithm = {}
+    passes, minibatches = (algorithm.get(name, 1) for name in ("passes", "minibatches"))
+    if type(passes) is not int or type(minibatches) is not int:
+        raise UserError(
+            f"{run.directory / 'config.yaml'}: expected whole numbers of passes and minibatches, "
+            f"got {passes!r:.60} and {minibatches!r:.60}: restore the file"
+        )
     figures = {}
     for name in FIGURES:
         one = figure(variant, name)
@@ -69,7 +82,7 @@ def _variant(variant: Variant) -> dict[str, Any]:
         "name": variant.name,
         "algorithm": algorithm.get("name"),
         "critic": None if algorithm.get("critic") in (None, "none") else algorithm["critic"],
-        "updates": algorithm.get("passes", 1) * algorithm.get("minibatches", 1),
+        "updates": passes * minibatches,
         "settings": list(variant.settings),
         "figures": figures,
     }

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-import statistics
 from typing import Any
 
 from grouprl.algorithms import step_advantages
 from grouprl.lab.rollouts import RecordedGroup
 from grouprl.lab.web.explain import compared, comparison_sentence
-from grouprl.lab.web.explain_record import Recorded, penalties, rewards_of
+from grouprl.lab.web.explain_record import Peer, Recorded
+from grouprl.lab.web.worked import Spread
 from grouprl.types import RewardOutcome
 
 
 def rewards_stage(recorded: Recorded) -> dict[str, Any]:
     """Each completion's reward by component, the weights, and what the KL takes off it, where it does."""
-    outcomes, taken = recorded.group.outcomes, penalties(recorded, recorded.group)
+    outcomes, taken = recorded.group.outcomes, [peer.taken for peer in recorded.own]
     names = list(dict.fromkeys(name for outcome in outcomes for name in outcome.components))
     return {
         "names": names,
@@ -72,18 +72,16 @@ def _reward(outcome: RewardOutcome, penalty: float) -> dict[str, Any]:
 
 def _compared(recorded: Recorded, component: str | None = None) -> dict[str, Any]:
     """Against the group, or against the batch that it was learned from with."""
-
-    def values(group: RecordedGroup) -> list[float]:
-        if component is not None:
-            return [_component(outcome, component) for outcome in group.outcomes]
-        taken = penalties(recorded, group) if recorded.algorithm.credit == "completion" else [0.0] * len(group.outcomes)
-        return [reward - penalty for reward, penalty in zip(rewards_of(group), taken, strict=True)]
-
-    return compared(values(recorded.group), recorded.algorithm, [values(group) for group in recorded.others])
+    whole = recorded.algorithm.credit == "completion"
+    own, *others = ([_value(peer, component, whole) for peer in group] for group in (recorded.own, *recorded.others))
+    return compared(own, recorded.algorithm, others)
 
 
-def _component(outcome: RewardOutcome, name: str) -> float:
-    value = outcome.components.get(name) if outcome.valid else None
+def _value(peer: Peer, component: str | None, whole: bool) -> float:
+    """What is compared: its reward (less a KL, if `whole`), or one reward function's value of it; NaN = invalid."""
+    if component is None:
+        return peer.reward - (peer.taken if whole else 0.0)
+    value = None if math.isnan(peer.reward) else peer.components.get(component)
     return math.nan if value is None else value
 
 
@@ -107,14 +105,14 @@ def _of_steps(recorded: Recorded) -> dict[str, Any]:
         [[reward] for reward in found], [[0] for _ in found], [0] * len(found), ones, std=a.std, eps=a.eps
     )
     each = iter(normalised_K1.flatten().tolist())
-    spread = statistics.stdev if a.std == "sample" else statistics.pstdev
+    spread = Spread.of(found, a.std)
     return {
         "kind": "steps",
         "sentence": "The rewards of all steps of the group are compared with each other; a token is credited with "
         "every step that ends at or after it.",
-        "n": len(found),
-        "sum": math.fsum(found),
-        "mean": statistics.mean(found) if found else None,
-        "deviation": spread(found) if len(found) > 1 else None,
+        "n": spread.count,
+        "sum": spread.sum,
+        "mean": spread.mean,
+        "deviation": spread.deviation if spread.count > 1 else None,
         "steps": [[{"end": end, "reward": reward, "normalised": next(each)} for end, reward in row] for row in rows],
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -12,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from grouprl.algorithm import Algorithm, Std
-from grouprl.lab.web.recorded import recorded, reward_weights, run_algorithm
+from grouprl.lab.rows import parsed_columns, parsed_components, parsed_messages, parsed_steps
+from grouprl.lab.web.recorded import missing_problem, recorded, reward_weights, run_algorithm
 from grouprl.lab.web.runs import read_config
 from grouprl.lab.web.worked import Scored, Spread, of_step, worked
 from grouprl.types import UserError
@@ -72,7 +72,7 @@ def one_group(folder: Path, step: int, group: int) -> dict[str, Any]:
     Raises:
         UserError: it is not recorded, or the database cannot be read or is an older version's.
     """
-    config = read_config(folder)
+    config, database_path = read_config(folder), folder / "rollouts.sqlite"
     algorithm = run_algorithm(config)
     with recorded(folder) as database:
         rows = database.execute(
@@ -89,6 +89,8 @@ def one_group(folder: Path, step: int, group: int) -> dict[str, Any]:
         problem = database.execute(
             "SELECT prompt, messages, columns FROM problems WHERE problem_id = ?", (rows[0]["problem_id"],)
         ).fetchone()
+        if problem is None:
+            raise missing_problem(database_path, step, group)
         scored = list(_scored(database, step, group, algorithm))
     weights = reward_weights(folder, config)
     return {
@@ -96,11 +98,11 @@ def one_group(folder: Path, step: int, group: int) -> dict[str, Any]:
         "group_index": group,
         "problem_id": rows[0]["problem_id"],
         "prompt": problem["prompt"],
-        "messages": _parsed(problem["messages"]),
-        "columns": _parsed(problem["columns"]),
+        "messages": parsed_messages(database_path, problem),
+        "columns": parsed_columns(database_path, problem),
         "algorithm": asdict(algorithm),
         "statistics": worked(group, scored, [row["advantage"] for row in rows], algorithm),
-        "completions": [_whole(row, weights) for row in rows],
+        "completions": [_whole(database_path, row, weights) for row in rows],
     }
 
 
@@ -182,8 +184,8 @@ def _listed(rows: Sequence[sqlite3.Row], prompts: Mapping[str, str], std: Std) -
     }
 
 
-def _whole(row: sqlite3.Row, weights: Mapping[str, float]) -> dict[str, Any]:
-    components = _parsed(row["components"])
+def _whole(path: Path, row: sqlite3.Row, weights: Mapping[str, float]) -> dict[str, Any]:
+    components = parsed_components(path, row)
     return {
         "index": row["completion_index"],
         "text": row["text"],
@@ -196,7 +198,7 @@ def _whole(row: sqlite3.Row, weights: Mapping[str, float]) -> dict[str, Any]:
         "length": row["length"],
         "stop_reason": row["stop_reason"],
         "weights_version": row["weights_version"],
-        "step_rewards": _parsed(row["step_rewards"]),
+        "step_rewards": parsed_steps(path, row),
     }
 
 
@@ -226,7 +228,7 @@ def _scored(database: sqlite3.Connection, step: int, group: int, algorithm: Algo
     penalty = "COALESCE(json_extract(components, '$.soft_overlong'), 0.0)" if algorithm.overlong_buffer else "0.0"
     one, which = ("", (step,)) if of_step(algorithm) else ("AND group_index = ?", (step, group))
     for row in database.execute(
-        f"SELECT group_index, reward, {penalty} FROM completions WHERE step = ? {one} "
+        f"SELECT group_index, reward, {penalty} AS penalty FROM completions WHERE step = ? {one} "
         "ORDER BY group_index, completion_index",
         which,
     ):
@@ -235,7 +237,3 @@ def _scored(database: sqlite3.Connection, step: int, group: int, algorithm: Algo
 
 def _verdict(row: sqlite3.Row) -> bool | None:
     return None if row["correct"] is None else bool(row["correct"])
-
-
-def _parsed(text: str | None) -> Any:
-    return None if text is None else json.loads(text)

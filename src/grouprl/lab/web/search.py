@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,11 @@ def _shown(row: sqlite3.Row, folded: str) -> dict[str, Any]:
 
 
 def _excerpt(text: str, folded: str) -> str:
-    place = text.casefold().find(folded)
-    start = max(place - _LEAD, 0) if place + len(folded) > _TEXT else 0
+    # A letter may become several: ß is ss, and İ is an i with a dot of its own.
+    whole = text.casefold()
+    same = len(whole) == len(text)
+    ends = range(1, len(text) + 1) if same else list(accumulate(len(sign.casefold()) for sign in text))
+    found = whole.find(folded)
+    place = bisect_right(ends, found)
+    start = max(place - _LEAD, 0) if bisect_left(ends, found + len(folded)) >= _TEXT else 0
     return cut("…" + text[start + 1 :] if start else text, _TEXT)

@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from grouprl.lab.strict import read_file
 from grouprl.types import UserError
 
 _ASSETS = Path(__file__).parents[2] / "models" / "assets"
@@ -42,7 +43,9 @@ def find_tokenizer(folder: Path, config: Mapping[str, Any], root: Path) -> Found
         try:
             # A checkpoint may hold a link, and one that is replaced vanishes.
             if path.resolve().is_relative_to(owner.resolve()):
-                return Found(_loaded(path.read_bytes()), place)
+                file = read_file(path)
+                if file is not None:
+                    return Found(_loaded(file), place)
         except (OSError, RuntimeError):  # RuntimeError: a link to itself
             continue
         except ValueError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from grouprl.algorithm import Algorithm
 from grouprl.algorithms import kl_estimate
+from grouprl.lab.rows import parsed_steps
 from grouprl.lab.web.recorded import recorded, run_algorithm
 from grouprl.lab.web.runs import read_config
 from grouprl.lab.web.token_texts import find_tokenizer, token_texts
@@ -63,7 +63,7 @@ def one_completion(folder: Path, step: int, group: int, index: int, *, root: Pat
     return {
         **{name: row[name] for name in _PLAIN.split(", ")},
         "correct": None if row["correct"] is None else bool(row["correct"]),
-        "step_rewards": None if row["step_rewards"] is None else json.loads(row["step_rewards"]),
+        "step_rewards": parsed_steps(folder / "rollouts.sqlite", row),
         "tokenizer": None if found is None else found.place,
         "tokens": unread if found is None else token_texts(found.tokenizer, ids),
         "advantages": advantages_T.tolist(),

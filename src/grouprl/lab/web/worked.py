@@ -44,16 +44,25 @@ class Spread:
         divided_by = max(len(valid) - (std == "sample"), 1)
         if not valid:
             return Spread(0, 0.0, None, 0.0, divided_by, None, signal=False)
-        total, signal = math.fsum(valid), max(valid) > min(valid)
+        total, signal = exact_sum(valid), max(valid) > min(valid)
         # The mean of three 0.7 need not be 0.7 in floating point.
         mean = total / len(valid) if signal else valid[0]
-        squares = math.fsum((reward - mean) ** 2 for reward in valid)
+        gaps = [reward - mean for reward in valid]
+        squares = exact_sum([gap * gap for gap in gaps])  # ** raises where * gives infinity
         return Spread(len(valid), total, mean, squares, divided_by, math.sqrt(squares / divided_by), signal)
+
+
+def exact_sum(values: Sequence[float]) -> float:
+    """The sum of the values without rounding; infinity or NaN where a float cannot hold it."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):  # too large on the way, or infinity less infinity
+        return sum(values, 0.0)
 
 
 def of_step(algorithm: Algorithm) -> bool:
     """Whether a completion is compared with all completions of its step, not with its own group alone."""
-    return _by_rewards(algorithm) and _of_batch(algorithm)
+    return _by_rewards(algorithm) and of_batch(algorithm)
 
 
 def worked(group: int, scored: Sequence[Scored], recorded: Sequence[float], algorithm: Algorithm) -> dict[str, Any]:
@@ -98,11 +107,12 @@ def worked(group: int, scored: Sequence[Scored], recorded: Sequence[float], algo
 
 def _by_rewards(algorithm: Algorithm) -> bool:
     """Whether one reward for each completion is all that its advantage is made of (a KL in the reward apart)."""
-    whole = algorithm.credit == "completion" or (algorithm.credit == "token" and not _of_batch(algorithm))
+    whole = algorithm.credit == "completion" or (algorithm.credit == "token" and not of_batch(algorithm))
     return whole and algorithm.baseline != "critic" and algorithm.reward_mix == "sum_then_normalise"
 
 
-def _of_batch(algorithm: Algorithm) -> bool:
+def of_batch(algorithm: Algorithm) -> bool:
+    """Whether mean or deviation are those of the batch."""
     scaled = algorithm.scale != "none"
     return "batch" in algorithm.baseline or algorithm.scale == "batch_std" or (algorithm.baseline == "none" and scaled)
 
@@ -175,7 +185,7 @@ def _reasons(algorithm: Algorithm) -> Iterator[str]:
         yield "The KL to the reference is part of the reward in this run, and the rewards shown here leave it out."
     if by_token and algorithm.gamma != 1:
         yield f"What comes later counts less: each token is discounted by {algorithm.gamma:g}."
-    if by_token and _of_batch(algorithm):
+    if by_token and of_batch(algorithm):
         yield "Mean and deviation are those over all tokens of the step, so that longer completions count more."
     if by_token and algorithm.mask_overlong:
         yield "Completions that were cut at the limit are not learned from: their advantage is 0."

@@ -1,0 +1,108 @@
+"""Reads files and JSON that anybody may have damaged: what is wrong is a sentence with the place in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, TypeGuard
+
+from grouprl.types import UserError
+
+_REMEDY = "restore it or remove it"
+_DEEPEST = 100  # lists and objects in each other; writing them again needs a frame or two of the stack for each
+_LARGEST = sys.float_info.max
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes] | None]:
+    """A regular file to read; None when there is nothing of that name.
+
+    Raises:
+        UserError: it is something else (a folder; a pipe, of which no end would ever come), or cannot be read.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        yield None
+        return
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
+        raise _unread(path, error) from None
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise UserError(f"{path}: expected a file, got a folder or a pipe: {_REMEDY}")
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            yield file
+    except OSError as error:
+        raise _unread(path, error) from None
+    finally:
+        os.close(handle)
+
+
+def read_file(path: Path) -> bytes | None:
+    """The bytes of a regular file; None when there is nothing of that name.
+
+    Raises:
+        UserError: see `opened`.
+    """
+    with opened(path) as file:
+        return None if file is None else file.read()
+
+
+def read_text(path: Path) -> str | None:
+    """The same as UTF-8.
+
+    Raises:
+        UserError: it is not UTF-8, or see `opened`.
+    """
+    found = read_file(path)
+    try:
+        return None if found is None else found.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: expected a text in UTF-8 ({error}): {_REMEDY}") from None
+
+
+def parse_object(text: str | bytes, place: object) -> dict[str, Any]:
+    """A JSON object, not deeper than people write; `place` is what an error begins with.
+
+    Raises:
+        UserError: the text is something else.
+    """
+    found = parse(text, place)
+    if not isinstance(found, dict):
+        raise UserError(f"{place}: expected a JSON object, got {text[:60]!r}: {_REMEDY}")
+    return found
+
+
+def parse(text: str | bytes, place: object) -> Any:
+    """As `parse_object`, of any JSON."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place}: expected JSON, got {text[:60]!r} ({error}): {_REMEDY}") from None
+    refuse_depth(found, place)
+    return found
+
+
+def refuse_depth(value: object, place: object) -> None:
+    """Raises UserError where lists and mappings lie deeper in each other than they can be written again."""
+    if _deeper(value, _DEEPEST):
+        raise UserError(f"{place}: expected at most {_DEEPEST} lists and objects in each other, got more: {_REMEDY}")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a number that a float holds, and finite; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
+
+
+def _deeper(value: object, left: int) -> bool:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return left < 0 or any(_deeper(item, left - 1) for item in inside if isinstance(item, dict | list))
+
+
+def _unread(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path}: expected a file that can be read, got '{error}': {_REMEDY}")

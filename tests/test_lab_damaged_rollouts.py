@@ -1,0 +1,232 @@
+"""A rollouts.sqlite that anybody may have changed: each route says what is wrong, in a moment."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from grouprl.algorithms.named import NAMED
+from grouprl.lab.read import read_rollouts
+from grouprl.lab.rollouts import SCHEMA
+from grouprl.lab.web import recorded as recorded_module
+from grouprl.lab.web.app import create_app
+from grouprl.lab.web.worked import Spread, exact_sum
+from grouprl.types import UserError
+from lab_runs import CONFIG, Made, make_run
+
+PAIR = Made((1.0, 0.0), advantages=(1.0, -1.0))
+PLACES = {
+    "groups": "runs/run/groups?step=1",
+    "group": "runs/run/groups/1/0",
+    "completion": "runs/run/completions/1/0/0",
+    "search": "runs/run/search?text=text",
+    "history": "runs/run/history?problem=train-1",
+    "walk": "explain/group?run=run&step=1&group=0",
+}
+EVERYWHERE = tuple(PLACES)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "run", [PAIR], config=CONFIG + "rollout: {max_tokens: 4}\n")
+
+
+@pytest.fixture
+def client(run: Path) -> Iterator[TestClient]:
+    with TestClient(create_app(run.parent)) as client:
+        yield client
+
+
+def change(run: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(run / "rollouts.sqlite")) as database, database:
+        for statement in statements:
+            database.execute(statement)
+
+
+def refused(client: TestClient, where: str) -> str:
+    answer = client.get(f"/api/{PLACES[where]}")
+    assert answer.status_code == 400, (where, answer.text)
+    found: str = answer.json()["error"]
+    return found
+
+
+def answered(client: TestClient, where: str) -> str:
+    answer = client.get(f"/api/{PLACES[where]}")
+    assert answer.status_code == 200, (where, answer.text)
+    json.loads(answer.text, parse_constant=pytest.fail)
+    return answer.text
+
+
+def test_as_it_was_recorded_everything_is_answered(client: TestClient) -> None:
+    for where in EVERYWHERE:
+        assert answered(client, where)
+
+
+CUT: list[tuple[str, Callable[[bytes], bytes], str]] = [
+    ("cut", lambda whole: whole[: len(whole) // 2], "malformed"),
+    ("cut", lambda whole: whole[:5000], "malformed"),
+    ("random", lambda whole: bytes(range(256)) * 40, "file is not a database"),
+    ("text", lambda whole: b"no database" * 1000, "file is not a database"),
+]
+
+
+@pytest.mark.parametrize(("kind", "made", "said"), CUT)
+def test_a_file_that_is_no_database(
+    run: Path, client: TestClient, kind: str, made: Callable[[bytes], bytes], said: str
+) -> None:
+    path = run / "rollouts.sqlite"
+    path.write_bytes(made(path.read_bytes()))
+    for where in EVERYWHERE:
+        assert "expected rollouts that can be read" in refused(client, where)
+        assert said in refused(client, where)
+
+
+@pytest.mark.parametrize("kind", ["nothing", "tableless", "missing"])
+def test_a_database_without_rows(run: Path, client: TestClient, kind: str) -> None:
+    path = run / "rollouts.sqlite"
+    path.unlink()
+    if kind == "nothing":
+        path.touch()
+    if kind == "tableless":
+        change(run, "CREATE TABLE other (a)")
+    assert refused(client, "walk") == "step 1, group 0: expected a recorded group, found no such step: choose another"
+    assert "found none" in refused(client, "group")
+    assert '"groups": []' in answered(client, "groups")
+
+
+WRONG = [
+    ("completions", "text = x'ff00'", ("group", "completion", "history", "walk"), "text: expected str"),
+    ("completions", "text = CAST(x'ff00' AS TEXT)", ("group", "history", "walk"), "Could not decode"),
+    ("completions", "reward = 'good'", ("groups", "group", "completion", "history", "walk"), "reward: expected float"),
+    ("completions", "reward = x'00'", ("groups", "group", "walk"), "reward: expected float"),
+    ("completions", "advantage = 'high'", ("groups", "group", "completion", "walk"), "advantage: expected float"),
+    ("completions", "length = 'long'", ("groups", "group", "completion", "walk"), "length: expected int"),
+    ("completions", "length = 1.5", ("groups", "group", "completion", "walk"), "length: expected int"),
+    (
+        "completions",
+        "length = 1000000000000",
+        ("completion", "walk"),
+        ": expected 4 bytes for each of 1000000000000 tokens",
+    ),
+    ("completions", "stop_reason = 'tired'", ("groups", "group", "walk"), "stop_reason: expected end or length"),
+    ("completions", "correct = 'yes'", ("groups", "group", "completion", "history", "walk"), "correct: expected int"),
+    ("completions", "components = '{'", ("group", "walk"), "components: expected JSON"),
+    ("completions", "components = '[1]'", ("group", "walk"), "components: expected a JSON object"),
+    ("completions", 'components = \'{"exact": "x"}\'', ("group", "walk"), "components: expected numbers by name"),
+    ("completions", "step_rewards = '[1]'", ("group", "completion", "walk"), "step_rewards: expected a list"),
+    ("completions", "step_rewards = '7'", ("group", "completion", "walk"), "step_rewards: expected a list"),
+    ("completions", "step_rewards = '[[\"a\", 1]]'", ("group", "completion", "walk"), "step_rewards: expected a list"),
+    ("completions", "token_ids = x'0102'", ("completion",), "token_ids: expected 4 bytes for each of 2 tokens"),
+    ("completions", "token_ids = 'text'", ("completion",), "token_ids: expected bytes"),
+    ("completions", "logprobs = x'00000000'", ("completion", "walk"), "logprobs: expected 4 bytes"),
+    ("completions", "learner_logprobs = x'00'", ("completion", "walk"), "learner_logprobs: expected 4 bytes"),
+    ("completions", "reference_logprobs = 'x'", ("completion", "walk"), "reference_logprobs: expected bytes"),
+    ("completions", "token_advantages = x'00'", ("completion", "walk"), "token_advantages: expected 4 bytes"),
+    ("problems", "prompt = x'00'", ("groups", "group", "history", "walk"), "prompt: expected str"),
+    ("problems", "columns = '{'", ("group", "walk"), "columns: expected JSON"),
+    ("problems", "columns = '[]'", ("group", "walk"), "columns: expected a JSON object"),
+    ("problems", "messages = '{}'", ("group", "walk"), "messages: expected a list of messages"),
+    ("problems", "messages = '[{\"content\": 7}]'", ("group", "walk"), "messages: expected a list of messages"),
+    ("problems", "prompt_ids = x'00'", ("walk",), "prompt_ids: expected 4 bytes for each token"),
+    ("problems", "prompt_ids = 'x'", ("walk",), "prompt_ids: expected bytes"),
+]
+
+
+@pytest.mark.parametrize(("table", "assignment", "places", "said"), WRONG)
+def test_a_column_that_holds_something_else(
+    run: Path, client: TestClient, table: str, assignment: str, places: tuple[str, ...], said: str
+) -> None:
+    change(run, f"UPDATE {table} SET {assignment}")
+    for where in EVERYWHERE:
+        if where in places:
+            assert said in refused(client, where), where
+        else:
+            assert client.get(f"/api/{PLACES[where]}").status_code in (200, 400), where
+    if "walk" in places and "decode" not in said:
+        with pytest.raises(UserError, match=r"rollouts\.sqlite"):
+            read_rollouts(run, 1)
+
+
+def test_a_length_of_another_group_takes_no_memory(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [PAIR, PAIR], config=CONFIG + "rollout: {max_tokens: 4}\n")
+    with TestClient(create_app(tmp_path)) as client:
+        before = answered(client, "walk")
+        change(run, "UPDATE completions SET length = 1000000000000 WHERE group_index = 1")
+        assert answered(client, "walk") == before
+
+
+def test_a_problem_that_is_missing(run: Path, client: TestClient) -> None:
+    change(run, "DELETE FROM problems")
+    for where in ("group", "walk"):
+        assert "expected the problem of step 1, group 0, found none" in refused(client, where)
+    for where in ("groups", "completion", "search", "history"):
+        answered(client, where)
+
+
+@pytest.mark.parametrize("values", ["1e308, -1e308", "9e999, -9e999", "1e308, 1e307", "9e999, 0.0"])
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "reinforce_batch", "grpo_process", "openrlhf", "trl"])
+def test_rewards_that_no_sum_can_hold(tmp_path: Path, name: str, values: str) -> None:
+    algorithm = json.dumps({"name": name, **{key: value for key, value in vars(NAMED[name]).items() if key != "name"}})
+    run = make_run(tmp_path / "run", [PAIR], config=f"algorithm: {algorithm}\nrollout: {{max_tokens: 4}}\n")
+    first, second = values.split(",")
+    change(run, f"UPDATE completions SET reward = CASE completion_index WHEN 0 THEN {first} ELSE {second} END")
+    client = TestClient(create_app(tmp_path))
+    for where in ("groups", "group", "history", "walk"):
+        answered(client, where)
+
+
+def test_sums_of_large_numbers() -> None:
+    inf = float("inf")
+    assert exact_sum([0.1] * 10) == 1.0
+    assert exact_sum([1e308, 1e308]) == inf
+    assert exact_sum([1e308, 1e308, -1e308]) in (1e308, inf)
+    found = exact_sum([inf, -inf])
+    assert found != found
+    assert Spread.of([1e308, -1e308], "population").deviation == inf
+
+
+def slow(run: Path) -> None:
+    """The same table, as a view that takes for ever."""
+    path = run / "rollouts.sqlite"
+    path.unlink()
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.executescript(SCHEMA)
+        names = [row[1] for row in database.execute("PRAGMA table_info(completions)")]
+    counted = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
+    columns = ", ".join(f"abs(i) AS {name}" for name in names)
+    change(
+        run,
+        f"CREATE VIEW completions AS {counted} SELECT {columns} FROM n WHERE i < 0",
+        "CREATE TABLE problems (problem_id, prompt, messages, prompt_ids, columns)",
+    )
+
+
+@pytest.mark.timeout(60)
+def test_a_table_that_is_a_slow_view(run: Path, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow(run)
+    monkeypatch.setattr(recorded_module, "_SECONDS", 0.3)
+    for where in EVERYWHERE:
+        started = time.monotonic()
+        assert "interrupted" in refused(client, where)
+        assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("problem", [".", "..", "a\nb", "\n", "a/b", "a/../b", "%2e", "", "ü?&#"])
+def test_a_problem_may_be_called_anything(tmp_path: Path, problem: str) -> None:
+    make_run(tmp_path / "run", [Made((1.0, 0.0), problem=problem)])
+    client = TestClient(create_app(tmp_path))
+    found = client.get("/api/runs/run/history", params={"problem": problem}).json()
+    assert (found["problem_id"], found["total"], len(found["visits"])) == (problem, 1, 1)
+
+
+def test_a_path_may_hold_the_end_of_a_line(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", [Made((1.0, 0.0), problem="a\nb/c")])
+    answer = TestClient(create_app(tmp_path)).get("/api/runs/run/problems/a%0Ab%2Fc/history")
+    assert answer.json()["total"] == 1
