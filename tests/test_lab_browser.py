@@ -69,7 +69,7 @@ def test_a_run_is_started_followed_and_stopped(browser: Opened, page: Any, root:
     browser.watched.forget()  # Chromium says of every refusal that it was one
     dialog.get_by_role("textbox").last.fill(QUICK)
     dialog.get_by_role("button", name="Start").click()
-    page.wait_for_url("**/#/runs/seen", timeout=60_000)
+    page.wait_for_url("**/#/runs/seen", timeout=90_000)  # it loads a model first
     page.evaluate("window.notReloaded = true")
     page.locator(".page canvas").nth(2).wait_for()
     first = page.locator("canvas").first.screenshot()

@@ -56,6 +56,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def lab(root: Path) -> Iterator[Opened]:
     with served(root) as link, opened(link) as lab:
+        lab.watched.forget()  # the door has no icon, which a browser asks for and complains about
         yield lab
 
 
@@ -134,7 +135,8 @@ def test_a_chart_can_be_heard(lab: Opened) -> None:
     page = shown(lab, "/runs/first", ".chart-card")
     said = "From step 1 to step 3. total: from 0.5 to 1.5, lowest 0.5 at step 1, highest 1.5 at step 2."
     assert words(page, "Reward") == said
-    held_out = "From step 0 to step 2. greedy: from 25 % to 50 %, lowest 25 % at step 0, highest 50 % at step 2."
+    held_out = "From step 0 to step 2. greedy: from 25.0 % to 50.0 %, lowest 25.0 % at step 0, highest 50.0 % at step "
+    held_out += "2."
     assert words(page, "Held-out accuracy") == held_out
     # 2 s a step, 1.5 s of them learning: the rest has its own area.
     assert (
@@ -161,6 +163,47 @@ def test_a_chart_can_be_walked_by_keyboard(lab: Opened) -> None:
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
     assert page.url.endswith("#/runs/first/groups/2")
+
+
+def test_a_held_out_value_has_its_interval_beside_it(lab: Opened) -> None:
+    page = shown(lab, "/runs/first", ".chart-card")
+    held_out = chart(page, "Held-out accuracy")
+    held_out.focus()
+    page.keyboard.press("Home")
+    assert held_out.get_attribute("aria-valuetext") == "step 0: greedy 25.0 % (12.5 to 37.5)"
+    legend = page.get_by_role("region", name="Held-out accuracy", exact=True).locator(".chart-legend")
+    assert "25.0 % (12.5 to 37.5)" in legend.inner_text()
+
+
+def test_a_run_that_makes_no_step_says_what_it_does(lab: Opened) -> None:
+    def phase(step: int, evaluated: list[int], every: int = 0, status: str = "running") -> str:
+        given = {"status": status, "step": step, "steps": 4, "config": {"evaluation": {"every": every}}}
+        rows = [{"step": one} for one in evaluated]
+        return str(of_module(lab, "run/status", f"return m.phase({json.dumps({**given, 'evaluations': rows})})"))
+
+    assert phase(0, []) == "evaluating before training"
+    assert phase(0, [0]) == phase(1, [0]) == phase(2, [0]) == ""
+    assert phase(2, [0], every=2) == "evaluating"
+    assert phase(2, [0, 2], every=2) == ""
+    assert phase(4, [0]) == "final evaluation"
+    assert phase(4, [0, 4]).startswith("saving")
+    assert phase(4, [0], status="stopped") == ""
+
+
+def test_a_fork_says_where_it_comes_from_and_a_finished_run_needs_more_steps(lab: Opened) -> None:
+    def answer(route: Any) -> None:
+        found = route.fetch().json()
+        route.fulfill(json={**found, "forked": {"from": "first", "step": 2}, "step": 10, "checkpoints": [10]})
+
+    lab.page.route("**/api/runs/second", answer)
+    page = shown(lab, "/runs/second", ".run-head")
+    assert page.get_by_text("Forked from first at step 2.").is_visible()
+    page.get_by_role("button", name="Fork second").click()
+    assert page.get_by_role("dialog").get_by_label("Changes").input_value() == "steps=20"
+    page.keyboard.press("Escape")
+    page.get_by_role("link", name="first", exact=True).click()
+    page.wait_for_selector(".run-head h1:has-text('first')")
+    lab.page.unroute_all()
 
 
 def test_a_place_that_was_walked_to_stays_when_the_axis_changes(lab: Opened) -> None:
@@ -222,7 +265,7 @@ def test_a_comparison_has_every_run_on_one_axis_and_says_what_differs(lab: Opene
     differ = page.get_by_role("region", name="Settings that differ").locator("tbody tr").all_inner_texts()
     assert [re.split(r"\s+", text.strip()) for text in differ] == [["seed", "0", "1"]]
     results = page.get_by_role("region", name="Results").locator("tbody tr").first.inner_text()
-    assert "25 %" in results
+    assert "25.0 %" in results
     assert "37.5 to 62.5" in results
     assert "300" in results
 

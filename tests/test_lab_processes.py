@@ -91,6 +91,8 @@ def test_a_fork_shares_the_steps_before_it(client: TestClient, root: Path):
     assert (first.metrics[2]["kl_coef"], second.metrics[2]["kl_coef"]) == (0.04, 0.5)
     assert load_config(RunConfig, [root / "second" / "config.yaml"], []).algorithm.kl_coef == 0.5
     assert read_json(root / "second" / "forked.json") == {"from": "first", "step": 2}
+    shown = {run["id"]: run["forked"] for run in client.get("/api/runs").json()["runs"]}
+    assert shown == {"first": None, "second": {"from": "first", "step": 2}}
     assert completions(root / "first", "step <= 2") == completions(root / "second", "step <= 2") != []
     # The same weights, the same random numbers: the next step begins with the same completions.
     texts = [[row["text"] for row in completions(root / name, "step = 3")] for name in ("first", "second")]

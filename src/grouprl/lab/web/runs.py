@@ -14,7 +14,7 @@ import yaml
 
 from grouprl.config_yaml import read_yaml
 from grouprl.lab.files import utf8_text
-from grouprl.lab.read import read_json_lines, read_summary
+from grouprl.lab.read import read_json, read_json_lines, read_summary
 from grouprl.lab.strict import is_number, read_file, refuse_depth
 from grouprl.lab.web.remembered import GrowingRows, Remembered, Row
 from grouprl.types import UserError
@@ -130,12 +130,14 @@ class Runs:
         try:
             config, summary, rows = self.config(folder), self.summary(folder), self.metrics(folder)
             before = next(iter(self.evaluations(folder)), {})
+            forked = self._forked(folder)
         except UserError as error:
             return {**known, "status": "broken", "error": str(error)}
         last: Row = rows[-1] if rows else {}
         return {
             **known,
             "status": status(folder, last.get("step", 0), config.get("steps")),
+            "forked": forked,
             "step": last.get("step", 0),
             "steps": config.get("steps"),
             "algorithm": _part(config, "algorithm", "name"),
@@ -150,6 +152,13 @@ class Runs:
             "seconds": _number({"train_seconds": last.get("seconds"), **summary}, "train_seconds"),
             "sparks": {name: thinned([row.get(name) for row in rows], SPARK_POINTS) for name in _SPARKS},
         }
+
+    def _forked(self, folder: Path) -> dict[str, Any] | None:
+        """Where a forked run comes from: the name of the other and the step."""
+        with self._lock:
+            found = self._remembered.read(folder / "forked.json", read_json)
+        known = isinstance(found.get("from"), str) and isinstance(found.get("step"), int)
+        return {"from": found["from"], "step": found["step"]} if known else None
 
 
 def status(folder: Path, step: int, steps: int | None) -> Status:

@@ -1,5 +1,5 @@
 // Any runs on one set of axes, with a table of their results and of the settings in which they differ.
-import { get } from "../parts/api.js";
+import { get, Gone, Refused } from "../parts/api.js";
 import { definitions } from "../parts/definitions.js";
 import { h, put } from "../parts/dom.js";
 import { compareCard, isMeasure } from "../parts/compare/card.js";
@@ -21,7 +21,8 @@ const USUAL = ["reward", "greedy_accuracy", "accuracy", "completions/mean_length
 export async function render(root, { runs: ids = "" }, query) {
   const [find, { runs: all }] = await Promise.all([definitions(), get("runs")]);
   const wanted = ids.split(",").filter(Boolean).map(decodeURIComponent);
-  const page = shared(await Promise.all(wanted.map(load)), find, query);
+  const { found, missing } = await loaded(wanted);
+  const page = shared(found, find, query);
   const bar = toolbar(page, ["step", "tokens", "seconds"]);
   const charts = h("div", { class: "grid" }), table = h("div", {}), differ = h("div", {});
   const wrong = h("p", { class: "error", role: "status" });
@@ -29,12 +30,12 @@ export async function render(root, { runs: ids = "" }, query) {
     page.keep();
     arrange(page, charts);
   });
-  const title = wanted.length === 1 ? "Compare a run" : `Compare ${wanted.length || ""} runs`;
-  const below = wanted.length
+  const title = found.length === 1 ? "Compare a run" : `Compare ${found.length || ""} runs`;
+  const below = found.length
     ? [legendOf(page), bar.element, howTo(false), metrics.element, charts,
       h("h2", {}, "Results"), table, h("h2", {}, "Settings that differ"), differ]
     : h("p", { class: "card empty" }, "Choose runs above, or on the page of all runs.");
-  put(root, h("h1", {}, title), wrong, runChooser(all, wanted), below);
+  put(root, h("h1", {}, title), missing, wrong, runChooser(all, found.map(({ id }) => id)), below);
   page.changed = () => {
     bar.show();
     page.drawing.change();
@@ -54,6 +55,17 @@ export async function render(root, { runs: ids = "" }, query) {
     page.drawing.end();
     page.cards.forEach((one) => one.end());
   };
+}
+
+/** The runs that are there, and a sentence for each that is not. */
+async function loaded(wanted) {
+  const asked = await Promise.allSettled(wanted.map(load));
+  const failed = asked.map(({ reason }, place) => [wanted[place], reason]).filter(([, reason]) => reason);
+  const other = failed.find(([, reason]) => !(reason instanceof Refused));
+  if (other) throw other[1];
+  const missing = failed.map(([id, reason]) => h("p", { class: "error", role: "alert" },
+    `${visible(id.replaceAll("~", "/"))} cannot be compared: ${visible(reason.message)}`));
+  return { found: asked.filter(({ value }) => value).map(({ value }) => value), missing };
 }
 
 async function load(id, place) {
@@ -146,7 +158,7 @@ function repeated(page, show, wrong) {
   const timer = setInterval(async () => {
     const running = page.runs.filter(({ run }) => run.status === "running");
     if (document.hidden || !running.length) return;
-    const renewed = await Promise.all(running.map(renew)).catch((error) => void write(wrong, `${LOST} (${error.message})`));
+    const renewed = await Promise.all(running.map(renew)).catch((error) => void write(wrong, error instanceof Gone ? LOST : error.message));
     if (!renewed) return;
     write(wrong, "");
     show();

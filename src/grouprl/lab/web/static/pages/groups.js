@@ -1,7 +1,8 @@
 // The groups of a run: a step as a grid, one group, completions found by a search, or a problem through training.
-import { follow } from "../parts/api.js";
-import { h, put, say } from "../parts/dom.js";
+import { follow, get } from "../parts/api.js";
+import { h, put } from "../parts/dom.js";
 import { number, visible } from "../parts/text.js";
+import { trouble } from "../parts/trouble.js";
 import { address, move, whole } from "../parts/groups/address.js";
 import { grid } from "../parts/groups/grid.js";
 import { groupView } from "../parts/groups/group.js";
@@ -38,42 +39,54 @@ function showSearch(page, run, given) {
 }
 
 async function showStep(page, run, step, given) {
-  const title = h("h1", {}, "Groups");
+  const title = h("h1", {}, "Groups"), facts = h("p", { class: "note" }), wrong = h("div", {});
   const known = { steps: null, step: null };
-  const load = (to) => table.load(to).catch((error) => say(error.message, "error"));
-  const choice = stepChoice((to, follows) => {
-    if (follows) history.replaceState(null, "", address(run, { step: to }));
-    else move(address(run, { step: to }));
-    load(to);
-  });
+  /** Shows another step. What is shown stays, with its address, until the other is there. */
+  const load = async (to, addressed = () => {}) => {
+    try {
+      if (await table.load(to)) addressed(address(run, { step: known.step }));
+      put(wrong);
+    } catch (error) {
+      if (known.steps) choice.stay(known.step, known.steps);
+      put(wrong, trouble(error, () => load(to, addressed)));
+    }
+  };
+  const choice = stepChoice((to, follows) => load(to, follows ? renamed : move));
   const table = grid(run, (answer) => {
     Object.assign(known, answer);
     title.textContent = answer.steps ? `Groups of step ${answer.step}` : "Groups";
     put(facts, sentence(answer));
     if (!answer.steps) return;
     choice.set(answer.step, answer.steps);
-    if (step === null && location.hash === address(run)) history.replaceState(null, "", address(run, { step: answer.step }));
+    if (step === null && location.hash === address(run)) renamed(address(run, { step: answer.step }));
   });
-  const facts = h("p", { class: "note" });
-  put(page, crumbs(run), title, choice.element, searchForm(run, {}), advantageLegend(), facts, table.element);
-  try {
-    await table.load(step, cell(given.at));
-  } catch (error) {
+  put(page, crumbs(run), title, choice.element, wrong, searchForm(run, {}), advantageLegend(), facts, table.element);
+  const end = await table.load(step, cell(given.at)).then(() => followed(run, known, choice, load)).catch((error) => {
     table.end();
     throw error;
-  }
-  const end = follow(run, known.steps?.[1] ?? 0, {
-    step(row) {
-      if (known.steps) choice.set(known.step, (known.steps = [known.steps[0], Math.max(known.steps[1], row.step)]));
-      else load(null);
-    },
-    restart: () => load(known.step), // a resume has dropped the steps after its checkpoint
   });
   return () => {
     end();
     table.end();
   };
 }
+
+/** Keeps the page of a running run up to date; gives what ends that. The stream of one that is over would never end. */
+async function followed(run, known, choice, load) {
+  const { status } = await get(`runs/${encodeURIComponent(run)}`).catch(() => ({ status: "broken" }));
+  if (status !== "running") return () => {};
+  const end = follow(run, () => known.steps?.[1] ?? 0, {
+    step(row) {
+      if (known.steps) choice.set(known.step, (known.steps = [known.steps[0], Math.max(known.steps[1], row.step)]));
+      else load(null);
+    },
+    restart: () => load(known.step), // a resume has dropped the steps after its checkpoint
+    status: (found) => found.status === "running" || end(),
+  });
+  return end;
+}
+
+const renamed = (to) => history.replaceState(null, "", to);
 
 function sentence({ total, steps }) {
   if (!steps) return "No step has been recorded yet.";

@@ -2,21 +2,24 @@
 import { follow, get } from "../parts/api.js";
 import { definitions } from "../parts/definitions.js";
 import { h, put } from "../parts/dom.js";
+import { paced } from "../parts/pace.js";
 import { card } from "../parts/run/card.js";
 import { folded, head, refresh } from "../parts/run/head.js";
-import { measuresOf, plan } from "../parts/run/plan.js";
+import { measuresOf, noVerifier, plan, UNJUDGED } from "../parts/run/plan.js";
 import { evaluationsTable, summaryTable } from "../parts/run/tables.js";
 import { howTo, toolbar } from "../parts/run/toolbar.js";
 import { Series } from "../parts/series.js";
 import { visible } from "../parts/text.js";
 import { View } from "../parts/view.js";
 
+const GAP = 1000; // milliseconds between two drawings of a run that goes on
+
 /** Shows the run `parameters.run`; gives what ends it. */
 export async function render(root, { run: id }, query) {
   const path = `runs/${encodeURIComponent(id)}`;
   const [run, find, { runs }] = await Promise.all([get(path), definitions(), get("runs")]);
   const page = await shared(id, run, find, query, path);
-  const top = head(run, () => runs.map((one) => one.name));
+  const top = head(run, runs);
   const bar = toolbar(page, ["step", "tokens", "seconds"]);
   const charts = h("div", {}), tables = rest(run);
   put(root, top.element, bar.element, howTo(true), charts, tables.element);
@@ -58,9 +61,10 @@ async function shared(id, run, find, query, path) {
 
 /** Puts the charts that the run has now in their places; those that stay are not made anew. */
 function arrange(page, element) {
-  const sections = plan(page.series.names(), measuresOf(page.evaluations), page.find);
-  const wanted = new Map(sections.flatMap(([, , charts]) => charts).map((spec) => [spec.id, spec]));
-  const key = [...wanted.keys()].join("\n");
+  const unjudged = noVerifier(page.series);
+  const sections = plan(page.series.names(), measuresOf(page.evaluations), page.find, unjudged);
+  const wanted = new Map(sections.flatMap(({ charts }) => charts).map((spec) => [spec.id, spec]));
+  const key = [unjudged, ...wanted.keys()].join("\n");
   if (element.dataset.key === key) return;
   element.dataset.key = key;
   for (const [id, one] of page.cards) if (!wanted.has(id)) forget(page, id, one);
@@ -81,9 +85,10 @@ function forget(page, id, one) {
   page.cards.delete(id);
 }
 
-function shownSection(page, [title, explained, charts]) {
-  const link = explained && h("a", { class: "explained", href: explained[0] }, `Explained: ${explained[1]}`);
+function shownSection(page, { title, explained, charts, unjudged }) {
+  const link = explained && h("a", { class: "explained", href: explained.address(page.id, page.series.step[0]) }, `Explained: ${explained.what}`);
   return h("section", {}, h("div", { class: "row between" }, h("h2", {}, title), link),
+    unjudged ? h("p", { class: "card unjudged" }, UNJUDGED) : null,
     h("div", { class: "grid" }, charts.map(({ id }) => page.cards.get(id).element)));
 }
 
@@ -94,41 +99,29 @@ function rest(run) {
     h("h2", {}, "Summary"), h("div", { class: "card" }, summary),
     h("h2", {}, "Configuration"), folded("config.yaml, complete", h("pre", { tabindex: "0" }, visible(run.config_yaml))));
   const show = (page) => {
-    refresh(evaluations, page.evaluations, () => evaluationsTable(page.evaluations));
+    refresh(evaluations, [page.evaluations, noVerifier(page.series)], () => evaluationsTable(page.evaluations, noVerifier(page.series)));
     refresh(summary, page.run.summary, () => summaryTable(page.run.summary));
   };
   return { element, show };
 }
 
-/** Follows the run while somebody looks: browsers allow six connections, so a page in the background gives its own up. */
+/** Keeps the page up to date. Many steps may come at once: they are shown together, and no more often than people read. */
 function listen(page, path, show, lost) {
-  let end = null;
-  const listeners = {
+  const shown = paced(show, GAP);
+  const then = (change) => {
+    change();
+    shown.ask();
+  };
+  const end = follow(page.id, () => page.series.step.at(-1) ?? 0, {
     open: () => lost(false),
     error: () => lost(true),
     step: (row) => then(() => page.series.append(row)),
     evaluations: (found) => then(() => { page.evaluations = found.evaluations; }),
-    status: ({ status }) => then(() => turned(page, path, status, show)),
-  };
-  let waiting = 0;
-  const then = (change) => {
-    change();
-    // Many steps come at once when a run is opened or made up for.
-    waiting ||= requestAnimationFrame(() => {
-      waiting = 0;
-      show();
-    });
-  };
-  const turn = () => {
-    end?.();
-    end = document.hidden ? null : follow(page.id, page.series.step.at(-1) ?? 0, listeners);
-  };
-  document.addEventListener("visibilitychange", turn);
-  turn();
+    status: ({ status }) => then(() => turned(page, path, status, shown.ask).catch(() => lost(true))),
+  });
   return () => {
-    end?.();
-    cancelAnimationFrame(waiting);
-    document.removeEventListener("visibilitychange", turn);
+    end();
+    shown.end();
   };
 }
 

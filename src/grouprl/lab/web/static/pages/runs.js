@@ -1,5 +1,5 @@
 // All runs: how each is doing, what can be done with it, and which are to be compared.
-import { get } from "../parts/api.js";
+import { get, Gone } from "../parts/api.js";
 import { h, put, say } from "../parts/dom.js";
 import { write } from "../parts/legend.js";
 import { startDialog } from "../parts/launch.js";
@@ -56,7 +56,7 @@ function repeated(show, wrong) {
   let timer = 0, ended = false;
   const turn = async () => {
     const asked = performance.now();
-    const found = document.hidden ? null : await get("runs").catch((error) => void write(wrong, `${LOST} (${error.message})`));
+    const found = document.hidden ? null : await get("runs").catch((error) => void write(wrong, error instanceof Gone ? LOST : error.message));
     if (ended) return;
     if (found) {
       write(wrong, "");

@@ -1,31 +1,67 @@
-// Everything that the page asks the lab. An answer that is an error becomes an Error with the lab's own sentence.
+// Everything that the page asks the lab. An answer that is an error becomes a Refused with the lab's own sentence.
 
 let pageToken = null;
+
+/** The lab answered, and this is what it says is wrong. */
+export class Refused extends Error {}
+
+/** The lab did not answer. */
+export class Gone extends Error {
+  constructor() {
+    super("The lab does not answer: it has ended, or cannot be reached. "
+      + "Start grouprl lab again in a terminal, and open the link that it prints.");
+  }
+}
 
 export async function get(path, parameters = {}, signal = undefined) {
   const given = Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== "");
   const query = given.length ? `?${new URLSearchParams(given)}` : "";
-  return answer(await fetch(`api/${path}${query}`, { signal }));
+  return answer(`api/${path}${query}`, { signal });
 }
 
 export async function post(path, body = {}) {
   pageToken ??= (await get("session")).token;
   const headers = { "content-type": "application/json", "x-grouprl-token": pageToken };
-  return answer(await fetch(`api/${path}`, { method: "POST", headers, body: JSON.stringify(body) }));
+  return answer(`api/${path}`, { method: "POST", headers, body: JSON.stringify(body) });
 }
 
-/** Events of a run from a step on: listeners by name; gives what ends it. */
+/** A JSON file of the page itself. */
+export function file(name) {
+  return answer(`static/${name}`);
+}
+
+/**
+ * Events of a run after the step that `after()` gives: listeners by name; gives what ends it.
+ *
+ * Only while somebody looks: browsers allow six connections, so a page in the background gives its own up.
+ */
 export function follow(run, after, listeners) {
+  let source = null;
+  const turn = () => {
+    source?.close();
+    source = document.hidden ? null : opened(run, after(), listeners);
+  };
+  document.addEventListener("visibilitychange", turn);
+  turn();
+  return () => {
+    source?.close();
+    document.removeEventListener("visibilitychange", turn);
+  };
+}
+
+function opened(run, after, listeners) {
   const source = new EventSource(`api/runs/${encodeURIComponent(run)}/events?after=${after}`);
   for (const [name, listener] of Object.entries(listeners)) {
     source.addEventListener(name, (event) => listener(event.data ? JSON.parse(event.data) : null));
   }
-  return () => source.close();
+  return source;
 }
 
-async function answer(response) {
-  const text = await response.text();
+async function answer(path, options = {}) {
+  const [response, text] = await fetch(path, options)
+    .then(async (found) => [found, await found.text()])
+    .catch((error) => { throw error instanceof TypeError ? new Gone() : error; }); // fetch's word for no connection
   const found = (response.headers.get("content-type") ?? "").startsWith("application/json") ? JSON.parse(text) : null;
-  if (!response.ok) throw new Error(found?.error ?? (text.trim() || `the lab answered ${response.status}`));
+  if (!response.ok) throw new Refused(found?.error ?? (text.trim() || `the lab answered ${response.status}`));
   return found;
 }

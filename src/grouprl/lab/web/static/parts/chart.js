@@ -3,7 +3,7 @@ import uPlot from "../vendor/uPlot-1.6.32.esm.js";
 import { colour, onTheme } from "./colours.js";
 import { h, put } from "./dom.js";
 import { layers } from "./layers.js";
-import { legend, write } from "./legend.js";
+import { legend, withInterval, write } from "./legend.js";
 import { summary } from "./summary.js";
 import { shown, spacing, tick, AXES } from "./units.js";
 
@@ -214,7 +214,14 @@ export class Chart {
     if (at < 0) return this.legend.show("", columns.map(() => null), 3);
     // Runs of several lengths end in several places.
     if (resting && this.#options.fixed) return this.legend.show("last values", columns.map(last), this.#digits());
-    this.legend.show(this.#where(at, x[at]), columns.map((values) => valueAt(values, at)), this.#digits());
+    this.legend.show(this.#where(at, x[at]), columns.map((values) => valueAt(values, at)), this.#digits(), this.#intervals(at));
+  }
+
+  /** The interval of each line at a place: [low, high], undefined where it has none. */
+  #intervals(at) {
+    const { columns, low, high } = this.#data;
+    const of = (line) => [low[line][at], high[line][at]];
+    return low ? columns.map((_, line) => (of(line).every((end) => typeof end === "number") ? of(line) : undefined)) : [];
   }
 
   /** Digits behind the point that tell apart what lies a hundredth of the chart's height apart; at least three. */
@@ -257,7 +264,8 @@ export class Chart {
 
   #value(at) {
     const { lines, unit } = this.#options;
-    const value = (place) => shown(valueAt(this.#data.columns[place], at), unit, this.#digits());
+    const intervals = this.#intervals(at);
+    const value = (place) => withInterval(shown(valueAt(this.#data.columns[place], at), unit, this.#digits()), intervals[place]);
     const values = lines.map((line, place) => `${line.label} ${value(place)}`);
     this.area.setAttribute("aria-valuenow", String(at));
     this.area.setAttribute("aria-valuetext", `${this.#where(at, this.#data.x[at])}: ${values.join(", ")}`);

@@ -1,12 +1,17 @@
 // What each metric is, and what to worry about: the table of the run directory's page, word for word.
+import { file } from "./api.js";
 
-let asked = null;
+let known = null;
 
-/** A function from a metric's name to its definition {label, unit, is, worry, link}; undefined for one that has none. */
+/** A function from a metric's name to its definition {label, unit, is, worry, more?}; undefined for one that has none. */
 export async function definitions() {
-  asked ??= fetch("static/definitions.json").then((answer) => answer.json());
-  const known = new Map(Object.entries(await asked));
+  known ??= await read();
   return (name) => known.get(name) ?? known.get(pattern(name));
+}
+
+async function read() {
+  const [found, sections] = await Promise.all([file("definitions.json"), file("sections.json")]);
+  return new Map(Object.entries(found).map(([name, one]) => [name, { ...one, more: sections[one.more] }]));
 }
 
 function pattern(name) {
@@ -15,7 +20,7 @@ function pattern(name) {
   return name.endsWith("_share") ? "NAME_share" : undefined;
 }
 
-/** One sentence: what it is, and what to worry about. */
-export function sentence({ is, worry }) {
-  return `${is[0].toUpperCase()}${is.slice(1)}; worry ${worry}.`;
+/** What it is, and what to worry about. */
+export function sentences({ is, worry }) {
+  return `${is[0].toUpperCase()}${is.slice(1)}. Worry ${worry}.`;
 }

@@ -27,10 +27,10 @@ export function put(element, ...children) {
   return element;
 }
 
-/** Says something to people who look and to people who listen. */
+/** Says something to people who look and to people who listen: a text, or several parts. What has a link stays longer. */
 export function say(sentence, kind = "note") {
   const said = document.getElementById("said");
   put(said, h("p", { class: kind }, sentence));
   clearTimeout(say.timer);
-  say.timer = setTimeout(() => put(said), kind === "error" ? 12000 : 5000);
+  say.timer = setTimeout(() => put(said), kind === "error" || Array.isArray(sentence) ? 20000 : 5000);
 }

@@ -3,6 +3,8 @@ import { get, post } from "./api.js";
 import { h, put, say } from "./dom.js";
 import { visible, written } from "./text.js";
 
+const ERROR = /^error:/; // how the last words of a run that could not start begin
+
 const kept = new Map();
 
 /** Asks a run to end; gives whether it was asked. */
@@ -33,7 +35,7 @@ export async function startDialog(names) {
     describe();
     const changes = changesField("rollout.group_size=16\nalgorithm=dapo");
     return {
-      title: "Start a run", button: "Start", fields: [field("Recipe", choice), about, name.element, changes.element],
+      title: "Start a run", button: "Start", waits: "Starting", names: () => name.input.value.trim(), fields: [field("Recipe", choice), about, name.element, changes.element],
       send: () => post("runs", { recipe: choice.value, name: name.input.value.trim(), changes: changes.lines() }),
     };
   });
@@ -41,11 +43,12 @@ export async function startDialog(names) {
 
 /** Asks for what changes, and goes on with a run from its last checkpoint. */
 export function resumeDialog(run) {
-  open(`resume ${run.id}`, () => {
-    const changes = changesField(`steps=${2 * (run.steps ?? 50)}`);
+  open(`resume ${run.id} ${moreSteps(run)}`, () => {
+    const changes = changesField(`steps=${2 * (run.steps ?? 50)}`, moreSteps(run));
     const note = "Goes on from its last checkpoint. A run that has made all its steps needs more of them.";
     return {
-      title: `Resume ${visible(run.name)}`, button: "Resume", fields: [h("p", { class: "note" }, note), changes.element],
+      title: `Resume ${visible(run.name)}`, button: "Resume", waits: "Resuming", names: () => run.name,
+      fields: [h("p", { class: "note" }, note), changes.element],
       send: () => post(`runs/${encodeURIComponent(run.id)}/resume`, { changes: changes.lines() }),
     };
   });
@@ -61,11 +64,11 @@ export async function forkDialog(run, names) {
     const options = checkpoints.toReversed().map((step) => h("option", { value: String(step) }, `step ${step}`));
     const steps = h("select", {}, options);
     const name = textField("New name", freeName(`${run.name}-fork`, names), "letters, digits, . _ -");
-    const changes = changesField("algorithm.kl_coef=0\nlearner.learning_rate=1e-4");
+    const changes = changesField("algorithm.kl_coef=0\nlearner.learning_rate=1e-4", moreSteps(run));
     const note = "Another run with the same steps up to a checkpoint, which goes on from there with what you change.";
     const body = () => ({ step: Number(steps.value), name: name.input.value.trim(), changes: changes.lines() });
     return {
-      title: `Fork ${visible(run.name)}`, button: "Fork",
+      title: `Fork ${visible(run.name)}`, button: "Fork", waits: "Forking", names: () => name.input.value.trim(),
       fields: [h("p", { class: "note" }, note), field("Checkpoint", steps), name.element, changes.element],
       send: () => post(`runs/${encodeURIComponent(run.id)}/fork`, body()),
     };
@@ -81,37 +84,54 @@ function open(key, build) {
   addEventListener("hashchange", () => element.close(), { once: true });
 }
 
-function dialog(key, { title, button, fields, send }) {
-  const wrong = h("p", { class: "error wrong", role: "alert" });
+function dialog(key, { title, button, waits, names, fields, send }) {
+  const wrong = h("div", { class: "error wrong", role: "alert" });
   const go = h("button", { class: "main" }, button);
   const close = h("button", { type: "button", onclick: () => element.close() }, "Close");
   const form = h("form", {}, h("h2", {}, title), fields, wrong, h("div", { class: "row" }, go, close));
   const element = h("dialog", { "aria-label": title }, form);
+  const busy = (on) => {
+    // A button that is disabled loses the focus, so it only says that it is.
+    if (on) go.setAttribute("aria-disabled", "true");
+    else go.removeAttribute("aria-disabled");
+    put(go, on ? waits : button);
+    put(close, on ? "Close and let it start" : "Close");
+  };
   element.addEventListener("close", () => element.remove());
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     if (go.getAttribute("aria-disabled")) return;
-    busy(go, wrong, true);
+    const name = visible(names());
+    busy(true);
+    put(wrong, h("span", { class: "note" }, "Waiting until it has its folder or says what is wrong; this takes seconds."));
     try {
-      const { id } = await send();
+      began(await send(), name, element.open);
       kept.delete(key);
       element.close();
-      location.hash = `#/runs/${encodeURIComponent(id)}`;
     } catch (error) {
-      put(wrong, written(error.message));
+      put(wrong, failure(error.message));
+      if (!element.open) say(`${name} has not started. Open \u201c${title}\u201d again to see why.`, "error");
     } finally {
-      busy(go, null, false);
+      busy(false);
     }
   });
   return element;
 }
 
-/** A button that is disabled loses the focus, so it only says that it is. */
-function busy(button, wrong, on) {
-  if (on) button.setAttribute("aria-disabled", "true");
-  else button.removeAttribute("aria-disabled");
-  const waits = "Waiting until it has its folder or says what is wrong; this takes seconds.";
-  if (wrong && on) put(wrong, h("span", { class: "note" }, waits));
+/** Goes to the run that has begun; somebody who has closed the dialog is elsewhere by now and stays there. */
+function began({ id }, name, waited) {
+  const to = `#/runs/${encodeURIComponent(id)}`;
+  if (waited) location.hash = to;
+  else say([`${name} has started. `, h("a", { href: to }, "Look at it")]);
+}
+
+/** What a run says that could not start: its error first, and what came before on request. */
+function failure(message) {
+  const lines = message.split("\n");
+  const last = lines.findLastIndex((line) => ERROR.test(line));
+  if (last < 1) return written(message);
+  return [written(lines.slice(last).join("\n")),
+    h("details", {}, h("summary", {}, "Everything that it said"), written(message))];
 }
 
 function description(recipe) {
@@ -129,8 +149,13 @@ function textField(label, value, hint) {
   return { input, element: field(label, input) };
 }
 
-function changesField(example) {
-  const input = h("textarea", { rows: "4", spellcheck: "false", autocomplete: "off", placeholder: example });
+/** The change that a run needs which has made all its steps: more of them. */
+function moreSteps({ step, steps }) {
+  return steps && step >= steps ? `steps=${2 * steps}` : "";
+}
+
+function changesField(example, value = "") {
+  const input = h("textarea", { rows: "4", spellcheck: "false", autocomplete: "off", placeholder: example, value });
   const lines = () => input.value.split("\n").map((line) => line.trim()).filter(Boolean);
   return { element: field("Changes, one per line, such as rollout.group_size=16", input), lines };
 }

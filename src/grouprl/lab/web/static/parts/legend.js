@@ -1,7 +1,7 @@
 // Names the lines of a chart, with their values where the cursor is, or at the end.
 import { h, s } from "./dom.js";
 import { visible } from "./text.js";
-import { shown } from "./units.js";
+import { between, shown } from "./units.js";
 
 const NAMED = 4; // more lines than these are told apart by colour alone, where something else names them
 
@@ -18,7 +18,7 @@ export function swatch(look, area = false) {
  * The legend of a chart.
  *
  * `toggle(line, show)` is called when a line is switched off or on; without it nothing can be. `show(at, values,
- * digits)` tells where the values are from, and the value of each line.
+ * digits, intervals)` tells where the values are from, the value of each line, and where there is one its interval.
  */
 export function legend({ lines, stacked, unit, fixed }, toggle) {
   const at = h("span", { class: "at" });
@@ -37,11 +37,16 @@ export function legend({ lines, stacked, unit, fixed }, toggle) {
   });
   // An area lies above those before it, so its name stands before theirs.
   const element = h("div", { class: "chart-legend" }, stacked ? items.toReversed() : items, at);
-  const show = (where, found, digits) => {
+  const show = (where, found, digits, intervals = []) => {
     write(at, where);
-    found.forEach((value, place) => write(values[place], shown(value, unit, digits)));
+    found.forEach((value, place) => write(values[place], withInterval(shown(value, unit, digits), intervals[place])));
   };
   return { element, show };
+}
+
+/** A value that is written already, with the interval around it in the same unit. */
+export function withInterval(value, interval) {
+  return interval ? `${value} (${between(interval)})` : value;
 }
 
 /** Writes a text where it is another one, so that nothing is laid out anew for nothing. */

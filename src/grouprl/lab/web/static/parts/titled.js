@@ -1,7 +1,8 @@
 // A chart with its title, one sentence about it and, where values jump, a switch to a logarithmic axis.
 import { Chart } from "./chart.js";
-import { sentence } from "./definitions.js";
+import { sentences } from "./definitions.js";
 import { h } from "./dom.js";
+import { formula } from "./formula.js";
 import { visible } from "./text.js";
 
 /** The card of a chart with these options; `data()` gives what it shows, `definition` what is said of it. */
@@ -33,6 +34,14 @@ function logarithm(chart, title, draw) {
 }
 
 function words(definition) {
-  if (!definition) return h("p", { class: "note" }, "A metric that docs/run_directory.md does not define.");
-  return h("p", { class: "note" }, `${sentence(definition)} `, h("span", { class: "source" }, definition.link));
+  if (!definition) return h("p", { class: "note" }, "A metric of this run's own: docs/run_directory.md does not define it.");
+  return [h("p", { class: "note" }, sentences(definition)), definition.more ? further(definition.more) : null];
+}
+
+/** The sentences and formulas that say what is behind a metric, folded. */
+function further({ title, text, formulas = [], letters = {} }) {
+  const known = Object.entries(letters).map(([letter, meaning]) => [h("dt", {}, formula(letter)), h("dd", {}, formula(meaning))]);
+  return h("details", { class: "note further" }, h("summary", {}, title),
+    formulas.map((one) => h("p", { class: "formula" }, formula(one))), known.length ? h("dl", { class: "letters" }, known) : null,
+    text.map((sentence) => h("p", {}, formula(sentence))));
 }

@@ -1,10 +1,11 @@
 // What the compared runs came to, and in which settings they differ.
 import { h } from "../dom.js";
 import { swatch } from "../legend.js";
-import { duration, number, percent, visible } from "../text.js";
+import { number, visible } from "../text.js";
+import { between, fixed, share, time } from "../units.js";
 
 const HEADS = ["Run", "Status", "Steps", "Greedy before", "Greedy last", "95 %", "pass@1 last", "Reward", "Tokens", "Training",
-  "Tokens/s", "Peak memory"];
+  "Tokens/s, mean", "Peak memory"];
 // What differs between any two runs and says nothing about them.
 const OWN = new Set(["name", "runs_dir"]);
 
@@ -19,14 +20,14 @@ function named({ id, look }) {
 
 function figures({ run, series, evaluations }) {
   const [first, last] = [evaluations[0] ?? {}, evaluations.at(-1) ?? {}];
-  const [low, high] = last.greedy_interval ?? [];
-  const seconds = series.seconds.at(-1), tokens = series.tokens.at(-1);
+  const interval = last.greedy_interval ?? [];
+  const seconds = run.status === "running" ? series.seconds.at(-1) : run.seconds, tokens = series.tokens.at(-1);
   const memory = series.last("rss_mib");
   return [
     run.status, `${number(series.step.at(-1) ?? 0)} / ${number(run.steps)}`,
-    percent(first.greedy_accuracy), percent(last.greedy_accuracy),
-    typeof low === "number" ? `${number(100 * low, 1)} to ${number(100 * high, 1)}` : number(null), percent(last.pass_at_1),
-    number(series.last("reward")), number(tokens ?? null), duration(seconds), number(seconds ? Math.round(tokens / seconds) : null),
+    share(first.greedy_accuracy), share(last.greedy_accuracy),
+    typeof interval[0] === "number" ? between(interval) : number(null), share(last.pass_at_1),
+    fixed(series.last("reward"), 3), number(tokens ?? null), time(seconds), number(seconds ? Math.round(tokens / seconds) : null),
     memory === null ? number(null) : `${number(Math.round(memory))} MiB`,
   ];
 }
@@ -38,7 +39,12 @@ export function differences(runs) {
   const differ = names.filter((name) => new Set(flat.map((settings) => settings.get(name))).size > 1);
   if (!differ.length) return h("p", { class: "note" }, runs.length > 1 ? "None: these runs have the same configuration." : "There is one run.");
   const values = (name) => flat.map((settings) => visible(settings.get(name) ?? "\u2013"));
-  return table("Settings that differ", ["Setting", ...runs.map(named)], differ.map((name) => [visible(name), ...values(name)]));
+  return table("Settings that differ", ["Setting", ...runs.map(named)], differ.map((name) => [broken(name), ...values(name)]));
+}
+
+/** A dotted name that may go on in the next line after each of its parts, and not within a word. */
+function broken(name) {
+  return visible(name).split(/(?<=[._])/).flatMap((part) => [part, h("wbr")]);
 }
 
 /** A configuration as [dotted name, value as text]. */

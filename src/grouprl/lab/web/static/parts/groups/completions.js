@@ -1,6 +1,7 @@
 // The completions of one group, side by side or one below the other; each opens into its tokens.
 import { h, put } from "../dom.js";
-import { number, signed, visible, written } from "../text.js";
+import { number, signed, written } from "../text.js";
+import { trouble } from "../trouble.js";
 import { choices, note } from "./address.js";
 import { advantageMark, correctMark, stopWords } from "./marks.js";
 import { tokenView } from "./tokens.js";
@@ -19,12 +20,16 @@ export function completionCards(run, place, group, given) {
     open = one;
     mark(one, true);
     note({ c: one.index, t: chosen.t });
+    await fill(one, chosen);
+  }
+
+  async function fill(one, chosen) {
     put(one.tokens, h("p", { class: "note" }, "Loading."));
     try {
       const shown = await tokenView(run, { ...place, completion: one.index }, chosen);
       if (open === one) put(one.tokens, shown);
     } catch (error) {
-      if (open === one) put(one.tokens, h("p", { class: "error" }, visible(error.message)));
+      if (open === one) put(one.tokens, trouble(error, () => fill(one, chosen)));
     }
   }
 

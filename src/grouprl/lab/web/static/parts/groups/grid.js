@@ -1,6 +1,7 @@
 // All groups of a step, a row each. Only the rows in sight exist; their numbers are fetched a page at a time.
 import { get } from "../api.js";
 import { h, put, say } from "../dom.js";
+import { write } from "../legend.js";
 import { number, signed, written } from "../text.js";
 import { address, note } from "./address.js";
 import { FULL, inWords, kept, kindOfGroup, signalMark, tint, tinted } from "./marks.js";
@@ -13,11 +14,11 @@ const PAUSE = 40; // milliseconds between two looks at which pages are needed
 const NARROW = matchMedia("(max-width: 700px)");
 const HEIGHTS = { wide: 62, narrow: 112 }; // of a row, as in style.css
 
-/** The grid of one step: {element, load(step), end()}. `loaded` is told each answer. */
+/** The grid of one step: {element, load(step), end()}. `loaded` is told each answer; `load` gives whether it came to be shown. */
 export function grid(run, loaded) {
   const state = {
     run, loaded, step: null, total: 0, columns: 0, pages: new Map(), rows: new Map(), at: { row: 0, column: 0 },
-    asked: new AbortController(), inSight: [0, 0], timer: 0, frame: 0,
+    asked: new AbortController(), coming: null, inSight: [0, 0], timer: 0, frame: 0,
   };
   state.head = h("div", { class: "columns", role: "row", "aria-rowindex": "1" });
   state.canvas = h("div", { class: "canvas", role: "presentation" });
@@ -30,6 +31,8 @@ export function grid(run, loaded) {
     if (link) link.title = link.getAttribute("aria-label");
   });
   state.element.addEventListener("focusin", (event) => focused(state, event.target));
+  state.around = h("div", { class: "gridframe" }, state.element);
+  state.sideways = h("p", { class: "note sideways", hidden: true });
   const seen = new ResizeObserver(() => {
     state.element.style.setProperty("--wide", `${state.element.clientWidth}px`);
     soon(state);
@@ -38,10 +41,12 @@ export function grid(run, loaded) {
   const turned = () => { clear(state); soon(state); };
   NARROW.addEventListener("change", turned);
   return {
-    element: state.element,
+    element: h("div", {}, state.sideways, state.around),
     load: (step, at) => load(state, step, at),
     end() {
       state.asked.abort();
+      state.coming?.abort();
+      clearTimeout(state.timer);
       seen.disconnect();
       NARROW.removeEventListener("change", turned);
     },
@@ -50,13 +55,23 @@ export function grid(run, loaded) {
 
 const rowHeight = () => (NARROW.matches ? HEIGHTS.narrow : HEIGHTS.wide);
 
-/** Shows another step; `at`, a row and column to go to, is given where somebody comes back to one. */
+/**
+ * Shows another step; `at`, a row and column to go to, is given where somebody comes back to one.
+ *
+ * What is shown stays until the other step is there. Gives whether it is: not if yet another was asked for meanwhile.
+ */
 async function load(state, step, at) {
+  state.coming?.abort();
+  const coming = (state.coming = new AbortController());
+  const place = at ?? { row: 0, column: 0 }, page = Math.floor(place.row / PAGE);
+  const answer = await groupsOf(state.run, step, page, coming.signal).catch((error) => {
+    if (!coming.signal.aborted) throw error;
+  });
+  if (coming.signal.aborted) return false;
   state.asked.abort();
-  state.asked = new AbortController();
-  Object.assign(state, { step, at: at ?? { row: 0, column: 0 }, total: 0, columns: 0 });
+  Object.assign(state, { asked: coming, coming: null, at: place, total: 0, columns: 0 });
   state.pages.clear();
-  await fetchPage(state, Math.floor(state.at.row / PAGE));
+  arrived(state, answer, page);
   state.at.row = Math.max(0, Math.min(state.at.row, state.total - 1));
   clear(state);
   requestAnimationFrame(() => { // once it is in the page, and after the router went to its top
@@ -64,6 +79,11 @@ async function load(state, step, at) {
     else state.element.scrollTop = 0;
     draw(state);
   });
+  return true;
+}
+
+function groupsOf(run, step, page, signal) {
+  return get(`runs/${encodeURIComponent(run)}/groups`, { step, offset: page * PAGE, limit: PAGE }, signal);
 }
 
 async function fetchPage(state, page) {
@@ -71,8 +91,7 @@ async function fetchPage(state, page) {
   state.pages.set(page, null);
   const { step, asked } = state;
   try {
-    const answer = await get(`runs/${encodeURIComponent(state.run)}/groups`,
-      { step, offset: page * PAGE, limit: PAGE }, asked.signal);
+    const answer = await groupsOf(state.run, step, page, asked.signal);
     if (!asked.signal.aborted) arrived(state, answer, page);
   } catch (error) {
     if (asked.signal.aborted) return;
@@ -114,6 +133,7 @@ function soon(state) {
 function draw(state) {
   const height = rowHeight(), { scrollTop, clientHeight } = state.element;
   if (!clientHeight || !state.total) return;
+  hint(state);
   const first = Math.max(0, Math.floor(scrollTop / height) - BEYOND);
   const last = Math.min(state.total - 1, Math.floor((scrollTop + clientHeight) / height) + BEYOND);
   for (const [row, element] of state.rows) {
@@ -136,6 +156,14 @@ function draw(state) {
   if (left) soon(state);
   state.inSight = [first - AHEAD, last + AHEAD];
   state.timer ||= setTimeout(() => { state.timer = 0; fetchInSight(state); }, PAUSE);
+}
+
+/** Says that there are more columns than are in sight, and shades the edge that they are behind. */
+function hint({ element, around, sideways, columns }) {
+  const { scrollLeft, clientWidth, scrollWidth } = element;
+  around.classList.toggle("more", scrollLeft + clientWidth < scrollWidth - 1);
+  sideways.hidden = scrollWidth <= clientWidth + 1;
+  write(sideways, `${number(columns)} completions in a row: scroll sideways to see all of them.`);
 }
 
 // Pages that a fast scroll has left behind by then are not asked for.

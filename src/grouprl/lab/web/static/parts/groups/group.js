@@ -12,7 +12,9 @@ export async function groupView(run, place, given) {
   const [group, { total }] = await Promise.all([
     get(`${path}/${place.step}/${place.group}`), get(path, { step: place.step, limit: 1 })]);
   const cards = completionCards(run, place, group, given);
-  const links = h("p", {},
+  const walk = new URLSearchParams({ run, step: place.step, group: place.group });
+  const links = h("p", { class: "row" },
+    h("a", { href: `#/step?${walk}` }, "This group step by step, from its prompt to the update"),
     h("a", { href: address(run, {}, { problem: group.problem_id }) }, "This problem through training"));
   return {
     title: `Group ${place.group} of step ${place.step}`,

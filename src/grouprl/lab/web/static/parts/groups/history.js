@@ -29,16 +29,23 @@ export async function historyView(run, problem) {
   }
 
   await look(false);
+  const title = "A problem through training";
+  if (!answer.total) return { title, children: [nothing(run, problem)] };
   return {
-    title: "A problem through training",
+    title,
     children: [
       h("section", { class: "card" }, h("p", { class: "note" }, written(problem)),
-        answer.prompt === null ? h("p", {}, "This run has not recorded the problem.") : h("p", { class: "said" }, written(answer.prompt))),
+        answer.prompt === null ? null : h("p", { class: "said" }, written(answer.prompt))),
       h("p", {}, `Sampled ${answer.total === 1 ? "once" : `${number(answer.total)} times`} in this run.`),
       visits.length > 1 ? [charts, ends] : h("p", { class: "note" }, "A problem that is sampled again shows here how its completions change."),
       h("h2", {}, "Every visit, the newest first"), list, further,
     ],
   };
+}
+
+function nothing(run, problem) {
+  return h("section", { class: "card" }, h("p", { class: "note" }, written(problem)),
+    h("p", {}, "This run has sampled no problem of this name. ", h("a", { href: address(run) }, "All groups of the run"), " name theirs."));
 }
 
 const visitItem = (run, visit) => h("li", {}, visitCard(run, visit));

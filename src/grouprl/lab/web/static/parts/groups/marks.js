@@ -79,13 +79,16 @@ export function inWords(completion) {
 
 /** What the colours and patterns of advantages mean. */
 export function advantageLegend() {
-  const steps = [-FULL, -FULL / 2, 0, FULL / 2, FULL];
   return h("div", { class: "row legend" },
     h("span", { class: "note" }, "Advantage"),
-    h("span", { class: "scale" }, steps.map((value) =>
-      tinted(h("span", { class: "tint" }, ends(value)), tint(value, FULL)))),
+    h("span", { class: "scale" }, advantageSteps().map(([text, look]) => tinted(h("span", { class: "tint" }, text), look))),
     h("span", {}, h("span", { class: "tint invalid key" }), "invalid reward"),
     h("span", {}, "\u2713 correct"));
+}
+
+/** The colours of advantages, each with what it stands for. */
+export function advantageSteps() {
+  return [-FULL, -FULL / 2, 0, FULL / 2, FULL].map((value) => [ends(value), tint(value, FULL)]);
 }
 
 function ends(value) {

@@ -1,5 +1,6 @@
 // Completions of a whole run by their text, reward and end: the form, and what it finds.
 import { get } from "../api.js";
+import { trouble } from "../trouble.js";
 import { h, put } from "../dom.js";
 import { number, visible, written } from "../text.js";
 import { address, note } from "./address.js";
@@ -56,7 +57,7 @@ function send(event, run) {
 
 /** What was found, the newest first: {element, end()}. It looks until a page is full; more is fetched on request. */
 export function searchResults(run, given) {
-  const list = h("ol", { class: "results" }), said = h("p", { class: "note", role: "status" });
+  const list = h("ol", { class: "results" }), said = h("div", { class: "note said-found", role: "status" });
   const further = h("button", { type: "button", hidden: true, onclick: () => look(true) }, "Look further");
   const asked = { ...Object.fromEntries(ASKED.map((name) => [name, given[name]])), step: steps(given), limit: LIMIT };
   const leaving = new AbortController();
@@ -86,13 +87,24 @@ export function searchResults(run, given) {
     do await look(false); while (state.pages < wanted && state.before !== null);
   }
 
-  begin().catch((error) => {
-    if (!leaving.signal.aborted) put(said, h("span", { class: "error" }, visible(error.message)));
+  const start = () => begin().catch((error) => {
+    if (!leaving.signal.aborted) put(said, trouble(error, start));
   });
+  const wrong = reversed(given);
+  if (wrong) put(said, h("span", { class: "error" }, wrong));
+  else start();
   return {
     element: h("section", { "aria-label": "Completions found" }, said, list, further),
     end: () => leaving.abort(),
   };
+}
+
+/** What is wrong with a range whose end is before its beginning; nothing otherwise. */
+function reversed(given) {
+  const found = Object.entries(RANGES).find(([, [low, high]]) => given[low] && given[high] && Number(given[low]) > Number(given[high]));
+  if (!found) return null;
+  const [label, [low, high]] = found;
+  return `${label} from ${visible(given[low])} to ${visible(given[high])}: no ${label.toLowerCase()} is in there. The first number has to be the smaller one.`;
 }
 
 /** A range as the lab takes it: 3-10, 3-, -10. */

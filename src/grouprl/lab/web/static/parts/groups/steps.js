@@ -5,7 +5,10 @@ import { whole } from "./address.js";
 
 const PAUSE = 90; // milliseconds that the slider rests before its step is asked for
 
-/** {element, set(step, [first, last])}; `chosen(step, follows)` is called when another is to be shown. */
+/**
+ * {element, set(step, [first, last]), stay(step, [first, last])}; `chosen(step, follows)` is called when another is to be
+ * shown, and `stay` when that came to nothing.
+ */
 export function stepChoice(chosen) {
   const range = { first: 1, last: 1, step: 1, follows: false };
   let timer = 0;
@@ -41,12 +44,18 @@ export function stepChoice(chosen) {
     newest.setAttribute("aria-pressed", range.follows);
   }
 
+  function set(step, [first, last]) {
+    Object.assign(range, { first, last }, timer ? {} : { step });
+    if (range.follows && step < last) ask(last, { follows: true });
+    else show();
+  }
+
   return {
     element: h("div", { class: "row stepchoice" }, before, slider, after, h("label", {}, "Step", field, of), newest),
-    set(step, [first, last]) {
-      Object.assign(range, { first, last }, timer ? {} : { step });
-      if (range.follows && step < last) ask(last, { follows: true });
-      else show();
+    set,
+    stay(step, steps) {
+      range.follows = false; // or it would ask again at once, and again
+      set(step, steps);
     },
   };
 }

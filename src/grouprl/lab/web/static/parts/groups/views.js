@@ -1,11 +1,11 @@
 // What the tokens of a completion can be coloured by, and the scale of each colouring.
 import { h } from "../dom.js";
 import { number, percent, signed } from "../text.js";
-import { tint, tinted } from "./marks.js";
+import { FULL, advantageSteps, tint, tinted } from "./marks.js";
 
 // `of`: the list in the lab's answer. `missing`: why a completion may not have it.
 export const VIEWS = {
-  advantage: { label: "Advantage", of: "advantages", scale: both,
+  advantage: { label: "Advantage", of: "advantages", scale: asOnCards,
     sentence: "How much better the completion, or what follows the token, was than expected." },
   probability: { label: "Probability", of: "probabilities", scale: surprise,
     sentence: "Of the token when it was drawn. The stronger the colour, the less likely it was." },
@@ -30,6 +30,11 @@ export const VIEWS = {
 export function scaleOf(name, completion) {
   const view = VIEWS[name], values = completion[view.of];
   return view.scale(values, completion);
+}
+
+/** The scale of the completions: a colour means the same there and here. */
+function asOnCards(values) {
+  return { tint: (place) => tint(values[place], FULL), legend: advantageSteps() };
 }
 
 function both(values) {

@@ -1,10 +1,16 @@
 // Which charts a run has: those below whose metrics it recorded, and one for each metric that none of them shows.
 import { look } from "../colours.js";
 
+/** What a page says in the place of what only a verifier can tell. */
+export const UNJUDGED = "This task has no verifier: nothing can be called correct, so there is no accuracy, on training problems or on "
+  + "held-out ones, and no group is solved or hopeless.";
+
 const PARTS = /^time\/(?!total$)(.+)$/;
 const ORDER = ["rollout", "reward", "reference", "learn"]; // of a step
 // Hopeless, mixed and solved: the same colours wherever they stand.
 const STANDING = [look(1), look(0), look(2)];
+
+const JUDGED = ["Results", "Signal in the groups"]; // sections with charts of what a verifier says
 
 // A chart is drawn when its first metric was recorded. `about` is the metric whose definition it carries, if not the first.
 // `zero`: values are never below 0. `whole`: they are shares of a whole, from 0 to 1.
@@ -18,7 +24,7 @@ const SECTIONS = [
     { lines: { "completions/mean_length": "mean", "completions/max_length": "longest" }, zero: true },
     { lines: { "completions/clipped_ratio": "cut" }, zero: true },
   ]],
-  ["Signal in the groups", ["#/step", "how rewards of a group become advantages"], [
+  ["Signal in the groups", { address: (run, step) => `#/step?run=${encodeURIComponent(run)}&step=${step}&group=0`, what: "how rewards of a group become advantages" }, [
     { lines: { frac_hopeless: "hopeless", frac_solved: "solved" }, areas: groups, whole: true,
       title: "Solved, mixed and hopeless groups" },
     { lines: { frac_reward_zero_std: "all rewards equal" }, zero: true },
@@ -41,7 +47,7 @@ const SECTIONS = [
     { lines: { learning_rate: "rate" }, zero: true },
     { lines: { kl_coef: "weight" }, zero: true },
   ]],
-  ["The critic", ["#/ppo", "what a critic costs and gives"], [
+  ["The critic", { address: () => "#/ppo", what: "what a critic costs and gives" }, [
     { lines: { value_explained_variance: "explained" } },
     { lines: { value_loss: "loss" }, zero: true, log: false },
     { lines: { value_clip_fraction: "clipped" }, zero: true },
@@ -61,15 +67,23 @@ const SECTIONS = [
   ]],
 ];
 
-/** The charts of a run as [title, explained, charts]; each chart has id, title, unit, about, lines, and `columns(series)`. */
-export function plan(names, measures, find) {
+/** Whether a run has made steps, and no verifier has said anything of them. */
+export function noVerifier(series) {
+  return series.length > 0 && series.last("accuracy") === null && series.last("frac_unverified") === null;
+}
+
+/**
+ * The charts of a run as {title, explained, charts, unjudged}: each chart has id, title, unit, about, lines, and
+ * `columns(series)`; `unjudged` says that charts are missing here for want of a verifier.
+ */
+export function plan(names, measures, find, unjudged = false) {
   const shown = new Set();
   const sections = SECTIONS.map(([title, explained, specs]) => {
     const charts = specs.map((spec) => (spec.evaluations ? heldOut(spec, measures, find) : chart(spec, names, shown, find)));
-    return [title, explained, charts.filter(Boolean)];
+    return { title, explained, charts: charts.filter(Boolean), unjudged: unjudged && JUDGED.includes(title) };
   });
   const more = names.filter((name) => !shown.has(name)).map((name) => chart({ lines: { [name]: last(name) } }, names, shown, find));
-  return [...sections, ["More", null, more]].filter(([, , charts]) => charts.length);
+  return [...sections, { title: "More", charts: more }].filter(({ charts }) => charts.length);
 }
 
 function chart(spec, names, shown, find) {

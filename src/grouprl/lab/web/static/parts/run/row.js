@@ -2,9 +2,10 @@
 import { h, put } from "../dom.js";
 import { write } from "../legend.js";
 import { spark } from "../spark.js";
-import { duration, number, percent, visible } from "../text.js";
+import { visible } from "../text.js";
+import { fixed, share, time } from "../units.js";
 import { actions } from "./actions.js";
-import { mark, progress } from "./status.js";
+import { mark, progress, roughPhase } from "./status.js";
 
 export const COLUMNS = ["", "Run", "Status", "Steps", "Reward", "Accuracy", "Held out, before → after", "Tokens/s", "Time", ""];
 
@@ -18,22 +19,22 @@ export function row(run, chosen, changed, names) {
   });
   const status = mark(), steps = progress(), buttons = actions(names), what = h("span", { class: "note" });
   const reward = withSpark("Reward"), accuracy = withSpark("Accuracy");
-  const [held, speed, time] = [0, 1, 2].map(() => h("span", {}));
+  const [held, speed, took] = [0, 1, 2].map(() => h("span", {}));
   const name = h("a", { href: `#/runs/${encodeURIComponent(run.id)}` }, visible(run.id.replaceAll("~", "/")));
-  const cells = [box, [name, what], status.element, steps.element, reward.element, accuracy.element, held, speed, time, buttons.element];
+  const cells = [box, [name, what], status.element, steps.element, reward.element, accuracy.element, held, speed, took, buttons.element];
   const element = h("tr", { role: "row" }, cells.map((inside, place) => cell(place, inside)));
   const show = (found) => {
     box.disabled = found.status === "broken";
     status.show(found.status);
-    steps.show(found.step, found.steps);
+    steps.show(found.step, found.steps, roughPhase(found));
     buttons.show(found);
     const parts = found.error ? [found.error] : [found.algorithm, found.model, found.task];
     write(what, parts.filter(Boolean).map(visible).join(" · "));
-    reward.show(number(found.reward), found.sparks?.reward);
-    accuracy.show(percent(found.accuracy), found.sparks?.accuracy);
-    write(held, `${percent(found.greedy_before)} → ${percent(found.greedy_after)}`);
-    write(speed, number(found.tokens_per_second, 0));
-    write(time, duration(found.seconds));
+    reward.show(fixed(found.reward, 3), found.sparks?.reward);
+    accuracy.show(share(found.accuracy), found.sparks?.accuracy);
+    write(held, `${share(found.greedy_before)} → ${share(found.greedy_after)}`);
+    write(speed, fixed(found.tokens_per_second, 0));
+    write(took, time(found.seconds));
   };
   show(run);
   return { element, show };

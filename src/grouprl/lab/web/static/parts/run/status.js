@@ -20,16 +20,37 @@ export function mark() {
   return { element, show };
 }
 
-/** A bar of the steps made that `show(step, steps)` moves, with the numbers beside it. */
+/** A bar of the steps made that `show(step, steps, phase)` moves, with the numbers beside it, and what is done meanwhile. */
 export function progress() {
   const bar = h("progress", { max: "1", value: 0, "aria-label": "Steps" });
-  const text = h("span", {});
-  const show = (step, steps) => {
+  const text = h("span", {}), now = h("span", { class: "note phase" });
+  const show = (step, steps, phase = "") => {
     bar.max = Math.max(1, steps ?? step ?? 1);
     bar.value = step ?? 0;
     write(text, steps ? `${(step ?? 0).toLocaleString("en")} / ${steps.toLocaleString("en")}` : String(step ?? 0));
+    write(now, phase);
   };
-  return { element: h("span", { class: "step-bar" }, bar, text), show };
+  return { element: h("span", { class: "step-bar" }, bar, text, now), show };
+}
+
+/**
+ * What a running run does while it makes no step, or nothing: it evaluates before the first step, every
+ * `config.evaluation.every` steps, and after the last.
+ */
+export function phase({ status, step, steps, config, evaluations }) {
+  if (status !== "running") return "";
+  const evaluated = evaluations.some((row) => row.step === step);
+  if (!step) return evaluated ? "" : "evaluating before training";
+  if (steps && step >= steps) return evaluated ? "saving, and writing the report" : "final evaluation";
+  const every = config.evaluation?.every;
+  return every && step % every === 0 && !evaluated ? "evaluating" : "";
+}
+
+/** The same by what a line of the list of runs has. */
+export function roughPhase({ status, step, steps, greedy_before: before }) {
+  if (status !== "running") return "";
+  if (!step) return typeof before === "number" ? "" : "evaluates before the first step";
+  return steps && step >= steps ? "final evaluation" : "";
 }
 
 /** The time that the rest of a run takes if its steps go on as the last ones; null when there is nothing to tell by. */

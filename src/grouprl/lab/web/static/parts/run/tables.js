@@ -1,14 +1,21 @@
 // The tables of a run: its evaluations, what its summary holds, its configuration.
 import { h } from "../dom.js";
 import { intervalName } from "../series.js";
-import { duration, number, percent, visible } from "../text.js";
+import { number, visible } from "../text.js";
+import { between, fixed, share, time } from "../units.js";
+import { UNJUDGED } from "./plan.js";
 
 const PLAIN = { step: "step", problems: "problems", mean_length: "mean length" };
-const NONE = "None yet: the first is made before training, unless evaluation.problems is 0.";
+const NONE = "None yet: the first is made before training.";
 const SHARES = /^(greedy_accuracy|pass_at_\d+|.+_share)$/;
 
-/** All evaluations, one per row, with 95 % intervals. */
-export function evaluationsTable(evaluations) {
+/** All evaluations, one per row, with 95 % intervals; `unjudged` for a run without a verifier. */
+export function evaluationsTable(evaluations, unjudged) {
+  const said = unjudged ? h("p", {}, UNJUDGED) : null;
+  return [said, evaluations.length || !unjudged ? rows(evaluations) : null];
+}
+
+function rows(evaluations) {
   if (!evaluations.length) return h("p", { class: "note" }, NONE);
   const names = [...new Set(evaluations.flatMap(Object.keys))].filter((name) => name in PLAIN || SHARES.test(name));
   const ordered = ["step", ...names.filter((name) => !(name in PLAIN)), ...names.filter((name) => name in PLAIN && name !== "step")];
@@ -23,16 +30,17 @@ function title(name) {
 }
 
 function cell(row, name) {
+  if (name === "mean_length") return fixed(row[name], 1);
   if (!SHARES.test(name)) return number(row[name]);
-  const [low, high] = row[intervalName(name)] ?? [];
-  if (typeof low !== "number") return percent(row[name]);
-  return [percent(row[name]), h("span", { class: "interval" }, `${number(100 * low, 1)} to ${number(100 * high, 1)}`)];
+  const interval = row[intervalName(name)] ?? [];
+  if (typeof interval[0] !== "number") return share(row[name]);
+  return [share(row[name]), h("span", { class: "interval" }, between(interval))];
 }
 
 /** What summary.json holds besides the evaluations; nothing before the end. */
 export function summaryTable(summary) {
   const rows = [
-    ["Training", duration(summary.train_seconds)], ["Training, loading, evaluation and saving", duration(summary.total_seconds)],
+    ["Training", time(summary.train_seconds)], ["Training, loading, evaluation and saving", time(summary.total_seconds)],
     ["Completion tokens", number(summary.completion_tokens)], ["Peak memory", mebibytes(summary.peak_rss_mib)],
     ...Object.entries(summary.networks_mib ?? {}).map(([name, size]) => [`Memory of ${name.replaceAll("_", " ")}`, mebibytes(size)]),
     ...Object.entries(summary.machine ?? {}).map(([name, value]) => [`Machine: ${name}`, String(value)]),
@@ -43,5 +51,5 @@ export function summaryTable(summary) {
 }
 
 function mebibytes(size) {
-  return size === undefined ? number(null) : `${number(size, 1)} MiB`;
+  return size === undefined ? number(null) : `${fixed(size, 1)} MiB`;
 }
