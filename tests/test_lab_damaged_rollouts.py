@@ -224,9 +224,3 @@ def test_a_problem_may_be_called_anything(tmp_path: Path, problem: str) -> None:
     client = TestClient(create_app(tmp_path))
     found = client.get("/api/runs/run/history", params={"problem": problem}).json()
     assert (found["problem_id"], found["total"], len(found["visits"])) == (problem, 1, 1)
-
-
-def test_a_path_may_hold_the_end_of_a_line(tmp_path: Path) -> None:
-    make_run(tmp_path / "run", [Made((1.0, 0.0), problem="a\nb/c")])
-    answer = TestClient(create_app(tmp_path)).get("/api/runs/run/problems/a%0Ab%2Fc/history")
-    assert answer.json()["total"] == 1

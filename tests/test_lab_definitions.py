@@ -75,13 +75,16 @@ def test_every_section_is_of_some_metric() -> None:
     assert set(SECTIONS) == {found["more"] for found in DEFINITIONS.values() if "more" in found}
 
 
-TEX = {
-    "varepsilon": "\u03b5", "epsilon": "\u03b5", "mu": "\u03bc", "sigma": "\u03c3", "pi": "\u03c0",
-    "theta": "\u03b8", "rho": "\u03c1", "delta": "\u03b4", "gamma": "\u03b3", "lambda": "\u03bb",
-    "phi": "\u03c6", "beta": "\u03b2", "eta": "\u03b7", "tau": "\u03c4", "sum": "\u03a3", "nabla": "\u2207",
-    "leftarrow": "\u2190", "cdot": "\u00b7", "geq": "\u2265", "leq": "\u2264",
-    "min": "min", "max": "max", "log": "log", "left": "", "right": "",
+GREEK = {
+    "varepsilon": "\u03b5", "epsilon": "\u03b5", "mu": "\u03bc", "sigma": "\u03c3", "pi": "\u03c0", "theta": "\u03b8",
+    "rho": "\u03c1", "delta": "\u03b4", "gamma": "\u03b3", "lambda": "\u03bb", "phi": "\u03c6", "beta": "\u03b2",
+    "eta": "\u03b7", "tau": "\u03c4",
 }  # fmt: skip
+SIGNS = {
+    "sum": "\u03a3", "leftarrow": "\u2190", "cdot": "\u00b7", "geq": "\u2265", "leq": "\u2264", "nabla": "\u2207",
+    "left": "", "right": "", "min": "min", "max": "max", "log": "log",
+}  # fmt: skip
+TEX = GREEK | SIGNS
 
 
 def written(tex: str) -> str:
@@ -89,8 +92,11 @@ def written(tex: str) -> str:
     text = re.sub(r"\\(?:mathrm|mathbf)\{([^{}]*)\}", lambda found: found[1].replace("\\ ", " "), tex)
     part = r"\{((?:[^{}]|\{[^{}]*\})*)\}"
     text = re.sub(rf"(\\log )?\\frac{part}{part}(?=(\s*\\sum)?)", _fraction, text)
-    text = re.sub(r"\\([a-z]+)", lambda found: TEX.get(found[1], found[0]), text)
-    text = text.replace("\\ ", " ").replace("-", "\u2212")
+    text = (
+        re.sub(r"\\([a-z]+)", lambda found: TEX.get(found[1], found[0]), text)
+        .replace("\\ ", " ")
+        .replace("-", "\u2212")
+    )
     text = re.sub(r"_\{([^{},])\}", r"_\1", text)
     text = re.sub(r"([([])\s+|\s+([)\],])", r"\1\2", re.sub(r"\s+", " ", text))
     return text.strip()
@@ -99,16 +105,20 @@ def written(tex: str) -> str:
 def _fraction(found: re.Match[str]) -> str:
     """A fraction on one line: in brackets where it would be read together with what stands beside it."""
     several = re.compile(r"[-+ ]")
-    parts = (found[2], found[3])
-    above, below = (f"({part})" if several.search(re.sub(r"\{.*?\}", "", part.strip())) else part for part in parts)
+    above, below = (
+        f"({part})" if several.search(re.sub(r"\{.*?\}", "", part.strip())) else part for part in (found[2], found[3])
+    )
     return f"{found[1] or ''}({above} / {below})" if found[1] or found[4] else f"{above} / {below}"
 
 
 def formulas(page: str) -> set[str]:
     """Every formula that a page sets apart, each part of it by itself."""
     set_apart = re.findall(r"^\$\$\n(.*?)\n\$\$", page, re.MULTILINE | re.DOTALL)
-    between = r",\s*(?:\\ )?\\quad|\\quad\s*\\mathrm\{or\}\s*\\quad"
-    return {written(part) for one in set_apart for part in re.split(between, one)}
+    return {
+        written(part)
+        for one in set_apart
+        for part in re.split(r",\s*(?:\\ )?\\quad|\\quad\s*\\mathrm\{or\}\s*\\quad", one)
+    }
 
 
 def prose(page: str) -> str:

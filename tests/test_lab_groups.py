@@ -299,7 +299,7 @@ def test_a_problem_is_followed_backwards(tmp_path: Path) -> None:
     rest = history(run, "train-1", before=(3, 1), limit=2)
     assert ([visit["step"] for visit in rest["visits"]], rest["next"]) == ([1], None)
     client = TestClient(create_app(tmp_path))
-    asked = client.get("/api/runs/run/problems/train%2F2/history?limit=1").json()
+    asked = client.get("/api/runs/run/history?problem=train%2F2&limit=1").json()
     assert (asked["total"], [visit["step"] for visit in asked["visits"]], asked["next"]) == (3, [3], "3-0")
 
 
@@ -372,8 +372,8 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
         (f"groups?offset={10**15}", "offset: expected a whole number"),
         ("groups/1/0x1", "group: expected a whole number from 0, got '0x1'"),
         ("groups/1/9", "step 1, group 9: expected a group that run recorded"),
-        ("problems/train-1/history?before=3", "before: expected what another call gave as `next`, got '3'"),
-        ("problems/train-1/history?limit=101", "limit: expected 1 to 100"),
+        ("history?problem=train-1&before=3", "before: expected what another call gave as `next`, got '3'"),
+        ("history?problem=train-1&limit=101", "limit: expected 1 to 100"),
     ],
 )
 def test_what_is_asked_wrongly_is_said(tmp_path: Path, path: str, said: str) -> None:

@@ -51,7 +51,9 @@ def started(client: TestClient, name: str, *changes: str) -> Any:
 
 
 def status(client: TestClient, run: str) -> str:
-    return str(client.get(f"/api/runs/{run}").json()["status"])
+    found = client.get(f"/api/runs/{run}").json()
+    assert "status" in found, found
+    return str(found["status"])
 
 
 def test_a_run_is_started_stopped_and_resumed(client: TestClient, root: Path):

@@ -174,7 +174,8 @@ class Processes:
             )
         threading.Thread(target=process.wait, daemon=True).start()  # or it would stay as a zombie
         ends = time.monotonic() + _START_SECONDS
-        while holder(folder) != process.pid:
+        # It takes the lock first; without settings it is no run yet.
+        while holder(folder) != process.pid or not (folder / "config.yaml").is_file():
             if process.poll() is not None:
                 words_left = log.read_bytes()[begins:][-_SAID:].decode("utf-8", "replace").strip()
                 raise UserError(words_left or f"the run ended at once, with code {process.returncode}")

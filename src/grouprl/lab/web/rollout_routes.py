@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.routing import Route
 
@@ -17,15 +16,6 @@ from grouprl.lab.web.runs import Runs
 from grouprl.lab.web.search import MOST_FOUND, Wanted, search
 from grouprl.lab.web.tokens import one_completion
 from grouprl.types import StopReason, UserError
-
-
-class _Any(PathConvertor):
-    """Part of a path that may hold any sign, / and the end of a line too."""
-
-    regex = "[\\s\\S]*"
-
-
-register_url_convertor("any", _Any())
 
 
 def rollout_routes(runs: Runs) -> list[Route]:
@@ -39,7 +29,6 @@ def rollout_routes(runs: Runs) -> list[Route]:
         ),
         Route("/api/runs/{run}/search", json_answer(lambda request: _search(runs, request))),
         Route("/api/runs/{run}/history", json_answer(lambda request: _history(runs, request))),
-        Route("/api/runs/{run}/problems/{problem:any}/history", json_answer(lambda request: _history(runs, request))),
     ]
 
 
@@ -81,8 +70,7 @@ def _search(runs: Runs, request: Request) -> dict[str, Any]:
 def _history(runs: Runs, request: Request) -> dict[str, Any]:
     before = _cursor(request, 2)
     place = None if before is None else (before[0], before[1])
-    # In a path a browser takes . and .. away, so that the page asks for these with ?problem=
-    problem = request.path_params.get("problem", request.query_params.get("problem", ""))
+    problem = request.query_params.get("problem", "")  # in a path a browser would take . and .. away
     return history(run_folder(runs, request), problem, before=place, limit=_limit(request, MOST_VISITS, usual=20))
 
 

@@ -10,14 +10,14 @@ const SIZE = { width: 360, height: 110, left: 44, right: 10, top: 10, bottom: 24
 
 /** {title, children} of a problem's visits. */
 export async function historyView(run, problem) {
-  const path = `runs/${encodeURIComponent(run)}/problems/${encodeURIComponent(problem)}/history`;
+  const path = `runs/${encodeURIComponent(run)}/history`;
   const visits = [];
   const charts = h("div", { class: "charts" }), ends = h("div", { class: "ends" }), list = h("ol", { class: "visits" });
   const further = h("button", { type: "button", onclick: () => look(true) }, "Earlier visits");
   let next = null, answer = null;
 
   async function look(byHand) {
-    answer = await get(path, { before: next, limit: LIMIT });
+    answer = await get(path, { problem, before: next, limit: LIMIT });
     next = answer.next;
     visits.unshift(...answer.visits.toReversed());
     const fresh = answer.visits.map((visit) => visitItem(run, visit));
