@@ -128,16 +128,12 @@ def test_advantages_of_sliders_are_those_of_python(browser: Opened, page: Any, r
         card = (
             page.locator("section, article, .card").filter(has=page.get_by_role("heading", name=name, exact=True)).last
         )
-        wanted = [_as_shown(value) for value in expected]
+        wanted, shown = pytest.approx(expected, abs=6e-5), list[float]()
         until = time.monotonic() + 10
-        while card.locator(".value").all_text_contents() != wanted and time.monotonic() < until:
+        while shown != wanted and time.monotonic() < until:
             page.wait_for_timeout(100)
-        assert card.locator(".value").all_text_contents() == wanted
-
-
-def _as_shown(value: float) -> str:
-    digits = f"{abs(value):.3f}".rstrip("0").rstrip(".")
-    return digits if digits == "0" else f"{'+' if value > 0 else chr(0x2212)}{digits}"
+            shown = [float(text.replace("\u2212", "-")) for text in card.locator(".value").all_text_contents()]
+        assert shown == wanted
 
 
 HOSTILE = [

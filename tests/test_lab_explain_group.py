@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -136,6 +137,11 @@ def test_steps_are_compared_with_all_steps_of_the_group(train: Any) -> None:
         rows = found["steps"]
         flat = [step["reward"] for row in rows for step in row]
         assert found["n"] == len(flat) > 4
+        assert found["deviation"] == pytest.approx(math.sqrt(found["sum_of_squares"] / found["divided_by"]))
+        # What steps earn is no part of a completion's reward.
+        rewarded = one["stages"]["rewards"]
+        assert rewarded["by_step"] == ["words"]
+        assert all(row["reward"] == row["components"]["letters"] for row in rewarded["completions"])
         assert found["mean"] == pytest.approx(sum(flat) / len(flat))
         # A token's advantage is the sum over the steps that end at or after it.
         assert one["stages"]["advantages"]["by_token"]
@@ -147,7 +153,13 @@ def test_steps_are_compared_with_all_steps_of_the_group(train: Any) -> None:
 # Groups that were made for it
 
 
-def made(folder: Path, algorithm: Algorithm, *, rewards: Any = ({"name": "exact", "weight": 2.0},)) -> None:
+def made(
+    folder: Path,
+    algorithm: Algorithm,
+    *,
+    rewards: Any = ({"name": "exact", "weight": 2.0},),
+    others: Mapping[str, float] = MappingProxyType({}),
+) -> None:
     """Two completions of 1 and 2 tokens; the policy has moved by the factors 1.5, and 0.5 and 1.1, since it sampled."""
     factors = ((1.5,), (0.5, 1.1))
     completions = tuple(
@@ -163,7 +175,10 @@ def made(folder: Path, algorithm: Algorithm, *, rewards: Any = ({"name": "exact"
         )
         for index, row in enumerate(factors)
     ]
-    outcomes = [RewardOutcome(2.0, {"exact": 1.0}), RewardOutcome(0.0, {"exact": 0.0}, steps=(StepReward(0, 0.5),))]
+    outcomes = [
+        RewardOutcome(2.0, {"exact": 1.0, **others}),
+        RewardOutcome(0.0, {"exact": 0.0, **others}, steps=(StepReward(0, 0.5),)),
+    ]
     config = dump_config(RunConfig(name=folder.name, algorithm=algorithm, rewards=rewards, rollout={"max_tokens": 4}))
     with RunRecord.create(folder, config) as run:
         group = Group(Problem("p", "2 + 2", {"answer": "4"}), (1, 2, 3), completions)
@@ -214,6 +229,16 @@ def test_rewards_and_update_by_hand(tmp_path: Path) -> None:
     assert second["probability_after"] is None
 
 
+def test_a_process_reward_of_a_config_is_told_by_the_sums(tmp_path: Path) -> None:
+    """Rewards of 2 and 0 are twice `exact`; `steps` has a weight, and would add 0.5 to both of them."""
+    rewards = ({"name": "exact", "weight": 2.0}, {"name": "steps", "weight": 1.0})
+    made(tmp_path / "run", Algorithm(credit="step"), rewards=rewards, others={"steps": 0.5})
+    found = ask(lab(tmp_path), "group?run=run&step=3&group=0")["stages"]["rewards"]
+    assert (found["names"], found["by_step"]) == (["exact", "steps"], ["steps"])
+    made(tmp_path / "plain", Algorithm(), rewards=rewards, others={"steps": 0.5})
+    assert ask(lab(tmp_path), "group?run=plain&step=3&group=0")["stages"]["rewards"]["by_step"] == []
+
+
 def test_weights_of_the_task_are_those_that_were_recorded(tmp_path: Path) -> None:
     made(tmp_path / "run", Algorithm(), rewards=())
     assert ask(lab(tmp_path), "group?run=run&step=3&group=0")["stages"]["rewards"]["weights"] == {"exact": None}
@@ -245,6 +270,9 @@ def test_a_kl_in_the_reward_is_taken_off_before_rewards_are_compared(tmp_path: P
     assert [one["penalty"] for one in stages["rewards"]["completions"]] == pytest.approx(taken, rel=1e-4)
     assert stages["statistics"]["compared"]["worked"]["rewards"] == pytest.approx([2 - taken[0], -taken[1]])
     assert stages["loss"]["kl"] == 0
+    # Nothing is clipped, so nothing is said of clipping.
+    assert stages["ratio"]["bounds"] == []
+    assert {one["clip_low_fraction"] for one in stages["ratio"]["completions"]} == {None}
 
 
 # What is refused

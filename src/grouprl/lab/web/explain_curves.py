@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from grouprl.algorithms import completion_advantages, has_signal, kl_estimate, p
 from grouprl.algorithms.named import NAMED
 
 _LARGEST_RATIO, _RATIO_STEPS = 2.5, 250
+_NARROW = 0.05  # bounds closer to 1 could not be seen on an axis from 0 to the largest ratio
 _LARGEST_LOG_RATIO, _LOG_RATIO_STEPS = 3.0, 60  # on either side of 0
 _PASS_RATES = 100
 _KINDS: tuple[KlKind, ...] = ("k1", "k2", "k3")
@@ -36,14 +37,19 @@ def objective_curve(
         surrogate, clip_low, clip_high, dual_clip: of `policy_loss`.
 
     Returns:
-        `ratio`: 0 to 2.5, with the bounds exactly among them; `objective`: the term that is maximised (null where it
-        is infinite); `gradient`: of it with respect to the token's log-prob; `bounds`; `dead`: intervals [from, to]
-        of ratios, in which the gradient is exactly 0, their ends at a bound left out.
+        `ratio`: 0 to 2.5, further where a bound lies further, a short way around 1 where all bounds are close to it,
+        the bounds exactly among them; `objective`: the term that is maximised (null where it is infinite); `gradient`:
+        of it with respect to the token's log-prob; `bounds`: of the ratio, none with `plain`; `dead`: intervals
+        [from, to] of ratios, in which the gradient is exactly 0, their ends at a bound left out.
     """
-    bounds = {1 - clip_low, 1.0, 1 + clip_high} | ({dual_clip} if dual_clip is not None and advantage < 0 else set())
-    kept = sorted(bound for bound in bounds if 0 <= bound <= _LARGEST_RATIO)
-    even = [place * _LARGEST_RATIO / _RATIO_STEPS for place in range(_RATIO_STEPS + 1)]
-    ratios = sorted([*kept, *(ratio for ratio in even if all(abs(ratio - bound) > 1e-9 for bound in kept))])
+    bounds = set() if surrogate == "plain" else {1 - clip_low, 1 + clip_high}
+    first, last = _span(bounds, dual_clip)
+    if dual_clip is not None and advantage < 0:
+        bounds.add(dual_clip)
+    kept = sorted(bound for bound in {1.0, *bounds} if first <= bound <= last)
+    even = [first + place * (last - first) / _RATIO_STEPS for place in range(_RATIO_STEPS + 1)]
+    near = (last - first) / _RATIO_STEPS * 1e-6
+    ratios = sorted([*kept, *(ratio for ratio in even if all(abs(ratio - bound) > near for bound in kept))])
     logprobs_R1 = torch.tensor(ratios, dtype=torch.float64).log()[:, None].requires_grad_()
     weights_R1 = torch.ones_like(logprobs_R1).requires_grad_()
     loss, _ = policy_loss(
@@ -66,6 +72,14 @@ def objective_curve(
         "bounds": sorted(bounds),
         "dead": _dead(ratios, gradient, kept),
     }
+
+
+def _span(bounds: Collection[float], dual_clip: float | None) -> tuple[float, float]:
+    """First and last ratio, so that every bound can be told from 1; the same whatever the sign of the advantage."""
+    reach = max((abs(bound - 1) for bound in bounds), default=_LARGEST_RATIO)
+    if 0 < reach < _NARROW and dual_clip is None:
+        return 1 - 2.5 * reach, 1 + 2.5 * reach
+    return 0.0, max(_LARGEST_RATIO, 1.2 * max(bounds, default=1.0), 1.2 * (dual_clip or 1.0))
 
 
 def _dead(ratios: Sequence[float], gradient: Sequence[float], bounds: Sequence[float]) -> list[list[float]]:

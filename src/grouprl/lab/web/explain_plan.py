@@ -28,7 +28,8 @@ def memory_plans(
 
     Returns:
         `model` and `step` as given, `parameters`, and by algorithm: `networks`, with weights, gradients and moments of
-        each in bytes; `parts`, every field of the plan in bytes; `held`, `learning`, `sampling` and `peak`; `pack`.
+        each in bytes; `parts`, every field of the plan in bytes; `held`, `learning`, `sampling` and `peak`; `rest`,
+        what is left of `learning` without the networks, the activations and the cache; `pack`.
     """
     shape = SHAPES[model]
     plans = {}
@@ -57,4 +58,7 @@ def _shown(plan: MemoryPlan) -> dict[str, Any]:
     }
     parts = {name: value for name, value in asdict(plan).items() if isinstance(value, int)}
     sums = {name: getattr(plan, name) for name in ("held", "learning", "sampling", "peak")}
-    return {"networks": networks, "parts": parts, **sums, "pack": asdict(plan.pack)}
+    named = sum(sum(network.values()) for network in networks.values()) + plan.activations
+    cache = plan.cache if plan.device == "cuda" else 0  # on a CPU it is gone before the update
+    rest = plan.learning - named - cache
+    return {"networks": networks, "parts": parts, **sums, "rest": rest, "pack": asdict(plan.pack)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from grouprl.algorithms import step_advantages
@@ -14,11 +16,16 @@ from grouprl.types import RewardOutcome
 
 
 def rewards_stage(recorded: Recorded) -> dict[str, Any]:
-    """Each completion's reward by component, the weights, and what the KL takes off it, where it does."""
+    """Each completion's reward by component, the weights, and what the KL takes off it, where it does.
+
+    `by_step`: the names of process rewards, whose component is the mean over the completion's steps, and no part of
+    its reward; of each completion, `steps` has them all.
+    """
     outcomes, taken = recorded.group.outcomes, [peer.taken for peer in recorded.own]
-    names = list(dict.fromkeys(name for outcome in outcomes for name in outcome.components))
+    names = _component_names(recorded.group)
     return {
         "names": names,
+        "by_step": _by_step(recorded) if recorded.algorithm.credit == "step" else [],
         "weights": {name: recorded.reward_weights.get(name) for name in names},
         "completions": [_reward(outcome, penalty) for outcome, penalty in zip(outcomes, taken, strict=True)],
     }
@@ -70,6 +77,28 @@ def _reward(outcome: RewardOutcome, penalty: float) -> dict[str, Any]:
     }
 
 
+def _by_step(recorded: Recorded) -> list[str]:
+    """The fewest rewards without which the others add up to what was recorded as the reward.
+
+    The record has no list of process rewards: those of a task have no weight in it, but those of a config do.
+    """
+    weights = recorded.reward_weights
+    listed = [name for name in _component_names(recorded.group) if name in weights]
+    unlisted = [name for name in _component_names(recorded.group) if name not in weights]
+    outcomes = [outcome for outcome in recorded.group.outcomes if outcome.valid]
+    for count in range(len(listed) + 1):
+        for left_out in itertools.combinations(listed, count):
+            factors = {name: weights[name] for name in listed if name not in left_out}
+            if all(_adds_up(outcome, factors) for outcome in outcomes):
+                return [*unlisted, *left_out]
+    return unlisted
+
+
+def _adds_up(outcome: RewardOutcome, factors: Mapping[str, float]) -> bool:
+    terms = [factor * (outcome.components.get(name) or 0.0) for name, factor in factors.items()]
+    return math.isclose(math.fsum(terms), outcome.total, rel_tol=1e-6, abs_tol=1e-9)
+
+
 def _compared(recorded: Recorded, component: str | None = None) -> dict[str, Any]:
     """Against the group, or against the batch that it was learned from with."""
     whole = recorded.algorithm.credit == "completion"
@@ -113,6 +142,9 @@ def _of_steps(recorded: Recorded) -> dict[str, Any]:
         "n": spread.count,
         "sum": spread.sum,
         "mean": spread.mean,
+        "sum_of_squares": spread.sum_of_squares if spread.count > 1 else None,
+        "divided_by": spread.divided_by,
         "deviation": spread.deviation if spread.count > 1 else None,
+        "std": a.std,
         "steps": [[{"end": end, "reward": reward, "normalised": next(each)} for end, reward in row] for row in rows],
     }

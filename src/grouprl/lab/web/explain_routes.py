@@ -100,7 +100,7 @@ def _memory(request: Request) -> dict[str, Any]:
         query.choices("algorithm", ("grpo", "ppo"), ("grpo", "ppo")),
         step,
         lora_rank=query.whole("lora_rank", 1, 4096) if "lora_rank" in query else None,
-        reward_model=query.choice("reward_model", ("ppo", "both", "none"), "ppo"),  # type: ignore[arg-type]
+        reward_model=query.choice("reward_model", ("ppo", "both", "none"), "none"),  # type: ignore[arg-type]
     )
 
 

@@ -12,6 +12,12 @@ from torch import Tensor
 from grouprl.algorithm import Algorithm
 from grouprl.algorithms import kl_estimate, policy_loss, token_weights
 
+# Fields of an algorithm that decide which equations and numbers are shown.
+_SHOWN = (
+    *("name", "baseline", "scale", "std", "credit", "reward_mix", "gamma", "lam"),
+    *("surrogate", "ratio", "clip_low", "clip_high", "dual_clip", "aggregate", "kl", "kl_in", "passes", "minibatches"),
+)
+
 
 @dataclass(frozen=True)
 class Material:
@@ -75,21 +81,21 @@ class Material:
 def algorithm_part(material: Material) -> dict[str, Any]:
     """What the loss is made with."""
     a = material.algorithm
-    fields = ("name", "surrogate", "ratio", "clip_low", "clip_high", "dual_clip", "aggregate", "kl", "kl_in")
-    return {name: getattr(a, name) for name in fields} | {
+    return {name: getattr(a, name) for name in _SHOWN} | {
         "kl_coef": material.kl_coef,
         "updates_per_batch": a.passes * a.minibatches,
     }
 
 
 def ratio_stage(material: Material, reasons: Sequence[str | None]) -> dict[str, Any]:
-    """Ratios of policy to sampler policy, token by token, and what the clip makes of them.
+    """Ratios of policy to sampler policy, token by token, and what the clip makes of them, where there is one.
 
     Args:
         material: the group.
         reasons: of each completion, why its ratio is what it is, where that needs a word.
     """
-    ratios_GT = _ratios(material)
+    a, ratios_GT = material.algorithm, _ratios(material)
+    bounded = a.surrogate != "plain"
     completions = []
     for row, length in enumerate(material.lengths):
         _, stats = material.loss(material.logprobs_GT, rows=slice(row, row + 1))
@@ -98,13 +104,13 @@ def ratio_stage(material: Material, reasons: Sequence[str | None]) -> dict[str, 
                 "ratios": ratios_GT[row, :length].tolist(),
                 "mean": float(stats["ratio_mean"]),
                 "max": float(stats["ratio_max"]),
-                "clip_low_fraction": float(stats["clip_low_fraction"]),
-                "clip_high_fraction": float(stats["clip_high_fraction"]),
+                "clip_low_fraction": float(stats["clip_low_fraction"]) if bounded else None,
+                "clip_high_fraction": float(stats["clip_high_fraction"]) if bounded else None,
                 "reason": reasons[row],
             }
         )
-    a = material.algorithm
-    return {"bounds": [1 - a.clip_low, 1 + a.clip_high], "level": a.ratio, "completions": completions}
+    bounds = [1 - a.clip_low, 1 + a.clip_high] if bounded else []
+    return {"bounds": bounds, "level": a.ratio, "completions": completions}
 
 
 def _ratios(material: Material) -> Tensor:

@@ -103,7 +103,7 @@ def _rewards(rewards: Sequence[float]) -> dict[str, Any]:
         }
         for reward in numbers(rewards)
     ]
-    return {"names": ["reward"], "weights": {"reward": 1.0}, "completions": completions}
+    return {"names": ["reward"], "by_step": [], "weights": {"reward": 1.0}, "completions": completions}
 
 
 def _moved(before: Sequence[float], after: Sequence[float]) -> list[dict[str, Any]]:

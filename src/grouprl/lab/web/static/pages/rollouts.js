@@ -1,6 +1,5 @@
 // K rollouts: the rewards of a group under the reader's hands, and what four algorithms make of them.
 import { h, put } from "../parts/dom.js";
-import { number } from "../parts/text.js";
 import { asking, keepAddress } from "../parts/explain/ask.js";
 import { comparedAdvantages } from "../parts/explain/compared.js";
 import { weightPlot } from "../parts/explain/weight.js";
@@ -8,10 +7,10 @@ import { readRewards, rewardEditor, writeRewards } from "../parts/explain/reward
 import { verdicts } from "../parts/explain/verdicts.js";
 
 const ALGORITHMS = [
-  { name: "grpo", title: "GRPO", rule: "Reward less the group's mean, over the group's deviation." },
-  { name: "dr_grpo", title: "Dr.GRPO", rule: "Reward less the group's mean. No division." },
-  { name: "rloo", title: "RLOO", rule: "Reward less the mean of the others." },
-  { name: "reinforce", title: "REINFORCE", rule: "Reward less a constant, here 0." },
+  { name: "grpo", title: "GRPO" },
+  { name: "dr_grpo", title: "Dr.GRPO" },
+  { name: "rloo", title: "RLOO" },
+  { name: "reinforce", title: "REINFORCE" },
 ];
 const PRESETS = [
   ["6 of 10", [1, 1, 1, 1, 1, 1, 0, 0, 0, 0]],

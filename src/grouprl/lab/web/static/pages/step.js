@@ -5,9 +5,10 @@ import { written } from "../parts/text.js";
 import { keepAddress } from "../parts/explain/ask.js";
 import { chooser, firstPlace, walkableRuns } from "../parts/explain/choose.js";
 import { clipStage } from "../parts/explain/stage_clip.js";
-import { completionsStage, promptStage, rewardsStage } from "../parts/explain/stage_group.js";
+import { completionsStage, promptStage } from "../parts/explain/stage_group.js";
 import { klStage } from "../parts/explain/stage_kl.js";
 import { advantagesStage, statisticsStage } from "../parts/explain/stage_numbers.js";
+import { rewardsStage } from "../parts/explain/stage_rewards.js";
 import { lossStage, updateStage } from "../parts/explain/stage_update.js";
 import { stages } from "../parts/explain/stages.js";
 
@@ -22,11 +23,17 @@ export async function render(page, parameters, query) {
   const asked = askedPlace(query);
   let stage = query.get("stage");
   let place = asked;
+  const unknown = asked?.run && !runs.some(({ id }) => id === asked.run);
   put(page, h("h1", {}, "GRPO step by step"),
     h("p", { class: "lead" }, "One group on its way through a step of training, with the numbers that were used. Reveal a stage at a " +
       "time; everything you have seen stays above."));
+  if (unknown) {
+    page.append(chooser(runs, asked, () => stage), h("p", { class: "error", role: "alert" }, "No step was found of the run ",
+      written(asked.run), ": it has none yet, or there is no such run. Choose another one above, or rewards of your own."));
+    return undefined;
+  }
   try {
-    place = asked ?? (runs.length ? await firstPlace(runs) : { rewards: TYPED });
+    place = await placeOf(asked, runs);
     const group = await get("explain/group", place);
     const told = stages(STAGES.map((made) => made(group)), {
       start: stage,
@@ -44,10 +51,17 @@ export async function render(page, parameters, query) {
   }
 }
 
+function placeOf(asked, runs) {
+  if (asked?.rewards || asked?.step) return asked;
+  return asked || runs.length ? firstPlace(runs, asked?.run) : { rewards: TYPED };
+}
+
+/** What the address asks for; null where it leaves the choice to the page. */
 function askedPlace(query) {
   if (query.get("rewards")) return { rewards: query.get("rewards") };
   if (!query.get("run")) return null;
-  return { run: query.get("run"), step: Number(query.get("step") ?? 1), group: Number(query.get("group") ?? 0) };
+  if (!query.get("step")) return { run: query.get("run") };
+  return { run: query.get("run"), step: Number(query.get("step")), group: Number(query.get("group") ?? 0) };
 }
 
 function about({ source, algorithm, notes }) {

@@ -14,20 +14,18 @@ export function written(text, attributes = {}) {
   return h("span", { ...attributes, class: `text ${attributes.class ?? ""}`.trim() }, visible(text));
 }
 
-/** A number as people read it; a dash for none. */
+/** A number as people read it, with a true minus; a dash for none. `numbers.js` has those of a written-out arithmetic. */
 export function number(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "\u2013";
-  if (Number.isInteger(value)) return value.toLocaleString("en");
-  const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(1);
-  return value.toLocaleString("en", { maximumFractionDigits: size >= 100 ? 0 : size >= 10 ? 1 : digits });
+  if (value < 0) return `\u2212${number(-value, digits)}`;
+  if (Number.isInteger(value)) return (value || 0).toLocaleString("en"); // 0 for the other zero as well
+  if (value < 1e-3 || value >= 1e7) return value.toExponential(1);
+  return value.toLocaleString("en", { maximumFractionDigits: value >= 100 ? 0 : value >= 10 ? 1 : digits });
 }
 
-/** The same with its sign, in the width of a true minus. */
+/** The same with a plus above 0. */
 export function signed(value, digits = 3) {
-  if (value === null || value === undefined) return "\u2013";
-  const text = number(Math.abs(value), digits);
-  return value > 0 ? `+${text}` : value < 0 ? `\u2212${text}` : text;
+  return value > 0 ? `+${number(value, digits)}` : number(value, digits);
 }
 
 export function percent(share) {

@@ -1,5 +1,5 @@
 // Bars of signed numbers: one row each, with its name and its number as text.
-import { signed } from "../text.js";
+import { column } from "../numbers.js";
 import { drawing, extent, line, place, rect, text } from "./draw.js";
 
 const ROW = 24;
@@ -11,12 +11,14 @@ const NUMBER = 62;
  * none, and `said` tells why. `range` fixes the scale, so that drawings side by
  * side can be compared; `names` is the room for names in pixels. Gives {element, update(rows)}.
  */
-export function signedBars(title, rows, { range = null, names = NAME } = {}) {
+export function signedBars(title, bare, { range = null, names = NAME } = {}) {
+  const rows = withTexts(bare);
   let shown = { rows, range };
   const picture = drawing(spoken(title, rows), (width) => draw(width, names, shown.rows, shown.range), { class: "bars" });
   return {
     element: picture.element,
-    update(next, nextRange = range) {
+    update(later, nextRange = range) {
+      const next = withTexts(later);
       shown = { rows: next, range: nextRange };
       picture.svg.setAttribute("aria-label", spoken(title, next));
       picture.redraw();
@@ -24,12 +26,13 @@ export function signedBars(title, rows, { range = null, names = NAME } = {}) {
   };
 }
 
-function spoken(title, rows) {
-  return `${title}: ${rows.map((row) => `${row.name} ${written(row)}`).join(", ")}`;
+function withTexts(rows) {
+  const texts = column(rows.map(({ value }) => value), { sign: true });
+  return rows.map((row, place) => ({ ...row, text: row.text ?? (Number.isFinite(row.value) ? texts[place] : row.said ?? "none") }));
 }
 
-function written(row) {
-  return row.text ?? (row.value === null || row.value === undefined ? row.said ?? "none" : signed(row.value));
+function spoken(title, rows) {
+  return `${title}: ${rows.map(({ name, text: number }) => `${name} ${number}`).join(", ")}`;
 }
 
 function draw(width, names, rows, range) {
@@ -46,6 +49,6 @@ function bar(row, top, zero, end, [names, width]) {
   return [
     text(names - 4, top + ROW / 2 + 4, row.name, { class: "name", "text-anchor": "end" }),
     rect(Math.min(zero, end), top + 3, Math.abs(end - zero), ROW - 6, `bar ${kind}`, { rx: 2 }),
-    text(width - 2, top + ROW / 2 + 4, written(row), { class: "value", "text-anchor": "end" }),
+    text(width - 2, top + ROW / 2 + 4, row.text, { class: "value", "text-anchor": "end" }),
   ];
 }

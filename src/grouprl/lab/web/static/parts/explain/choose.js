@@ -1,26 +1,28 @@
 // Which group the walk-through is about: one that a run recorded, or rewards that the reader types.
 import { get } from "../api.js";
 import { h, put } from "../dom.js";
+import { plain } from "../numbers.js";
 import { visible } from "../text.js";
 import { readRewards, writeRewards } from "./rewards.js";
-import { plain } from "./figures.js";
 
 const MOST_GROUPS = 200; // that are asked for at once
-const NETWORK_BASELINE = "ppo"; // has no group to walk through, so another run is taken first
+const TOLD = "grpo"; // the algorithm that the page is about
+const LAST = "ppo"; // compares with what a network expects, not with the group
 
 /** The runs that have a step, the newest first. */
 export async function walkableRuns() {
   return (await get("runs")).runs.filter((run) => run.status !== "broken" && run.step > 0);
 }
 
-/** Where to begin: a group of the newest run whose update was looked at, which is one with mixed rewards. */
-export async function firstPlace(runs) {
-  const run = preferred(runs);
+/** Where to begin, in this run or a good one: a group whose update was looked at, which is one with mixed rewards. */
+export async function firstPlace(runs, run = preferred(runs)) {
   return { run, ...await watchedPlace(run) };
 }
 
+/** The newest run of GRPO, or else of another algorithm that compares with the group. */
 function preferred(runs) {
-  return (runs.find(({ algorithm }) => algorithm !== NETWORK_BASELINE) ?? runs[0]).id;
+  const [own, other] = [runs.find(({ algorithm }) => algorithm === TOLD), runs.find(({ algorithm }) => algorithm !== LAST)];
+  return (own ?? other ?? runs[0]).id;
 }
 
 async function watchedPlace(run) {
@@ -38,14 +40,16 @@ export function chooser(runs, place, stage) {
     location.hash = `#/step?${new URLSearchParams(kept).toString().replaceAll("%2C", ",")}`;
   };
   const none = h("p", { class: "note" }, "No run has recorded a group yet, so these are rewards of your own.");
-  const recorded = runs.length ? recordedFields(runs, place, go, failed) : none;
+  const recorded = runs.length || place.run ? recordedFields(runs, place, go, failed) : none;
   return h("div", { class: "card choose" }, failed, recorded, typedFields(place, go, failed));
 }
 
 function recordedFields(runs, place, go, failed) {
   const chosen = place.run ?? preferred(runs);
-  const run = h("select", { name: "run" }, runs.map(({ id, algorithm }) =>
-    h("option", { value: id, selected: id === chosen }, visible(`${id} (${algorithm})`))));
+  const known = runs.some(({ id }) => id === chosen);
+  const options = [...(known ? [] : [[chosen, `${chosen} (no steps)`]]), ...runs.map(({ id, algorithm }) => [id, `${id} (${algorithm})`])];
+  const run = h("select", { name: "run" }, options.map(([id, name]) =>
+    h("option", { value: id, selected: id === chosen }, visible(name))));
   const step = h("input", { type: "number", min: 1, step: 1, value: place.step ?? "" });
   const range = h("span", {}, "Step");
   const group = h("select", { name: "group" });
@@ -64,7 +68,7 @@ function recordedFields(runs, place, go, failed) {
   };
   run.addEventListener("change", () => list({}));
   step.addEventListener("change", () => list({ step: step.value }));
-  list(place.run ? { step: place.step } : {});
+  if (known) list(place.run ? { step: place.step } : {});
   return fields("A recorded group", () => go({ run: run.value, step: step.value, group: group.value }),
     h("label", { class: "field" }, h("span", {}, "Run"), run), h("label", { class: "field" }, range, step),
     h("label", { class: "field wide" }, h("span", {}, "Group"), group), "Show this group");

@@ -1,6 +1,6 @@
 // One group under several algorithms: their advantages as bars on one scale, each with what it compares a reward with.
 import { h, put } from "../dom.js";
-import { number } from "../text.js";
+import { plain } from "../numbers.js";
 import { signedBars } from "./bars.js";
 import { extent } from "./draw.js";
 
@@ -26,7 +26,7 @@ export function comparedAdvantages(algorithms) {
 const BASELINES = {
   mean: () => "less the group's mean",
   leave_one_out: () => "less the mean of the others",
-  constant: ({ baseline_constant: constant }) => `less a constant, ${number(constant)}`,
+  constant: ({ baseline_constant: constant }) => `less a constant, ${plain(constant)}`,
 };
 const SCALES = { group_std: ", over the group's deviation.", none: ", and nothing divides." };
 

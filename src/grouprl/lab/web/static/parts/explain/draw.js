@@ -55,6 +55,13 @@ export function ticks(from, to, about = 5) {
   return found.map((value) => Number(value.toFixed(10)));
 }
 
+/** The same as text, with as many digits behind the point as the steps between them need. */
+export function tickNames(values) {
+  const apart = values.length > 1 ? values[1] - values[0] : 1;
+  const digits = Math.max(0, Math.ceil(-Math.log10(apart) - 1e-9));
+  return values.map((value) => `${value < 0 ? "\u2212" : ""}${Math.abs(value).toFixed(digits)}`);
+}
+
 /** The least and the greatest of finite values, with 0 among them. */
 export function extent(values) {
   const finite = values.filter((value) => Number.isFinite(value));

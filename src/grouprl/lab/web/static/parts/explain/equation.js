@@ -11,6 +11,11 @@ export function term(spoken, ...parts) {
   return h("span", { class: "term", role: "math", "aria-label": spoken }, parts);
 }
 
+/** What the letters of an equation are in this run, or another word about it. */
+export function remark(...parts) {
+  return h("p", { class: "note remark" }, parts);
+}
+
 /** A letter with what stands below it: v("A", "i") is A with index i. */
 export function v(letter, below = null) {
   const index = /[a-z]{3}/.test(below ?? "") ? below : h("i", {}, below);
@@ -38,6 +43,7 @@ function rootSign() {
 // The letters that several stages use.
 export const RATIO = () => v("\u03c1", "i,t");
 export const ADVANTAGE = () => v("A", "i");
+export const TOKEN_ADVANTAGE = () => v("A", "i,t");
 export const REWARD = () => v("r", "i");
 export const MEAN = () => h("i", {}, "\u03bc");
 export const DEVIATION = () => h("i", {}, "\u03c3");

@@ -1,25 +1,35 @@
 // What GRPO and PPO came to where both were run.
 import { h, put } from "../dom.js";
-import { number, percent, visible, written } from "../text.js";
+import { number, visible, written } from "../text.js";
 import { asking } from "./ask.js";
 import { signedBars } from "./bars.js";
 import { figures } from "./figures.js";
 
 const SHOWN = ["grpo", "ppo"];
 const FIGURES = [
-  ["greedy_accuracy", "greedy accuracy after", percent],
-  ["sampled_accuracy", "sampled, last tenth", percent],
-  ["sampled_steps_to_90", "steps to 90 %", number],
-  ["sampled_tokens_to_90", "tokens to 90 %", number],
-  ["sampled_seconds_to_90", "seconds to 90 %", number],
-  ["seconds_per_step", "seconds a step", number],
-  ["peak_rss_mib", "peak MiB", number],
+  ["greedy_accuracy", "greedy accuracy after", share],
+  ["sampled_accuracy", "sampled, last tenth", share],
+  ["sampled_steps_to_90", "steps to 90 %", fixed(1)],
+  ["sampled_tokens_to_90", "tokens to 90 %", fixed(0)],
+  ["sampled_seconds_to_90", "seconds to 90 %", fixed(1)],
+  ["seconds_per_step", "seconds a step", fixed(2)],
+  ["peak_rss_mib", "peak MiB", fixed(0)],
 ];
 const DRAWN = [
   ["sampled_steps_to_90", "Steps until 90 % of the samples are right"],
   ["sampled_seconds_to_90", "Seconds until then"],
   ["seconds_per_step", "Seconds a step"],
 ];
+
+/** As many digits behind the point for all numbers of a column. */
+function fixed(digits) {
+  const shown = { minimumFractionDigits: digits, maximumFractionDigits: digits };
+  return (value) => (Number.isFinite(value) ? value.toLocaleString("en", shown) : number(null));
+}
+
+function share(value) {
+  return Number.isFinite(value) ? `${fixed(1)(100 * value)} %` : number(null);
+}
 
 /** The section; gives {element, end()}. */
 export function measuredSection() {
@@ -54,9 +64,10 @@ function whence({ name, seeds, setting, machine, command, page }, source) {
 }
 
 function bars(name, title, variants) {
+  const [, , form] = FIGURES.find(([figure]) => figure === name);
   const rows = variants.map((variant) => {
     const { mean } = variant.figures[name];
-    return { name: visible(variant.name), value: mean, text: number(mean) };
+    return { name: visible(variant.name), value: mean, text: form(mean) };
   });
   return signedBars(title, rows, { names: 118 }).element;
 }

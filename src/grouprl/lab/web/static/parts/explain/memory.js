@@ -20,7 +20,7 @@ const PARTS = [
 ];
 const REST = "the rest: rounded copies of weights, and what a layer or the logits need";
 const NAMES = { grpo: "GRPO", ppo: "PPO" };
-const JUDGES = [["ppo", "for PPO alone"], ["both", "for both"], ["none", "for neither: a verifier"]];
+const JUDGES = [["none", "for neither: a verifier"], ["both", "for both"], ["ppo", "for PPO alone"]];
 const BAR = 40;
 const ROW = 84;
 
@@ -61,7 +61,7 @@ function spoken({ model, plans }) {
 function unitOf(plans) {
   const most = Math.max(...Object.values(plans).map(({ learning }) => learning));
   const [name, size] = most >= 2 ** 30 ? ["GiB", 2 ** 30] : ["MiB", 2 ** 20];
-  return { name, size, most, text: (bytes) => `${number(bytes / size, 1)} ${name}` };
+  return { name, size, most, text: (bytes) => `${(bytes / size).toFixed(2)} ${name}` };
 }
 
 function draw(width, plans) {
@@ -85,7 +85,7 @@ function stack(plan, title, top, x) {
     at += of(plan);
     return segment(from, to, top + 24, `part look-${look}`, strength, index + 1);
   });
-  const rest = segment(x(at), x(plan.learning), top + 24, "part rest", 1, PARTS.length + 1);
+  const rest = segment(x(at), x(at + plan.rest), top + 24, "part rest", 1, PARTS.length + 1);
   return [text(2, top + 17, title, { class: "stack-name" }), segments, rest];
 }
 
@@ -102,7 +102,7 @@ function details({ plans, step, parameters, model, sentence }) {
   const shown = (bytes) => (bytes === 0 ? "none" : unit.text(bytes));
   const rows = [
     ...PARTS.map(([name, look, strength, bytes], index) => [keyed(index + 1, name, look, strength), ...of.map((plan) => shown(bytes(plan)))]),
-    [keyed(PARTS.length + 1, REST, null, 1), ...of.map(() => "")],
+    [keyed(PARTS.length + 1, REST, null, 1), ...of.map(({ rest }) => shown(rest))],
     ["peak of an update", ...of.map(({ learning }) => h("b", {}, unit.text(learning)))],
     ["held all the time", ...of.map(({ held }) => unit.text(held))],
     ["peak of sampling", ...of.map(({ sampling }) => unit.text(sampling))],

@@ -1,18 +1,18 @@
 // Lines over a grid that the lab computed, with a handle that stands on one of its points: drag it, or focus it and use
 // the arrow keys. Between the points nothing is known, so the handle snaps to them.
 import { h, put, s } from "../dom.js";
-import { number } from "../text.js";
-import { extent, line, place, rect, sized, text, ticks, whenSized } from "./draw.js";
+import { extent, line, place, rect, sized, text, tickNames, ticks, whenSized } from "./draw.js";
 
-const LEFT = 46;
 const RIGHT = 14;
-const TOP = 14;
+const NAMED = 20; // pixels above a plot for the name of its upward axis
+const MARKED = 18; // and below it for those of the marks
+const DIGIT = 7.2;
 const BOTTOM = 44;
 let clips = 0;
 
 /**
- * An empty plot: `show(data)` draws {grid, series: [{name, values, look: 1 to 4}], regions: [{from, to, name}], range}, and
- * `move(index)` puts the handle on a point of the grid.
+ * An empty plot: `show(data)` draws {grid, series: [{name, values, look: 1 to 4}], regions: [{from, to, name}],
+ * marks: [{at, name?}], range}, and `move(index)` puts the handle on a point of the grid.
  *
  * options: label of the picture; x and y: names of the axes; handle: {name, said(index)}; onmove(index): the user moved it.
  */
@@ -34,7 +34,7 @@ export function linePlot(options) {
     show: (data) => {
       plot.data = data;
       plot.index = Math.min(plot.index, data.grid.length - 1);
-      put(legend, data.series.length > 1 ? data.series.map(entry) : []);
+      put(legend, data.series.map(entry), [...new Set((data.regions ?? []).map(({ name }) => name))].map(regionEntry));
       draw(plot);
     },
     move: (index) => moveTo(plot, index, false),
@@ -53,6 +53,12 @@ function entry({ name, look }) {
   return h("li", {}, sample, name);
 }
 
+function regionEntry(name) {
+  const size = { width: 30, height: 12, viewBox: "0 0 30 12", "aria-hidden": "true" };
+  const lines = [5, 14, 23].map((at) => line(at, 0, at, 12, "region-line"));
+  return h("li", {}, s("svg", size, rect(0, 0, 30, 12, "region"), lines), name);
+}
+
 function handleOf(name) {
   return s("g", { class: "handle", role: "slider", tabindex: "0", "aria-label": name },
     s("line", { class: "stem" }), s("g", { class: "dots" }),
@@ -63,19 +69,22 @@ function handleOf(name) {
 function draw(plot) {
   const { data, width, options } = plot;
   if (!data || !width) return;
-  const height = options.height ?? Math.round(Math.min(320, Math.max(220, width * 0.45)));
+  const top = NAMED + ((data.marks ?? []).some(({ name }) => name) ? MARKED : 4);
+  const height = top + Math.round(Math.min(320, Math.max(220, width * 0.45)));
   const [from, to] = [data.grid[0], data.grid.at(-1)];
   const [low, high] = padded(data.range ?? extent(data.series.flatMap((one) => one.values)));
-  const x = place(from, to, LEFT, width - RIGHT);
-  const y = place(low, high, height - BOTTOM, TOP);
-  plot.frame = { x, y, height, low, high };
+  const up = ticks(low, high, 5);
+  const left = 14 + DIGIT * Math.max(3, ...tickNames(up).map((name) => name.length));
+  const x = place(from, to, left, width - RIGHT);
+  const y = place(low, high, height - BOTTOM, top);
+  plot.frame = { x, y, height, low, high, left, top };
   sized(plot.svg, width, height);
   const clip = `clip-${(clips += 1)}`;
   put(plot.base,
-    s("clipPath", { id: clip }, rect(LEFT, TOP, width - LEFT - RIGHT, height - TOP - BOTTOM, "")),
-    (data.regions ?? []).map((one) => region(one, x, height, from, to)),
-    axes(plot, ticks(from, to, width < 480 ? 4 : 8), ticks(low, high, 5)),
-    (data.marks ?? []).map((mark) => line(x(mark), TOP, x(mark), height - BOTTOM, "mark-line")),
+    s("clipPath", { id: clip }, rect(left, top, width - left - RIGHT, height - top - BOTTOM, "")),
+    (data.regions ?? []).map((one) => region(one, plot.frame, from, to)),
+    axes(plot, ticks(from, to, width < 480 ? 4 : 8), up),
+    (data.marks ?? []).map((mark) => marked(mark, plot.frame)),
     s("g", { "clip-path": `url(#${clip})` }, data.series.map((one) => curve(one, data.grid, x, y))));
   moveTo(plot, plot.index, false);
 }
@@ -86,31 +95,34 @@ function padded([low, high]) {
 }
 
 function axes({ width, options, frame }, across, up) {
-  const { x, y, height, low } = frame;
+  const { x, y, height, low, left } = frame;
   const bottom = height - BOTTOM;
+  const [namesAcross, namesUp] = [tickNames(across), tickNames(up)];
   return [
-    up.map((value) => [line(LEFT, y(value), width - RIGHT, y(value), value === 0 ? "axis" : "rule"),
-      text(LEFT - 6, y(value) + 4, ticked(value), { "text-anchor": "end", class: "tick" })]),
-    low === 0 ? null : line(LEFT, bottom, width - RIGHT, bottom, "rule"),
-    across.map((value) => [line(x(value), bottom, x(value), bottom + 4, "axis"),
-      text(x(value), bottom + 17, ticked(value), { "text-anchor": "middle", class: "tick" })]),
-    text((LEFT + width - RIGHT) / 2, height - 6, options.x, { "text-anchor": "middle", class: "axis-name" }),
+    up.map((value, index) => [line(left, y(value), width - RIGHT, y(value), value === 0 ? "axis" : "rule"),
+      text(left - 6, y(value) + 4, namesUp[index], { "text-anchor": "end", class: "tick" })]),
+    low === 0 ? null : line(left, bottom, width - RIGHT, bottom, "rule"),
+    across.map((value, index) => [line(x(value), bottom, x(value), bottom + 4, "axis"),
+      text(x(value), bottom + 17, namesAcross[index], { "text-anchor": "middle", class: "tick" })]),
+    text(0, 13, options.y, { class: "axis-name" }),
+    text((left + width - RIGHT) / 2, height - 6, options.x, { "text-anchor": "middle", class: "axis-name" }),
   ];
 }
 
-function ticked(value) {
-  return value < 0 ? `\u2212${number(-value)}` : number(value);
+function marked({ at, name }, { x, height, top }) {
+  return [line(x(at), top, x(at), height - BOTTOM, "mark-line"),
+    name ? text(x(at), top - 5, name, { "text-anchor": "middle", class: "tick" }) : null];
 }
 
-function region({ from, to, name }, x, height, least, most) {
+function region({ from, to, name }, { x, height, top }, least, most) {
   const [start, end] = [x(Math.max(from, least)), x(Math.min(to, most))];
   if (end - start < 1) return null;
   const bottom = height - BOTTOM;
   const fits = end - start > 78;
   const words = fits ? text((start + end) / 2, bottom - 10, name, { "text-anchor": "middle", class: "region-name" }) : null;
   const lines = [];
-  for (let at = start + 9; at < end; at += 9) lines.push(line(at, TOP, at, bottom, "region-line"));
-  return [rect(start, TOP, end - start, bottom - TOP, "region"), lines, words];
+  for (let at = start + 9; at < end; at += 9) lines.push(line(at, top, at, bottom, "region-line"));
+  return [rect(start, top, end - start, bottom - top, "region"), lines, words];
 }
 
 function curve({ values, look }, grid, x, y) {
@@ -137,10 +149,10 @@ function moveTo(plot, index, byUser) {
 }
 
 function placeHandle({ data, frame, handle, options, index }) {
-  const { x, y, height, low, high } = frame;
+  const { x, y, height, low, high, top } = frame;
   const at = x(data.grid[index]);
   const [stem, dots, ...grip] = handle.children;
-  const ends = { x1: at, x2: at, y1: TOP, y2: height - BOTTOM };
+  const ends = { x1: at, x2: at, y1: top, y2: height - BOTTOM };
   for (const [name, value] of Object.entries(ends)) stem.setAttribute(name, value.toFixed(1));
   put(dots, data.series.filter(({ values }) => values[index] >= low && values[index] <= high).map(({ values, look }) =>
     s("circle", { cx: at.toFixed(1), cy: y(values[index]).toFixed(1), r: 4.5, class: `dot look-${look}` })));

@@ -4,7 +4,7 @@ import { h, put, say } from "../dom.js";
 export const FEWEST = 2;
 export const MOST = 16;
 const INVALID = "nan";
-const SLIDER = { min: -1, max: 2, step: 0.05 };
+const SLIDER = { min: -1, max: 2, step: 0.05 }; // further where a reward lies further
 
 /** Rewards from an address or a field: numbers, null for an invalid one. An Error says what was expected. */
 export function readRewards(text) {
@@ -53,32 +53,51 @@ function resize(editor, size) {
 
 function drawRows(editor) {
   put(editor.count, String(editor.rewards.length));
-  editor.fewer.disabled = editor.rewards.length <= FEWEST;
-  editor.more.disabled = editor.rewards.length >= MOST;
+  // Not `disabled`: a button that is disabled under the keyboard takes the focus away.
+  editor.fewer.setAttribute("aria-disabled", editor.rewards.length <= FEWEST);
+  editor.more.setAttribute("aria-disabled", editor.rewards.length >= MOST);
+  editor.range = { ...SLIDER };
+  editor.sliders = [];
   put(editor.list, editor.rewards.map((reward, index) => row(editor, reward, index)));
+  editor.kept.forEach((value) => widen(editor, value));
+}
+
+/** One range for all sliders, which holds every reward: it grows while a number is typed, and never shrinks under a hand. */
+function widen(editor, value) {
+  const { min, max } = editor.range;
+  Object.assign(editor.range, { min: Math.min(min, Math.floor(value)), max: Math.max(max, Math.ceil(value)) });
+  if (editor.range.min === min && editor.range.max === max) return;
+  editor.sliders.forEach((slider, index) => {
+    Object.assign(slider, { min: editor.range.min, max: editor.range.max });
+    slider.value = editor.kept[index] ?? 0;
+  });
 }
 
 function row(editor, reward, index) {
   const name = `Completion ${index}`;
   const value = reward ?? editor.kept[index] ?? 0;
   const off = reward === null;
-  const slider = h("input", { type: "range", ...SLIDER, value, disabled: off, "aria-label": `${name}: reward` });
+  const slider = h("input", { type: "range", ...editor.range, value, disabled: off, "aria-label": `${name}: reward` });
   const typed = h("input", { type: "number", step: "any", value, disabled: off, "aria-label": `${name}: reward as a number` });
   const set = (next) => {
     editor.rewards = editor.rewards.with(index, next);
-    if (next !== null) editor.kept = editor.kept.with(index, next);
+    if (next !== null) {
+      editor.kept = editor.kept.with(index, next);
+      widen(editor, next);
+    }
     editor.changed(editor.rewards);
   };
   slider.addEventListener("input", () => { typed.value = slider.value; set(Number(slider.value)); });
   typed.addEventListener("input", () => {
     if (typed.value === "" || !Number.isFinite(typed.valueAsNumber)) return;
-    slider.value = typed.value;
     set(typed.valueAsNumber);
+    slider.value = typed.value;
   });
   const invalid = h("input", { type: "checkbox", checked: off, onchange: () => {
     slider.disabled = typed.disabled = invalid.checked;
     set(invalid.checked ? null : Number(typed.value));
   } });
+  editor.sliders[index] = slider;
   const place = h("span", { class: "index", "aria-hidden": "true" }, String(index));
   return h("li", {}, place, slider, typed, h("label", {}, invalid, "invalid"));
 }

@@ -1,8 +1,6 @@
-// The first stages: a prompt, its completions, and what the reward functions said of them.
+// The first stages: a prompt and its completions.
 import { h } from "../dom.js";
 import { written } from "../text.js";
-import { equation, REWARD, v } from "./equation.js";
-import { figures, indexHead, plain } from "./figures.js";
 
 const STOPS = { end: "ended by itself", stop_string: "ended at a stop string", length: "cut at the limit" };
 
@@ -54,40 +52,4 @@ export function completionsStage({ stages: { prompt, completions } }) {
 
 function oneTry({ text, length, stop_reason: stop }) {
   return h("li", {}, written(text), " ", h("span", { class: "note" }, `${length} tokens, ${STOPS[stop] ?? stop}`));
-}
-
-export function rewardsStage({ source, algorithm, stages: { rewards } }) {
-  const { names } = rewards;
-  const typed = source.rewards !== undefined;
-  const judged = names.length === 1 ? "a reward function" : `${names.length} reward functions`;
-  return {
-    key: "rewards",
-    title: "Rewards",
-    next: "rewards",
-    happens: typed
-      ? "Each completion has a reward. Here they are those that you gave."
-      : `Each completion is judged by ${judged}. Their values, times their weights, add up to its reward.`,
-    why: "The reward is all that training is told about right and wrong: whatever it pays for, the policy will learn.",
-    watch: "A reward that could not be computed is invalid: its completion is left out, and never counted as 0.",
-    equation: typed ? null : equation("reward r i is the sum over the reward functions m of weight omega m times reward r i m",
-      REWARD(), " = ", v("\u2211", "m"), " ", v("\u03c9", "m"), " ", v("r", "i,m")),
-    body: () => table(rewards, !typed, algorithm.kl_in === "reward" && algorithm.kl_coef > 0),
-  };
-}
-
-function table({ names, weights, completions }, parts, anchored) {
-  const columns = parts ? names : [];
-  const factor = (name) => (weights[name] === null ? null : ` \u00d7 ${plain(weights[name])}`);
-  const heads = [indexHead(), ...columns.map((name) => [written(name), factor(name)]), "reward", ...(anchored ? ["less KL"] : [])];
-  const rows = completions.map((one, index) => [String(index), ...columns.map((name) => component(one.components[name])),
-    one.reward === null ? invalid(one.invalid_reason) : h("b", {}, plain(one.reward)), ...(anchored ? [plain(one.penalty)] : [])]);
-  return h("div", {}, figures("Rewards of the group", heads, rows));
-}
-
-function invalid(reason) {
-  return [h("span", { class: "mark warn" }, "invalid"), reason ? [" ", written(reason)] : null];
-}
-
-function component(value) {
-  return value === null || value === undefined ? "does not apply" : plain(value);
 }

@@ -1,8 +1,9 @@
 // The last stages: the loss with its gradient, and what the update did to the completions.
 import { h } from "../dom.js";
+import { column, plain } from "../numbers.js";
 import { signedBars } from "./bars.js";
 import { equation, fraction, v } from "./equation.js";
-import { figures, indexHead, plain, toDigits, withSign } from "./figures.js";
+import { asRows, figures, indexHead } from "./figures.js";
 
 const BATCH = () => h("i", {}, "N");
 const WEIGHTS = {
@@ -11,6 +12,7 @@ const WEIGHTS = {
   constant: ["one over N times the largest length", () => fraction("1", [BATCH(), " ", h("i", {}, "L")])],
 };
 const LINKS = 8; // to groups whose update was looked at
+const SHOWN = 3; // digits in the tables, at least
 
 export function lossStage({ algorithm, stages: { loss, gradient, completions } }) {
   return {
@@ -40,12 +42,11 @@ function lossEquations({ aggregate, kl_in: where, kl_coef: coefficient }) {
 }
 
 function lossTable({ completions: terms }, { completions: slopes }, completions) {
-  const rows = completions.map(({ length }, index) => {
-    const { weight, sum } = slopes[index];
-    const becomes = sum < 0 ? "likelier" : sum > 0 ? "less likely" : "not moved";
-    return [String(index), String(length), plain(weight), plain(terms[index]), plain(sum), becomes];
-  });
-  return figures("Loss and gradient by completion", [indexHead(), "tokens", "weight", "loss", "gradient", "becomes"], rows);
+  const becomes = slopes.map(({ sum }) => (sum < 0 ? "likelier" : sum > 0 ? "less likely" : "not moved"));
+  const lengths = completions.map(({ length }) => String(length));
+  const of = (name) => column(slopes.map((one) => one[name]), { digits: SHOWN });
+  return figures("Loss and gradient by completion", [indexHead(), "tokens", "weight", "loss", "gradient", "becomes"],
+    asRows([lengths.map((_, index) => String(index)), lengths, of("weight"), column(terms, { digits: SHOWN }), of("sum"), becomes]));
 }
 
 function lossNote({ share, surrogate, kl, step, batch }) {
@@ -66,7 +67,7 @@ export function updateStage(group) {
     title: "The update",
     next: "the update",
     happens: recorded
-      ? "AdamW moves the weights of the network by one step. The same completions now have other probabilities."
+      ? `AdamW moves the weights of the network ${stepsOf(group)}. The same completions now have other probabilities.`
       : "One step of gradient descent moves the policy's logits. The same completions now have other probabilities.",
     why: "That is all that training does: what was better than its siblings becomes likelier, what was worse less likely, " +
       "and the next group is drawn from the new policy.",
@@ -75,6 +76,15 @@ export function updateStage(group) {
       : "Probabilities add up to 1: what one completion gains the others lose, even one whose advantage is 0.",
     body: () => (update.reason ? unseen(group) : seen(group)),
   };
+}
+
+/** How often the weights move before the next completions are written. */
+function stepsOf({ algorithm: { updates_per_batch: updates, minibatches, passes }, stages: { loss: { batch } } }) {
+  if (updates === 1) return "by one step";
+  const again = passes > 1 ? `, in ${passes} passes over the batch` : "";
+  if (minibatches === 1) return `by ${updates} steps, one for each pass over the batch`;
+  if (batch.groups < minibatches) return `by one step for each of the ${batch.groups} groups of the batch${again}`;
+  return `by ${updates} steps, each by the loss of a part of the batch${again}`;
 }
 
 function unseen({ source, stages: { update } }) {
@@ -87,12 +97,14 @@ function unseen({ source, stages: { update } }) {
 
 function seen({ source, stages: { update, advantages } }) {
   const { completions, learning_rate: rate, grad_norm: norm } = update;
-  const times = (factor) => (factor === null ? "unknown" : `\u00d7 ${toDigits(factor)}`);
+  const factors = completions.map(({ factor }) => factor);
+  const times = column(factors, { digits: SHOWN }).map((text, index) => (factors[index] === null ? "unknown" : `\u00d7 ${text}`));
   // The axis is logarithmic: twice as likely and half as likely are equally far from the middle.
-  const bars = completions.map(({ factor }, index) =>
-    ({ name: String(index), value: factor === null ? null : Math.log(factor), text: times(factor) }));
-  const rows = completions.map(({ probability_before: before, probability_after: after, factor }, index) =>
-    [String(index), withSign(advantages.completions[index], 3), toDigits(before), toDigits(after), times(factor)]);
+  const bars = factors.map((factor, index) =>
+    ({ name: String(index), value: factor === null ? null : Math.log(factor), text: times[index] }));
+  const of = (name) => column(completions.map((one) => one[name]));
+  const rows = asRows([factors.map((_, index) => String(index)), column(advantages.completions, { sign: true }),
+    of("probability_before"), of("probability_after"), times]);
   return h("div", {},
     h("h3", {}, "How much likelier each completion became"),
     signedBars("Probability after the update over that before", bars).element,

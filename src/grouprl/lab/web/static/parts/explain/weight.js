@@ -1,11 +1,13 @@
 // How much a group weighs in the gradient, by how often its problem is solved.
 import { h, put } from "../dom.js";
-import { number, percent } from "../text.js";
+import { plain } from "../numbers.js";
+import { percent } from "../text.js";
 import { asking } from "./ask.js";
 import { linePlot, nearest } from "./plot.js";
 
 const LINES = [["grpo", "GRPO", 1], ["dr_grpo", "Dr.GRPO", 2], ["rloo", "RLOO", 3]];
 const BEGINS = 0.5; // of the handle
+const SHOWN = 4; // digits of a weight
 
 /** The plot with its sentences; `show(size)` asks for groups of that size. */
 export function weightPlot() {
@@ -16,6 +18,7 @@ export function weightPlot() {
   const plot = linePlot({
     label: "Weight of a group against the pass rate of its problem",
     x: "pass rate of the problem",
+    y: "weight: sum of |A| over the group",
     handle: { name: "Pass rate", said: (index) => (answer ? spoken(answer, index) : "") },
     onmove: (index) => put(read, readout(answer, index)),
   });
@@ -48,13 +51,13 @@ export function weightPlot() {
 }
 
 function spoken({ pass_rate: rates, algorithms }, index) {
-  const each = LINES.map(([name, title]) => `${title} ${number(algorithms[name].weight[index])}`);
+  const each = LINES.map(([name, title]) => `${title} ${plain(algorithms[name].weight[index], SHOWN)}`);
   return `pass rate ${percent(rates[index])}: ${each.join(", ")}`;
 }
 
 function readout({ pass_rate: rates, signal, algorithms }, index) {
   const each = LINES.flatMap(([name, title], place) =>
-    [place ? ", " : "", `${title} `, h("b", {}, number(algorithms[name].weight[index]))]);
+    [place ? ", " : "", `${title} `, h("b", {}, plain(algorithms[name].weight[index], SHOWN))]);
   return ["At a pass rate of ", h("b", {}, percent(rates[index])),
     `, ${percent(signal[index])} of the groups have a signal. Weight: `, each, "."];
 }

@@ -1,13 +1,10 @@
 // From a group's rewards to its advantages, in the numbers that the lab computed. Nothing is computed here.
 import { h } from "../dom.js";
-import { number, signed } from "../text.js";
-import { advantageMark, kindOfGroup, signalMark } from "./marks.js";
+import { bracketed, column, equals, plain, withSign } from "../numbers.js";
+import { number } from "../text.js";
+import { FULL, kindOfGroup, signalMark, tint, tinted } from "./marks.js";
 
-const DIGITS = 4;
 const MOST_WRITTEN = 16; // terms of a sum that are written out
-
-const n = (value) => number(value, DIGITS).replace("-", "\u2212");
-const bracketed = (value) => (value < 0 ? `(${n(value)})` : n(value));
 
 /** The card of a group's statistics, as `worked` in groups.py gives them. */
 export function statisticsCard(group) {
@@ -27,15 +24,15 @@ function line(word, ...terms) {
 
 function meanLine(given) {
   const valid = given.rewards.filter((reward) => reward !== null);
-  return line("mean", `${sum(valid.map(bracketed))} = ${n(given.sum)}; `,
-    `${n(given.sum)} / ${given.count} = `, h("b", {}, n(given.mean)));
+  return line("mean", `${sum(valid.map(bracketed))} ${equals(given.sum)}${plain(given.sum)}; `,
+    `${plain(given.sum)} / ${given.count} ${equals(given.mean)}`, h("b", {}, plain(given.mean)));
 }
 
 function deviationLine(given) {
   const squares = given.deviations.filter((deviation) => deviation !== null).map((deviation) => `${bracketed(deviation)}\u00b2`);
   const divided = given.std === "sample" ? `${given.divided_by} (one less than ${given.count}: sample deviation)` : `${given.divided_by}`;
-  return line("deviation", `${sum(squares)} = ${n(given.sum_of_squares)}; `,
-    `\u221a(${n(given.sum_of_squares)} / ${divided}) = `, h("b", {}, n(given.deviation)));
+  return line("deviation", `${sum(squares)} ${equals(given.sum_of_squares)}${plain(given.sum_of_squares)}; `,
+    `\u221a(${plain(given.sum_of_squares)} / ${divided}) ${equals(given.deviation)}`, h("b", {}, plain(given.deviation)));
 }
 
 const sum = (terms) => (terms.length <= MOST_WRITTEN ? terms.join(" + ")
@@ -43,15 +40,15 @@ const sum = (terms) => (terms.length <= MOST_WRITTEN ? terms.join(" + ")
 
 function stepLine({ step }) {
   if (!step) return null;
-  return line("whole step", `${number(step.count)} rewards with mean `, h("b", {}, n(step.mean)),
-    " and deviation ", h("b", {}, n(step.deviation)));
+  return line("whole step", `${number(step.count)} rewards with mean `, h("b", {}, plain(step.mean)),
+    " and deviation ", h("b", {}, plain(step.deviation)));
 }
 
 function divisorLine(given) {
   if (given.divisor === null) return null;
   if (given.scale === "none") return line("divided by", "nothing: this algorithm does not scale");
   const spread = given.scale === "group_std" ? given.deviation : given.step?.deviation;
-  return line("divided by", `${n(spread)} + ${given.eps} = `, h("b", {}, n(given.divisor)));
+  return line("divided by", `${plain(spread)} + ${plain(given.eps)} ${equals(given.divisor)}`, h("b", {}, plain(given.divisor)));
 }
 
 const BASELINES = {
@@ -65,9 +62,9 @@ function sentences(given, kind) {
     signal: null,
     invalid: `${given.count} of ${given.rewards.length} rewards ${given.count === 1 ? "is" : "are"} valid. `
       + "At least two are needed to compare completions.",
-    solved: `Every completion is correct and has the reward ${n(given.mean)}: none is better than another.`,
-    hopeless: `No completion is correct, and each has the reward ${n(given.mean)}: none is better than another.`,
-    equal: `All ${given.count} valid rewards are ${n(given.mean)}: no completion is better than another.`,
+    solved: `Every completion is correct and has the reward ${plain(given.mean)}: none is better than another.`,
+    hopeless: `No completion is correct, and each has the reward ${plain(given.mean)}: none is better than another.`,
+    equal: `All ${given.count} valid rewards are ${plain(given.mean)}: no completion is better than another.`,
   }[kind];
   const then = still ? "Every advantage is exactly 0: the group prefers none of them."
     : "Advantages are not 0 all the same: this algorithm compares with something else than the group.";
@@ -88,6 +85,10 @@ function formula(given) {
 function advantages(group) {
   const given = group.statistics;
   const differ = given.agree === false;
+  const shown = {
+    rewards: column(given.rewards), deviations: column(given.deviations, { sign: true }), recorded: marks(given.recorded),
+    advantages: given.advantages && marks(given.advantages),
+  };
   const words = ["no.", "reward", "from the mean", "advantage", differ ? "recorded" : null];
   return h("table", { class: given.advantages ? "by-hand" : null },
     h("thead", {}, h("tr", {}, words.filter(Boolean).map((word, place) =>
@@ -95,10 +96,16 @@ function advantages(group) {
     h("tbody", {}, group.completions.map((completion, place) => h("tr", {},
       h("th", { scope: "row" }, h("button", { type: "button", class: "link", onclick: () => jump(completion.index),
         "aria-label": `Go to completion ${completion.index}` }, completion.index)),
-      h("td", { class: "number" }, given.valid[place] ? n(given.rewards[place]) : "invalid"),
-      h("td", { class: "number" }, given.deviations[place] === null ? "\u2013" : signed(given.deviations[place], DIGITS)),
-      h("td", { class: "number" }, given.advantages ? workedOut(given, place) : advantageMark(given.recorded[place], DIGITS)),
-      differ ? h("td", { class: "number" }, advantageMark(given.recorded[place], DIGITS)) : null))));
+      h("td", { class: "number" }, given.valid[place] ? shown.rewards[place] : "invalid"),
+      h("td", { class: "number" }, shown.deviations[place]),
+      h("td", { class: "number" }, given.advantages ? workedOut(given, place, shown.advantages[place]) : shown.recorded[place]),
+      differ ? h("td", { class: "number" }, shown.recorded[place]) : null))));
+}
+
+/** Advantages as coloured numbers of one column. */
+function marks(advantages) {
+  return column(advantages, { sign: true }).map((text, place) =>
+    tinted(h("span", { class: "tint chip", title: "advantage" }, text), tint(advantages[place], FULL)));
 }
 
 function jump(index) {
@@ -107,13 +114,12 @@ function jump(index) {
   card.querySelector("button").focus({ preventScroll: true });
 }
 
-function workedOut(given, place) {
+function workedOut(given, place, result) {
   const own = given.advantages[place], baseline = given.baselines[place];
-  const result = advantageMark(own, DIGITS);
   if (!given.valid[place]) return ["left out: ", result];
   if (baseline === null || given.divisor === null || (own === 0 && !given.signal)) return result;
-  const above = `${n(given.rewards[place])} \u2212 ${bracketed(baseline)}`;
-  return [given.scale === "none" ? `${above} = ` : `(${above}) / ${n(given.divisor)} = `, result];
+  const above = `${plain(given.rewards[place])} \u2212 ${bracketed(baseline)}`;
+  return [given.scale === "none" ? `${above} ` : `(${above}) / ${plain(given.divisor)} `, equals(own), result];
 }
 
 function agreement(given) {
