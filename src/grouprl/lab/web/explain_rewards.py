@@ -11,8 +11,10 @@ from grouprl.algorithms import step_advantages
 from grouprl.lab.rollouts import RecordedGroup
 from grouprl.lab.web.explain import compared, comparison_sentence
 from grouprl.lab.web.explain_record import Peer, Recorded
-from grouprl.lab.web.worked import Spread
+from grouprl.lab.web.worked import Spread, exact_sum
 from grouprl.types import RewardOutcome
+
+_PROCESS_REWARDS = 2  # of a config, at most: each one more multiplies what there is to try
 
 
 def rewards_stage(recorded: Recorded) -> dict[str, Any]:
@@ -86,7 +88,7 @@ def _by_step(recorded: Recorded) -> list[str]:
     listed = [name for name in _component_names(recorded.group) if name in weights]
     unlisted = [name for name in _component_names(recorded.group) if name not in weights]
     outcomes = [outcome for outcome in recorded.group.outcomes if outcome.valid]
-    for count in range(len(listed) + 1):
+    for count in range(min(len(listed), _PROCESS_REWARDS) + 1):
         for left_out in itertools.combinations(listed, count):
             factors = {name: weights[name] for name in listed if name not in left_out}
             if all(_adds_up(outcome, factors) for outcome in outcomes):
@@ -96,7 +98,7 @@ def _by_step(recorded: Recorded) -> list[str]:
 
 def _adds_up(outcome: RewardOutcome, factors: Mapping[str, float]) -> bool:
     terms = [factor * (outcome.components.get(name) or 0.0) for name, factor in factors.items()]
-    return math.isclose(math.fsum(terms), outcome.total, rel_tol=1e-6, abs_tol=1e-9)
+    return math.isclose(exact_sum(terms), outcome.total, rel_tol=1e-6, abs_tol=1e-9)
 
 
 def _compared(recorded: Recorded, component: str | None = None) -> dict[str, Any]:
@@ -142,7 +144,7 @@ def _of_steps(recorded: Recorded) -> dict[str, Any]:
         "n": spread.count,
         "sum": spread.sum,
         "mean": spread.mean,
-        "sum_of_squares": spread.sum_of_squares if spread.count > 1 else None,
+        "sum_of_squares": spread.sum_of_squares,
         "divided_by": spread.divided_by,
         "deviation": spread.deviation if spread.count > 1 else None,
         "std": a.std,

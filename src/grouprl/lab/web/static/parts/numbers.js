@@ -10,7 +10,7 @@ const RAISED = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079";
 
 /** A number to at least as many digits, without zeros at its end, and with a true minus; a dash for none. */
 export function plain(value, digits = DIGITS) {
-  if (value === null || value === undefined || Number.isNaN(value)) return number(null);
+  if (!Number.isFinite(value)) return number(value);
   return `${value < 0 ? "\u2212" : ""}${unsigned(Math.abs(value), digits)}`;
 }
 
