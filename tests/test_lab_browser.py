@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,10 +32,12 @@ steps=100000"""
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     root = tmp_path_factory.mktemp("lab") / "runs"
     make_hostile_run(root / "hostile")
-    return root
+    yield root
+    for process in filter(None, map(holder, root.iterdir())):  # a failed test leaves its run behind
+        os.kill(process, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")

@@ -144,7 +144,7 @@ def _of_steps(recorded: Recorded) -> dict[str, Any]:
         "n": spread.count,
         "sum": spread.sum,
         "mean": spread.mean,
-        "sum_of_squares": spread.sum_of_squares,
+        "sum_of_squares": spread.sum_of_squares if spread.count > 1 else None,
         "divided_by": spread.divided_by,
         "deviation": spread.deviation if spread.count > 1 else None,
         "std": a.std,
