@@ -19,7 +19,7 @@ from letter_rewards import letters, words
 from small_runs import ROWS, rollouts, small_config
 from test_lab_walk import near, read, table
 
-pytestmark = [needs_chromium, pytest.mark.timeout(240)]
+pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(240)]
 
 AWKWARD = (-3.34, -2.84, -3.0, -3.0)
 TIED = (0.123456, 0.123459, -0.246915)  # the first two look alike with four digits
