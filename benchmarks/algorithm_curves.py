@@ -16,8 +16,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from grouprl.algorithms.named import NAMED
-from grouprl.lab.drawing import BLUE, GREY, STYLE, legend, over_steps, shares
-from grouprl.lab.read import RecordedRun, read_run
+from grouprl.record.read import RecordedRun, read_run
+from grouprl.report.drawing import BLUE, GREY, STYLE, legend, over_steps, shares
 
 Series = list[tuple[list[int], list[float]]]
 

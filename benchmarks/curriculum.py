@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grouprl.tasks.curriculum import PassRates, update
-from grouprl.tasks.edge import Edge
-from grouprl.tasks.order import Sampler, Uniform
+from grouprl.curriculum.edge import Edge
+from grouprl.curriculum.order import Sampler, Uniform
+from grouprl.curriculum.pass_rates import PassRates, update
 from grouprl.types import Problem
 
 P, G, STEPS = 16, 8, 200

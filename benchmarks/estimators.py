@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from grouprl.algorithms import group_advantages, kl_estimate
-from grouprl.lab.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, STYLE, legend
+from grouprl.report.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, STYLE, legend
 
 SIZES = (2, 4, 8, 16, 32, 64)
 GROUPS = 4_000  # sampled for each size

@@ -26,10 +26,9 @@ from shapes import tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from grouprl.algorithm import Algorithm
-from grouprl.config import LearnerConfig
+from grouprl.algorithms.spec import Algorithm
+from grouprl.config.run import LearnerConfig
 from grouprl.learner import KlCoefficient, Learner, Optimizer, assign_credit, make_batch
-from grouprl.machine import machine_facts
 from grouprl.models.precision import autocast
 from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.decoding import Decoding, FinishedRow, Unit
@@ -38,6 +37,7 @@ from grouprl.rollout.graphed import GraphedForward
 from grouprl.rollout.random_numbers import row_key
 from grouprl.rollout.recorders import Uncaptured
 from grouprl.rollout.rows import Rows
+from grouprl.run.machine import machine_facts
 from grouprl.types import Completion, Group, Problem, RewardOutcome, Sampling, StopReason
 
 FORMS = ("graphs", "no graphs", "modules")

@@ -41,14 +41,14 @@ def processor_seconds(pid: int) -> float:
 
 def train(runs: Path, name: str, steps: int) -> subprocess.Popen[bytes]:
     words = ["train", "demo", "--name", name, f"runs_dir={runs}", f"steps={steps}", "evaluation.samples=1"]
-    command = [sys.executable, "-m", "grouprl.cli", *words, "evaluation.problems=8"]
+    command = [sys.executable, "-m", "grouprl", *words, "evaluation.problems=8"]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 @contextmanager
 def lab(runs: Path) -> Iterator[tuple[int, str]]:
     """A server's process id and its link."""
-    words = [sys.executable, "-u", "-m", "grouprl.cli", "lab", str(runs), "--no-browser"]
+    words = [sys.executable, "-u", "-m", "grouprl", "lab", str(runs), "--no-browser"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     try:

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from starlette.testclient import TestClient
 
-from grouprl.config import RunConfig, dump_config
-from grouprl.lab.rollouts import open_rollouts
-from grouprl.lab.web.app import create_app
+from grouprl.config.run import RunConfig, dump_config
+from grouprl.lab.app import create_app
+from grouprl.record.rollouts import open_rollouts
 
 GROUP, PROBLEMS, TOKENS, ROUNDS = 8, 7473, 16, 20
 COMPLETIONS = f"INSERT INTO completions VALUES ({', '.join('?' * 22)})"

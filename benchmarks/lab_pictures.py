@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--browser", default=shutil.which("chromium"))
     given = parser.parse_args()
     for scheme in ("light", "dark"):
-        words = [sys.executable, "-u", "-m", "grouprl.cli", "lab", str(given.runs), "--no-browser"]
+        words = [sys.executable, "-u", "-m", "grouprl", "lab", str(given.runs), "--no-browser"]
         lab = subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
         assert lab.stdout is not None
         try:

@@ -59,7 +59,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="lab_scroll_") as place, sync_playwright() as driver:
         make_run(Path(place) / "big", 3, Rows(given.rows))
-        words = [sys.executable, "-u", "-m", "grouprl.cli", "lab", place, "--no-browser"]
+        words = [sys.executable, "-u", "-m", "grouprl", "lab", place, "--no-browser"]
         lab = subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
         assert lab.stdout is not None
         try:

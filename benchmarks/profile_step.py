@@ -23,8 +23,8 @@ import torch
 from shapes import SHAPES, build, prompts, text, tokenizer
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from grouprl.algorithm import Algorithm
-from grouprl.config import LearnerConfig
+from grouprl.algorithms.spec import Algorithm
+from grouprl.config.run import LearnerConfig
 from grouprl.learner import KlCoefficient, Learner, Optimizer, assign_credit, make_batch
 from grouprl.models import frozen_copy
 from grouprl.models.attention import NAME

@@ -10,9 +10,8 @@ from functools import partial
 
 import cloudpickle
 
-from grouprl.rewards import Limits
-from grouprl.rewards.calling import call, signature
-from grouprl.rewards.pool import RewardPool, gather
+from grouprl.scoring.calling import call, signature
+from grouprl.scoring.pool import Limits, RewardPool, gather
 
 COMPLETIONS, ROUNDS = 1024, 15
 

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from grouprl.rewards.sandbox import BACKENDS, Returned, run_in_sandbox, why_unavailable
-from grouprl.rewards.sandbox.interpreter import EXECUTABLE
+from grouprl.sandbox import BACKENDS, Returned, run_in_sandbox, why_unavailable
+from grouprl.sandbox.interpreter import EXECUTABLE
 
 ROUNDS, TOGETHER = 60, 200
 PROGRAM = "def add(a, b):\n    return a + b"

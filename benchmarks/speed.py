@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 from speed_rows import HERE, child, say
 
-from grouprl.machine import machine_facts
 from grouprl.models.kernels import library
+from grouprl.run.machine import machine_facts
 
 SECTIONS = {
     "floor": ("floor.py", "What this machine can do"),

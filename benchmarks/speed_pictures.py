@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from grouprl.lab.drawing import BLUE, GREY, RED, STYLE
+from grouprl.report.drawing import BLUE, GREY, RED, STYLE
 
 if TYPE_CHECKING:
     from speed_curves import Curve

@@ -9,8 +9,8 @@ import torch
 from shapes import END, VOCABULARY, Shape, prompts, text
 from transformers import LlamaForCausalLM
 
-from grouprl.algorithm import Algorithm
-from grouprl.config import LearnerConfig
+from grouprl.algorithms.spec import Algorithm
+from grouprl.config.run import LearnerConfig
 from grouprl.learner import Credit, KlCoefficient, Learner, Optimizer, Seen, assign_credit, make_batch
 from grouprl.types import Batch, Completion, Group, Problem, RewardOutcome, Sampling, StopReason
 

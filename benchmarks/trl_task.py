@@ -67,9 +67,9 @@ class Course:
 
 def train_grouprl(held: Held, course: Course) -> None:
     """Step after step until the goal."""
-    from grouprl.prepare import prepare
+    from grouprl.curriculum.pass_rates import PassRates
+    from grouprl.run.assemble import prepare
     from grouprl.step import grpo_step
-    from grouprl.tasks.curriculum import PassRates
 
     rooms = prepare(held.config, held.task, held.judge, None, None).rooms
     course.start()
@@ -86,10 +86,10 @@ def train_trl(held: Held, course: Course) -> None:
     from transformers import TrainerCallback
     from trl import GRPOTrainer
 
+    from grouprl.curriculum.order import step_visits
     from grouprl.models import load_model, load_tokenizer
     from grouprl.models.load import BUNDLED
-    from grouprl.tasks.order import step_visits
-    from grouprl.trainer import configured_rewards
+    from grouprl.run.trainer import configured_rewards
 
     config, rollout, learner = held.config, held.config.rollout, held.config.learner
     rewards = configured_rewards(config, held.task)
@@ -146,14 +146,14 @@ def run(library: str, seed: int, steps: int) -> list[dict[str, float]]:
     """One run; a point for each step."""
     import torch
 
-    from grouprl.algorithm import Algorithm
-    from grouprl.config import EvaluationConfig, LearnerConfig, RolloutConfig, RunConfig
+    from grouprl.algorithms.spec import Algorithm
+    from grouprl.config.run import EvaluationConfig, LearnerConfig, RolloutConfig, RunConfig
     from grouprl.evaluation.evaluate import evaluate
     from grouprl.models import load_tokenizer, prompt_token_ids
     from grouprl.rollout import NativeEngine, Request
+    from grouprl.run.train import scorer_of
+    from grouprl.run.trainer import configured_rewards
     from grouprl.tasks.named import load_task
-    from grouprl.train import judge_of
-    from grouprl.trainer import configured_rewards
 
     torch.set_num_threads(1)
     config = RunConfig(
@@ -170,7 +170,7 @@ def run(library: str, seed: int, steps: int) -> list[dict[str, float]]:
         for problem in task.problems("test")[: config.evaluation.problems]
     ]
 
-    with judge_of(config, task, configured_rewards(config, task)) as judge:
+    with scorer_of(config, task, configured_rewards(config, task)) as judge:
 
         def looked(model: Any) -> dict[str, float]:
             engine = NativeEngine(model, tokenizer, seed=seed, max_rows=config.rollout.max_rows)

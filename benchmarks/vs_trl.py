@@ -29,8 +29,8 @@ from transformers import LlamaForCausalLM as LlamaForCausalLM  # counted as an i
 from transformers import PreTrainedModel
 from trl_peer import COMPLETIONS, PARTS, VARIANTS, Meter, even_share, grpo_config, memory_mib, require_trl, summary
 
-from grouprl.algorithm import Algorithm
-from grouprl.config import LearnerConfig
+from grouprl.algorithms.spec import Algorithm
+from grouprl.config.run import LearnerConfig
 from grouprl.learner import KlCoefficient, Learner, Optimizer, assign_credit, kept_groups, make_batch
 from grouprl.models import frozen_copy, load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from grouprl.rewards.sandbox import BACKENDS, why_unavailable
+from grouprl.sandbox import BACKENDS, why_unavailable
 from tiny import tiny_model_folder
 
 # The same examples every time, and no limit on one example's time: a busy machine is not a failing test.

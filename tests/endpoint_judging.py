@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from chat_server import Asked, ChatServer, Reply
-from grouprl.rewards import endpoint_client as client
-from grouprl.rewards.endpoint import JudgeModel
+from grouprl.rewards.judge_model import client
+from grouprl.rewards.judge_model.grading import JudgeModel
 
 KEY = "sk-Very+Secret/0123456789=="
 

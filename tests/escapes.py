@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grouprl.rewards.sandbox.interpreter import text_of
-from grouprl.rewards.sandbox.shown import STDLIB
+from grouprl.sandbox.interpreter import text_of
+from grouprl.sandbox.shown import STDLIB
 
 ROOT = Path(__file__).parent.parent
 REACHABLE = shutil.which("python3", path="/usr/bin:/bin")
@@ -171,7 +171,7 @@ import grouprl
 rewards = types.ModuleType("grouprl.rewards")  # without what the package itself imports, which may not be installed
 rewards.__path__ = [sys.argv[1] + "/grouprl/rewards"]
 sys.modules["grouprl.rewards"] = rewards
-from grouprl.rewards.sandbox import Returned, run_in_sandbox, why_unavailable
+from grouprl.sandbox import Returned, run_in_sandbox, why_unavailable
 backend, programs = json.load(sys.stdin)
 told = {"user": os.getuid(), "reason": why_unavailable(backend)}
 if not told["reason"]:

@@ -15,8 +15,8 @@ import yaml
 from tokenizers import Tokenizer
 
 import grouprl.models
-from grouprl.config import RunConfig
-from grouprl.lab.record import Example, RunRecord
+from grouprl.config.run import RunConfig
+from grouprl.record.write import Example, RunRecord
 from grouprl.types import Completion, Group, Message, Problem, RewardOutcome, StopReason, TokenTrace
 
 SCRIPT = "<script>window.hostile = 1; alert(1)</script>"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from grouprl.rewards import WeightedReward, open_judge
+from grouprl.scoring.functions import WeightedReward
+from grouprl.scoring.scorer import open_scorer
 from grouprl.types import Group, RewardOutcome
 
 if TYPE_CHECKING:
@@ -19,5 +20,5 @@ def judged(
     max_invalid: float = 1.0,
     **options: Any,
 ) -> list[tuple[RewardOutcome, ...]]:
-    with open_judge(rewards, max_invalid=max_invalid, **options) as judge:
-        return judge.finish([judge.begin(group) for group in groups], tokenizer)
+    with open_scorer(rewards, max_invalid=max_invalid, **options) as scorer:
+        return scorer.finish([scorer.begin(group) for group in groups], tokenizer)

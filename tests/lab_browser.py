@@ -29,7 +29,7 @@ _FLAGS = (
 @contextmanager
 def served(root: Path) -> Iterator[str]:
     """`grouprl lab ROOT` in a process of its own; gives the link that it prints."""
-    words = [sys.executable, "-m", "grouprl.cli", "lab", str(root), "--no-browser"]
+    words = [sys.executable, "-m", "grouprl", "lab", str(root), "--no-browser"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=environment)
     assert process.stdout is not None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from grouprl.lab.record import RunRecord
+from grouprl.record.write import RunRecord
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason
 
 CONFIG = "name: run\nsteps: 3\nalgorithm: {name: grpo}\n"

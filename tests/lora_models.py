@@ -11,13 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from grouprl import Algorithm, Run, Trainer
-from grouprl.config import LearnerConfig, LoraConfig
+from grouprl.config.run import LearnerConfig, LoraConfig
 from grouprl.learner import KlCoefficient, Learner, Optimizer, make_batch
 from grouprl.models import load_model, load_tokenizer
 from grouprl.models.adapters import add_adapter
 from grouprl.models.save import save_model
-from grouprl.rewards import WeightedReward
 from grouprl.rollout import NativeEngine, Request
+from grouprl.scoring.functions import WeightedReward
 from grouprl.types import Batch, Problem, Sampling
 from letter_rewards import letters
 from oracles import own_model

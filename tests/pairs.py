@@ -8,8 +8,8 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from grouprl.config import RunConfig, dump_config
-from grouprl.lab.record import RunRecord
+from grouprl.config.run import RunConfig, dump_config
+from grouprl.record.write import RunRecord
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason
 
 ROWS = [

@@ -6,7 +6,7 @@ import pytest
 
 from grouprl import Algorithm, RunConfig, UserError
 from grouprl.algorithms.named import NAMED, grpo, ppo
-from grouprl.config import check_sections
+from grouprl.config.run import check_sections
 
 CONTRADICTIONS = [
     ({"baseline": "critic"}, "baseline", "critic"),

@@ -10,43 +10,21 @@ import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "grouprl"
 
-# A room imports the rooms before it; rooms of one line do not know of each other.
+# A package imports the packages before it.
 ORDER = """
-    types
-    algorithm
-    config config_files config_yaml
-    config_supervised config_compare
-    algorithms
-    models
-    distributed
-    tasks
-    rewards
-    rollout
-    learner
-    evaluation
-    planner
-    lab
-    preferences
-    supervised
-    checkpoint
-    step
-    prepare
-    machine interrupts resume
-    train sft dpo reward_model
-    trainer
-    inspection listing check_reward compare_plan
-    compare
-    cli
+    types algorithms config models record distributed tasks curriculum sandbox scoring environments rewards rollout
+    learner evaluation planner report step run supervised compare check_reward lab cli
 """
-RANK = {room: rank for rank, line in enumerate(ORDER.split("\n")) for room in line.split()}
-TOGETHER = {"config": {"config_files", "config_yaml"}, "config_files": {"config_yaml"}}
+RANK = {package: rank for rank, package in enumerate(ORDER.split())}
+# Modules beside the packages.
+ALONE = {"types", "planner", "step"}
 
 FILE_LINES, FUNCTION_LINES, STEP_LINES, RECIPE_LINES = 350, 60, 150, 15
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 # Functions and columns on their way from a run to its own workers; nothing that was stored or downloaded.
-MAY_PICKLE = "grouprl.rewards.parcels"
+MAY_PICKLE = "grouprl.scoring.parcels"
 # What starts model-written programs, inside the sandbox only; and what asks whether a test is Python, and runs nothing.
-MAY_COMPILE = ("grouprl.rewards.sandbox.inside", "grouprl.tasks.asserts")
+MAY_COMPILE = ("grouprl.sandbox.inside", "grouprl.tasks.asserts")
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -109,51 +87,27 @@ def imports_go_one_way(module: Module) -> Iterator[str]:
         return
     for name in module.imports():
         room = room_of(name)
-        same = room == module.room or room in TOGETHER.get(module.room, ())
-        if room and not same and RANK.get(room, len(RANK)) >= RANK[module.room]:
+        if room and room != module.room and RANK.get(room, len(RANK)) >= RANK[module.room]:
             yield f"{module.name}: imports {name}, which is not below {module.room}"
 
 
 def foundations_import_little(module: Module) -> Iterator[str]:
-    """Third-party packages, and rooms, that the lowest rooms and the run's readers may know."""
-    # torch: for the type of a tensor alone
-    foreign = {
-        "types": {"torch"},
-        "algorithm": set(),
-        "config": {"pydantic"},
-        "config_supervised": {"pydantic"},
-        "config_compare": {"pydantic", "yaml"},
-        "config_files": {"pydantic", "yaml"},
-        "config_yaml": {"yaml"},
-    }
-    allowed = foreign | {"algorithms": {"torch"}}
+    """Third-party packages that the lowest packages may know."""
+    # torch in types: for the type of a tensor alone
+    foreign = {"types": {"torch"}, "algorithms": {"torch"}, "config": {"pydantic", "yaml"}, "record": {"numpy"}}
     for name in module.imports():
         top = name.split(".")[0]
-        known = top in sys.stdlib_module_names or top == "grouprl" or top in allowed.get(module.room, {top})
+        known = top in sys.stdlib_module_names or top == "grouprl" or top in foreign.get(module.room, {top})
         if not known:
             yield f"{module.name}: imports {name}"
-        if module.room == "algorithms" and room_of(name) not in (
-            "",
-            "types",
-            "algorithm",
-            "algorithms",
-        ):
-            yield f"{module.name}: imports {name}; algorithms know tensors, grouprl.types and grouprl.algorithm"
-        if name.startswith(("grouprl.evaluation.paired.", "grouprl.evaluation.statistics.")):
-            continue  # they know numbers and nothing else
-        # The page starts runs and explains them by the functions that train: it may import whatever lies below it.
-        if module.name == "grouprl.lab.record" or f"{module.name}.".startswith("grouprl.lab.web."):
-            continue
-        if module.room == "lab" and room_of(name) not in ("", "types", "lab"):
-            yield f"{module.name}: imports {name}; what reads a run directory needs the directory only"
 
 
 def the_package_itself_is_light(module: Module) -> Iterator[str]:
-    """`import grouprl` brings in grouprl.types and grouprl.algorithm at most: the rest comes lazily."""
+    """`import grouprl` brings in grouprl.types and grouprl.algorithms.spec at most: the rest comes lazily."""
     eager = [node for node in module.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     names = Module(module.name, ast.unparse(ast.Module(eager, [])), module.is_package).imports()
     for name in names if module.name == "grouprl" else ():
-        if name.split(".")[0] not in sys.stdlib_module_names and room_of(name) not in ("types", "algorithm"):
+        if name.split(".")[0] not in sys.stdlib_module_names and room_of(name) != "types":
             yield f"{module.name}: imports {name} when it is imported"
 
 
@@ -271,17 +225,15 @@ BAD = [
     (imports_go_one_way, "tasks.base", "def f():\n    from grouprl import cli"),
     (imports_go_one_way, "tasks.base", "if TYPE_CHECKING:\n    import grouprl.step"),
     (imports_go_one_way, "tasks.base", "from grouprl import Trainer"),
-    (imports_go_one_way, "sft", "from grouprl.train import train"),
-    (imports_go_one_way, "config_yaml", "from grouprl.config import RunConfig"),
+    (imports_go_one_way, "run.train", "from grouprl.supervised.sft import sft"),
+    (imports_go_one_way, "algorithms.spec", "from grouprl.config import RunConfig"),
     (imports_go_one_way, "attic", ""),
     (foundations_import_little, "algorithms.kl", "import numpy"),
-    (foundations_import_little, "algorithms.kl", "from grouprl.config import RunConfig"),
-    (foundations_import_little, "config", "import torch"),
+    (foundations_import_little, "config.run", "import torch"),
     (foundations_import_little, "types", "import numpy"),
-    (foundations_import_little, "lab.report", "from grouprl.config import RunConfig"),
-    (foundations_import_little, "lab.webs", "from grouprl.config import RunConfig"),
+    (foundations_import_little, "record.read", "import torch"),
     (the_package_itself_is_light, "", "import torch"),
-    (the_package_itself_is_light, "", "from grouprl.train import Trainer"),
+    (the_package_itself_is_light, "", "from grouprl.run.train import Trainer"),
     (the_package_itself_is_light, "", "from .train import Trainer"),
     (sizes_stay_readable, "tasks.base", "a = 1\n" * (FILE_LINES + 1)),
     (sizes_stay_readable, "step", "a = 1\n" * STEP_LINES),
@@ -303,20 +255,19 @@ BAD = [
     (nothing_runs_or_unpickles_data, "tasks.base", "torch.load('x')"),
     (nothing_runs_or_unpickles_data, "tasks.base", "eval('1')"),
     (nothing_runs_or_unpickles_data, "tasks.base", "exec('1')"),
-    (nothing_runs_or_unpickles_data, "rewards.sandbox.running", "compile('1', 'it', 'exec')"),
+    (nothing_runs_or_unpickles_data, "sandbox.running", "compile('1', 'it', 'exec')"),
     (nothing_runs_or_unpickles_data, "tasks.base", "f(trust_remote_code=True)"),
     (nothing_runs_or_unpickles_data, "tasks.base", "f(trust_remote_code=asked)"),
     (module_state_is_not_rebound, "tasks.base", "def f():\n    global cache\n    cache = 1"),
 ]
 GOOD = [
     (imports_go_one_way, "tasks.base", "from grouprl.types import Problem\nfrom . import answers\nimport torch"),
-    (imports_go_one_way, "cli", "from grouprl import __version__\nfrom grouprl.train import train"),
-    (imports_go_one_way, "config", "from grouprl.config_files import load_config"),
-    (imports_go_one_way, "", "def f():\n    from grouprl.train import Trainer"),
+    (imports_go_one_way, "cli", "from grouprl import __version__\nfrom grouprl.run.train import train"),
+    (imports_go_one_way, "config", "from grouprl.config.files import load_config"),
+    (imports_go_one_way, "", "def f():\n    from grouprl.run.train import Trainer"),
     (foundations_import_little, "algorithms.kl", "import math\nimport torch.nn\nfrom grouprl.types import Algorithm"),
-    (foundations_import_little, "lab.record", "from grouprl.config import RunConfig"),
-    (foundations_import_little, "lab.web.explain", "from grouprl.algorithms import policy_loss"),
-    (the_package_itself_is_light, "", "import sys\nif TYPE_CHECKING:\n    from grouprl.train import Trainer"),
+    (foundations_import_little, "record.rollouts", "import numpy"),
+    (the_package_itself_is_light, "", "import sys\nif TYPE_CHECKING:\n    from grouprl.run.train import Trainer"),
     (sizes_stay_readable, "tasks.base", "a = 1\n" * FILE_LINES),
     (sizes_stay_readable, "tasks.base", LONG_FUNCTION.replace("    a = 1\n", "", 1)),
     (public_functions_name_their_arguments, "rewards.rules", "def f(prompts, **columns): ..."),

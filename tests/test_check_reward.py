@@ -15,12 +15,13 @@ import pytest
 from rich.console import Console
 
 import tempting
-from grouprl.algorithm import Algorithm
+from grouprl.algorithms.spec import Algorithm
 from grouprl.check_reward import KINDS, CheckedReward, KindScores, check_reward, trial_completions, try_rewards
 from grouprl.check_reward.findings import verdict_of
 from grouprl.check_reward.screen import show
-from grouprl.config import RolloutConfig, RunConfig, ScoringConfig
-from grouprl.rewards import WeightedReward, built_in
+from grouprl.config.run import RolloutConfig, RunConfig, ScoringConfig
+from grouprl.rewards import built_in
+from grouprl.scoring.functions import WeightedReward
 from grouprl.tasks import Split, WordProblems
 from grouprl.types import Problem, UserError
 

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from grouprl.algorithm import Algorithm
-from grouprl.checkpoint import (
+from grouprl.algorithms.spec import Algorithm
+from grouprl.config.run import LearnerConfig
+from grouprl.learner import KlCoefficient, Learner, Optimizer
+from grouprl.models import load_model, load_tokenizer
+from grouprl.run.checkpoint import (
     TrainerState,
     checkpoints,
     latest_checkpoint,
@@ -20,9 +23,6 @@ from grouprl.checkpoint import (
     problems_fingerprint,
     save_checkpoint,
 )
-from grouprl.config import LearnerConfig
-from grouprl.learner import KlCoefficient, Learner, Optimizer
-from grouprl.models import load_model, load_tokenizer
 from grouprl.tasks import Gsm8k, WordProblems, task_from_list
 from grouprl.types import UserError
 from small_runs import assert_same_weights, checkpoint_names, gsm8k_row, tree, write_rows

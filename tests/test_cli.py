@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from grouprl.cli import app
+from grouprl.cli.verbs import app
 from small_runs import Ended, checkpoint_names, grouprl, gsm8k_row, metrics, small_settings, tree, write_rows
 from tiny import tiny_model_folder
 

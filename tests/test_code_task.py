@@ -6,8 +6,8 @@ from typing import Any, get_args
 
 import pytest
 
-from grouprl.rewards.sandbox import BACKENDS, why_unavailable
 from grouprl.rewards.unit_tests import UnitTests
+from grouprl.sandbox import BACKENDS, why_unavailable
 from grouprl.tasks.base import Split
 from grouprl.tasks.code import BUNDLED, Code
 from grouprl.types import Problem, UserError

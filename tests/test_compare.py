@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from grouprl.algorithms.named import NAMED
-from grouprl.compare import compare
-from grouprl.compare_plan import planned_runs
-from grouprl.config import RunConfig, load_config
-from grouprl.config_compare import CompareConfig, load_comparison, varied
+from grouprl.compare.plan import planned_runs
+from grouprl.compare.variants import compare
+from grouprl.config.comparison import CompareConfig, load_comparison, varied
+from grouprl.config.run import RunConfig, load_config
 from grouprl.types import UserError
 from small_runs import Ended, assert_same_run, grouprl, metrics, rollouts, tree
 

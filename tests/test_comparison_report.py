@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from grouprl.lab.comparison import (
+from grouprl.compare.plots import PLOTS
+from grouprl.compare.read import (
     COMPARISON_FILE,
     RUN_FIGURES,
     against_baseline,
@@ -22,10 +23,9 @@ from grouprl.lab.comparison import (
     run_folder,
     time_parts,
 )
-from grouprl.lab.comparison_plots import PLOTS
-from grouprl.lab.comparison_report import comparison_verdict, write_comparison
-from grouprl.lab.read import read_run
-from grouprl.lab.record import RunRecord
+from grouprl.compare.report import comparison_verdict, write_comparison
+from grouprl.record.read import read_run
+from grouprl.record.write import RunRecord
 from grouprl.types import UserError
 
 PROBLEMS = [f"p{n}" for n in range(10)]

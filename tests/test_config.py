@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from grouprl.algorithm import Algorithm
-from grouprl.config import (
+from grouprl.algorithms.spec import Algorithm
+from grouprl.config.run import (
     CheckpointConfig,
     EvaluationConfig,
     LearnerConfig,
@@ -21,7 +21,7 @@ from grouprl.config import (
     dump_config,
     load_config,
 )
-from grouprl.config_supervised import PairsConfig, SftConfig, SftLearnerConfig
+from grouprl.config.supervised import PairsConfig, SftConfig, SftLearnerConfig
 from grouprl.types import Sampling, UserError
 
 NAMED = {"algorithm": {"grpo": {}, "dapo": {"clip_high": 0.28, "aggregate": "token_mean", "kl_coef": 0.0}}}
@@ -74,7 +74,7 @@ def test_supervised_runs_have_their_own_learning_rate_whatever_else_is_set():
 
 
 def test_reading_a_configuration_loads_no_torch():
-    code = "import grouprl.config, sys; sys.exit('torch' in sys.modules)"
+    code = "import grouprl.config.run, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grouprl.lab.record import RunRecord
-from grouprl.lab.verdicts import recorded_verdicts
-from grouprl.tasks.curriculum import (
+from grouprl.curriculum.edge import Edge
+from grouprl.curriculum.order import Sampler, Uniform, Visit, epoch_order
+from grouprl.curriculum.pass_rates import (
     PassRates,
     beta_probability,
     beta_quantile,
@@ -27,8 +27,8 @@ from grouprl.tasks.curriculum import (
     update,
     verdicts,
 )
-from grouprl.tasks.edge import Edge
-from grouprl.tasks.order import Sampler, Uniform, Visit, epoch_order
+from grouprl.record.verdicts import recorded_verdicts
+from grouprl.record.write import RunRecord
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason, UserError
 
 NOTHING = PassRates()

@@ -5,16 +5,16 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from grouprl.lab.curriculum_plot import STANDING
-from grouprl.lab.drawing import draw_plots
-from grouprl.lab.read import read_run
-from grouprl.lab.record import RunRecord
-from grouprl.lab.verdicts import recorded_verdicts
-from grouprl.tasks.curriculum import (
+from grouprl.curriculum.pass_rates import (
     PassRates,
     curriculum_measures,
     update,
 )
+from grouprl.record.read import read_run
+from grouprl.record.verdicts import recorded_verdicts
+from grouprl.record.write import RunRecord
+from grouprl.report.curriculum_plot import STANDING
+from grouprl.report.drawing import draw_plots
 from small_runs import assert_same_run, grouprl, rollouts, small_settings
 
 NOTHING = PassRates()

@@ -11,8 +11,8 @@ from typing import get_args, get_type_hints
 import pytest
 from matplotlib.mathtext import MathTextParser
 
-from grouprl.algorithm import Algorithm
 from grouprl.algorithms.named import NAMED
+from grouprl.algorithms.spec import Algorithm
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "algorithms.md"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from grouprl.lab.export import export
-from grouprl.lab.read import RecordedGroup, read_json_lines, read_rollouts
-from grouprl.lab.record import RunRecord
+from grouprl.record.export import export
+from grouprl.record.read import RecordedGroup, read_json_lines, read_rollouts
+from grouprl.record.write import RunRecord
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason
 from small_runs import grouprl, small_settings
 

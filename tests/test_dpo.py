@@ -12,13 +12,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from grouprl.config_supervised import DpoConfig
-from grouprl.dpo import dpo, dpo_figures, sequence_logprobs
+from grouprl.config.supervised import DpoConfig
 from grouprl.learner import make_batch
 from grouprl.learner.packs import make_packs
 from grouprl.models import fingerprint, frozen_copy, load_model, load_tokenizer
-from grouprl.preferences import load_preferences, split_preferences
-from grouprl.supervised import Lesson
+from grouprl.supervised.dpo import dpo, dpo_figures, sequence_logprobs
+from grouprl.supervised.preferences import load_preferences, split_preferences
+from grouprl.supervised.training import Lesson
 from grouprl.types import Group, Sampling, UserError
 from pairs import ROWS, recorded_run
 from small_runs import grouprl, tree, write_rows

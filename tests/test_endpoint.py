@@ -17,10 +17,12 @@ import pytest
 
 from chat_server import HANGS, ChatServer, Reply, says, scores
 from endpoint_judging import KEY, by_completion, judge, judged, short_waits  # noqa: F401  short_waits is a fixture
-from grouprl.rewards import Invalid, WeightedReward, open_judge
-from grouprl.rewards import endpoint_client as client
-from grouprl.rewards.endpoint import JudgeModel
-from grouprl.rewards.endpoint_text import read_score
+from grouprl.rewards.judge_model import client
+from grouprl.rewards.judge_model.grading import JudgeModel
+from grouprl.rewards.judge_model.text import read_score
+from grouprl.scoring.functions import WeightedReward
+from grouprl.scoring.invalid import Invalid
+from grouprl.scoring.scorer import open_scorer
 from grouprl.types import Completion, Group, Problem, StopReason, UserError
 
 # Scores and requests
@@ -110,7 +112,7 @@ def test_outcomes_of_a_step_hold_the_values_and_the_reasons():
     group = Group(Problem("p", "?"), (1,), completions)
     with ChatServer(by_completion({"good": scores(10), "unread": says("no")})) as server:
         rewards = [WeightedReward("judge_model", judge(server), 2.0)]
-        with open_judge(rewards, max_invalid=1.0) as opened:
+        with open_scorer(rewards, max_invalid=1.0) as opened:
             ((good, unread),) = opened.finish([opened.begin(group)])
     assert (good.total, good.components) == (2.0, {"judge_model": 1.0})
     assert (unread.valid, unread.components) == (False, {"judge_model": None})

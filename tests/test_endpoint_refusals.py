@@ -16,10 +16,10 @@ import yaml
 
 from chat_server import ChatServer, Reply, says, scores
 from endpoint_judging import KEY, by_completion, judge, judged, short_waits  # noqa: F401  short_waits is a fixture
-from grouprl.rewards import Invalid
-from grouprl.rewards.endpoint import JudgeModel
-from grouprl.rewards.endpoint_cost import Meter, Usage
-from grouprl.rewards.endpoint_text import grading_text
+from grouprl.rewards.judge_model.cost import Meter, Usage
+from grouprl.rewards.judge_model.grading import JudgeModel
+from grouprl.rewards.judge_model.text import grading_text
+from grouprl.scoring.invalid import Invalid
 from grouprl.types import UserError
 
 # Refusals

@@ -14,8 +14,9 @@ from grouprl.evaluation import ProblemResults
 from grouprl.evaluation.evaluate import evaluate
 from grouprl.evaluation.measures import step_measures, trait_shares
 from grouprl.models import load_model, load_tokenizer, prompt_token_ids
-from grouprl.rewards import Judge, WeightedReward, open_judge
 from grouprl.rollout import NativeEngine, Request
+from grouprl.scoring.functions import WeightedReward
+from grouprl.scoring.scorer import Scorer, open_scorer
 from grouprl.tasks import task_from_list
 from grouprl.types import Completion, Group, Problem, RewardOutcome, Sampling, StopReason
 from small_runs import ROWS
@@ -34,8 +35,8 @@ class SaysYes:
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
-    with open_judge([], verifier=WeightedReward("says_yes", SaysYes())) as made:
+def judge() -> Iterator[Scorer]:
+    with open_scorer([], verifier=WeightedReward("says_yes", SaysYes())) as made:
         yield made
 
 
@@ -78,7 +79,7 @@ def requests(*names: str) -> list[Request]:
     return [Request(Problem(name, name), (1,), 1) for name in names]
 
 
-def test_evaluation_of_three_problems_counted_by_hand(judge: Judge) -> None:
+def test_evaluation_of_three_problems_counted_by_hand(scorer: Scorer) -> None:
     engine = Scripted(
         greedy={"a": "no", "b": "yes", "c": "no"},
         sampled={
@@ -89,7 +90,7 @@ def test_evaluation_of_three_problems_counted_by_hand(judge: Judge) -> None:
     )
     finished: list[int] = []
     found = evaluate(
-        engine, TASK, judge, requests("a", "b", "c"), samples=4, max_tokens=33, on_finished=finished.append
+        engine, TASK, scorer, requests("a", "b", "c"), samples=4, max_tokens=33, on_finished=finished.append
     ).values
     assert found["greedy_accuracy"] == pytest.approx(1 / 3)
     assert found["pass_at_1"] == pytest.approx((0 + 1 / 4 + 1) / 3)
@@ -108,9 +109,9 @@ def test_evaluation_of_three_problems_counted_by_hand(judge: Judge) -> None:
     assert sum(finished) == 3 * (1 + 4)
 
 
-def test_evaluation_asks_for_one_greedy_completion_and_plain_samples_from_a_stream_of_its_own(judge: Judge) -> None:
+def test_evaluation_asks_for_one_greedy_completion_and_plain_samples_from_a_stream_of_its_own(scorer: Scorer) -> None:
     engine = Scripted(greedy={"a": "yes"}, sampled={"a": ["yes"] * 6})
-    found = evaluate(engine, TASK, judge, requests("a"), samples=6, max_tokens=33)
+    found = evaluate(engine, TASK, scorer, requests("a"), samples=6, max_tokens=33)
     (greedy, greedily), (sampled, plainly) = engine.asked
     assert (greedily, plainly) == (Sampling(33, temperature=0.0), Sampling(33))
     assert not plainly.truncates
@@ -125,18 +126,18 @@ def test_evaluation_asks_for_one_greedy_completion_and_plain_samples_from_a_stre
     assert found.greedy[0].completions[0].text == "yes"
 
 
-def test_each_problem_is_told_apart(judge: Judge) -> None:
+def test_each_problem_is_told_apart(scorer: Scorer) -> None:
     engine = Scripted(
         greedy={"a": "no", "b": "yes", "never": "yes"},
         sampled={"a": ["no", "yes"], "b": ["yes", "yes"], "never": ["yes", "no"]},
     )
-    found = evaluate(engine, TASK, judge, requests("b", "never", "a"), samples=2, max_tokens=5).results
+    found = evaluate(engine, TASK, scorer, requests("b", "never", "a"), samples=2, max_tokens=5).results
     assert found == ProblemResults(("b", "never", "a"), greedy=(1, 0, 0), correct=(2, 0, 1), samples=2)
 
 
-def test_what_cannot_be_judged_is_not_counted_as_correct(judge: Judge) -> None:
+def test_what_cannot_be_judged_is_not_counted_as_correct(scorer: Scorer) -> None:
     engine = Scripted(greedy={"a": "?", "b": "yes"}, sampled={"a": ["yes", "?"], "b": ["?", "?"]})
-    found = evaluate(engine, TASK, judge, requests("a", "b"), samples=2, max_tokens=5)
+    found = evaluate(engine, TASK, scorer, requests("a", "b"), samples=2, max_tokens=5)
     assert found.results == ProblemResults(("a", "b"), greedy=(0, 1), correct=(1, 0), samples=2)
     assert (found.values["greedy_accuracy"], found.values["pass_at_1"], found.values["pass_at_2"]) == (0.5, 0.25, 0.5)
     assert found.values["unverified_share"] == pytest.approx(4 / 6)  # of both greedy and four sampled completions
@@ -145,7 +146,7 @@ def test_what_cannot_be_judged_is_not_counted_as_correct(judge: Judge) -> None:
 
 def test_without_a_verifier_there_is_nothing_about_being_correct() -> None:
     engine = Scripted(greedy={"a": "no", "b": "yes"}, sampled={"a": [WORKED, "no"], "b": ["yes", "yes"]})
-    with open_judge([]) as unable:
+    with open_scorer([]) as unable:
         found = evaluate(engine, UNJUDGED, unable, requests("a", "b"), samples=2, max_tokens=5)
         greedily = evaluate(engine, UNJUDGED, unable, requests("a", "b"), samples=0, max_tokens=5)
     assert found.values == {"worked_share": 0.25, "mean_length": pytest.approx((11 + 2 + 3 + 3) / 4), "problems": 2}
@@ -155,19 +156,19 @@ def test_without_a_verifier_there_is_nothing_about_being_correct() -> None:
     assert [group.problem.id for group in found.greedy] == ["a", "b"]
 
 
-def test_without_samples_there_is_the_greedy_completion_alone(judge: Judge) -> None:
+def test_without_samples_there_is_the_greedy_completion_alone(scorer: Scorer) -> None:
     engine = Scripted(greedy={"a": "no", "b": "yes"}, sampled={})
     finished: list[int] = []
-    found = evaluate(engine, TASK, judge, requests("a", "b"), samples=0, max_tokens=5, on_finished=finished.append)
+    found = evaluate(engine, TASK, scorer, requests("a", "b"), samples=0, max_tokens=5, on_finished=finished.append)
     assert found.values == {"greedy_accuracy": 0.5, "greedy_interval": pytest.approx((0.0945, 0.9055), abs=1e-4),
                             "problems": 2}  # fmt: skip
     assert found.results == ProblemResults(("a", "b"), greedy=(0, 1), correct=(0, 0), samples=0)
     assert (len(engine.asked), sum(finished)) == (1, 2)
 
 
-def test_a_single_sample_is_a_share(judge: Judge) -> None:
+def test_a_single_sample_is_a_share(scorer: Scorer) -> None:
     engine = Scripted(greedy={"a": "no", "b": "no"}, sampled={"a": ["yes"], "b": ["no"]})
-    found = evaluate(engine, TASK, judge, requests("a", "b"), samples=1, max_tokens=5).values
+    found = evaluate(engine, TASK, scorer, requests("a", "b"), samples=1, max_tokens=5).values
     assert found["pass_at_1"] == 0.5
     assert found["pass_at_1_interval"] == pytest.approx((0.0945, 0.9055), abs=1e-4)  # Wilson, 1 of 2
     assert found["greedy_interval"] == pytest.approx((0.0, 0.6576), abs=1e-4)  # Wilson, 0 of 2
@@ -182,17 +183,17 @@ def real(tiny: Path) -> tuple[torch.nn.Module, NativeEngine, list[Request]]:
 
 
 def test_two_evaluations_of_the_same_weights_are_identical_and_of_others_are_not(
-    real: tuple[torch.nn.Module, NativeEngine, list[Request]], judge: Judge
+    real: tuple[torch.nn.Module, NativeEngine, list[Request]], scorer: Scorer
 ) -> None:
     model, engine, prompts = real
-    first = evaluate(engine, TASK, judge, prompts, samples=3, max_tokens=6)
+    first = evaluate(engine, TASK, scorer, prompts, samples=3, max_tokens=6)
     engine.generate(prompts, Sampling(6))  # what happens between them does not matter
-    assert evaluate(engine, TASK, judge, prompts, samples=3, max_tokens=6) == first
-    few = evaluate(engine, TASK, judge, prompts[2:4], samples=2, max_tokens=6).greedy
+    assert evaluate(engine, TASK, scorer, prompts, samples=3, max_tokens=6) == first
+    few = evaluate(engine, TASK, scorer, prompts[2:4], samples=2, max_tokens=6).greedy
     assert [g.completions[0].token_ids for g in few] == [g.completions[0].token_ids for g in first.greedy[2:4]]
     with torch.no_grad():
         next(model.parameters()).mul_(-1)
-    assert evaluate(engine, TASK, judge, prompts, samples=3, max_tokens=6) != first
+    assert evaluate(engine, TASK, scorer, prompts, samples=3, max_tokens=6) != first
 
 
 GROUPS = (

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from grouprl.lab import export as exporting
-from grouprl.lab.export import export
-from grouprl.lab.read import RecordedGroup, read_json_lines, read_rollouts
-from grouprl.lab.record import RunRecord
+from grouprl.record import export as exporting
+from grouprl.record.export import export
+from grouprl.record.read import RecordedGroup, read_json_lines, read_rollouts
+from grouprl.record.write import RunRecord
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace, UserError
 from small_runs import rollouts
 
@@ -254,7 +254,7 @@ large_step(record, 2)
 EXPORTED = """
 import os, signal, sys
 from pathlib import Path
-import grouprl.lab.export as exporting
+import grouprl.record.export as exporting
 exporting.ROWS = 8
 rows = exporting._table
 def table(*arguments):

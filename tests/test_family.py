@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from grouprl import Algorithm, Run, Trainer, UserError, WeightedReward
 from grouprl.algorithms.named import NAMED, dapo, ppo
-from grouprl.lab.read import read_rollouts
+from grouprl.record.read import read_rollouts
 from letter_rewards import letters, rarely, words
 from small_runs import ROWS, assert_same_run, assert_same_weights, metrics, rollouts, small_config
 

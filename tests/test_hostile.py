@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from grouprl.models import load_tokenizer
-from grouprl.rewards import Limits, WeightedReward, open_judge
+from grouprl.scoring.functions import WeightedReward
+from grouprl.scoring.pool import Limits
+from grouprl.scoring.scorer import open_scorer
 from grouprl.types import Completion, Group, Problem, StopReason
 from hostile import CORPUS, USUAL, Hostile, forked, rewards
 
@@ -105,8 +107,8 @@ def test_the_pool_survives_the_corpus() -> None:
     weighted = [WeightedReward(name, made) for name, made in rewards("nested_repeats", "math_verify", *SAFE).items()]
     weighted = [replace(reward, per_step=reward.name == "equation_steps") for reward in weighted]
     limits = Limits(workers=2, seconds=3.0)
-    with open_judge(weighted, limits=limits, max_invalid=1.0) as judge:
-        scoring = judge.scoring()
+    with open_scorer(weighted, limits=limits, max_invalid=1.0) as scorer:
+        scoring = scorer.scoring()
         for place in range(0, len(CORPUS), 8):
             texts = [good, *(entry.text for entry in CORPUS[place : place + 8])]
             completions = tuple(
@@ -116,7 +118,7 @@ def test_the_pool_survives_the_corpus() -> None:
             scoring.begin(place, Group(Problem("p", "3 + 4 = ?", {"answer": "7"}), (1,), completions))
         outcomes = scoring.finish(load_tokenizer("abacus"))
         deadline = time.monotonic() + 2.0
-        while len(judge.pool.pids) < 2:
+        while len(scorer.pool.pids) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.01)
     for first, *_ in outcomes:

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from grouprl.algorithms import group_advantages
-from grouprl.lab.read import read_rollouts
-from grouprl.lab.web.runs import holder
+from grouprl.lab.runs import holder
+from grouprl.record.read import read_rollouts
 from hostile_run import TEXTS, make_hostile_run
 from lab_browser import Opened, needs_chromium, opened, served
 

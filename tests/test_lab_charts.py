@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from grouprl.config import RunConfig, dump_config
+from grouprl.config.run import RunConfig, dump_config
 from lab_browser import Opened, needs_chromium, opened, served
 
 pytestmark = needs_chromium

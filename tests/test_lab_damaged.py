@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from grouprl.lab.comparison import read_comparison
-from grouprl.lab.read import read_json, read_json_lines, read_run, read_summary
-from grouprl.lab.strict import is_number, parse
-from grouprl.lab.web import runs as runs_module
-from grouprl.lab.web.app import create_app
-from grouprl.lab.web.runs import Runs, holder, read_config
+from grouprl.compare.read import read_comparison
+from grouprl.lab import runs as runs_module
+from grouprl.lab.app import create_app
+from grouprl.lab.runs import Runs, holder, read_config
+from grouprl.record.read import read_json, read_json_lines, read_run, read_summary
+from grouprl.record.strict import is_number, parse
 from grouprl.types import UserError
 from lab_runs import Made, make_run
 from test_comparison_report import comparison, ones, record

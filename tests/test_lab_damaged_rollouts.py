@@ -13,11 +13,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from grouprl.algorithms.named import NAMED
-from grouprl.lab.read import read_rollouts
-from grouprl.lab.rollouts import SCHEMA
-from grouprl.lab.web import recorded as recorded_module
-from grouprl.lab.web.app import create_app
-from grouprl.lab.web.worked import Spread, exact_sum
+from grouprl.lab import recorded as recorded_module
+from grouprl.lab.app import create_app
+from grouprl.lab.worked import Spread, exact_sum
+from grouprl.record.read import read_rollouts
+from grouprl.record.rollouts import SCHEMA
 from grouprl.types import UserError
 from lab_runs import CONFIG, Made, make_run
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from grouprl import report
 from grouprl.algorithms.named import NAMED
-from grouprl.lab import web
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "run_directory.md").read_text(encoding="utf-8")
-STATIC = Path(web.__file__).parent / "static"
+STATIC = Path(report.__file__).parent / "static"
 DEFINITIONS = json.loads((STATIC / "definitions.json").read_text(encoding="utf-8"))
 SECTIONS = json.loads((STATIC / "sections.json").read_text(encoding="utf-8"))
 UNITS = {"", "share", "s", "nats", "nats per token", "tokens", "tokens/s", "groups", "problems", "requests", "MiB"}

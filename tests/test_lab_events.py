@@ -12,11 +12,11 @@ import anyio
 import pytest
 from starlette.testclient import TestClient
 
-from grouprl.lab.record import RunRecord
-from grouprl.lab.web import events as events_module
-from grouprl.lab.web.app import create_app
-from grouprl.lab.web.events import Follower, stream
-from grouprl.lab.web.runs import Runs
+from grouprl.lab import events as events_module
+from grouprl.lab.app import create_app
+from grouprl.lab.events import Follower, stream
+from grouprl.lab.runs import Runs
+from grouprl.record.write import RunRecord
 from test_lab_runs import CONFIG
 
 

@@ -19,9 +19,9 @@ from starlette.testclient import TestClient
 
 from grouprl.algorithms import completion_advantages
 from grouprl.algorithms.named import NAMED
-from grouprl.lab.web.explain import COMPARING, compared
-from grouprl.lab.web.explain_routes import explain_routes
-from grouprl.lab.web.runs import Runs
+from grouprl.lab.explain import COMPARING, compared
+from grouprl.lab.explain_routes import explain_routes
+from grouprl.lab.runs import Runs
 from grouprl.types import UserError
 from test_comparison_report import comparison, ones, record
 

@@ -15,11 +15,11 @@ from starlette.testclient import TestClient
 
 from grouprl import Algorithm, Trainer
 from grouprl.algorithms.named import NAMED
-from grouprl.config import RunConfig, dump_config
-from grouprl.lab.record import RunRecord
-from grouprl.lab.web.explain_group import watched_step
+from grouprl.config.run import RunConfig, dump_config
+from grouprl.lab.explain_group import watched_step
 from grouprl.learner.trace import watches
-from grouprl.rewards import WeightedReward
+from grouprl.record.write import RunRecord
+from grouprl.scoring.functions import WeightedReward
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace
 from letter_rewards import letters, rarely, words
 from small_runs import ROWS, metrics, rollouts, small_config

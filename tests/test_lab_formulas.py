@@ -12,7 +12,7 @@ import pytest
 
 from grouprl import Algorithm, Trainer
 from grouprl.algorithms.named import NAMED
-from grouprl.rewards import WeightedReward
+from grouprl.scoring.functions import WeightedReward
 from lab_browser import Opened, needs_chromium, opened, served
 from lab_runs import CONFIG, Made, make_run
 from letter_rewards import letters, words

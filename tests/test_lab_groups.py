@@ -13,19 +13,19 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
-from grouprl.algorithm import Algorithm
 from grouprl.algorithms import kept_groups
 from grouprl.algorithms.named import NAMED
-from grouprl.lab.record import RunRecord
-from grouprl.lab.rollouts import open_recorded
-from grouprl.lab.web import recorded as recorded_module
-from grouprl.lab.web.app import create_app
-from grouprl.lab.web.groups import groups_of_step, history, one_group
-from grouprl.lab.web.search import Wanted, search
-from grouprl.lab.web.tokens import one_completion
-from grouprl.lab.web.worked import Scored, of_step, worked
+from grouprl.algorithms.spec import Algorithm
+from grouprl.lab import recorded as recorded_module
+from grouprl.lab.app import create_app
+from grouprl.lab.groups import groups_of_step, history, one_group
+from grouprl.lab.search import Wanted, search
+from grouprl.lab.tokens import one_completion
+from grouprl.lab.worked import Scored, of_step, worked
 from grouprl.learner import assign_credit, make_batch
 from grouprl.learner.seen import Seen
+from grouprl.record.rollouts import open_recorded
+from grouprl.record.write import RunRecord
 from grouprl.types import RewardOutcome, Sampling, UserError
 from lab_runs import CONFIG, Made, add_step, algorithm_config, make_run
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from grouprl.lab.web.app import create_app
-from grouprl.lab.web.guard import LARGEST_BODY, PAGE_TOKEN, Guard, Sessions
+from grouprl.lab.app import create_app
+from grouprl.lab.guard import LARGEST_BODY, PAGE_TOKEN, Guard, Sessions
 
 HOST = "http://127.0.0.1:8123"
 READS = ["/", "/static/app.js", "/api/session", "/api/runs", "/api/recipes", "/api/runs/demo", "/nothing"]
@@ -185,6 +185,6 @@ def test_no_path_leaves_the_page_s_own_files(page: TestClient, path: str):
 
 def test_the_lab_loads_no_models():
     """It stands beside a run that needs the memory: transformers alone would take 100 MiB, and three seconds."""
-    words = "import grouprl.lab.web.app, sys; print([name for name in ('transformers', 'peft') if name in sys.modules])"
+    words = "import grouprl.lab.app, sys; print([name for name in ('transformers', 'peft') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from grouprl.lab.read import read_json, read_run
-from grouprl.lab.record import RunRecord
-from grouprl.lab.web.app import create_app
-from grouprl.lab.web.runs import holder
+from grouprl.lab.app import create_app
+from grouprl.lab.runs import holder
+from grouprl.record.read import read_json, read_run
+from grouprl.record.write import RunRecord
 from lab_runs import CONFIG, Made, add_step, make_run
 from test_lab_processes import QUICK, ended, started
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from grouprl.config import RunConfig, dump_config
-from grouprl.lab.record import RunRecord
+from grouprl.config.run import RunConfig, dump_config
+from grouprl.record.write import RunRecord
 from lab_browser import Opened, needs_chromium, opened, served
 from lab_runs import Made, add_step, algorithm_config, make_run
 

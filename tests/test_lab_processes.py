@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from grouprl.config import RunConfig, load_config
-from grouprl.lab.read import read_json, read_run
-from grouprl.lab.web.app import create_app
-from grouprl.lab.web.runs import holder
+from grouprl.config.run import RunConfig, load_config
+from grouprl.lab.app import create_app
+from grouprl.lab.runs import holder
+from grouprl.record.read import read_json, read_run
 from small_runs import tree
 
 # Seconds instead of a minute: 2 problems x 4 completions of at most 8 tokens.

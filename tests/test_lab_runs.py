@@ -15,9 +15,9 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from grouprl.lab.record import RunRecord
-from grouprl.lab.web.app import create_app
-from grouprl.lab.web.runs import NoSuchRun, Runs, holder, thinned
+from grouprl.lab.app import create_app
+from grouprl.lab.runs import NoSuchRun, Runs, holder, thinned
+from grouprl.record.write import RunRecord
 
 CONFIG = "name: one\nsteps: 3\nseed: 4\nalgorithm: {name: grpo}\nmodel: {path: abacus}\ntask: {name: word_problems}\n"
 
@@ -70,7 +70,7 @@ def test_figures_come_with_the_tokens_and_seconds_so_far(client: TestClient):
 
 def test_a_run_is_running_while_a_process_has_its_lock(root: Path):
     held = subprocess.Popen(
-        [sys.executable, "-c", "import sys; from pathlib import Path; from grouprl.lab.files import lock_directory\n"
+        [sys.executable, "-c", "import sys; from pathlib import Path; from grouprl.record.files import lock_directory\n"
          "lock_directory(Path(sys.argv[1])); print('locked', flush=True); sys.stdin.read()", str(root / "one")],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from grouprl.lab.record import RunRecord
-from grouprl.lab.web import search as search_module
-from grouprl.lab.web.app import create_app
-from grouprl.lab.web.search import Wanted, search
+from grouprl.lab import search as search_module
+from grouprl.lab.app import create_app
+from grouprl.lab.search import Wanted, search
+from grouprl.record.write import RunRecord
 from grouprl.types import StopReason
 from lab_runs import CONFIG, Made, add_step, make_run
 

@@ -16,12 +16,12 @@ import torch
 from starlette.testclient import TestClient
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from grouprl.algorithm import Algorithm
 from grouprl.algorithms import policy_loss
-from grouprl.lab.record import RunRecord
-from grouprl.lab.web.app import create_app
-from grouprl.lab.web.token_texts import find_tokenizer, token_texts
-from grouprl.lab.web.tokens import clipped_sides, one_completion
+from grouprl.algorithms.spec import Algorithm
+from grouprl.lab.app import create_app
+from grouprl.lab.token_texts import find_tokenizer, token_texts
+from grouprl.lab.tokens import clipped_sides, one_completion
+from grouprl.record.write import RunRecord
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace, UserError
 from lab_runs import CONFIG, Made, algorithm_config, make_run
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from grouprl import Algorithm
 from grouprl.algorithms import token_weights
 from grouprl.algorithms.named import NAMED
-from grouprl.config import LearnerConfig
+from grouprl.config.run import LearnerConfig
 from grouprl.learner import Credit, KlCoefficient, Learner, Optimizer, make_batch
 from grouprl.models import fingerprint, frozen_copy, load_model
 from grouprl.models.critic import Critic

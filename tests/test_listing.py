@@ -6,7 +6,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from grouprl.listing import show_tasks
+from grouprl.cli.listing import show_tasks
 from grouprl.tasks.named import TASKS
 from grouprl.types import UserError
 

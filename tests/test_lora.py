@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from grouprl import Algorithm
-from grouprl.config import LearnerConfig, LoraConfig
+from grouprl.config.run import LearnerConfig, LoraConfig
 from grouprl.learner import Credit, KlCoefficient, Learner, Optimizer
 from grouprl.learner.seen import Seen
 from grouprl.models import fingerprint, load_model
@@ -236,7 +236,7 @@ from pathlib import Path
 from letter_rewards import InProcess
 from small_runs import ROWS, small_config
 from grouprl import Trainer
-from grouprl.rewards import WeightedReward
+from grouprl.scoring.functions import WeightedReward
 dying = InProcess(lambda calls: calls == 5 and os.kill(os.getpid(), signal.SIGKILL))
 config = small_config(Path(sys.argv[2]), checkpoint={"every": 2, "keep": 9}, model={"lora": {"rank": 4}},
                       learner={"learning_rate": 0.02})

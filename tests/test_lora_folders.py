@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from grouprl import Algorithm, UserError
-from grouprl.config import LoraConfig
+from grouprl.config.run import LoraConfig
 from grouprl.models import fingerprint, load_model, load_tokenizer
 from grouprl.models.adapters import attach_adapter
 from grouprl.models.load import BUNDLED
@@ -209,7 +209,7 @@ def test_an_adapter_on_the_hub_is_never_loaded_behind_our_back(adapter: Path, tm
     (snapshot.parent.parent / "refs").mkdir()
     (snapshot.parent.parent / "refs/main").write_text("0123")
     offline = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "grouprl.cli", "sample", "someone/adapter"]
+    command = [sys.executable, "-m", "grouprl", "sample", "someone/adapter"]
     child = subprocess.run(command, env=offline, capture_output=True, text=True)
     assert child.returncode == 2
     assert "model 'someone/adapter': expected a causal language model" in child.stderr

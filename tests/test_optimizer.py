@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from grouprl.config import LearnerConfig
+from grouprl.config.run import LearnerConfig
 from grouprl.learner import Optimizer
 from grouprl.models import fingerprint, load_model
 from grouprl.types import UserError

@@ -26,8 +26,8 @@ from transformers import (
 
 import grouprl.models
 from counting import Costs
-from grouprl.algorithm import Algorithm
-from grouprl.config import LoraConfig, UpdateConfig
+from grouprl.algorithms.spec import Algorithm
+from grouprl.config.run import LoraConfig, UpdateConfig
 from grouprl.learner import Credit, KlCoefficient, Learner, Optimizer, make_batch
 from grouprl.learner.packs import make_packs
 from grouprl.models import frozen_copy, hidden_states, load_model

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grouprl.config_supervised import DpoConfig, PreferencesConfig
+from grouprl.config.supervised import DpoConfig, PreferencesConfig
 from grouprl.models import load_tokenizer
-from grouprl.preferences import (
+from grouprl.supervised.preferences import (
     Preference,
     load_preferences,
     refuse_longer,

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from grouprl.algorithm import Algorithm
 from grouprl.algorithms import policy_loss, token_weights
 from grouprl.algorithms.named import NAMED
+from grouprl.algorithms.spec import Algorithm
 from grouprl.learner import Seen, assign_credit
 from grouprl.types import Batch, RewardOutcome, Sampling
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from grouprl.lab.files import json_text
-from grouprl.lab.read import RecordedGroup, read_json, read_json_lines, read_rollouts, read_run
-from grouprl.lab.record import Example, RunRecord, atomic_directory, atomic_write_text
-from grouprl.lab.rollouts import open_rollouts
+from grouprl.record.files import json_text
+from grouprl.record.read import RecordedGroup, read_json, read_json_lines, read_rollouts, read_run
+from grouprl.record.rollouts import open_rollouts
+from grouprl.record.write import Example, RunRecord, atomic_directory, atomic_write_text
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace, UserError
 
 CONFIG = "task: word_problems\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from grouprl.lab.record import RunRecord
+from grouprl.record.write import RunRecord
 from grouprl.types import UserError
 from small_runs import rollouts
 from test_record import CONFIG, record_steps
@@ -87,7 +87,7 @@ def test_a_run_of_an_older_version_is_not_touched(run: Path) -> None:
 
 
 def test_a_directory_in_use_names_the_process_that_has_it(run: Path) -> None:
-    code = "import sys, pathlib, grouprl.lab.record as lab; lab.RunRecord.reopen(pathlib.Path(sys.argv[1]), 3)"
+    code = "import sys, pathlib, grouprl.record.write as lab; lab.RunRecord.reopen(pathlib.Path(sys.argv[1]), 3)"
     with RunRecord.reopen(run, 3):
         other = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True, check=False)
         assert f"run directory in use by process {os.getpid()};" in other.stderr

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from grouprl.lab.drawing import smooth
-from grouprl.lab.plots import PLOTS
-from grouprl.lab.read import read_run
-from grouprl.lab.record import Example, RunRecord
-from grouprl.lab.report import verdict, write_report
-from grouprl.lab.words import duration
+from grouprl.record.read import read_run
+from grouprl.record.write import Example, RunRecord
+from grouprl.report.drawing import smooth
+from grouprl.report.plots import PLOTS
+from grouprl.report.words import duration
+from grouprl.report.write import verdict, write_report
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason, UserError
 
 ATTACK = '<script>alert("x")</script><img src=http://example.com/a.png onerror=alert(1)>\u202e\\boxed{1}'
@@ -333,7 +333,7 @@ def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> Non
 
 def test_reading_a_run_brings_in_neither_torch_nor_matplotlib() -> None:
     code = (
-        "import sys, grouprl.types; before = set(sys.modules); import grouprl.lab.read, grouprl.lab.report; "
+        "import sys, grouprl.types; before = set(sys.modules); import grouprl.record.read, grouprl.report.write; "
         "print(sorted({'torch', 'matplotlib', 'transformers'} & (set(sys.modules) - before)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -13,15 +13,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 from grouprl.algorithms import bradley_terry_loss
-from grouprl.config_supervised import RewardModelConfig
+from grouprl.config.supervised import RewardModelConfig
 from grouprl.models import fingerprint, load_tokenizer
 from grouprl.models.reward_model import load_reward_model, new_reward_model
 from grouprl.models.save import save_model
-from grouprl.preferences import load_preferences, split_preferences
-from grouprl.reward_model import reward_figures, train_reward_model
-from grouprl.rewards import WeightedReward
 from grouprl.rewards.learned import learned_reward
-from grouprl.supervised import Lesson
+from grouprl.scoring.functions import WeightedReward
+from grouprl.supervised.preferences import load_preferences, split_preferences
+from grouprl.supervised.reward_model import reward_figures, train_reward_model
+from grouprl.supervised.training import Lesson
 from grouprl.types import Group, Problem, UserError
 from judging import judged
 from pairs import ROWS, completion

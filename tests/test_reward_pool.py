@@ -17,8 +17,8 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from grouprl.rewards import Invalid, Limits
-from grouprl.rewards.pool import RewardPool, gather
+from grouprl.scoring.invalid import Invalid
+from grouprl.scoring.pool import Limits, RewardPool, gather
 from grouprl.types import UserError
 from misbehaving import DEEDS, STAYING, misbehaves
 
@@ -160,7 +160,7 @@ def test_a_killed_run_takes_its_workers_along() -> None:
     import os, signal, sys, time
     import cloudpickle
     from misbehaving import misbehaves
-    from grouprl.rewards.pool import Limits, RewardPool, gather
+    from grouprl.scoring.pool import Limits, RewardPool, gather
     pool = RewardPool({"it": cloudpickle.dumps(misbehaves)}, Limits(workers=2))
     calls = [pool.submit("it", {"completions": ["fine"]}) for _ in range(64)]
     [gather(call) for call in calls]
@@ -314,7 +314,7 @@ def test_a_stopped_worker_is_ended_whatever_is_sent_to_it() -> None:
 
 
 def test_a_stopped_zygote_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grouprl.rewards.zygote.REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr("grouprl.scoring.zygote.REQUEST_SECONDS", 0.5)
     with pool_of(Limits(workers=1, seconds=1.0), it=misbehaves) as pool:
         assert scored(pool, "fine") == [1.0]
         (zygote,) = zygotes()
@@ -411,7 +411,7 @@ def test_floats_arrive_as_they_were() -> None:
 def zygotes() -> list[int]:
     """Those of this process."""
     children = map(int, Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
-    return [pid for pid in children if b"grouprl.rewards.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in children if b"grouprl.scoring.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def command_lines() -> list[bytes]:

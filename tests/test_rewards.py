@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
-from grouprl.rewards import FromFile, Invalid, WeightedReward, built_in, open_judge, resolve_rewards, verifier_of
+from grouprl.rewards import built_in, resolve_rewards, verifier_of
 from grouprl.rewards.named import REWARDS
 from grouprl.rewards.rules import boxed_format, correct_answer
+from grouprl.scoring.functions import FromFile, WeightedReward
+from grouprl.scoring.invalid import Invalid
+from grouprl.scoring.scorer import open_scorer
 from grouprl.tasks import WordProblems
 from grouprl.types import Completion, Group, Message, Problem, RewardOutcome, StopReason, UserError
 from judging import judged
@@ -207,8 +210,8 @@ def half_fail(completions: list[str], **_: Any) -> list[float]:
 def test_a_run_stops_when_too_many_completions_are_invalid() -> None:
     """10 % of at least 50: five invalid ones are let pass in a small step, the sixth is not."""
     sixteen = ["1"] * 16
-    with open_judge([WeightedReward("it", half_fail)], max_invalid=0.1) as judge:
-        finish = lambda *texts: judge.finish([judge.begin(group(PLAIN, *texts))])  # noqa: E731
+    with open_scorer([WeightedReward("it", half_fail)], max_invalid=0.1) as scorer:
+        finish = lambda *texts: scorer.finish([scorer.begin(group(PLAIN, *texts))])  # noqa: E731
         assert sum(outcome.valid for outcome in finish(*["0"] * 5, *sixteen)[0]) == 16
         with pytest.raises(
             UserError, match=r"all but 10% .* got 6 invalid of the last 22: it raised ZeroDivisionError"
@@ -217,9 +220,9 @@ def test_a_run_stops_when_too_many_completions_are_invalid() -> None:
 
 
 def test_what_failed_long_ago_no_longer_counts() -> None:
-    with open_judge([WeightedReward("it", half_fail)], max_invalid=0.1) as judge:
+    with open_scorer([WeightedReward("it", half_fail)], max_invalid=0.1) as scorer:
         for _ in range(8):
-            judge.finish([judge.begin(group(PLAIN, *["0"] * 4, *["1"] * 96))])
+            scorer.finish([scorer.begin(group(PLAIN, *["0"] * 4, *["1"] * 96))])
 
 
 def test_not_a_single_invalid_completion_may_be_allowed() -> None:
@@ -232,45 +235,45 @@ def test_a_column_that_no_problem_has_is_told_before_the_first_step() -> None:
     def reward(completions: list[str], *, solution: list[str], **_: Any) -> list[float]:
         return [0.0 for _ in completions]
 
-    with open_judge([WeightedReward("mine", reward)]) as judge:
-        judge.check_columns([PLAIN, Problem("c", "?", {"solution": "7"})])
+    with open_scorer([WeightedReward("mine", reward)]) as scorer:
+        scorer.check_columns([PLAIN, Problem("c", "?", {"solution": "7"})])
         with pytest.raises(
             UserError, match=r"reward mine: expected problems with the column 'solution', got answer, sou"
         ):
-            judge.check_columns([PLAIN, CHAT])
+            scorer.check_columns([PLAIN, CHAT])
 
 
 def test_the_verifier_says_what_is_correct_and_is_not_called_twice(tmp_path: Path) -> None:
     verifier = WeightedReward("it", noted(tmp_path / "calls"))
-    with open_judge([verifier], verifier=verifier) as judge:
-        (outcomes,) = judge.finish([judge.begin(group(PLAIN, "x", "y", "z"))])
+    with open_scorer([verifier], verifier=verifier) as scorer:
+        (outcomes,) = scorer.finish([scorer.begin(group(PLAIN, "x", "y", "z"))])
         assert [outcome.correct for outcome in outcomes] == [False, True, True]
         assert len((tmp_path / "calls").read_text().splitlines()) == 1
-        assert judge.verify([group(PLAIN, "x", "y")]) == [(False, True)]
+        assert scorer.verify([group(PLAIN, "x", "y")]) == [(False, True)]
 
 
 def test_a_verifier_beside_the_rewards_enters_neither_total_nor_record() -> None:
     rewards = [WeightedReward("right", values(0.25, 0.5))]
     for name in ("right", "other"):
         verifier = WeightedReward(name, values(None, 1))
-        with open_judge(rewards, verifier=verifier) as judge:
-            (outcomes,) = judge.finish([judge.begin(group(PLAIN, "x", "y"))])
+        with open_scorer(rewards, verifier=verifier) as scorer:
+            (outcomes,) = scorer.finish([scorer.begin(group(PLAIN, "x", "y"))])
         assert outcomes == (RewardOutcome(0.25, {"right": 0.25}), RewardOutcome(0.5, {"right": 0.5}, correct=True))
 
 
 def test_a_verifier_that_fails_is_told_not_counted_as_wrong() -> None:
-    with open_judge([], verifier=WeightedReward("it", half_fail)) as judge:
-        assert judge.verify([group(PLAIN, "1", "0", "2")]) == [(True, None, False)]
+    with open_scorer([], verifier=WeightedReward("it", half_fail)) as scorer:
+        assert scorer.verify([group(PLAIN, "1", "0", "2")]) == [(True, None, False)]
         with pytest.raises(UserError, match="got 6 invalid of the last 6: it raised ZeroDivisionError"):
-            judge.verify([group(PLAIN, *"000000")])
+            scorer.verify([group(PLAIN, *"000000")])
 
 
 def test_a_verifier_beside_the_rewards_is_counted_when_it_fails() -> None:
-    with open_judge([WeightedReward("right", half_ones)], verifier=WeightedReward("it", half_fail)) as judge:
-        (outcomes,) = judge.finish([judge.begin(group(PLAIN, "1", "0", "2"))])
+    with open_scorer([WeightedReward("right", half_ones)], verifier=WeightedReward("it", half_fail)) as scorer:
+        (outcomes,) = scorer.finish([scorer.begin(group(PLAIN, "1", "0", "2"))])
         assert [(outcome.valid, outcome.correct) for outcome in outcomes] == [(True, True), (True, None), (True, False)]
         with pytest.raises(UserError, match="got 7 invalid of the last 9: it raised ZeroDivisionError"):
-            judge.finish([judge.begin(group(PLAIN, *"000000"))])
+            scorer.finish([scorer.begin(group(PLAIN, *"000000"))])
 
 
 def half_ones(completions: list[str], **_: Any) -> list[float]:
@@ -286,8 +289,8 @@ def test_a_verifier_is_found_by_the_name_of_a_reward_a_task_or_a_file(tmp_path: 
     path = tmp_path / "checks.py"
     path.write_text("def right(completions):\n    return [float(text == 'x') for text in completions]\n")
     found = verifier_of(f"{path}:right", [own], {})
-    with open_judge([], verifier=found) as judge:
-        assert judge.verify([group(PLAIN, "x", "y")]) == [(True, False)]
+    with open_scorer([], verifier=found) as scorer:
+        assert scorer.verify([group(PLAIN, "x", "y")]) == [(True, False)]
     with pytest.raises(UserError, match="expected one of"):
         verifier_of("nowhere", [own], {})
 

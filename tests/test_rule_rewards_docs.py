@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from grouprl.config import RewardConfig
+from grouprl.config.run import RewardConfig
 from grouprl.rewards.formats import Regex, ThinkFormat
 from grouprl.rewards.json_schema import JsonSchema
 from grouprl.rewards.lengths import CosineLength

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from grouprl.rewards.sandbox import (
+from grouprl.sandbox import (
     BACKENDS,
     Failed,
     Limits,
@@ -27,10 +27,10 @@ from grouprl.rewards.sandbox import (
     run_in_sandbox,
     why_unavailable,
 )
-from grouprl.rewards.sandbox.interpreter import Launch
-from grouprl.rewards.sandbox.running import LAUNCHERS
-from grouprl.rewards.sandbox.seccomp import filter_program, machines
-from grouprl.rewards.sandbox.values import outcome
+from grouprl.sandbox.interpreter import Launch
+from grouprl.sandbox.running import LAUNCHERS
+from grouprl.sandbox.seccomp import filter_program, machines
+from grouprl.sandbox.values import outcome
 from grouprl.types import UserError
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
@@ -231,7 +231,7 @@ def test_without_linux_every_backend_is_refused_with_a_remedy(monkeypatch: pytes
     ],
 )
 def test_root_without_a_capability_is_told_what_it_lacks(lost: str, reasons: dict[str, str]):
-    program = f"from grouprl.rewards.sandbox import why_unavailable\nprint([why_unavailable(b) for b in {BACKENDS!r}])"
+    program = f"from grouprl.sandbox import why_unavailable\nprint([why_unavailable(b) for b in {BACKENDS!r}])"
     command = ["setpriv", f"--bounding-set=-{lost}", f"--inh-caps=-{lost}", sys.executable, "-c", program]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = dict(zip(BACKENDS, ast.literal_eval(told), strict=True))
@@ -340,7 +340,7 @@ def test_the_filter_refuses_what_it_should(machine: str):
 
 @pytest.mark.parametrize("machine", machines())
 def test_the_filter_allows_exactly_what_its_names_say(machine: str):
-    from grouprl.rewards.sandbox import seccomp
+    from grouprl.sandbox import seccomp
 
     known = numbers(machine)
     words = seccomp._ALLOWED.split()

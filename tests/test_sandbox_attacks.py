@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from escapes import BLOCKED, CALLS, HELPER, ORDINARY, REACHABLE, ROOT, source, told_by
-from grouprl.rewards.sandbox import BACKENDS, Failed, Returned, run_in_sandbox
+from grouprl.sandbox import BACKENDS, Failed, Returned, run_in_sandbox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from escapes import HELPER, ORDINARY, REACHABLE, ROOT, ends, running, told_by
-from grouprl.rewards.sandbox import BACKENDS, Failed, Limits, Returned, landlock, run_in_sandbox
+from grouprl.sandbox import BACKENDS, Failed, Limits, Returned, landlock, run_in_sandbox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
 
@@ -193,7 +193,7 @@ def test_nothing_survives_the_one_who_started_it(backend: str, tmp_path: Path):
     before = running()
     program = "import time\nprint('up', flush=True)\ntime.sleep(60)"
     runner = f"""
-from grouprl.rewards.sandbox import Limits, run_in_sandbox
+from grouprl.sandbox import Limits, run_in_sandbox
 run_in_sandbox({program!r}, limits=Limits(seconds=60.0), backend={backend!r})
 """
     with subprocess.Popen([sys.executable, "-c", runner]) as process:

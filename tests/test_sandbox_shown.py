@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from escapes import HELPER, ROOT, told_by
-from grouprl.rewards.sandbox import BACKENDS, Returned, run_in_sandbox, shown, why_unavailable
-from grouprl.rewards.sandbox.interpreter import EXECUTABLE, PREFIX
+from grouprl.sandbox import BACKENDS, Returned, run_in_sandbox, shown, why_unavailable
+from grouprl.sandbox.interpreter import EXECUTABLE, PREFIX
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
 

@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from grouprl.rewards.sandbox import BACKENDS, SandboxError, run_in_sandbox, why_unavailable
+from grouprl.sandbox import BACKENDS, SandboxError, run_in_sandbox, why_unavailable
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
 
 _RUN = """
 import os, sys
-from grouprl.rewards.sandbox import run_in_sandbox
+from grouprl.sandbox import run_in_sandbox
 result = run_in_sandbox("print('out')", ["[2]"], backend=sys.argv[1])
 with open(sys.argv[2], "w") as file:  # standard output may be closed
     file.write(f"{result.outcomes[0].value} {result.output!r}")
 """
 _REASONS = """
 import json
-from grouprl.rewards.sandbox import BACKENDS, why_unavailable
+from grouprl.sandbox import BACKENDS, why_unavailable
 print(json.dumps([why_unavailable(name) for name in BACKENDS]))
 """
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grouprl.config_supervised import SftConfig
+from grouprl.config.supervised import SftConfig
 from grouprl.models import load_model, load_tokenizer
-from grouprl.sft import load_pairs, sft
+from grouprl.supervised.sft import load_pairs, sft
 from grouprl.types import UserError
 from small_runs import grouprl, tree, write_rows
 

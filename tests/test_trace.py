@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from grouprl.algorithm import Algorithm
-from grouprl.config import LearnerConfig
+from grouprl.algorithms.spec import Algorithm
+from grouprl.config.run import LearnerConfig
 from grouprl.learner import Credit, KlCoefficient, Learner, Optimizer, make_batch
 from grouprl.models import frozen_copy, load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request

@@ -19,12 +19,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from grouprl import Algorithm, Run, Trainer, UserError
-from grouprl.config import RunConfig, load_config
-from grouprl.lab.files import lock_directory
-from grouprl.rewards import WeightedReward
+from grouprl.config.run import RunConfig, load_config
+from grouprl.curriculum.order import step_visits
+from grouprl.record.files import lock_directory
 from grouprl.rewards.named import REWARDS
+from grouprl.scoring.functions import WeightedReward
 from grouprl.tasks import task_from_list
-from grouprl.tasks.order import step_visits
 from letter_rewards import InProcess, letters
 from small_runs import (
     ROWS,
@@ -187,7 +187,7 @@ from pathlib import Path
 from letter_rewards import InProcess, letters
 from small_runs import ROWS, small_config
 from grouprl import Trainer
-from grouprl.rewards import WeightedReward
+from grouprl.scoring.functions import WeightedReward
 {death}
 config = small_config(Path(sys.argv[2]), checkpoint={{"every": 2, "keep": 9}})
 Trainer(sys.argv[1], ROWS, [WeightedReward("letters", dying)], config=config).train()
@@ -221,7 +221,7 @@ def test_two_ctrl_c_end_the_command_at_once(tiny: Path, tmp_path: Path) -> None:
     # One step of minutes, so that nothing but the second signal can end it soon.
     endless = {"problems_per_step": 500, "group_size": 64, "max_tokens": 150}
     settings = small_settings(tmp_path, rollout=endless, evaluation={"problems": 1, "samples": 1}, name="run")
-    command = [sys.executable, "-m", "grouprl.cli", "train", "--model", str(tiny), "task.name=gsm8k", *settings]
+    command = [sys.executable, "-m", "grouprl", "train", "--model", str(tiny), "task.name=gsm8k", *settings]
     with subprocess.Popen(
         [*command, f"task.path={data}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=child_environment(),

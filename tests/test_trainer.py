@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from grouprl import Algorithm, Problem, Run, Trainer, UserError, WeightedReward
-from grouprl.config import RunConfig, load_config
+from grouprl.config.run import RunConfig, load_config
 from grouprl.models import load_tokenizer
 from grouprl.tasks import task_from_list
 from letter_rewards import letters

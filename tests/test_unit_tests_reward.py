@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from grouprl.rewards.judge import open_judge
-from grouprl.rewards.pool import Limits
-from grouprl.rewards.resolve import WeightedReward
-from grouprl.rewards.sandbox import BACKENDS, why_unavailable
 from grouprl.rewards.unit_tests import UnitTests
+from grouprl.sandbox import BACKENDS, why_unavailable
+from grouprl.scoring.functions import WeightedReward
+from grouprl.scoring.pool import Limits
+from grouprl.scoring.scorer import open_scorer
 from grouprl.types import UserError
 
 TESTS = ("assert double(2) == 4", "assert double(-3) == -6", "assert double('ab') == 'abab'")
@@ -212,10 +212,10 @@ def test_a_limit_beyond_that_of_a_call_is_refused(backend: str):
     """It would make every program that hangs invalid instead of wrong."""
     reward = WeightedReward("unit_tests", UnitTests(backend=backend, seconds=12.0))
     message = r"unit_tests: expected scoring.seconds of 13 or more .* got 10"
-    with pytest.raises(UserError, match=message), open_judge([reward], limits=Limits(seconds=10.0)):
+    with pytest.raises(UserError, match=message), open_scorer([reward], limits=Limits(seconds=10.0)):
         pass
     other = WeightedReward("other", len)
-    with pytest.raises(UserError, match=message), open_judge([other], verifier=reward, limits=Limits(seconds=10.0)):
+    with pytest.raises(UserError, match=message), open_scorer([other], verifier=reward, limits=Limits(seconds=10.0)):
         pass
 
 

@@ -10,24 +10,26 @@ from typing import TYPE_CHECKING, Any
 # core (a reward worker, a browser), a step with spinning threads takes 40 to 80 times as long (docs/performance.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from grouprl.algorithm import Algorithm
 from grouprl.types import Problem, UserError
 
 if TYPE_CHECKING:
+    from grouprl.algorithms.spec import Algorithm
     from grouprl.config import RunConfig
-    from grouprl.rewards import Invalid, WeightedReward
-    from grouprl.train import Run
-    from grouprl.trainer import Trainer
+    from grouprl.run.train import Run
+    from grouprl.run.trainer import Trainer
+    from grouprl.scoring.functions import WeightedReward
+    from grouprl.scoring.invalid import Invalid
 
 __version__ = "0.1.0"
 __all__ = ["Algorithm", "Invalid", "Problem", "Run", "RunConfig", "Trainer", "UserError", "WeightedReward"]
 
 _LAZY = {
-    "Invalid": "grouprl.rewards",
-    "Run": "grouprl.train",
+    "Algorithm": "grouprl.algorithms.spec",
+    "Invalid": "grouprl.scoring.invalid",
+    "Run": "grouprl.run.train",
     "RunConfig": "grouprl.config",
-    "Trainer": "grouprl.trainer",
-    "WeightedReward": "grouprl.rewards",
+    "Trainer": "grouprl.run.trainer",
+    "WeightedReward": "grouprl.scoring.functions",
 }
 
 

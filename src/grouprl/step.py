@@ -12,17 +12,18 @@ from itertools import compress
 
 from transformers import PreTrainedTokenizerBase
 
-from grouprl.algorithm import Algorithm
 from grouprl.algorithms import kept_groups
+from grouprl.algorithms.spec import Algorithm
+from grouprl.curriculum.order import Sampler, Visit
+from grouprl.curriculum.pass_rates import PassRates
 from grouprl.evaluation.measures import step_measures
 from grouprl.learner import Learner, assign_credit, make_batch, recorded_tokens, watches
 from grouprl.models import prompt_token_ids
-from grouprl.rewards import SOFT_OVERLONG, Judge
-from grouprl.rewards.overlong import with_overlong_penalty
 from grouprl.rollout import Engine, Request
+from grouprl.scoring.functions import SOFT_OVERLONG
+from grouprl.scoring.overlong import with_overlong_penalty
+from grouprl.scoring.scorer import Scorer
 from grouprl.tasks import Task
-from grouprl.tasks.curriculum import PassRates
-from grouprl.tasks.order import Sampler, Visit
 from grouprl.types import Group, RewardOutcome, Sampling, TokenTrace
 
 
@@ -31,7 +32,7 @@ class Rooms:
     """Everything a step uses. Nothing in here is replaced during a run; the weights inside the learner change."""
 
     task: Task
-    judge: Judge
+    scorer: Scorer
     engine: Engine
     learner: Learner
     algorithm: Algorithm
@@ -101,7 +102,7 @@ def grpo_step(
 
         # Compare each completion with its own group: this is what replaces the critic.
         outcomes_N = [outcome for row in compress(outcomes, kept) for outcome in row]
-        weights, kl_coef = {SOFT_OVERLONG: 1.0} | rooms.judge.weights, rooms.learner.kl_coefficient.value
+        weights, kl_coef = {SOFT_OVERLONG: 1.0} | rooms.scorer.weights, rooms.learner.kl_coefficient.value
         credit = assign_credit(outcomes_N, weights, batch, seen, algorithm, kl_coef=kl_coef)
 
         # Clipped ratio, KL to the reference, gradient, AdamW: see Learner.learn and algorithms.policy_loss.
@@ -114,7 +115,7 @@ def grpo_step(
     if algorithm.refresh_reference and step % algorithm.refresh_reference == 0:
         rooms.learner.refresh_reference()
 
-    metrics = step_measures(rooms.task, groups, outcomes) | rooms.judge.usage() | metrics
+    metrics = step_measures(rooms.task, groups, outcomes) | rooms.scorer.usage() | metrics
     total = time.perf_counter() - started
     metrics |= {
         "groups/sampled": len(groups),
@@ -134,7 +135,7 @@ def _sampled_round(rooms: Rooms, visits: Sequence[Visit], on_finished: Callable[
         for problem, at in visits
     ]
     # The rewards of a group are computed beside the sampling of the others.
-    scoring = rooms.judge.scoring()
+    scoring = rooms.scorer.scoring()
     groups = rooms.engine.generate(requests, sampling, on_finished=on_finished, on_group=scoring.begin)
     sampled = time.perf_counter()
     # A completion whose reward is invalid has a NaN total: no part in its group's statistics, advantage 0.

@@ -7,7 +7,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from grouprl.algorithm import Baseline, Centre, Scale, Std
+from grouprl.algorithms.spec import Baseline, Centre, Scale, Std
 
 
 def group_advantages(

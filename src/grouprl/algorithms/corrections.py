@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grouprl.algorithm import Correction, Ratio
+from grouprl.algorithms.spec import Correction, Ratio
 
 
 def mismatch_weights(

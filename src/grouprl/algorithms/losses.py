@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grouprl.algorithm import KlKind, Ratio, Surrogate
 from grouprl.algorithms.kl import kl_estimate
+from grouprl.algorithms.spec import KlKind, Ratio, Surrogate
 
 
 def policy_loss(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from grouprl.algorithm import Algorithm
 from grouprl.algorithms.presets import PRESETS
+from grouprl.algorithms.spec import Algorithm
 
 # DeepSeekMath, arXiv:2402.03300, algorithm 1; clip 0.2 as in PPO, beta = 0.04 as in section 4.2.
 grpo = Algorithm("grpo")

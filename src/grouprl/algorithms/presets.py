@@ -6,7 +6,7 @@ docs/presets.md compares them line by line and lists what remains different.
 
 from __future__ import annotations
 
-from grouprl.algorithm import Algorithm
+from grouprl.algorithms.spec import Algorithm
 
 # TRL 1.16.0, trl/trainer/grpo_config.py: loss_type "dapo" = mean over the active tokens of the batch, beta 0.0.
 # trl/trainer/grpo_trainer.py, _generate_and_score_completions: nanstd (n - 1), 1e-4 added to it.

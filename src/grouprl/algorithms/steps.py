@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from grouprl.algorithm import Std
+from grouprl.algorithms.spec import Std
 
 
 def step_advantages(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grouprl.algorithm import Std
 from grouprl.algorithms.gae import gae
+from grouprl.algorithms.spec import Std
 
 
 def token_advantages(

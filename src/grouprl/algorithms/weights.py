@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from grouprl.algorithm import Aggregate
+from grouprl.algorithms.spec import Aggregate
 
 
 def token_weights(

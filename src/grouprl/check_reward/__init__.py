@@ -11,16 +11,16 @@ from rich.console import Console
 from grouprl.check_reward.cautions import cautions
 from grouprl.check_reward.findings import CheckedReward, KindScores, RewardFacts, kind_scores, reward_facts, verdict_of
 from grouprl.check_reward.screen import show
-from grouprl.check_reward.trials import Scorer, judge_trials
+from grouprl.check_reward.trials import TrialScorer, score_trials
 from grouprl.check_reward.tricks import KINDS, trial_completions
-from grouprl.config import RunConfig
-from grouprl.lab.terminal import Terminal
+from grouprl.config.run import RunConfig
 from grouprl.models import load_tokenizer
-from grouprl.prepare import check_rewards
-from grouprl.rewards import SOFT_OVERLONG, WeightedReward
+from grouprl.run.assemble import check_rewards
+from grouprl.run.terminal import Terminal
+from grouprl.run.train import scorer_of
+from grouprl.run.trainer import configured_rewards
+from grouprl.scoring.functions import SOFT_OVERLONG, WeightedReward
 from grouprl.tasks import Task, load_task
-from grouprl.train import judge_of
-from grouprl.trainer import configured_rewards
 from grouprl.types import UserError
 
 __all__ = ["KINDS", "CheckedReward", "KindScores", "RewardFacts", "check_reward", "trial_completions", "try_rewards"]
@@ -70,12 +70,12 @@ def try_rewards(
     texts = trial_completions(asked, golds, config.task.format)
     everything_is_shown = config.scoring.model_copy(update={"max_invalid": 1.0})
     max_tokens, buffer = config.rollout.max_tokens, config.algorithm.overlong_buffer
-    with judge_of(config.model_copy(update={"scoring": everything_is_shown}), task, rewards) as judge:
+    with scorer_of(config.model_copy(update={"scoring": everything_is_shown}), task, rewards) as opened:
         tokenizer = load_tokenizer(config.model.path)
-        judge.check_columns(asked)
-        scorer = Scorer(judge, tokenizer, max_tokens, buffer)
+        opened.check_columns(asked)
+        scorer = TrialScorer(opened, tokenizer, max_tokens, buffer)
         with (terminal or Terminal()).progress("check", 2 * sum(map(len, texts))) as advance:
-            trials = judge_trials(scorer, asked, texts, advance)
+            trials = score_trials(scorer, asked, texts, advance)
     weights = {reward.name: reward.weight for reward in rewards} | ({SOFT_OVERLONG: 1.0} if buffer else {})
     kinds = kind_scores(trials, list(weights))
     facts = reward_facts(trials, weights, [reward.name for reward in rewards if reward.per_step])

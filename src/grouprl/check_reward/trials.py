@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from grouprl.check_reward.tricks import KINDS, Kind
-from grouprl.lab.terminal import Advance
 from grouprl.models import authored_completion
-from grouprl.rewards import Judge
-from grouprl.rewards.overlong import with_overlong_penalty
+from grouprl.run.terminal import Advance
+from grouprl.scoring.overlong import with_overlong_penalty
+from grouprl.scoring.scorer import Scorer
 from grouprl.types import Group, Problem, RewardOutcome
 
 if TYPE_CHECKING:
@@ -34,23 +34,23 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Scorer:
+class TrialScorer:
     """Scores groups as a run does.
 
     Args:
-        judge: must not stop at invalid completions (max_invalid=1).
+        scorer: must not stop at invalid completions (max_invalid=1).
         tokenizer: of the policy; process rewards need it.
         max_tokens, overlong_buffer: of the penalty of `algorithm.overlong_buffer`.
     """
 
-    judge: Judge
+    scorer: Scorer
     tokenizer: PreTrainedTokenizerBase
     max_tokens: int
     overlong_buffer: float
 
     def begin(self, group: Group) -> Callable[[], tuple[RewardOutcome, ...]]:
         """Starts the calls for a group; what is given waits for its outcomes [G]."""
-        scoring = self.judge.scoring()
+        scoring = self.scorer.scoring()
         scoring.begin(0, group)
         return lambda: with_overlong_penalty(
             [group], scoring.finish(self.tokenizer), max_tokens=self.max_tokens, buffer=self.overlong_buffer
@@ -61,8 +61,8 @@ class Scorer:
         return self.begin(single)()[0]
 
 
-def judge_trials(
-    scorer: Scorer, problems: Sequence[Problem], texts: Sequence[Mapping[str, str]], advance: Advance
+def score_trials(
+    scorer: TrialScorer, problems: Sequence[Problem], texts: Sequence[Mapping[str, str]], advance: Advance
 ) -> list[Trial]:
     """Calls every reward on every group, then on each completion alone; what differs is called alone once more.
 
@@ -89,7 +89,7 @@ def judge_trials(
     return trials
 
 
-def _again(scorer: Scorer, single: Group, trial: Trial) -> Trial:
+def _again(scorer: TrialScorer, single: Group, trial: Trial) -> Trial:
     started = time.perf_counter()
     alone = scorer.one(single)
     seconds = time.perf_counter() - started

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from grouprl.evaluation.measures import trait_shares
 from grouprl.evaluation.paired import ProblemResults
 from grouprl.evaluation.statistics import mean_interval, pass_at_k, wilson_interval
-from grouprl.rewards import Judge
 from grouprl.rollout import Engine, Request
+from grouprl.scoring.scorer import Scorer
 from grouprl.tasks.base import Task
 from grouprl.types import Group, Sampling
 
@@ -32,7 +32,7 @@ class Evaluation:
 def evaluate(
     engine: Engine,
     task: Task,
-    judge: Judge,
+    scorer: Scorer,
     prompts: Sequence[Request],
     *,
     samples: int,
@@ -44,7 +44,7 @@ def evaluate(
     Args:
         engine: samples from the policy.
         task: whose traits are counted.
-        judge: its verifier says what is correct; a completion that it cannot judge counts as not correct.
+        scorer: its verifier says what is correct; a completion that it cannot judge counts as not correct.
         prompts: the problems; their number of completions is ignored.
         samples: completions per problem for pass@k; 0 = the greedy one alone.
         max_tokens: of a completion.
@@ -52,16 +52,16 @@ def evaluate(
 
     Returns:
         values: the number of problems; with a verifier greedy_accuracy, and unverified_share, the share of all
-        completions that it could not judge, when above 0; with samples the share of each trait among the sampled
+        completions that it could not scorer, when above 0; with samples the share of each trait among the sampled
         completions, their mean_length in tokens, and with both pass_at_1, pass_at_2, pass_at_4, ... up to `samples`.
         Accuracies have their 95 % interval (Wilson's for shares of problems, Student's t for means).
     """
     greedy = _generate(engine, prompts, 1, Sampling(max_tokens, temperature=0.0), on_finished)
     sampled = _generate(engine, prompts, samples, Sampling(max_tokens), on_finished) if samples else []
-    said, drawn = judge.verify(greedy), judge.verify(sampled)
+    said, drawn = scorer.verify(greedy), scorer.verify(sampled)
     results = ProblemResults((), (), (), samples)
     values: Values = {}
-    if judge.verifier is not None:
+    if scorer.verifier is not None:
         names = tuple(prompt.problem.id for prompt in prompts)
         hits = tuple(int(bool(row[0])) for row in said)
         correct = tuple(sum(map(bool, row)) for row in drawn) or (0,) * len(prompts)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grouprl.algorithm import Algorithm
 from grouprl.algorithms import (
     completion_advantages,
     group_advantages,
@@ -16,6 +15,7 @@ from grouprl.algorithms import (
     step_advantages,
     token_advantages,
 )
+from grouprl.algorithms.spec import Algorithm
 from grouprl.learner.seen import Seen
 from grouprl.types import Batch, RewardOutcome
 

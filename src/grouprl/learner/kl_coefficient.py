@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from grouprl.algorithm import Algorithm
 from grouprl.algorithms import steered_kl_coef
+from grouprl.algorithms.spec import Algorithm
 
 
 class KlCoefficient:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from grouprl.algorithm import Algorithm
 from grouprl.algorithms import high_entropy_mask, mismatch_weights, policy_loss, token_weights, value_loss
+from grouprl.algorithms.spec import Algorithm
 from grouprl.learner.credit import Credit, explained_variance
 from grouprl.learner.forward import Forward, pack_forward, pack_hidden
 from grouprl.learner.kl_coefficient import KlCoefficient

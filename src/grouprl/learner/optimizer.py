@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from grouprl.config import UpdateConfig
+from grouprl.config.run import UpdateConfig
 from grouprl.types import UserError
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from grouprl.config import ALL_LINEAR, LoraConfig
+from grouprl.config.run import ALL_LINEAR, LoraConfig
 from grouprl.types import UserError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

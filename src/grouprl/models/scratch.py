@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from grouprl.config_supervised import NewModelConfig
+from grouprl.config.supervised import NewModelConfig
 from grouprl.models.attention import NAME
 
 # Digits alone, so that a number is read by place value; an operator with its spaces is one token, so that a worked

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grouprl.rewards.rules import RewardFunction, Text, correct_answer
+from grouprl.rewards.rules import Text, correct_answer
 from grouprl.rewards.symbolic import MathVerify
+from grouprl.scoring.functions import RewardFunction
 from grouprl.types import UserError
 
 _VERIFIERS: Mapping[str, Callable[[], RewardFunction]] = {

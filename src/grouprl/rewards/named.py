@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from grouprl.rewards.endpoint import JudgeModel
 from grouprl.rewards.formats import Regex, ThinkFormat
 from grouprl.rewards.json_schema import JsonSchema
+from grouprl.rewards.judge_model.grading import JudgeModel
 from grouprl.rewards.lengths import CosineLength
 from grouprl.rewards.repetition import Repetition
 from grouprl.rewards.rules import boxed_format, correct_answer

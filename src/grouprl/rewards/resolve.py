@@ -4,60 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import fields
 from typing import Any
 
+from grouprl.config.names import unknown_name
 from grouprl.rewards.named import REWARDS, STEP_REWARDS
-from grouprl.rewards.rules import RewardFunction
-from grouprl.tasks.names import unknown_name
+from grouprl.scoring.functions import SOFT_OVERLONG, FromFile, RewardFunction, WeightedReward
 from grouprl.types import UserError
-
-SOFT_OVERLONG = "soft_overlong"
-_LARGEST_WEIGHT = 1e6
-
-
-@dataclass(frozen=True)
-class FromFile:
-    """A reward function in a Python file, which only the workers import: it may do there what it likes.
-
-    `function` is a function in TRL's form, or a class that is called with `arguments` to make one.
-    """
-
-    path: str
-    function: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not Path(self.path).is_file():
-            raise UserError(
-                f"reward {self.function}: expected a Python file at {self.path}, found none: check the path"
-            )
-
-
-@dataclass(frozen=True)
-class WeightedReward:
-    """A reward function, the name its values are recorded under, and its factor in the total.
-
-    With `per_step` it is a process reward: it gives steps (`rewards.steps.StepFunction`), which do not enter the total.
-    """
-
-    name: str
-    function: RewardFunction | FromFile
-    weight: float = 1.0
-    per_step: bool = False
-
-    def __post_init__(self) -> None:
-        if not abs(self.weight) <= _LARGEST_WEIGHT:
-            raise UserError(
-                f"reward {self.name}: expected a weight of at most {_LARGEST_WEIGHT:g} in size, got {self.weight}: "
-                "write a number such as 1.0"
-            )
-
-    @property
-    def in_process(self) -> bool:
-        """Whether it is called in the run's own process, once for a whole step: what holds a model or a connection."""
-        return getattr(self.function, "in_process", False)
 
 
 def resolve_rewards(

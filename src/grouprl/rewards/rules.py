@@ -2,7 +2,7 @@ r"""Rule rewards. Every function takes TRL's keywords and gives one value for ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grouprl.tasks.answers import completion_text as completion_text
@@ -10,9 +10,6 @@ from grouprl.tasks.answers import final_answer, final_text, last_boxed, same_val
 
 Text = str | Sequence[Mapping[str, Any]]
 """A prompt or completion in TRL's form: plain text, or chat messages."""
-
-RewardFunction = Callable[..., Any]
-"""`reward(prompts, completions, completion_ids, **columns) -> list[float | None]`, or a coroutine function of it."""
 
 
 def gold_text(answer: object) -> str:

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from functools import cache
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grouprl.rewards.rules import Text, completion_text
 from grouprl.tasks.answers import parse_value
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-StepFunction = Callable[..., Any]
-"""`reward(prompts, completions, completion_ids, **columns) -> list[list[tuple[int, float]] | None]`: for each
-completion its steps as (end, value), `end` in characters of its text up to and including the step; None = does not
-apply."""
 
 _TERM = r"\$?[0-9][0-9,.]{0,15}"
 _SIGN = r"\s{0,3}(?:[-+*/x×÷−]|\\times|\\div|\\cdot)\s{0,3}"
@@ -87,24 +76,3 @@ def _value(expression: str) -> Fraction | None:
         else:
             terms.append(value if sign == "+" else -value)
     return sum(terms, Fraction(0))
-
-
-def last_tokens(token_ids: Sequence[int], ends: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """For each end in characters of a completion's text, the index of the token that completes it."""
-
-    @cache
-    def written(count: int) -> int:
-        return len(tokenizer.decode(token_ids[:count], skip_special_tokens=True))
-
-    # Tokens alone need not add up to the text (half a character, a space that only joins): near enough to start from.
-    alone = tokenizer.batch_decode([[token] for token in token_ids], skip_special_tokens=True)
-    guesses = list(accumulate(map(len, alone)))
-    found = []
-    for end in ends:
-        index = min(bisect_left(guesses, end), len(token_ids) - 1)
-        while index > 0 and written(index) >= end:
-            index -= 1
-        while index < len(token_ids) - 1 and written(index + 1) < end:
-            index += 1
-        found.append(index)
-    return found

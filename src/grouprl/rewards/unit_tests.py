@@ -9,7 +9,7 @@ from typing import Any
 
 from grouprl.rewards.programs import program
 from grouprl.rewards.rules import Text, completion_text
-from grouprl.rewards.sandbox import BACKENDS, Limits, Returned, choose_backend, run_in_sandbox, why_unavailable
+from grouprl.sandbox import BACKENDS, Limits, Returned, choose_backend, run_in_sandbox, why_unavailable
 from grouprl.tasks.asserts import Check, holds
 from grouprl.tasks.asserts import unit_tests as cut
 from grouprl.types import UserError

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from grouprl.config.names import unknown_name
 from grouprl.tasks.base import Task
 from grouprl.tasks.code import Code
 from grouprl.tasks.countdown import Countdown
@@ -13,7 +14,6 @@ from grouprl.tasks.formats import Format, with_format
 from grouprl.tasks.gsm8k import Gsm8k
 from grouprl.tasks.jsonl import Jsonl
 from grouprl.tasks.math_problems import MathProblems
-from grouprl.tasks.names import unknown_name
 from grouprl.tasks.reasoning_gym import ReasoningGym
 from grouprl.tasks.word_problems import WordProblems
 from grouprl.types import UserError

@@ -1,0 +1,317 @@
+"""One verb per capability: each builds a configuration and calls one function."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from pydantic import BaseModel
+from rich.console import Console
+
+from grouprl.algorithms.named import NAMED
+from grouprl.config.names import unknown_name
+from grouprl.config.run import RunConfig, load_config
+from grouprl.config.supervised import DpoConfig, RewardModelConfig, SftConfig
+from grouprl.types import UserError
+
+app = typer.Typer(
+    help="Critic-free reinforcement learning for language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+_Config = TypeVar("_Config", bound=BaseModel)
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(help="Configuration files, names of bundled recipes, and changes such as rollout.group_size=16."),
+]
+ModelOption = Annotated[str | None, typer.Option("--model", help="Bundled name, folder or hub id.")]
+TaskOption = Annotated[str | None, typer.Option("--task", help="See grouprl tasks.")]
+RewardOption = Annotated[
+    list[str] | None, typer.Option("--reward", help="A name, or FILE.py:FUNCTION; =WEIGHT may follow. Repeatable.")
+]
+
+
+@app.command()
+def train(
+    settings: Settings = None,
+    model: ModelOption = None,
+    task: TaskOption = None,
+    reward: RewardOption = None,
+    name: Annotated[str | None, typer.Option(help="Folder of the run inside runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")] = False,
+) -> None:
+    """Train a policy with GRPO or another algorithm of its family (docs/algorithms.md).
+
+    Example: grouprl train demo seed=1 --name demo-1
+
+    Example: grouprl train demo algorithm=dapo algorithm.clip_high=0.3
+
+    Example: grouprl train --model Qwen/Qwen2.5-0.5B-Instruct --task gsm8k rollout.max_tokens=512
+
+    Example: grouprl train demo --reward correct_answer --reward my_rewards.py:short=0.2
+    """
+    options = {"model.path": model, "task.name": task, "name": name, "rewards": _rewards(reward)}
+    config = _config(RunConfig, settings, options)
+    if resume:
+        from grouprl.run.resume import saved_path
+
+        config = _config(RunConfig, [str(saved_path(Path(config.runs_dir) / config.name)), *(settings or [])], options)
+    from grouprl.run.train import train as run
+    from grouprl.run.trainer import configured_rewards
+    from grouprl.tasks import load_task
+
+    loaded = load_task(**config.task.model_dump())
+    finished = run(config, loaded, configured_rewards(config, loaded), resume=resume)
+    if not finished.completed:
+        raise typer.Exit(130)
+
+
+@app.command()
+def sft(settings: Settings = None, model: ModelOption = None, task: TaskOption = None) -> None:
+    """Fine-tune on prompt/completion pairs: the cold start before reinforcement learning.
+
+    Example: grouprl sft abacus_sft out=my-abacus
+
+    Example: grouprl sft --model runs/a/model pairs.path=pairs.jsonl learner.learning_rate=1e-4
+    """
+    config = _config(SftConfig, settings, {"model.path": model, "task.name": task})
+    from grouprl.supervised.sft import sft as run
+
+    typer.echo(f"Model: {run(config)}")
+
+
+@app.command()
+def dpo(settings: Settings = None, model: ModelOption = None) -> None:
+    """Learn from preference pairs without sampling: direct preference optimisation.
+
+    The pairs are the best and worst completions of a recorded run's groups, or a file's lines of
+    {"prompt": ..., "chosen": ..., "rejected": ...}.
+
+    Example: grouprl dpo abacus_dpo preferences.run=runs/demo
+
+    Example: grouprl dpo --model runs/a/model preferences.path=pairs.jsonl learner.learning_rate=1e-6
+    """
+    config = _config(DpoConfig, settings, {"model.path": model})
+    from grouprl.supervised.dpo import dpo as run
+
+    typer.echo(f"Model: {run(config)}")
+
+
+@app.command("reward-model")
+def reward_model(settings: Settings = None, model: ModelOption = None) -> None:
+    """Train a reward model on preference pairs, to be used as a reward in training.
+
+    The pairs are the best and worst completions of a recorded run's groups, or a file's lines of
+    {"prompt": ..., "chosen": ..., "rejected": ...}.
+
+    Example: grouprl reward-model abacus_reward_model preferences.run=runs/demo
+
+    Example: grouprl train demo 'rewards=[{name: reward_model, path: runs/reward-model/model}]'
+    """
+    config = _config(RewardModelConfig, settings, {"model.path": model})
+    from grouprl.supervised.reward_model import train_reward_model
+
+    typer.echo(f"Reward model: {train_reward_model(config)}")
+
+
+@app.command("eval")
+def evaluate(
+    checkpoint: Annotated[str, typer.Argument(help="Checkpoint folder, bundled name or hub id.")],
+    settings: Settings = None,
+    task: TaskOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Judge a model on held-out problems: greedy accuracy, pass@k, 95 % intervals.
+
+    A checkpoint of a run is judged on that run's task unless told otherwise.
+
+    Example: grouprl eval runs/demo/checkpoints/step-000060 evaluation.samples=16
+    """
+    config = _config(
+        RunConfig, [*_run_of(checkpoint), *(settings or [])], {"model.path": checkpoint, "task.name": task}
+    )
+    from grouprl.run.inspection import show_evaluation
+
+    show_evaluation(config, as_json=as_json)
+
+
+@app.command()
+def sample(
+    model: Annotated[str, typer.Argument(help="Checkpoint folder, bundled name or hub id.")] = "abacus",
+    settings: Settings = None,
+    task: TaskOption = None,
+    problem: Annotated[int, typer.Option(min=0, help="Which problem of evaluation.split.")] = 0,
+    prompt: Annotated[str | None, typer.Option(help="Your own prompt instead; it has no rewards.")] = None,
+) -> None:
+    """Show one prompt's group of completions, with rewards and advantages.
+
+    Example: grouprl sample abacus --problem 3 rollout.group_size=8
+    """
+    config = _config(RunConfig, [*_run_of(model), *(settings or [])], {"model.path": model, "task.name": task})
+    from grouprl.run.inspection import show_group
+
+    show_group(config, problem=problem, prompt=prompt)
+
+
+@app.command()
+def compare(
+    settings: Settings = None,
+    vary: Annotated[str | None, typer.Option(help="KEY=VALUE,VALUE: one variant for each value.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0.")] = None,
+    name: Annotated[str | None, typer.Option(help="Folder of the comparison inside runs/.")] = None,
+) -> None:
+    """Compare algorithms or settings on the same problems and seeds: paired intervals, curves, one report.
+
+    The same command goes on where it was stopped, and writes the report of a finished comparison anew.
+
+    Example: grouprl compare compare_family seeds=[0,1,2]
+
+    Example: grouprl compare demo --vary algorithm=grpo,dr_grpo,rloo --seeds 3 --name mine
+    """
+    options = {"seeds": None if seeds is None else list(range(seeds)), "name": name}
+    changes = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
+    from grouprl.compare.variants import compare as run
+    from grouprl.config.comparison import load_comparison
+
+    config = load_comparison([*(settings or []), *changes], vary, _file)
+    compared = run(config, lambda given: _config(RunConfig, list(given), {}))
+    if compared.failed:
+        raise typer.Exit(1)
+    if not compared.completed:
+        raise typer.Exit(130)
+
+
+@app.command()
+def tasks(name: Annotated[str | None, typer.Argument(help="One task, with examples.")] = None) -> None:
+    """List the tasks: problems to train on, what judges them, and an example of each.
+
+    Example: grouprl tasks countdown
+    """
+    from grouprl.cli.listing import show_tasks
+
+    show_tasks(name)
+
+
+@app.command("check-reward")
+def check_reward(
+    settings: Settings = None,
+    task: TaskOption = None,
+    reward: RewardOption = None,
+    problems: Annotated[int, typer.Option(min=1, help="How many train problems are tried.")] = 32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Before training: which cheap trick scores best? Exit code 1 when one beats the gold answers.
+
+    Example: grouprl check-reward --task countdown
+
+    Example: grouprl check-reward demo --reward my_rewards.py:short
+    """
+    config = _config(RunConfig, settings, {"task.name": task, "rewards": _rewards(reward)})
+    from grouprl.check_reward import check_reward as check
+
+    if not check(config, problems=problems, as_json=as_json).passed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Run directory, such as runs/demo.")],
+    out: Annotated[Path | None, typer.Argument(help="Parquet file; rollouts.parquet in the run by default.")] = None,
+) -> None:
+    """Write every completion of a run as Parquet, for DuckDB, polars or pandas.
+
+    Example: grouprl export runs/demo
+    """
+    from grouprl.record.export import export as write
+
+    typer.echo(f"Rollouts: {write(run, out or run / 'rollouts.parquet')}")
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="Run directory, such as runs/demo.")]) -> None:
+    """Write report.html and plots/ anew from what a run directory holds.
+
+    Example: grouprl report runs/demo
+    """
+    from grouprl.report.write import write_report
+
+    typer.echo(f"Report: {write_report(run)}")
+
+
+@app.command()
+def lab(
+    runs: Annotated[Path, typer.Argument(help="Folder of the runs.")] = Path("runs"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 = a free one.")] = 0,
+    browser: Annotated[bool, typer.Option(help="Open the link.")] = True,
+) -> None:
+    """Open the lab: a local page that follows runs live, shows every completion and explains GRPO (docs/lab.md).
+
+    Example: grouprl lab
+
+    Example: grouprl lab runs --port 8000 --no-browser
+    """
+    from grouprl.lab.server import serve
+
+    serve(runs, port=port, open_browser=browser, say=typer.echo)
+
+
+def _rewards(given: list[str] | None) -> list[dict[str, object]] | None:
+    """--reward NAME, NAME=0.5, FILE.py:FUNCTION or FILE.py:FUNCTION=0.5, as a configuration has it."""
+    if given is None:
+        return None
+    rewards: list[dict[str, object]] = []
+    for text in given:
+        what, equals, weight = text.partition("=")
+        path, _, name = what.rpartition(":")
+        try:
+            factor = float(weight) if equals else 1.0
+        except ValueError:
+            raise UserError(f"--reward {text}: expected a number after '=', such as 0.5, got {weight!r}") from None
+        if not name or name.endswith(".py"):
+            raise UserError(f"--reward {text}: expected a name or FILE.py:FUNCTION: say which function of the file")
+        rewards.append({"name": name, "path": path or None, "weight": factor})
+    return rewards
+
+
+def _config(kind: type[_Config], settings: list[str] | None, options: Mapping[str, object]) -> _Config:
+    given = settings or []
+    files = [_file(text) for text in given if "=" not in text]
+    changes = [text for text in given if "=" in text]
+    # As JSON: --name 007 is a name, and a path may hold anything.
+    changes += [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
+    presets = {"algorithm": {name: asdict(algorithm) for name, algorithm in NAMED.items()}}
+    return load_config(kind, files, changes, named=presets if kind is RunConfig else None)
+
+
+def _file(text: str) -> Path:
+    path, bundled = Path(text), RECIPES / f"{text}.yaml"
+    if path.is_file() or path.suffix:
+        return path
+    if not bundled.is_file():
+        recipes = {recipe.stem: recipe for recipe in RECIPES.glob("*.yaml")}
+        raise unknown_name("settings (a file, a bundled recipe or a change such as steps=10)", text, recipes)
+    return bundled
+
+
+def _run_of(checkpoint: str) -> list[str]:
+    """The configuration of the run that a checkpoint belongs to, if it lies in one."""
+    config = Path(checkpoint).resolve().parent.parent / "config.yaml"
+    return [str(config)] if config.is_file() else []
+
+
+def main() -> None:
+    """The entry point: what the user can mend is one sentence and exit code 2, a diverged run one and code 1."""
+    try:
+        app()
+    except (UserError, FloatingPointError) as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
+        sys.exit(2 if isinstance(error, UserError) else 1)

@@ -1,0 +1,187 @@
+"""Several variants of a run on the same seeds: each an ordinary run directory made by a process of its own.
+
+The process is the point: the most memory a process ever held is a number of the whole process, so a run that shared
+one would be charged for the runs before it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from grouprl.compare.plan import PlannedRun, Resolve, planned_runs, refuse_other_runs
+from grouprl.compare.read import COMPARISON_FILE, read_comparison
+from grouprl.compare.report import comparison_verdict, write_comparison
+from grouprl.config.comparison import CompareConfig
+from grouprl.record.files import atomic_write_text, json_text, lock_directory
+from grouprl.record.read import read_run
+from grouprl.report.write import verdict
+from grouprl.run.checkpoint import checkpoints
+from grouprl.run.interrupts import StopRequest, stop_on_signal
+from grouprl.run.terminal import Advance, Terminal
+from grouprl.types import UserError
+
+POLL_SECONDS = 0.3
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A finished or stopped comparison."""
+
+    directory: Path
+    completed: bool  # False when it was asked to stop before its last run
+    failed: tuple[str, ...]  # folders of the runs that ended with an error
+
+
+def compare(config: CompareConfig, resolve: Resolve, *, terminal: Terminal | None = None) -> Compared:
+    """Makes the runs of a comparison that are not made yet, seed by seed, and writes its report.
+
+    A run that is finished is kept, one that was interrupted goes on from its checkpoint. A run that fails (a policy
+    that diverged, too little memory) is left out of the report and does not stop the others.
+
+    Args:
+        config: the comparison.
+        resolve: reads the configuration of a run.
+        terminal: where progress is shown.
+
+    Raises:
+        UserError: before the first run, with every mistake of every run; or what a run says that the user can mend.
+    """
+    terminal = terminal or Terminal()
+    planned = planned_runs(config, resolve)
+    directory = Path(config.runs_dir) / config.name
+    refuse_other_runs(directory, planned)
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = lock_directory(directory)
+    try:
+        atomic_write_text(directory / COMPARISON_FILE, json_text(config.model_dump(mode="json"), indent=2) + "\n")
+        left = [run for run in planned if not run.finished]
+        terminal.say(f"{directory}: {len(planned)} runs, {len(planned) - len(left)} of them finished.")
+        with stop_on_signal(terminal.say) as stop:
+            failed = _run_all(planned, left, config.jobs, terminal, stop)
+        with terminal.status("drawing the report"):
+            report = write_comparison(directory)
+    finally:
+        os.close(lock)
+    terminal.say(comparison_verdict(read_comparison(directory)))
+    terminal.say(f"Report: {report}")
+    unfinished = [run for run in planned if not run.finished and run.config.name not in failed]
+    if unfinished:
+        terminal.say(f"Stopped with {len(unfinished)} runs to go; the same command goes on.")
+    return Compared(directory, not unfinished, failed)
+
+
+# The runs
+
+
+@dataclass
+class _Process:
+    """A run in a process of its own."""
+
+    run: PlannedRun
+    process: subprocess.Popen[bytes]
+    shown: int  # steps that the bar counts already
+    asked_to_stop: bool = False
+
+
+def _run_all(
+    planned: Sequence[PlannedRun], left: Sequence[PlannedRun], jobs: int, terminal: Terminal, stop: StopRequest
+) -> tuple[str, ...]:
+    """Makes the runs that are left, `jobs` at a time; gives the names of those that failed."""
+    waiting, running, failed = deque(left), list[_Process](), list[str]()
+    with terminal.progress("comparing", sum(run.config.steps for run in planned)) as advance:
+        advance(sum(run.config.steps for run in planned if run not in left))
+        try:
+            while running or (waiting and not stop.asked):
+                while waiting and len(running) < jobs and not stop.asked:
+                    running.append(_start(waiting.popleft(), advance))
+                time.sleep(POLL_SECONDS)
+                _show(running, advance)
+                for child in running if stop.asked else ():
+                    _ask_to_stop(child)
+                for child in [child for child in running if child.process.poll() is not None]:
+                    running.remove(child)
+                    failed += _ended(child, terminal, stop)
+        finally:
+            # Asked twice, or an error of our own: no process outlives this one.
+            for child in running:
+                child.process.terminate()
+            for child in running:
+                child.process.wait()
+    return tuple(failed)
+
+
+def _start(run: PlannedRun, advance: Advance) -> _Process:
+    resume = bool(checkpoints(run.directory))
+    if not resume:
+        _clear(run.directory)
+    run.directory.mkdir(parents=True, exist_ok=True)
+    settings = [f"{key}={json.dumps(value)}" for key, value in run.config.model_dump(mode="json").items()]
+    command = [sys.executable, "-m", "grouprl", "train", *settings, *(["--resume"] if resume else [])]
+    with (run.directory / "console.txt").open("ab" if resume else "wb") as console:
+        process = _detached(command, console)
+    steps = run.steps_made
+    advance(steps, run.config.name)
+    return _Process(run, process, steps)
+
+
+def _detached(command: Sequence[str], console: IO[bytes]) -> subprocess.Popen[bytes]:
+    # In a session of its own Ctrl-C does not reach it: the first one is passed on once, as SIGTERM.
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, start_new_session=True
+    )
+
+
+def _clear(directory: Path) -> None:
+    """Removes a run that ended before its first checkpoint: there is nothing to go on from."""
+    if directory.exists():
+        os.close(lock_directory(directory))  # refused while a process has it
+        shutil.rmtree(directory)
+
+
+def _ask_to_stop(child: _Process) -> None:
+    if not child.asked_to_stop:
+        child.asked_to_stop = True
+        child.process.terminate()
+
+
+def _ended(child: _Process, terminal: Terminal, stop: StopRequest) -> list[str]:
+    """Says how a run ended; its name when it failed.
+
+    Raises:
+        UserError: what the run itself says that the user can mend; it would be the same for the others.
+    """
+    run, code = child.run, child.process.returncode
+    console = run.directory / "console.txt"
+    if code == 0 and run.finished:
+        terminal.say(f"{run.config.name}: {verdict(read_run(run.directory))}")
+        return []
+    if stop.asked and child.asked_to_stop:
+        return []
+    last = " ".join(console.read_text(encoding="utf-8", errors="replace").split("\n")[-3:]).strip()
+    if code == 2:
+        raise UserError(f"{run.directory}: {last.removeprefix('error: ')}")
+    terminal.say(f"{run.config.name}: failed with code {code}: {last[-300:]} (all of it: {console})")
+    return [run.config.name]
+
+
+def _show(running: Sequence[_Process], advance: Advance) -> None:
+    for child in running:
+        newest = child.run.newest
+        step = int(newest.get("step", 0))
+        figures = "".join(
+            f" {label} {newest[name]:{form}}"
+            for name, label, form in (("reward", "reward", ".2f"), ("accuracy", "correct", ".0%"))
+            if isinstance(newest.get(name), float)
+        )
+        advance(step - child.shown, f"{child.run.config.name} {step}/{child.run.config.steps}{figures}")
+        child.shown = step

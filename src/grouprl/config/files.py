@@ -1,0 +1,246 @@
+"""Configurations from files in order, then dotted overrides, into one strict model; every mistake told at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import json
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from reprlib import repr as shown
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from grouprl.config.yaml_text import read_yaml, write_yaml
+from grouprl.types import UserError
+
+Kind = TypeVar("Kind", bound=BaseModel)
+Presets = Mapping[str, Mapping[str, Any]]
+"""Name -> fields, e.g. {"dapo": {"clip_high": 0.28, ...}}."""
+
+_Tree = dict[str, Any]
+_Key = tuple[str, ...]
+_Mistake = tuple[_Key, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layer:
+    origin: str  # the file or the override
+    tree: _Tree
+
+
+def load_config(
+    kind: type[Kind], files: Sequence[Path], overrides: Sequence[str], *, named: Mapping[str, Presets] | None = None
+) -> Kind:
+    """Read a configuration: later files change earlier ones, overrides (`rollout.group_size=16`) change them all.
+
+    `named={"algorithm": {"dapo": {...}}}` lets a section be given by a name, `algorithm=dapo` or
+    `{name: dapo, kl_coef: 0}`; a file or override that names a section starts it anew. Lists are replaced whole;
+    `rewards.0.weight=2` changes one item. What `dump_config` wrote needs no `named`.
+
+    Raises UserError with every mistake: its file or override, its key, what was expected and what was got.
+    """
+    presets = named or {}
+    layers, unread = _read_all(files, overrides, presets)
+    if unread:
+        raise _all_of(unread)
+    tree, unknown = _with_presets(functools.reduce(functools.partial(_layered, presets), layers, {}), presets)
+    config, invalid = _validated(kind, tree)
+    if config is None or unknown:
+        raise _all_of([f"{_origin(layers, key)}: {'.'.join(key)}: {text}" for key, text in unknown + invalid])
+    return config
+
+
+def dump_config(config: BaseModel) -> str:
+    """Write every field as YAML that `load_config` reads back to an equal value."""
+    return write_yaml(config.model_dump(mode="json"))
+
+
+def _all_of(mistakes: Sequence[str]) -> UserError:
+    return UserError("\n  ".join(["mistakes in the configuration:", *mistakes]))
+
+
+def _read_all(
+    files: Sequence[Path], overrides: Sequence[str], presets: Mapping[str, Presets]
+) -> tuple[list[_Layer], list[str]]:
+    """The layers in the order they apply; and what could not be read."""
+    layers: list[_Layer] = []
+    mistakes: list[str] = []
+    sources = [(str(path), functools.partial(_read_file, path)) for path in files]
+    sources += [(f"override {text}", functools.partial(_read_override, text)) for text in sorted(overrides, key=_depth)]
+    for origin, read in sources:
+        try:
+            layers.append(_Layer(origin, {key: _spelled_out(key, value, presets) for key, value in read().items()}))
+        except (UserError, yaml.YAMLError) as error:
+            mistakes.append(f"{origin}: {' '.join(str(error).split())}")
+    return layers, mistakes
+
+
+def _depth(override: str) -> int:
+    # Names first: `algorithm.kl_coef=0 algorithm=dapo` must not forget the 0.
+    key = override.partition("=")[0]
+    return key.removesuffix(".name").count(".")
+
+
+def _read_file(path: Path) -> _Tree:
+    try:
+        with path.open("rb") as stream:
+            tree = read_yaml(stream)
+    except OSError as error:
+        raise UserError(f"expected a YAML file, got {error.strerror!r}; check the path") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"expected lines of KEY: VALUE, got {'an empty file' if tree is None else shown(tree)}")
+    return tree
+
+
+def _read_override(text: str) -> _Tree:
+    dotted, equals, value = text.partition("=")
+    keys = dotted.split(".")
+    if not equals or not all(keys):
+        raise UserError("expected KEY=VALUE with a dotted key, such as rollout.group_size=16")
+    tree = read_yaml(value)
+    for key in reversed(keys):
+        tree = {key: tree}
+    return typing.cast(_Tree, tree)
+
+
+def _spelled_out(key: str, value: Any, presets: Mapping[str, Presets]) -> Any:
+    return {"name": value} if key in presets and isinstance(value, str) else value
+
+
+# Merging
+
+
+def _layered(presets: Mapping[str, Presets], tree: _Tree, layer: _Layer) -> _Tree:
+    fresh = {section for section in presets if "name" in _children(layer.tree.get(section))}
+    return typing.cast(_Tree, _merged({key: value for key, value in tree.items() if key not in fresh}, layer.tree))
+
+
+def _merged(base: Any, change: Any) -> Any:
+    """Mappings merge key by key, a list by item numbers; anything else is replaced."""
+    old = _children(base)
+    items_exist = isinstance(base, dict) or (isinstance(base, list) and _children(change).keys() <= old.keys())
+    if not (isinstance(change, dict) and items_exist):
+        return change
+    merged = old | {key: _merged(old.get(key), value) for key, value in change.items()}
+    return merged if isinstance(base, dict) else list(merged.values())
+
+
+def _children(tree: Any) -> _Tree:
+    if isinstance(tree, list):
+        return {str(number): item for number, item in enumerate(tree)}
+    return tree if isinstance(tree, dict) else {}
+
+
+def _with_presets(tree: _Tree, presets: Mapping[str, Presets]) -> tuple[_Tree, list[_Mistake]]:
+    unknown: list[_Mistake] = []
+    filled = dict(tree)
+    for section, known in presets.items():
+        changes = _children(tree.get(section))
+        name = changes.get("name")
+        if isinstance(name, str) and name in known:
+            filled[section] = {**known[name], **changes}
+        elif name is not None:
+            unknown.append(((section, "name"), f"expected one of {', '.join(known)}, got {shown(name)}"))
+    return filled, unknown
+
+
+# Checking
+
+
+def _validated(kind: type[Kind], tree: _Tree) -> tuple[Kind | None, list[_Mistake]]:
+    try:
+        # As JSON: there a strict model takes a list for a tuple and a mapping for a section.
+        return kind.model_validate_json(json.dumps(tree)), []
+    except ValidationError as error:
+        mistakes = [_mistake(kind, detail) for detail in error.errors(include_url=False)]
+    except UserError as error:
+        dotted, _, text = str(error).partition(": ")
+        mistakes = [(tuple(dotted.split(".")), text)]
+    # Checks across fields come after those of the fields and stop at the first complaint: look on without these keys.
+    rest = functools.reduce(_without, (key for key, _ in mistakes), tree)
+    return None, mistakes + (_validated(kind, rest)[1] if rest != tree else [])
+
+
+def _without(tree: _Tree, key: _Key) -> _Tree:
+    """Leave out what the key names, or the list it is in."""
+    first, *deeper = key
+    kept = {name: value for name, value in tree.items() if name != first}
+    inner = tree.get(first)
+    return {**kept, first: _without(inner, tuple(deeper))} if deeper and isinstance(inner, dict) else kept
+
+
+_SENTENCES = {
+    "missing": "expected a value",
+    "model_type": "expected a section with keys of its own",
+    "dataclass_type": "expected a section with keys of its own",
+    "tuple_type": "expected a list (KEY.0=... changes an item that is there)",
+}
+
+
+def _mistake(kind: type[BaseModel], detail: Mapping[str, Any]) -> _Mistake:
+    key = tuple(str(part) for part in detail["loc"])
+    if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return key, f"unknown key; {_nearest(kind, key)}"
+    expected = _SENTENCES.get(detail["type"]) or re.sub(r"^\w+ should (be|have|match)", "expected", detail["msg"])
+    got = "nothing" if detail["type"] == "missing" else shown(detail["input"])
+    _, about = _field(kind, key)
+    return key, f"{expected}, got {got}{about and f' ({about})'}"
+
+
+def _origin(layers: Sequence[_Layer], key: _Key) -> str:
+    """The last layer that holds the key, or the longest beginning of it."""
+
+    def held(tree: _Tree) -> int:
+        for depth, part in enumerate(key):
+            if part not in _children(tree):
+                return depth
+            tree = _children(tree)[part]
+        return len(key)
+
+    nearest = max(reversed(layers), key=lambda layer: held(layer.tree), default=_Layer("defaults", {}))
+    return nearest.origin
+
+
+# Keys that exist
+
+
+def _fields(kind: Any) -> dict[str, tuple[Any, str]]:
+    """Key -> (type, description) of a section, or of one that may be null; empty for a plain value."""
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        kind = next(part for part in typing.get_args(kind) if part is not type(None))
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return {name: (field.annotation, field.description or "") for name, field in kind.model_fields.items()}
+    if dataclasses.is_dataclass(kind):
+        return {field.name: (field.type, "") for field in dataclasses.fields(kind)}
+    return {}
+
+
+def _field(kind: Any, key: _Key) -> tuple[Any, str]:
+    """Type and description of what the key names."""
+    about = ""
+    for part in key:
+        item = (next(iter(typing.get_args(kind)), None), about)
+        kind, about = _fields(kind).get(part, item)
+    return kind, about
+
+
+def _all_keys(kind: Any, above: _Key = ()) -> Iterable[_Key]:
+    for name, (inner, _) in _fields(kind).items():
+        yield (*above, name)
+        yield from _all_keys(inner, (*above, name))
+
+
+def _nearest(kind: type[BaseModel], key: _Key) -> str:
+    siblings = {name: (*key[:-1], name) for name in _fields(_field(kind, key[:-1])[0])}
+    anywhere = {other[-1]: other for other in _all_keys(kind)}
+    for valid in (siblings, anywhere):
+        for name in difflib.get_close_matches(key[-1], valid, n=1):
+            return f"did you mean {'.'.join(valid[name])}?"
+    return f"expected one of {', '.join(siblings)}"

@@ -1,0 +1,219 @@
+"""What a run is: small frozen models, composed, read from YAML files and dotted overrides.
+
+A file names only what differs from the defaults; keys are strict, and every mistake is told at once:
+
+    steps: 60
+    algorithm: {name: grpo, kl_coef: 0.02}
+    rollout: {problems_per_step: 16, group_size: 8}
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from grouprl.algorithms.spec import Algorithm
+from grouprl.config.files import dump_config as dump_config
+from grouprl.config.files import load_config as load_config
+from grouprl.types import Sampling, UserError
+
+# Strict everywhere (YAML already tells 8 from "8" and true), but a run called 7 is a name all the same.
+Text = Annotated[str, Field(strict=False, coerce_numbers_to_str=True, min_length=1)]
+Name = Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+# A list of one may be written without brackets.
+Names = Annotated[tuple[Text, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)]
+
+ALL_LINEAR = "all-linear"
+
+
+class Section(BaseModel):
+    """A part of a configuration: frozen, strict, and without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ModelConfig(Section):
+    """Which model, and where it computes."""
+
+    path: Text = Field("abacus", description="a bundled model, a hub id or a folder in Hugging Face layout")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the computation; weights stay float32")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:1")
+
+
+class LoraConfig(Section):
+    """A low-rank adapter beside frozen weights: W + alpha / rank * B A, with B = 0 at the start (arXiv:2106.09685).
+
+    Without dropout, which the sampler would not have.
+    """
+
+    rank: int = Field(16, ge=1, description="columns of B, rows of A")
+    alpha: int = Field(32, ge=1, description="the adapter's change is multiplied with alpha / rank")
+    targets: Names = Field(
+        (ALL_LINEAR,), strict=False, min_length=1, description="layers such as [q_proj, v_proj]; all-linear = every one"
+    )
+
+
+class PolicyConfig(ModelConfig):
+    """The same in reinforcement learning, where an adapter may be all that learns."""
+
+    lora: LoraConfig | None = Field(None, description="train an adapter instead of all weights; null = all weights")
+
+
+class TaskConfig(Section):
+    """Which problems. What is left out is the task's own choice."""
+
+    name: Text = Field("word_problems", description="a bundled task")
+    path: Text | None = Field(None, description="data file or folder, for tasks that read one")
+    difficulty: int | None = Field(None, ge=1, description="for tasks that have a scale of it")
+    train_problems: int | None = Field(None, ge=1, description="size of the train split")
+    eval_problems: int | None = Field(None, ge=1, description="size of the validation and of the test split")
+    seed: int = Field(0, ge=0, lt=2**63, description="of the procedural problems")
+    system_prompt: Text | None = Field(None, description="in place of the task's own; empty = none")
+    format: Literal["boxed", "think"] = Field("boxed", description="where the answer stands: \\boxed{}, or R1's tags")
+    arguments: dict[str, Any] = Field({}, description="settings of this task alone; `grouprl tasks NAME` lists them")
+
+
+class RewardConfig(Section):
+    """One reward function and its share in the total."""
+
+    name: Text = Field(description="what its values are recorded under")
+    function: Text | None = Field(None, description="a bundled function, or one in the file `path`; null = the name")
+    weight: float = Field(1.0, description="factor in the sum of the rewards; may be negative")
+    path: Text | None = Field(None, description="a Python file, or the folder of a trained reward model")
+    arguments: dict[str, Any] = Field({}, description="of a function that has settings")
+
+
+class ScoringConfig(Section):
+    """How reward functions run: in worker processes, one call for each group, under these limits."""
+
+    workers: int = Field(0, ge=0, description="processes; 0 = one for each core")
+    seconds: float = Field(10.0, gt=0.0, description="that one call may take")
+    cpu_seconds: int = Field(20, ge=1, description="of CPU time that one call may take, all threads together")
+    memory_mib: int = Field(2048, ge=64, description="that a worker may take, beyond what its imports took")
+    max_invalid: float = Field(0.1, ge=0.0, le=1.0, description="share of invalid completions that stops the run")
+
+
+class RolloutConfig(Section):
+    """How groups of completions are drawn."""
+
+    problems_per_step: int = Field(16, ge=1, description="groups in a step")
+    group_size: int = Field(8, ge=1, description="completions of one problem")
+    max_rows: int = Field(256, ge=1, description="completions decoded at once")
+    max_tokens: int = Field(128, ge=1, description="longest completion, in tokens")
+    temperature: float = Field(1.0, gt=0.0, description="greedy completions of a group are all the same")
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="smallest set of tokens with this probability; 1 = off")
+    top_k: int = Field(0, ge=0, description="most probable tokens kept; 0 = off")
+    min_p: Fraction = Field(0.0, description="smallest probability kept, relative to the largest; 0 = off")
+    stop: tuple[Text, ...] = Field((), strict=False, description="texts that end a completion")
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the tokens of a training completion are drawn."""
+        return Sampling(self.max_tokens, self.temperature, self.top_p, self.top_k, self.min_p, self.stop)
+
+
+class UpdateConfig(Section):
+    """How a batch becomes an update (AdamW)."""
+
+    learning_rate: float = Field(1e-6, ge=0.0, description="after the warm-up; constant")
+    warmup_steps: int = Field(0, ge=0, description="updates over which the learning rate rises from 0")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), strict=False, description="decay of the two moments")
+    weight_decay: float = Field(0.0, ge=0.0, description="decoupled, times the learning rate")
+    max_grad_norm: float = Field(1.0, gt=0.0, description="the gradient is scaled down to this norm")
+    micro_batch_tokens: int = Field(
+        0, ge=0, description="packed tokens in one backward pass; memory, not maths; 0 = by device and groups"
+    )
+    recompute: bool = Field(False, description="layers run again in the backward pass: less memory, more time")
+
+
+class LearnerConfig(UpdateConfig):
+    """The same in reinforcement learning, where there may be a critic."""
+
+    critic_learning_rate: float | None = Field(None, ge=0.0, description="of a critic; null = learning_rate")
+
+
+class CurriculumConfig(Section):
+    """Which of the train problems a step visits."""
+
+    sampler: Literal["uniform", "edge"] = Field("uniform", description="edge prefers problems solved now and then")
+    floor: float = Field(0.2, gt=0.0, le=1.0, description="of edge: share of the visits that go round all problems")
+    sharpness: float = Field(2.0, ge=0.0, le=16.0, description="of edge: how strongly it prefers; 0 = not at all")
+    half_life: float = Field(1.0, gt=0.0, description="visits after which what was counted of a problem counts half")
+
+
+class EvaluationConfig(Section):
+    """How the policy is judged on problems it does not train on."""
+
+    every: int = Field(0, ge=0, description="steps between evaluations; 0 = only before and after")
+    problems: int = Field(500, ge=1, description="how many are taken from the split")
+    samples: int = Field(8, ge=0, description="completions drawn for pass@k, besides the greedy one; 0 = none")
+    split: Literal["train", "validation", "test"] = Field("test", description="of the task")
+
+
+class CheckpointConfig(Section):
+    """When the run is saved."""
+
+    every: int = Field(50, ge=0, description="steps between checkpoints; 0 = only at the end")
+    keep: int = Field(2, ge=1, description="newest checkpoints kept")
+
+
+class RunConfig(Section):
+    """A reinforcement-learning run. No rewards means the task's own."""
+
+    name: Name = Field("run", description="folder of the run: letters, digits, '.', '_' and '-'")
+    runs_dir: Text = Field("runs", description="where the folders of runs are")
+    seed: int = Field(0, ge=0, lt=2**63, description="of sampling and of the order of problems")
+    steps: int = Field(100, ge=1, description="batches of completions drawn and learned from")
+    threads: int = Field(0, ge=0, description="CPU threads; 0 = all cores")
+    model: PolicyConfig = PolicyConfig()
+    task: TaskConfig = TaskConfig()
+    rewards: tuple[RewardConfig, ...] = Field((), strict=False, description="one entry for each reward function")
+    scoring: ScoringConfig = ScoringConfig()
+    algorithm: Algorithm = Algorithm()
+    curriculum: CurriculumConfig = CurriculumConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    learner: LearnerConfig = LearnerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
+    def _rewards_are_named_once(self) -> Self:
+        names = [reward.name for reward in self.rewards]
+        if len(set(names)) < len(names):
+            raise UserError(f"rewards: expected every name once, got {', '.join(names)}; write one weight for each")
+        return self
+
+
+def check_sections(config: RunConfig) -> None:
+    """What two sections say has to fit; not a validator, because `Trainer` brings the algorithm later than the rest.
+
+    Raises:
+        UserError: a setting of a critic that is not there, a reference that an adapter cannot become, or groups too
+            small for what they are compared with.
+    """
+    algorithm, size, rate = config.algorithm, config.rollout.group_size, config.learner.critic_learning_rate
+    if rate is not None and algorithm.critic == "none":
+        raise UserError(
+            f"learner.critic_learning_rate: expected none with algorithm.critic='none', got {rate}: "
+            "set algorithm=ppo, or leave it out"
+        )
+    if config.model.lora is not None and algorithm.refresh_reference:
+        raise UserError(
+            f"algorithm.refresh_reference: expected 0 with model.lora, got {algorithm.refresh_reference}: a reference "
+            "that is the model without its adapter stays so; leave it out, or set model.lora=null"
+        )
+    chosen, usual = config.curriculum, CurriculumConfig()
+    for field in ("floor", "sharpness"):
+        if chosen.sampler == "uniform" and getattr(chosen, field) != getattr(usual, field):
+            raise UserError(f"curriculum.{field}: expected sampler=edge, which alone has it, got uniform: leave it out")
+    alone = {"mean", "leave_one_out", "group_std"} if size == 1 else set()
+    if size * config.rollout.problems_per_step == 1 and algorithm.credit == "completion":
+        alone |= {"batch_mean", "batch_std"}
+    for field in ("baseline", "scale"):
+        if getattr(algorithm, field) in alone:
+            raise UserError(
+                f"rollout.group_size: expected 2 or more with algorithm.{field}={getattr(algorithm, field)!r}, "
+                f"got {size}: a completion alone has nothing to be compared with"
+            )

@@ -1,0 +1,108 @@
+"""Which problems a step visits: a function of the seed and the step, and of the pass rates found before it.
+
+Beyond those, which come from the record, a resumed run needs no state. `edge.Edge` is the other sampler.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+from grouprl.curriculum.pass_rates import PassRates
+from grouprl.types import Problem
+
+Visit = tuple[Problem, str]
+"""A problem, and the name of the random stream that its completions are drawn from at this visit."""
+
+
+class Sampler(Protocol):
+    """Chooses the problems of every step."""
+
+    def visits(self, problems: Sequence[Problem], *, step: int, rates: PassRates) -> list[Visit]:
+        """The problems of a step (1, 2, ...), given what the steps before it found."""
+        ...
+
+    def refill(
+        self, problems: Sequence[Problem], count: int, *, step: int, round_: int, rates: PassRates, visited: int
+    ) -> list[Visit]:
+        """Further problems for a step whose groups were dropped.
+
+        Args:
+            problems: of the train split.
+            count: how many.
+            step: 1, 2, ...
+            round_: of the refills of this step, 1, 2, ...
+            rates: the same that `visits` was given.
+            visited: how many problems this step has visited so far.
+        """
+        ...
+
+    def possible(self, problems: Sequence[Problem], *, steps: range, refills: int) -> Iterator[Problem]:
+        """Every problem that these steps can visit, whatever is found, refills included; some come more than once."""
+        ...
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every epoch visits all problems, in an order of its own."""
+
+    problems_per_step: int  # P
+    seed: int  # of the run
+
+    def visits(self, problems: Sequence[Problem], *, step: int, rates: PassRates) -> list[Visit]:
+        """The next P of the epoch's order; see `Sampler.visits`."""
+        return step_visits(problems, self.problems_per_step, step=step, seed=self.seed)
+
+    def refill(
+        self, problems: Sequence[Problem], count: int, *, step: int, round_: int, rates: PassRates, visited: int
+    ) -> list[Visit]:
+        """Drawn at random; see `Sampler.refill`."""
+        return refill_visits(problems, count, step=step, seed=self.seed, round_=round_)
+
+    def possible(self, problems: Sequence[Problem], *, steps: range, refills: int) -> Iterator[Problem]:
+        """Exactly those that a run without a kept group would visit; see `Sampler.possible`."""
+        count = self.problems_per_step
+        for step in steps:
+            yield from (p for p, _ in step_visits(problems, count, step=step, seed=self.seed))
+            for round_ in range(1, refills + 1):
+                yield from (p for p, _ in refill_visits(problems, count, step=step, seed=self.seed, round_=round_))
+
+
+def step_visits(problems: Sequence[Problem], count: int, *, step: int, seed: int) -> list[Visit]:
+    """The problems of a step. Every epoch visits all of them, in an order of its own.
+
+    Args:
+        problems: of the train split.
+        count: problems in a step.
+        step: 1, 2, ...
+        seed: of the run.
+    """
+    first = (step - 1) * count
+    chosen = []
+    for visit in range(first, first + count):
+        epoch, place = divmod(visit, len(problems))
+        chosen.append((problems[epoch_order(seed, epoch, len(problems))[place]], f"epoch {epoch}"))
+    return chosen
+
+
+def refill_visits(problems: Sequence[Problem], count: int, *, step: int, seed: int, round_: int) -> list[Visit]:
+    """Further problems for a step whose groups were dropped, drawn at random, each at most once in a round.
+
+    A larger `count` goes on where a smaller one ends.
+    """
+    rng = random.Random(f"refill/{seed}/{step}/{round_}")
+    places: dict[int, None] = {}
+    while len(places) < min(count, len(problems)):
+        places.setdefault(rng.randrange(len(problems)))
+    return [(problems[place], f"refill {step}.{round_}") for place in places]
+
+
+@lru_cache(maxsize=2)
+def epoch_order(seed: int, epoch: int, count: int) -> list[int]:
+    """The numbers below `count` in the order of an epoch (0, 1, ...); not to be changed."""
+    order = list(range(count))
+    random.Random(f"order/{seed}/{epoch}").shuffle(order)
+    return order

@@ -1,0 +1,99 @@
+"""What a page that follows a run is sent: each step as it comes, evaluations and status as they change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio import to_thread
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from grouprl.lab.answers import run_folder
+from grouprl.lab.runs import Runs, status
+from grouprl.record.files import json_text
+from grouprl.types import UserError
+
+_POLL_SECONDS = 1.0  # a look takes 0.2 ms, which are taken from the run
+_QUIET_SECONDS = 15.0  # after which a connection says that it is alive
+_ROWS = 100  # in a piece: what is sent at once holds up every other answer
+_ID = re.compile("([0-9]{1,15})(?:-([0-9]{1,20}))?")
+
+
+def run_events(runs: Runs, request: Request, closing: Callable[[], bool]) -> Response:
+    """The stream of a run's events after a step, which `after` names, or the id of the last event that came.
+
+    Raises:
+        NoSuchRun: there is none.
+        UserError: `after` is no step.
+    """
+    folder, given = run_folder(runs, request), request.headers.get("last-event-id") or request.query_params.get("after")
+    found = _ID.fullmatch(given or "0")
+    if found is None:
+        raise UserError(f"after: expected the number of a step, got {given!r:.60}")
+    generation = None if found[2] is None else int(found[2])
+    follower = Follower(runs, folder, int(found[1]), generation)
+    return StreamingResponse(stream(follower, closing), media_type="text/event-stream")
+
+
+async def stream(follower: Follower, closing: Callable[[], bool]) -> AsyncIterator[str]:
+    """What the follower finds, looking once a second; a run that is damaged may be mended, and is looked at on."""
+    quiet = 0.0
+    while not closing():
+        pieces = await to_thread.run_sync(follower.look)
+        for piece in pieces:
+            yield piece
+            await anyio.sleep(0)
+        quiet = 0.0 if pieces else quiet + _POLL_SECONDS
+        if quiet >= _QUIET_SECONDS:
+            quiet = 0.0
+            yield ": here\n\n"
+        await anyio.sleep(_POLL_SECONDS)
+
+
+class Follower:
+    """One page's place in a run. The id of a step's event holds the generation of the rows, see `Runs.fresh`."""
+
+    def __init__(self, runs: Runs, folder: Path, after: int, generation: int | None) -> None:
+        self._runs, self._folder = runs, folder
+        self._after, self._generation = after, generation
+        self._count = 0
+        self._said: dict[str, Any] = {}
+
+    def look(self) -> list[str]:
+        """Events since the last look, in pieces to send one by one."""
+        try:
+            evaluations = self._runs.evaluations(self._folder)  # first: what raises later loses steps that were counted
+            return [*self._steps(), *self._changed("evaluations", evaluations)]
+        except UserError as error:
+            # A stream that ends is asked for again at once, for ever.
+            return [*self._changed("status", "broken", error=str(error))]
+
+    def _steps(self) -> Iterator[str]:
+        runs, folder = self._runs, self._folder
+        config, fresh = runs.config(folder), runs.fresh(folder, self._generation, self._count)
+        # A resumed run drops the steps after its checkpoint, and makes them again; that may be quicker than a look.
+        if self._generation not in (None, fresh.generation) or fresh.step < self._after:
+            self._after = 0
+            yield _event("restart", {})
+        self._generation, self._count = fresh.generation, fresh.count
+        rows = [row for row in fresh.rows if row["step"] > self._after]
+        for first in range(0, len(rows), _ROWS):
+            piece = rows[first : first + _ROWS]
+            yield "".join(_event("step", row, f"{row['step']}-{fresh.generation}") for row in piece)
+        self._after = fresh.step
+        yield from self._changed("status", status(folder, fresh.step, config.get("steps")))
+
+    def _changed(self, name: str, value: Any, error: str | None = None) -> Iterator[str]:
+        known = self._said.get(name)
+        if known is not value and known != value:
+            self._said[name] = value
+            yield _event(name, {name: value} if error is None else {name: value, "error": error})
+
+
+def _event(name: str, value: Any, identity: str | None = None) -> str:
+    line = "" if identity is None else f"id: {identity}\n"
+    return f"event: {name}\n{line}data: {json_text(value)}\n\n"

@@ -1,0 +1,184 @@
+"""Curves of the explainers: objective by ratio, KL estimators by log-ratio, weight of a group by pass rate."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, kl_divergence
+
+from grouprl.algorithms import completion_advantages, has_signal, kl_estimate, policy_loss
+from grouprl.algorithms.named import NAMED
+from grouprl.algorithms.spec import KlKind, Surrogate
+
+_LARGEST_RATIO, _RATIO_STEPS = 2.5, 250
+_NARROW = 0.05  # bounds closer to 1 could not be seen on an axis from 0 to the largest ratio
+_LARGEST_LOG_RATIO, _LOG_RATIO_STEPS = 3.0, 60  # on either side of 0
+_PASS_RATES = 100
+_KINDS: tuple[KlKind, ...] = ("k1", "k2", "k3")
+# Three tokens; the worked example of docs/algorithms.md.
+_POLICY_LOGITS, _REFERENCE_LOGITS = (0.5, 0.0, -0.5), (0.0, 0.2, 0.4)
+
+
+# The objective
+
+
+def objective_curve(
+    advantage: float, *, surrogate: Surrogate, clip_low: float, clip_high: float, dual_clip: float | None
+) -> dict[str, Any]:
+    """What a token contributes to the objective, and its gradient, by the ratio of policy to sampler policy.
+
+    Args:
+        advantage: of the token.
+        surrogate, clip_low, clip_high, dual_clip: of `policy_loss`.
+
+    Returns:
+        `ratio`: 0 to 2.5, further where a bound lies further, a short way around 1 where all bounds are close to it,
+        the bounds exactly among them; `objective`: the term that is maximised (null where it is infinite); `gradient`:
+        of it with respect to the token's log-prob; `bounds`: of the ratio, none with `plain`; `dead`: intervals
+        [from, to] of ratios, in which the gradient is exactly 0, their ends at a bound left out.
+    """
+    bounds = set() if surrogate == "plain" else {1 - clip_low, 1 + clip_high}
+    first, last = _span(bounds, dual_clip)
+    if dual_clip is not None and advantage < 0:
+        bounds.add(dual_clip)
+    kept = sorted(bound for bound in {1.0, *bounds} if first <= bound <= last)
+    even = [first + place * (last - first) / _RATIO_STEPS for place in range(_RATIO_STEPS + 1)]
+    near = (last - first) / _RATIO_STEPS * 1e-6
+    ratios = sorted([*kept, *(ratio for ratio in even if all(abs(ratio - bound) > near for bound in kept))])
+    logprobs_R1 = torch.tensor(ratios, dtype=torch.float64).log()[:, None].requires_grad_()
+    weights_R1 = torch.ones_like(logprobs_R1).requires_grad_()
+    loss, _ = policy_loss(
+        logprobs_R1,
+        torch.zeros_like(logprobs_R1),
+        torch.full((len(ratios),), advantage, dtype=torch.float64),
+        weights_R1,
+        surrogate=surrogate,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        dual_clip=dual_clip,
+    )
+    # The loss is a weighted sum: its derivative by a weight is the term that the weight belongs to.
+    slopes_R1, terms_R1 = torch.autograd.grad(loss, (logprobs_R1, weights_R1))
+    gradient = [0.0 - slope for slope in slopes_R1[:, 0].tolist()]
+    return {
+        "ratio": ratios,
+        "objective": [0.0 - term for term in terms_R1[:, 0].tolist()],
+        "gradient": gradient,
+        "bounds": sorted(bounds),
+        "dead": _dead(ratios, gradient, kept),
+    }
+
+
+def _span(bounds: Collection[float], dual_clip: float | None) -> tuple[float, float]:
+    """First and last ratio, so that every bound can be told from 1; the same whatever the sign of the advantage."""
+    reach = max((abs(bound - 1) for bound in bounds), default=_LARGEST_RATIO)
+    if 0 < reach < _NARROW and dual_clip is None:
+        return 1 - 2.5 * reach, 1 + 2.5 * reach
+    return 0.0, max(_LARGEST_RATIO, 1.2 * max(bounds, default=1.0), 1.2 * (dual_clip or 1.0))
+
+
+def _dead(ratios: Sequence[float], gradient: Sequence[float], bounds: Sequence[float]) -> list[list[float]]:
+    """The stretches of zeros; a stretch that begins or ends beside a bound reaches up to it."""
+    stretches = []
+    for zero, run in itertools.groupby(range(len(ratios)), key=lambda place: gradient[place] == 0):
+        places = list(run)
+        first, last = places[0], places[-1]
+        if first > 0 and ratios[first - 1] in bounds:
+            first -= 1
+        if last + 1 < len(ratios) and ratios[last + 1] in bounds:
+            last += 1
+        # At a ratio of 0 a gradient that is the ratio times the advantage is 0 as well: a point is no interval.
+        if zero and len(places) > 1:
+            stretches.append([ratios[first], ratios[last]])
+    return stretches
+
+
+# The KL
+
+
+def kl_curves() -> dict[str, Any]:
+    """The three estimators of a token by log(p_ref / p), and what they come to over a whole distribution.
+
+    Returns:
+        `log_ratio`: -3 to 3; `kinds`: by name `value` and `gradient`, with respect to the log-prob of the policy;
+        `pair`: a policy and a reference over three tokens with the exact `kl` (policy || reference) and `reverse_kl`,
+        and by name the `expectation` and the `gradient` by the policy's logits of what it comes to as a loss, tokens
+        being drawn from the policy; `exact_gradient` and `reverse_gradient` of the two KLs for comparison.
+    """
+    span = range(-_LOG_RATIO_STEPS, _LOG_RATIO_STEPS + 1)
+    log_ratios = [place * _LARGEST_LOG_RATIO / _LOG_RATIO_STEPS for place in span]
+    curves = {}
+    for kind in _KINDS:
+        logprobs_R = torch.zeros(len(log_ratios), dtype=torch.float64, requires_grad=True)
+        values_R = kl_estimate(logprobs_R, torch.tensor(log_ratios, dtype=torch.float64), kind=kind)
+        (slopes_R,) = torch.autograd.grad(values_R.sum(), logprobs_R)
+        curves[kind] = {"value": values_R.tolist(), "gradient": slopes_R.tolist()}
+    return {"log_ratio": log_ratios, "kinds": curves, "pair": _kl_of_a_pair()}
+
+
+def _kl_of_a_pair() -> dict[str, Any]:
+    logits_V = torch.tensor(_POLICY_LOGITS, dtype=torch.float64, requires_grad=True)
+    policy = Categorical(logits=logits_V)
+    reference = Categorical(logits=torch.tensor(_REFERENCE_LOGITS, dtype=torch.float64))
+    forward, reverse = kl_divergence(policy, reference), kl_divergence(reference, policy)
+    logprobs_V, drawn_V = policy.logits, policy.probs.detach()
+
+    def slope(value: Tensor) -> list[float]:
+        return torch.autograd.grad(value, logits_V, retain_graph=True)[0].tolist()
+
+    means = {kind: (drawn_V * kl_estimate(logprobs_V, reference.logits, kind=kind)).sum() for kind in _KINDS}
+    return {
+        "policy": drawn_V.tolist(),
+        "reference": reference.probs.tolist(),
+        "kl": float(forward.detach()),
+        "reverse_kl": float(reverse.detach()),
+        "exact_gradient": slope(forward),
+        "reverse_gradient": slope(reverse),
+        "kinds": {kind: {"expectation": float(mean.detach()), "gradient": slope(mean)} for kind, mean in means.items()},
+    }
+
+
+# The pass rate
+
+
+def pass_rate_curves(group_size: int, algorithms: Sequence[str]) -> dict[str, Any]:
+    """How much a group weighs by the chance that a completion is right; rewards are 1 and 0.
+
+    Args:
+        group_size: completions of a group.
+        algorithms: of `explain.COMPARING`.
+
+    Returns:
+        `pass_rate`: 0 to 1; `signal`: chance that the rewards of a group differ; `algorithms`: by name the expected
+        `weight`, the sum of |advantage| over the group, and `by_correct`, that sum for 0 to G right completions.
+    """
+    rates = [place / _PASS_RATES for place in range(_PASS_RATES + 1)]
+    right = range(group_size + 1)
+    groups = [torch.tensor([1.0] * count + [0.0] * (group_size - count), dtype=torch.float64) for count in right]
+    one_group = torch.zeros(group_size, dtype=torch.int64)
+    chances = [[_binomial(group_size, count, rate) for count in right] for rate in rates]
+    signals = [float(has_signal(rewards_G, one_group)[0]) for rewards_G in groups]
+    curves = {}
+    for name in algorithms:
+        options = NAMED[name].comparison
+        sums = [float(completion_advantages(rewards_G, one_group, **options).abs().sum()) for rewards_G in groups]
+        curves[name] = {"weight": [_expected(row, sums) for row in chances], "by_correct": sums}
+    return {
+        "group_size": group_size,
+        "pass_rate": rates,
+        "signal": [_expected(row, signals) for row in chances],
+        "algorithms": curves,
+    }
+
+
+def _binomial(count: int, successes: int, rate: float) -> float:
+    return math.comb(count, successes) * rate**successes * (1 - rate) ** (count - successes)
+
+
+def _expected(chances: Sequence[float], values: Sequence[float]) -> float:
+    return math.fsum(chance * value for chance, value in zip(chances, values, strict=True))

@@ -1,0 +1,88 @@
+"""Another run directory with the steps of a run up to a checkpoint, for a run that goes on from there."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote
+
+from grouprl.config.run import RunConfig
+from grouprl.lab.runs import read_config
+from grouprl.record.files import atomic_write_text, json_text
+from grouprl.record.read import read_json, read_json_lines
+from grouprl.record.rollouts import drop_after, open_rollouts
+from grouprl.types import UserError
+
+
+def fork_directory(source: Path, target: Path, step: int, config: RunConfig, config_yaml: str) -> None:
+    """Makes the directory of the new run, whole or not at all; the source may be running.
+
+    Args:
+        source: directory of the run that is forked.
+        target: of the new one, which does not exist.
+        step: of the checkpoint.
+        config: of the new run.
+        config_yaml: the same as text.
+
+    Raises:
+        UserError: there is no such checkpoint, it is no plain folder, or no step is left to make.
+    """
+    checkpoint = source / "checkpoints" / f"step-{step:06d}"
+    missing = UserError(f"{source.name}: expected a checkpoint of step {step}, found none: choose one that is there")
+    if not (checkpoint / "trainer" / "state.json").is_file():
+        raise missing
+    if config.steps <= step:
+        raise UserError(f"steps: expected more than the {step} that the fork begins with, got {config.steps}")
+    # A link would bring what it points to into the new run, wherever that lies.
+    if any(path.is_symlink() for path in (checkpoint, *checkpoint.rglob("*"))):
+        raise UserError(f"{checkpoint}: expected files and folders, found a link: copy what it points to")
+    copied = target.with_name(f".{target.name}.fork")
+    shutil.rmtree(copied, ignore_errors=True)
+    try:
+        copied.mkdir(parents=True)
+        try:
+            shutil.copytree(checkpoint, copied / "checkpoints" / checkpoint.name, symlinks=True)
+        except OSError:
+            if (checkpoint / "trainer" / "state.json").is_file():
+                raise
+            raise missing from None  # a run that goes on keeps its last checkpoints alone
+        _copy_until(source, copied, step)
+        _set_kl(copied / "checkpoints" / checkpoint.name / "trainer" / "state.json", source, config)
+        atomic_write_text(copied / "config.yaml", config_yaml)
+        atomic_write_text(copied / "forked.json", json_text({"from": source.name, "step": step}) + "\n")
+        copied.rename(target)
+    finally:
+        shutil.rmtree(copied, ignore_errors=True)
+
+
+def _set_kl(state: Path, source: Path, config: RunConfig) -> None:
+    """A checkpoint holds the coefficient of its step, which may have moved; one that was changed counts instead."""
+    if read_config(source).get("algorithm", {}).get("kl_coef") != config.algorithm.kl_coef:
+        atomic_write_text(state, json_text({**read_json(state), "kl_coef": config.algorithm.kl_coef}, indent=2) + "\n")
+
+
+def _copy_until(source: Path, target: Path, step: int) -> None:
+    """The record of the steps up to this one."""
+    for name in ("metrics.jsonl", "evaluations.jsonl", "held_out.jsonl"):
+        kept = [row for row in read_json_lines(source / name) if row["step"] <= step]
+        atomic_write_text(target / name, "".join(json_text(row) + "\n" for row in kept))
+    with closing(open_rollouts(_uri(target / "rollouts.sqlite"))) as copy:
+        steps = [row["step"] for row in read_json_lines(target / "metrics.jsonl")]
+        for one in steps:
+            _copy_rows(copy, source, "completions", f"WHERE step = {one:d}")
+        _copy_rows(copy, source, "problems")
+        drop_after(copy, step)
+
+
+def _copy_rows(copy: sqlite3.Connection, source: Path, table: str, which: str = "") -> None:
+    """In a moment: as long as the rows of a run are being read, that run can neither end nor be resumed."""
+    copy.execute("ATTACH ? AS source", (_uri(source / "rollouts.sqlite") + "?mode=ro",))
+    with copy:
+        copy.execute(f"INSERT INTO {table} SELECT * FROM source.{table} {which}")
+    copy.execute("DETACH source")
+
+
+def _uri(path: Path) -> str:
+    return f"file:{quote(str(path.resolve()))}"

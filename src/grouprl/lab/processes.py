@@ -1,0 +1,222 @@
+"""Starts, stops, resumes and forks runs: each is a process of its own, which outlives the lab."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import yaml
+
+from grouprl.algorithms.named import NAMED
+from grouprl.config.run import RunConfig, dump_config, load_config
+from grouprl.lab.forks import fork_directory
+from grouprl.lab.runs import Runs, holder
+from grouprl.record.files import json_text
+from grouprl.types import UserError
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_CHANGE = re.compile(r"[a-z][a-z0-9_]*(\.[A-Za-z0-9_-]+)*=.*", re.DOTALL)
+_LAST_STEP = 10**9
+_START_SECONDS = 120.0  # in which a run that cannot start says so; asking a hub in vain takes half a minute
+_SAID = 4000  # bytes of a process's last words
+
+
+def recipes() -> list[dict[str, str]]:
+    """The bundled recipes that train a policy, with what their first comment says of them."""
+    found = []
+    for path in sorted(RECIPES.glob("*.yaml")):
+        text = path.read_text(encoding="utf-8")
+        comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+        if set(yaml.safe_load(text)) <= set(RunConfig.model_fields):  # the others are of other verbs
+            found.append({"name": path.stem, "comment": comment, "text": text})
+    return found
+
+
+class _Slow(UserError):
+    """A run that has neither begun nor ended."""
+
+
+class Processes:
+    """What the lab may do to the runs below a root; may be asked from several threads."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._lock = threading.Lock()
+        self._starting: set[Path] = set()
+        self._stopping: set[tuple[Path, int]] = set()  # with the process that was asked
+
+    def start(self, recipe: str, name: str, changes: Sequence[str]) -> str:
+        """Starts a run of a bundled recipe; gives its id.
+
+        Raises:
+            UserError: no such recipe, a name that is taken or no name, a mistake in the changes, or the run ended at
+                once.
+        """
+        file = RECIPES / f"{recipe}.yaml"
+        known = [one["name"] for one in recipes()]
+        if recipe not in known:
+            raise UserError(f"expected one of the recipes {', '.join(known)}, got {recipe[:60]!r}")
+        with self._new_folder(name) as folder:
+            _checked([file], changes)
+            self._spawn(folder, [str(file), *changes])
+        return self._runs.identifier(folder)
+
+    def stop(self, run: str) -> None:
+        """Asks a run to finish its step, save and end (Ctrl-C).
+
+        Raises:
+            UserError: it is not running, was asked before, or does not run as a process of this machine and user.
+        """
+        folder = self._runs.folder(run)
+        process = holder(folder)
+        if process is None:
+            raise UserError(f"{folder.name} is not running")
+        with self._lock:
+            # Asked twice, a run ends at once and saves nothing.
+            if (folder, process) in self._stopping:
+                raise UserError(f"{folder.name} is stopping: it finishes its step and saves")
+            try:
+                _interrupt(process, folder / "run.lock")
+            except (OSError, OverflowError):
+                raise UserError(
+                    f"{folder.name} is run by process {str(process)[:20]}, which cannot be reached from here"
+                ) from None
+            self._stopping.add((folder, process))
+
+    def resume(self, run: str, changes: Sequence[str]) -> str:
+        """Goes on with a stopped run; of the settings those may change that `--resume` allows.
+
+        Raises:
+            UserError: it is running, a mistake in the changes, or the run ended at once.
+        """
+        folder = self._runs.folder(run)
+        with self._claimed(folder):
+            if holder(folder) is not None:
+                raise UserError(f"{folder.name} is running")
+            _checked([folder / "config.yaml"], changes)
+            self._spawn(folder, [*changes], "--resume")
+        return run
+
+    def fork(self, run: str, step: int, name: str, changes: Sequence[str]) -> str:
+        """Another run that shares the steps up to a checkpoint, and goes on from there with changed settings.
+
+        Raises:
+            UserError: no such checkpoint, a name that is taken or no name, a mistake in the changes, or the new run
+                ended at once; nothing is left.
+        """
+        source = self._runs.folder(run)
+        if not 0 <= step <= _LAST_STEP:
+            raise UserError(f"step: expected 0 to {_LAST_STEP}, got {str(step)[:20]}")
+        with self._new_folder(name) as target:
+            place = [f"name={target.name}", f"runs_dir={json_text(str(target.parent))}"]
+            config = _checked([source / "config.yaml"], changes, place)
+            fork_directory(source, target, step, config, dump_config(config))
+            try:
+                self._spawn(target, [], "--resume")
+            except _Slow:
+                raise
+            except UserError:
+                shutil.rmtree(target)
+                raise
+        return self._runs.identifier(target)
+
+    @contextmanager
+    def _new_folder(self, name: str) -> Iterator[Path]:
+        if not _NAME.fullmatch(name):
+            raise UserError(f"expected a name of letters, digits, '.', '_' and '-', at most 200, got {name[:60]!r}")
+        folder = self._runs.root / name
+        with self._claimed(folder):
+            if folder.exists() or folder.is_symlink():
+                raise UserError(f"{name}: there is such a folder already, choose another name")
+            yield folder
+
+    @contextmanager
+    def _claimed(self, folder: Path) -> Iterator[None]:
+        """Nobody else who asks the lab starts anything there meanwhile."""
+        with self._lock:
+            if folder in self._starting:
+                raise UserError(f"{folder.name} is being started")
+            self._starting.add(folder)
+        try:
+            yield
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from error
+        finally:
+            with self._lock:
+                self._starting.remove(folder)
+
+    def _spawn(self, folder: Path, settings: Sequence[str], *options: str) -> None:
+        """Starts `grouprl train`, and waits until it has its directory or has ended."""
+        log = self._runs.root / ".lab" / f"{self._runs.identifier(folder)}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        place = [f"runs_dir={json_text(str(folder.parent))}"]
+        # -P, or a file of the folder that the lab was started in would be imported in the place of a library.
+        command = [sys.executable, "-P", "-m", "grouprl", "train", "--name", folder.name, *options, "--"]
+        with log.open("ab") as said:
+            begins = said.tell()
+            process = subprocess.Popen(
+                [*command, *settings, *place],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        threading.Thread(target=process.wait, daemon=True).start()  # or it would stay as a zombie
+        ends = time.monotonic() + _START_SECONDS
+        # It takes the lock first; without settings it is no run yet.
+        while holder(folder) != process.pid or not (folder / "config.yaml").is_file():
+            if process.poll() is not None:
+                words_left = log.read_bytes()[begins:][-_SAID:].decode("utf-8", "replace").strip()
+                raise UserError(words_left or f"the run ended at once, with code {process.returncode}")
+            if time.monotonic() > ends:
+                raise _Slow(f"{folder.name} has not begun after {_START_SECONDS:g} s and goes on trying: see {log}")
+            time.sleep(0.05)
+
+
+def _interrupt(process: int, lock: Path) -> None:
+    """SIGINT to the process that has the lock open: the number in the file is a text, which may be wrong or old.
+
+    Raises:
+        OSError: there is no such process, or it has other files open.
+    """
+    if not hasattr(os, "pidfd_open"):  # neither has macOS a list of open files to compare with
+        os.kill(process, signal.SIGINT)
+        return
+    handle = os.pidfd_open(process)
+    try:
+        wanted = lock.stat()
+        if not any(os.path.samestat(wanted, found) for found in _open_files(process)):
+            raise ProcessLookupError
+        signal.pidfd_send_signal(handle, signal.SIGINT)
+    finally:
+        os.close(handle)
+
+
+def _open_files(process: int) -> Iterator[os.stat_result]:
+    for entry in Path(f"/proc/{process}/fd").iterdir():
+        try:
+            yield entry.stat()
+        except FileNotFoundError:  # closed meanwhile
+            continue
+
+
+def _checked(files: Sequence[Path], changes: Sequence[str], place: Sequence[str] = ()) -> RunConfig:
+    wrong = [change for change in changes if not _CHANGE.fullmatch(change)]
+    if wrong:
+        raise UserError(f"expected changes such as rollout.group_size=16, got {wrong[0][:60]!r}")
+    moved = [change for change in changes if change.partition("=")[0] in ("name", "runs_dir")]
+    if moved:
+        raise UserError(f"{moved[0][:60]}: a run of the lab lies where its name says; give the name in its own field")
+    named = {"algorithm": {name: asdict(algorithm) for name, algorithm in NAMED.items()}}
+    return load_config(RunConfig, files, [*changes, *place], named=named)

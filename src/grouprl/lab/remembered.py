@@ -1,0 +1,127 @@
+"""Reads the files of a run again when they have changed, and not before: a page asks for them every second."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from grouprl.record.read import parse_row
+from grouprl.record.strict import is_number, opened
+from grouprl.types import UserError
+
+Found = TypeVar("Found")
+Row = dict[str, Any]
+State = tuple[int, ...]
+_TAIL = 256  # bytes before the place that was read to: the name and the number of a file may come to another one
+
+
+def file_state(path: Path) -> State | None:
+    """What changes when a file does; None when it is not there, or nothing can be known of it."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@dataclass(frozen=True)
+class _Broken:
+    sentence: str
+
+    def tell(self) -> NoReturn:
+        # A new one each time: one that is raised again and again holds on to every frame it went through.
+        raise UserError(self.sentence)
+
+
+class Remembered:
+    """What readers made of files, the mistakes in them too, once for each state of a file."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[State | None, Any]] = {}
+
+    def read(self, path: Path, reader: Callable[[Path], Found]) -> Found:
+        """What the reader makes of the file now.
+
+        Raises:
+            UserError: as the reader.
+        """
+        state, known = file_state(path), self._known.get(path)
+        if known is None or known[0] != state:
+            try:
+                known = state, reader(path)
+            except UserError as error:
+                known = state, _Broken(str(error))
+            self._known[path] = known
+        found: Any = known[1]
+        if isinstance(found, _Broken):
+            found.tell()
+        return found  # type: ignore[no-any-return]
+
+
+@dataclass
+class GrowingRows:
+    """The rows of a metrics.jsonl: what was read stays, and only what came since is read."""
+
+    path: Path
+    rows: list[Row] = field(default_factory=list)  # numbers and None, with the tokens and seconds up to each
+    generation: int = field(default_factory=time.time_ns)  # grows when rows that were read are no longer there
+    _state: tuple[State | None, State | None] | None = None
+    _offset: int = 0
+    _tail: bytes = b""
+    _broken: _Broken | None = None
+
+    def refresh(self) -> None:
+        """Reads what came since.
+
+        Raises:
+            UserError: a line is no row, or the file cannot be read.
+        """
+        # A run that is made anew under the name of another begins with its config.yaml.
+        state = file_state(self.path), file_state(self.path.with_name("config.yaml"))
+        if state != self._state:
+            self._broken = None
+            try:
+                self._read(anew=self._state is not None and state[1] != self._state[1])
+            except UserError as error:
+                self._broken = _Broken(str(error))
+            self._state = state
+        if self._broken:
+            self._broken.tell()
+
+    def _read(self, *, anew: bool) -> None:
+        with opened(self.path) as file:
+            if file is not None:
+                file.seek(self._offset - len(self._tail))
+                anew = anew or file.read(len(self._tail)) != self._tail
+            if anew or file is None:
+                self._forget()
+            if file is None:
+                return
+            file.seek(self._offset)
+            whole, end, _ = file.read().rpartition(b"\n")
+        lines = whole.decode("utf-8", "replace").split("\n") if end else []
+        first = len(self.rows) + 1
+        fresh = [parse_row(line, f"{self.path}:{number}") for number, line in enumerate(lines, start=first)]
+        self.rows.extend(totalled(self.rows, fresh))
+        self._offset += len(whole) + len(end)
+        self._tail = (self._tail + whole + end)[-_TAIL:]
+
+    def _forget(self) -> None:
+        self.generation += bool(self.rows)
+        self.rows, self._offset, self._tail = [], 0, b""
+
+
+def totalled(before: Sequence[Row], rows: Sequence[Row]) -> Iterator[Row]:
+    """The rows, without what is no number, and with the tokens and seconds of the run up to each."""
+    last = before[-1] if before else {"tokens": 0, "seconds": 0.0}
+    plain = [{name: value if is_number(value) else None for name, value in row.items()} for row in rows]
+    tokens = accumulate((row.get("completion_tokens") or 0 for row in plain), initial=last["tokens"])
+    seconds = accumulate((row.get("time/total") or 0.0 for row in plain), initial=last["seconds"])
+    next(tokens), next(seconds)
+    for row, spent, took in zip(plain, tokens, seconds, strict=True):
+        yield {**row, "tokens": spent, "seconds": took}

@@ -1,0 +1,74 @@
+"""Serves the lab on this machine alone, and prints the link that opens it."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from grouprl.lab.guard import Guard, Sessions
+from grouprl.types import UserError
+
+_LOOPBACK = "127.0.0.1"
+
+
+def serve(root: Path, *, port: int, open_browser: bool, say: Callable[[str], None]) -> None:
+    """Runs until Ctrl-C. Runs that were started from the page go on without it.
+
+    Args:
+        root: folder of the runs.
+        port: 0 = a free one.
+        open_browser: whether to open the link in the user's browser.
+        say: where sentences go.
+
+    Raises:
+        UserError: the port is taken, or the folder cannot be made.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{root}: expected a folder for runs ({error}); name another") from None
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((_LOOPBACK, port))
+        except OSError as error:
+            raise UserError(f"port {port} cannot be had ({error}): leave --port out for a free one") from None
+        listening.listen()  # a browser that is quicker than the imports below waits here
+        port = listening.getsockname()[1]
+        sessions = Sessions()
+        say(f"{root.resolve()}: open this link; it works once. Ctrl-C ends the lab, not its runs.")
+        link = _link(port, sessions)
+        say(link)
+        if open_browser:
+            webbrowser.open(link)
+        if sys.stdin.isatty():
+            say("Enter gives another link.")
+            threading.Thread(target=_links_on_demand, args=(port, sessions, say), daemon=True).start()
+        # Takes a second or more.
+        import torch
+
+        from grouprl.lab.app import create_app
+
+        torch.set_num_threads(1)  # the processors belong to the runs
+        app = Guard(create_app(root, lambda: server.should_exit), sessions, port)
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app, log_level="warning", timeout_graceful_shutdown=5, server_header=False, proxy_headers=False
+            )
+        )
+        server.run(sockets=[listening])
+
+
+def _link(port: int, sessions: Sessions) -> str:
+    return f"http://{_LOOPBACK}:{port}/?token={sessions.new_link()}"
+
+
+def _links_on_demand(port: int, sessions: Sessions, say: Callable[[str], None]) -> None:
+    while sys.stdin.readline():
+        say(_link(port, sessions))

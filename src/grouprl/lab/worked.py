@@ -1,0 +1,199 @@
+"""A group's statistics worked out in numbers: from its rewards to its advantages, by the run's algorithm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from grouprl.algorithms import completion_advantages, kept_rows
+from grouprl.algorithms.spec import Algorithm, Std
+
+# Advantages are recorded as float32.
+_ROUNDING = 1e-5
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a completion's advantage is made of."""
+
+    group: int
+    reward: float | None  # None = invalid
+    penalty: float = 0.0  # the length penalty's part of it
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and deviation of some rewards, with what they were computed from; None without a valid reward."""
+
+    count: int  # of the valid ones
+    sum: float
+    mean: float | None
+    sum_of_squares: float  # of the deviations from the mean
+    divided_by: int  # count, or count - 1 for the sample deviation, at least 1
+    deviation: float | None
+    signal: bool  # whether two of them differ
+
+    @staticmethod
+    def of(rewards: Sequence[float | None], std: Std) -> Spread:
+        """Of these rewards, None among them left out."""
+        valid = [reward for reward in rewards if reward is not None]
+        divided_by = max(len(valid) - (std == "sample"), 1)
+        if not valid:
+            return Spread(0, 0.0, None, 0.0, divided_by, None, signal=False)
+        total, signal = exact_sum(valid), max(valid) > min(valid)
+        # The mean of three 0.7 need not be 0.7 in floating point.
+        mean = total / len(valid) if signal else valid[0]
+        gaps = [reward - mean for reward in valid]
+        squares = exact_sum([gap * gap for gap in gaps])  # ** raises where * gives infinity
+        return Spread(len(valid), total, mean, squares, divided_by, math.sqrt(squares / divided_by), signal)
+
+
+def exact_sum(values: Sequence[float]) -> float:
+    """The sum of the values without rounding; infinity or NaN where a float cannot hold it."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):  # too large on the way, or infinity less infinity
+        return sum(values, 0.0)
+
+
+def of_step(algorithm: Algorithm) -> bool:
+    """Whether a completion is compared with all completions of its step, not with its own group alone."""
+    return _by_rewards(algorithm) and of_batch(algorithm)
+
+
+def worked(group: int, scored: Sequence[Scored], recorded: Sequence[float], algorithm: Algorithm) -> dict[str, Any]:
+    """A group's statistics, and the advantages that `group_advantages` makes of them beside the recorded ones.
+
+    Args:
+        group: its index in the step.
+        scored: the completions of the step where the algorithm compares with those (`of_step`), else of the group.
+        recorded: the advantage of each completion of the group, in their order.
+        algorithm: the run's.
+
+    Returns:
+        Of the valid rewards the fields of `Spread`; by completion `rewards`, `valid`, `deviations` (from the mean),
+        `baselines` (what is subtracted), `advantages` and `recorded`; `divisor`, and `step` with count, mean and
+        deviation of the step's rewards (None where they play no part); `dropped`, whether the algorithm leaves the
+        group out; `agree` and, if they do not, `why`. Where it takes more than the completions' rewards to make the
+        advantages, `advantages`, the baselines, the divisor and `agree` are None.
+    """
+    rewards = [one.reward for one in scored if one.group == group]
+    own, kept = Spread.of(rewards, algorithm.std), _kept(scored, algorithm)
+    batch = None
+    if of_step(algorithm):
+        batch = Spread.of([one.reward for one, keep in zip(scored, kept, strict=True) if keep], algorithm.std)
+    advantages = _advantages(group, scored, kept, algorithm) if _by_rewards(algorithm) else None
+    agree = None if advantages is None else _close(advantages, recorded)
+    return {
+        **vars(own),
+        "rewards": rewards,
+        "valid": [reward is not None for reward in rewards],
+        "deviations": [None if reward is None or own.mean is None else reward - own.mean for reward in rewards],
+        **{name: getattr(algorithm, name) for name in ("baseline", "scale", "std", "eps")},
+        "baselines": [_baseline(reward, own, batch, algorithm) for reward in rewards],
+        "divisor": _divisor(own, batch, algorithm),
+        "step": None if batch is None else {name: vars(batch)[name] for name in ("count", "mean", "deviation")},
+        "dropped": not all(keep for one, keep in zip(scored, kept, strict=True) if one.group == group),
+        "advantages": advantages,
+        "recorded": list(recorded),
+        "agree": agree,
+        "why": None if agree else _why(algorithm),
+    }
+
+
+def _by_rewards(algorithm: Algorithm) -> bool:
+    """Whether one reward for each completion is all that its advantage is made of (a KL in the reward apart)."""
+    whole = algorithm.credit == "completion" or (algorithm.credit == "token" and not of_batch(algorithm))
+    return whole and algorithm.baseline != "critic" and algorithm.reward_mix == "sum_then_normalise"
+
+
+def of_batch(algorithm: Algorithm) -> bool:
+    """Whether mean or deviation are those of the batch."""
+    scaled = algorithm.scale != "none"
+    return "batch" in algorithm.baseline or algorithm.scale == "batch_std" or (algorithm.baseline == "none" and scaled)
+
+
+def _kept(scored: Sequence[Scored], algorithm: Algorithm) -> list[bool]:
+    """Groups are chosen by what the reward functions said, before the length penalty."""
+    judged = [None if one.reward is None else judged_reward(one.reward, one.penalty) for one in scored]
+    kept: list[bool] = kept_rows(
+        _tensor(judged),
+        torch.tensor([one.group for one in scored]),
+        **algorithm.filters,
+    ).tolist()
+    return kept
+
+
+def judged_reward(reward: float, penalty: float) -> float:
+    """What the reward functions said of a completion, before the length penalty."""
+    # Rewards that were equal have to be so again: 1 - 0.3 + 0.3 is not 1 in floating point.
+    return round(reward - penalty, 9) if penalty else reward
+
+
+def _advantages(group: int, scored: Sequence[Scored], kept: Sequence[bool], algorithm: Algorithm) -> list[float]:
+    rewards_N, groups_N = _tensor([one.reward for one in scored]), torch.tensor([one.group for one in scored])
+    kept_N, own_N = torch.tensor(kept), groups_N == group
+    advantages_N = torch.zeros(len(scored))
+    advantages_N[kept_N] = completion_advantages(rewards_N[kept_N], groups_N[kept_N], **algorithm.comparison)
+    advantages: list[float] = advantages_N[own_N].tolist()
+    return advantages
+
+
+def _baseline(reward: float | None, own: Spread, batch: Spread | None, algorithm: Algorithm) -> float | None:
+    if reward is None or not _by_rewards(algorithm):
+        return None
+    if algorithm.baseline == "leave_one_out":
+        return (own.sum - reward) / (own.count - 1) if own.count > 1 else None
+    if algorithm.baseline == "batch_mean":
+        return None if batch is None else batch.mean
+    return own.mean if algorithm.baseline == "mean" else algorithm.baseline_constant
+
+
+def _divisor(own: Spread, batch: Spread | None, algorithm: Algorithm) -> float | None:
+    if not _by_rewards(algorithm):
+        return None
+    if algorithm.scale == "none":
+        return 1.0
+    spread = own if algorithm.scale == "group_std" else batch
+    return None if spread is None or spread.deviation is None else spread.deviation + algorithm.eps
+
+
+def _why(algorithm: Algorithm) -> str:
+    reasons = " ".join(_reasons(algorithm))
+    return reasons or (
+        "These rewards do not give the recorded advantages with the settings in config.yaml: the step was made with "
+        "others, as before a fork, or one of the two files was changed."
+    )
+
+
+def _reasons(algorithm: Algorithm) -> Iterator[str]:
+    by_token = algorithm.credit == "token"
+    if algorithm.baseline == "critic":
+        yield "The baseline is what a critic expected before each token, not a mean of rewards."
+    if algorithm.credit == "step":
+        yield (
+            "Each step of a completion has a reward: these are normalised over all steps of the group, and a token "
+            "gets the sum over the steps that end at or after it. What is recorded is the mean over the tokens."
+        )
+    if algorithm.reward_mix == "normalise_then_sum":
+        yield "Each reward function's values are normalised by themselves, and the advantages are then added up."
+    if algorithm.kl_in == "reward" and algorithm.kl_coef > 0:
+        yield "The KL to the reference is part of the reward in this run, and the rewards shown here leave it out."
+    if by_token and algorithm.gamma != 1:
+        yield f"What comes later counts less: each token is discounted by {algorithm.gamma:g}."
+    if by_token and of_batch(algorithm):
+        yield "Mean and deviation are those over all tokens of the step, so that longer completions count more."
+    if by_token and algorithm.mask_overlong:
+        yield "Completions that were cut at the limit are not learned from: their advantage is 0."
+
+
+def _close(ours: Sequence[float], theirs: Sequence[float]) -> bool:
+    return all(abs(a - b) <= _ROUNDING * max(1.0, abs(b)) for a, b in zip(ours, theirs, strict=True))
+
+
+def _tensor(rewards: Sequence[float | None]) -> torch.Tensor:
+    return torch.tensor([math.nan if reward is None else reward for reward in rewards], dtype=torch.float64)

@@ -1,0 +1,163 @@
+"""The rollouts of a run as one Parquet file, which DuckDB, pyarrow, polars and pandas read as it is."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from grouprl.record.rollouts import open_recorded
+from grouprl.types import UserError
+
+# A row group is what a reader loads or skips at once: large enough to be read fast, small enough for memory.
+ROWS, MIB = 8192, 32
+
+_QUERY = "SELECT * FROM completions JOIN problems USING (problem_id) ORDER BY step, group_index, completion_index"
+_RENAMED = {"rewards": "components"}
+_INTEGERS, _FLOATS = (lambda blob: np.frombuffer(blob, "<i4")), (lambda blob: np.frombuffer(blob, "<f4"))
+_CONVERTED: Mapping[str, Callable[[Any], Any]] = {
+    "prompt_ids": _INTEGERS,
+    "token_ids": _INTEGERS,
+    "logprobs": _FLOATS,
+    "plain_logprobs": _FLOATS,
+    "token_advantages": _FLOATS,
+    "learner_logprobs": _FLOATS,
+    "entropies": _FLOATS,
+    "reference_logprobs": _FLOATS,
+    "updated_logprobs": _FLOATS,
+    "rewards": lambda components: list(json.loads(components).items()),
+    "correct": bool,
+    "step_rewards": lambda steps: [{"end": end, "reward": reward} for end, reward in json.loads(steps)],
+}
+
+
+def export(run_directory: Path, out: Path) -> Path:
+    """Writes every completion of a run as a row, in the order of the run, with its problem; gives `out`, a .parquet.
+
+    A run may go on while it is read: the file holds the whole steps that were recorded when the export began. Memory
+    is bounded, whatever the size of the run. `out` appears when it is complete, or not at all.
+
+    Raises:
+        UserError: without the extra `data`; `out` is no .parquet, exists or cannot be written; no rollouts.
+    """
+    if out.suffix != ".parquet":
+        raise UserError(f"{out}: expected a file name that ends in .parquet, got {out.name!r}: give such a name")
+    pyarrow, parquet = _extra("pyarrow"), _extra("pyarrow.parquet")
+    if out.exists():
+        raise UserError(f"{out}: expected a new file, but it is there already: remove it, or give another name")
+    schema = _schema(pyarrow)
+    with (
+        _rows(run_directory, {_RENAMED.get(name, name) for name in schema.names}) as rows,
+        _new_file(out) as unfinished,
+        parquet.ParquetWriter(unfinished, schema, compression="zstd") as writer,
+    ):
+        for batch in _batches(rows):
+            writer.write_table(_table(pyarrow, schema, batch))
+    return out
+
+
+def _schema(pa: ModuleType) -> Any:
+    ids, numbers = pa.list_(pa.int32()), pa.list_(pa.float32())
+    return pa.schema(
+        [
+            pa.field("step", pa.int32(), nullable=False),
+            pa.field("group_index", pa.int32(), nullable=False),
+            pa.field("completion_index", pa.int32(), nullable=False),
+            pa.field("problem_id", pa.string(), nullable=False),
+            pa.field("prompt", pa.string(), nullable=False),
+            pa.field("messages", pa.string()),
+            pa.field("columns", pa.string(), nullable=False),
+            pa.field("text", pa.string(), nullable=False),
+            pa.field("reward", pa.float64()),
+            pa.field("rewards", pa.map_(pa.string(), pa.float64()), nullable=False),
+            pa.field("invalid_reason", pa.string()),
+            pa.field("correct", pa.bool_()),
+            pa.field("advantage", pa.float64(), nullable=False),
+            pa.field("length", pa.int32(), nullable=False),
+            pa.field("stop_reason", pa.string(), nullable=False),
+            pa.field("weights_version", pa.int32(), nullable=False),
+            pa.field("prompt_ids", ids, nullable=False),
+            pa.field("token_ids", ids, nullable=False),
+            pa.field("logprobs", numbers, nullable=False),
+            pa.field("plain_logprobs", numbers, nullable=False),
+            pa.field("token_advantages", numbers),
+            pa.field("step_rewards", pa.list_(pa.struct([("end", pa.int32()), ("reward", pa.float64())]))),
+            pa.field("learner_logprobs", numbers),
+            pa.field("entropies", numbers),
+            pa.field("reference_logprobs", numbers),
+            pa.field("updated_logprobs", numbers),
+        ]
+    )
+
+
+def _table(pa: ModuleType, schema: Any, rows: Sequence[sqlite3.Row]) -> Any:
+    arrays = []
+    for field in schema:
+        values = [row[_RENAMED.get(field.name, field.name)] for row in rows]
+        if convert := _CONVERTED.get(field.name):
+            values = [None if value is None else convert(value) for value in values]
+        arrays.append(pa.array(values, field.type))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+@contextmanager
+def _rows(run_directory: Path, needed: Set[str]) -> Iterator[Iterator[sqlite3.Row]]:
+    """The rows of one state of the database, read as they are asked for."""
+    with closing(open_recorded(run_directory)) as database:
+        database.row_factory = sqlite3.Row
+        rows = database.execute(_QUERY)
+        missing = needed - {name for name, *_ in rows.description}
+        if missing:
+            raise UserError(
+                f"{run_directory}: expected completions with the columns {', '.join(sorted(missing))}, found none: "
+                "an older version of GroupRL recorded this run; read it with that one"
+            )
+        yield rows
+
+
+def _batches(rows: Iterator[sqlite3.Row]) -> Iterator[list[sqlite3.Row]]:
+    """Lists of at most ROWS rows, which end as soon as their texts and blobs come to MIB."""
+    batch: list[sqlite3.Row] = []
+    size = 0
+    for row in rows:
+        batch.append(row)
+        size += sum(len(value) for value in row if isinstance(value, str | bytes))
+        if len(batch) == ROWS or size >= MIB * 2**20:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+@contextmanager
+def _new_file(out: Path) -> Iterator[Path]:
+    """Where to write what becomes `out` when the block ends without an error."""
+    temporary = out.with_name(out.name + ".tmp")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.replace(out)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written ({error}): make room, or give another name") from None
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def _extra(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UserError(
+            f"expected {name.partition('.')[0]} for an export, which is not installed: pip install 'grouprl[data]'"
+        ) from None

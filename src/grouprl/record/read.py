@@ -1,0 +1,163 @@
+"""Reads a run directory back; docs/run_directory.md describes every file. Needs neither torch nor a finished run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grouprl.record.rollouts import RecordedGroup, read_rollouts
+from grouprl.record.strict import is_number, parse_object, read_file, read_text
+from grouprl.types import UserError
+
+__all__ = [
+    "Example",
+    "RecordedGroup",
+    "RecordedRun",
+    "interval_name",
+    "parse_row",
+    "read_json",
+    "read_json_lines",
+    "read_rollouts",
+    "read_run",
+    "read_summary",
+]
+
+Row = Mapping[str, Any]
+_STEPS = 1 << 53  # a browser's whole numbers end there
+
+
+@dataclass(frozen=True)
+class Example:
+    """A held-out problem and what the policy wrote for it, kept so that people can see the change."""
+
+    problem_id: str
+    prompt: str
+    answer: str  # the right one; empty when the problem has none
+    completion: str
+    correct: bool | None  # None = the verifier failed, or the task has none
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """Everything in a run directory that fits in memory. What an unfinished run has not written yet is empty."""
+
+    directory: Path
+    config: str  # YAML text
+    metrics: tuple[Row, ...]  # one per step, ascending
+    evaluations: tuple[Row, ...]
+    held_out: tuple[Row, ...]  # of the same evaluations, problem by problem
+    examples: Mapping[str, tuple[Example, ...]]  # by "before" and "after"
+    summary: Row
+
+    def column(self, name: str) -> tuple[list[int], list[float]]:
+        """The steps at which metric `name` was recorded as a finite number, and its values there."""
+        found = [(row["step"], float(row[name])) for row in self.metrics if is_number(row.get(name))]
+        return [step for step, _ in found], [value for _, value in found]
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Every metric recorded at any step, in the order of first appearance."""
+        return tuple(dict.fromkeys(name for row in self.metrics for name in row if name != "step"))
+
+    def results(self, when: str) -> Row:
+        """What evaluation found "before" or "after" training, as far as it got."""
+        return {name: value for name, value in (self.summary.get(when) or {}).items() if value is not None}
+
+    def time_split(self) -> tuple[list[int], dict[str, list[float]]]:
+        """The timed steps, and their seconds by part, longest first, "other" (the rest of time/total) last."""
+        rows = [row for row in self.metrics if is_number(row.get("time/total"))]
+        names = [name for name in self.metric_names if name.startswith("time/") and name != "time/total"]
+        parts = {name.removeprefix("time/"): [row.get(name) or 0.0 for row in rows] for name in names}
+        other = [max(0.0, row["time/total"] - sum(row.get(name) or 0.0 for name in names)) for row in rows]
+        longest_first = sorted(parts, key=lambda part: -sum(parts[part]))
+        return [row["step"] for row in rows], {**{part: parts[part] for part in longest_first}, "other": other}
+
+
+def read_run(directory: Path) -> RecordedRun:
+    """Reads everything but the rollouts.
+
+    Raises:
+        UserError: when `directory` holds no run, or a file of it is damaged (a torn last line is left out instead).
+    """
+    config = directory / "config.yaml"
+    if not config.is_file():
+        raise UserError(
+            f"{directory}: expected a run directory (one with a config.yaml), found none; "
+            "give the folder that a training run wrote, such as runs/NAME"
+        )
+    return RecordedRun(
+        directory=directory,
+        config=read_text(config) or "",
+        metrics=read_json_lines(directory / "metrics.jsonl"),
+        evaluations=read_json_lines(directory / "evaluations.jsonl"),
+        held_out=read_json_lines(directory / "held_out.jsonl"),
+        examples=_examples(directory / "examples.json"),
+        summary=read_summary(directory),
+    )
+
+
+def read_json_lines(path: Path) -> tuple[dict[str, Any], ...]:
+    """The rows of a JSON-lines file of a run; none when it does not exist. A last line without its end is left out.
+
+    Raises:
+        UserError: naming the line that is not a JSON object with a `step`.
+    """
+    text = (read_file(path) or b"").decode("utf-8", "replace")
+    return tuple(parse_row(line, f"{path}:{number}") for number, line in enumerate(text.split("\n")[:-1], start=1))
+
+
+def parse_row(line: str, place: str) -> dict[str, Any]:
+    """A line of such a file.
+
+    Raises:
+        UserError: it is not a JSON object, or has no `step`, a whole number from 0.
+    """
+    row = parse_object(line, place)
+    step = row.get("step")
+    if type(step) is not int or not 0 <= step < _STEPS:
+        raise UserError(f"{place}: expected a step, a whole number from 0, got {step!r:.60}: restore the file")
+    return row
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty when the file does not exist.
+
+    Raises:
+        UserError: it holds something else, or cannot be read.
+    """
+    text = read_text(path)
+    return {} if text is None else parse_object(text, path)
+
+
+def read_summary(directory: Path) -> dict[str, Any]:
+    """A run's summary.json; empty when the run has not written it yet.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    found = read_json(directory / "summary.json")
+    for when in ("before", "after"):
+        if not isinstance(found.get(when, {}), dict | None):
+            raise UserError(
+                f"{directory / 'summary.json'}: {when}: expected the results of an evaluation, got "
+                f"{found[when]!r:.60}: restore the file or remove it"
+            )
+    return found
+
+
+def interval_name(measure: str) -> str:
+    """The key of a measure's 95 % interval.
+
+    >>> interval_name("greedy_accuracy"), interval_name("pass_at_8")
+    ('greedy_interval', 'pass_at_8_interval')
+    """
+    return measure.removesuffix("_accuracy") + "_interval"
+
+
+def _examples(path: Path) -> dict[str, tuple[Example, ...]]:
+    try:
+        return {when: tuple(Example(**row) for row in rows) for when, rows in read_json(path).items()}
+    except TypeError as error:
+        raise UserError(f"{path}: expected lists of examples ({error}): restore the file or remove it") from None

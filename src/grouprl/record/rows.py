@@ -1,0 +1,122 @@
+"""The rows of rollouts.sqlite, held to what its schema says: SQLite itself lets a column hold anything."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from grouprl.record.strict import is_number, parse, parse_object
+from grouprl.types import StopReason, UserError
+
+_TOKENS = ("token_ids", "logprobs", "plain_logprobs")
+_TRACES = ("token_advantages", "learner_logprobs", "entropies", "reference_logprobs", "updated_logprobs")
+_REMEDY = "restore the file"
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("problem_id", "text", "components", "stop_reason", "prompt", "columns"), (str,)),
+    **dict.fromkeys(("invalid_reason", "step_rewards", "messages"), (str, type(None))),
+    **dict.fromkeys(("step", "group_index", "completion_index", "length", "weights_version"), (int,)),
+    "correct": (int, type(None)),
+    "reward": (float, type(None)),
+    "advantage": (float,),
+    "penalty": (float, int),  # a name that queries give to a part of `components`
+    **dict.fromkeys(("prompt_ids", *_TOKENS), (bytes,)),
+    **dict.fromkeys(_TRACES, (bytes, type(None))),
+}
+_REASONS = frozenset(reason.value for reason in StopReason)
+
+
+def checked_rows(path: Path) -> Callable[[sqlite3.Cursor, tuple[Any, ...]], sqlite3.Row]:
+    """A row factory of the database at `path`: `sqlite3.Row`, or a UserError that names the column which is wrong.
+
+    A column is known by its name in the query. Numbers by token have to be as many as the completion has tokens.
+    """
+
+    def row(cursor: sqlite3.Cursor, values: tuple[Any, ...]) -> sqlite3.Row:
+        names, kinds, tokens, stop = _expected(cursor.description)
+        for name, value, expected in zip(names, values, kinds, strict=True):
+            if expected and type(value) not in expected:
+                raise _wrong(path, name, " or ".join(kind.__name__ for kind in expected), value)
+        found = sqlite3.Row(cursor, values)
+        if stop and found["stop_reason"] not in _REASONS:
+            raise _wrong(path, "stop_reason", " or ".join(sorted(_REASONS)), found["stop_reason"])
+        if "prompt_ids" in names and len(found["prompt_ids"]) % 4:
+            raise _wrong(path, "prompt_ids", "4 bytes for each token", f"{len(found['prompt_ids'])} bytes")
+        for name in tokens:
+            if found[name] is not None and len(found[name]) != 4 * found["length"]:
+                expected_bytes = f"4 bytes for each of {found['length']} tokens"
+                raise _wrong(path, name, expected_bytes, f"{len(found[name])} bytes")
+        return found
+
+    return row
+
+
+def parsed_components(path: Path, row: sqlite3.Row) -> dict[str, float | None]:
+    """The unweighted rewards of a completion by name; None = does not apply.
+
+    Raises:
+        UserError: the column holds something else.
+    """
+    found = parse_object(row["components"], f"{path}: components")
+    if not all(value is None or is_number(value) for value in found.values()):
+        raise _wrong(path, "components", "numbers by name", row["components"])
+    return found
+
+
+def parsed_steps(path: Path, row: sqlite3.Row) -> list[Any] | None:
+    """[last token, weighted reward] of each step of a completion; None without process rewards.
+
+    Raises:
+        UserError: the column holds something else.
+    """
+    if row["step_rewards"] is None:
+        return None
+    found = parse(row["step_rewards"], f"{path}: step_rewards")
+    pairs: list[Any] = found if isinstance(found, list) else [None]
+    if not all(
+        isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int and is_number(pair[1]) for pair in pairs
+    ):
+        raise _wrong(path, "step_rewards", "a list of [last token, reward]", row["step_rewards"])
+    return pairs
+
+
+def parsed_messages(path: Path, row: sqlite3.Row) -> list[dict[str, Any]] | None:
+    """The chat messages of a problem; None when its prompt is plain text.
+
+    Raises:
+        UserError: the column holds something else.
+    """
+    if row["messages"] is None:
+        return None
+    found = parse(row["messages"], f"{path}: messages")
+    messages: list[Any] = found if isinstance(found, list) else [None]
+    if not all(isinstance(message, dict) and isinstance(message.get("content"), str) for message in messages):
+        raise _wrong(path, "messages", "a list of messages", row["messages"])
+    return messages
+
+
+def parsed_columns(path: Path, row: sqlite3.Row) -> dict[str, Any]:
+    """What the rewards of a problem get by name.
+
+    Raises:
+        UserError: the column holds something else.
+    """
+    return parse_object(row["columns"], f"{path}: columns")
+
+
+_Description = tuple[tuple[Any, ...], ...]
+_Expected = tuple[tuple[str, ...], tuple[tuple[type, ...] | None, ...], tuple[str, ...], bool]
+
+
+@lru_cache(maxsize=64)
+def _expected(description: _Description) -> _Expected:
+    """Names, kinds of their values, the numbers by token among them, and whether there is a stop reason."""
+    names = tuple(column[0] for column in description)
+    tokens = tuple(name for name in (*_TOKENS, *_TRACES) if name in names) if "length" in names else ()
+    return names, tuple(_KINDS.get(name) for name in names), tokens, "stop_reason" in names
+
+
+def _wrong(path: Path, name: str, expected: str, got: object) -> UserError:
+    return UserError(f"{path}: {name}: expected {expected}, got {got!r:.60}: {_REMEDY}")

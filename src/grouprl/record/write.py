@@ -1,0 +1,178 @@
+"""Writes a run directory: the only way from a run to anything that people look at. See docs/run_directory.md.
+
+A whole file appears at once or not at all (temporary file, fsync, rename). The rollouts of a step are one database
+transaction, its metrics one appended line. So a run killed at any moment leaves a readable directory behind.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from grouprl.record.files import atomic_directory, atomic_write_text, json_text, lock_directory
+from grouprl.record.read import Example, read_json, read_json_lines
+from grouprl.record.rollouts import drop_after, holds_steps, open_rollouts, write_step
+from grouprl.types import Group, RewardOutcome, TokenTrace, UserError
+
+__all__ = ["Example", "RunRecord", "atomic_directory", "atomic_write_text"]
+
+WRITTEN_BY_A_RUN = (
+    "config.yaml",
+    "metrics.jsonl",
+    "evaluations.jsonl",
+    "held_out.jsonl",
+    "rollouts.sqlite",
+    "examples.json",
+    "rewards.json",
+    "summary.json",
+    "report.html",
+    "plots",
+    "checkpoints",
+)
+_CLOSE_SECONDS = 5.0  # in which a moment without readers is waited for; next to a search without pause it took 0.75
+
+
+class RunRecord:
+    """An open run directory, locked against other processes until `close`. Made by `create` or `reopen`."""
+
+    def __init__(self, directory: Path, lock: int) -> None:
+        self.directory = directory
+        self._lock = lock
+        with ExitStack() as on_error:
+            on_error.callback(os.close, lock)
+            self._rollouts = open_rollouts(str(directory / "rollouts.sqlite"))
+            on_error.pop_all()
+
+    @classmethod
+    def create(cls, directory: Path, config_yaml: str) -> RunRecord:
+        """Starts a run in a new or empty place, or in that of a run that recorded nothing; writes its configuration.
+
+        Raises:
+            UserError: when the directory cannot be made, already holds a run or is in use; nothing is overwritten.
+        """
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{directory}: cannot be made a run directory ({error}); choose another name") from None
+        lock = lock_directory(directory)
+        held = [name for name in WRITTEN_BY_A_RUN if (directory / name).exists()]
+        if held and not _recorded_nothing(directory, held):
+            os.close(lock)
+            raise UserError(
+                f"{directory}: expected a new run directory, but it already holds a run ({', '.join(held)}); "
+                "continue that run with --resume, or choose another name"
+            )
+        for suffix in ("", "-wal", "-shm", "-journal"):  # without a row, and maybe an older version's
+            (directory / f"rollouts.sqlite{suffix}").unlink(missing_ok=True)
+        atomic_write_text(directory / "config.yaml", config_yaml)
+        return cls(directory, lock)
+
+    @classmethod
+    def reopen(cls, directory: Path, step: int) -> RunRecord:
+        """Continues a run after `step` (0 = from the start): what was recorded of later steps is dropped.
+
+        Raises:
+            UserError: when `directory` holds no run, one of an older version, or is in use; nothing is changed then.
+        """
+        if not (directory / "config.yaml").is_file():
+            raise UserError(f"{directory}: expected a run to resume, found no config.yaml; check the name")
+        with ExitStack() as on_error:
+            record = on_error.enter_context(cls(directory, lock_directory(directory)))
+            for name in ("metrics.jsonl", "evaluations.jsonl", "held_out.jsonl"):
+                kept = [row for row in read_json_lines(directory / name) if row["step"] <= step]
+                atomic_write_text(directory / name, "".join(json_text(row) + "\n" for row in kept))
+            drop_after(record._rollouts, step)
+            on_error.pop_all()
+        return record
+
+    def step(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        groups: Sequence[Group],
+        outcomes: Sequence[Sequence[RewardOutcome]],
+        token_advantages: Sequence[Sequence[Sequence[float]]],
+        traces: Sequence[Sequence[TokenTrace]] | None = None,
+    ) -> None:
+        """Records one step: metrics, groups [P], their outcomes [P][G], advantages [P][G][tokens], traces [P][G]."""
+        write_step(self._rollouts, step, groups, outcomes, token_advantages, traces)
+        self._append("metrics.jsonl", {"step": step, **metrics})
+
+    def evaluation(self, step: int, values: Mapping[str, Any]) -> None:
+        """Records an evaluation on held-out problems after `step` updates."""
+        self._append("evaluations.jsonl", {"step": step, **values})
+
+    def held_out(self, step: int, results: Mapping[str, Any]) -> None:
+        """Records what that evaluation found for each problem (the fields of `evaluation.ProblemResults`)."""
+        self._append("held_out.jsonl", {"step": step, **results})
+
+    def examples(self, when: Literal["before", "after"], rows: Sequence[Example]) -> None:
+        """Records the same few held-out problems before and after training, replacing those of the same `when`."""
+        path = self.directory / "examples.json"
+        known = read_json(path)
+        atomic_write_text(path, json_text({**known, when: [asdict(row) for row in rows]}, indent=2) + "\n")
+
+    def settings(self, config_yaml: str) -> None:
+        """Writes config.yaml anew: a resume may change those that the steps already made do not depend on."""
+        atomic_write_text(self.directory / "config.yaml", config_yaml)
+
+    def reward_weights(self, weights: Mapping[str, float]) -> None:
+        """Records what each reward function counts in the total, by name; a task's own ones are in no setting."""
+        atomic_write_text(self.directory / "rewards.json", json_text(weights, indent=2) + "\n")
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """Writes summary.json anew."""
+        atomic_write_text(self.directory / "summary.json", json_text(values, indent=2) + "\n")
+
+    def close(self) -> None:
+        """Leaves the rollouts as one plain file, and the directory to others. Closing twice is harmless."""
+        if self._lock < 0:
+            return
+        _make_plain(self._rollouts)
+        self._rollouts.close()
+        os.close(self._lock)
+        self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, name: str, row: Mapping[str, Any]) -> None:
+        with (self.directory / name).open("a", encoding="utf-8") as lines:
+            lines.write(json_text(row) + "\n")
+
+
+def _recorded_nothing(directory: Path, held: Sequence[str]) -> bool:
+    # Both files, because a run makes both at once: a config.yaml alone may be somebody's own.
+    return set(held) - {"rewards.json"} == {"config.yaml", "rollouts.sqlite"} and not holds_steps(
+        directory / "rollouts.sqlite"
+    )
+
+
+def _make_plain(database: sqlite3.Connection) -> None:
+    """Leaves WAL mode: such a file cannot be read from a read-only place, and a copy of it alone lacks its last steps.
+
+    That takes a moment without readers, which is tried for: a page that shows the run reads it again and again.
+    """
+    database.execute("PRAGMA busy_timeout=50")  # milliseconds
+    until = time.monotonic() + _CLOSE_SECONDS
+    while True:
+        try:
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            database.execute("PRAGMA journal_mode=DELETE")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > until:
+                return
+            time.sleep(0.003)

@@ -1,0 +1,260 @@
+"""Asks an OpenAI-compatible server for chat completions: many at once, with retries, time limits and a budget."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import time
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from grouprl.rewards.judge_model.cost import Meter, Usage
+from grouprl.scoring.invalid import Invalid
+from grouprl.types import UserError
+
+if TYPE_CHECKING:
+    import httpx2  # it takes as long to import as a worker takes to start: inside of functions otherwise
+
+LONGEST_REPLY = 1 << 20  # bytes
+FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds between two requests, before jitter
+FEW = 8  # completions that a server may fail for in a row, if not so many are under way at once
+TRANSIENT = frozenset((408, 425, 429))  # besides all 5xx
+
+_REMEDIES = {
+    401: "check the key in the environment variable that api_key_env names",
+    403: "check the key in the environment variable that api_key_env names, and what it may use",
+    404: "check base_url and model",
+}
+
+_T = TypeVar("_T")
+_Body = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where to ask, and how patiently."""
+
+    url: str  # of its chat completions
+    key: str = field(repr=False)  # '' = none
+    concurrency: int  # requests under way
+    timeout: float  # seconds for one request, from connecting to the last byte
+    deadline: float  # seconds for one completion, from its first request, waits included
+    retries: int  # further requests for one completion
+
+
+@dataclass(frozen=True)
+class _Again:
+    """Not answered, but it may help to ask once more."""
+
+    reason: str
+    retry_after: float = 0.0  # seconds that the server asks for
+
+
+def ask(endpoint: Endpoint, bodies: Sequence[_Body], meter: Meter) -> list[str | Invalid]:
+    """The text of each reply, in the order of the request bodies; `Invalid` where none came that can be read.
+
+    Once as many bodies in a row as may be under way (FEW at least) were given up, the others are not sent: a dead
+    server costs one deadline, not one for each of a thousand completions.
+
+    Raises:
+        UserError: the server refuses the request as such (4xx, a redirect), or the budget is used up.
+    """
+    return _apart(_ask(endpoint, bodies, meter)) if bodies else []
+
+
+def wait_seconds(attempt: int, retry_after: float, chance: float) -> float:
+    """Before the request that follows attempt 0, 1, ...: what the server asks for, and a doubling wait on top.
+
+    `chance` in [0, 1) spreads it over its upper half, so that requests that failed together do not return together.
+    """
+    return retry_after + min(FIRST_WAIT * 2.0**attempt, LONGEST_WAIT) * (1 + chance) / 2
+
+
+def retry_after_seconds(header: str, now: datetime) -> float:
+    """What a Retry-After header asks for: seconds, or a date (RFC 9110, 10.2.3); 0 for anything else."""
+    if re.fullmatch(r" *[0-9]{1,9}(?:\.[0-9]{1,9})? *", header):
+        return float(header)
+    try:
+        when = parsedate_to_datetime(header)
+    except ValueError:
+        return 0.0
+    return max(0.0, (when.replace(tzinfo=when.tzinfo or UTC) - now).total_seconds())
+
+
+def _apart(main: Coroutine[Any, Any, _T]) -> _T:
+    """Runs it in a thread of its own, because in a notebook this one has an event loop already."""
+    running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = Future()
+
+    async def started() -> _T:
+        running.set_result((asyncio.get_running_loop(), asyncio.current_task()))
+        return await main
+
+    with ThreadPoolExecutor(1, thread_name_prefix="judge-model") as threads:
+        result = threads.submit(asyncio.run, started())
+        try:
+            return result.result()
+        finally:
+            if not result.done():  # Ctrl-C: requests under way end now, not when they are answered
+                loop, task = running.result()
+                with suppress(RuntimeError):  # done in the meantime
+                    loop.call_soon_threadsafe(task.cancel if task else loop.stop)
+
+
+async def _ask(endpoint: Endpoint, bodies: Sequence[_Body], meter: Meter) -> list[str | Invalid]:
+    import httpx2
+
+    replies: list[str | Invalid] = [Invalid("was not asked")] * len(bodies)
+    headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}  # a bound on bytes is one on memory
+    if endpoint.key:
+        headers["Authorization"] = f"Bearer {endpoint.key}"
+    client = httpx2.AsyncClient(
+        headers=headers,
+        timeout=None,  # one limit for the whole request instead, which a server cannot stretch byte by byte
+        limits=httpx2.Limits(max_connections=endpoint.concurrency),
+        trust_env=not _is_loopback(httpx2.URL(endpoint.url).host),  # a proxy knows another machine by that name
+    )
+    failed: list[UserError] = []
+    async with client:
+        asking, waiting = _Asking(endpoint, client, meter), iter(enumerate(bodies))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(endpoint.concurrency, len(bodies))):
+                    group.create_task(asking.answer(waiting, replies))
+        except* UserError as errors:
+            failed = [error for error in errors.exceptions if isinstance(error, UserError)]
+    if failed:
+        raise failed[0]
+    return replies
+
+
+class _Asking:
+    """The requests of one call."""
+
+    def __init__(self, endpoint: Endpoint, client: httpx2.AsyncClient, meter: Meter) -> None:
+        self._endpoint, self._client, self._meter = endpoint, client, meter
+        self._given_up = 0  # in a row
+        self._chance = random.Random()  # of its own: a run's other random numbers stay what they are
+
+    async def answer(self, waiting: Iterable[tuple[int, _Body]], replies: list[str | Invalid]) -> None:
+        """Takes one body after the other; several of these share `waiting`."""
+        for place, body in waiting:
+            replies[place] = await self._reply(json.dumps(body).encode())
+
+    async def _reply(self, body: bytes) -> str | Invalid:
+        if self._given_up >= max(FEW, self._endpoint.concurrency):
+            return Invalid(f"was not asked: the server failed for {self._given_up} completions in a row")
+        end, attempt = time.monotonic() + self._endpoint.deadline, 0
+        while isinstance(found := await self._attempt(body, end - time.monotonic()), _Again):
+            wait = wait_seconds(attempt, found.retry_after, self._chance.random())
+            attempt += 1
+            if attempt > self._endpoint.retries or time.monotonic() + wait >= end:
+                self._given_up += 1
+                return Invalid(f"got no answer to {attempt} requests, at last: {found.reason}")
+            await asyncio.sleep(wait)
+            self._meter.add(Usage(retries=1))
+        self._given_up = 0
+        return found
+
+    async def _attempt(self, body: bytes, seconds_left: float) -> str | Invalid | _Again:
+        import httpx2
+
+        self._meter.check()
+        self._meter.add(Usage(requests=1))
+        try:
+            async with asyncio.timeout(min(seconds_left, self._endpoint.timeout)):
+                async with self._client.stream("POST", self._endpoint.url, content=body) as reply:
+                    content = await _bounded(reply)
+        except TimeoutError:
+            return _Again("no reply in time")
+        except httpx2.TransportError as error:
+            return _Again(self._told(f"{type(error).__name__} {error}"))
+        return self._outcome(reply, content)
+
+    def _outcome(self, reply: httpx2.Response, content: bytes | None) -> str | Invalid | _Again:
+        status = reply.status_code
+        if status in TRANSIENT or status >= 500:
+            wait = retry_after_seconds(reply.headers.get("Retry-After", ""), datetime.now(UTC))
+            return _Again(f"status {status}: {self._words(content)}", wait)
+        if status >= 400:
+            raise UserError(
+                f"reward judge_model: expected an answer from {self._endpoint.url}, got status {status}: "
+                f"{self._words(content)}: {_REMEDIES.get(status, 'mend the arguments')}"
+            )
+        if status >= 300:
+            raise UserError(
+                f"reward judge_model: expected an answer from {self._endpoint.url}, got a redirect to "
+                f"{self._told(reply.headers.get('Location', 'nowhere'))}, which is not followed: mend base_url"
+            )
+        return Invalid(f"got a reply of more than {LONGEST_REPLY} bytes") if content is None else self._text(content)
+
+    def _text(self, content: bytes) -> str | Invalid:
+        body = _parsed(content)
+        match body:
+            case {"usage": {"prompt_tokens": int(prompt), "completion_tokens": int(completion)}} if (
+                0 <= prompt < 1 << 40 and 0 <= completion < 1 << 40
+            ):
+                self._meter.add(Usage(prompt_tokens=prompt, completion_tokens=completion))
+            case {"choices": _} if self._meter.priced:
+                raise UserError(
+                    f"reward judge_model: expected the usage of tokens in replies of {self._endpoint.url}, got none: "
+                    "leave out prices and max_cost, which cannot be kept without it"
+                )
+        match body:
+            case {"choices": [{"finish_reason": "length"}, *_]}:
+                return Invalid("got a reply that was cut at max_tokens")
+            case {"choices": [{"message": {"content": str(text)}}, *_]}:
+                return self._without_key(text)
+        return Invalid(f"got a reply without choices[0].message.content: {self._words(content)}")
+
+    def _words(self, content: bytes | None) -> str:
+        """What a server says of an error."""
+        if content is None:
+            return f"more than {LONGEST_REPLY} bytes"
+        match _parsed(content):
+            case {"error": {"message": str(words)}} | {"error": str(words)} | {"message": str(words)}:
+                return self._told(words)
+            case {"detail": str(words)}:
+                return self._told(words)
+        return self._told(content.decode("utf-8", "replace"))
+
+    def _told(self, words: str) -> str:
+        """A stranger's words for a terminal: one short printable line, without the key."""
+        line = "".join(letter if letter.isprintable() else " " for letter in self._without_key(words))
+        return " ".join(line.split())[:300] or "nothing"
+
+    def _without_key(self, words: str) -> str:
+        return words.replace(self._endpoint.key, "[key]") if self._endpoint.key else words
+
+
+async def _bounded(reply: httpx2.Response) -> bytes | None:
+    """All of it; None when it is longer than LONGEST_REPLY."""
+    content = bytearray()
+    async for part in reply.aiter_raw():
+        content += part
+        if len(content) > LONGEST_REPLY:
+            return None
+    return bytes(content)
+
+
+def _parsed(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False

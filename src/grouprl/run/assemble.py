@@ -1,0 +1,219 @@
+"""Loads and checks the parts of a run before its directory is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grouprl.config.run import RunConfig, check_sections
+from grouprl.curriculum.edge import Edge
+from grouprl.curriculum.order import Sampler, Uniform
+from grouprl.curriculum.pass_rates import PassRates
+from grouprl.learner import KlCoefficient, Learner, Optimizer
+from grouprl.models import (
+    context_length,
+    fingerprint,
+    frozen_copy,
+    load_model,
+    load_tokenizer,
+    prompt_token_ids,
+    resolve_device,
+)
+from grouprl.models.adapters import add_adapter, attach_adapter
+from grouprl.models.critic import Critic
+from grouprl.models.recompute import recompute_activations
+from grouprl.rollout import NativeEngine, Request
+from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint
+from grouprl.scoring.functions import WeightedReward
+from grouprl.scoring.scorer import Scorer
+from grouprl.step import Rooms
+from grouprl.tasks import Task
+from grouprl.types import UserError
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is ready for its next step."""
+
+    rooms: Rooms
+    held_out: Sequence[Request]
+    state: TrainerState
+
+
+def prepare(
+    config: RunConfig,
+    task: Task,
+    scorer: Scorer,
+    checkpoint: Path | None,
+    state: TrainerState | None,
+) -> Prepared:
+    """The parts of a run.
+
+    Args:
+        config: the run.
+        task: gives the problems.
+        scorer: scores the completions.
+        checkpoint, state: of the run to go on with; None = a new one.
+
+    Raises:
+        UserError: model, data or rewards do not fit the run.
+    """
+    check_sections(config)
+    check_rewards(config, scorer.rewards)
+    data = problems_fingerprint(task.problems("train"))
+    device = resolve_device(config.model.device)
+    start = load_model(config.model.path, device=device)
+    found = fingerprint(start)
+    if state is None:
+        state = TrainerState(
+            step=0,
+            updates=0,
+            train_seconds=0.0,
+            completion_tokens=0,
+            peak_rss_mib=0.0,
+            start=found,
+            data=data,
+            kl_coef=config.algorithm.kl_coef,
+        )
+    _refuse_changes(state, found, data)
+    tokenizer = load_tokenizer(config.model.path)
+    policy = _policy(config, start, checkpoint)
+    learner = _learner(config, policy, start)
+    if checkpoint is not None:
+        load_learner(checkpoint, learner, state)
+    rooms = _rooms(config, task, scorer, learner, tokenizer)
+    held_out = [
+        Request(problem, prompt_token_ids(problem, tokenizer, longest=rooms.longest_prompt), 1)
+        for problem in task.problems(config.evaluation.split)[: config.evaluation.problems]
+    ]
+    _check_prompts(rooms, state.step + 1, config.steps)
+    _check_sampler(config, task)
+    scorer.check_columns(task.problems("train")[: rooms.problems_per_step])
+    rooms.engine.load_weights(state.updates)
+    return Prepared(rooms, held_out, state)
+
+
+def _policy(config: RunConfig, start: PreTrainedModel, checkpoint: Path | None) -> PreTrainedModel:
+    """What learns: the start model itself, one with an adapter on it, or what a checkpoint holds."""
+    if config.model.lora is not None:
+        if checkpoint is not None:
+            return attach_adapter(start, checkpoint)
+        return add_adapter(start, config.model.lora, seed=config.seed)
+    return start if checkpoint is None else load_model(str(checkpoint), device=resolve_device(config.model.device))
+
+
+def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel) -> Learner:
+    algorithm, settings = config.algorithm, config.learner
+    reference, critic, critic_optimizer, device = None, None, None, resolve_device(config.model.device)
+    if algorithm.uses_reference and config.model.lora is not None:
+        reference = policy  # without its adapter, see `grouprl.models.adapters.as_reference`
+    elif algorithm.uses_reference:
+        reference = frozen_copy(start) if start is policy else start.requires_grad_(False)
+    if settings.recompute:
+        recompute_activations(policy)
+    if algorithm.critic != "none":
+        critic = Critic(policy, shared=algorithm.critic == "shared")
+        rate = settings.learning_rate if settings.critic_learning_rate is None else settings.critic_learning_rate
+        changed = settings.model_copy(update={"learning_rate": rate})
+        critic_optimizer = Optimizer(critic, changed, rate_name="learner.critic_learning_rate")
+    return Learner(
+        policy=policy,
+        reference=reference,
+        optimizer=Optimizer(policy, settings),
+        algorithm=algorithm,
+        kl_coefficient=KlCoefficient(algorithm),
+        device=device,
+        dtype=config.model.dtype,
+        micro_batch_tokens=settings.micro_batch_tokens,
+        critic=critic,
+        critic_optimizer=critic_optimizer,
+    )
+
+
+def _rooms(
+    config: RunConfig,
+    task: Task,
+    scorer: Scorer,
+    learner: Learner,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Rooms:
+    policy, rollout = learner.policy, config.rollout
+    longest_prompt = context_length(policy) - rollout.max_tokens
+    if longest_prompt < 1:
+        raise UserError(
+            f"rollout.max_tokens: expected less than the model's context of {context_length(policy)} tokens, "
+            f"got {rollout.max_tokens}: lower it"
+        )
+    return Rooms(
+        task=task,
+        scorer=scorer,
+        engine=NativeEngine(policy, tokenizer, seed=config.seed, max_rows=rollout.max_rows, dtype=config.model.dtype),
+        learner=learner,
+        algorithm=config.algorithm,
+        tokenizer=tokenizer,
+        sampling=rollout.sampling,
+        longest_prompt=longest_prompt,
+        problems_per_step=rollout.problems_per_step,
+        group_size=rollout.group_size,
+        sampler=_sampler(config),
+    )
+
+
+def _sampler(config: RunConfig) -> Sampler:
+    count, curriculum = config.rollout.problems_per_step, config.curriculum
+    if curriculum.sampler == "uniform":
+        return Uniform(count, config.seed)
+    return Edge(count, config.seed, config.rollout.group_size, curriculum.floor, curriculum.sharpness)
+
+
+def check_rewards(config: RunConfig, rewards: Sequence[WeightedReward]) -> None:
+    """Process supervision needs step ends, which only process rewards give; the others need none."""
+    per_step = [reward.name for reward in rewards if reward.per_step]
+    credit = config.algorithm.credit
+    if credit == "step" and not per_step:
+        raise UserError(
+            "algorithm.credit: 'step' needs rewards that say where steps end, got rewards "
+            f"{', '.join(reward.name for reward in rewards)}: add a process reward, such as equation_steps"
+        )
+    if credit != "step" and per_step:
+        raise UserError(
+            f"rewards: expected none with steps with algorithm.credit={credit!r}, which would ignore them, got "
+            f"{per_step[0]}: set credit=step, or remove the reward"
+        )
+    if len(per_step) == len(rewards):
+        raise UserError(
+            f"rewards: expected one for whole completions besides the process reward {per_step[0]}, got none: "
+            "right steps that lead nowhere must not be all that counts; add one, such as correct_answer"
+        )
+
+
+def _check_sampler(config: RunConfig, task: Task) -> None:
+    if config.curriculum.sampler == "edge" and task.verifier is None:
+        raise UserError(
+            f"curriculum.sampler: expected a task that knows what is correct with edge, got {task.name}, which has no "
+            "verifier: give the problems an answer, the task a verifier, or use uniform"
+        )
+    _sampler(config).visits(task.problems("train"), step=1, rates=PassRates())  # there are enough of them
+
+
+def _check_prompts(rooms: Rooms, first: int, last: int) -> None:
+    """Raises UserError for a prompt that a step would refuse: it must not end a run in the middle."""
+    problems, checked = rooms.task.problems("train"), set[str]()
+    for problem in rooms.sampler.possible(problems, steps=range(first, last + 1), refills=rooms.algorithm.refills):
+        if problem.id not in checked:
+            checked.add(problem.id)
+            prompt_token_ids(problem, rooms.tokenizer, longest=rooms.longest_prompt)
+        if len(checked) == len(problems):
+            return
+
+
+def _refuse_changes(state: TrainerState, start: str, data: str) -> None:
+    for what, then, now in (("model", state.start, start), ("train problems", state.data, data)):
+        if then != now:
+            raise UserError(
+                f"--resume: expected the {what} that the run started with (fingerprint {then}), got another ({now}): "
+                f"put the {what} back as it was, or start a new run under another name"
+            )

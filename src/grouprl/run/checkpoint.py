@@ -1,0 +1,125 @@
+"""Checkpoints: a folder in Hugging Face layout that anyone can load, with the state of the run in its `trainer/`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from grouprl.learner import Learner
+from grouprl.models.save import plain_tensors, save_model
+from grouprl.record.files import atomic_directory
+from grouprl.types import Problem, UserError
+
+_SAMPLED_PROBLEMS = 512
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """What a resumed run needs besides weights and optimizer; randomness has no state."""
+
+    step: int
+    updates: int
+    train_seconds: float
+    completion_tokens: int
+    peak_rss_mib: float
+    start: str  # fingerprint of the weights the run started from
+    data: str  # fingerprint of the train problems
+    kl_coef: float
+    critic_updates: int = 0
+
+
+def checkpoint_folder(run: Path, step: int) -> Path:
+    """Where the checkpoint after a step lies."""
+    return run / "checkpoints" / f"step-{step:06d}"
+
+
+def save_checkpoint(
+    run: Path, state: TrainerState, learner: Learner, tokenizer: PreTrainedTokenizerBase, *, keep: int
+) -> Path:
+    """Writes a checkpoint that is wholly there or not at all, then removes all but the newest `keep`."""
+    folder = checkpoint_folder(run, state.step)
+    with atomic_directory(folder) as unfinished:
+        save_model(learner.policy, tokenizer, unfinished)
+        trainer = unfinished / "trainer"
+        trainer.mkdir()
+        for name, tensors in _tensors(learner):
+            save_file(tensors, trainer / f"{name}.safetensors")
+        (trainer / "state.json").write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
+    for old in checkpoints(run)[:-keep]:
+        shutil.rmtree(old)
+    return folder
+
+
+def _tensors(learner: Learner) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """What a resume needs besides the policy, by file name; one at a time, because each is a copy."""
+    yield "optimizer", learner.optimizer.state()
+    if learner.critic is not None and learner.critic_optimizer is not None:
+        yield "critic", plain_tensors(learner.critic, learned_only=True)
+        yield "critic_optimizer", learner.critic_optimizer.state()
+    if learner.reference is not None and learner.algorithm.refresh_reference:
+        yield "reference", plain_tensors(learner.reference)
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The complete checkpoints of a run, oldest first."""
+    # A run that was killed while it saved leaves a step-000100.tmp, which may hold half of a file.
+    found = (run / "checkpoints").glob("step-*[0-9]")
+    return sorted(path for path in found if (path / "trainer" / "state.json").is_file())
+
+
+def latest_checkpoint(run: Path) -> tuple[Path, TrainerState]:
+    """The newest checkpoint of a run.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = checkpoints(run)
+    if not found:
+        raise UserError(
+            f"{run}: expected a checkpoint to resume from in checkpoints/, found none: "
+            "the run stopped before its first one; start it again under another name"
+        )
+    state = json.loads((found[-1] / "trainer" / "state.json").read_text(encoding="utf-8"))
+    expected = {field.name for field in fields(TrainerState)}
+    if set(state) != expected:
+        raise UserError(
+            f"{found[-1]}: expected a state of {', '.join(sorted(expected))}, got one of {', '.join(sorted(state))}: "
+            "another version of GroupRL saved it; go on with that one, or start a new run from this checkpoint"
+        )
+    return found[-1], TrainerState(**state)
+
+
+def load_learner(checkpoint: Path, learner: Learner, state: TrainerState) -> None:
+    """Puts everything but the policy's weights back as it was: optimizers, critic, KL coefficient, reference."""
+
+    def saved(name: str) -> dict[str, Tensor]:
+        return load_file(checkpoint / "trainer" / f"{name}.safetensors")
+
+    learner.optimizer.load_state(saved("optimizer"), state.updates)
+    learner.kl_coefficient.value = state.kl_coef
+    if learner.critic is not None and learner.critic_optimizer is not None:
+        learner.critic.load_state_dict(learner.critic.state_dict() | saved("critic"))  # the frozen ones are the base's
+        learner.critic_optimizer.load_state(saved("critic_optimizer"), state.critic_updates)
+    if learner.reference is not None and learner.algorithm.refresh_reference:
+        learner.reference.load_state_dict(saved("reference"))
+
+
+def problems_fingerprint(problems: Sequence[Problem]) -> str:
+    """Hash of the problems: of all that are in memory, of 512 evenly spaced ones where each is made when looked at."""
+    # Making the 20,000 of word_problems costs seconds, and their settings are compared as well.
+    stride = 1 if isinstance(problems, list | tuple) else max(1, len(problems) // _SAMPLED_PROBLEMS)
+    digest = hashlib.blake2b(str(len(problems)).encode(), digest_size=16)
+    for index in range(0, len(problems), stride):
+        problem = problems[index]
+        prompt = problem.prompt if isinstance(problem.prompt, str) else [dict(message) for message in problem.prompt]
+        columns = sorted((name, repr(value)) for name, value in problem.columns.items())
+        digest.update(repr((problem.id, prompt, columns)).encode())
+    return digest.hexdigest()

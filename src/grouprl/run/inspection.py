@@ -1,0 +1,169 @@
+"""Looking at a model without training it: an evaluation as a table, a group with its rewards and advantages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import torch
+from rich.table import Table
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from grouprl.algorithms import completion_advantages
+from grouprl.config.run import RunConfig
+from grouprl.evaluation.evaluate import evaluate
+from grouprl.learner.credit import mixed_advantages
+from grouprl.models import context_length, load_model, load_tokenizer, prompt_token_ids, resolve_device
+from grouprl.record.read import interval_name
+from grouprl.report.words import counted
+from grouprl.rollout import NativeEngine, Request
+from grouprl.run.terminal import Terminal
+from grouprl.run.train import scorer_of
+from grouprl.run.trainer import configured_rewards
+from grouprl.scoring.functions import SOFT_OVERLONG, WeightedReward
+from grouprl.scoring.overlong import with_overlong_penalty
+from grouprl.tasks import Task, load_task
+from grouprl.types import Group, Problem, RewardOutcome, UserError
+
+
+def show_evaluation(config: RunConfig, *, as_json: bool) -> None:
+    """Evaluates `config.model` on `config.task` and prints what was found."""
+    task = load_task(**config.task.model_dump())
+    engine, tokenizer, longest = _engine(config)
+    problems = task.problems(config.evaluation.split)[: config.evaluation.problems]
+    prompts = [Request(problem, prompt_token_ids(problem, tokenizer, longest=longest), 1) for problem in problems]
+    terminal = Terminal()
+    with (
+        scorer_of(config, task, ()) as scorer,
+        terminal.progress("evaluate", len(prompts) * (config.evaluation.samples + 1)) as advance,
+    ):
+        values = evaluate(
+            engine,
+            task,
+            scorer,
+            prompts,
+            samples=config.evaluation.samples,
+            max_tokens=config.rollout.max_tokens,
+            on_finished=advance,
+        ).values
+    if as_json:
+        print(json.dumps(values))
+        return
+    table = Table(title=f"{config.model.path}: {counted(len(prompts), 'problem')} of {task.name}", title_justify="left")
+    for heading in ("", "value", "95 % interval"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name, value in values.items():
+        if name != "problems" and not isinstance(value, tuple):
+            interval = values.get(interval_name(name))
+            shown = "" if not isinstance(interval, tuple) else f"{interval[0]:.1%} to {interval[1]:.1%}"
+            table.add_row(name, f"{value:.1f}" if name == "mean_length" else f"{value:.1%}", shown)
+    terminal.console.print(table)
+
+
+def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
+    """Samples one group from `config.model` and prints each completion with its reward and advantage."""
+    engine, tokenizer, longest = _engine(config)
+    task = load_task(**config.task.model_dump())
+    asked = _problem(config, task, problem) if prompt is None else _own(prompt, tokenizer)
+    request = Request(asked, prompt_token_ids(asked, tokenizer, longest=longest), config.rollout.group_size)
+    group = engine.generate([request], config.rollout.sampling)[0]
+    rewards = configured_rewards(config, task) if prompt is None else ()
+    outcomes = _outcomes(config, task, group, rewards, tokenizer) if rewards else ()
+    # An advantage of a token, or of a step, is not one number for the completion.
+    whole = bool(outcomes) and config.algorithm.credit == "completion"
+    terminal = Terminal()
+    terminal.say(f"\n{asked.prompt_text}\n")
+    terminal.console.print(
+        _completion_grid(group, outcomes, _advantages(config, outcomes, rewards) if whole else ()), soft_wrap=False
+    )
+    if outcomes:
+        terminal.say(_spread(config, outcomes))
+
+
+def _outcomes(
+    config: RunConfig,
+    task: Task,
+    group: Group,
+    rewards: Sequence[WeightedReward],
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[RewardOutcome, ...]:
+    # To look at a group is to see why it cannot be judged, however much of it.
+    scoring = config.scoring.model_copy(update={"max_invalid": 1.0})
+    with scorer_of(config.model_copy(update={"scoring": scoring}), task, rewards) as scorer:
+        judged = scorer.finish([scorer.begin(group)], tokenizer)
+    max_tokens, buffer = config.rollout.max_tokens, config.algorithm.overlong_buffer
+    return with_overlong_penalty([group], judged, max_tokens=max_tokens, buffer=buffer)[0]
+
+
+def _completion_grid(group: Group, outcomes: Sequence[RewardOutcome], advantages: Sequence[float]) -> Table:
+    """Numbers above each text, because beside each other neither has room on a narrow terminal.
+
+    Without `outcomes` and `advantages` there is nothing to be said of those.
+    """
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for place, completion in enumerate(group.completions):
+        outcome = outcomes[place] if outcomes else None
+        scores = _scores(outcome, advantages[place] if advantages else None) if outcome else []
+        length = f"{len(completion)} tokens, ended by {completion.stop_reason.value}"
+        grid.add_row(str(completion.index), Text("  ".join([*scores, length]), "bold"))
+        if outcome:
+            told = [f"{name} {'-' if value is None else value}" for name, value in outcome.components.items()]
+            grid.add_row("", Text("  ".join(told), "dim"))
+        # Text, not markup: a completion may hold brackets that rich would read as its own.
+        grid.add_row("", Text(completion.text + "\n"))
+    return grid
+
+
+def _scores(outcome: RewardOutcome, advantage: float | None) -> list[str]:
+    if not outcome.valid:
+        return [f"invalid: {outcome.reason}"]
+    return [f"reward {outcome.total:.2f}", *([] if advantage is None else [f"advantage {advantage:+.3f}"])]
+
+
+def _spread(config: RunConfig, outcomes: Sequence[RewardOutcome]) -> str:
+    totals = torch.tensor([outcome.total for outcome in outcomes if outcome.valid], dtype=torch.float64)
+    if len(totals) < 2:
+        return f"{len(totals)} of {counted(len(outcomes), 'completion')} with a valid reward: nothing to compare"
+    deviation = totals.std(correction=int(config.algorithm.std == "sample"))
+    return f"group mean {totals.mean():.3f}, {config.algorithm.std} deviation {deviation:.3f}"
+
+
+def _advantages(
+    config: RunConfig, outcomes: tuple[RewardOutcome, ...], rewards: Sequence[WeightedReward]
+) -> list[float]:
+    groups_G = torch.zeros(len(outcomes), dtype=torch.long)
+    if config.algorithm.reward_mix == "normalise_then_sum":
+        weights = {reward.name: reward.weight for reward in rewards}
+        advantages_G = mixed_advantages(outcomes, {SOFT_OVERLONG: 1.0} | weights, groups_G, config.algorithm)
+    else:
+        totals_G = torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64)
+        advantages_G = completion_advantages(totals_G, groups_G, **config.algorithm.comparison)
+    advantages: list[float] = advantages_G.tolist()
+    return advantages
+
+
+def _problem(config: RunConfig, task: Task, index: int) -> Problem:
+    problems = task.problems(config.evaluation.split)
+    if index >= len(problems):
+        raise UserError(
+            f"--problem: expected less than {len(problems)}, the size of the split {config.evaluation.split}, "
+            f"got {index}"
+        )
+    return problems[index]
+
+
+def _own(prompt: str, tokenizer: PreTrainedTokenizerBase) -> Problem:
+    if tokenizer.chat_template is None:
+        return Problem("own", prompt)
+    return Problem("own", ({"role": "user", "content": prompt},))
+
+
+def _engine(config: RunConfig) -> tuple[NativeEngine, PreTrainedTokenizerBase, int]:
+    torch.set_num_threads(config.threads or torch.get_num_threads())
+    model = load_model(config.model.path, device=resolve_device(config.model.device))
+    tokenizer = load_tokenizer(config.model.path)
+    engine = NativeEngine(
+        model, tokenizer, seed=config.seed, max_rows=config.rollout.max_rows, dtype=config.model.dtype
+    )
+    return engine, tokenizer, context_length(model) - config.rollout.max_tokens

@@ -1,0 +1,58 @@
+"""Which settings a resumed run may change: those that do not touch the maths of the steps already made."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from grouprl.config.run import RunConfig, load_config
+from grouprl.record.read import read_json
+from grouprl.types import UserError
+
+# Everything else decides problems, completions or updates.
+_FREE = ("name", "runs_dir", "steps", "threads", "scoring", "evaluation", "checkpoint")
+
+
+def saved_path(directory: Path) -> Path:
+    """The configuration a run was started with, or last resumed.
+
+    Raises:
+        UserError: there is no run.
+    """
+    path = directory / "config.yaml"
+    if not path.is_file():
+        raise UserError(f"{directory}: expected a run to resume, found no config.yaml: check name and runs_dir")
+    return path
+
+
+def check_resumable(directory: Path, config: RunConfig) -> None:
+    """Whether the run in `directory` can go on with this configuration.
+
+    Raises:
+        UserError: a setting differs that the steps already made depend on, or every step is made.
+    """
+    changed = differences(load_config(RunConfig, [saved_path(directory)], []), config, _FREE)
+    if changed:
+        raise UserError(
+            f"--resume: expected the settings that {directory} was started with, got {'; '.join(changed)}: "
+            f"leave them as they were (only {', '.join(_FREE)} may change), or start a new run under another name"
+        )
+    summary = read_json(directory / "summary.json")
+    if "after" in summary and summary["steps"] >= config.steps:
+        raise UserError(
+            f"--resume: {directory} has made all of its {summary['steps']} steps: give a larger number with steps=N"
+        )
+
+
+def differences(then: RunConfig, now: RunConfig, free: Collection[str]) -> list[str]:
+    """What each setting was and is, of those that differ and are not in a section of `free`."""
+    old, new = _flat(then.model_dump()), _flat(now.model_dump())
+    changed = [key for key in sorted(old | new) if key.split(".")[0] not in free and old.get(key) != new.get(key)]
+    return [f"{key}: {old.get(key)!r} then, {new.get(key)!r} now" for key in changed]
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(tree, dict):
+        return {key: value for name, part in tree.items() for key, value in _flat(part, f"{prefix}{name}.").items()}
+    return {prefix[:-1]: tree}

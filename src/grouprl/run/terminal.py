@@ -1,0 +1,144 @@
+"""What a person sees while a run goes on: progress bars, one line a step, a table at the end."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from grouprl.report.words import counted
+
+COLUMNS = (
+    # heading, metric, format, width
+    ("reward", "reward", "{:.2f}", 6),
+    ("correct", "accuracy", "{:.0%}", 7),
+    ("length", "completions/mean_length", "{:.1f}", 6),
+    ("signal", "signal", "{:.0%}", 6),
+    ("KL", "kl", "{:.3f}", 6),
+    ("gap", "sampler_learner_gap", "{:.0e}", 6),
+    ("tok/s", "tokens_per_second", "{:,.0f}", 7),
+    ("sample", "time/rollout", "{:.2f}s", 6),
+    ("learn", "learn", "{:.2f}s", 6),
+)
+
+
+class Advance(Protocol):
+    """Moves a progress bar on."""
+
+    def __call__(self, done: int, text: str | None = None) -> None:
+        """`done` more items; `text` replaces what stands before the bar."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainingBars:
+    """Handles of the two bars of a training run."""
+
+    progress: Progress
+    steps: TaskID
+    completions: TaskID
+
+    def sampled(self, count: int) -> None:
+        """`count` more completions of the step are finished."""
+        self.progress.update(self.completions, advance=count)
+
+    def stepped(self) -> None:
+        """One more step is done."""
+        self.progress.update(self.steps, advance=1)
+        self.progress.reset(self.completions)
+
+
+class Terminal:
+    """Writes to a console; every method is safe when the output is a file."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """One line of text, shown as it is."""
+        self.console.print(text, markup=False)
+
+    @contextmanager
+    def progress(self, what: str, total: int) -> Iterator[Advance]:
+        """A progress bar; the value is called with the number of items that were done, and a new text if it changes."""
+        with self._bars() as progress:
+            bar = progress.add_task(what, total=total)
+            yield lambda done, text=None: progress.update(bar, advance=done, description=text)
+
+    @contextmanager
+    def status(self, what: str) -> Iterator[None]:
+        """A sign of life for work of unknown length."""
+        with self.console.status(what):
+            yield
+
+    @contextmanager
+    def training(self, steps: int, done: int, completions: int) -> Iterator[TrainingBars]:
+        """Bars under the lines of the steps: steps of the run, completions of the step."""
+        with self._bars() as progress:
+            sampled = progress.add_task("completions", total=completions)
+            made = progress.add_task("steps", total=steps, completed=done)
+            yield TrainingBars(progress, made, sampled)
+
+    def _bars(self) -> Progress:
+        return Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,  # a log file gets the lines alone
+        )
+
+    def heading(self) -> None:
+        """The names of a step line's columns."""
+        names = [f"{heading:>{width}}" for heading, _, _, width in COLUMNS]
+        self.console.print("[dim]" + "  ".join(["    step", *names]) + "[/dim]")
+
+    def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        """One line: what the policy did, and where the time went."""
+        shown = {
+            **metrics,
+            "signal": 1 - metrics["frac_reward_zero_std"],
+            "learn": metrics["time/reference"] + metrics["time/learn"],
+        }
+        cells = [f"{_cell(shown.get(metric), form):>{width}}" for _, metric, form, width in COLUMNS]
+        self.say("  ".join([f"{step:>4}/{steps:<3}", *cells]))
+
+    def invalid(self, reasons: Sequence[str], completions: int) -> None:
+        """A line about completions that could not be judged; nothing when all could."""
+        if reasons:
+            told = "; ".join(f"{reason} ({times})" for reason, times in Counter(reasons).most_common(3))
+            self.say(f"         {len(reasons)} of {completions} completions invalid: {told}")
+
+    def comparison(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        """A table of two evaluations."""
+        table = Table(title=counted(after["problems"], "held-out problem"), title_justify="left")
+        for heading in ("", "before", "after"):
+            table.add_column(heading, justify="left" if not heading else "right")
+        for name in dict.fromkeys((*after, *before)):
+            if name != "problems" and not name.endswith("_interval"):
+                form = "{:.1f}" if name == "mean_length" else "{:.1%}"
+                # A resumed run may be judged with more samples than it was before its first step.
+                table.add_row(name.replace("_", " "), _cell(before.get(name), form), _cell(after.get(name), form))
+        self.console.print(table)
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None or math.isnan(value) else form.format(value)

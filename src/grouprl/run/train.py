@@ -1,0 +1,274 @@
+"""The run around the step: prepare, resume, evaluate, step, record, save, stop cleanly, report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grouprl.config.run import RunConfig, dump_config
+from grouprl.curriculum.pass_rates import PassRates, curriculum_measures, update, verdicts
+from grouprl.evaluation.evaluate import Evaluation, evaluate
+from grouprl.models import (
+    resolve_device,
+)
+from grouprl.models.precision import is_emulated
+from grouprl.record.read import Example, read_run
+from grouprl.record.verdicts import recorded_verdicts
+from grouprl.record.write import RunRecord
+from grouprl.report.write import verdict, write_report
+from grouprl.rewards import verifier_of
+from grouprl.rewards.learned import LearnedReward
+from grouprl.run.assemble import Prepared, prepare
+from grouprl.run.checkpoint import (
+    latest_checkpoint,
+    save_checkpoint,
+)
+from grouprl.run.interrupts import StopRequest, stop_on_signal
+from grouprl.run.machine import machine_facts, peak_rss_mib
+from grouprl.run.resume import check_resumable
+from grouprl.run.terminal import Terminal, TrainingBars
+from grouprl.scoring.functions import WeightedReward
+from grouprl.scoring.pool import Limits
+from grouprl.scoring.scorer import Scorer, open_scorer
+from grouprl.step import grpo_step
+from grouprl.tasks import Task
+
+_EXAMPLES = 5
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished or stopped run."""
+
+    directory: Path
+    summary: dict[str, Any]  # of summary.json
+    completed: bool  # False when it was asked to stop before its last step
+
+
+def train(
+    config: RunConfig,
+    task: Task,
+    rewards: Sequence[WeightedReward],
+    *,
+    resume: bool = False,
+    terminal: Terminal | None = None,
+) -> Run:
+    """Runs a configuration to its end, or until it is asked to stop.
+
+    Args:
+        config: the run.
+        task: gives the problems.
+        rewards: score the completions.
+        resume: continue the run directory from its newest checkpoint; on a CPU the result is bit-identical to a
+            run without the break.
+        terminal: where progress is shown.
+
+    Raises:
+        UserError: anything about model, data or run directory that the user can mend; nothing is overwritten.
+    """
+    terminal = terminal or Terminal()
+    directory = Path(config.runs_dir) / config.name
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    checkpoint, state = latest_checkpoint(directory) if resume else (None, None)
+    if resume:
+        check_resumable(directory, config)
+    with scorer_of(config, task, rewards) as scorer:
+        with terminal.status("loading the model"):
+            prepared = prepare(config, task, scorer, checkpoint, state)
+        _warn_of_bare_prompts(prepared, terminal)
+        _warn_of_slow_products(prepared, config, terminal)
+        with (
+            _open(directory, config, prepared.state.step if resume else None) as record,
+            stop_on_signal(terminal.say) as stop,
+        ):
+            record.reward_weights(scorer.weights)
+            return _Loop(config, prepared, record, terminal, stop).run()
+
+
+def _warn_of_bare_prompts(prepared: Prepared, terminal: Terminal) -> None:
+    rooms = prepared.rooms
+    if rooms.tokenizer.chat_template is not None and isinstance(rooms.task.problems("train")[0].prompt, str):
+        terminal.say(
+            "Warning: the model has a chat template, and the prompts are plain text, which goes in without it. Write "
+            'prompts as messages, [{"role": "user", "content": ...}], or set task.arguments.messages=true.'
+        )
+
+
+def _warn_of_slow_products(prepared: Prepared, config: RunConfig, terminal: Terminal) -> None:
+    if is_emulated(prepared.rooms.learner.device, config.model.dtype):
+        terminal.say(
+            "Warning: this processor has no products in bfloat16 and makes them in software, several times as slowly "
+            "as in float32. Set model.dtype=float32."
+        )
+
+
+def scorer_of(config: RunConfig, task: Task, rewards: Sequence[WeightedReward]) -> AbstractContextManager[Scorer]:
+    """What scores the completions of a run, with its worker processes: see `grouprl.rewards.open_scorer`."""
+    return open_scorer(
+        rewards,
+        verifier=verifier_of(task.verifier, rewards, task.own_rewards),
+        limits=Limits(**config.scoring.model_dump(exclude={"max_invalid"})),
+        max_invalid=config.scoring.max_invalid,
+    )
+
+
+def _open(directory: Path, config: RunConfig, after: int | None) -> RunRecord:
+    if after is None:
+        return RunRecord.create(directory, dump_config(config))
+    record = RunRecord.reopen(directory, after)
+    record.settings(dump_config(config))
+    return record
+
+
+class _Loop:
+    """The steps of one run, and what is written around them."""
+
+    def __init__(
+        self, config: RunConfig, prepared: Prepared, record: RunRecord, terminal: Terminal, stop: StopRequest
+    ) -> None:
+        self._config, self._prepared, self._record = config, prepared, record
+        self._terminal, self._stop = terminal, stop
+        self._state, self._started = prepared.state, time.perf_counter()
+        known = recorded_verdicts(record.directory, until=prepared.state.step)
+        self._rates = update(PassRates(), known, half_life=config.curriculum.half_life)
+
+    def run(self) -> Run:
+        """All steps that are left, with the evaluation before and after."""
+        before = self._before()
+        saved = self._train()
+        if saved < self._state.step or not self._state.step:
+            self._save()
+        completed = self._state.step >= self._config.steps
+        if not completed:
+            return self._finish({"before": before}, completed)
+        after = self._evaluate("after")
+        self._record.examples("after", self._examples(after))
+        self._terminal.comparison(before, after.values)
+        return self._finish({"before": before, "after": after.values}, completed)
+
+    def _train(self) -> int:
+        """The steps; gives the one that was saved last."""
+        config, saved = self._config, self._state.step
+        completions = config.rollout.problems_per_step * config.rollout.group_size
+        self._terminal.heading()
+        with self._terminal.training(config.steps, self._state.step, completions) as bars:
+            while self._state.step < config.steps and not self._stop.asked:
+                self._one_step(bars)
+                every = config.checkpoint.every
+                if every and self._state.step % every == 0:
+                    saved = self._save()
+                if self._evaluation_is_due():
+                    self._evaluate(f"step {self._state.step}")
+        return saved
+
+    def _one_step(self, bars: TrainingBars) -> None:
+        began = time.perf_counter()
+        step, learner = self._state.step + 1, self._prepared.rooms.learner
+        result = grpo_step(self._prepared.rooms, step, self._rates, on_finished=bars.sampled)
+        bars.stepped()
+        found = verdicts(result.groups, result.outcomes)
+        self._rates = update(self._rates, found, half_life=self._config.curriculum.half_life)
+        known = curriculum_measures(self._rates) if self._prepared.rooms.task.verifier else {}
+        metrics = result.metrics | known | {"rss_mib": peak_rss_mib()}
+        self._record.step(step, metrics, result.groups, result.outcomes, result.token_advantages, result.traces)
+        self._terminal.step(step, self._config.steps, metrics)
+        flat = [outcome for row in result.outcomes for outcome in row]
+        self._terminal.invalid([outcome.reason for outcome in flat if not outcome.valid], len(flat))
+        self._state = replace(
+            self._state,
+            step=step,
+            updates=learner.optimizer.updates,
+            kl_coef=learner.kl_coefficient.value,
+            critic_updates=learner.critic_optimizer.updates if learner.critic_optimizer else 0,
+            train_seconds=self._state.train_seconds + time.perf_counter() - began,
+            completion_tokens=self._state.completion_tokens + int(metrics["completion_tokens"]),
+            peak_rss_mib=max(self._state.peak_rss_mib, peak_rss_mib()),
+        )
+
+    def _evaluation_is_due(self) -> bool:
+        every = self._config.evaluation.every
+        return bool(every) and self._state.step % every == 0 and self._state.step < self._config.steps
+
+    def _save(self) -> int:
+        save_checkpoint(
+            self._record.directory,
+            self._state,
+            self._prepared.rooms.learner,
+            self._prepared.rooms.tokenizer,
+            keep=self._config.checkpoint.keep,
+        )
+        return self._state.step
+
+    def _before(self) -> dict[str, Any]:
+        """The evaluation of the model that the run starts from; a resumed run has it already."""
+        for row in read_run(self._record.directory).evaluations:
+            if row["step"] == 0:
+                return {name: value for name, value in row.items() if name != "step"}
+        before = self._evaluate("before")
+        self._record.examples("before", self._examples(before))
+        return before.values
+
+    def _evaluate(self, when: str) -> Evaluation:
+        config, prompts = self._config.evaluation, self._prepared.held_out
+        with self._terminal.progress(f"evaluate {when}", len(prompts) * (config.samples + 1)) as advance:
+            found = evaluate(
+                self._prepared.rooms.engine,
+                self._prepared.rooms.task,
+                self._prepared.rooms.scorer,
+                prompts,
+                samples=config.samples,
+                max_tokens=self._config.rollout.max_tokens,
+                on_finished=advance,
+            )
+        if found.results.problem_ids:
+            self._record.held_out(self._state.step, asdict(found.results))
+        self._record.evaluation(self._state.step, found.values)
+        return found
+
+    def _examples(self, evaluation: Evaluation) -> list[Example]:
+        return [
+            Example(
+                problem_id=group.problem.id,
+                prompt=group.problem.prompt_text,
+                answer=str(group.problem.columns.get("answer", "")).rpartition("####")[2].strip(),
+                completion=group.completions[0].text,
+                correct=said,
+            )
+            for group, said in zip(evaluation.greedy[:_EXAMPLES], evaluation.verdicts, strict=False)
+        ]
+
+    def _networks_mib(self) -> dict[str, float]:
+        rooms = self._prepared.rooms
+        learned = [reward.function.mib for reward in rooms.scorer.rewards if isinstance(reward.function, LearnedReward)]
+        return rooms.learner.networks_mib() | ({"reward_model": sum(learned)} if learned else {})
+
+    def _finish(self, evaluations: dict[str, Any], completed: bool) -> Run:
+        config, state, directory = self._config, self._state, self._record.directory
+        summary = evaluations | {
+            "train_seconds": state.train_seconds,
+            "total_seconds": time.perf_counter() - self._started,
+            "steps": state.step,
+            "seed": config.seed,
+            "peak_rss_mib": max(state.peak_rss_mib, peak_rss_mib()),
+            "completion_tokens": state.completion_tokens,
+            "model": config.model.path,
+            "task": self._prepared.rooms.task.name,
+            "algorithm": config.algorithm.name,
+            "networks_mib": self._networks_mib(),
+            "machine": machine_facts(resolve_device(config.model.device)),
+        }
+        self._record.summary(summary)
+        with self._terminal.status("drawing the report"):
+            report = write_report(directory)
+        self._terminal.say(verdict(read_run(directory)))
+        self._terminal.say(f"Report: {report}")
+        if not completed:
+            self._terminal.say(f"Stopped after step {state.step} of {config.steps}; go on with --resume.")
+        return Run(directory, summary, completed)

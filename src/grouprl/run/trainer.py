@@ -1,0 +1,115 @@
+"""The Python way in: a model, a task, rewards and an algorithm, in one object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from grouprl.algorithms.named import NAMED
+from grouprl.algorithms.spec import Algorithm
+from grouprl.config.names import unknown_name
+from grouprl.config.run import RewardConfig, RunConfig
+from grouprl.learner.packs import pack_tokens
+from grouprl.models import resolve_device
+from grouprl.rewards import built_in, resolve_rewards, verifier_of
+from grouprl.rewards.learned import learned_reward
+from grouprl.run.train import Run, train
+from grouprl.scoring.functions import FromFile, RewardFunction, WeightedReward
+from grouprl.tasks import Task, load_task, task_from_list
+from grouprl.types import UserError
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A run that is ready to start; what is left out comes from `config`.
+
+    Args:
+        model: bundled name, folder in Hugging Face layout, or hub id.
+        task: a task's name, a `Task`, or rows (a list, a data set) with a `prompt` and any columns (TRL's form).
+        rewards: names, functions in TRL's form, or `WeightedReward`s; the task's own when left out.
+        algorithm: a name of `grouprl.algorithms.named`, or an `Algorithm`.
+        config: everything else.
+    """
+
+    model: str | Path | None = None
+    task: str | Task | Iterable[Mapping[str, Any]] | None = None
+    rewards: Sequence[RewardFunction | WeightedReward | str] | None = None
+    algorithm: str | Algorithm | None = None
+    config: RunConfig = field(default_factory=RunConfig)
+
+    def train(self, *, resume: bool = False) -> Run:
+        """Runs it: see `grouprl.run.train.train`."""
+        task = self._task()
+        changes: dict[str, Any] = {"task": self.config.task.model_copy(update={"name": task.name})}
+        if self.model is not None:
+            changes["model"] = self.config.model.model_copy(update={"path": str(self.model)})
+        if self.algorithm is not None:
+            changes["algorithm"] = _algorithm(self.algorithm)
+        config = RunConfig(**{**dict(self.config), **changes})
+        if self.rewards is None:
+            rewards = configured_rewards(config, task)
+        else:
+            rewards = resolve_rewards(self.rewards, task.own_rewards)
+        if self.rewards is not None or not config.rewards:
+            named = tuple(RewardConfig(name=reward.name, weight=reward.weight) for reward in rewards)
+            config = RunConfig(**{**dict(config), "rewards": named})
+        return train(config, task, rewards, resume=resume)
+
+    def _task(self) -> Task:
+        if self.task is None or isinstance(self.task, str):
+            changes = {} if self.task is None else {"name": self.task}
+            return load_task(**self.config.task.model_dump() | changes)
+        if hasattr(self.task, "problems"):
+            return cast(Task, self.task)
+        if isinstance(self.task, Mapping) or not isinstance(self.task, Iterable):
+            raise UserError(
+                f"task: expected a task's name, a Task or rows such as [{{'prompt': '2 + 2 = ?'}}], got "
+                f"{type(self.task).__name__}: give one of them"
+            )
+        return task_from_list(self.task)
+
+
+def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, ...]:
+    """The rewards that a configuration names, or the task's own."""
+    if config.rewards:
+        return resolve_rewards([_configured(reward, config, task) for reward in config.rewards])
+    steps = task.default_step_rewards if config.algorithm.credit == "step" else {}
+    if task.default_rewards:
+        return resolve_rewards({**task.default_rewards, **steps}, task.own_rewards)
+    verifier = verifier_of(task.verifier, (), task.own_rewards)
+    if verifier is None:
+        raise UserError(
+            f"rewards: expected at least one, the task {task.name} has none of its own (not every problem has an "
+            "answer, and there is no verifier): add --reward FILE.py:FUNCTION, or name the answers with "
+            "task.arguments.answer_column=NAME"
+        )
+    return (verifier,)
+
+
+def _configured(reward: RewardConfig, config: RunConfig, task: Task) -> WeightedReward:
+    function = reward.function or reward.name
+    if reward.path is None:
+        return built_in(
+            function, name=reward.name, weight=reward.weight, arguments=reward.arguments, own=task.own_rewards
+        )
+    if reward.path.endswith(".py"):
+        return WeightedReward(reward.name, FromFile(reward.path, function, reward.arguments), reward.weight)
+    device = resolve_device(config.model.device)
+    learned = learned_reward(
+        reward.path,
+        policy=config.model.path,
+        device=device,
+        dtype=config.model.dtype,
+        micro_batch_tokens=pack_tokens(config.learner.micro_batch_tokens, device),
+    )
+    return WeightedReward(reward.name, learned, reward.weight)
+
+
+def _algorithm(algorithm: str | Algorithm) -> Algorithm:
+    if isinstance(algorithm, Algorithm):
+        return algorithm
+    if algorithm not in NAMED:
+        raise unknown_name("algorithm", algorithm, NAMED)
+    return NAMED[algorithm]

@@ -1,0 +1,217 @@
+"""Calls a reward function inside a worker process, under its limits, and checks what it gives."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+import os
+import resource
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from grouprl.scoring.frames import receive_frame, send_frame
+from grouprl.scoring.invalid import Invalid
+from grouprl.scoring.parcels import unpack
+
+OWN_KEYWORDS = ("prompts", "completions", "completion_ids")
+LARGEST = 1e30  # of a value: squares of rewards, and sums of them, have to stay finite
+_MIB = 1 << 20
+_HERE = ("rewards", "calling.py")
+_dumps = json.dumps  # as it is now: a reward may put something else in its place
+
+Value = float | None | Invalid | tuple[tuple[int, float], ...]
+"""What a function says of one completion; pairs of (end, value) from a process reward."""
+
+
+class WrongCountError(ValueError):
+    """A function did not give one value per completion."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a reward function is called with."""
+
+    required: tuple[str, ...]  # columns without which it cannot be called
+    accepted: tuple[str, ...] | None  # None = everything there is
+
+    def arguments(self, keywords: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+        """The keywords it takes; a column that this problem lacks is None, as TRL's data sets have it."""
+        count = len(keywords["completions"])
+        missing = {name: [None] * count for name in self.required if name not in keywords}
+        return {name: v for name, v in keywords.items() if self.accepted is None or name in self.accepted} | missing
+
+
+def signature(function: Callable[..., Any]) -> Signature:
+    """Read off the function. Raises TypeError for one that cannot be called with keywords."""
+    parameters = inspect.signature(function).parameters.values()
+    for parameter in parameters:
+        if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
+            raise TypeError(f"expected parameters that can be given by name, got {parameter.name!r} by position only")
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    required = tuple(p.name for p in named if p.default is p.empty and p.name not in OWN_KEYWORDS)
+    everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return Signature(required, None if everything else tuple(p.name for p in named))
+
+
+def call(
+    function: Callable[..., Any],
+    arguments: Mapping[str, Sequence[Any]],
+    completions: Sequence[Any],
+    *,
+    per_step: bool = False,
+    run: Callable[[Coroutine[Any, Any, Any]], Any],
+) -> list[Value]:
+    """One value for each completion; what is no number becomes `Invalid`. `run` brings a coroutine to its end.
+
+    Raises what the function raises, and WrongCountError when it does not give a list of as many values as there are
+    completions.
+    """
+    given = function(**arguments)
+    values = run(_awaited(given)) if inspect.isawaitable(given) else given
+    values = values.tolist() if hasattr(values, "tolist") else values  # an array or a tensor
+    count = len(completions)
+    if not isinstance(values, list | tuple) or len(values) != count:
+        got = f"{len(values)}" if isinstance(values, list | tuple) else type(values).__name__
+        raise WrongCountError(f"expected a list of {count} values, one per completion, got {got}")
+    if per_step:
+        return [_steps(value, text) for value, text in zip(values, completions, strict=True)]
+    return [_number(value) for value in values]
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _number(value: object) -> Value:
+    if value is None or isinstance(value, Invalid):
+        return value
+    if not isinstance(value, Real) and not hasattr(value, "item"):
+        return Invalid(f"gave {value!r:.60} ({type(value).__name__}), expected a number or None")
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        return Invalid(f"gave a number beyond {LARGEST:g}")
+    if not math.isfinite(number):
+        return Invalid(f"gave {number}")
+    return number if abs(number) <= LARGEST else Invalid(f"gave {number}, expected at most {LARGEST:g} in size")
+
+
+def _steps(steps: object, completion: str | Sequence[Mapping[str, Any]]) -> Value:
+    """Pairs of a step's end, in characters of the text up to and including it, and its value."""
+    if isinstance(steps, Invalid):
+        return steps
+    length = len(completion if isinstance(completion, str) else str(completion[-1]["content"]))
+    pairs = () if steps is None else steps
+    ok = isinstance(pairs, list | tuple) and all(
+        isinstance(pair, list | tuple)
+        and len(pair) == 2
+        and isinstance(pair[0], int)
+        and isinstance(pair[1], Real)
+        and 1 <= pair[0] <= length
+        for pair in pairs
+    )
+    if not ok:
+        return Invalid(f"gave {steps!r:.60}, expected steps (end, value) with an end of 1 to {length} characters")
+    checked = tuple((end, float(value)) for end, value in pairs)  # type: ignore[attr-defined]
+    bad = [value for _, value in checked if not abs(value) <= LARGEST]
+    return Invalid(f"gave a step {bad[0]}") if bad else checked
+
+
+def describe(error: BaseException) -> str:
+    """An error in a line: its kind, what it says, and where it was raised."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    try:
+        said = str(error)
+    except BaseException:  # noqa: BLE001  an error of a stranger's that cannot even be told
+        said = "without words"
+    return f"{type(error).__name__}: {readable(said)}{place}"
+
+
+def _is_ours(filename: str) -> bool:
+    """Whether it is the machinery's file, and not where the one who reads the error would look."""
+    path = Path(filename)
+    return filename.startswith("<frozen") or (path.parent.name, path.name) in (("rewards", "zygote.py"), _HERE)
+
+
+def readable(text: str) -> str:
+    """At most 300 characters, none of which steers a terminal, turns the writing direction or is half of one."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text[:300])
+
+
+def work(
+    channel: socket.socket, functions: Mapping[str, Callable[..., Any]], memory_mib: int, cpu_seconds: int
+) -> None:
+    """The life of a worker: a job comes as a parcel, its values go back as JSON, which cannot do anything."""
+    held = _data_mib()
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_DATA, (held + memory_mib) * _MIB)
+    own = os.getpid()
+    runner = asyncio.Runner()  # one event loop for all calls, so that a connection that was opened in it stays good
+    while True:
+        try:
+            message = receive_frame(channel)
+        except (EOFError, OSError):
+            return
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + cpu_seconds)
+        try:
+            reply = _answer(message, functions, runner.run)
+        except BaseException as error:  # noqa: BLE001  a stranger's code: whatever it raises is told, never a reward
+            reply = {"error": f"raised {describe(error)}", "memory": isinstance(error, MemoryError)}
+        del message
+        if os.getpid() != own:  # a function that forked has come back twice
+            os._exit(0)
+        send_frame(channel, _dumps(reply | {"grown": _data_mib() - held}).encode())
+
+
+def _answer(
+    message: bytes, functions: Mapping[str, Callable[..., Any]], run: Callable[[Coroutine[Any, Any, Any]], Any]
+) -> dict[str, Any]:
+    name, per_step, arguments, completions = unpack(message)
+    try:
+        values = call(functions[name], arguments, completions, per_step=per_step, run=run)
+    except WrongCountError as error:
+        return {"error": f"gave a wrong result: {error}"}
+    return {"values": [{"invalid": str(v.reason)} if isinstance(v, Invalid) else v for v in values]}
+
+
+def decode(values: object, count: int) -> list[Value]:
+    """The values of `count` completions, back from JSON. Raises ValueError for anything else."""
+    if not isinstance(values, list) or len(values) != count:
+        raise ValueError(f"expected {count} values")
+    return [_decoded(value) for value in values]
+
+
+def _decoded(value: object) -> Value:
+    match value:
+        case None:
+            return None
+        case {"invalid": str(reason)}:
+            return Invalid(readable(reason))
+        case float() | int() if abs(value) <= LARGEST:
+            return float(value)
+        case list():
+            return tuple((int(end), float(earned)) for end, earned in value)
+    raise ValueError(f"expected a value, got {value!r:.60}")
+
+
+def _limit(what: int, value: int) -> None:
+    _, hard = resource.getrlimit(what)
+    resource.setrlimit(what, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+def _data_mib() -> int:
+    """Private memory of this process, which is what RLIMIT_DATA counts; 0 where the system does not tell."""
+    if sys.platform != "linux":
+        return 0
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    return pages * resource.getpagesize() // _MIB

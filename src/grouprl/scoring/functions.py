@@ -1,0 +1,64 @@
+"""A reward function with its name and weight: what the scorer runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grouprl.types import UserError
+
+RewardFunction = Callable[..., Any]
+"""`reward(prompts, completions, completion_ids, **columns) -> list[float | None]`, or a coroutine function of it."""
+
+StepFunction = Callable[..., Any]
+"""`reward(prompts, completions, completion_ids, **columns) -> list[list[tuple[int, float]] | None]`: for each
+completion its reasoning steps as (end, reward), `end` in characters of its text up to and including the step; None =
+does not apply."""
+
+SOFT_OVERLONG = "soft_overlong"
+_LARGEST_WEIGHT = 1e6
+
+
+@dataclass(frozen=True)
+class FromFile:
+    """A reward function in a Python file, which only the workers import: it may do there what it likes.
+
+    `function` is a function in TRL's form, or a class that is called with `arguments` to make one.
+    """
+
+    path: str
+    function: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not Path(self.path).is_file():
+            raise UserError(
+                f"reward {self.function}: expected a Python file at {self.path}, found none: check the path"
+            )
+
+
+@dataclass(frozen=True)
+class WeightedReward:
+    """A reward function, the name its values are recorded under, and its factor in the total.
+
+    With `per_step` it is a process reward: it gives steps (`StepFunction`), which do not enter the total.
+    """
+
+    name: str
+    function: RewardFunction | FromFile
+    weight: float = 1.0
+    per_step: bool = False
+
+    def __post_init__(self) -> None:
+        if not abs(self.weight) <= _LARGEST_WEIGHT:
+            raise UserError(
+                f"reward {self.name}: expected a weight of at most {_LARGEST_WEIGHT:g} in size, got {self.weight}: "
+                "write a number such as 1.0"
+            )
+
+    @property
+    def in_process(self) -> bool:
+        """Whether it is called in the run's own process, once for a whole step: what holds a model or a connection."""
+        return getattr(self.function, "in_process", False)

@@ -1,0 +1,348 @@
+"""From groups of completions to rewards. A group is scored as soon as it is sampled, beside the sampling of others."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter, deque
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from grouprl.scoring.calling import OWN_KEYWORDS, Signature, Value, call, describe, signature
+from grouprl.scoring.functions import FromFile, WeightedReward
+from grouprl.scoring.invalid import Invalid
+from grouprl.scoring.parcels import ParcelError, pack_function
+from grouprl.scoring.pool import Limits, RewardPool, Scored, gather
+from grouprl.scoring.step_ends import last_tokens
+from grouprl.scoring.zygote import Source
+from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_WINDOW = 200  # completions over which the invalid ones are counted, if a step has fewer
+_FEW = 50  # a share of fewer completions than this says little
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A group that is being scored."""
+
+    group: Group
+    calls: Mapping[str, Scored]  # by reward name
+
+
+class Scoring:
+    """Groups that are being scored while others are still sampled; made by `Scorer.scoring`."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        self._pending: dict[int, Pending] = {}
+
+    def begin(self, place: int, group: Group) -> None:
+        """Starts the calls that run beside everything else; `place` is the group's in the result."""
+        self._pending[place] = self._scorer.begin(group)
+
+    def finish(self, tokenizer: PreTrainedTokenizerBase | None = None) -> list[tuple[RewardOutcome, ...]]:
+        """Waits for the groups that were begun: see `Scorer.finish`."""
+        return self._scorer.finish([self._pending[place] for place in sorted(self._pending)], tokenizer)
+
+
+@contextmanager
+def open_scorer(
+    rewards: Sequence[WeightedReward],
+    *,
+    verifier: WeightedReward | None = None,
+    limits: Limits | None = None,
+    max_invalid: float = 0.1,
+) -> Iterator[Scorer]:
+    """A judge with its worker processes, which end with the block. They load the functions while others things start.
+
+    Args:
+        rewards: what scores the completions.
+        verifier: a completion is correct when this gives 1.0 or more.
+        limits: of one call in a worker.
+        max_invalid: share of the completions, in [0, 1], beyond which the run stops.
+
+    Raises:
+        UserError: a function that cannot be sent to a worker, or may need longer than `limits` for one completion.
+    """
+    limits = limits or Limits()
+    known = {reward.name: reward for reward in rewards}
+    if verifier is not None:
+        if verifier.name in known and known[verifier.name].function != verifier.function:
+            verifier = replace(verifier, name=f"{verifier.name} (verifier)")  # the user's own bears the name
+        known.setdefault(verifier.name, verifier)
+    for reward in known.values():
+        _check_time(reward, limits)
+    sources = {name: _source(reward) for name, reward in known.items() if not reward.in_process}
+    with RewardPool(sources, limits) as pool:
+        yield Scorer(tuple(rewards), verifier, pool, max_invalid)
+
+
+class Scorer:
+    """Turns groups into reward outcomes; made by `open_scorer`."""
+
+    def __init__(
+        self, rewards: tuple[WeightedReward, ...], verifier: WeightedReward | None, pool: RewardPool, max_invalid: float
+    ) -> None:
+        self.rewards, self.verifier, self.pool = rewards, verifier, pool
+        self._max_invalid = max_invalid
+        self._window: deque[tuple[int, int]] = deque()  # completions and how many were invalid, of the last steps
+        names = [reward.name for reward in rewards]
+        self._called = rewards if verifier is None or verifier.name in names else (*rewards, verifier)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Of the rewards that enter the total, by name."""
+        return {reward.name: reward.weight for reward in self.rewards if not reward.per_step}
+
+    def usage(self) -> dict[str, float]:
+        """What rewards have used up since the run began, of those that count it."""
+        used: Counter[str] = Counter()
+        for reward in self._called:
+            if hasattr(reward.function, "usage"):
+                used.update(reward.function.usage())
+        return dict(used)
+
+    def scoring(self) -> Scoring:
+        """Of the groups of one step."""
+        return Scoring(self)
+
+    def check_columns(self, problems: Sequence[Problem]) -> None:
+        """Raises UserError for a reward that needs a column which none of the problems has: a slip in its name."""
+        columns = dict.fromkeys(name for problem in problems for name in problem.columns)
+        for reward in self._called:
+            for name in self._signature(reward).required:
+                if name not in columns:
+                    raise UserError(
+                        f"reward {reward.name}: expected problems with the column {name!r}, got "
+                        f"{', '.join(columns) or 'none'}: rename the column or the function's parameter"
+                    )
+
+    def begin(self, group: Group) -> Pending:
+        """Starts the calls that run beside everything else."""
+        return self._begin(group, self._called)
+
+    def finish(
+        self, pending: Sequence[Pending], tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> list[tuple[RewardOutcome, ...]]:
+        """One outcome for each completion of each group, in their order.
+
+        The total is the weighted sum of the rewards that apply. A completion is invalid (NaN total, with the reason)
+        when no reward applies or one of them failed: a broken verifier must not look like a wrong answer.
+
+        Args:
+            pending: the groups of a step.
+            tokenizer: needed for process rewards, whose steps end at a token.
+
+        Raises:
+            UserError: too many completions are invalid.
+        """
+        groups = [waiting.group for waiting in pending]
+        together = {reward.name: self._together(reward, groups) for reward in self._called if reward.in_process}
+        count = _Count(self._max_invalid, self._window, sum(len(group.completions) for group in groups))
+        outcomes = []
+        for place, waiting in enumerate(pending):
+            values = {name: gather(scored) for name, scored in waiting.calls.items()}
+            values |= {name: rows[place] for name, rows in together.items()}
+            rows = [{name: column[n] for name, column in values.items()} for n in range(len(waiting.group.completions))]
+            judged = [
+                _outcome(row, self.rewards, completion, tokenizer)
+                for row, completion in zip(rows, waiting.group.completions, strict=True)
+            ]
+            reasons = [outcome.reason for outcome in judged]
+            if self.verifier is not None and self.verifier not in self.rewards:
+                said = [row[self.verifier.name] for row in rows]
+                reasons = [
+                    reason or _failure(self.verifier.name, value) for reason, value in zip(reasons, said, strict=True)
+                ]
+            count.add(reasons)
+            if self.verifier is not None:
+                judged = [
+                    replace(outcome, correct=_is_correct(row[self.verifier.name]))
+                    for outcome, row in zip(judged, rows, strict=True)
+                ]
+            outcomes.append(tuple(judged))
+        count.close()
+        return outcomes
+
+    def verify(self, groups: Sequence[Group]) -> list[tuple[bool | None, ...]]:
+        """Whether each completion is correct; None where the verifier failed, or there is none.
+
+        Raises:
+            UserError: it failed for too many.
+        """
+        if self.verifier is None:
+            return [(None,) * len(group.completions) for group in groups]
+        if self.verifier.in_process:
+            values = self._together(self.verifier, groups)
+        else:
+            waiting = [self._begin(group, (self.verifier,)) for group in groups]
+            values = [gather(one.calls[self.verifier.name]) for one in waiting]
+        count = _Count(self._max_invalid, deque(), sum(map(len, values)))
+        for row in values:
+            count.add([_failure(self.verifier.name, value) for value in row])
+        return [tuple(map(_is_correct, row)) for row in values]
+
+    def _begin(self, group: Group, rewards: Sequence[WeightedReward]) -> Pending:
+        keywords = call_keywords([group])
+        return Pending(
+            group,
+            {
+                reward.name: self.pool.submit(reward.name, keywords, per_step=reward.per_step)
+                for reward in rewards
+                if not reward.in_process
+            },
+        )
+
+    def _together(self, reward: WeightedReward, groups: Sequence[Group]) -> list[list[Value]]:
+        """The values [P][G] of a reward that is called here, on all completions at once."""
+        keywords = call_keywords(groups)
+        arguments = self._signature(reward).arguments(keywords)
+        try:
+            values = iter(call(reward.function, arguments, keywords["completions"], run=_in_a_thread))  # type: ignore[arg-type]
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"reward {reward.name}: expected values, got {describe(error)}: mend the function"
+            ) from error
+        return [[next(values) for _ in group.completions] for group in groups]
+
+    def _signature(self, reward: WeightedReward) -> Signature:
+        return signature(reward.function) if reward.in_process else self.pool.signatures()[reward.name]  # type: ignore[arg-type]
+
+
+def call_keywords(groups: Sequence[Group]) -> dict[str, list[Any]]:
+    """What reward functions are called with, in TRL's form: plain lists with one item for each completion.
+
+    Problems' columns are repeated for each of their completions, None where a problem lacks one.
+    Raises UserError when a column has the name of one of TRL's own keywords.
+    """
+    pairs = [(group.problem, completion) for group in groups for completion in group.completions]
+    columns = dict.fromkeys(key for group in groups for key in group.problem.columns)
+    for name in columns.keys() & set(OWN_KEYWORDS):
+        raise UserError(f"expected columns other than {', '.join(OWN_KEYWORDS)}, got a column {name!r}: rename it")
+    return {
+        "prompts": [_prompt(problem) for problem, _ in pairs],
+        "completions": [_completion(problem, completion) for problem, completion in pairs],
+        "completion_ids": [list(completion.token_ids) for _, completion in pairs],
+        **{name: [problem.columns.get(name) for problem, _ in pairs] for name in columns},
+    }
+
+
+def _prompt(problem: Problem) -> str | list[dict[str, str]]:
+    return problem.prompt if isinstance(problem.prompt, str) else [dict(message) for message in problem.prompt]
+
+
+def _completion(problem: Problem, completion: Completion) -> str | list[dict[str, str]]:
+    text = completion.text
+    return text if isinstance(problem.prompt, str) else [{"role": "assistant", "content": text}]
+
+
+def _source(reward: WeightedReward) -> Source:
+    function = reward.function
+    if isinstance(function, FromFile):
+        return function.path, function.function, dict(function.arguments)
+    try:
+        return pack_function(function)
+    except ParcelError as error:
+        raise UserError(
+            f"reward {reward.name}: expected a function that can be sent to another process, got {error}: put it into "
+            "a file, my_rewards.py, and what it holds into that file too"
+        ) from error
+
+
+def _in_a_thread(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    # In a thread of its own, because a notebook's thread already runs an event loop.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
+
+
+def _failure(name: str, value: Value) -> str:
+    return f"{name} {value.reason}" if isinstance(value, Invalid) else ""
+
+
+def _check_time(reward: WeightedReward, limits: Limits) -> None:
+    needed = getattr(reward.function, "longest_call_seconds", 0.0)  # of a reward that has a limit of its own
+    if needed > limits.seconds:
+        raise UserError(
+            f"reward {reward.name}: expected scoring.seconds of {needed:g} or more for its own limit, got "
+            f"{limits.seconds:g}: raise it, or lower the reward's"
+        )
+
+
+def _is_correct(value: Value) -> bool | None:
+    return value >= 1.0 if isinstance(value, float | int) else None
+
+
+def _outcome(
+    row: Mapping[str, Value],
+    rewards: Sequence[WeightedReward],
+    completion: Completion,
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> RewardOutcome:
+    """What the rewards said of one completion. The steps of a process reward do not enter the total."""
+    broken = [f"{r.name} {value.reason}" for r in rewards if isinstance(value := row[r.name], Invalid)]
+    components: dict[str, float | None] = {}
+    terms: list[float] = []
+    steps: tuple[StepReward, ...] = ()
+    for reward in rewards:
+        value = row[reward.name]
+        if isinstance(value, tuple):
+            components[reward.name] = math.fsum(earned for _, earned in value) / len(value) if value else None
+            steps += _step_rewards(reward, value, completion, tokenizer)
+        elif isinstance(value, Invalid) or value is None:
+            components[reward.name] = None
+        else:
+            components[reward.name] = value
+            terms.append(reward.weight * value)
+    reason = "; ".join(broken) or ("" if terms else "no reward applies")
+    return RewardOutcome(math.nan if reason else math.fsum(terms), components, reason, steps)
+
+
+def _step_rewards(
+    reward: WeightedReward,
+    pairs: Sequence[tuple[int, float]],
+    completion: Completion,
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> tuple[StepReward, ...]:
+    if tokenizer is None:
+        raise ValueError(f"reward {reward.name} gives steps: the tokenizer is needed to find their last tokens")
+    places = last_tokens(completion.token_ids, [end for end, _ in pairs], tokenizer)
+    return tuple(StepReward(place, reward.weight * value) for place, (_, value) in zip(places, pairs, strict=True))
+
+
+class _Count:
+    """Counts the invalid completions of a step, and stops the run while they still come in."""
+
+    def __init__(self, share: float, window: deque[tuple[int, int]], completions: int) -> None:
+        self._share, self._window, self._completions = share, window, completions
+        self._reasons: Counter[str] = Counter()
+        while window and completions + sum(seen for seen, _ in window) - window[0][0] >= _WINDOW:
+            window.popleft()
+
+    def add(self, reasons: Sequence[str]) -> None:
+        """The reasons of a group's completions, '' for valid ones. Raises UserError beyond the allowed share."""
+        self._reasons.update(filter(None, reasons))
+        invalid = self._reasons.total() + sum(bad for _, bad in self._window)
+        seen = self._completions + sum(seen for seen, _ in self._window)
+        if invalid > self._share * max(seen, _FEW):
+            self._stop(invalid, seen)
+
+    def _stop(self, invalid: int, seen: int) -> None:
+        told = "; ".join(f"{reason} ({times} times)" for reason, times in self._reasons.most_common(3))
+        raise UserError(
+            f"rewards: expected valid rewards for all but {self._share:.0%} of the completions "
+            f"(scoring.max_invalid), got {invalid} invalid of the last {seen}: {told}. Mend the reward"
+        )
+
+    def close(self) -> None:
+        """The step is over. Raises UserError when it had not one valid completion."""
+        if self._share < 1 and 0 < self._completions == self._reasons.total():
+            self._stop(self._completions, self._completions)
+        self._window.append((self._completions, self._reasons.total()))

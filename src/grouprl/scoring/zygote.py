@@ -1,0 +1,218 @@
+"""The process that reward workers are forked from. It imports the reward functions once and has a single thread, so
+that forking it is safe, and a worker that had to be killed is replaced in milliseconds.
+
+Nothing here imports torch or transformers: workers stay small, and start before the model is loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib.util
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+from grouprl.scoring.calling import Signature, describe, signature, work
+from grouprl.scoring.frames import receive_exactly, receive_frame, send_frame
+from grouprl.scoring.parcels import pack, unpack
+
+FORK, KILL = b"F", b"K"
+REQUEST_SECONDS = 10.0  # a zygote answers in milliseconds; one that does not is stopped, or dead
+_REQUEST = struct.Struct("<ci")
+_REPLY = struct.Struct("<i")
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+Source = bytes | tuple[str, str, dict[str, Any]]
+"""A reward function: pickled by value, or the file it stands in, its name and its arguments."""
+
+
+def request(channel: socket.socket, command: bytes, pid: int = 0, fd: int | None = None) -> int:
+    """Asks the zygote to FORK a worker on the socket `fd` (gives its pid) or to KILL one (gives its wait status).
+
+    Raises OSError or EOFError when the zygote does not answer or cannot do it.
+    """
+    channel.settimeout(REQUEST_SECONDS)
+    socket.send_fds(channel, [_REQUEST.pack(command, pid)], [] if fd is None else [fd])
+    reply = receive_exactly(channel, _REPLY.size, time.monotonic() + REQUEST_SECONDS)
+    answer: int = _REPLY.unpack(reply)[0]
+    if answer < 0:
+        raise OSError(-answer, os.strerror(-answer))
+    return answer
+
+
+@dataclass
+class _Zygote:
+    control: socket.socket
+    memory_mib: int
+    cpu_seconds: int
+    functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    workers: set[int] = field(default_factory=set)
+
+
+def serve(control_fd: int, run: int) -> None:
+    """The life of a zygote: load the functions, tell what they are called with, then fork and kill on request.
+
+    Args:
+        control_fd: of the socket to the run.
+        run: process id of the run, with which everything ends.
+    """
+    os.set_inheritable(control_fd, False)  # else whatever a file starts while it is imported keeps the socket open
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != run:
+        return
+    with suppress(OSError):
+        os.dup2(2, 1)  # what rewards print must not mix with a command's own output
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # whatever a worker leaves behind becomes a child of this process
+    control = socket.socket(fileno=control_fd)
+    with suppress(EOFError, OSError):  # the run is over, or was killed
+        sources, memory_mib, cpu_seconds = unpack(receive_frame(control))
+        zygote = _Zygote(control, memory_mib, cpu_seconds)
+        try:
+            _serve(zygote, sources)
+        finally:
+            for pid in zygote.workers:
+                _kill(pid)
+            _kill_strays(set())
+
+
+def _serve(zygote: _Zygote, sources: dict[str, Source]) -> None:
+    signatures: dict[str, Signature] = {}
+    modules: dict[str, ModuleType] = {}
+    for name, source in sources.items():
+        try:
+            zygote.functions[name] = _load(source, modules)
+            signatures[name] = signature(zygote.functions[name])
+        except BaseException as error:  # noqa: BLE001  a stranger's file: told to the one who wrote it
+            send_frame(zygote.control, pack(f"reward {name}: {describe(error)}"))
+            return
+    send_frame(zygote.control, pack(signatures))
+    threads = Path("/proc/self/task")
+    if threads.is_dir() and len(list(threads.iterdir())) > 1:
+        print("warning: a reward started threads while it was imported; workers do not have them", file=sys.stderr)
+    gc.freeze()  # forked workers then share the memory of what was imported
+
+    def reap(_number: int, _frame: FrameType | None) -> None:
+        for pid in _children() - zygote.workers:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+    signal.signal(signal.SIGCHLD, reap)
+    while True:
+        _one_request(zygote)
+
+
+def _one_request(zygote: _Zygote) -> None:
+    zygote.control.settimeout(None)
+    message, fds, _, _ = socket.recv_fds(zygote.control, _REQUEST.size, 1)
+    if not message:
+        raise EOFError
+    command, pid = _REQUEST.unpack(message + receive_exactly(zygote.control, _REQUEST.size - len(message)))
+    if command == FORK:
+        os.set_inheritable(fds[0], False)
+        zygote.control.sendall(_REPLY.pack(_fork(zygote, fds[0])))
+        os.close(fds[0])
+        return
+    status = 0
+    if pid in zygote.workers:  # not one of another zygote, whose number may be anybody's by now
+        status = _kill(pid)  # while it is still counted as a worker: `reap` must not take its status away
+        zygote.workers.discard(pid)
+        _kill_strays(zygote.workers)
+    zygote.control.sendall(_REPLY.pack(status))
+
+
+def _fork(zygote: _Zygote, fd: int) -> int:
+    parent = os.getpid()
+    # A worker that dies at once must not be taken for a stray before its number is known.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    try:
+        pid = os.fork()
+    except OSError as error:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        return -(error.errno or 1)
+    if pid:
+        zygote.workers.add(pid)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        return pid
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        zygote.control.close()
+        os.setsid()  # a group of its own: killed as a whole
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == parent:
+            work(socket.socket(fileno=fd), zygote.functions, zygote.memory_mib, zygote.cpu_seconds)
+    finally:
+        os._exit(0)
+
+
+def _kill(pid: int) -> int:
+    """Ends a worker with its process group. Its wait status: how it ended, if it had ended before."""
+    for kill in (os.killpg, os.kill):
+        with suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 2.0
+    with suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                return status
+            time.sleep(0.0005)
+    return int(signal.SIGKILL)
+
+
+def _kill_strays(workers: set[int]) -> None:
+    """Ends what dead workers left behind, and what that leaves behind in turn."""
+    deadline = time.monotonic() + 2.0
+    while (strays := _children() - workers) and time.monotonic() < deadline:
+        for pid in strays:
+            _kill(pid)
+
+
+def _children() -> set[int]:
+    listed = Path(f"/proc/self/task/{os.getpid()}/children")
+    return set(map(int, listed.read_text().split())) if listed.is_file() else set()
+
+
+def _load(source: Source, modules: dict[str, ModuleType]) -> Callable[..., Any]:
+    if isinstance(source, bytes):
+        loaded: Callable[..., Any] = unpack(source)
+        return loaded
+    path, name, arguments = source
+    if path not in modules:
+        modules[path] = _imported(path, f"reward_file_{len(modules)}")
+    if not hasattr(modules[path], name):
+        there = [known for known, value in vars(modules[path]).items() if callable(value) and known[0] != "_"]
+        raise AttributeError(f"expected {name!r} in {path}, which has {', '.join(there) or 'no functions'}")
+    function = getattr(modules[path], name)
+    if arguments or isinstance(function, type):
+        function = function(**arguments)
+    if not callable(function):
+        raise TypeError(f"expected {name} to be a function, got {function!r}")
+    found: Callable[..., Any] = function
+    return found
+
+
+def _imported(path: str, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"expected a Python file, got {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up; no file may stand in the place of another module
+    sys.path.insert(0, str(Path(path).parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)

@@ -1,0 +1,179 @@
+"""Preference pairs: a prompt, a better and a worse completion of it; from a file, or from the groups of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from grouprl.config.supervised import PreferencesConfig
+from grouprl.config.yaml_text import read_yaml
+from grouprl.models import authored_completion, load_tokenizer, prompt_token_ids
+from grouprl.record.files import atomic_write_text, json_text
+from grouprl.record.read import RecordedGroup, RecordedRun, read_rollouts, read_run
+from grouprl.tasks.files import Row, read_rows, text_or_messages
+from grouprl.tasks.splits import partition
+from grouprl.types import Completion, Group, Message, Problem, UserError
+
+_NO_LIMIT = 1 << 30  # prompts are checked together with their completions, by `refuse_longer`
+
+
+@dataclass(frozen=True)
+class Preference:
+    """A pair as a group of two: the chosen completion, then the rejected one."""
+
+    group: Group
+    rewards: tuple[float, float] | None = None  # of the two, where they are known
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the prompt with its longer completion."""
+        return len(self.group.prompt_ids) + max(map(len, self.group.completions))
+
+
+def load_preferences(config: PreferencesConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[Preference, ...]:
+    """The pairs of a file or of a run, in token ids.
+
+    A file has the columns `prompt`, `chosen` and `rejected` (TRL's form): all text, or all chat messages, one in
+    `chosen` and in `rejected`; the completions are given an end token. Of a run, each group gives its best and its
+    worst completion, then its second best and second worst, up to `per_group` pairs whose rewards differ; the recorded
+    token ids are taken as they are, unless the run's tokenizer has another vocabulary.
+
+    Raises:
+        UserError: naming the line of a file that is no pair; a folder that is no run; a run without signal.
+    """
+    if config.path is not None:
+        return tuple(_of_row(row, tokenizer) for row in read_rows(Path(config.path)))
+    return _of_run(Path(config.run or ""), config, tokenizer)
+
+
+def refuse_longer(preferences: Sequence[Preference], context: int) -> None:
+    """Raises UserError, naming the pair, when a prompt and its completion have more tokens than the context."""
+    for preference in preferences:
+        if preference.longest > context:
+            raise UserError(
+                f"{preference.group.problem.id}: expected a prompt and completion of at most {context} tokens (the "
+                f"model's context), got {preference.longest}: shorten or remove the pair"
+            )
+
+
+def split_preferences(
+    preferences: Sequence[Preference], share: float
+) -> tuple[tuple[Preference, ...], tuple[Preference, ...]]:
+    """Pairs to learn from, and pairs to judge by: `share` of the prompts, chosen by the hash of their text.
+
+    Raises:
+        UserError: fewer than two different prompts.
+    """
+    place = partition((pair.group.problem.prompt_text for pair in preferences), validation=0.0, test=share)
+    held_out = [place[pair.group.problem.prompt_text] == "test" for pair in preferences]
+    train, test = (
+        tuple(pair for pair, out in zip(preferences, held_out, strict=True) if out is wanted)
+        for wanted in (False, True)
+    )
+    return train, test
+
+
+def write_preferences(path: Path, preferences: Sequence[Preference]) -> None:
+    """Writes the pairs as JSON lines in TRL's form, with their rewards where they are known."""
+    atomic_write_text(path, "".join(json_text(_row(pair)) + "\n" for pair in preferences))
+
+
+def _row(pair: Preference) -> dict[str, object]:
+    prompt = pair.group.problem.prompt
+    chosen, rejected = (completion.text for completion in pair.group.completions)
+    known = {} if pair.rewards is None else {"rewards": pair.rewards}
+    if isinstance(prompt, str):
+        return {"prompt": prompt, "chosen": chosen, "rejected": rejected, **known}
+    texts = {"chosen": chosen, "rejected": rejected}
+    said = {name: [{"role": "assistant", "content": text}] for name, text in texts.items()}
+    return {"prompt": [dict(message) for message in prompt], **said, **known}
+
+
+# Files
+
+
+def _of_row(row: Row, tokenizer: PreTrainedTokenizerBase) -> Preference:
+    where, _ = row
+    prompt, *answers = (text_or_messages(row, name) for name in ("prompt", "chosen", "rejected"))
+    if len({isinstance(value, str) for value in (prompt, *answers)}) > 1:
+        raise UserError(
+            f"{where}: expected 'prompt', 'chosen' and 'rejected' all as text or all as chat messages, got both: "
+            "write them in one form"
+        )
+    problem = Problem(where, prompt)
+    prompt_ids = prompt_token_ids(problem, tokenizer, longest=_NO_LIMIT)
+    texts = [_said(where, answer) for answer in answers]
+    chosen, rejected = (authored_completion(index, text, tokenizer) for index, text in enumerate(texts))
+    if chosen.token_ids == rejected.token_ids:
+        raise UserError(
+            f"{where}: expected a chosen completion other than the rejected one, got {chosen.text[:60]!r} twice: "
+            "remove the line"
+        )
+    return Preference(Group(problem, prompt_ids, (chosen, rejected)))
+
+
+def _said(where: str, answer: str | tuple[Message, ...]) -> str:
+    if isinstance(answer, str):
+        return answer
+    if len(answer) > 1 or answer[0]["role"] != "assistant":
+        raise UserError(
+            f"{where}: expected one message of the assistant in 'chosen' and in 'rejected', got "
+            f"{', '.join(message['role'] for message in answer)}: move what comes before it to 'prompt'"
+        )
+    return answer[0]["content"]
+
+
+# Runs
+
+
+def _of_run(directory: Path, config: PreferencesConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[Preference, ...]:
+    run = read_run(directory)
+    recorded = [row["step"] for row in run.metrics]
+    steps = [step for step in recorded if config.first_step <= step <= (config.last_step or step)]
+    groups = [group for step in steps for group in read_rollouts(directory, step)]
+    found = [pair for group in groups for pair in islice(_best_and_worst(group), config.per_group)]
+    if not found:
+        raise UserError(
+            f"{directory}: expected groups whose completions have different rewards, found none among the "
+            f"{len(groups)} groups of {len(steps)} steps: choose others with preferences.first_step and "
+            "preferences.last_step, or another run"
+        )
+    if _tokenizer_of(run).get_vocab() == tokenizer.get_vocab():
+        return tuple(found)
+    return tuple(Preference(_encoded_again(pair.group, tokenizer), pair.rewards) for pair in found)
+
+
+def _best_and_worst(recorded: RecordedGroup) -> Iterator[Preference]:
+    judged = [
+        (outcome.total, completion)
+        for outcome, completion in zip(recorded.outcomes, recorded.group.completions, strict=True)
+        if outcome.valid
+    ]
+    ranked = sorted(judged, key=lambda pair: -pair[0])  # of equal rewards the first sampled comes first
+    for (high, best), (low, worst) in zip(ranked, reversed(ranked), strict=True):
+        if high > low and best.token_ids != worst.token_ids:
+            pair = Group(recorded.group.problem, recorded.group.prompt_ids, (best, worst))
+            yield Preference(pair, (high, low))
+
+
+def _tokenizer_of(run: RecordedRun) -> PreTrainedTokenizerBase:
+    """That of the run's newest checkpoint, which stays where the run is; without one, that of the model it names."""
+    checkpoints = sorted((run.directory / "checkpoints").glob("step-*"))
+    return load_tokenizer(str(checkpoints[-1]) if checkpoints else read_yaml(run.config)["model"]["path"])
+
+
+def _encoded_again(group: Group, tokenizer: PreTrainedTokenizerBase) -> Group:
+    """The same texts in another model's token ids."""
+
+    def again(index: int, completion: Completion) -> Completion:
+        return authored_completion(index, completion.text, tokenizer, completion.stop_reason)
+
+    return Group(
+        group.problem,
+        prompt_token_ids(group.problem, tokenizer, longest=_NO_LIMIT),
+        tuple(again(index, completion) for index, completion in enumerate(group.completions)),
+    )

@@ -1,0 +1,111 @@
+"""Supervised fine-tuning on prompt/completion pairs: the cold start that gives a policy something to reinforce."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grouprl.config.run import dump_config
+from grouprl.config.supervised import SftConfig
+from grouprl.learner.forward import pack_logprobs
+from grouprl.learner.packs import Pack, targets
+from grouprl.models import (
+    authored_completion,
+    context_length,
+    load_model,
+    load_tokenizer,
+    prompt_token_ids,
+    resolve_device,
+)
+from grouprl.models.save import save_model
+from grouprl.models.scratch import new_model, new_tokenizer
+from grouprl.record.write import RunRecord, atomic_directory
+from grouprl.rewards import completion_text
+from grouprl.run.terminal import Terminal
+from grouprl.supervised.training import Lesson, fit, model_folder
+from grouprl.tasks import WordProblems, load_task
+from grouprl.tasks.files import Row, read_rows, text_or_messages
+from grouprl.tasks.word_problems import cold_start_pairs
+from grouprl.types import Batch, Group, Problem, UserError
+
+_TOKENIZER_PAIRS = 5_000  # enough to meet every word of the bundled task
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prompt and the completion to imitate."""
+
+    problem: Problem
+    completion: str
+
+
+def sft(config: SftConfig) -> Path:
+    """Trains a model to write the completions of pairs; the loss is the mean over completion tokens of a batch.
+
+    Returns:
+        The folder of the trained model, in Hugging Face layout.
+
+    Raises:
+        UserError: missing data, a pair longer than the context, or a run directory that is in use.
+    """
+    out = model_folder(config)
+    pairs = load_pairs(config)
+    torch.set_num_threads(config.threads or torch.get_num_threads())
+    model, tokenizer = _model(config, pairs, resolve_device(config.model.device))
+    terminal = Terminal()
+    with terminal.progress("encode pairs", len(pairs)) as advance:
+        groups = _encode(pairs, tokenizer, context_length(model), advance)
+
+    def figures(batch: Batch, pack: Pack) -> dict[str, Tensor]:
+        logprobs_C, _ = pack_logprobs(model, pack, targets(batch, pack), batch.sampling)
+        return {"loss": -logprobs_C.sum() / batch.mask_NT.sum()}
+
+    with RunRecord.create(Path(config.runs_dir) / config.name, dump_config(config)) as record:
+        fit("sft", model, groups, Lesson(figures, config), record, terminal)
+        with atomic_directory(out) as folder:
+            save_model(model, tokenizer, folder)
+    return out
+
+
+def load_pairs(config: SftConfig) -> Sequence[Pair]:
+    """The pairs of a file (columns `prompt` and `completion`, text or chat messages), or those that the task makes."""
+    if config.pairs.path is not None:
+        return [_pair(row) for row in read_rows(Path(config.pairs.path))]
+    task = load_task(**config.task.model_dump())
+    if not isinstance(task, WordProblems):
+        raise UserError(f"task {task.name}: makes no pairs to imitate: give a file with pairs.path=FILE.jsonl")
+    made = cold_start_pairs(task, config.pairs.count, config.pairs.worked_share, config.seed)
+    return [Pair(problem, completion) for problem, completion in made]
+
+
+def _pair(row: Row) -> Pair:
+    completion = completion_text(text_or_messages(row, "completion"))
+    return Pair(Problem(row[0], text_or_messages(row, "prompt")), completion)
+
+
+def _model(
+    config: SftConfig, pairs: Sequence[Pair], device: torch.device
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if config.new_model is None:
+        return load_model(config.model.path, device=device), load_tokenizer(config.model.path)
+    texts = [text for pair in pairs[:_TOKENIZER_PAIRS] for text in (pair.problem.prompt_text, pair.completion)]
+    tokenizer = new_tokenizer(texts, config.new_model.vocabulary)
+    return new_model(config.new_model, tokenizer, seed=config.seed).to(device), tokenizer
+
+
+def _encode(
+    pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerBase, context: int, advance: Callable[[int], None]
+) -> list[Group]:
+    """Groups of one completion each; the end token is part of what is learned."""
+    groups = []
+    for pair in pairs:
+        completion = authored_completion(0, pair.completion, tokenizer)
+        prompt_ids = prompt_token_ids(pair.problem, tokenizer, longest=context - len(completion))
+        groups.append(Group(pair.problem, prompt_ids, (completion,)))
+        advance(1)
+    return groups
