@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
+from test_lab_processes import QUICK, ended, started
 
 from grouprl.lab.app import create_app
 from grouprl.lab.runs import holder
 from grouprl.record.read import read_json, read_run
 from grouprl.record.write import RunRecord
 from lab_runs import CONFIG, Made, add_step, make_run
-from test_lab_processes import QUICK, ended, started
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_fork_brings_nothing_in_from_elsewhere(client: TestClient, root: Path,
     path.symlink_to(tmp_path / "outside")
     (folder / "checkpoints" / "step-000001" / "trainer").mkdir(exist_ok=True)
     (folder / "checkpoints" / "step-000001" / "trainer" / "state.json").write_text("{}")
-    (folder / "config.yaml").write_text((Path(__file__).parents[1] / "src/grouprl/recipes/demo.yaml").read_text())
+    (folder / "config.yaml").write_text((Path(__file__).parents[2] / "src/grouprl/recipes/demo.yaml").read_text())
     answer = client.post("/api/runs/run/fork", json={"step": 1, "name": "new"})
     assert (answer.status_code, "found a link" in answer.json()["error"]) == (400, True)
     assert not list(root.glob("*new*"))

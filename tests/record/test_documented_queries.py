@@ -19,7 +19,7 @@ from small_runs import grouprl, small_settings
 duckdb = pytest.importorskip("duckdb")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = [sql for page in PAGES for sql in re.findall(r"^```sql\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S)]
 QUERIES = [sql for sql in BLOCKS if ".parquet" in sql]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from test_lab_explain import ask, lab
 
 from grouprl import Algorithm, Trainer
 from grouprl.algorithms.named import NAMED
@@ -23,7 +24,6 @@ from grouprl.scoring.functions import WeightedReward
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace
 from letter_rewards import letters, rarely, words
 from small_runs import ROWS, metrics, rollouts, small_config
-from test_lab_explain import ask, lab
 
 LETTERS = (WeightedReward("letters", letters), WeightedReward("rarely", rarely, weight=0.5))
 

@@ -10,11 +10,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from test_record import CONFIG, record_steps
 
 from grouprl.record.write import RunRecord
 from grouprl.types import UserError
 from small_runs import rollouts
-from test_record import CONFIG, record_steps
 
 
 @pytest.fixture

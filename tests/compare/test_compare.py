@@ -22,7 +22,7 @@ from grouprl.config.run import RunConfig, load_config
 from grouprl.types import UserError
 from small_runs import Ended, assert_same_run, grouprl, metrics, rollouts, tree
 
-RECIPES = Path(__file__).parent.parent / "src" / "grouprl" / "recipes"
+RECIPES = Path(__file__).parents[2] / "src" / "grouprl" / "recipes"
 ALGORITHMS = {"algorithm": {name: {**vars(algorithm)} for name, algorithm in NAMED.items()}}
 
 

@@ -21,7 +21,7 @@ from grouprl.rewards.lengths import CosineLength
 from grouprl.rewards.named import REWARDS, STEP_REWARDS
 from grouprl.rewards.repetition import Repetition
 
-PAGE = (Path(__file__).parent.parent / "docs" / "rewards.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
 BUILT_IN: dict[str, Any] = {
     "cosine_length": CosineLength,
     "json_schema": JsonSchema,

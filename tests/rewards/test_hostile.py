@@ -34,7 +34,7 @@ SAFE = (
 
 def judge_all(folder: Path, limit: int, *names: str) -> dict[str, Any]:
     """Name of the entry -> its values by reward, each with the seconds it took, and what was seen to be run."""
-    command = [sys.executable, str(Path(__file__).with_name("hostile.py")), str(limit), *names]
+    command = [sys.executable, str(Path(__file__).parents[1] / "support" / "hostile.py"), str(limit), *names]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, env={**os.environ})
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

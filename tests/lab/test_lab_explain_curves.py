@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-
 from test_lab_explain import ask, lab
 
 

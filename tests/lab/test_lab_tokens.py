@@ -25,7 +25,7 @@ from grouprl.record.write import RunRecord
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace, UserError
 from lab_runs import CONFIG, Made, algorithm_config, make_run
 
-ABACUS = Path(__file__).parent.parent / "src" / "grouprl" / "models" / "assets" / "abacus" / "tokenizer.json"
+ABACUS = Path(__file__).parents[2] / "src" / "grouprl" / "models" / "assets" / "abacus" / "tokenizer.json"
 LN2 = math.log(2)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from grouprl.sandbox.interpreter import text_of
 from grouprl.sandbox.shown import STDLIB
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 REACHABLE = shutil.which("python3", path="/usr/bin:/bin")
 """An interpreter that every user can start."""
 HELPER = """

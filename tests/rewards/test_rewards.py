@@ -375,7 +375,7 @@ def test_arguments_of_a_function_without_settings_are_told() -> None:
 
 
 def test_every_built_in_reward_is_documented_and_light() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "rewards.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
     for name, function in REWARDS.items():
         assert function.__doc__
         assert f"`{name}`" in page

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_learner import ADVANTAGES, CPU, GradientKeeper, credit_of, gap, learn, learner_of, sampled
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -19,7 +20,6 @@ from grouprl.models import fingerprint, frozen_copy, load_model
 from grouprl.models.critic import Critic
 from grouprl.types import Batch, Group, Sampling
 from oracles import own_logits, own_model
-from test_learner import ADVANTAGES, CPU, GradientKeeper, credit_of, gap, learn, learner_of, sampled
 
 PLAIN = Sampling(max_tokens=12)
 POLICY_ONLY = {"kl_coef": 0.0, "surrogate": "plain"}

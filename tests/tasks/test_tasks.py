@@ -239,7 +239,7 @@ def test_a_prompt_in_two_splits_is_refused() -> None:
         task_from_list(ROWS[:10], test=ROWS[5:6])
 
 
-PAGE = (Path(__file__).parent.parent / "docs" / "tasks.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
 
 
 def test_the_page_names_every_task_and_its_programs_run() -> None:

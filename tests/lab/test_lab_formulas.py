@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_lab_walk import near, read, table
 
 from grouprl import Algorithm, Trainer
 from grouprl.algorithms.named import NAMED
@@ -17,7 +18,6 @@ from lab_browser import Opened, needs_chromium, opened, served
 from lab_runs import CONFIG, Made, make_run
 from letter_rewards import letters, words
 from small_runs import ROWS, rollouts, small_config
-from test_lab_walk import near, read, table
 
 pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(240)]
 

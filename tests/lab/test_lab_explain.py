@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
+from test_comparison_report import comparison, ones, record
 
 from grouprl.algorithms import completion_advantages
 from grouprl.algorithms.named import NAMED
@@ -23,7 +24,6 @@ from grouprl.lab.explain import COMPARING, compared
 from grouprl.lab.explain_routes import explain_routes
 from grouprl.lab.runs import Runs
 from grouprl.types import UserError
-from test_comparison_report import comparison, ones, record
 
 
 def lab(root: Path) -> TestClient:
@@ -193,7 +193,7 @@ def test_memory_of_ppo_beside_grpo(page: TestClient) -> None:
 
 # The comparison that was measured
 
-DOCS = Path(__file__).parent.parent / "docs" / "comparison.md"
+DOCS = Path(__file__).parents[2] / "docs" / "comparison.md"
 
 
 def test_the_shipped_figures_are_those_of_the_docs(page: TestClient) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_rollout import DRAWN, Setting, all_of, assert_same, setting_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,7 +19,6 @@ from grouprl.rollout.recorders import HostReads, Recorder, Uncaptured
 from grouprl.rollout.rows import Rows
 from grouprl.types import Group, Sampling, StopReason
 from oracles import own_logits
-from test_rollout import DRAWN, Setting, all_of, assert_same, setting_of
 from tiny import tiny_model_folder
 
 CPU = torch.device("cpu")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from test_comparison_report import comparison, ones, record
 
 from grouprl.compare.read import read_comparison
 from grouprl.lab import runs as runs_module
@@ -22,7 +23,6 @@ from grouprl.record.read import read_json, read_json_lines, read_run, read_summa
 from grouprl.record.strict import is_number, parse
 from grouprl.types import UserError
 from lab_runs import Made, make_run
-from test_comparison_report import comparison, ones, record
 
 DEEP, LONG = "[" * 3000, "9" * 5000
 NESTED = '{"a":' * 400 + "1" + "}" * 400  # deeper than it could be written again

@@ -242,7 +242,7 @@ def test_braces_of_a_template_stay():
 
 # The page
 
-PAGE = (Path(__file__).parent.parent / "docs" / "judge.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "judge.md").read_text(encoding="utf-8")
 
 
 def test_examples_on_the_page_are_settings():

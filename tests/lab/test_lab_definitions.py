@@ -11,7 +11,7 @@ import pytest
 from grouprl import report
 from grouprl.algorithms.named import NAMED
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "run_directory.md").read_text(encoding="utf-8")
 STATIC = Path(report.__file__).parent / "static"
 DEFINITIONS = json.loads((STATIC / "definitions.json").read_text(encoding="utf-8"))

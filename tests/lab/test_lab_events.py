@@ -11,13 +11,13 @@ from typing import Any
 import anyio
 import pytest
 from starlette.testclient import TestClient
+from test_lab_runs import CONFIG
 
 from grouprl.lab import events as events_module
 from grouprl.lab.app import create_app
 from grouprl.lab.events import Follower, stream
 from grouprl.lab.runs import Runs
 from grouprl.record.write import RunRecord
-from test_lab_runs import CONFIG
 
 
 def record(folder: Path, steps: int, *, reward: float = 0.5) -> Path:

@@ -41,7 +41,7 @@ from oracles import own_model
 from small_runs import grouprl, metrics, small_settings
 from tiny import tiny_model_folder
 
-DOCS = Path(__file__).parent.parent / "docs" / "lora.md"
+DOCS = Path(__file__).parents[2] / "docs" / "lora.md"
 
 
 @pytest.fixture(scope="module")
