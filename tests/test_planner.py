@@ -233,7 +233,7 @@ def peak_of_an_update(step: StepShape) -> int:
         micro_batch_tokens=step.micro_batch_tokens,
     )
     credit = Credit(batch.mask_NT * torch.linspace(-1, 1, len(batch.mask_NT))[:, None])
-    seen = learner.look(batch)
+    seen = learner.evaluate(batch)
     learner.learn(batch, credit, seen)
     with Costs() as costs:
         learner.learn(batch, credit, seen)

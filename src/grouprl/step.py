@@ -12,12 +12,12 @@ from itertools import compress
 
 from transformers import PreTrainedTokenizerBase
 
-from grouprl.algorithms import kept_groups
 from grouprl.algorithms.spec import Algorithm
+from grouprl.algorithms.values import CopiedCritic
 from grouprl.curriculum.order import Sampler, Visit
 from grouprl.curriculum.pass_rates import PassRates
 from grouprl.evaluation.measures import step_measures
-from grouprl.learner import Learner, assign_credit, make_batch, recorded_tokens, watches
+from grouprl.learner import Learner, assign_credit, make_batch, recorded_tokens, token_rows, watches
 from grouprl.models import prompt_token_ids
 from grouprl.rollout import Engine, Request
 from grouprl.scoring.functions import SOFT_OVERLONG
@@ -84,7 +84,9 @@ def grpo_step(
     # algorithm drops may be replaced by those of further problems (DAPO's dynamic sampling).
     visits = rooms.sampler.visits(problems, step=step, rates=rates)
     rounds = [_sampled_round(rooms, visits, on_finished)]
-    while (missing := rooms.problems_per_step - sum(sum(r.kept) for r in rounds)) and len(rounds) <= algorithm.refills:
+    while (missing := rooms.problems_per_step - sum(sum(r.kept) for r in rounds)) and len(
+        rounds
+    ) <= algorithm.groups.refills:
         met = sum(len(r.groups) for r in rounds)
         visits = rooms.sampler.refill(problems, missing, step=step, round_=len(rounds), rates=rates, visited=met)
         rounds.append(_sampled_round(rooms, visits, on_finished))
@@ -93,26 +95,30 @@ def grpo_step(
     kept = [keep for r in rounds for keep in r.kept]
 
     if any(kept):
-        batch = make_batch(list(compress(groups, kept)), rooms.sampling, mask_overlong=algorithm.mask_overlong)
+        batch = make_batch(list(compress(groups, kept)), rooms.sampling, mask_overlong=algorithm.groups.mask_overlong)
 
         # What the frozen reference says of each token, for the KL; and the critic, for algorithms that have one.
         looked = time.perf_counter()
-        seen = rooms.learner.look(batch)
+        before = rooms.learner.evaluate(batch)
         metrics["time/reference"] = time.perf_counter() - looked
 
         # Compare each completion with its own group: this is what replaces the critic.
         outcomes_N = [outcome for row in compress(outcomes, kept) for outcome in row]
         weights, kl_coef = {SOFT_OVERLONG: 1.0} | rooms.scorer.weights, rooms.learner.kl_coefficient.value
-        credit = assign_credit(outcomes_N, weights, batch, seen, algorithm, kl_coef=kl_coef)
+        credit = assign_credit(outcomes_N, weights, batch, before, algorithm, kl_coef=kl_coef)
 
         # Clipped ratio, KL to the reference, gradient, AdamW: see Learner.learn and algorithms.policy_loss.
-        warms_up = step <= algorithm.critic_warmup
-        learned = rooms.learner.learn(batch, credit, seen, critic_only=warms_up, watch=watches(step))
-        metrics, advantages, traces = metrics | learned.figures, credit.rows(batch), learned.trace.rows(batch)
+        warms_up = isinstance(algorithm.critic, CopiedCritic) and step <= algorithm.critic.critic_warmup
+        learned = rooms.learner.learn(batch, credit, before, critic_only=warms_up, watch=watches(step))
+        metrics, advantages, traces = (
+            metrics | learned.metrics,
+            token_rows(credit.advantages_NT, batch),
+            learned.trace.rows(batch),
+        )
 
     # The only arrow back: the engine samples the next step from the new weights.
     rooms.engine.load_weights(rooms.learner.optimizer.updates)
-    if algorithm.refresh_reference and step % algorithm.refresh_reference == 0:
+    if algorithm.kl is not None and algorithm.kl.refresh_reference and step % algorithm.kl.refresh_reference == 0:
         rooms.learner.refresh_reference()
 
     metrics = step_measures(rooms.task, groups, outcomes) | rooms.scorer.usage() | metrics
@@ -140,8 +146,8 @@ def _sampled_round(rooms: Rooms, visits: Sequence[Visit], on_finished: Callable[
     sampled = time.perf_counter()
     # A completion whose reward is invalid has a NaN total: no part in its group's statistics, advantage 0.
     judged = scoring.finish(rooms.tokenizer)
-    buffer = rooms.algorithm.overlong_buffer
+    buffer = rooms.algorithm.groups.overlong_buffer
     outcomes = with_overlong_penalty(groups, judged, max_tokens=sampling.max_tokens, buffer=buffer)
     # Groups are chosen by what the rewards said, not by their lengths.
-    kept = kept_groups([[outcome.total for outcome in row] for row in judged], **rooms.algorithm.filters)
+    kept = rooms.algorithm.groups.kept([[outcome.total for outcome in row] for row in judged])
     return _Round(groups, outcomes, kept, sampled - started, time.perf_counter() - sampled)

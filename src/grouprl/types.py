@@ -17,8 +17,9 @@ Axes (suffixes of tensor names):
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -33,6 +34,23 @@ Message = Mapping[str, str]
 
 class UserError(Exception):
     """Something the user can mend: the text says what was expected, what was got and what to do. Exit code 2."""
+
+
+_MANY_NAMES = 40
+
+
+def unknown_name(what: str, got: str, known: Iterable[str], *, listed_by: str = "") -> UserError:
+    """The error for a name that is not among the known ones, with the nearest of them.
+
+    Very many are not listed; `listed_by` is the command that lists them.
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(got, names, n=1)
+    if len(names) > _MANY_NAMES:
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return UserError(f"{what}: {hint}expected one of {len(names)} names, got {got!r}: see {listed_by}")
+    hint = f"did you mean {near[0]!r}?" if near else "use one of these."
+    return UserError(f"{what}: expected one of {', '.join(names)}, got {got!r}: {hint}")
 
 
 class StopReason(StrEnum):

@@ -1,12 +1,13 @@
 """An algorithm that makes no sense cannot be written, and the error names the two fields that do not fit."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 
 from grouprl import Algorithm, RunConfig, UserError
 from grouprl.algorithms.named import NAMED, grpo, ppo
 from grouprl.config.run import check_sections
+from variants import variant
 
 CONTRADICTIONS = [
     ({"baseline": "critic"}, "baseline", "critic"),
@@ -53,7 +54,7 @@ CONTRADICTIONS = [
 @pytest.mark.parametrize(("options", "field", "other"), CONTRADICTIONS, ids=lambda value: str(value))
 def test_a_contradiction_names_both_fields(options: dict[str, object], field: str, other: str) -> None:
     with pytest.raises(UserError) as told:
-        Algorithm(**options)
+        variant(**options)
     assert str(told.value).startswith(f"algorithm.{field}: expected another value with algorithm.{other}=")
     assert ", got " in str(told.value)
 
@@ -85,7 +86,7 @@ def test_a_contradiction_names_both_fields(options: dict[str, object], field: st
 )
 def test_a_value_out_of_range_names_its_field(options: dict[str, object]) -> None:
     with pytest.raises(UserError, match=rf"^algorithm\.{next(iter(options))}: .*expected"):
-        Algorithm(**options)
+        variant(**options)
 
 
 @pytest.mark.parametrize(("field", "algorithm"), [("baseline", grpo), ("baseline", NAMED["rloo"])], ids=str)
@@ -114,7 +115,7 @@ def test_one_completion_is_no_batch() -> None:
 
 def test_every_name_is_its_own_and_differs_from_grpo() -> None:
     assert all(NAMED[name].name == name for name in NAMED)
-    rules = {replace(algorithm, name="") for algorithm in NAMED.values()}
+    rules = {variant(algorithm, name="") for algorithm in NAMED.values()}
     assert len(rules) == len(NAMED)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +11,7 @@ from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.learner import Seen, assign_credit
 from grouprl.types import Batch, RewardOutcome, Sampling
+from variants import variant
 
 # Three groups of three, one of them of equal rewards; log-probs far enough apart for every bound to be met.
 REWARDS = [1.0, 0.25, 0.0, 2.0, 0.25, 1.0, 0.5, 0.5, 0.5]
@@ -62,7 +61,7 @@ PRINTED = {
     ),
     # beta=0.001, use_bias_correction_kl=False
     "trl with a KL": (
-        replace(NAMED["trl"], kl_coef=0.001),
+        variant("trl", kl_coef=0.001),
         [1.120681763, -0.320194751, -0.800486922, 1.043954849, -0.949049890, -0.094905034, 0.0, 0.0, 0.0],
         0.184872538,
         0.185759619,
@@ -77,7 +76,7 @@ PRINTED = {
     ),
     # use_kl_loss left at False
     "verl without a KL": (
-        replace(NAMED["verl"], kl_coef=0.0),
+        variant("verl", kl_coef=0.0),
         [1.120895028, -0.320255667, -0.800639212, 1.044072509, -0.949156940, -0.094915733, 0.0, 0.0, 0.0],
         0.137406126,
         0.117966525,
@@ -98,7 +97,7 @@ PRINTED = {
     ),
     # with --algo.kl.use_loss --algo.kl.estimator k3, and compute_approx_kl in the loss
     "openrlhf with its KL in the loss": (
-        replace(NAMED["openrlhf"], credit="completion", kl="k3", kl_in="loss"),
+        variant("openrlhf", credit="completion", kl="k3", kl_in="loss"),
         [1.120897174, -0.320256293, -0.800640762, 1.044073701, -0.949158013, -0.094915845, 0.0, 0.0, 0.0],
         0.185253590,
         0.185840160,

@@ -15,7 +15,6 @@ import pytest
 from rich.console import Console
 
 import tempting
-from grouprl.algorithms.spec import Algorithm
 from grouprl.check_reward import KINDS, CheckedReward, KindScores, check_reward, trial_completions, try_rewards
 from grouprl.check_reward.findings import verdict_of
 from grouprl.check_reward.screen import show
@@ -24,6 +23,7 @@ from grouprl.rewards import built_in
 from grouprl.scoring.functions import WeightedReward
 from grouprl.tasks import Split, WordProblems
 from grouprl.types import Problem, UserError
+from variants import variant
 
 ANSWERS = ("7", "7", "12", "5")  # of 3 + 4, 4 + 3, 8 + 4 and 3 + 2
 SUMS = ((3, 4), (4, 3), (8, 4), (3, 2))
@@ -297,7 +297,7 @@ def test_gold_that_the_verifier_refuses_or_the_policy_cannot_write() -> None:
 
 
 def test_process_rewards_are_components_beside_the_total() -> None:
-    config = RunConfig(algorithm=Algorithm(credit="step"), scoring=ScoringConfig(workers=1))
+    config = RunConfig(algorithm=variant(credit="step"), scoring=ScoringConfig(workers=1))
     rewards = [WeightedReward("right", tempting.right), WeightedReward("words", tempting.words, 2.0, per_step=True)]
     checked = try_rewards(config, Sums(), rewards)
     gold = by_name(checked)["gold"]
@@ -308,7 +308,7 @@ def test_process_rewards_are_components_beside_the_total() -> None:
 
 def test_the_penalty_for_length_is_part_of_the_total() -> None:
     config = RunConfig(
-        algorithm=Algorithm(overlong_buffer=0.5),
+        algorithm=variant(overlong_buffer=0.5),
         rollout=RolloutConfig(max_tokens=128),
         scoring=ScoringConfig(workers=1),
     )

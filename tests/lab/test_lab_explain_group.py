@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +23,7 @@ from grouprl.scoring.functions import WeightedReward
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace
 from letter_rewards import letters, rarely, words
 from small_runs import ROWS, metrics, rollouts, small_config
+from variants import variant
 
 LETTERS = (WeightedReward("letters", letters), WeightedReward("rarely", rarely, weight=0.5))
 
@@ -47,7 +47,7 @@ NAMES = ["grpo", "dr_grpo", "rloo", "reinforce", "reinforce_batch", "gspo", "cis
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_shares_of_the_groups_are_the_loss_that_the_run_recorded(name: str, train: Any) -> None:
-    page, folder = train(replace(NAMED[name], minibatches=1))
+    page, folder = train(variant(name, minibatches=1))
     for row in metrics(folder):
         shown = groups(page, row["step"], 2)
         assert sum(one["stages"]["loss"]["share"] for one in shown) == pytest.approx(row["loss"], abs=1e-6)
@@ -109,7 +109,7 @@ def test_the_page_looks_where_the_learner_looked() -> None:
 
 
 def test_groups_that_are_dropped_have_no_share(train: Any) -> None:
-    algorithm = replace(NAMED["dapo"], refills=1, overlong_buffer=0.5)
+    algorithm = variant("dapo", refills=1, overlong_buffer=0.5)
     page, folder = train(
         algorithm, [WeightedReward("rarely", rarely)], rollout={"problems_per_step": 4, "group_size": 4}
     )
@@ -186,7 +186,7 @@ def made(
 
 
 def test_ratios_clip_loss_and_gradient_by_hand(tmp_path: Path) -> None:
-    made(tmp_path / "run", Algorithm(passes=2, kl_coef=0.1))
+    made(tmp_path / "run", variant(passes=2, kl_coef=0.1))
     found = ask(lab(tmp_path), "group?run=run&step=3&group=0")
     stages = found["stages"]
     first, second = stages["ratio"]["completions"]
@@ -232,7 +232,7 @@ def test_rewards_and_update_by_hand(tmp_path: Path) -> None:
 def test_a_process_reward_of_a_config_is_told_by_the_sums(tmp_path: Path) -> None:
     """Rewards of 2 and 0 are twice `exact`; `steps` has a weight, and would add 0.5 to both of them."""
     rewards = ({"name": "exact", "weight": 2.0}, {"name": "steps", "weight": 1.0})
-    made(tmp_path / "run", Algorithm(credit="step"), rewards=rewards, others={"steps": 0.5})
+    made(tmp_path / "run", variant(credit="step"), rewards=rewards, others={"steps": 0.5})
     found = ask(lab(tmp_path), "group?run=run&step=3&group=0")["stages"]["rewards"]
     assert (found["names"], found["by_step"]) == (["exact", "steps"], ["steps"])
     made(tmp_path / "plain", Algorithm(), rewards=rewards, others={"steps": 0.5})
@@ -252,7 +252,7 @@ def test_weights_of_the_task_are_those_that_were_recorded(tmp_path: Path) -> Non
         (NAMED["ppo"], "tokens", "what the critic expected"),
         (NAMED["reinforce_pp"], "tokens", "the batch's tokens"),
         (NAMED["openrlhf"], "tokens", "the group"),
-        (Algorithm(reward_mix="normalise_then_sum"), "components", "Each reward function by itself"),
+        (variant(reward_mix="normalise_then_sum"), "components", "Each reward function by itself"),
     ],
 )
 def test_what_is_compared_is_said(tmp_path: Path, algorithm: Algorithm, kind: str, said: str) -> None:

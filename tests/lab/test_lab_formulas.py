@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from test_lab_walk import near, read, table
 
-from grouprl import Algorithm, Trainer
+from grouprl import Trainer
 from grouprl.algorithms.named import NAMED
 from grouprl.scoring.functions import WeightedReward
 from lab_browser import Opened, needs_chromium, opened, served
 from lab_runs import CONFIG, Made, make_run
 from letter_rewards import letters, words
 from small_runs import ROWS, rollouts, small_config
+from variants import variant
 
 pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -29,7 +30,7 @@ WEIGHED = (WeightedReward("letters", letters), WeightedReward("words", words, pe
 @pytest.fixture(scope="module")
 def root(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("formulas")
-    dual = Algorithm(dual_clip=3.0, minibatches=2)
+    dual = variant(dual_clip=3.0, minibatches=2)
     made = {"grpo": NAMED["grpo"], "rloo": NAMED["rloo"], "gspo": NAMED["gspo"], "dual": dual, "ppo": NAMED["ppo"]}
     for name, algorithm in made.items():
         Trainer(tiny, ROWS, [letters], algorithm, small_config(root, name, steps=1)).train()

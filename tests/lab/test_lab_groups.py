@@ -6,11 +6,11 @@ import math
 import shutil
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from grouprl.learner.seen import Seen
 from starlette.testclient import TestClient
 
 from grouprl.algorithms import kept_groups
@@ -23,11 +23,11 @@ from grouprl.lab.search import Wanted, search
 from grouprl.lab.tokens import one_completion
 from grouprl.lab.worked import Scored, of_step, worked
 from grouprl.learner import assign_credit, make_batch
-from grouprl.learner.seen import Seen
 from grouprl.record.rollouts import open_recorded
 from grouprl.record.write import RunRecord
 from grouprl.types import RewardOutcome, Sampling, UserError
 from lab_runs import CONFIG, Made, add_step, algorithm_config, make_run
+from variants import variant
 
 SIX_OF_TEN = Made((1.0,) * 6 + (0.0,) * 4, advantages=(0.8164949,) * 6 + (-1.2247424,) * 4)
 
@@ -231,7 +231,7 @@ def test_the_numbers_are_those_that_the_learner_makes(name: str, std: str) -> No
     """Of every algorithm of the family: the learner's own advantages, without a KL."""
     algorithm = NAMED[name]
     if algorithm.scale != "none":
-        algorithm = replace(algorithm, std=std)
+        algorithm = variant(algorithm, std=std)
     outcomes = [rewarded(1.0, 0.25, 0.0), rewarded(1.0, 1.0), rewarded(0.5, math.nan, 2.0, 0.5)]
     groups = [Made((0.0,) * len(row)).group() for row in outcomes]
     kept = kept_groups([[one.total for one in row] for row in outcomes], **algorithm.filters)
@@ -392,4 +392,4 @@ def test_routes(tmp_path: Path) -> None:
     assert client.get("/api/runs/run/groups").json()["step"] == 2
     assert client.get("/api/runs/run/groups/2/1").json() == one_group(run, 2, 1)
     assert client.get("/api/runs/none/groups").status_code == 404
-    assert isinstance(Algorithm(**client.get("/api/runs/run/groups/1/0").json()["algorithm"]), Algorithm)
+    assert isinstance(variant(**client.get("/api/runs/run/groups/1/0").json()["algorithm"]), Algorithm)

@@ -24,6 +24,7 @@ from grouprl.lab.tokens import clipped_sides, one_completion
 from grouprl.record.write import RunRecord
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace, UserError
 from lab_runs import CONFIG, Made, algorithm_config, make_run
+from variants import variant
 
 ABACUS = Path(__file__).parents[2] / "src" / "grouprl" / "models" / "assets" / "abacus" / "tokenizer.json"
 LN2 = math.log(2)
@@ -110,10 +111,10 @@ def test_with_a_correction_the_clipped_ratio_is_not_recorded(tmp_path: Path) -> 
     "algorithm",
     [
         Algorithm(),
-        Algorithm(clip_low=0.1, clip_high=0.5),
-        Algorithm(dual_clip=3.0),
-        Algorithm(surrogate="plain"),
-        Algorithm(surrogate="cispo", clip_low=0.5),
+        variant(clip_low=0.1, clip_high=0.5),
+        variant(dual_clip=3.0),
+        variant(surrogate="plain"),
+        variant(surrogate="cispo", clip_low=0.5),
     ],
 )
 def test_clipped_is_where_the_objective_has_no_gradient(algorithm: Algorithm) -> None:
@@ -138,7 +139,7 @@ def test_clipped_is_where_the_objective_has_no_gradient(algorithm: Algorithm) ->
 
 def test_the_sides_have_names() -> None:
     ratios_T, advantages_T = torch.tensor([2.0, 0.5, 4.0, 2.0, 0.5]), torch.tensor([1.0, -1.0, -1.0, -1.0, 1.0])
-    sides = clipped_sides(ratios_T, advantages_T, Algorithm(dual_clip=3.0))
+    sides = clipped_sides(ratios_T, advantages_T, variant(dual_clip=3.0))
     assert sides == ["high", "low", "dual", None, None]
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from grouprl import Algorithm, Trainer
+from grouprl import Trainer
 from lab_browser import Opened, needs_chromium, opened, served
 from letter_rewards import letters
 from small_runs import ROWS, rollouts, small_config
+from variants import variant
 
 pytestmark = [needs_chromium, pytest.mark.timeout(240)]
 
@@ -22,7 +23,7 @@ pytestmark = [needs_chromium, pytest.mark.timeout(240)]
 @pytest.fixture(scope="module")
 def root(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("walk")
-    Trainer(tiny, ROWS, [letters], Algorithm(clip_low=0.1, clip_high=0.3), small_config(root, steps=2)).train()
+    Trainer(tiny, ROWS, [letters], variant(clip_low=0.1, clip_high=0.3), small_config(root, steps=2)).train()
     return root
 
 

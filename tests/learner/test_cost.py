@@ -25,6 +25,7 @@ from grouprl.rollout.compiled import CompiledForward
 from grouprl.rollout.decoding import Decoding, Unit
 from grouprl.rollout.forward import ModuleForward
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason
+from variants import variant
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -76,7 +77,7 @@ def group(name: str, prompt: int, *lengths: int) -> Group:
 # 22 prompt tokens; completions of 15 + 8 + 12 = 35 tokens, of which the last of each of the 9 is not read.
 GROUPS = (group("a", 7, 5, 1, 9), group("b", 3, 4, 4), group("c", 12, 2, 6, 1, 3))
 FORWARD = 48 * READ + 35 * PREDICTED
-WITHOUT_ANCHOR, WITH_ANCHOR = Algorithm(kl_coef=0.0), Algorithm(kl_coef=0.04)
+WITHOUT_ANCHOR, WITH_ANCHOR = variant(kl_coef=0.0), variant(kl_coef=0.04)
 
 
 class Learned(NamedTuple):
@@ -106,7 +107,7 @@ def learned(
     )
     credit = Credit(batch.mask_NT * torch.tensor(advantages)[:, None])
     with Costs() as looking:
-        seen = learner.look(batch)
+        seen = learner.evaluate(batch)
     with Costs() as learning:
         learner.learn(batch, credit, seen)
     return Learned(looking.flops, learning.flops, frozenset(learning.products))

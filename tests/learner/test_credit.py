@@ -1,7 +1,6 @@
 """Who gets which advantage, by every way of giving credit, on batches small enough to work out by hand."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from grouprl.algorithms.named import NAMED
 from grouprl.learner import Seen, assign_credit, recorded_tokens
 from grouprl.learner.credit import explained_variance
 from grouprl.types import Batch, Completion, Group, Problem, RewardOutcome, Sampling, StepReward, StopReason, TokenTrace
+from variants import variant
 
 NAN = math.nan
 LENGTHS = (3, 2, 1, 2)
@@ -54,16 +54,16 @@ PLAIN = {"scale": "none", "kl_coef": 0.0}
 @pytest.mark.parametrize(
     ("algorithm", "expected"),
     [
-        (Algorithm(eps=0.0), (1, -1, 0, 0)),
+        (variant(eps=0.0), (1, -1, 0, 0)),
         (NAMED["dr_grpo"], (0.5, -0.5, 0, 0)),
-        (Algorithm(baseline="leave_one_out", **PLAIN), (1, -1, 0, 0)),
+        (variant(baseline="leave_one_out", **PLAIN), (1, -1, 0, 0)),
         # against the batch a group of equal rewards has an advantage: its mean of 1 against 0.75
         (NAMED["reinforce_batch"], (0.25, -0.75, 0.25, 0.25)),
         (NAMED["reinforce"], (1, 0, 1, 1)),
-        (replace(NAMED["reinforce"], baseline_constant=0.4), (0.6, -0.4, 0.6, 0.6)),
-        (Algorithm(baseline="none", **PLAIN), (1, 0, 1, 1)),
+        (variant("reinforce", baseline_constant=0.4), (0.6, -0.4, 0.6, 0.6)),
+        (variant(baseline="none", **PLAIN), (1, 0, 1, 1)),
         # 1, 0, 1, 1: deviation sqrt(3) / 4
-        (Algorithm(baseline="batch_mean", scale="batch_std", eps=0.0, kl_coef=0.0), (0.5774, -1.7321, 0.5774, 0.5774)),
+        (variant(baseline="batch_mean", scale="batch_std", eps=0.0, kl_coef=0.0), (0.5774, -1.7321, 0.5774, 0.5774)),
     ],
     ids=lambda value: value.name + value.baseline + value.scale if isinstance(value, Algorithm) else "",
 )
@@ -73,7 +73,7 @@ def test_whole_completions(algorithm: Algorithm, expected: tuple[float, ...]) ->
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "reinforce", "reinforce_batch", "reinforce_pp"])
 def test_an_invalid_reward_gives_no_credit_and_does_not_count(name: str) -> None:
-    algorithm = replace(NAMED[name], kl_coef=0.0)
+    algorithm = variant(name, kl_coef=0.0)
     got = advantages(algorithm, outcomes(1.0, 0.0, NAN, 1.0))
     assert got[2] == [0.0]
     if name == "reinforce_batch":  # the mean of the three that are valid
@@ -89,14 +89,14 @@ def two(*pairs: tuple[float, float | None]) -> list[RewardOutcome]:
 
 def test_rewards_may_be_normalised_before_they_are_summed() -> None:
     rewards = two((1.0, 0.0), (0.0, 10.0), (1.0, 3.0), (0.0, 3.0))
-    assert advantages(Algorithm(eps=0.0), rewards) == each(-1, 1, 1, -1)  # the large reward drowns the other
-    mixed = Algorithm(eps=0.0, reward_mix="normalise_then_sum")
+    assert advantages(variant(eps=0.0), rewards) == each(-1, 1, 1, -1)  # the large reward drowns the other
+    mixed = variant(eps=0.0, reward_mix="normalise_then_sum")
     assert advantages(mixed, rewards) == each(0, 0, 1, -1)
 
 
 def test_weights_multiply_the_advantages_of_each_reward() -> None:
     rewards = two((1.0, 0.0), (0.0, 10.0), (1.0, 3.0), (0.0, 3.0))
-    algorithm = Algorithm(eps=0.0, reward_mix="normalise_then_sum")
+    algorithm = variant(eps=0.0, reward_mix="normalise_then_sum")
     credit = assign_credit(rewards, {"right": 2.0, "short": 0.5}, batch(), Seen(), algorithm, kl_coef=0.0)
     assert credit.rows(batch()) == each(1.5, -1.5, 2, -2)
 
@@ -104,7 +104,7 @@ def test_weights_multiply_the_advantages_of_each_reward() -> None:
 def test_a_reward_that_does_not_apply_has_no_part_in_the_sum() -> None:
     rewards = two((1.0, None), (0.0, None), (1.0, 3.0), (0.0, 2.0))
     rewards[2] = RewardOutcome(NAN, {"right": 1.0, "short": 3.0}, "broken")
-    algorithm = Algorithm(eps=0.0, reward_mix="normalise_then_sum")
+    algorithm = variant(eps=0.0, reward_mix="normalise_then_sum")
     assert advantages(algorithm, rewards) == each(1, -1, 0, 0)  # one valid completion is no group
 
 
@@ -116,7 +116,7 @@ REFERENCE = OLD - torch.tensor([[0.2, 0.0, 0.4], [-0.2, 0.0, 1.0], [0.0, 1.0, 1.
 
 def test_the_kl_of_the_whole_completion_is_taken_from_its_reward() -> None:
     # k1 sums to 0.6, -0.2, 0 and 2: rewards 1 - 0.3, 0 + 0.1, 1, 1 - 1
-    algorithm = Algorithm(baseline="leave_one_out", scale="none", kl="k1", kl_in="reward", kl_coef=0.5)
+    algorithm = variant(baseline="leave_one_out", scale="none", kl="k1", kl_in="reward", kl_coef=0.5)
     credit = assign_credit(
         outcomes(1.0, 0.0, 1.0, 1.0), {"right": 1.0}, batch(OLD), Seen(REFERENCE), algorithm, kl_coef=0.5
     )
@@ -125,7 +125,7 @@ def test_the_kl_of_the_whole_completion_is_taken_from_its_reward() -> None:
 
 
 def test_the_kl_of_each_token_is_taken_from_what_comes_after_it() -> None:
-    algorithm = replace(NAMED["reinforce_pp"], scale="none", baseline="none")
+    algorithm = variant("reinforce_pp", scale="none", baseline="none")
     credit = assign_credit(
         outcomes(1.0, 0.0, 1.0, 1.0), {"right": 1.0}, batch(OLD), Seen(REFERENCE), algorithm, kl_coef=0.5
     )
@@ -135,7 +135,7 @@ def test_the_kl_of_each_token_is_taken_from_what_comes_after_it() -> None:
 
 def test_a_group_may_judge_the_completion_and_the_kl_each_token() -> None:
     # OpenRLHF's order: +1 and -1 at the last tokens, 0 for the group without signal, then the KL of what follows
-    algorithm = Algorithm(credit="token", kl="k1", kl_in="reward", eps=0.0)
+    algorithm = variant(credit="token", kl="k1", kl_in="reward", eps=0.0)
     credit = assign_credit(
         outcomes(1.0, 0.0, 1.0, 1.0), {"right": 1.0}, batch(OLD), Seen(REFERENCE), algorithm, kl_coef=0.5
     )
@@ -147,7 +147,7 @@ def test_a_group_may_judge_the_completion_and_the_kl_each_token() -> None:
 
 
 def test_reinforce_pp_normalises_over_the_tokens_of_the_batch() -> None:
-    got = advantages(replace(NAMED["reinforce_pp"], kl_coef=0.0, eps=0.0), outcomes(1.0, 0.0, 1.0, 1.0))
+    got = advantages(variant("reinforce_pp", kl_coef=0.0, eps=0.0), outcomes(1.0, 0.0, 1.0, 1.0))
     # six tokens of 1 and two of 0: mean 0.75, deviation sqrt(3) / 4
     assert got == each(0.5774, -1.7321, 0.5774, 0.5774)
 
@@ -156,7 +156,7 @@ VALUES = torch.tensor([[0.5, 0.25, 0.0], [0.5, 0.5, 9.0], [0.0, 9.0, 9.0], [1.0,
 
 
 def test_the_advantages_of_a_critic_are_centred_and_normalised_over_the_tokens() -> None:
-    algorithm = replace(NAMED["ppo"], lam=1.0, kl_coef=0.0, eps=0.0)
+    algorithm = variant("ppo", lam=1.0, kl_coef=0.0, eps=0.0)
     rewards = outcomes(1.0, 0.0, NAN, 1.0)
     credit = assign_credit(rewards, {"right": 1.0}, batch(), Seen(values_NT=VALUES), algorithm, kl_coef=0.0)
     # 0.5, 0.75, 1, -0.5, -0.5, 0, -1 without: mean 1/28
@@ -167,20 +167,20 @@ def test_the_advantages_of_a_critic_are_centred_and_normalised_over_the_tokens()
 
 def test_group_advantages_of_tokens_may_be_normalised_over_the_batch() -> None:
     # REINFORCE++ with the group's mean: 0.5 for three tokens, -0.5 for two, 0 for three; mean 1/16
-    algorithm = Algorithm(credit="token", scale="batch_std", kl_coef=0.0, eps=0.0)
+    algorithm = variant(credit="token", scale="batch_std", kl_coef=0.0, eps=0.0)
     deviation = math.sqrt((3 * (7 / 16) ** 2 + 2 * (9 / 16) ** 2 + 3 * (1 / 16) ** 2) / 8)
     expected = [round(value / 16 / deviation, 4) for value in (7, -9, -1, -1)]
     assert advantages(algorithm, outcomes(1.0, 0.0, 1.0, 1.0)) == each(*expected)
 
 
 def test_without_a_baseline_nothing_is_subtracted() -> None:
-    algorithm = Algorithm(credit="token", baseline="none", scale="batch_std", kl_coef=0.0, eps=0.0)
+    algorithm = variant(credit="token", baseline="none", scale="batch_std", kl_coef=0.0, eps=0.0)
     # six tokens of 1 and two of 0: deviation sqrt(3) / 4
     assert advantages(algorithm, outcomes(1.0, 0.0, 1.0, 1.0)) == each(2.3094, 0.0, 2.3094, 2.3094)
 
 
 def test_the_kl_in_the_reward_is_the_learners_where_the_sampler_is_not_trusted() -> None:
-    algorithm = replace(NAMED["reinforce_pp"], scale="none", baseline="none", correction="truncate")
+    algorithm = variant("reinforce_pp", scale="none", baseline="none", correction="truncate")
     seen = Seen(REFERENCE, policy_NT=REFERENCE)
     rewards = outcomes(1.0, 0.0, 1.0, 1.0)
     credit = assign_credit(rewards, {"right": 1.0}, batch(OLD), seen, algorithm, kl_coef=0.5)
@@ -198,7 +198,7 @@ def test_what_a_critic_explains() -> None:
 
 
 def test_ppo_without_normalisation_is_reward_to_come_less_value() -> None:
-    algorithm = replace(NAMED["ppo"], scale="none", lam=1.0, kl_coef=0.0)
+    algorithm = variant("ppo", scale="none", lam=1.0, kl_coef=0.0)
     credit = assign_credit(
         outcomes(1.0, 0.0, NAN, 1.0), {"right": 1.0}, batch(), Seen(values_NT=VALUES), algorithm, kl_coef=0.0
     )
@@ -209,7 +209,7 @@ def test_ppo_without_normalisation_is_reward_to_come_less_value() -> None:
 
 def test_completions_that_are_not_trained_are_not_learned_by_the_critic() -> None:
     trained = MASK & torch.tensor([[True], [False], [True], [True]])
-    algorithm = replace(NAMED["ppo"], kl_coef=0.0)
+    algorithm = variant("ppo", kl_coef=0.0)
     credit = assign_credit(
         outcomes(1.0, 0.0, 1.0, 1.0),
         {"right": 1.0},
@@ -229,7 +229,7 @@ def test_a_step_is_credited_with_itself_and_what_follows_and_the_answer_is_the_l
         RewardOutcome(1.0, {"right": 1.0}),
     ]
     # the first group's steps are 1, 0, then 1 for the answer, and 0 for the other answer: mean 0.5, deviation 0.5
-    got = advantages(replace(NAMED["grpo_process"], eps=0.0), rewards)
+    got = advantages(variant("grpo_process", eps=0.0), rewards)
     assert got == [[1.0, 0.0, 1.0], [-1.0, -1.0], [0.0], [0.0, 0.0]]
 
 

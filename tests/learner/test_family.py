@@ -16,6 +16,7 @@ from grouprl.algorithms.named import NAMED, dapo, ppo
 from grouprl.record.read import read_rollouts
 from letter_rewards import letters, rarely, words
 from small_runs import ROWS, assert_same_run, assert_same_weights, metrics, rollouts, small_config
+from variants import variant
 
 LETTERS, WORDS = WeightedReward("letters", letters), WeightedReward("words", words, 0.5, per_step=True)
 
@@ -48,11 +49,11 @@ STATEFUL = {
     "ppo": replace(ppo, passes=2, minibatches=2),
     "ppo with a shared trunk": replace(ppo, critic="shared"),
     "ppo that warms up": replace(ppo, critic_warmup=4),
-    "iterative": Algorithm(refresh_reference=2, kl_coef=0.5),
-    "steered": Algorithm(kl_target=1e-3, kl_coef=0.5, kl_rate=0.5),
+    "iterative": variant(refresh_reference=2, kl_coef=0.5),
+    "steered": variant(kl_target=1e-3, kl_coef=0.5, kl_rate=0.5),
     "refilled": replace(dapo, minibatches=2),
     "process": NAMED["grpo_process"],
-    "corrected": Algorithm(correction="truncate", entropy_share=0.5, entropy_coef=0.01),
+    "corrected": variant(correction="truncate", entropy_share=0.5, entropy_coef=0.01),
 }
 
 
@@ -92,7 +93,7 @@ def test_what_is_before_the_first_update_of_the_policy(tiny: Path, tmp_path: Pat
 
 
 def test_the_reference_is_refreshed_after_every_second_step(tiny: Path, tmp_path: Path) -> None:
-    rows = metrics(run(tiny, tmp_path, Algorithm(refresh_reference=2, kl_coef=0.5)).directory)
+    rows = metrics(run(tiny, tmp_path, variant(refresh_reference=2, kl_coef=0.5)).directory)
     # Before the update of steps 1, 3 and 5 policy and reference are one.
     assert [row["kl"] > 1e-6 for row in rows] == [False, True] * 3
 
@@ -106,7 +107,7 @@ def test_the_critic_has_a_learning_rate_of_its_own(tiny: Path, tmp_path: Path) -
 
 def test_a_steered_coefficient_reaches_the_reward(tiny: Path, tmp_path: Path) -> None:
     """Step 1 is the same with and without; in step 2 the same completions lose more for the same KL."""
-    fixed = replace(NAMED["rloo"], kl_coef=0.5)
+    fixed = variant("rloo", kl_coef=0.5)
     steered = replace(fixed, kl_target=1e-9, kl_rate=1.0)
     query = "SELECT step, text, reward, advantage FROM completions ORDER BY 1, group_index, completion_index"
     left, right = (
@@ -206,7 +207,7 @@ def test_a_prompt_that_only_a_refill_would_meet_is_refused_before_the_run(tiny: 
 
 
 def test_the_soft_penalty_is_a_component_and_in_the_total(tiny: Path, tmp_path: Path) -> None:
-    algorithm = replace(NAMED["grpo"], overlong_buffer=0.5)
+    algorithm = variant("grpo", overlong_buffer=0.5)
     directory = run(tiny, tmp_path, algorithm, steps=2).directory
     for length, reward, components in rollouts(directory, "SELECT length, reward, components FROM completions"):
         parts = json.loads(components)
@@ -219,7 +220,7 @@ def test_completions_that_were_cut_may_be_left_out_of_the_update(tiny: Path, tmp
     # With a limit of 8 tokens nearly every completion of a random model is cut: nothing is left to learn from.
     shown = []
     for mask in (False, True):
-        algorithm = replace(NAMED["dr_grpo"], mask_overlong=mask)
+        algorithm = variant("dr_grpo", mask_overlong=mask)
         directory = run(tiny, tmp_path / str(mask), algorithm, steps=1).directory
         shown.append(metrics(directory)[0])
     assert shown[0]["completions/clipped_ratio"] == shown[1]["completions/clipped_ratio"] > 0.8
@@ -230,7 +231,7 @@ def test_the_penalty_takes_part_when_rewards_are_normalised_one_by_one(tiny: Pat
     def same(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
         return [0.5] * len(completions)
 
-    algorithm = Algorithm(kl_coef=0.0, overlong_buffer=1.0, reward_mix="normalise_then_sum")
+    algorithm = variant(kl_coef=0.0, overlong_buffer=1.0, reward_mix="normalise_then_sum")
     config = small_config(tmp_path, steps=2, rollout={"problems_per_step": 8, "group_size": 8, "max_tokens": 16})
     directory = Trainer(tiny, ROWS, [same], algorithm=algorithm, config=config).train().directory
     assert any(row["grad_norm"] > 0 for row in metrics(directory))

@@ -20,6 +20,7 @@ from grouprl.models import fingerprint, frozen_copy, load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.types import Batch, Group, Problem, Sampling
 from oracles import own_logits, own_model, slow_policy
+from variants import variant
 
 CPU = torch.device("cpu")
 SAMPLING = Sampling(max_tokens=12, temperature=0.7, top_p=0.9)
@@ -73,7 +74,7 @@ def credit_of(batch: Batch, advantages_N: Tensor = ADVANTAGES) -> Credit:
 
 
 def learn(learner: Learner, batch: Batch, advantages_N: Tensor = ADVANTAGES) -> dict[str, float]:
-    return learner.learn(batch, credit_of(batch, advantages_N), learner.look(batch)).figures
+    return learner.learn(batch, credit_of(batch, advantages_N), learner.evaluate(batch)).metrics
 
 
 def moved(batch: Batch) -> Batch:
@@ -151,7 +152,7 @@ def plain_gradient(folder: Path, model: PreTrainedModel, batch: Batch, algorithm
     return {name: weight.grad for name, weight in own.named_parameters()}
 
 
-ALGORITHMS = [Algorithm(kl_coef=0.3), Algorithm(kl_coef=0.0), Algorithm(kl_coef=0.3, aggregate="token_mean")]
+ALGORITHMS = [variant(kl_coef=0.3), variant(kl_coef=0.0), variant(kl_coef=0.3, aggregate="token_mean")]
 
 
 def named(algorithm: Algorithm) -> str:
@@ -210,13 +211,13 @@ def test_every_field_of_the_algorithm_reaches_the_loss(tiny: Path, groups: list[
             ref_logprobs_NT=reference,
             **{"kl_coef": 0.1, **chosen},
         )
-        figures = learn(learner_of(model, Algorithm(**{"kl_coef": 0.1, **chosen}), micro_batch_tokens=45), batch)
+        figures = learn(learner_of(model, variant(**{"kl_coef": 0.1, **chosen}), micro_batch_tokens=45), batch)
         assert figures["loss"] == pytest.approx(float(expected), abs=1e-5)
         losses.append(figures["loss"])
     assert abs(losses[0] - losses[1]) > 1e-3
 
 
-@pytest.mark.parametrize("algorithm", [Algorithm(kl_coef=0.3), Algorithm(kl_coef=0.0, ratio="sequence")], ids=named)
+@pytest.mark.parametrize("algorithm", [variant(kl_coef=0.3), variant(kl_coef=0.0, ratio="sequence")], ids=named)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 1e-5)], ids=str)
 def test_no_division_into_packs_changes_gradient_or_figures(
     tiny: Path, groups: list[Group], algorithm: Algorithm, dtype: torch.dtype, tolerance: float
@@ -242,7 +243,7 @@ def test_rows_without_signal_are_read_only_for_the_kl(
     model.get_input_embeddings().register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].numel()))
     batch = batch_of(groups)
     reference = None if kl_coef == 0 else other_reference(loaded(tiny))
-    learn(learner_of(model, Algorithm(kl_coef=kl_coef), reference=reference), batch)
+    learn(learner_of(model, variant(kl_coef=kl_coef), reference=reference), batch)
     lengths = batch.mask_NT.sum(1).tolist()
     read = {batch.group_of_N[row] for row in rows}
     assert sum(seen) == sum(lengths[row] - 1 for row in rows) + sum(len(batch.prompts[group]) for group in read)
@@ -252,7 +253,7 @@ def test_the_weights_stay_when_no_row_has_signal(tiny: Path, groups: list[Group]
     model = loaded(tiny)
     optimizer = Optimizer(model, LearnerConfig(learning_rate=0.1, weight_decay=0.1))
     before = fingerprint(model)
-    figures = learn(learner_of(model, Algorithm(kl_coef=0.0), optimizer=optimizer), batch_of(groups), torch.zeros(11))
+    figures = learn(learner_of(model, variant(kl_coef=0.0), optimizer=optimizer), batch_of(groups), torch.zeros(11))
     assert fingerprint(model) == before
     assert (optimizer.updates, figures["grad_norm"]) == (0, 0.0)
 
@@ -310,7 +311,7 @@ def test_every_pass_compares_with_the_sampler(tiny: Path, groups: list[Group]):
     assert learn(single, batch)["ratio_mean"] == pytest.approx(1, abs=1e-5)
     between = mean_ratio(once, tiny, batch)
     assert abs(between - 1) > 1e-3
-    figures = learn(learner_of(twice, Algorithm(passes=2), optimizer=adamw(twice)), batch)
+    figures = learn(learner_of(twice, variant(passes=2), optimizer=adamw(twice)), batch)
     assert figures["ratio_mean"] == pytest.approx(between, abs=1e-4)
     assert figures["sampler_learner_gap"] < 1e-5  # of the first pass: later ones have moved on purpose
     learn(single, batch)
@@ -319,10 +320,10 @@ def test_every_pass_compares_with_the_sampler(tiny: Path, groups: list[Group]):
 
 def test_the_kl_is_zero_until_the_policy_moves(tiny: Path, groups: list[Group]):
     model = loaded(tiny).double()  # the two read other rows; only the rounding of logits is left
-    batch, algorithm = batch_of(groups), Algorithm(kl_coef=0.5)
+    batch, algorithm = batch_of(groups), variant(kl_coef=0.5)
     keeper = learner_of(model, algorithm, reference=frozen_copy(model))
     assert learn(keeper, batch)["kl"] == pytest.approx(0, abs=1e-9)
-    without = learner_of(model, Algorithm(kl_coef=0.0))
+    without = learner_of(model, variant(kl_coef=0.0))
     learn(without, batch)
     assert gap(keeper.optimizer.gradient, without.optimizer.gradient) < 1e-6
     learner = learner_of(model, algorithm, reference=frozen_copy(model), optimizer=adamw(model))

@@ -13,13 +13,13 @@ from transformers import PreTrainedModel
 
 from grouprl import Algorithm
 from grouprl.algorithms import token_weights
-from grouprl.algorithms.named import NAMED
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import Credit, KlCoefficient, Learner, Optimizer, make_batch
 from grouprl.models import fingerprint, frozen_copy, load_model
 from grouprl.models.critic import Critic
 from grouprl.types import Batch, Group, Sampling
 from oracles import own_logits, own_model
+from variants import variant
 
 PLAIN = Sampling(max_tokens=12)
 POLICY_ONLY = {"kl_coef": 0.0, "surrogate": "plain"}
@@ -60,7 +60,7 @@ def own_gradient(own: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def test_the_entropy_bonus_is_the_weighted_entropy_of_all_rows(tiny: Path, model: PreTrainedModel, batch: Batch):
-    learner = learner_of(model, Algorithm(**POLICY_ONLY, entropy_coef=0.3), micro_batch_tokens=45)
+    learner = learner_of(model, variant(**POLICY_ONLY, entropy_coef=0.3), micro_batch_tokens=45)
     figures = learn(learner, batch)
     own = own_model(tiny)
     weights_NT, loss, entropies = token_weights(batch.mask_NT), 0.0, []
@@ -77,7 +77,7 @@ def test_the_entropy_bonus_is_the_weighted_entropy_of_all_rows(tiny: Path, model
 
 
 def test_only_tokens_of_high_entropy_move_the_policy(tiny: Path, model: PreTrainedModel, batch: Batch):
-    learner = learner_of(model, Algorithm(**POLICY_ONLY, entropy_share=0.3), micro_batch_tokens=45)
+    learner = learner_of(model, variant(**POLICY_ONLY, entropy_share=0.3), micro_batch_tokens=45)
     figures = learn(learner, batch)
     own = own_model(tiny)
     rows = own_logprobs(own, batch)
@@ -102,13 +102,13 @@ def test_the_correction_weighs_the_advantage(model: PreTrainedModel, batch: Batc
     # The sampler claims a third of the probability for every token of row 0: 3 times too rare, beyond the cap of 1.5.
     old = batch.old_logprobs_NT.clone()
     old[0] -= torch.log(torch.tensor(3.0)) * batch.mask_NT[0]
-    algorithm = Algorithm(**POLICY_ONLY, correction=kind, correction_cap=2.0 if kind == "none" else 1.5)
+    algorithm = variant(**POLICY_ONLY, correction=kind, correction_cap=2.0 if kind == "none" else 1.5)
     learner = learner_of(model, algorithm)
     learn(learner, replace(batch, old_logprobs_NT=old))
     scaled = ADVANTAGES.clone()
     # Uncorrected, the ratio of the loss itself is 3.
     scaled[0] *= 3.0 if factor is None else factor
-    expected = learner_of(model, Algorithm(**POLICY_ONLY))
+    expected = learner_of(model, variant(**POLICY_ONLY))
     learn(expected, batch, scaled)
     assert gap(learner.optimizer.gradient, expected.optimizer.gradient) < 1e-4
 
@@ -117,8 +117,8 @@ def test_the_correction_may_be_of_the_whole_completion(model: PreTrainedModel, b
     # The first token of row 0 is claimed half as likely as it is: every token of that row counts twice.
     old = batch.old_logprobs_NT.clone()
     old[0, 0] -= math.log(2.0)
-    algorithm = Algorithm(**POLICY_ONLY, correction="truncate", correction_level="sequence", correction_cap=5.0)
-    learner, expected = learner_of(model, algorithm), learner_of(model, Algorithm(**POLICY_ONLY))
+    algorithm = variant(**POLICY_ONLY, correction="truncate", correction_level="sequence", correction_cap=5.0)
+    learner, expected = learner_of(model, algorithm), learner_of(model, variant(**POLICY_ONLY))
     learn(learner, replace(batch, old_logprobs_NT=old))
     learn(expected, batch, torch.where(torch.arange(11) == 0, 2 * ADVANTAGES, ADVANTAGES))
     assert gap(learner.optimizer.gradient, expected.optimizer.gradient) < 1e-4
@@ -128,7 +128,7 @@ def test_the_gap_to_the_sampler_is_shown_with_a_correction_too(model: PreTrained
     old = batch.old_logprobs_NT.clone()
     old[6, 0] += 0.25
     figures = learn(
-        learner_of(model, Algorithm(**POLICY_ONLY, correction="truncate")), replace(batch, old_logprobs_NT=old)
+        learner_of(model, variant(**POLICY_ONLY, correction="truncate")), replace(batch, old_logprobs_NT=old)
     )
     assert figures["sampler_learner_gap"] == pytest.approx(0.25, abs=1e-5)
     assert figures["ratio_max"] == pytest.approx(1, abs=1e-5)
@@ -154,12 +154,12 @@ class EveryGradient(GradientKeeper):
 def test_minibatches_are_whole_groups_each_with_its_own_denominator(model: PreTrainedModel, batch: Batch):
     """Groups of 3, 3 and 5 in three updates: each is the gradient of its group alone, divided by its own rows."""
     keeper = EveryGradient(model)
-    learn(learner_of(model, Algorithm(**POLICY_ONLY, minibatches=3), optimizer=keeper), batch, SIGNAL)
+    learn(learner_of(model, variant(**POLICY_ONLY, minibatches=3), optimizer=keeper), batch, SIGNAL)
     norms = sorted(sum(float(value.square().sum()) for value in gradient.values()) for gradient in keeper.gradients)
     alone = []
     for group in range(3):
         rows = torch.tensor(batch.group_of_N) == group
-        one = learner_of(model, Algorithm(**POLICY_ONLY))
+        one = learner_of(model, variant(**POLICY_ONLY))
         learn(one, batch, torch.where(rows, SIGNAL, 0.0))
         factor = 11 / int(rows.sum())  # the batch divides by 11 rows, the minibatch by its own
         alone.append(sum(float((factor * value).square().sum()) for value in one.optimizer.gradient.values()))
@@ -169,13 +169,13 @@ def test_minibatches_are_whole_groups_each_with_its_own_denominator(model: PreTr
 
 def test_more_minibatches_than_groups_are_as_many_as_there_are(model: PreTrainedModel, batch: Batch):
     keeper = EveryGradient(model)
-    learn(learner_of(model, Algorithm(**POLICY_ONLY, minibatches=9, passes=2), optimizer=keeper), batch, SIGNAL)
+    learn(learner_of(model, variant(**POLICY_ONLY, minibatches=9, passes=2), optimizer=keeper), batch, SIGNAL)
     assert len(keeper.gradients) == 6
 
 
 def test_a_minibatch_without_signal_makes_no_update(model: PreTrainedModel, batch: Batch):
     keeper = EveryGradient(model)
-    learn(learner_of(model, Algorithm(**POLICY_ONLY, minibatches=3), optimizer=keeper), batch)
+    learn(learner_of(model, variant(**POLICY_ONLY, minibatches=3), optimizer=keeper), batch)
     assert len(keeper.gradients) == 2
 
 
@@ -201,8 +201,8 @@ def own_values(own: PreTrainedModel, critic: Critic, batch: Batch) -> list[Tenso
 
 
 RETURNS = torch.sin(torch.arange(11 * 12.0)).view(11, 12)
-PPO = replace(NAMED["ppo"], kl_coef=0.0, minibatches=1, value_clip=None)
-ALONE = replace(PPO, baseline="batch_mean", critic="none", value_clip=0.2, lam=0.95)
+PPO = variant("ppo", kl_coef=0.0, minibatches=1, value_clip=None)
+ALONE = variant(PPO, baseline="batch_mean", critic="none", value_clip=0.2, lam=0.95)
 
 
 def with_critic(model: PreTrainedModel, algorithm: Algorithm, critic: Critic, **changes: object) -> Learner:
@@ -215,7 +215,7 @@ def learn_values(learner: Learner, batch: Batch, advantages: Tensor = ADVANTAGES
     counted = batch.mask_NT.clone()
     counted[7] = False  # an invalid reward
     credit = Credit(credit_of(batch, advantages).advantages_NT, RETURNS[:, : batch.mask_NT.shape[1]], counted)
-    return learner.learn(batch, credit, learner.look(batch), **options).figures
+    return learner.learn(batch, credit, learner.evaluate(batch), **options).metrics
 
 
 def value_cost(values: Sequence[Tensor], batch: Batch) -> Tensor:
@@ -244,7 +244,7 @@ def test_the_critic_learns_its_returns_on_a_copy_of_the_policy(tiny: Path, model
 
 
 def test_a_shared_trunk_takes_both_gradients(tiny: Path, model: PreTrainedModel, batch: Batch):
-    shared = replace(PPO, critic="shared", value_coef=0.7)
+    shared = variant(PPO, critic="shared", value_coef=0.7)
     critic = critic_of(model, shared=True)
     learner = with_critic(model, shared, critic)
     learn_values(learner, batch)
@@ -264,7 +264,7 @@ def test_a_shared_trunk_takes_both_gradients(tiny: Path, model: PreTrainedModel,
 def test_the_values_before_the_update_are_those_of_padded_rows(tiny: Path, model: PreTrainedModel, batch: Batch):
     for shared in (True, False):
         critic = critic_of(model, shared=shared)
-        seen = with_critic(model, replace(PPO, critic="shared" if shared else "copy"), critic).look(batch)
+        seen = with_critic(model, variant(PPO, critic="shared" if shared else "copy"), critic).evaluate(batch)
         for row, values_T in enumerate(own_values(own_model(tiny), critic, batch)):
             torch.testing.assert_close(seen.values_NT[row, : len(values_T)], values_T.detach(), atol=1e-4, rtol=0)
 
@@ -281,13 +281,13 @@ def test_while_the_critic_warms_up_the_policy_stays(model: PreTrainedModel, batc
 def test_a_value_far_from_what_it_was_is_clipped(model: PreTrainedModel, batch: Batch):
     """The critic has moved by 1 since it was asked: only errors beyond the clip are left to learn from."""
     critic = critic_of(model, shared=False)
-    learner = with_critic(model, replace(PPO, value_clip=0.2), critic)
-    seen = learner.look(batch)
+    learner = with_critic(model, variant(PPO, value_clip=0.2), critic)
+    seen = learner.evaluate(batch)
     values_NT = torch.where(batch.mask_NT, seen.values_NT, 0.0)
     returns_NT = torch.where(batch.mask_NT, values_NT + 2.0, 0.0)
     credit = Credit(credit_of(batch).advantages_NT, returns_NT, batch.mask_NT)
     # From 1 below: the value's error is 2, that of the value clipped to 0.8 below is 2.8.
-    figures = learner.learn(batch, credit, replace(seen, values_NT=values_NT - 1.0)).figures
+    figures = learner.learn(batch, credit, replace(seen, values_NT=values_NT - 1.0)).metrics
     assert figures["value_loss"] == pytest.approx(2.8**2 / 2, rel=1e-4)
     assert figures["value_clip_fraction"] == 1
     # What the values explain is that of before the update: the returns are 3 above them everywhere.
@@ -300,19 +300,19 @@ def test_a_batch_of_invalid_rewards_moves_nothing(model: PreTrainedModel, batch:
         critic = critic_of(model, shared=kind == "shared")
         both = [Optimizer(module, LearnerConfig(learning_rate=0.01, weight_decay=0.1)) for module in (model, critic)]
         learner = learner_of(
-            model, replace(PPO, critic=kind), critic=critic, optimizer=both[0], critic_optimizer=both[1]
+            model, variant(PPO, critic=kind), critic=critic, optimizer=both[0], critic_optimizer=both[1]
         )
         learn_values(learner, batch)
         before, head = fingerprint(model), critic.head.weight.clone()
         nothing = Credit(torch.zeros(batch.mask_NT.shape), torch.zeros(batch.mask_NT.shape), batch.mask_NT & False)
-        figures = learner.learn(batch, nothing, learner.look(batch)).figures
+        figures = learner.learn(batch, nothing, learner.evaluate(batch)).metrics
         assert (fingerprint(model), [one.updates for one in both]) == (before, [1, 1])
         assert torch.equal(critic.head.weight, head)
         assert (figures["grad_norm"], figures["critic_grad_norm"]) == (0.0, 0.0)
 
 
 def test_a_new_critic_says_zero(model: PreTrainedModel, batch: Batch):
-    seen = with_critic(model, PPO, Critic(model, shared=False)).look(batch)
+    seen = with_critic(model, PPO, Critic(model, shared=False)).evaluate(batch)
     assert torch.equal(seen.values_NT, torch.zeros(batch.mask_NT.shape))
 
 
@@ -321,8 +321,8 @@ def test_a_new_critic_says_zero(model: PreTrainedModel, batch: Batch):
 
 @pytest.mark.parametrize("name", ["rloo", "reinforce_pp", "openrlhf"])
 def test_a_kl_in_the_reward_is_not_in_the_loss_as_well(model: PreTrainedModel, batch: Batch, name: str):
-    algorithm = replace(NAMED[name], kl_coef=0.5)
-    learner, free = learner_of(model, algorithm), learner_of(model, replace(algorithm, kl_coef=0.0), reference=None)
+    algorithm = variant(name, kl_coef=0.5)
+    learner, free = learner_of(model, algorithm), learner_of(model, variant(algorithm, kl_coef=0.0), reference=None)
     figures = learn(learner, batch)
     learn(free, batch)
     assert figures["kl"] != 0
@@ -331,7 +331,7 @@ def test_a_kl_in_the_reward_is_not_in_the_loss_as_well(model: PreTrainedModel, b
 
 @pytest.mark.parametrize("place", ["loss", "reward"])
 def test_the_kl_is_steered_wherever_it_stands(model: PreTrainedModel, batch: Batch, place: str):
-    algorithm = Algorithm(kl_coef=0.1, kl_target=1e-9, kl_in=place, scale="none")
+    algorithm = variant(kl_coef=0.1, kl_target=1e-9, kl_in=place, scale="none")
     learner = learner_of(model, algorithm, kl_coefficient=KlCoefficient(algorithm))
     learn(learner, batch)
     assert learner.kl_coefficient.value == pytest.approx(0.102)
@@ -339,7 +339,7 @@ def test_the_kl_is_steered_wherever_it_stands(model: PreTrainedModel, batch: Bat
 
 def test_the_constant_of_dr_grpo_is_the_limit_and_not_the_longest_completion(model: PreTrainedModel, batch: Batch):
     short, long = (
-        learn(learner_of(model, Algorithm(**POLICY_ONLY, aggregate="constant")), replace(batch, sampling=sampling))
+        learn(learner_of(model, variant(**POLICY_ONLY, aggregate="constant")), replace(batch, sampling=sampling))
         for sampling in (PLAIN, replace(PLAIN, max_tokens=36))
     )
     assert short["loss"] == pytest.approx(3 * long["loss"], rel=1e-5)
@@ -348,7 +348,7 @@ def test_the_constant_of_dr_grpo_is_the_limit_and_not_the_longest_completion(mod
 def test_the_reference_becomes_the_policy_and_the_kl_starts_anew(model: PreTrainedModel, batch: Batch):
     learner = learner_of(
         model,
-        Algorithm(kl_coef=0.1),
+        variant(kl_coef=0.1),
         reference=frozen_copy(model),
         optimizer=Optimizer(model, LearnerConfig(learning_rate=0.01)),
     )
@@ -359,9 +359,9 @@ def test_the_reference_becomes_the_policy_and_the_kl_starts_anew(model: PreTrain
 
 
 def test_the_kl_coefficient_of_a_step_follows_from_the_kl_before(model: PreTrainedModel, batch: Batch):
-    algorithm = Algorithm(kl_coef=0.1, kl_target=1e-9)
+    algorithm = variant(kl_coef=0.1, kl_target=1e-9)
     steered = learner_of(model, algorithm, kl_coefficient=KlCoefficient(algorithm))
     first, second = learn(steered, batch), learn(steered, batch)
     assert (first["kl_coef"], second["kl_coef"]) == (0.1, pytest.approx(0.102))
-    other = learner_of(model, Algorithm(kl_coef=0.102))
+    other = learner_of(model, variant(kl_coef=0.102))
     assert second["loss"] == pytest.approx(learn(other, batch)["loss"], abs=1e-7)

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from grouprl.models import frozen_copy, load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.types import Batch, Problem, Sampling, TokenTrace
 from oracles import own_logits
+from variants import variant
 
 CPU = torch.device("cpu")
 SAMPLING = Sampling(max_tokens=10, temperature=0.8)
@@ -56,7 +56,7 @@ def traced(model: PreTrainedModel, batch: Batch, algorithm: Algorithm, **options
         micro_batch_tokens=30,
     )
     credit = Credit(ADVANTAGES[:, None] * batch.mask_NT)
-    seen = learner.look(batch)
+    seen = learner.evaluate(batch)
     rows = learner.learn(batch, credit, seen, **options).trace.rows(batch)
     if reference is not None:
         for row, trace in enumerate(rows):
@@ -82,7 +82,7 @@ def logprobs(model: PreTrainedModel, batch: Batch, row: int) -> list[float]:
 def test_of_the_policy_before_its_update(model: PreTrainedModel, batch: Batch):
     before = [distributions(model, batch, row) for row in range(6)]
     expected = [logprobs(model, batch, row) for row in range(6)]
-    for row, trace in enumerate(traced(model, batch, Algorithm(kl_coef=0.1))):
+    for row, trace in enumerate(traced(model, batch, variant(kl_coef=0.1))):
         assert trace.logprobs == pytest.approx(expected[row], abs=1e-5)
         entropies = [-sum(math.exp(p) * p for p in one.tolist()) for one in before[row]]
         assert trace.entropies == pytest.approx(entropies, abs=1e-4)
@@ -91,13 +91,13 @@ def test_of_the_policy_before_its_update(model: PreTrainedModel, batch: Batch):
 
 def test_what_is_not_read_is_not_made_up(model: PreTrainedModel, batch: Batch):
     """Without a KL, the learner does not read a group without signal."""
-    rows = traced(model, batch, Algorithm(kl_coef=0.0))
+    rows = traced(model, batch, variant(kl_coef=0.0))
     assert rows[:3] == [TokenTrace()] * 3
     assert all(trace.logprobs and trace.entropies and trace.reference is None for trace in rows[3:])
 
 
 def test_the_first_group_with_a_signal_is_looked_at_again(model: PreTrainedModel, batch: Batch):
-    rows = traced(model, batch, Algorithm(kl_coef=0.1), watch=True)
+    rows = traced(model, batch, variant(kl_coef=0.1), watch=True)
     assert [trace.updated is None for trace in rows] == [True] * 3 + [False] * 3
     for row in (3, 4, 5):
         assert rows[row].updated == pytest.approx(logprobs(model, batch, row), abs=1e-5)
@@ -106,7 +106,7 @@ def test_the_first_group_with_a_signal_is_looked_at_again(model: PreTrainedModel
 
 
 def test_of_several_updates_the_last_pass_counts(model: PreTrainedModel, batch: Batch):
-    twice = traced(model, batch, replace(Algorithm(kl_coef=0.0), passes=2))
+    twice = traced(model, batch, variant(variant(kl_coef=0.0), passes=2))
     sampled = [row[mask].tolist() for row, mask in zip(batch.old_logprobs_NT, batch.mask_NT, strict=True)]
     assert all(
         max(abs(a - b) for a, b in zip(twice[row].logprobs, sampled[row], strict=True)) > 1e-3 for row in (3, 4, 5)
@@ -114,5 +114,5 @@ def test_of_several_updates_the_last_pass_counts(model: PreTrainedModel, batch: 
 
 
 def test_a_critic_that_warms_up_is_not_looked_at(model: PreTrainedModel, batch: Batch):
-    rows = traced(model, batch, Algorithm(kl_coef=0.0), watch=True, critic_only=True)
+    rows = traced(model, batch, variant(kl_coef=0.0), watch=True, critic_only=True)
     assert rows == [TokenTrace()] * 6

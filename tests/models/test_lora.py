@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from grouprl.learner.seen import Seen
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from grouprl import Algorithm
 from grouprl.config.run import LearnerConfig, LoraConfig
 from grouprl.learner import Credit, KlCoefficient, Learner, Optimizer
-from grouprl.learner.seen import Seen
 from grouprl.models import fingerprint, load_model
 from grouprl.models.adapters import as_reference
 from grouprl.types import Batch
@@ -42,6 +41,7 @@ from lora_models import (
 from oracles import own_logits, own_model
 from small_runs import checkpoint_names, metrics
 from tiny import HEADS, HIDDEN, LAYERS, tiny_model_folder
+from variants import variant
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +58,8 @@ def test_the_reference_is_the_base_model_to_the_last_bit(tiny: Path, dtype: str)
     policy = shaken(adapted(tiny))
     batch = sampled(policy, tiny, dtype)
     base = load_model(str(tiny), device=CPU)
-    shared = learner_of(policy, policy, CORRECTED, dtype).look(batch)
-    apart = learner_of(policy, base, CORRECTED, dtype).look(batch)
+    shared = learner_of(policy, policy, CORRECTED, dtype).evaluate(batch)
+    apart = learner_of(policy, base, CORRECTED, dtype).evaluate(batch)
     assert shared.reference_NT is not None
     assert torch.equal(shared.reference_NT, apart.reference_NT)
     assert torch.equal(shared.policy_NT, apart.policy_NT)
@@ -69,7 +69,7 @@ def test_the_reference_is_the_base_model_to_the_last_bit(tiny: Path, dtype: str)
 def test_a_new_adapter_changes_no_bit_and_learns_alone(tiny: Path) -> None:
     policy, base = adapted(tiny), load_model(str(tiny), device=CPU)
     batch = sampled(policy, tiny)
-    ours, plain = (learner_of(model, None, CORRECTED).look(batch).policy_NT for model in (policy, base))
+    ours, plain = (learner_of(model, None, CORRECTED).evaluate(batch).policy_NT for model in (policy, base))
     assert torch.equal(ours, plain)
     assert {name.split(".")[-4] for name in learning(policy)} == set(PROJECTIONS)
     assert {name.split(".")[-3] for name in learning(policy)} == {"lora_A", "lora_B"}
@@ -123,7 +123,7 @@ def test_shared_weights_are_counted_once(tiny: Path) -> None:
 def learn(learner: Learner, batch: Batch) -> dict[str, float]:
     advantages_N = torch.tensor([1.2, -0.4, -0.8] * 3)
     credit = Credit(torch.where(batch.mask_NT, advantages_N[:, None], 0.0))
-    return learner.learn(batch, credit, learner.look(batch)).figures
+    return learner.learn(batch, credit, learner.evaluate(batch)).metrics
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
@@ -131,7 +131,7 @@ def test_sampler_learner_and_merged_weights_agree(tmp_path: Path, kind: Any) -> 
     folder = tiny_model_folder(tmp_path, kind=kind)
     policy = shaken(adapted(folder))
     batch = sampled(policy, folder)
-    seen: Seen = learner_of(policy, None, CORRECTED).look(batch)
+    seen: Seen = learner_of(policy, None, CORRECTED).evaluate(batch)
     mask_NT = batch.mask_NT
     assert seen.policy_NT is not None
     torch.testing.assert_close(seen.policy_NT[mask_NT], batch.old_logprobs_NT[mask_NT], atol=1e-5, rtol=0)
@@ -161,7 +161,7 @@ class GradientKeeper(Optimizer):
 
 
 def gradient(model: PreTrainedModel, reference: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
-    algorithm, keeper = Algorithm(kl_coef=0.2), GradientKeeper(model, LearnerConfig())
+    algorithm, keeper = variant(kl_coef=0.2), GradientKeeper(model, LearnerConfig())
     learn(Learner(model, reference, keeper, algorithm, KlCoefficient(algorithm), CPU, "float32", 60), batch)
     return keeper.gradient
 
@@ -258,7 +258,7 @@ def test_a_killed_run_goes_on_from_its_last_adapter(straight: Path, tiny: Path, 
 
 @pytest.mark.parametrize("critic", ["shared", "copy"])
 def test_a_critic_learns_beside_an_adapter_and_resumes(tiny: Path, tmp_path: Path, critic: str) -> None:
-    algorithm = Algorithm(baseline="critic", credit="token", scale="none", critic=critic)
+    algorithm = variant(baseline="critic", credit="token", scale="none", critic=critic)
     whole = run(tiny, tmp_path, "whole", algorithm=algorithm, steps=4).directory
     run(tiny, tmp_path, "parts", algorithm=algorithm, steps=2)
     parts = run(tiny, tmp_path, "parts", algorithm=algorithm, steps=4, resume=True).directory

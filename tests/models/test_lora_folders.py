@@ -17,7 +17,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from grouprl import Algorithm, UserError
+from grouprl import UserError
 from grouprl.config.run import LoraConfig
 from grouprl.models import fingerprint, load_model, load_tokenizer
 from grouprl.models.adapters import attach_adapter
@@ -40,6 +40,7 @@ from lora_models import (
 from oracles import own_model
 from small_runs import grouprl, metrics, small_settings
 from tiny import tiny_model_folder
+from variants import variant
 
 DOCS = Path(__file__).parents[2] / "docs" / "lora.md"
 
@@ -161,7 +162,7 @@ def test_the_merge_of_the_docs_is_the_policy(adapter: Path, tiny: Path, tmp_path
     exec(code, {})
     merged, policy = (load_model(str(path), device=CPU) for path in (tmp_path / "m", adapter))
     batch = sampled(policy, tiny)
-    ours, theirs = (learner_of(one, None, CORRECTED).look(batch) for one in (policy, merged))
+    ours, theirs = (learner_of(one, None, CORRECTED).evaluate(batch) for one in (policy, merged))
     torch.testing.assert_close(theirs.policy_NT, ours.policy_NT, atol=5e-5, rtol=0)  # rounding on both sides
     assert load_tokenizer(str(tmp_path / "m"))("2 + 2")["input_ids"] == load_tokenizer(str(tiny))("2 + 2")["input_ids"]
 
@@ -182,7 +183,7 @@ def test_an_adapter_on_an_adapter_is_refused(adapter: Path, tmp_path: Path) -> N
 
 def test_a_reference_that_follows_the_policy_is_refused(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"refresh_reference: expected 0 with model\.lora, got 2"):
-        run(tiny, tmp_path, algorithm=Algorithm(refresh_reference=2))
+        run(tiny, tmp_path, algorithm=variant(refresh_reference=2))
 
 
 def test_without_peft_the_extra_is_named(tiny: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from grouprl import Algorithm, Run, Trainer, UserError
+from grouprl import Run, Trainer, UserError
 from grouprl.config.run import RunConfig, load_config
 from grouprl.curriculum.order import step_visits
 from grouprl.record.files import lock_directory
@@ -40,11 +40,12 @@ from small_runs import (
     tree,
     write_rows,
 )
+from variants import variant
 
 LETTERS = WeightedReward("letters", letters)
 # Everything with a state of its own: moments, warm-up, weight decay, several updates a step, no reference.
 STATEFUL: dict[str, Any] = {
-    "algorithm": Algorithm(passes=2, kl_coef=0.0, scale="none"),
+    "algorithm": variant(passes=2, kl_coef=0.0, scale="none"),
     "learner": {"learning_rate": 0.01, "warmup_steps": 8, "weight_decay": 0.1},
 }
 

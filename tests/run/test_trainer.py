@@ -20,6 +20,7 @@ from grouprl.tasks import task_from_list
 from letter_rewards import letters
 from small_runs import ROWS, metrics, rollouts, small_config, tree
 from tiny import tiny_model_folder
+from variants import variant
 
 CHAT = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]
 
@@ -161,7 +162,7 @@ def test_an_algorithm_by_name_or_as_an_object(tiny: Path, tmp_path: Path) -> Non
 
     named = step("named", "grpo")
     assert step("default", None) == named
-    mine = step("mine", Algorithm("mine", scale="none", kl_coef=0.0))
+    mine = step("mine", variant(name="mine", scale="none", kl_coef=0.0))
     assert mine["reward"] == named["reward"]
     assert mine["grad_norm"] < 0.5 * named["grad_norm"]  # advantages are no longer divided by a deviation of about 0.2
     assert load_config(RunConfig, [tmp_path / "mine" / "config.yaml"], []).algorithm.name == "mine"
@@ -260,7 +261,7 @@ def test_none_for_every_completion_trains_nothing(tiny: Path, tmp_path: Path) ->
     with pytest.raises(UserError, match="no reward applies"):
         train(tiny, tmp_path / "refused", silent)
     config = small_config(tmp_path, steps=2, scoring={"max_invalid": 1.0})
-    run = Trainer(tiny, ROWS, [silent], Algorithm(kl_coef=0.0), config).train()
+    run = Trainer(tiny, ROWS, [silent], variant(kl_coef=0.0), config).train()
     query = "SELECT DISTINCT reward, invalid_reason, advantage FROM completions"
     assert rollouts(run.directory, query) == [(None, "no reward applies", 0.0)]
     for row in metrics(run.directory):

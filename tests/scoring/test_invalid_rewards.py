@@ -7,9 +7,10 @@ from statistics import fmean, pstdev
 import numpy as np
 import pytest
 
-from grouprl import Algorithm, Trainer
+from grouprl import Trainer
 from misbehaving import moody
 from small_runs import ROWS, Ended, grouprl, gsm8k_row, metrics, rollouts, small_config, small_settings, write_rows
+from variants import variant
 
 REASONS = {
     0: "moody raised ValueError: not today (",
@@ -28,7 +29,7 @@ def directory(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         rollout={"problems_per_step": 4, "group_size": 8, "max_tokens": 8},
         scoring={"max_invalid": 1.0, "seconds": 0.5},
     )
-    return Trainer(tiny, ROWS, [moody], Algorithm(kl_coef=0.0), config).train().directory
+    return Trainer(tiny, ROWS, [moody], variant(kl_coef=0.0), config).train().directory
 
 
 def test_each_completion_has_the_reason_that_is_its_own(directory: Path) -> None:

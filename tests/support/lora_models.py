@@ -22,13 +22,14 @@ from grouprl.types import Batch, Problem, Sampling
 from letter_rewards import letters
 from oracles import own_model
 from small_runs import ROWS, checkpoint_names, metrics, rollouts, small_config
+from variants import variant
 
 CPU = torch.device("cpu")
 LORA = LoraConfig(rank=4, alpha=6)
 SCALE = 6 / 4
 PROJECTIONS = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
 PLAIN = Sampling(max_tokens=12)
-GRPO, CORRECTED = Algorithm(), Algorithm(correction="truncate")  # the second looks at the policy before the update
+GRPO, CORRECTED = Algorithm(), variant(correction="truncate")  # the second looks at the policy before the update
 
 
 def adapted(folder: Path, lora: LoraConfig = LORA, seed: int = 0) -> PreTrainedModel:

@@ -1,6 +1,9 @@
-"""Pure tensor functions: advantages, ratios, KL, losses, weights. No device, no I/O, no configuration object."""
+"""Pure tensor functions: advantages, ratios, KL, losses, weights; and an algorithm as a value made of their options.
 
-from grouprl.algorithms.advantages import completion_advantages, group_advantages, has_signal
+In: tensors. Out: tensors. No device, no I/O, no configuration object.
+"""
+
+from grouprl.algorithms.advantages import group_advantages
 from grouprl.algorithms.bradley_terry import bradley_terry_loss
 from grouprl.algorithms.corrections import mismatch_weights
 from grouprl.algorithms.dpo import dpo_loss
@@ -8,19 +11,22 @@ from grouprl.algorithms.entropy import high_entropy_mask
 from grouprl.algorithms.filters import kept_groups, kept_rows
 from grouprl.algorithms.gae import gae
 from grouprl.algorithms.kl import kl_estimate, steered_kl_coef
-from grouprl.algorithms.losses import policy_loss
+from grouprl.algorithms.losses import clipped_tokens, policy_loss, policy_ratios
 from grouprl.algorithms.overlong import overlong_penalty
+from grouprl.algorithms.statistics import Statistics, group_statistics, has_signal
 from grouprl.algorithms.steps import step_advantages
 from grouprl.algorithms.tokens import token_advantages
 from grouprl.algorithms.values import value_loss
 from grouprl.algorithms.weights import token_weights
 
 __all__ = [
+    "Statistics",
     "bradley_terry_loss",
-    "completion_advantages",
+    "clipped_tokens",
     "dpo_loss",
     "gae",
     "group_advantages",
+    "group_statistics",
     "has_signal",
     "high_entropy_mask",
     "kept_groups",
@@ -29,6 +35,7 @@ __all__ = [
     "mismatch_weights",
     "overlong_penalty",
     "policy_loss",
+    "policy_ratios",
     "steered_kl_coef",
     "step_advantages",
     "token_advantages",

@@ -1,13 +1,19 @@
-"""Advantages: how much better a completion is than what its group (or batch) led one to expect."""
+"""Advantages of whole completions: the reward less a baseline, over a deviation."""
 
 from __future__ import annotations
 
-from typing import get_args
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from grouprl.algorithms.spec import Baseline, Centre, Scale, Std
+from grouprl.algorithms.credit import Advantage, Credit, Earned
+from grouprl.algorithms.option import option
+from grouprl.algorithms.statistics import Baseline, Scale, Statistics, Std, group_statistics
+
+Mix = Literal["sum_then_normalise", "normalise_then_sum"]
 
 
 def group_advantages(
@@ -27,10 +33,7 @@ def group_advantages(
     Args:
         rewards_N: [N] rewards; NaN = invalid: left out of every statistic, advantage exactly 0.
         group_ids_N: [N] integers; rows with the same id are one group, in any order, of any size.
-        baseline: what is subtracted: the group's mean, the mean of the group's others, the batch's mean, nothing.
-        scale: what divides: the group's standard deviation, the batch's, nothing.
-        std: "population" divides the squared deviations by n, "sample" by n - 1.
-        eps: added to the deviation.
+        baseline, scale, std, eps: as in `group_statistics`.
 
     Returns:
         [N] float32. A group whose valid rewards are all equal, or with fewer than 2 valid, carries no signal
@@ -39,102 +42,189 @@ def group_advantages(
     Raises:
         ValueError: shapes differ, or an option is unknown.
     """
-    if rewards_N.ndim != 1 or rewards_N.shape != group_ids_N.shape:
-        raise ValueError(
-            f"expected rewards and group ids of one shape [N], got {tuple(rewards_N.shape)}, {tuple(group_ids_N.shape)}"
+    found = group_statistics(rewards_N, group_ids_N, baseline=baseline, scale=scale, std=std, eps=eps)
+    return found.advantages(rewards_N)
+
+
+@dataclass(frozen=True)
+class CompletionAdvantage(Advantage):
+    """One advantage for all tokens of a completion, from its reward and those it is compared with."""
+
+    def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
+        """Baseline, divisor and signal of each completion of a batch; NaN = invalid reward."""
+        raise NotImplementedError
+
+    @property
+    def mixes_advantages(self) -> bool:
+        """Whether several rewards are each compared by themselves, and their advantages added."""
+        return False
+
+    def compare(
+        self, rewards_N: Tensor, components: Mapping[str, Tensor], weights: Mapping[str, float], groups_N: Tensor
+    ) -> Tensor:
+        """[N] float32 advantages of the rewards' sum, or the weighted sum of those that each reward alone would give.
+
+        Args:
+            rewards_N: [N] float64 totals; NaN = invalid.
+            components: [N] float64 of each reward by name, unweighted; NaN = does not apply.
+            weights: of each reward in the sum.
+            groups_N: [N] integers; rows with the same one are a group.
+        """
+        if not self.mixes_advantages:
+            return self.statistics(rewards_N, groups_N).advantages(rewards_N)
+        advantages_N = torch.zeros(len(groups_N))
+        for name, weight in weights.items():
+            alone = self.statistics(components[name], groups_N).advantages(components[name])
+            advantages_N = advantages_N + weight * alone
+        return advantages_N
+
+    def assign(self, earned: Earned) -> Credit:
+        """The completion's advantage at each of its tokens."""
+        rewards_N = earned.rewards_N - earned.kl_NT.sum(1)
+        advantages_N = self.compare(rewards_N, earned.components, earned.weights, earned.groups_N)
+        return Credit(advantages_N[:, None] * earned.mask_NT)
+
+
+@dataclass(frozen=True)
+class GroupAdvantage(CompletionAdvantage):
+    """A completion is compared with its own group: what replaces the critic in GRPO."""
+
+    credit: Literal["completion"] = option("completion", "one advantage for the whole completion")
+    baseline: Literal["mean", "leave_one_out"] = option("mean", "subtracted: mean of the group, or of its others")
+    scale: Scale = option("group_std", "divides: deviation of the group, of the batch, or nothing")
+    std: Std = option("population", "the deviation divides the squares by n, or by n - 1")
+    eps: float = option(1e-6, "added to the deviation", low=0.0, high=1.0)
+    reward_mix: Mix = option("sum_then_normalise", "of several rewards: advantage of the sum, or sum of advantages")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scale == "none":
+            self.without_effect("std", "eps", with_option="scale")
+
+    def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
+        """See `group_statistics`."""
+        return group_statistics(
+            rewards_N, groups_N, baseline=self.baseline, scale=self.scale, std=self.std, eps=self.eps
         )
-    _check(baseline=(baseline, Baseline), scale=(scale, Scale), std=(std, Std))
-    valid_N = ~torch.isnan(rewards_N)
-    group_of_N, groups = _dense_ids(group_ids_N)
-    # float64: in float32 the mean of eight 0.7 differs from 0.7 in the last bit, which a deviation of
-    # nearly 0 blows up to advantages of tens.
-    rewards_N64 = torch.where(valid_N, rewards_N, 0.0).double()
-    valid_N64 = valid_N.double()
 
-    def group_sum(values_N: Tensor) -> Tensor:
-        return torch.zeros(groups, dtype=torch.float64, device=values_N.device).index_add_(0, group_of_N, values_N)
+    @property
+    def mixes_advantages(self) -> bool:
+        """See `CompletionAdvantage.mixes_advantages`."""
+        return self.reward_mix == "normalise_then_sum"
 
-    count_N = group_sum(valid_N64)[group_of_N]
-    sum_N = group_sum(rewards_N64)[group_of_N]
-    mean_N = sum_N / count_N.clamp(min=1)
-    batch_count = valid_N64.sum()
-    batch_mean = rewards_N64.sum() / batch_count.clamp(min=1)
-    centre_N = {
-        "mean": mean_N,
-        "leave_one_out": (sum_N - rewards_N64) / (count_N - 1).clamp(min=1),
-        "batch_mean": batch_mean,
-        "none": torch.zeros_like(mean_N),
-    }[baseline]
+    @property
+    def compares_totals(self) -> bool:
+        """Equal sums may have different parts."""
+        return not self.mixes_advantages
 
-    freedom = 1.0 if std == "sample" else 0.0
-    if scale == "group_std":
-        squares_N = group_sum((rewards_N64 - mean_N).square() * valid_N64)[group_of_N]
-        divisor_N = (squares_N / (count_N - freedom).clamp(min=1)).sqrt() + eps
-    elif scale == "batch_std":
-        squares = ((rewards_N64 - batch_mean).square() * valid_N64).sum()
-        divisor_N = (squares / (batch_count - freedom).clamp(min=1)).sqrt() + eps
-    else:
-        divisor_N = torch.ones_like(mean_N)
+    @property
+    def of_batch(self) -> bool:
+        """See `Advantage.of_batch`."""
+        return self.scale == "batch_std"
 
-    signal_N = valid_N & has_signal(rewards_N, group_ids_N)
-    return torch.where(signal_N, (rewards_N64 - centre_N) / divisor_N, 0.0).float()
+    @property
+    def formula(self) -> str:
+        """See `Advantage.formula`."""
+        others = {"mean": "mean(group)", "leave_one_out": "mean(others of the group)"}[self.baseline]
+        return _formula(others, self.scale, self.reward_mix)
+
+    @property
+    def refuses_kl(self) -> str:
+        """See `Advantage.refuses_kl`."""
+        return _refuses_kl(self.scale, self.reward_mix)
 
 
-def completion_advantages(
-    rewards_N: Tensor,
-    group_ids_N: Tensor,
-    *,
-    baseline: Centre = "mean",
-    baseline_constant: float = 0.0,
-    scale: Scale = "group_std",
-    std: Std = "population",
-    eps: float = 1e-6,
-) -> Tensor:
-    """Advantage of each completion under every baseline that is made of rewards.
+@dataclass(frozen=True)
+class BatchAdvantage(CompletionAdvantage):
+    """A completion is compared with the whole batch, which is one group here."""
 
-    `group_advantages`, and what it leaves out: a constant baseline (REINFORCE, Williams 1992), against which equal
-    rewards have a signal, and baselines of the batch, whose group is the batch.
+    credit: Literal["completion"] = option("completion", "one advantage for the whole completion")
+    baseline: Literal["batch_mean", "none"] = option("batch_mean", "subtracted: mean of the batch, or nothing")
+    scale: Literal["batch_std", "none"] = option("none", "divides: deviation of the batch, or nothing")
+    std: Std = option("population", "the deviation divides the squares by n, or by n - 1")
+    eps: float = option(1e-6, "added to the deviation", low=0.0, high=1.0)
+    reward_mix: Mix = option("sum_then_normalise", "of several rewards: advantage of the sum, or sum of advantages")
 
-    Args:
-        rewards_N: [N] rewards; NaN = invalid, advantage 0.
-        group_ids_N: [N] integers.
-        baseline: as there, or "constant".
-        baseline_constant: which.
-        scale, std, eps: as there; a constant baseline has scale "none".
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scale == "none":
+            self.without_effect("std", "eps", with_option="scale")
 
-    Returns:
-        [N] float32.
+    def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
+        """See `group_statistics`; where neither mean nor deviation is asked for, equal rewards have a signal too."""
+        found = group_statistics(
+            rewards_N,
+            torch.zeros_like(groups_N),
+            baseline=self.baseline,
+            scale=self.scale,
+            std=self.std,
+            eps=self.eps,
+        )
+        if self.baseline == "none" and self.scale == "none":
+            return _less_a_constant(found, rewards_N, 0.0)
+        return found
 
-    Raises:
-        ValueError: shapes differ, an option is unknown, or the baseline is a critic's.
-    """
-    if baseline == "critic":
-        raise ValueError("baseline: got 'critic', expected one made of rewards")
-    if baseline == "constant" or (baseline == "none" and scale == "none"):
-        return torch.where(rewards_N.isnan(), 0.0, rewards_N - baseline_constant).float()
-    if baseline in ("batch_mean", "none") and scale != "group_std":
-        group_ids_N = torch.zeros_like(group_ids_N)
-    return group_advantages(rewards_N, group_ids_N, baseline=baseline, scale=scale, std=std, eps=eps)
+    @property
+    def mixes_advantages(self) -> bool:
+        """See `CompletionAdvantage.mixes_advantages`."""
+        return self.reward_mix == "normalise_then_sum"
 
+    @property
+    def of_batch(self) -> bool:
+        """See `Advantage.of_batch`."""
+        return self.baseline == "batch_mean" or self.scale == "batch_std"
 
-def has_signal(rewards_N: Tensor, group_ids_N: Tensor) -> Tensor:
-    """[N] bool: whether the row's group holds at least two different valid rewards (max != min, exactly)."""
-    group_of_N, groups = _dense_ids(group_ids_N)
-    rewards_N = rewards_N.double()  # integers have no infinity
-    highest = rewards_N.new_full((groups,), -torch.inf)
-    highest.scatter_reduce_(0, group_of_N, rewards_N.nan_to_num(nan=-torch.inf), "amax")
-    lowest = rewards_N.new_full((groups,), torch.inf)
-    lowest.scatter_reduce_(0, group_of_N, rewards_N.nan_to_num(nan=torch.inf), "amin")
-    return (highest > lowest)[group_of_N]
+    @property
+    def formula(self) -> str:
+        """See `Advantage.formula`."""
+        return _formula({"batch_mean": "mean(batch)", "none": ""}[self.baseline], self.scale, self.reward_mix)
 
-
-def _dense_ids(group_ids_N: Tensor) -> tuple[Tensor, int]:
-    unique, group_of_N = torch.unique(group_ids_N, return_inverse=True)
-    return group_of_N, len(unique)
+    @property
+    def refuses_kl(self) -> str:
+        """See `Advantage.refuses_kl`."""
+        return _refuses_kl(self.scale, self.reward_mix)
 
 
-def _check(**options: tuple[str, object]) -> None:
-    for name, (got, allowed) in options.items():
-        choices = get_args(allowed)
-        if got not in choices:
-            raise ValueError(f"{name}: got {got!r}, expected one of {', '.join(choices)}")
+@dataclass(frozen=True)
+class ConstantAdvantage(CompletionAdvantage):
+    """The reward less a constant (REINFORCE, Williams 1992): equal rewards have a signal too."""
+
+    credit: Literal["completion"] = option("completion", "one advantage for the whole completion")
+    baseline: Literal["constant"] = option("constant", "subtracted: a constant")
+    baseline_constant: float = option(0.0, "which")
+    scale: Literal["none"] = option("none", "nothing divides")
+
+    def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
+        """The constant as baseline; the mean and deviation of the group for a reader."""
+        found = group_statistics(rewards_N, groups_N, baseline="none", scale="none")
+        return _less_a_constant(found, rewards_N, self.baseline_constant)
+
+    @property
+    def formula(self) -> str:
+        """See `Advantage.formula`."""
+        return f"r - {self.baseline_constant:g}" if self.baseline_constant else "r"
+
+
+def _less_a_constant(found: Statistics, rewards_N: Tensor, constant: float) -> Statistics:
+    return Statistics(
+        baseline_N=torch.full_like(found.mean, constant),
+        divisor_N=torch.ones_like(found.mean),
+        mean=found.mean,
+        deviation=found.deviation,
+        signal_N=~rewards_N.isnan(),
+    )
+
+
+def _formula(baseline: str, scale: Scale, mix: Mix) -> str:
+    less = f"r - {baseline}" if baseline else "r"
+    over = {"group_std": " / std(group)", "batch_std": " / std(batch)", "none": ""}[scale]
+    one = f"({less}){over}" if over and baseline else f"{less}{over}"
+    return one if mix == "sum_then_normalise" else f"sum over rewards of weight * ({one})"
+
+
+def _refuses_kl(scale: Scale, mix: Mix) -> str:
+    if mix == "normalise_then_sum":
+        return "each reward is compared by itself: set kl_in=loss"
+    if scale != "none":
+        return "equal rewards would be divided by the noise of their KL: set scale=none, or credit=token"
+    return ""

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
 import torch
 from torch import Tensor
 
-from grouprl.algorithms.spec import Correction, Ratio
+from grouprl.algorithms.option import Part, option
+
+CorrectionKind = Literal["none", "truncate", "mask"]
+Level = Literal["token", "sequence"]
 
 
 def mismatch_weights(
@@ -13,8 +20,8 @@ def mismatch_weights(
     sampler_logprobs_NT: Tensor,
     mask_NT: Tensor,
     *,
-    kind: Correction = "truncate",
-    level: Ratio = "token",
+    kind: CorrectionKind = "truncate",
+    level: Level = "token",
     cap: float = 2.0,
     floor: float = 0.5,
 ) -> Tensor:
@@ -48,3 +55,55 @@ def mismatch_weights(
     else:
         weight_NT = torch.ones_like(weight_NT)
     return torch.where(mask_NT, weight_NT, 0.0)
+
+
+@dataclass(frozen=True)
+class Correction(Part):
+    """Advantages weighed for a sampler whose log-probs are not the learner's."""
+
+    absent: ClassVar[Mapping[str, Any]] = {"correction_kind": "none"}
+
+    correction_level: Level = option("token", "one weight for each token, or one for the completion")
+    correction_cap: float = option(2.0, "weights above it are cut to it, or masked", low=1.0)
+
+    def weights(self, learner_logprobs_NT: Tensor, sampler_logprobs_NT: Tensor, mask_NT: Tensor) -> Tensor:
+        """[N, T]; see `mismatch_weights`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Truncation(Correction):
+    """Truncated importance sampling: large weights are cut."""
+
+    correction_kind: Literal["truncate"] = option("truncate", "weights above the cap are cut to it")
+
+    def weights(self, learner_logprobs_NT: Tensor, sampler_logprobs_NT: Tensor, mask_NT: Tensor) -> Tensor:
+        """[N, T]; see `mismatch_weights`."""
+        return mismatch_weights(
+            learner_logprobs_NT,
+            sampler_logprobs_NT,
+            mask_NT,
+            kind="truncate",
+            level=self.correction_level,
+            cap=self.correction_cap,
+        )
+
+
+@dataclass(frozen=True)
+class Masking(Correction):
+    """IcePop: tokens with weights outside [floor, cap] are left out."""
+
+    correction_kind: Literal["mask"] = option("mask", "weights outside the bounds become 0")
+    correction_floor: float = option(0.5, "weights below it are masked", low=0.0, high=1.0)
+
+    def weights(self, learner_logprobs_NT: Tensor, sampler_logprobs_NT: Tensor, mask_NT: Tensor) -> Tensor:
+        """[N, T]; see `mismatch_weights`."""
+        return mismatch_weights(
+            learner_logprobs_NT,
+            sampler_logprobs_NT,
+            mask_NT,
+            kind="mask",
+            level=self.correction_level,
+            cap=self.correction_cap,
+            floor=self.correction_floor,
+        )

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
 import torch
 from torch import Tensor
+
+from grouprl.algorithms.option import Part, option
 
 
 def high_entropy_mask(entropies_NT: Tensor, mask_NT: Tensor, *, share: float) -> tuple[Tensor, float]:
@@ -28,3 +34,15 @@ def high_entropy_mask(entropies_NT: Tensor, mask_NT: Tensor, *, share: float) ->
     chosen_NT = torch.zeros_like(mask_NT)
     chosen_NT[mask_NT] = chosen
     return chosen_NT, float(highest.values[-1])
+
+
+@dataclass(frozen=True)
+class Entropy(Part):
+    """What the entropy of the policy changes: a bonus in the loss, or which tokens the advantages reach."""
+
+    absent: ClassVar[Mapping[str, Any]] = {"entropy_coef": 0.0, "entropy_share": 1.0}
+
+    entropy_coef: float = option(0.0, "bonus for entropy, in the loss", low=0.0)
+    entropy_share: float = option(
+        1.0, "share of the tokens, those of highest entropy, that the advantages reach", low=1e-6, high=1.0
+    )

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
 import torch
 from torch import Tensor
 
-from grouprl.algorithms.spec import KlKind
+from grouprl.algorithms.option import Part, option
+from grouprl.types import UserError
+
+KlKind = Literal["k1", "k2", "k3"]
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, *, kind: KlKind = "k3") -> Tensor:
@@ -45,3 +52,30 @@ def steered_kl_coef(kl_coef: float, kl: float, *, target: float, rate: float = 0
     """
     error = max(-0.2, min(0.2, kl / target - 1))
     return kl_coef * (1 + rate * error)
+
+
+@dataclass(frozen=True)
+class Kl(Part):
+    """The anchor to a frozen reference; None in an algorithm = no reference is held."""
+
+    absent: ClassVar[Mapping[str, Any]] = {"kl_coef": 0.0}
+
+    kl_estimator: KlKind = option("k3", "k1 is unbiased, k2 has low variance, k3 is unbiased and never negative")
+    kl_coef: float = option(0.04, "weight of the KL", low=0.0)
+    kl_in: Literal["loss", "reward"] = option("loss", "a term of the loss, or taken from the reward of each token")
+    kl_target: float | None = option(None, "nats per token that kl_coef is steered towards; null = fixed", low=1e-9)
+    kl_rate: float = option(0.1, "how fast it is steered", low=0.0, high=1.0)
+    refresh_reference: int = option(0, "steps after which the reference becomes the policy; 0 = never", low=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kl_coef == 0:
+            raise UserError("algorithm.kl_coef: expected more than 0, got 0: without a KL term the part is None")
+        if self.kl_target is None:
+            self.without_effect("kl_rate", with_option="kl_target")
+
+    def next_coef(self, kl_coef: float, kl: float) -> float:
+        """The coefficient of the next step, from that of this one and its mean KL per token in nats."""
+        if self.kl_target is None:
+            return kl_coef
+        return steered_kl_coef(kl_coef, kl, target=self.kl_target, rate=self.kl_rate)

@@ -1,12 +1,16 @@
-"""The clipped policy objective and its relatives, as one pure function."""
+"""The clipped policy objective and its relatives: ratio, clip, KL."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from grouprl.algorithms.kl import kl_estimate
-from grouprl.algorithms.spec import KlKind, Ratio, Surrogate
+from grouprl.algorithms.kl import KlKind, kl_estimate
+
+Surrogate = Literal["clip", "cispo", "plain"]
+Ratio = Literal["token", "sequence"]
 
 
 def policy_loss(
@@ -34,7 +38,7 @@ def policy_loss(
 
     Args:
         logprobs_NT: [N, T] log-probs of the policy; the gradient flows through these alone.
-        old_logprobs_NT: [N, T] log-probs of the sampler policy.
+        old_logprobs_NT: [N, T] log-probs of the behavior policy.
         advantages: [N] per completion or [N, T] per token.
         weights_NT: [N, T] from `token_weights`.
         surrogate: which term.
@@ -86,6 +90,48 @@ def policy_loss(
     return (weights_NT * cost_NT).sum(), stats
 
 
+def policy_ratios(logprobs_NT: Tensor, old_logprobs_NT: Tensor, mask_NT: Tensor, *, ratio: Ratio = "token") -> Tensor:
+    """[N, T] ratio of the policy to the behavior policy at each token, or of the whole completion at all of its tokens.
+
+    Args:
+        logprobs_NT, old_logprobs_NT: [N, T] log-probs, 0 where the mask is false.
+        mask_NT: [N, T] bool, which tokens exist.
+        ratio: "token", or "sequence": exp(mean log-ratio of the completion), GSPO (arXiv:2507.18071, equation 7).
+    """
+    return _ratio(logprobs_NT, old_logprobs_NT, mask_NT, ratio)
+
+
+def clipped_tokens(
+    ratios_NT: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    surrogate: Surrogate = "clip",
+) -> tuple[Tensor, Tensor]:
+    """Where the ratio has left its range on the side that the advantage pushes it to.
+
+    With "clip" the gradient of these tokens is cut to 0; with "cispo" their weight is bounded and the gradient stays;
+    with "plain" there is no range.
+
+    Args:
+        ratios_NT: [N, T].
+        advantages: [N] per completion or [N, T] per token.
+        clip_low, clip_high: the range is [1 - clip_low, 1 + clip_high].
+        surrogate: of `policy_loss`.
+
+    Returns:
+        ([N, T] bool, below the range with a negative advantage; [N, T] bool, above it with a positive one).
+    """
+    if surrogate == "plain":
+        none_NT = torch.zeros_like(ratios_NT, dtype=torch.bool)
+        return none_NT, none_NT
+    advantages_NT = advantages if advantages.ndim == 2 else advantages[:, None]
+    below_NT = (ratios_NT < 1 - clip_low) & (advantages_NT < 0)
+    above_NT = (ratios_NT > 1 + clip_high) & (advantages_NT > 0)
+    return below_NT, above_NT
+
+
 def _ratio(logprobs_NT: Tensor, old_logprobs_NT: Tensor, mask_NT: Tensor, level: Ratio) -> Tensor:
     log_ratio_NT = logprobs_NT - old_logprobs_NT
     if level == "token":
@@ -99,8 +145,8 @@ def _ratio(logprobs_NT: Tensor, old_logprobs_NT: Tensor, mask_NT: Tensor, level:
 def _ratio_stats(
     ratio_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor, clip_low: float, clip_high: float
 ) -> dict[str, Tensor]:
-    below_NT = (ratio_NT < 1 - clip_low) & (advantages_NT < 0)
-    above_NT = (ratio_NT > 1 + clip_high) & (advantages_NT > 0)
+    # Of a plain surrogate too: how many tokens a clip would have cut.
+    below_NT, above_NT = clipped_tokens(ratio_NT, advantages_NT, clip_low=clip_low, clip_high=clip_high)
     return {
         "clip_low_fraction": _masked_mean(below_NT.float(), mask_NT),
         "clip_high_fraction": _masked_mean(above_NT.float(), mask_NT),

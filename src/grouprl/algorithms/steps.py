@@ -1,13 +1,17 @@
-"""Process supervision: rewards for the steps of a completion, spread over the tokens that lead to them."""
+"""Process supervision: rewards for the reasoning steps of a completion, spread over the tokens that lead to them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from grouprl.algorithms.spec import Std
+from grouprl.algorithms.credit import Advantage, Credit, Earned
+from grouprl.algorithms.option import option
+from grouprl.algorithms.statistics import Std
 
 
 def step_advantages(
@@ -65,3 +69,42 @@ def _normalised(
             flat_K[valid_K] = (values - values.mean()) / (deviation + eps)
     each = iter(flat_K.tolist())
     return [[next(each) for _ in row] for row in step_rewards]
+
+
+@dataclass(frozen=True)
+class StepAdvantage(Advantage):
+    """Reasoning steps are compared with all steps of the group; the completion's own reward is its last step."""
+
+    credit: Literal["step"] = option("step", "each token is credited with the steps that end at or after it")
+    baseline: Literal["mean"] = option("mean", "subtracted: mean over the steps of the group")
+    scale: Literal["group_std"] = option("group_std", "divides: their deviation")
+    std: Std = option("population", "the deviation divides the squares by n, or by n - 1")
+    eps: float = option(1e-6, "added to the deviation", low=0.0, high=1.0)
+
+    def assign(self, earned: Earned) -> Credit:
+        """Right steps must also lead to an answer: hence the completion's reward as one more step."""
+        lengths = earned.mask_NT.sum(1).tolist()
+        rows = [
+            [*steps, (reward, length - 1)] if reward == reward else []  # NaN = invalid
+            for steps, reward, length in zip(earned.steps, earned.rewards_N.tolist(), lengths, strict=True)
+        ]
+        return Credit(
+            step_advantages(
+                [[reward for reward, _ in row] for row in rows],
+                [[end for _, end in row] for row in rows],
+                earned.groups_N.tolist(),
+                lengths,
+                std=self.std,
+                eps=self.eps,
+            )
+        )
+
+    @property
+    def formula(self) -> str:
+        """See `Advantage.formula`."""
+        return "sum over steps that end at or after t of (r_step - mean(steps of the group)) / std(the same)"
+
+    @property
+    def refuses_kl(self) -> str:
+        """See `Advantage.refuses_kl`."""
+        return "reasoning steps are compared by their own rewards: set kl_in=loss"

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
 import torch
 from torch import Tensor
+
+from grouprl.algorithms.option import Part, option
 
 
 def value_loss(
@@ -42,3 +48,28 @@ def value_loss(
         worst_NT = torch.maximum(plain_NT, (near_NT - returns_NT).square())
     clipped = (worst_NT > plain_NT).detach().sum() / counted_NT.sum().clamp(min=1)
     return (weights_NT * worst_NT).sum() / 2, {"value_clip_fraction": clipped}
+
+
+@dataclass(frozen=True)
+class CriticPart(Part):
+    """A network that predicts returns, beside the policy; None in an algorithm = there is none."""
+
+    absent: ClassVar[Mapping[str, Any]] = {"critic_kind": "none"}
+
+    value_clip: float | None = option(0.2, "how far a value may move from what it was at sampling", low=1e-9)
+
+
+@dataclass(frozen=True)
+class CopiedCritic(CriticPart):
+    """A value head on a copy of the policy, with an optimizer of its own."""
+
+    critic_kind: Literal["copy"] = option("copy", "a copy of the policy with a value head")
+    critic_warmup: int = option(0, "steps in which the critic alone learns", low=0)
+
+
+@dataclass(frozen=True)
+class SharedCritic(CriticPart):
+    """A value head on the policy itself, whose loss joins the policy's."""
+
+    critic_kind: Literal["shared"] = option("shared", "a value head on the policy itself")
+    value_coef: float = option(0.1, "weight of the value loss", low=0.0)

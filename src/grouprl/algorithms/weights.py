@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor
 
-from grouprl.algorithms.spec import Aggregate
+Aggregate = Literal["sequence_mean", "token_mean", "constant"]
 
 
 def token_weights(

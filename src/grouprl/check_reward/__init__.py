@@ -69,7 +69,7 @@ def try_rewards(
     golds = [task.gold(problem) for problem in asked]
     texts = trial_completions(asked, golds, config.task.format)
     everything_is_shown = config.scoring.model_copy(update={"max_invalid": 1.0})
-    max_tokens, buffer = config.rollout.max_tokens, config.algorithm.overlong_buffer
+    max_tokens, buffer = config.rollout.max_tokens, config.algorithm.groups.overlong_buffer
     with scorer_of(config.model_copy(update={"scoring": everything_is_shown}), task, rewards) as opened:
         tokenizer = load_tokenizer(config.model.path)
         opened.check_columns(asked)

@@ -12,11 +12,10 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from grouprl.config.names import unknown_name
 from grouprl.tasks.base import Task
 from grouprl.tasks.named import TASKS, NamedTask, load_task
 from grouprl.tasks.reasoning_gym import ReasoningGym, default_arguments, gym_names
-from grouprl.types import Problem, UserError
+from grouprl.types import Problem, UserError, unknown_name
 
 _NEEDS = {"math": "math", "reasoning_gym": "gym"}
 _FROM_FILES = {"gsm8k", "jsonl", "math"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -13,11 +12,9 @@ import typer
 from pydantic import BaseModel
 from rich.console import Console
 
-from grouprl.algorithms.named import NAMED
-from grouprl.config.names import unknown_name
 from grouprl.config.run import RunConfig, load_config
 from grouprl.config.supervised import DpoConfig, RewardModelConfig, SftConfig
-from grouprl.types import UserError
+from grouprl.types import UserError, unknown_name
 
 app = typer.Typer(
     help="Critic-free reinforcement learning for language models.",
@@ -288,8 +285,7 @@ def _config(kind: type[_Config], settings: list[str] | None, options: Mapping[st
     changes = [text for text in given if "=" in text]
     # As JSON: --name 007 is a name, and a path may hold anything.
     changes += [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
-    presets = {"algorithm": {name: asdict(algorithm) for name, algorithm in NAMED.items()}}
-    return load_config(kind, files, changes, named=presets if kind is RunConfig else None)
+    return load_config(kind, files, changes)
 
 
 def _file(text: str) -> Path:

@@ -9,7 +9,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from reprlib import repr as shown
 from typing import Any, TypeVar
@@ -17,12 +17,15 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from grouprl.algorithms.option import hints
+from grouprl.algorithms.options import KINDS
+from grouprl.algorithms.spec import Algorithm
 from grouprl.config.yaml_text import read_yaml, write_yaml
 from grouprl.types import UserError
 
 Kind = TypeVar("Kind", bound=BaseModel)
-Presets = Mapping[str, Mapping[str, Any]]
-"""Name -> fields, e.g. {"dapo": {"clip_high": 0.28, ...}}."""
+ByName = Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]
+"""Sections that a name alone gives, and what writes their options in one way."""
 
 _Tree = dict[str, Any]
 _Key = tuple[str, ...]
@@ -36,24 +39,23 @@ class _Layer:
 
 
 def load_config(
-    kind: type[Kind], files: Sequence[Path], overrides: Sequence[str], *, named: Mapping[str, Presets] | None = None
+    kind: type[Kind], files: Sequence[Path], overrides: Sequence[str], *, context: Mapping[str, Any] | None = None
 ) -> Kind:
     """Read a configuration: later files change earlier ones, overrides (`rollout.group_size=16`) change them all.
 
-    `named={"algorithm": {"dapo": {...}}}` lets a section be given by a name, `algorithm=dapo` or
-    `{name: dapo, kl_coef: 0}`; a file or override that names a section starts it anew. Lists are replaced whole;
-    `rewards.0.weight=2` changes one item. What `dump_config` wrote needs no `named`.
+    A section in `kind.by_name` can be given by a name, `algorithm=dapo` or `{name: dapo, kl_coef: 0}`; a file or
+    override that names a section starts it anew. Lists are replaced whole; `rewards.0.weight=2` changes one item.
+    `context` goes to the validators: further algorithms by name.
 
     Raises UserError with every mistake: its file or override, its key, what was expected and what was got.
     """
-    presets = named or {}
-    layers, unread = _read_all(files, overrides, presets)
+    by_name = getattr(kind, "by_name", {})
+    layers, unread = _read_all(files, overrides, by_name)
     if unread:
         raise _all_of(unread)
-    tree, unknown = _with_presets(functools.reduce(functools.partial(_layered, presets), layers, {}), presets)
-    config, invalid = _validated(kind, tree)
-    if config is None or unknown:
-        raise _all_of([f"{_origin(layers, key)}: {'.'.join(key)}: {text}" for key, text in unknown + invalid])
+    config, invalid = _validated(kind, functools.reduce(functools.partial(_layered, by_name), layers, {}), context)
+    if config is None:
+        raise _all_of([f"{_origin(layers, key)}: {'.'.join(key)}: {text}" for key, text in invalid])
     return config
 
 
@@ -66,9 +68,7 @@ def _all_of(mistakes: Sequence[str]) -> UserError:
     return UserError("\n  ".join(["mistakes in the configuration:", *mistakes]))
 
 
-def _read_all(
-    files: Sequence[Path], overrides: Sequence[str], presets: Mapping[str, Presets]
-) -> tuple[list[_Layer], list[str]]:
+def _read_all(files: Sequence[Path], overrides: Sequence[str], by_name: ByName) -> tuple[list[_Layer], list[str]]:
     """The layers in the order they apply; and what could not be read."""
     layers: list[_Layer] = []
     mistakes: list[str] = []
@@ -76,7 +76,7 @@ def _read_all(
     sources += [(f"override {text}", functools.partial(_read_override, text)) for text in sorted(overrides, key=_depth)]
     for origin, read in sources:
         try:
-            layers.append(_Layer(origin, {key: _spelled_out(key, value, presets) for key, value in read().items()}))
+            layers.append(_Layer(origin, {key: _spelled_out(key, value, by_name) for key, value in read().items()}))
         except (UserError, yaml.YAMLError) as error:
             mistakes.append(f"{origin}: {' '.join(str(error).split())}")
     return layers, mistakes
@@ -110,15 +110,17 @@ def _read_override(text: str) -> _Tree:
     return typing.cast(_Tree, tree)
 
 
-def _spelled_out(key: str, value: Any, presets: Mapping[str, Presets]) -> Any:
-    return {"name": value} if key in presets and isinstance(value, str) else value
+def _spelled_out(key: str, value: Any, by_name: ByName) -> Any:
+    if key in by_name and isinstance(value, str):
+        return {"name": value}
+    return by_name[key](value) if key in by_name and isinstance(value, dict) else value
 
 
 # Merging
 
 
-def _layered(presets: Mapping[str, Presets], tree: _Tree, layer: _Layer) -> _Tree:
-    fresh = {section for section in presets if "name" in _children(layer.tree.get(section))}
+def _layered(by_name: ByName, tree: _Tree, layer: _Layer) -> _Tree:
+    fresh = {section for section in by_name if "name" in _children(layer.tree.get(section))}
     return typing.cast(_Tree, _merged({key: value for key, value in tree.items() if key not in fresh}, layer.tree))
 
 
@@ -138,26 +140,13 @@ def _children(tree: Any) -> _Tree:
     return tree if isinstance(tree, dict) else {}
 
 
-def _with_presets(tree: _Tree, presets: Mapping[str, Presets]) -> tuple[_Tree, list[_Mistake]]:
-    unknown: list[_Mistake] = []
-    filled = dict(tree)
-    for section, known in presets.items():
-        changes = _children(tree.get(section))
-        name = changes.get("name")
-        if isinstance(name, str) and name in known:
-            filled[section] = {**known[name], **changes}
-        elif name is not None:
-            unknown.append(((section, "name"), f"expected one of {', '.join(known)}, got {shown(name)}"))
-    return filled, unknown
-
-
 # Checking
 
 
-def _validated(kind: type[Kind], tree: _Tree) -> tuple[Kind | None, list[_Mistake]]:
+def _validated(kind: type[Kind], tree: _Tree, context: Mapping[str, Any] | None) -> tuple[Kind | None, list[_Mistake]]:
     try:
         # As JSON: there a strict model takes a list for a tuple and a mapping for a section.
-        return kind.model_validate_json(json.dumps(tree)), []
+        return kind.model_validate_json(json.dumps(tree), context=context), []
     except ValidationError as error:
         mistakes = [_mistake(kind, detail) for detail in error.errors(include_url=False)]
     except UserError as error:
@@ -165,7 +154,7 @@ def _validated(kind: type[Kind], tree: _Tree) -> tuple[Kind | None, list[_Mistak
         mistakes = [(tuple(dotted.split(".")), text)]
     # Checks across fields come after those of the fields and stop at the first complaint: look on without these keys.
     rest = functools.reduce(_without, (key for key, _ in mistakes), tree)
-    return None, mistakes + (_validated(kind, rest)[1] if rest != tree else [])
+    return None, mistakes + (_validated(kind, rest, context)[1] if rest != tree else [])
 
 
 def _without(tree: _Tree, key: _Key) -> _Tree:
@@ -179,14 +168,13 @@ def _without(tree: _Tree, key: _Key) -> _Tree:
 _SENTENCES = {
     "missing": "expected a value",
     "model_type": "expected a section with keys of its own",
-    "dataclass_type": "expected a section with keys of its own",
     "tuple_type": "expected a list (KEY.0=... changes an item that is there)",
 }
 
 
 def _mistake(kind: type[BaseModel], detail: Mapping[str, Any]) -> _Mistake:
     key = tuple(str(part) for part in detail["loc"])
-    if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+    if detail["type"] == "extra_forbidden":
         return key, f"unknown key; {_nearest(kind, key)}"
     expected = _SENTENCES.get(detail["type"]) or re.sub(r"^\w+ should (be|have|match)", "expected", detail["msg"])
     got = "nothing" if detail["type"] == "missing" else shown(detail["input"])
@@ -217,8 +205,10 @@ def _fields(kind: Any) -> dict[str, tuple[Any, str]]:
         kind = next(part for part in typing.get_args(kind) if part is not type(None))
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return {name: (field.annotation, field.description or "") for name, field in kind.model_fields.items()}
-    if dataclasses.is_dataclass(kind):
-        return {field.name: (field.type, "") for field in dataclasses.fields(kind)}
+    if kind is Algorithm:
+        parts = dict.fromkeys(KINDS, (None, ""))
+        known = {name: (hint, "") for kinds in KINDS.values() for one in kinds for name, hint in hints(one).items()}
+        return {"name": (str, ""), **known, **parts}
     return {}
 
 

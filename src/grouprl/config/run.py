@@ -9,10 +9,22 @@ A file names only what differs from the defaults; keys are strict, and every mis
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationInfo,
+    model_validator,
+)
 
+from grouprl.algorithms.named import NAMED
+from grouprl.algorithms.options import as_tree, flat, options, with_options
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.files import dump_config as dump_config
 from grouprl.config.files import load_config as load_config
@@ -152,6 +164,22 @@ class EvaluationConfig(Section):
     split: Literal["train", "validation", "test"] = Field("test", description="of the task")
 
 
+def _algorithm(given: object, info: ValidationInfo) -> Algorithm:
+    """An algorithm from its name and the options that differ; `context` may know further names."""
+    if isinstance(given, Algorithm):
+        return given
+    if not isinstance(given, Mapping):
+        raise UserError(f"algorithm: expected a name or a section with keys of its own, got {given!r:.60}")
+    known = {**NAMED, **(info.context or {})}
+    name = given.get("name", "grpo")
+    if name not in known:
+        raise UserError(f"algorithm.name: expected one of {', '.join(known)}, got {name!r:.60}")
+    return with_options(known[name], given)
+
+
+AlgorithmSection = Annotated[Algorithm, PlainValidator(_algorithm), PlainSerializer(as_tree)]
+
+
 class CheckpointConfig(Section):
     """When the run is saved."""
 
@@ -162,6 +190,9 @@ class CheckpointConfig(Section):
 class RunConfig(Section):
     """A reinforcement-learning run. No rewards means the task's own."""
 
+    # Sections that a name alone gives (algorithm=dapo), and what writes their options in one way.
+    by_name: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {"algorithm": flat}
+
     name: Name = Field("run", description="folder of the run: letters, digits, '.', '_' and '-'")
     runs_dir: Text = Field("runs", description="where the folders of runs are")
     seed: int = Field(0, ge=0, lt=2**63, description="of sampling and of the order of problems")
@@ -171,7 +202,7 @@ class RunConfig(Section):
     task: TaskConfig = TaskConfig()
     rewards: tuple[RewardConfig, ...] = Field((), strict=False, description="one entry for each reward function")
     scoring: ScoringConfig = ScoringConfig()
-    algorithm: Algorithm = Algorithm()
+    algorithm: AlgorithmSection = Algorithm()
     curriculum: CurriculumConfig = CurriculumConfig()
     rollout: RolloutConfig = RolloutConfig()
     learner: LearnerConfig = LearnerConfig()
@@ -194,26 +225,27 @@ def check_sections(config: RunConfig) -> None:
             small for what they are compared with.
     """
     algorithm, size, rate = config.algorithm, config.rollout.group_size, config.learner.critic_learning_rate
-    if rate is not None and algorithm.critic == "none":
+    if rate is not None and algorithm.critic is None:
         raise UserError(
             f"learner.critic_learning_rate: expected none with algorithm.critic='none', got {rate}: "
             "set algorithm=ppo, or leave it out"
         )
-    if config.model.lora is not None and algorithm.refresh_reference:
+    if config.model.lora is not None and algorithm.kl is not None and algorithm.kl.refresh_reference:
         raise UserError(
-            f"algorithm.refresh_reference: expected 0 with model.lora, got {algorithm.refresh_reference}: a reference "
-            "that is the model without its adapter stays so; leave it out, or set model.lora=null"
+            f"algorithm.refresh_reference: expected 0 with model.lora, got {algorithm.kl.refresh_reference}: a "
+            "reference that is the model without its adapter stays so; leave it out, or set model.lora=null"
         )
     chosen, usual = config.curriculum, CurriculumConfig()
     for field in ("floor", "sharpness"):
         if chosen.sampler == "uniform" and getattr(chosen, field) != getattr(usual, field):
             raise UserError(f"curriculum.{field}: expected sampler=edge, which alone has it, got uniform: leave it out")
     alone = {"mean", "leave_one_out", "group_std"} if size == 1 else set()
-    if size * config.rollout.problems_per_step == 1 and algorithm.credit == "completion":
+    if size * config.rollout.problems_per_step == 1 and algorithm.advantage.credit == "completion":
         alone |= {"batch_mean", "batch_std"}
+    chosen_options = options(algorithm)
     for field in ("baseline", "scale"):
-        if getattr(algorithm, field) in alone:
+        if chosen_options.get(field) in alone:
             raise UserError(
-                f"rollout.group_size: expected 2 or more with algorithm.{field}={getattr(algorithm, field)!r}, "
+                f"rollout.group_size: expected 2 or more with algorithm.{field}={chosen_options[field]!r}, "
                 f"got {size}: a completion alone has nothing to be compared with"
             )

@@ -1,4 +1,4 @@
-"""From the rewards of a group to its advantages, with all numbers on the way; `completion_advantages` does the work."""
+"""From the rewards of a group to its advantages, with all numbers on the way; `group_statistics` does the work."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grouprl.algorithms import completion_advantages, has_signal
+from grouprl.algorithms import group_statistics, has_signal
+from grouprl.algorithms.advantages import BatchAdvantage, CompletionAdvantage, ConstantAdvantage
 from grouprl.algorithms.named import NAMED
-from grouprl.algorithms.spec import Algorithm, Baseline
-from grouprl.lab.worked import Spread, exact_sum
+from grouprl.algorithms.options import part_options
+from grouprl.algorithms.spec import Algorithm
+from grouprl.lab.worked import Spread, compared_rewards, exact_sum
 
 # Those that compare whole completions by their rewards, and need no network for it.
-COMPARING = tuple(name for name, one in NAMED.items() if one.credit == "completion" and one.baseline != "critic")
+COMPARING = tuple(name for name, one in NAMED.items() if isinstance(one.advantage, CompletionAdvantage))
 
 
 def explained_advantages(rewards: Sequence[float], algorithms: Sequence[str]) -> dict[str, Any]:
@@ -45,13 +47,14 @@ def compared(rewards: Sequence[float], algorithm: Algorithm, others: Sequence[Se
     groups = [list(rewards), *map(list, others)]
     rewards_N = torch.tensor([reward for group in groups for reward in group], dtype=torch.float64)
     group_ids_N = torch.tensor([index for index, group in enumerate(groups) for _ in group])
-    own, batch = slice(0, len(rewards)), algorithm.baseline == "batch_mean"
-    options = algorithm.comparison
-    final = completion_advantages(rewards_N, group_ids_N, **options)[own].tolist()
-    deviations = completion_advantages(rewards_N, group_ids_N, **{**options, "scale": "none"})[own].tolist()
+    found, options = compared_rewards(rewards_N, group_ids_N, algorithm), part_options(algorithm.advantage)
+    own, batch = slice(0, len(rewards)), options["baseline"] == "batch_mean"
+    final = found.advantages(rewards_N)[own].tolist()
+    gaps_N = torch.where(found.signal_N, rewards_N - found.baseline_N, 0.0)
+    deviations = gaps_N[own].float().tolist()
     why = _degenerate(rewards_N, group_ids_N, algorithm)
     centred = _centre(rewards_N if batch else rewards_N[own])
-    mean = centred["mean"] if algorithm.baseline in ("mean", "leave_one_out", "batch_mean") else None
+    mean = centred["mean"] if options["baseline"] in ("mean", "leave_one_out", "batch_mean") else None
     spread = _spread(algorithm, rewards_N, group_ids_N)
     return {
         "name": algorithm.name,
@@ -62,7 +65,7 @@ def compared(rewards: Sequence[float], algorithm: Algorithm, others: Sequence[Se
         "mean": mean,
         "mean_of": None if mean is None else "batch" if batch else "group",
         "deviation": spread["deviation"],
-        "deviation_of": None if algorithm.scale == "none" else algorithm.scale.removesuffix("_std"),
+        "deviation_of": None if options["scale"] == "none" else options["scale"].removesuffix("_std"),
         "worked": {
             **centred,
             "rewards": numbers(rewards),
@@ -76,15 +79,16 @@ def compared(rewards: Sequence[float], algorithm: Algorithm, others: Sequence[Se
 
 def comparison_sentence(algorithm: Algorithm) -> str:
     """What the advantage of a completion is made of."""
+    known = part_options(algorithm.advantage)
     less = {
         "mean": "less the mean of its group",
         "leave_one_out": "less the mean of the other completions of its group",
         "batch_mean": "less the mean of the batch",
-        "constant": f"less the constant {algorithm.baseline_constant:g}",
+        "constant": f"less the constant {known.get('baseline_constant', 0.0):g}",
         "none": "as it is",
-    }[algorithm.baseline]
+    }.get(known["baseline"], f"as {algorithm.advantage.formula}")
     over = {"none": "", "group_std": ", over the deviation of the group", "batch_std": ", over that of the batch"}
-    return f"The advantage is the reward {less}{over[algorithm.scale]}."
+    return f"The advantage is the reward {less}{over[known['scale']]}."
 
 
 def numbers(values: Sequence[float], valid: Sequence[float] | None = None) -> list[float | None]:
@@ -100,13 +104,14 @@ def _centre(rewards_M: Tensor) -> dict[str, Any]:
 
 def _spread(algorithm: Algorithm, rewards_N: Tensor, group_ids_N: Tensor) -> dict[str, Any]:
     """Of the set whose deviation divides: the squared distances to its mean, and what is made of them."""
-    if algorithm.scale == "none":
+    known = part_options(algorithm.advantage)
+    if known["scale"] == "none":
         return dict.fromkeys(("squares", "sum_of_squares", "divided_by", "variance", "deviation", "divisor"))
-    own_N, whole = group_ids_N == 0, algorithm.scale == "batch_std"
-    baseline: Baseline = "batch_mean" if whole else "mean"
+    own_N, whole = group_ids_N == 0, known["scale"] == "batch_std"
     set_N = torch.ones_like(own_N) if whole else own_N
-    squares_N = completion_advantages(rewards_N, group_ids_N, baseline=baseline, scale="none").double().square()
-    spread = Spread.of(_valid(rewards_N[set_N]), algorithm.std)
+    centre = group_statistics(rewards_N, group_ids_N, baseline="batch_mean" if whole else "mean", scale="none")
+    squares_N = centre.advantages(rewards_N).double().square()
+    spread = Spread.of(_valid(rewards_N[set_N]), known["std"])
     deviation = spread.deviation or 0.0
     return {
         "squares": numbers(squares_N[own_N].tolist(), rewards_N[own_N].tolist()),
@@ -114,7 +119,7 @@ def _spread(algorithm: Algorithm, rewards_N: Tensor, group_ids_N: Tensor) -> dic
         "divided_by": spread.divided_by,
         "variance": spread.sum_of_squares / spread.divided_by,
         "deviation": deviation,
-        "divisor": deviation + algorithm.eps,
+        "divisor": deviation + known["eps"],
     }
 
 
@@ -123,8 +128,9 @@ def _degenerate(rewards_N: Tensor, group_ids_N: Tensor, algorithm: Algorithm) ->
     valid = _valid(rewards_N[group_ids_N == 0])
     if not valid:
         return "No reward of this group is valid: every advantage is exactly 0."
-    constant = algorithm.baseline == "constant" or (algorithm.baseline == "none" and algorithm.scale == "none")
-    whole = algorithm.baseline in ("batch_mean", "none") and algorithm.scale != "group_std"
+    advantage = algorithm.advantage
+    whole = isinstance(advantage, BatchAdvantage)
+    constant = isinstance(advantage, ConstantAdvantage) or (whole and not advantage.of_batch)
     if constant or bool(has_signal(rewards_N, torch.zeros_like(group_ids_N) if whole else group_ids_N)[0]):
         return None
     if len(valid) == 1:

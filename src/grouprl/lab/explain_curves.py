@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 
-from grouprl.algorithms import completion_advantages, has_signal, kl_estimate, policy_loss
+from grouprl.algorithms import has_signal, kl_estimate, policy_loss
+from grouprl.algorithms.kl import KlKind
+from grouprl.algorithms.losses import Surrogate
 from grouprl.algorithms.named import NAMED
-from grouprl.algorithms.spec import KlKind, Surrogate
+from grouprl.lab.worked import compared_rewards
 
 _LARGEST_RATIO, _RATIO_STEPS = 2.5, 250
 _NARROW = 0.05  # bounds closer to 1 could not be seen on an axis from 0 to the largest ratio
@@ -165,8 +167,8 @@ def pass_rate_curves(group_size: int, algorithms: Sequence[str]) -> dict[str, An
     signals = [float(has_signal(rewards_G, one_group)[0]) for rewards_G in groups]
     curves = {}
     for name in algorithms:
-        options = NAMED[name].comparison
-        sums = [float(completion_advantages(rewards_G, one_group, **options).abs().sum()) for rewards_G in groups]
+        found = [compared_rewards(rewards_G, one_group, NAMED[name]).advantages(rewards_G) for rewards_G in groups]
+        sums = [float(advantages_G.abs().sum()) for advantages_G in found]
         curves[name] = {"weight": [_expected(row, sums) for row in chances], "by_correct": sums}
     return {
         "group_size": group_size,

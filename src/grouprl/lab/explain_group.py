@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from grouprl.algorithms.values import CopiedCritic, SharedCritic
 from grouprl.lab.explain_record import Recorded, material_of, read_recorded
 from grouprl.lab.explain_rewards import advantages_stage, rewards_stage, statistics_stage
 from grouprl.lab.explain_stages import algorithm_part, gradient_stage, kl_stage, loss_stage, ratio_stage
@@ -81,18 +82,19 @@ def _notes(recorded: Recorded) -> list[str]:
     a, notes = recorded.algorithm, []
     if not recorded.kept[recorded.place]:
         notes.append("This group was dropped: it has no part in the loss, and its advantages are 0.")
-    if a.passes * a.minibatches > 1:
+    updates = a.updates.passes * a.updates.minibatches
+    if updates > 1:
         notes.append(
-            f"The run makes {a.passes * a.minibatches} updates from a batch; the policy is that of the last pass, and "
+            f"The run makes {updates} updates from a batch; the policy is that of the last pass, and "
             "the loss is averaged as if the batch were one update."
         )
-    if a.correction != "none":
+    if a.correction is not None:
         notes.append("The run weighs its advantages for a sampler that differs from the learner; this is left out.")
-    if a.entropy_share < 1:
+    if a.spread.entropy_share < 1:
         notes.append("The run's advantages reach the tokens of highest entropy alone; here they reach every token.")
-    if a.entropy_coef > 0:
+    if a.spread.entropy_coef > 0:
         notes.append("The run's bonus for entropy is left out of loss and gradient.")
-    if a.critic == "shared":
+    if isinstance(a.critic, SharedCritic):
         notes.append("The loss of the critic, which shares the policy's trunk, is left out.")
     return notes
 
@@ -101,20 +103,20 @@ def _ratio_reasons(recorded: Recorded) -> list[str | None]:
     a = recorded.algorithm
     once = "one update per batch: the policy that learns is the one that sampled, and the ratio is 1 up to rounding"
     unread = "the learner did not read this completion, because nothing in it could move the policy: the ratio is 1"
-    if a.critic_warmup >= recorded.step:
+    if isinstance(a.critic, CopiedCritic) and a.critic.critic_warmup >= recorded.step:
         unread = "the critic alone learned in this step: the ratio is 1"
     return [
-        unread if trace.logprobs is None else once if a.passes * a.minibatches == 1 else None
+        unread if trace.logprobs is None else once if a.updates.passes * a.updates.minibatches == 1 else None
         for trace in recorded.group.traces
     ]
 
 
 def _kl_reason(recorded: Recorded) -> str | None:
-    if not recorded.algorithm.uses_reference:
+    if recorded.algorithm.kl is None:
         return "kl_coef is 0: there is no reference to stay close to"
     if any(trace.reference is None for trace in recorded.group.traces):
         return "the reference did not read this group, because it was dropped"
-    if recorded.algorithm.kl_in == "reward":
+    if recorded.algorithm.kl.kl_in == "reward":
         return "taken off the reward, from the sampler's log-probs"
     return None
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from grouprl.algorithms.options import flat
 from grouprl.compare.read import COMPARISON_FILE, RecordedComparison, Variant, figure, read_comparison
 from grouprl.compare.report import comparison_verdict
 from grouprl.lab.runs import parse_config
@@ -68,6 +69,7 @@ def _variant(variant: Variant) -> dict[str, Any]:
     algorithm = parse_config(run.config, run.directory / "config.yaml").get("algorithm")
     if not isinstance(algorithm, dict):
         algorithm = {}
+    algorithm = flat(algorithm)
     passes, minibatches = (algorithm.get(name, 1) for name in ("passes", "minibatches"))
     if type(passes) is not int or type(minibatches) is not int:
         raise UserError(
@@ -81,7 +83,7 @@ def _variant(variant: Variant) -> dict[str, Any]:
     return {
         "name": variant.name,
         "algorithm": algorithm.get("name"),
-        "critic": None if algorithm.get("critic") in (None, "none") else algorithm["critic"],
+        "critic": None if algorithm.get("critic_kind") in (None, "none") else algorithm["critic_kind"],
         "updates": passes * minibatches,
         "settings": list(variant.settings),
         "figures": figures,

@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grouprl.algorithms import kept_groups, kl_estimate, token_weights
+from grouprl.algorithms import kl_estimate
+from grouprl.algorithms.kl import Kl
+from grouprl.algorithms.options import options
 from grouprl.algorithms.spec import Algorithm
 from grouprl.lab.explain_stages import Material
 from grouprl.lab.recorded import missing_problem, recorded, reward_weights, run_algorithm
@@ -99,7 +101,7 @@ def read_recorded(runs: Runs, run: str, step: int, place: int) -> Recorded:
         index = peers[place][0].group
         own = tuple(_peers(database, path, step, index, (*_COMPONENTS, *_LOGPROBS), algorithm, kl_coef))
         group = _whole_group(database, path, step, index)
-    kept = kept_groups([[peer.judged for peer in members] for members in peers], **algorithm.filters)
+    kept = algorithm.groups.kept([[peer.judged for peer in members] for members in peers])
     return Recorded(algorithm, max_tokens, weights, metrics, step, place, group, own, peers, tuple(kept))
 
 
@@ -116,9 +118,9 @@ def _whole_group(database: sqlite3.Connection, path: Path, step: int, index: int
 
 def _asked(algorithm: Algorithm) -> tuple[str, ...]:
     """What has to be known of the other groups; without their texts and tokens a step takes a tenth of the time."""
-    mixed = algorithm.reward_mix == "normalise_then_sum" and of_batch(algorithm)
-    taken = algorithm.kl_in == "reward" and algorithm.credit == "completion" and of_batch(algorithm)
-    return (*(_COMPONENTS if mixed or algorithm.overlong_buffer else ()), *(_LOGPROBS if taken else ()))
+    mixed = options(algorithm).get("reward_mix") == "normalise_then_sum" and of_batch(algorithm)
+    taken = _in_reward(algorithm) is not None and algorithm.advantage.credit == "completion" and of_batch(algorithm)
+    return (*(_COMPONENTS if mixed or algorithm.groups.overlong_buffer else ()), *(_LOGPROBS if taken else ()))
 
 
 def _peers(
@@ -142,17 +144,22 @@ def _peers(
             length=row["length"],
             cut=row["stop_reason"] == StopReason.LENGTH,
             components=parsed_components(path, row) if "components" in asked else {},
-            taken=kl_coef * _kl_sum(row, algorithm) if "logprobs" in asked and algorithm.kl_in == "reward" else 0.0,
+            taken=kl_coef * _kl_sum(row, algorithm) if "logprobs" in asked else 0.0,
         )
 
 
 def _kl_sum(row: sqlite3.Row, algorithm: Algorithm) -> float:
-    if row["reference_logprobs"] is None:
+    kl = _in_reward(algorithm)
+    if kl is None or row["reference_logprobs"] is None:
         return 0.0
     policy_T, reference_T = (
         torch.from_numpy(np.frombuffer(row[name], "<f4").astype("f8")) for name in ("logprobs", "reference_logprobs")
     )
-    return float(kl_estimate(policy_T, reference_T, kind=algorithm.kl).sum())
+    return float(kl_estimate(policy_T, reference_T, kind=kl.kl_estimator).sum())
+
+
+def _in_reward(algorithm: Algorithm) -> Kl | None:
+    return algorithm.kl if algorithm.kl is not None and algorithm.kl.kl_in == "reward" else None
 
 
 def _kl_coef(metrics: Mapping[str, Any], algorithm: Algorithm) -> float:
@@ -170,8 +177,8 @@ def material_of(recorded: Recorded) -> Material:
     weights_GT = torch.zeros(mask_GT.shape)
     if recorded.kept[recorded.place]:
         members = [peer for group in recorded.batch for peer in group]
-        trained_NT = _trained([one.length for one in members], [one.cut for one in members], a.mask_overlong)
-        weights_NT = token_weights(trained_NT, aggregate=a.aggregate, constant_length=recorded.max_tokens)
+        trained_NT = _trained([one.length for one in members], [one.cut for one in members], a.groups.mask_overlong)
+        weights_NT = a.objective.weights(trained_NT, max_tokens=recorded.max_tokens)
         before = zip(recorded.peers[: recorded.place], recorded.kept, strict=False)
         first = sum(len(group) for group, kept in before if kept)
         weights_GT = weights_NT[first : first + len(completions), : mask_GT.shape[1]]
@@ -179,7 +186,9 @@ def material_of(recorded: Recorded) -> Material:
         algorithm=a,
         kl_coef=recorded.kl_coef,
         mask_GT=mask_GT,
-        trained_GT=_trained([one.length for one in recorded.own], [one.cut for one in recorded.own], a.mask_overlong),
+        trained_GT=_trained(
+            [one.length for one in recorded.own], [one.cut for one in recorded.own], a.groups.mask_overlong
+        ),
         max_tokens=recorded.max_tokens,
         weights_GT=weights_GT.double(),
         logprobs_GT=_padded(learner, mask_GT),

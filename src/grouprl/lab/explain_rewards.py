@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grouprl.algorithms import step_advantages
+from grouprl.algorithms.options import options
 from grouprl.lab.explain import compared, comparison_sentence
 from grouprl.lab.explain_record import Peer, Recorded
 from grouprl.lab.worked import Spread, exact_sum
@@ -27,7 +28,7 @@ def rewards_stage(recorded: Recorded) -> dict[str, Any]:
     names = _component_names(recorded.group)
     return {
         "names": names,
-        "by_step": _by_step(recorded) if recorded.algorithm.credit == "step" else [],
+        "by_step": _by_step(recorded) if recorded.algorithm.advantage.credit == "step" else [],
         "weights": {name: recorded.reward_weights.get(name) for name in names},
         "completions": [_reward(outcome, penalty) for outcome, penalty in zip(outcomes, taken, strict=True)],
     }
@@ -40,18 +41,19 @@ def statistics_stage(recorded: Recorded) -> dict[str, Any]:
     has the rewards of all steps; "tokens" has `compared` where the group takes part in it, else none.
     """
     a = recorded.algorithm
-    if a.credit == "step":
+    if a.advantage.credit == "step":
         return _of_steps(recorded)
-    if a.credit == "token":
-        grouped = a.baseline in ("mean", "leave_one_out")
+    if a.advantage.credit == "token":
+        baseline = options(a)["baseline"]
+        grouped = baseline in ("mean", "leave_one_out")
         whose = {"critic": "what the critic expected of it", "batch_mean": "the mean over the batch's tokens"}
-        against = "the group, before the KL of each token" if grouped else whose.get(a.baseline, "a constant")
+        against = "the group, before the KL of each token" if grouped else whose.get(baseline, "a constant")
         return {
             "kind": "tokens",
             "sentence": f"{a.name} gives credit token by token, for the reward still to come, against {against}.",
             "compared": _compared(recorded) if grouped else None,
         }
-    if a.reward_mix == "normalise_then_sum":
+    if options(a).get("reward_mix") == "normalise_then_sum":
         by_name = {name: _compared(recorded, name) for name in _component_names(recorded.group)}
         sentence = f"Each reward function by itself; the advantages are added up. {comparison_sentence(a)}"
         return {"kind": "components", "sentence": sentence, "by_name": by_name}
@@ -103,7 +105,7 @@ def _adds_up(outcome: RewardOutcome, factors: Mapping[str, float]) -> bool:
 
 def _compared(recorded: Recorded, component: str | None = None) -> dict[str, Any]:
     """Against the group, or against the batch that it was learned from with."""
-    whole = recorded.algorithm.credit == "completion"
+    whole = recorded.algorithm.advantage.credit == "completion"
     own, *others = ([_value(peer, component, whole) for peer in group] for group in (recorded.own, *recorded.others))
     return compared(own, recorded.algorithm, others)
 
@@ -129,14 +131,14 @@ def _of_steps(recorded: Recorded) -> dict[str, Any]:
         else []
         for outcome, completion in zip(group.outcomes, group.group.completions, strict=True)
     ]
-    found = [reward for row in rows for _, reward in row]
+    found, std = [reward for row in rows for _, reward in row], options(a)["std"]
     # As completions of one token and one step each, their advantages are their normalised rewards.
     ones = [1] * len(found)
     normalised_K1 = step_advantages(
-        [[reward] for reward in found], [[0] for _ in found], [0] * len(found), ones, std=a.std, eps=a.eps
+        [[reward] for reward in found], [[0] for _ in found], [0] * len(found), ones, std=std, eps=options(a)["eps"]
     )
     each = iter(normalised_K1.flatten().tolist())
-    spread = Spread.of(found, a.std)
+    spread = Spread.of(found, std)
     return {
         "kind": "steps",
         "sentence": "The rewards of all steps of the group are compared with each other; a token is credited with "
@@ -147,6 +149,6 @@ def _of_steps(recorded: Recorded) -> dict[str, Any]:
         "sum_of_squares": spread.sum_of_squares if spread.count > 1 else None,
         "divided_by": spread.divided_by,
         "deviation": spread.deviation if spread.count > 1 else None,
-        "std": a.std,
+        "std": std,
         "steps": [[{"end": end, "reward": reward, "normalised": next(each)} for end, reward in row] for row in rows],
     }

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grouprl.algorithms import kl_estimate, policy_loss, token_weights
+from grouprl.algorithms import kl_estimate
+from grouprl.algorithms.options import options
 from grouprl.algorithms.spec import Algorithm
 
 # Fields of an algorithm that decide which equations and numbers are shown.
 _SHOWN = (
-    *("name", "baseline", "scale", "std", "credit", "reward_mix", "gamma", "lam"),
-    *("surrogate", "ratio", "clip_low", "clip_high", "dual_clip", "aggregate", "kl", "kl_in", "passes", "minibatches"),
+    *("baseline", "scale", "std", "credit", "reward_mix", "gamma", "lam"),
+    *("surrogate", "ratio", "clip_low", "clip_high", "dual_clip", "aggregate", "kl_in", "passes", "minibatches"),
 )
 
 
@@ -50,26 +51,21 @@ class Material:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The algorithm's loss of some of the completions; `anchored=False` leaves the KL term out."""
         a, reference_GT = self.algorithm, self.reference_GT
-        return policy_loss(
+        return a.objective.loss(
             logprobs_GT[rows],
             self.old_GT[rows],
             (self.advantages_GT if advantages_GT is None else advantages_GT)[rows],
             (self.weights_GT if weights_GT is None else weights_GT)[rows],
-            surrogate=a.surrogate,
-            ratio=a.ratio,
-            clip_low=a.clip_low,
-            clip_high=a.clip_high,
-            dual_clip=a.dual_clip,
             ref_logprobs_NT=None if reference_GT is None else reference_GT[rows],
             kl_coef=self.kl_coef if anchored and self.in_loss else 0.0,
-            kl=a.kl,
+            kl=a.kl.kl_estimator if a.kl else "k3",
             mask_NT=self.mask_GT[rows],
         )
 
     @property
     def in_loss(self) -> bool:
         """Whether the KL is a term of the loss."""
-        return self.reference_GT is not None and self.algorithm.kl_in == "loss"
+        return self.reference_GT is not None and self.algorithm.kl is not None and self.algorithm.kl.kl_in == "loss"
 
     def gradient(self, *, anchored: bool = True) -> Tensor:
         """[G, T] derivative of the loss by the log-prob of each token."""
@@ -81,10 +77,16 @@ class Material:
 def algorithm_part(material: Material) -> dict[str, Any]:
     """What the loss is made with."""
     a = material.algorithm
-    return {name: getattr(a, name) for name in _SHOWN} | {
-        "kl_coef": material.kl_coef,
-        "updates_per_batch": a.passes * a.minibatches,
-    }
+    known = options(a)
+    return (
+        {"name": a.name}
+        | {name: known.get(name) for name in _SHOWN}
+        | {
+            "kl": known.get("kl_estimator"),
+            "kl_coef": material.kl_coef,
+            "updates_per_batch": a.updates.passes * a.updates.minibatches,
+        }
+    )
 
 
 def ratio_stage(material: Material, reasons: Sequence[str | None]) -> dict[str, Any]:
@@ -95,7 +97,7 @@ def ratio_stage(material: Material, reasons: Sequence[str | None]) -> dict[str, 
         reasons: of each completion, why its ratio is what it is, where that needs a word.
     """
     a, ratios_GT = material.algorithm, _ratios(material)
-    bounded = a.surrogate != "plain"
+    bounded = a.objective.surrogate != "plain"
     completions = []
     for row, length in enumerate(material.lengths):
         _, stats = material.loss(material.logprobs_GT, rows=slice(row, row + 1))
@@ -109,24 +111,14 @@ def ratio_stage(material: Material, reasons: Sequence[str | None]) -> dict[str, 
                 "reason": reasons[row],
             }
         )
-    bounds = [1 - a.clip_low, 1 + a.clip_high] if bounded else []
-    return {"bounds": bounds, "level": a.ratio, "completions": completions}
+    low, high = a.objective.range
+    bounds = [1 - low, 1 + high] if bounded else []
+    return {"bounds": bounds, "level": a.objective.ratio, "completions": completions}
 
 
 def _ratios(material: Material) -> Tensor:
-    """[G, T] ratios: with a plain surrogate, an advantage of -1 and no KL they are the terms of the loss."""
-    a, ones_GT = material.algorithm, torch.ones_like(material.old_GT).requires_grad_()
-    loss, _ = policy_loss(
-        material.logprobs_GT,
-        material.old_GT,
-        -torch.ones_like(material.old_GT),
-        ones_GT,
-        surrogate="plain",
-        ratio=a.ratio,
-        mask_NT=material.mask_GT,
-    )
-    # The derivative of a weighted sum by a weight is the term that the weight belongs to.
-    return torch.autograd.grad(loss, ones_GT)[0]
+    """[G, T] ratios of the loss."""
+    return material.algorithm.objective.ratios(material.logprobs_GT, material.old_GT, material.mask_GT)
 
 
 def kl_stage(material: Material, reason: str | None) -> dict[str, Any]:
@@ -135,12 +127,17 @@ def kl_stage(material: Material, reason: str | None) -> dict[str, Any]:
     `reason` says why there is none, or whose log-probs it is made from.
     """
     a, reference_GT = material.algorithm, material.reference_GT
-    known = {"kind": a.kl, "coefficient": material.kl_coef, "in": a.kl_in, "reason": reason}
-    if reference_GT is None:
+    known = {
+        "kind": a.kl.kl_estimator if a.kl else "k3",
+        "coefficient": material.kl_coef,
+        "in": a.kl.kl_in if a.kl else "loss",
+        "reason": reason,
+    }
+    if reference_GT is None or a.kl is None:
         return {**known, "completions": None}
     # What is taken off the reward was known before the update: it is the sampler's.
-    policy_GT = material.logprobs_GT if a.kl_in == "loss" else material.old_GT
-    kl_GT = kl_estimate(policy_GT, reference_GT, kind=a.kl)
+    policy_GT = material.logprobs_GT if a.kl.kl_in == "loss" else material.old_GT
+    kl_GT = kl_estimate(policy_GT, reference_GT, kind=a.kl.kl_estimator)
     rows = [kl_GT[row, :length] for row, length in enumerate(material.lengths)]
     return {**known, "completions": [{"mean": float(row.mean()), "sum": float(row.sum())} for row in rows]}
 
@@ -148,9 +145,7 @@ def kl_stage(material: Material, reason: str | None) -> dict[str, Any]:
 def loss_stage(material: Material) -> dict[str, Any]:
     """The group's `share` in the batch's loss, in parts and by completion; `alone`: as if the group were the batch."""
     at, nothing_GT = material.logprobs_GT, torch.zeros_like(material.advantages_GT)
-    alone_GT = token_weights(
-        material.trained_GT, aggregate=material.algorithm.aggregate, constant_length=material.max_tokens
-    )
+    alone_GT = material.algorithm.objective.weights(material.trained_GT, max_tokens=material.max_tokens)
     rows = [slice(row, row + 1) for row in range(len(at))]
     return {
         "share": float(material.loss(at)[0]),

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from grouprl.algorithms import completion_advantages, token_weights
 from grouprl.algorithms.named import NAMED
 from grouprl.lab.explain import compared, comparison_sentence, numbers
 from grouprl.lab.explain_stages import (
@@ -21,6 +20,7 @@ from grouprl.lab.explain_stages import (
     loss_stage,
     ratio_stage,
 )
+from grouprl.lab.worked import compared_rewards
 
 
 def typed_walk_through(rewards: Sequence[float], name: str, learning_rate: float) -> dict[str, Any]:
@@ -39,23 +39,24 @@ def typed_walk_through(rewards: Sequence[float], name: str, learning_rate: float
     logprobs_G1 = torch.log_softmax(logits_G, 0)[:, None]
     start_G1, mask_G1 = logprobs_G1.detach(), torch.ones(size, 1, dtype=torch.bool)
     rewards_G = torch.tensor(rewards, dtype=torch.float64)
-    advantages_G = completion_advantages(rewards_G, torch.zeros(size, dtype=torch.int64), **algorithm.comparison)
+    found = compared_rewards(rewards_G, torch.zeros(size, dtype=torch.int64), algorithm)
+    advantages_G = found.advantages(rewards_G)
     material = Material(
         algorithm=algorithm,
         kl_coef=algorithm.kl_coef,
         mask_GT=mask_G1,
         trained_GT=mask_G1,
         max_tokens=1,
-        weights_GT=token_weights(mask_G1, aggregate=algorithm.aggregate, constant_length=1).double(),
+        weights_GT=algorithm.objective.weights(mask_G1, max_tokens=1).double(),
         logprobs_GT=start_G1,
         old_GT=start_G1,
-        reference_GT=start_G1 if algorithm.uses_reference else None,
+        reference_GT=start_G1 if algorithm.kl is not None else None,
         advantages_GT=advantages_G[:, None].double(),
     )
     loss, _ = material.loss(logprobs_G1)
     (slope_G,) = torch.autograd.grad(loss, logits_G)
     updated_G = torch.log_softmax(logits_G.detach() - learning_rate * slope_G, 0)
-    anchor = "the reference is the policy itself to begin with" if algorithm.uses_reference else "kl_coef is 0"
+    anchor = "the reference is the policy itself to begin with" if algorithm.kl is not None else "kl_coef is 0"
     once = "one update per batch: the policy that learns is the one that sampled, and every ratio is 1"
     return {
         "source": {"rewards": numbers(rewards), "learning_rate": learning_rate},

@@ -8,8 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
+from grouprl.config import load_config
 from grouprl.config.run import RunConfig
-from grouprl.lab.runs import read_config
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.read import read_json, read_json_lines
 from grouprl.record.rollouts import drop_after, open_rollouts
@@ -59,7 +59,8 @@ def fork_directory(source: Path, target: Path, step: int, config: RunConfig, con
 
 def _set_kl(state: Path, source: Path, config: RunConfig) -> None:
     """A checkpoint holds the coefficient of its step, which may have moved; one that was changed counts instead."""
-    if read_config(source).get("algorithm", {}).get("kl_coef") != config.algorithm.kl_coef:
+    then = load_config(RunConfig, [source / "config.yaml"], [])
+    if then.algorithm.kl_coef != config.algorithm.kl_coef:
         atomic_write_text(state, json_text({**read_json(state), "kl_coef": config.algorithm.kl_coef}, indent=2) + "\n")
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from grouprl.algorithms.spec import Algorithm, Std
+from grouprl.algorithms.options import options
+from grouprl.algorithms.spec import Algorithm
+from grouprl.algorithms.statistics import Std
 from grouprl.lab.recorded import missing_problem, recorded, reward_weights, run_algorithm
 from grouprl.lab.runs import read_config
-from grouprl.lab.worked import Scored, Spread, of_step, worked
+from grouprl.lab.worked import Scored, Spread, deviation_kind, of_step, worked
 from grouprl.record.rows import parsed_columns, parsed_components, parsed_messages, parsed_steps
 from grouprl.types import UserError
 
@@ -43,7 +44,7 @@ def groups_of_step(folder: Path, step: int | None, *, offset: int, limit: int) -
     Raises:
         UserError: the database cannot be read or is an older version's.
     """
-    std = run_algorithm(read_config(folder)).std
+    std = deviation_kind(run_algorithm(read_config(folder)))
     with recorded(folder) as database:
         first, last = database.execute(
             "SELECT (SELECT MIN(step) FROM completions), (SELECT MAX(step) FROM completions)"
@@ -100,7 +101,7 @@ def one_group(folder: Path, step: int, group: int) -> dict[str, Any]:
         "prompt": problem["prompt"],
         "messages": parsed_messages(database_path, problem),
         "columns": parsed_columns(database_path, problem),
-        "algorithm": asdict(algorithm),
+        "algorithm": {"name": algorithm.name, **options(algorithm)},
         "statistics": worked(group, scored, [row["advantage"] for row in rows], algorithm),
         "completions": [_whole(database_path, row, weights) for row in rows],
     }
@@ -225,7 +226,9 @@ def _visit(rows: Sequence[sqlite3.Row]) -> dict[str, Any]:
 
 
 def _scored(database: sqlite3.Connection, step: int, group: int, algorithm: Algorithm) -> Iterator[Scored]:
-    penalty = "COALESCE(json_extract(components, '$.soft_overlong'), 0.0)" if algorithm.overlong_buffer else "0.0"
+    penalty = (
+        "COALESCE(json_extract(components, '$.soft_overlong'), 0.0)" if algorithm.groups.overlong_buffer else "0.0"
+    )
     one, which = ("", (step,)) if of_step(algorithm) else ("AND group_index = ?", (step, group))
     for row in database.execute(
         f"SELECT group_index, reward, {penalty} AS penalty FROM completions WHERE step = ? {one} "

@@ -12,12 +12,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import yaml
 
-from grouprl.algorithms.named import NAMED
 from grouprl.config.run import RunConfig, dump_config, load_config
 from grouprl.lab.forks import fork_directory
 from grouprl.lab.runs import Runs, holder
@@ -218,5 +216,4 @@ def _checked(files: Sequence[Path], changes: Sequence[str], place: Sequence[str]
     moved = [change for change in changes if change.partition("=")[0] in ("name", "runs_dir")]
     if moved:
         raise UserError(f"{moved[0][:60]}: a run of the lab lies where its name says; give the name in its own field")
-    named = {"algorithm": {name: asdict(algorithm) for name, algorithm in NAMED.items()}}
-    return load_config(RunConfig, files, [*changes, *place], named=named)
+    return load_config(RunConfig, files, [*changes, *place])

@@ -10,17 +10,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
+from grouprl.algorithms.named import NAMED
+from grouprl.algorithms.options import with_options
 from grouprl.algorithms.spec import Algorithm
-from grouprl.record.files import json_text
 from grouprl.record.read import read_json
 from grouprl.record.rollouts import SCHEMA, open_recorded
 from grouprl.record.rows import checked_rows
 from grouprl.record.strict import is_number
 from grouprl.types import UserError
 
-_FIELDS = TypeAdapter(Algorithm)
 _SECONDS = 5.0  # that the database may be asked, which takes 0.3 s of a step of 10,000; a table may be a slow view
 _WORK = 10_000  # of its instructions between two looks at the clock
 
@@ -56,14 +54,13 @@ def run_algorithm(config: Mapping[str, Any]) -> Algorithm:
     """
     section = config.get("algorithm", {})
     try:
-        algorithm = Algorithm(**section)
-        _FIELDS.validate_json(json_text(section), strict=True)  # kinds, of which a dataclass knows nothing
-    except (TypeError, ValidationError) as error:
+        known = NAMED.get(section.get("name", "grpo"), NAMED["grpo"])
+        return with_options(known, section)
+    except (AttributeError, TypeError, UserError) as error:
         raise UserError(
-            f"config.yaml: expected the fields of an algorithm under `algorithm`, got {str(section)[:60]!r} ({error}): "
-            "restore the file, or look at the run with the version that made it"
+            f"config.yaml: expected the options of an algorithm under `algorithm`, got {str(section)[:60]!r} "
+            f"({error}): restore the file, or look at the run with the version that made it"
         ) from None
-    return algorithm
 
 
 def reward_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, float]:

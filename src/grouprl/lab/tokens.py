@@ -85,19 +85,13 @@ def clipped_sides(ratios_T: Tensor, advantages_T: Tensor, algorithm: Algorithm) 
         advantages_T: [T].
         algorithm: with `ratio="sequence"`, ratios_T is the completion's at every token.
     """
-    if algorithm.surrogate != "clip":
+    if algorithm.objective.surrogate != "clip":
         return [None] * len(ratios_T)
-    dual = float("inf") if algorithm.dual_clip is None else algorithm.dual_clip
-    sides: list[str | None] = []
-    for ratio, advantage in zip(ratios_T.tolist(), advantages_T.tolist(), strict=True):
-        low, high = ratio < 1 - algorithm.clip_low, ratio > 1 + algorithm.clip_high
-        if advantage > 0:
-            sides.append("high" if high else None)
-        elif advantage < 0:
-            sides.append("low" if low else "dual" if ratio > dual else None)
-        else:
-            sides.append(None)
-    return sides
+    low_1T, high_1T = algorithm.objective.clipped(ratios_T[None], advantages_T[None])
+    bound = algorithm.objective.largest_ratio
+    dual_T = torch.zeros_like(low_1T[0]) if bound is None else (ratios_T > bound) & (advantages_T < 0)
+    rows = zip(low_1T[0].tolist(), high_1T[0].tolist(), dual_T.tolist(), strict=True)
+    return ["low" if low else "high" if high else "dual" if dual else None for low, high, dual in rows]
 
 
 def _derived(columns: Mapping[str, Tensor | None], advantages_T: Tensor, algorithm: Algorithm) -> dict[str, Any]:
@@ -112,11 +106,13 @@ def _derived(columns: Mapping[str, Tensor | None], advantages_T: Tensor, algorit
     sequence_ratio = log_ratios_T.mean().exp()
     derived |= {"ratios": log_ratios_T.exp().tolist(), "sequence_ratio": sequence_ratio.item()}
     # With a correction the loss's ratio is to the learner's own log-probs before the update, which are not recorded.
-    if algorithm.correction == "none":
-        ratios_T = sequence_ratio.expand_as(log_ratios_T) if algorithm.ratio == "sequence" else log_ratios_T.exp()
+    if algorithm.correction is None:
+        ratios_T = (
+            sequence_ratio.expand_as(log_ratios_T) if algorithm.objective.ratio == "sequence" else log_ratios_T.exp()
+        )
         derived["clipped"] = clipped_sides(ratios_T, advantages_T, algorithm)
-    if reference_T is not None:
-        derived["kl"] = kl_estimate(learner_T, reference_T, kind=algorithm.kl).tolist()
+    if reference_T is not None and algorithm.kl is not None:
+        derived["kl"] = kl_estimate(learner_T, reference_T, kind=algorithm.kl.kl_estimator).tolist()
     if updated_T is not None:
         derived["changes"] = (updated_T.exp() - learner_T.exp()).tolist()
     return derived

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
-from grouprl.algorithms import completion_advantages, kept_rows
-from grouprl.algorithms.spec import Algorithm, Std
+from grouprl.algorithms.advantages import CompletionAdvantage
+from grouprl.algorithms.options import options
+from grouprl.algorithms.spec import Algorithm
+from grouprl.algorithms.statistics import Statistics, Std, group_statistics
 
 # Advantages are recorded as float32.
 _ROUNDING = 1e-5
@@ -60,6 +62,11 @@ def exact_sum(values: Sequence[float]) -> float:
         return sum(values, 0.0)
 
 
+def deviation_kind(algorithm: Algorithm) -> Std:
+    """Which deviation is shown of rewards: the algorithm's, or the population's where it uses none."""
+    return options(algorithm).get("std", "population")  # type: ignore[no-any-return]
+
+
 def of_step(algorithm: Algorithm) -> bool:
     """Whether a completion is compared with all completions of its step, not with its own group alone."""
     return _by_rewards(algorithm) and of_batch(algorithm)
@@ -82,10 +89,11 @@ def worked(group: int, scored: Sequence[Scored], recorded: Sequence[float], algo
         advantages, `advantages`, the baselines, the divisor and `agree` are None.
     """
     rewards = [one.reward for one in scored if one.group == group]
-    own, kept = Spread.of(rewards, algorithm.std), _kept(scored, algorithm)
+    std = deviation_kind(algorithm)
+    own, kept = Spread.of(rewards, std), _kept(scored, algorithm)
     batch = None
     if of_step(algorithm):
-        batch = Spread.of([one.reward for one, keep in zip(scored, kept, strict=True) if keep], algorithm.std)
+        batch = Spread.of([one.reward for one, keep in zip(scored, kept, strict=True) if keep], std)
     advantages = _advantages(group, scored, kept, algorithm) if _by_rewards(algorithm) else None
     agree = None if advantages is None else _close(advantages, recorded)
     return {
@@ -93,7 +101,9 @@ def worked(group: int, scored: Sequence[Scored], recorded: Sequence[float], algo
         "rewards": rewards,
         "valid": [reward is not None for reward in rewards],
         "deviations": [None if reward is None or own.mean is None else reward - own.mean for reward in rewards],
-        **{name: getattr(algorithm, name) for name in ("baseline", "scale", "std", "eps")},
+        **{name: options(algorithm).get(name) for name in ("baseline", "scale")},
+        "std": std,
+        "eps": options(algorithm).get("eps", 1e-6),
         "baselines": [_baseline(reward, own, batch, algorithm) for reward in rewards],
         "divisor": _divisor(own, batch, algorithm),
         "step": None if batch is None else {name: vars(batch)[name] for name in ("count", "mean", "deviation")},
@@ -107,25 +117,25 @@ def worked(group: int, scored: Sequence[Scored], recorded: Sequence[float], algo
 
 def _by_rewards(algorithm: Algorithm) -> bool:
     """Whether one reward for each completion is all that its advantage is made of (a KL in the reward apart)."""
-    whole = algorithm.credit == "completion" or (algorithm.credit == "token" and not of_batch(algorithm))
-    return whole and algorithm.baseline != "critic" and algorithm.reward_mix == "sum_then_normalise"
+    advantage = algorithm.advantage
+    if isinstance(advantage, CompletionAdvantage):
+        return not advantage.mixes_advantages
+    return advantage.credit == "token" and not advantage.of_batch and algorithm.critic is None
 
 
 def of_batch(algorithm: Algorithm) -> bool:
     """Whether mean or deviation are those of the batch."""
-    scaled = algorithm.scale != "none"
-    return "batch" in algorithm.baseline or algorithm.scale == "batch_std" or (algorithm.baseline == "none" and scaled)
+    return algorithm.advantage.of_batch
 
 
 def _kept(scored: Sequence[Scored], algorithm: Algorithm) -> list[bool]:
     """Groups are chosen by what the reward functions said, before the length penalty."""
     judged = [None if one.reward is None else judged_reward(one.reward, one.penalty) for one in scored]
-    kept: list[bool] = kept_rows(
-        _tensor(judged),
-        torch.tensor([one.group for one in scored]),
-        **algorithm.filters,
-    ).tolist()
-    return kept
+    groups = [one.group for one in scored]
+    members = {group: [reward for reward, own in zip(judged, groups, strict=True) if own == group] for group in groups}
+    rewards = [[math.nan if reward is None else reward for reward in row] for row in members.values()]
+    kept = dict(zip(members, algorithm.groups.kept(rewards), strict=True))
+    return [kept[group] for group in groups]
 
 
 def judged_reward(reward: float, penalty: float) -> float:
@@ -138,28 +148,41 @@ def _advantages(group: int, scored: Sequence[Scored], kept: Sequence[bool], algo
     rewards_N, groups_N = _tensor([one.reward for one in scored]), torch.tensor([one.group for one in scored])
     kept_N, own_N = torch.tensor(kept), groups_N == group
     advantages_N = torch.zeros(len(scored))
-    advantages_N[kept_N] = completion_advantages(rewards_N[kept_N], groups_N[kept_N], **algorithm.comparison)
+    advantages_N[kept_N] = compared_rewards(rewards_N[kept_N], groups_N[kept_N], algorithm).advantages(
+        rewards_N[kept_N]
+    )
     advantages: list[float] = advantages_N[own_N].tolist()
     return advantages
+
+
+def compared_rewards(rewards_N: torch.Tensor, groups_N: torch.Tensor, algorithm: Algorithm) -> Statistics:
+    """Baseline, divisor and signal of each reward; where a token's credit begins with its group, that comparison."""
+    advantage = algorithm.advantage
+    if isinstance(advantage, CompletionAdvantage):
+        return advantage.statistics(rewards_N, groups_N)
+    found = {name: value for name, value in options(algorithm).items() if name in ("baseline", "scale", "std", "eps")}
+    return group_statistics(rewards_N, groups_N, **found)
 
 
 def _baseline(reward: float | None, own: Spread, batch: Spread | None, algorithm: Algorithm) -> float | None:
     if reward is None or not _by_rewards(algorithm):
         return None
-    if algorithm.baseline == "leave_one_out":
+    baseline = options(algorithm)["baseline"]
+    if baseline == "leave_one_out":
         return (own.sum - reward) / (own.count - 1) if own.count > 1 else None
-    if algorithm.baseline == "batch_mean":
+    if baseline == "batch_mean":
         return None if batch is None else batch.mean
-    return own.mean if algorithm.baseline == "mean" else algorithm.baseline_constant
+    return own.mean if baseline == "mean" else options(algorithm).get("baseline_constant", 0.0)
 
 
 def _divisor(own: Spread, batch: Spread | None, algorithm: Algorithm) -> float | None:
     if not _by_rewards(algorithm):
         return None
-    if algorithm.scale == "none":
+    known = options(algorithm)
+    if known["scale"] == "none":
         return 1.0
-    spread = own if algorithm.scale == "group_std" else batch
-    return None if spread is None or spread.deviation is None else spread.deviation + algorithm.eps
+    spread = own if known["scale"] == "group_std" else batch
+    return None if spread is None or spread.deviation is None else spread.deviation + float(known["eps"])
 
 
 def _why(algorithm: Algorithm) -> str:
@@ -171,23 +194,23 @@ def _why(algorithm: Algorithm) -> str:
 
 
 def _reasons(algorithm: Algorithm) -> Iterator[str]:
-    by_token = algorithm.credit == "token"
-    if algorithm.baseline == "critic":
+    by_token, known = algorithm.advantage.credit == "token", options(algorithm)
+    if algorithm.critic is not None:
         yield "The baseline is what a critic expected before each token, not a mean of rewards."
-    if algorithm.credit == "step":
+    if algorithm.advantage.credit == "step":
         yield (
             "Each step of a completion has a reward: these are normalised over all steps of the group, and a token "
             "gets the sum over the steps that end at or after it. What is recorded is the mean over the tokens."
         )
-    if algorithm.reward_mix == "normalise_then_sum":
+    if known.get("reward_mix") == "normalise_then_sum":
         yield "Each reward function's values are normalised by themselves, and the advantages are then added up."
-    if algorithm.kl_in == "reward" and algorithm.kl_coef > 0:
+    if algorithm.kl is not None and algorithm.kl.kl_in == "reward":
         yield "The KL to the reference is part of the reward in this run, and the rewards shown here leave it out."
-    if by_token and algorithm.gamma != 1:
-        yield f"What comes later counts less: each token is discounted by {algorithm.gamma:g}."
+    if by_token and known["gamma"] != 1:
+        yield f"What comes later counts less: each token is discounted by {known['gamma']:g}."
     if by_token and of_batch(algorithm):
         yield "Mean and deviation are those over all tokens of the step, so that longer completions count more."
-    if by_token and algorithm.mask_overlong:
+    if by_token and algorithm.groups.mask_overlong:
         yield "Completions that were cut at the limit are not learned from: their advantage is 0."
 
 

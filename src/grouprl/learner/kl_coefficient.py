@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from grouprl.algorithms import steered_kl_coef
 from grouprl.algorithms.spec import Algorithm
 
 
@@ -11,9 +10,9 @@ class KlCoefficient:
 
     def __init__(self, algorithm: Algorithm) -> None:
         self.value = algorithm.kl_coef
-        self._algorithm = algorithm
+        self._kl = algorithm.kl
 
     def measured(self, kl: float) -> None:
         """Takes note of a step's mean KL per token, in nats."""
-        if self._algorithm.kl_target is not None:
-            self.value = steered_kl_coef(self.value, kl, target=self._algorithm.kl_target, rate=self._algorithm.kl_rate)
+        if self._kl is not None:
+            self.value = self._kl.next_coef(self.value, kl)

@@ -12,25 +12,28 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from grouprl.algorithms import high_entropy_mask, mismatch_weights, policy_loss, token_weights, value_loss
+from grouprl.algorithms import high_entropy_mask, token_weights, value_loss
+from grouprl.algorithms.credit import Credit
+from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.spec import Algorithm
-from grouprl.learner.credit import Credit, explained_variance
+from grouprl.algorithms.values import SharedCritic
+from grouprl.learner.credit import explained_variance
 from grouprl.learner.forward import Forward, pack_forward, pack_hidden
 from grouprl.learner.kl_coefficient import KlCoefficient
 from grouprl.learner.optimizer import Optimizer
 from grouprl.learner.packs import Pack, make_packs, targets, to_grid
-from grouprl.learner.seen import Seen, look
-from grouprl.learner.trace import Trace, Traced, make_trace, watched_group
+from grouprl.learner.policy_evaluation import PolicyEvaluation, evaluate_policy
+from grouprl.learner.trace import TokenPass, Trace, make_trace, watched_group
 from grouprl.models.critic import Critic
 from grouprl.models.precision import autocast
 from grouprl.types import Batch
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnResult:
     """What came of a batch, for the record."""
 
-    figures: dict[str, float]
+    metrics: dict[str, float]
     trace: Trace
 
 
@@ -49,28 +52,28 @@ class Learner:
     critic: Critic | None = None
     critic_optimizer: Optimizer | None = None
 
-    def look(self, batch: Batch) -> Seen:
-        """What the reference, the critic and the policy say of a batch before its first update."""
-        return look(
+    def evaluate(self, batch: Batch) -> PolicyEvaluation:
+        """Log-probs and values of a batch before its first update; see `evaluate_policy`."""
+        return evaluate_policy(
             batch,
             policy=self.policy,
             reference=self.reference,
             critic=self.critic,
-            policy_too=self.algorithm.correction != "none" or self.algorithm.entropy_share < 1,
+            policy_too=self.algorithm.correction is not None or self.algorithm.spread.entropy_share < 1,
             device=self.device,
             dtype=self.dtype,
             micro_batch_tokens=self.micro_batch_tokens,
         )
 
     def learn(
-        self, batch: Batch, credit: Credit, seen: Seen, *, critic_only: bool = False, watch: bool = False
-    ) -> Learned:
-        """`algorithm.passes` times through the batch, in `algorithm.minibatches` updates each.
+        self, batch: Batch, credit: Credit, before: PolicyEvaluation, *, critic_only: bool = False, watch: bool = False
+    ) -> LearnResult:
+        """`passes` times through the batch, in `minibatches` updates each.
 
         Args:
             batch: the completions.
             credit: their advantages, and the returns for a critic.
-            seen: from `look`.
+            before: from `evaluate`.
             critic_only: leave the policy as it is.
             watch: look at one group again after the last update, see `Trace.updated_NT`.
 
@@ -78,23 +81,28 @@ class Learner:
             Figures of the last pass, `sampler_learner_gap` of the first update, and the seconds spent; the tokens.
         """
         started = time.perf_counter()
-        work, figures = _Work.of(batch, credit, seen, self.algorithm)
+        work, metrics = _Work.of(batch, credit, before, self.algorithm)
         passes = []
-        for _ in range(self.algorithm.passes):
-            parts = _minibatches(batch, self.algorithm.minibatches, self._updates())
+        for _ in range(self.algorithm.updates.passes):
+            parts = _minibatches(batch, self.algorithm.updates.minibatches, self._updates())
             passes.append([self._update(work, rows, critic_only) for rows in parts])
         last = _averaged([update for update, _ in passes[-1]])
         # Of the first update that had something to learn: later ones have moved on purpose.
         gaps = (update["sampler_learner_gap"] for update, _ in passes[0] if "sampler_learner_gap" in update)
-        figures |= last | {"sampler_learner_gap": next(gaps, math.nan), "kl_coef": self.kl_coefficient.value}
-        if not self.algorithm.uses_reference:
-            del figures["kl_coef"]
-        elif "kl" in figures:
-            self.kl_coefficient.measured(figures["kl"])
+        metrics |= last | {"sampler_learner_gap": next(gaps, math.nan), "kl_coef": self.kl_coefficient.value}
+        if self.algorithm.kl is None:
+            del metrics["kl_coef"]
+        elif "kl" in metrics:
+            self.kl_coefficient.measured(metrics["kl"])
         watched = watched_group(batch, work.advantages_NT) if watch and not critic_only else []
         again = [self._looked_again(batch, pack) for pack in self._packs(batch, watched)] if watched else []
-        trace = make_trace(batch, seen, [part for _, parts in passes[-1] for part in parts], again)
-        return Learned(figures | {"time/learn": time.perf_counter() - started}, trace)
+        trace = make_trace(batch, before, [part for _, parts in passes[-1] for part in parts], again)
+        return LearnResult(metrics | {"time/learn": time.perf_counter() - started}, trace)
+
+    @property
+    def refreshes_reference(self) -> bool:
+        """Whether the reference changes during a run."""
+        return self.algorithm.kl is not None and self.algorithm.kl.refresh_reference > 0
 
     def refresh_reference(self) -> None:
         """Makes the reference what the policy is now (iterative GRPO, DeepSeekMath 4.1.4)."""
@@ -119,14 +127,12 @@ class Learner:
     def _updates(self) -> int:
         return self.optimizer.updates + (self.critic_optimizer.updates if self.critic_optimizer else 0)
 
-    def _update(self, work: _Work, rows: Sequence[int], critic_only: bool) -> tuple[dict[str, float], list[Traced]]:
-        """One update from some rows of the batch: its figures, and what was seen on the way."""
+    def _update(self, work: _Work, rows: Sequence[int], critic_only: bool) -> tuple[dict[str, float], list[TokenPass]]:
+        """One update from some rows of the batch: its metrics, and what was seen on the way."""
         batch, learning_rate = work.batch, self.optimizer.learning_rate
         weights_NT = torch.zeros(batch.mask_NT.shape)
-        weights_NT[list(rows)] = token_weights(
-            batch.trained_NT[list(rows)],
-            aggregate=self.algorithm.aggregate,
-            constant_length=batch.sampling.max_tokens,
+        weights_NT[list(rows)] = self.algorithm.objective.weights(
+            batch.trained_NT[list(rows)], max_tokens=batch.sampling.max_tokens
         )
         value_weights_NT = work.value_weights(rows)
         valued = [row for row in rows if value_weights_NT is not None and value_weights_NT[row].any()]
@@ -134,15 +140,15 @@ class Learner:
         moving = [] if critic_only else self._moving(work, rows, weights_NT)
         packs = self._packs(batch, sorted({*moving, *valued}) if shared else moving)
         done = [self._policy_backward(work, pack, weights_NT, value_weights_NT if shared else None) for pack in packs]
-        figures = _combined([one for one, _ in done])
+        metrics = _combined([one for one, _ in done])
         if self.critic is not None and self.critic.trunk is not None and value_weights_NT is not None:
             own = self._packs(batch, valued)
-            figures |= _combined([self._critic_backward(work, pack, value_weights_NT) for pack in own])
+            metrics |= _combined([self._critic_backward(work, pack, value_weights_NT) for pack in own])
         # Every completion may lack signal; then there is no gradient, and no step that decays or drifts.
         norm = self.optimizer.step() if packs else 0.0
         if self.critic_optimizer is not None:
-            figures["critic_grad_norm"] = self.critic_optimizer.step() if valued else 0.0
-        return {**figures, "grad_norm": norm, "learning_rate": learning_rate}, [traced for _, traced in done]
+            metrics["critic_grad_norm"] = self.critic_optimizer.step() if valued else 0.0
+        return {**metrics, "grad_norm": norm, "learning_rate": learning_rate}, [traced for _, traced in done]
 
     def _packs(self, batch: Batch, rows: Sequence[int]) -> list[Pack]:
         return make_packs(batch, rows, self.micro_batch_tokens, self.device)
@@ -150,48 +156,44 @@ class Learner:
     def _moving(self, work: _Work, rows: Iterable[int], weights_NT: Tensor) -> list[int]:
         """Completions that move the policy: without a KL term those of advantage 0 have no gradient."""
         a = self.algorithm
-        everyone = (a.uses_reference and a.kl_in == "loss") or a.entropy_coef > 0
+        everyone = _kl_in_loss(a) is not None or a.spread.entropy_coef > 0
         moving_N = (weights_NT > 0).any(1) & (everyone | (work.advantages_NT != 0).any(1))
         return [row for row in rows if moving_N[row]]
 
     def _policy_backward(
         self, work: _Work, pack: Pack, weights_NT: Tensor, value_weights_NT: Tensor | None
-    ) -> tuple[dict[str, float], Traced]:
+    ) -> tuple[dict[str, float], TokenPass]:
         a, batch = self.algorithm, work.batch
         with autocast(self.device, self.dtype):
             forward = pack_forward(
-                self.policy, pack, targets(batch, pack), batch.sampling, entropy_gradient=a.entropy_coef > 0
+                self.policy, pack, targets(batch, pack), batch.sampling, entropy_gradient=a.spread.entropy_coef > 0
             )
         logprobs_nT = to_grid(pack, forward.logprobs_C)
         mask_nT, weights_nT = self._cut(pack, batch.mask_NT), self._cut(pack, weights_NT)
-        loss, stats = policy_loss(
+        anchor = _kl_in_loss(a)
+        loss, stats = a.objective.loss(
             logprobs_nT,
             self._cut(pack, work.old_NT),
             self._cut(pack, work.advantages_NT),
             weights_nT,
-            surrogate=a.surrogate,
-            ratio=a.ratio,
-            clip_low=a.clip_low,
-            clip_high=a.clip_high,
-            dual_clip=a.dual_clip,
-            ref_logprobs_NT=None if work.seen.reference_NT is None else self._cut(pack, work.seen.reference_NT),
-            kl_coef=self.kl_coefficient.value if a.kl_in == "loss" else 0.0,
-            kl=a.kl,
+            ref_logprobs_NT=None if work.before.reference_NT is None else self._cut(pack, work.before.reference_NT),
+            kl_coef=self.kl_coefficient.value if anchor else 0.0,
+            kl=a.kl.kl_estimator if a.kl else "k3",
             mask_NT=mask_nT,
         )
-        if a.entropy_coef > 0:
-            loss = loss - a.entropy_coef * (weights_nT * to_grid(pack, forward.entropies_C)).sum()
-        if value_weights_NT is not None:
+        if a.spread.entropy_coef > 0:
+            loss = loss - a.spread.entropy_coef * (weights_nT * to_grid(pack, forward.entropies_C)).sum()
+        if value_weights_NT is not None and isinstance(a.critic, SharedCritic):
             cost, value_stats = self._value_loss(work, pack, forward.hidden_CH, value_weights_NT)
-            loss, stats = loss + a.value_coef * cost, stats | value_stats | {"value_loss": cost.detach()}
+            loss, stats = loss + a.critic.value_coef * cost, stats | value_stats | {"value_loss": cost.detach()}
         loss.backward()  # type: ignore[no-untyped-call]
         gap = (logprobs_nT.detach() - self._cut(pack, batch.old_logprobs_NT)).abs()[mask_nT].max()
-        return _figures(pack, loss, forward, gap, stats), Traced.of(pack, forward)
+        return _figures(pack, loss, forward, gap, stats), TokenPass.of(pack, forward)
 
     @torch.no_grad()
-    def _looked_again(self, batch: Batch, pack: Pack) -> Traced:
+    def _looked_again(self, batch: Batch, pack: Pack) -> TokenPass:
         with autocast(self.device, self.dtype):
-            return Traced.of(pack, pack_forward(self.policy, pack, targets(batch, pack), batch.sampling))
+            return TokenPass.of(pack, pack_forward(self.policy, pack, targets(batch, pack), batch.sampling))
 
     def _critic_backward(self, work: _Work, pack: Pack, value_weights_NT: Tensor) -> dict[str, float]:
         assert self.critic is not None
@@ -207,14 +209,15 @@ class Learner:
         self, work: _Work, pack: Pack, hidden_CH: Tensor, value_weights_NT: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         assert self.critic is not None
+        assert self.algorithm.critic is not None
         assert work.credit.returns_NT is not None
-        assert work.seen.values_NT is not None
+        assert work.before.values_NT is not None
         return value_loss(
             to_grid(pack, self.critic.values(hidden_CH)),
-            self._cut(pack, work.seen.values_NT),
+            self._cut(pack, work.before.values_NT),
             self._cut(pack, work.credit.returns_NT),
             self._cut(pack, value_weights_NT),
-            clip=self.algorithm.value_clip,
+            clip=self.algorithm.critic.value_clip,
         )
 
     def _cut(self, pack: Pack, whole_NT: Tensor) -> Tensor:
@@ -227,50 +230,48 @@ class _Work:
 
     batch: Batch
     credit: Credit
-    seen: Seen
+    before: PolicyEvaluation
     old_NT: Tensor  # log-probs under the old policy of the ratio
     advantages_NT: Tensor  # corrected for the sampler, and 0 where entropy is low
 
     @staticmethod
-    def of(batch: Batch, credit: Credit, seen: Seen, algorithm: Algorithm) -> tuple[_Work, dict[str, float]]:
-        """The work, and figures about it."""
-        old_NT, advantages_NT, figures = batch.old_logprobs_NT, credit.advantages_NT, {}
-        if algorithm.correction != "none" and seen.policy_NT is not None:
-            old_NT = seen.policy_NT.cpu()
-            ratio_NT = mismatch_weights(
-                old_NT,
-                batch.old_logprobs_NT,
-                batch.mask_NT,
-                kind=algorithm.correction,
-                level=algorithm.correction_level,
-                cap=algorithm.correction_cap,
-                floor=algorithm.correction_floor,
-            )
+    def of(
+        batch: Batch, credit: Credit, before: PolicyEvaluation, algorithm: Algorithm
+    ) -> tuple[_Work, dict[str, float]]:
+        """The work, and metrics about it."""
+        old_NT, advantages_NT, metrics = batch.old_logprobs_NT, credit.advantages_NT, {}
+        if algorithm.correction is not None and before.policy_NT is not None:
+            old_NT = before.policy_NT.cpu()
+            ratio_NT = algorithm.correction.weights(old_NT, batch.old_logprobs_NT, batch.mask_NT)
             # Every surrogate is homogeneous in the advantage, so this weighs it and leaves the KL term alone.
             advantages_NT = advantages_NT * ratio_NT
-            figures = {
+            metrics = {
                 "correction_mean": float(ratio_NT[batch.mask_NT].mean()),
                 "correction_max": float(ratio_NT.max()),
             }
-        if algorithm.entropy_share < 1 and seen.entropies_NT is not None:
+        if algorithm.spread.entropy_share < 1 and before.entropies_NT is not None:
             decisive_NT, threshold = high_entropy_mask(
-                seen.entropies_NT.cpu(), batch.trained_NT, share=algorithm.entropy_share
+                before.entropies_NT.cpu(), batch.trained_NT, share=algorithm.spread.entropy_share
             )
             advantages_NT = advantages_NT * decisive_NT
-            figures["entropy_threshold"] = threshold
-        if seen.values_NT is not None and credit.returns_NT is not None and credit.counted_NT is not None:
-            figures["value_explained_variance"] = explained_variance(
-                seen.values_NT, credit.returns_NT, credit.counted_NT
+            metrics["entropy_threshold"] = threshold
+        if before.values_NT is not None and credit.returns_NT is not None and credit.counted_NT is not None:
+            metrics["value_explained_variance"] = explained_variance(
+                before.values_NT, credit.returns_NT, credit.counted_NT
             )
-        return _Work(batch, credit, seen, old_NT, advantages_NT), figures
+        return _Work(batch, credit, before, old_NT, advantages_NT), metrics
 
     def value_weights(self, rows: Sequence[int]) -> Tensor | None:
         """[N, T] weights of the value loss: the mean over the counted tokens of these rows."""
-        if self.seen.values_NT is None or self.credit.counted_NT is None:
+        if self.before.values_NT is None or self.credit.counted_NT is None:
             return None
         counted_NT = torch.zeros_like(self.batch.mask_NT)
         counted_NT[list(rows)] = self.credit.counted_NT[list(rows)]
         return token_weights(counted_NT, aggregate="token_mean")
+
+
+def _kl_in_loss(algorithm: Algorithm) -> Kl | None:
+    return algorithm.kl if algorithm.kl is not None and algorithm.kl.kl_in == "loss" else None
 
 
 def _mib(tensors: Iterable[Tensor]) -> float:
@@ -296,18 +297,18 @@ def _figures(pack: Pack, loss: Tensor, forward: Forward, gap: Tensor, stats: dic
     }
 
 
-def _combined(figures: Sequence[dict[str, float]]) -> dict[str, float]:
+def _combined(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
     """Figures of the packs as those of the batch: losses add up, peaks are peaks, the rest averages over tokens."""
-    tokens = sum(figure["tokens"] for figure in figures)
+    tokens = sum(figure["tokens"] for figure in metrics)
     combined: dict[str, float] = {}
-    for name in figures[0] if figures else ():
-        values = [figure[name] for figure in figures]
+    for name in metrics[0] if metrics else ():
+        values = [figure[name] for figure in metrics]
         if name in ("loss", "value_loss"):
             combined[name] = sum(values)
         elif name in ("sampler_learner_gap", "ratio_max"):
             combined[name] = max(values)
         elif name != "tokens":
-            combined[name] = sum(v * f["tokens"] for v, f in zip(values, figures, strict=True)) / tokens
+            combined[name] = sum(v * f["tokens"] for v, f in zip(values, metrics, strict=True)) / tokens
     return combined
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from grouprl.learner.forward import Forward
 from grouprl.learner.packs import Pack, to_grid
-from grouprl.learner.seen import Seen
+from grouprl.learner.policy_evaluation import PolicyEvaluation
 from grouprl.types import Batch, Group, TokenTrace
 
 
 @dataclass(frozen=True)
-class Traced:
+class TokenPass:
     """A forward pass over a pack: what it said of each token."""
 
     pack: Pack
@@ -24,9 +24,9 @@ class Traced:
     entropies_nT: Tensor
 
     @staticmethod
-    def of(pack: Pack, forward: Forward) -> Traced:
+    def of(pack: Pack, forward: Forward) -> TokenPass:
         """Without the graph behind it, which would keep all activations."""
-        return Traced(pack, to_grid(pack, forward.logprobs_C.detach()), to_grid(pack, forward.entropies_C.detach()))
+        return TokenPass(pack, to_grid(pack, forward.logprobs_C.detach()), to_grid(pack, forward.entropies_C.detach()))
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,14 @@ class Trace:
         return [TokenTrace(*row) for row in zip(*columns, strict=True)]
 
 
-def make_trace(batch: Batch, seen: Seen, last_pass: Sequence[Traced], again: Sequence[Traced]) -> Trace:
+def make_trace(
+    batch: Batch, before: PolicyEvaluation, last_pass: Sequence[TokenPass], again: Sequence[TokenPass]
+) -> Trace:
     """Puts the packs of the last pass, and of the look after the last update, back into [N, T]."""
     return Trace(
         logprobs_NT=_whole(batch, [(part.pack, part.logprobs_nT) for part in last_pass]),
         entropies_NT=_whole(batch, [(part.pack, part.entropies_nT) for part in last_pass]),
-        reference_NT=None if seen.reference_NT is None else seen.reference_NT.cpu(),
+        reference_NT=None if before.reference_NT is None else before.reference_NT.cpu(),
         updated_NT=_whole(batch, [(part.pack, part.logprobs_nT) for part in again]),
     )
 

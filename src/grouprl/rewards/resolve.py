@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from grouprl.config.names import unknown_name
 from grouprl.rewards.named import REWARDS, STEP_REWARDS
 from grouprl.scoring.functions import SOFT_OVERLONG, FromFile, RewardFunction, WeightedReward
-from grouprl.types import UserError
+from grouprl.types import UserError, unknown_name
 
 
 def resolve_rewards(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grouprl.algorithms.values import SharedCritic
 from grouprl.config.run import RunConfig, check_sections
 from grouprl.curriculum.edge import Edge
 from grouprl.curriculum.order import Sampler, Uniform
@@ -108,14 +109,14 @@ def _policy(config: RunConfig, start: PreTrainedModel, checkpoint: Path | None) 
 def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel) -> Learner:
     algorithm, settings = config.algorithm, config.learner
     reference, critic, critic_optimizer, device = None, None, None, resolve_device(config.model.device)
-    if algorithm.uses_reference and config.model.lora is not None:
+    if algorithm.kl is not None and config.model.lora is not None:
         reference = policy  # without its adapter, see `grouprl.models.adapters.as_reference`
-    elif algorithm.uses_reference:
+    elif algorithm.kl is not None:
         reference = frozen_copy(start) if start is policy else start.requires_grad_(False)
     if settings.recompute:
         recompute_activations(policy)
-    if algorithm.critic != "none":
-        critic = Critic(policy, shared=algorithm.critic == "shared")
+    if algorithm.critic is not None:
+        critic = Critic(policy, shared=isinstance(algorithm.critic, SharedCritic))
         rate = settings.learning_rate if settings.critic_learning_rate is None else settings.critic_learning_rate
         changed = settings.model_copy(update={"learning_rate": rate})
         critic_optimizer = Optimizer(critic, changed, rate_name="learner.critic_learning_rate")
@@ -172,7 +173,7 @@ def _sampler(config: RunConfig) -> Sampler:
 def check_rewards(config: RunConfig, rewards: Sequence[WeightedReward]) -> None:
     """Process supervision needs step ends, which only process rewards give; the others need none."""
     per_step = [reward.name for reward in rewards if reward.per_step]
-    credit = config.algorithm.credit
+    credit = config.algorithm.advantage.credit
     if credit == "step" and not per_step:
         raise UserError(
             "algorithm.credit: 'step' needs rewards that say where steps end, got rewards "
@@ -202,7 +203,9 @@ def _check_sampler(config: RunConfig, task: Task) -> None:
 def _check_prompts(rooms: Rooms, first: int, last: int) -> None:
     """Raises UserError for a prompt that a step would refuse: it must not end a run in the middle."""
     problems, checked = rooms.task.problems("train"), set[str]()
-    for problem in rooms.sampler.possible(problems, steps=range(first, last + 1), refills=rooms.algorithm.refills):
+    for problem in rooms.sampler.possible(
+        problems, steps=range(first, last + 1), refills=rooms.algorithm.groups.refills
+    ):
         if problem.id not in checked:
             checked.add(problem.id)
             prompt_token_ids(problem, rooms.tokenizer, longest=rooms.longest_prompt)

@@ -10,10 +10,12 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from grouprl.algorithms import completion_advantages
+from grouprl.algorithms import group_statistics
+from grouprl.algorithms.advantages import CompletionAdvantage
+from grouprl.algorithms.options import options
 from grouprl.config.run import RunConfig
 from grouprl.evaluation.evaluate import evaluate
-from grouprl.learner.credit import mixed_advantages
+from grouprl.learner.credit import component
 from grouprl.models import context_length, load_model, load_tokenizer, prompt_token_ids, resolve_device
 from grouprl.record.read import interval_name
 from grouprl.report.words import counted
@@ -71,12 +73,13 @@ def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
     rewards = configured_rewards(config, task) if prompt is None else ()
     outcomes = _outcomes(config, task, group, rewards, tokenizer) if rewards else ()
     # An advantage of a token, or of a step, is not one number for the completion.
-    whole = bool(outcomes) and config.algorithm.credit == "completion"
+    advantage = config.algorithm.advantage
+    advantages = (
+        _advantages(advantage, outcomes, rewards) if outcomes and isinstance(advantage, CompletionAdvantage) else ()
+    )
     terminal = Terminal()
     terminal.say(f"\n{asked.prompt_text}\n")
-    terminal.console.print(
-        _completion_grid(group, outcomes, _advantages(config, outcomes, rewards) if whole else ()), soft_wrap=False
-    )
+    terminal.console.print(_completion_grid(group, outcomes, advantages), soft_wrap=False)
     if outcomes:
         terminal.say(_spread(config, outcomes))
 
@@ -92,7 +95,7 @@ def _outcomes(
     scoring = config.scoring.model_copy(update={"max_invalid": 1.0})
     with scorer_of(config.model_copy(update={"scoring": scoring}), task, rewards) as scorer:
         judged = scorer.finish([scorer.begin(group)], tokenizer)
-    max_tokens, buffer = config.rollout.max_tokens, config.algorithm.overlong_buffer
+    max_tokens, buffer = config.rollout.max_tokens, config.algorithm.groups.overlong_buffer
     return with_overlong_penalty([group], judged, max_tokens=max_tokens, buffer=buffer)[0]
 
 
@@ -122,25 +125,27 @@ def _scores(outcome: RewardOutcome, advantage: float | None) -> list[str]:
 
 
 def _spread(config: RunConfig, outcomes: Sequence[RewardOutcome]) -> str:
-    totals = torch.tensor([outcome.total for outcome in outcomes if outcome.valid], dtype=torch.float64)
-    if len(totals) < 2:
-        return f"{len(totals)} of {counted(len(outcomes), 'completion')} with a valid reward: nothing to compare"
-    deviation = totals.std(correction=int(config.algorithm.std == "sample"))
-    return f"group mean {totals.mean():.3f}, {config.algorithm.std} deviation {deviation:.3f}"
+    totals_G = _totals(outcomes)
+    valid = int((~totals_G.isnan()).sum())
+    if valid < 2:
+        return f"{valid} of {counted(len(outcomes), 'completion')} with a valid reward: nothing to compare"
+    std = options(config.algorithm).get("std", "population")
+    found = group_statistics(totals_G, torch.zeros(len(outcomes), dtype=torch.long), std=std)
+    return f"group mean {found.mean[0]:.3f}, {std} deviation {found.deviation[0]:.3f}"
 
 
 def _advantages(
-    config: RunConfig, outcomes: tuple[RewardOutcome, ...], rewards: Sequence[WeightedReward]
+    advantage: CompletionAdvantage, outcomes: Sequence[RewardOutcome], rewards: Sequence[WeightedReward]
 ) -> list[float]:
+    weights = {SOFT_OVERLONG: 1.0} | {reward.name: reward.weight for reward in rewards}
+    components = {name: component(outcomes, name) for name in weights}
     groups_G = torch.zeros(len(outcomes), dtype=torch.long)
-    if config.algorithm.reward_mix == "normalise_then_sum":
-        weights = {reward.name: reward.weight for reward in rewards}
-        advantages_G = mixed_advantages(outcomes, {SOFT_OVERLONG: 1.0} | weights, groups_G, config.algorithm)
-    else:
-        totals_G = torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64)
-        advantages_G = completion_advantages(totals_G, groups_G, **config.algorithm.comparison)
-    advantages: list[float] = advantages_G.tolist()
+    advantages: list[float] = advantage.compare(_totals(outcomes), components, weights, groups_G).tolist()
     return advantages
+
+
+def _totals(outcomes: Sequence[RewardOutcome]) -> torch.Tensor:
+    return torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64)
 
 
 def _problem(config: RunConfig, task: Task, index: int) -> Problem:

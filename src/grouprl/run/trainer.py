@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
-from grouprl.config.names import unknown_name
 from grouprl.config.run import RewardConfig, RunConfig
 from grouprl.learner.packs import pack_tokens
 from grouprl.models import resolve_device
@@ -18,7 +17,7 @@ from grouprl.rewards.learned import learned_reward
 from grouprl.run.train import Run, train
 from grouprl.scoring.functions import FromFile, RewardFunction, WeightedReward
 from grouprl.tasks import Task, load_task, task_from_list
-from grouprl.types import UserError
+from grouprl.types import UserError, unknown_name
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, .
     """The rewards that a configuration names, or the task's own."""
     if config.rewards:
         return resolve_rewards([_configured(reward, config, task) for reward in config.rewards])
-    steps = task.default_step_rewards if config.algorithm.credit == "step" else {}
+    steps = task.default_step_rewards if config.algorithm.advantage.credit == "step" else {}
     if task.default_rewards:
         return resolve_rewards({**task.default_rewards, **steps}, task.own_rewards)
     verifier = verifier_of(task.verifier, (), task.own_rewards)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from grouprl.config.names import unknown_name
 from grouprl.tasks.base import Task
 from grouprl.tasks.code import Code
 from grouprl.tasks.countdown import Countdown
@@ -16,7 +15,7 @@ from grouprl.tasks.jsonl import Jsonl
 from grouprl.tasks.math_problems import MathProblems
 from grouprl.tasks.reasoning_gym import ReasoningGym
 from grouprl.tasks.word_problems import WordProblems
-from grouprl.types import UserError
+from grouprl.types import UserError, unknown_name
 
 NamedTask = WordProblems | Code | Gsm8k | MathProblems | Countdown | Jsonl | ReasoningGym
 

@@ -15,14 +15,13 @@ from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any
 
-from grouprl.config.names import unknown_name
 from grouprl.tasks.answers import completion_text, final_text
 from grouprl.tasks.base import Split
 from grouprl.tasks.boxed import BoxedAnswers, asked, boxed
 from grouprl.tasks.gym_scorers import SCORERS, is_judged
 from grouprl.tasks.lazy import LazyProblems
 from grouprl.tasks.splits import split_of
-from grouprl.types import Problem, UserError
+from grouprl.types import Problem, UserError, unknown_name
 
 ATTEMPTS = 300  # to draw a problem of a split, of which a held-out one gets every tenth
 _NO_TASKS = frozenset({"composite"})  # a mixture of others

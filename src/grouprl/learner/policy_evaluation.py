@@ -1,4 +1,4 @@
-"""What the networks say of a batch before its first update: reference, critic, and the policy itself."""
+"""Log-probs and values of a batch before its first update: of the reference, the critic and the policy itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grouprl.types import Batch
 
 
 @dataclass(frozen=True)
-class Seen:
+class PolicyEvaluation:
     """[N, T] float32 tensors on the learner's device, 0 outside the completions; None = the algorithm needs none."""
 
     reference_NT: Tensor | None = None  # log-probs of the reference
@@ -28,7 +28,7 @@ class Seen:
 
 
 @torch.no_grad()
-def look(
+def evaluate_policy(
     batch: Batch,
     *,
     policy: PreTrainedModel,
@@ -38,7 +38,7 @@ def look(
     device: torch.device,
     dtype: str,
     micro_batch_tokens: int,
-) -> Seen:
+) -> PolicyEvaluation:
     """One forward pass of every network whose numbers are asked for.
 
     Args:
@@ -51,7 +51,7 @@ def look(
     """
     shared = critic is not None and critic.trunk is None
     if reference is None and critic is None and not policy_too:
-        return Seen()
+        return PolicyEvaluation()
     packs = make_packs(batch, range(len(batch.group_of_N)), micro_batch_tokens, device)
     found: dict[str, list[Tensor]] = {}
     for pack in packs:
@@ -68,7 +68,7 @@ def look(
                 columns["values_NT"] = critic.values(hidden_CH)
         for name, values_C in columns.items():
             found.setdefault(name, []).append(to_grid(pack, values_C))
-    return Seen(**{name: _whole(batch, packs, grids) for name, grids in found.items()})
+    return PolicyEvaluation(**{name: _whole(batch, packs, grids) for name, grids in found.items()})
 
 
 def _whole(batch: Batch, packs: Sequence[Pack], grids: Sequence[Tensor]) -> Tensor:

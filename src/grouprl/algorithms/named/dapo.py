@@ -1,0 +1,14 @@
+"""DAPO (arXiv:2503.14476, sections 3.1 to 3.4): higher upper clip, token mean, refills, length penalty, no KL."""
+
+from grouprl.algorithms.filters import Filter
+from grouprl.algorithms.objectives import Clip
+from grouprl.algorithms.spec import Algorithm
+
+# The soft penalty took the place of masking cut completions (its authors, beside the code that they published):
+# mask_overlong is a choice beside it. No KL: section 2.3.
+ALGORITHM = Algorithm(
+    "dapo",
+    objective=Clip(clip_high=0.28, aggregate="token_mean"),
+    kl=None,
+    filter=Filter(drop_equal=True, refills=3, overlong_buffer=0.2),
+)

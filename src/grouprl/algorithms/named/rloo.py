@@ -1,0 +1,13 @@
+"""RLOO (arXiv:2402.14740, section 2.2): REINFORCE against the mean of the others of the group; KL in the reward."""
+
+from grouprl.algorithms.advantages import GroupAdvantage
+from grouprl.algorithms.kl import Kl
+from grouprl.algorithms.objectives import Plain
+from grouprl.algorithms.spec import Algorithm
+
+ALGORITHM = Algorithm(
+    "rloo",
+    advantage=GroupAdvantage(baseline="leave_one_out", scale="none"),
+    objective=Plain(aggregate="constant"),
+    kl=Kl(kl_estimator="k1", kl_in="reward", kl_coef=0.03),
+)

@@ -1,0 +1,120 @@
+"""The objectives that an algorithm can have: which surrogate, over which ratio, averaged how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from grouprl.algorithms.kl import KlKind
+from grouprl.algorithms.losses import Ratio, Surrogate, clipped_tokens, policy_loss, policy_ratios
+from grouprl.algorithms.option import Part, option
+from grouprl.algorithms.weights import Aggregate, token_weights
+
+
+@dataclass(frozen=True)
+class Objective(Part):
+    """What is maximized: a surrogate of the ratio of policy to behavior policy, averaged over tokens."""
+
+    surrogate: Surrogate = option("clip", "which")
+    ratio: Ratio = option("token", "one ratio for each token, or one for the completion (GSPO)")
+    aggregate: Aggregate = option(
+        "sequence_mean", "mean of each completion, then of the batch; mean over all tokens; or a constant length"
+    )
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """(clip_low, clip_high); what a plain surrogate would have."""
+        return 0.2, 0.2
+
+    @property
+    def largest_ratio(self) -> float | None:
+        """Bound of the ratio where the advantage is negative (dual clip); None = no bound."""
+        return None
+
+    def loss(
+        self,
+        logprobs_NT: Tensor,
+        old_logprobs_NT: Tensor,
+        advantages: Tensor,
+        weights_NT: Tensor,
+        *,
+        ref_logprobs_NT: Tensor | None = None,
+        kl_coef: float = 0.0,
+        kl: KlKind = "k3",
+        mask_NT: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `policy_loss`."""
+        low, high = self.range
+        return policy_loss(
+            logprobs_NT,
+            old_logprobs_NT,
+            advantages,
+            weights_NT,
+            surrogate=self.surrogate,
+            ratio=self.ratio,
+            clip_low=low,
+            clip_high=high,
+            dual_clip=self.largest_ratio,
+            ref_logprobs_NT=ref_logprobs_NT,
+            kl_coef=kl_coef,
+            kl=kl,
+            mask_NT=mask_NT,
+        )
+
+    def ratios(self, logprobs_NT: Tensor, old_logprobs_NT: Tensor, mask_NT: Tensor) -> Tensor:
+        """[N, T]; see `policy_ratios`."""
+        return policy_ratios(logprobs_NT, old_logprobs_NT, mask_NT, ratio=self.ratio)
+
+    def clipped(self, ratios_NT: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
+        """([N, T] bool, [N, T] bool); see `clipped_tokens`."""
+        low, high = self.range
+        return clipped_tokens(ratios_NT, advantages, clip_low=low, clip_high=high, surrogate=self.surrogate)
+
+    def weights(self, mask_NT: Tensor, *, max_tokens: int) -> Tensor:
+        """[N, T]; see `token_weights`."""
+        return token_weights(mask_NT, aggregate=self.aggregate, constant_length=max_tokens)
+
+
+@dataclass(frozen=True)
+class Clip(Objective):
+    """PPO's clipped surrogate (arXiv:1707.06347, equation 7), GRPO's and DAPO's."""
+
+    surrogate: Literal["clip"] = option("clip", "the gradient of a token is cut where its ratio leaves the range")
+    clip_low: float = option(0.2, "lower clip range: ratio >= 1 - clip_low", low=0.0, below=1.0)
+    clip_high: float = option(0.2, "upper clip range: ratio <= 1 + clip_high", low=0.0)
+    dual_clip: float | None = option(
+        None, "largest ratio where the advantage is negative (arXiv:1912.09729); null = no bound", low=1.01
+    )
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """See `Objective.range`."""
+        return self.clip_low, self.clip_high
+
+    @property
+    def largest_ratio(self) -> float | None:
+        """See `Objective.largest_ratio`."""
+        return self.dual_clip
+
+
+@dataclass(frozen=True)
+class Cispo(Objective):
+    """The detached ratio is bounded, the gradient stays (MiniMax-M1, arXiv:2506.13585, equation 4)."""
+
+    surrogate: Literal["cispo"] = option("cispo", "the weight of a token is bounded, its gradient stays")
+    clip_low: float = option(0.2, "smallest weight: 1 - clip_low", low=0.0, high=1.0)
+    clip_high: float = option(0.2, "largest weight: 1 + clip_high", low=0.0)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """See `Objective.range`."""
+        return self.clip_low, self.clip_high
+
+
+@dataclass(frozen=True)
+class Plain(Objective):
+    """The importance-weighted policy gradient, without a clip."""
+
+    surrogate: Literal["plain"] = option("plain", "ratio times advantage, never cut")

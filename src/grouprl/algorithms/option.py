@@ -1,0 +1,102 @@
+"""How a part of an algorithm declares its options: default, gloss and range in one line, checked when it is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from types import UnionType
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+
+from grouprl.types import UserError
+
+
+def option(default: Any, about: str, *, low: float = -math.inf, high: float = math.inf, below: float = math.inf) -> Any:
+    """A field of a `Part`.
+
+    Args:
+        default: its value when left out.
+        about: a phrase that a newcomer understands.
+        low, high: inclusive range of a number.
+        below: exclusive upper bound.
+    """
+    return field(default=default, metadata={"about": about, "low": low, "high": high, "below": below})
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some options of an algorithm that are obeyed in one place.
+
+    Option names are unique over all parts, so that `algorithm.clip_high=0.3` says which part is meant.
+    Raises UserError for a value of another kind or out of range.
+    """
+
+    # Values that say that an optional part is absent; empty for a part that every algorithm has.
+    absent: ClassVar[Mapping[str, Any]] = {}
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value, hint = getattr(self, one.name), hints(type(self))[one.name]
+            if not fits(value, hint):
+                raise UserError(f"algorithm.{one.name}: got {value!r}, expected {described(hint)}")
+            low, high, below = (one.metadata.get(key, bound) for key, bound in _UNBOUNDED.items())
+            if isinstance(value, int | float) and not (low <= value <= high and value < below):
+                raise UserError(f"algorithm.{one.name}: {value!r} is out of range, expected {_range(low, high, below)}")
+
+    def without_effect(self, *names: str, with_option: str) -> None:
+        """Raises UserError for the first of these options that is set although another one makes it idle."""
+        for name in names:
+            default = next(one.default for one in fields(self) if one.name == name)
+            if getattr(self, name) != default:
+                raise UserError(
+                    f"algorithm.{name}: expected another value with algorithm.{with_option}="
+                    f"{getattr(self, with_option)!r}, got {getattr(self, name)!r}: it has no effect there; leave it out"
+                )
+
+
+_UNBOUNDED = {"low": -math.inf, "high": math.inf, "below": math.inf}
+
+
+def hints(part: type[Part]) -> Mapping[str, Any]:
+    """Type of each option of a kind of part, by name."""
+    known: Any = part
+    return _hints(known)
+
+
+@cache
+def _hints(part: Any) -> Mapping[str, Any]:
+    found = get_type_hints(part)
+    return {one.name: found[one.name] for one in fields(part)}
+
+
+def fits(value: object, hint: Any) -> bool:
+    """Whether a value is of an option's type; true and false are no numbers, and a number is finite."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(fits(value, kind) for kind in get_args(hint))
+    if get_origin(hint) is Literal:
+        return isinstance(value, str) and value in get_args(hint)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def described(hint: Any) -> str:
+    """An option's type in words."""
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(described(kind) for kind in get_args(hint))
+    if get_origin(hint) is Literal:
+        choices = get_args(hint)
+        return f"one of {', '.join(choices)}" if len(choices) > 1 else repr(choices[0])
+    words = {float: "a finite number", int: "a whole number", bool: "true or false", type(None): "null"}
+    return words.get(hint, str(hint))
+
+
+def _range(low: float, high: float, below: float) -> str:
+    if below < math.inf:
+        return f"{low:g} or more and less than {below:g}"
+    if high < math.inf:
+        return f"{low:g} to {high:g}"
+    return f"at least {low:g}"

@@ -1,0 +1,169 @@
+"""Options of an algorithm by their names, which are unique over all parts: read them, change them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any, get_args
+
+from grouprl.algorithms.advantages import BatchAdvantage, ConstantAdvantage, GroupAdvantage
+from grouprl.algorithms.corrections import Masking, Truncation
+from grouprl.algorithms.entropy import Entropy
+from grouprl.algorithms.filters import Filter
+from grouprl.algorithms.kl import Kl
+from grouprl.algorithms.objectives import Cispo, Clip, Plain
+from grouprl.algorithms.option import Part, described, fits, hints
+from grouprl.algorithms.spec import Algorithm, Updates
+from grouprl.algorithms.steps import StepAdvantage
+from grouprl.algorithms.tokens import CriticAdvantage, GroupTokenAdvantage, TokenAdvantage
+from grouprl.algorithms.values import CopiedCritic, SharedCritic
+from grouprl.types import UserError
+
+KINDS: Mapping[str, tuple[type[Part], ...]] = {
+    "advantage": (
+        GroupAdvantage,
+        BatchAdvantage,
+        ConstantAdvantage,
+        StepAdvantage,
+        GroupTokenAdvantage,
+        TokenAdvantage,
+        CriticAdvantage,
+    ),
+    "objective": (Clip, Cispo, Plain),
+    "kl": (Kl,),
+    "filter": (Filter,),
+    "critic": (CopiedCritic, SharedCritic),
+    "correction": (Truncation, Masking),
+    "entropy": (Entropy,),
+    "updates": (Updates,),
+}
+"""The kinds that each part can have; a named algorithm may bring one of its own."""
+
+# `algorithm.critic=copy` is short for `algorithm.critic.critic_kind=copy`.
+_SHORT = {"kl": "kl_estimator", "critic": "critic_kind", "correction": "correction_kind"}
+
+
+def part_options(part: Part) -> dict[str, Any]:
+    """The options of one part by name."""
+    return {one.name: getattr(part, one.name) for one in fields(part)}
+
+
+def options(algorithm: Algorithm) -> dict[str, Any]:
+    """Every option of every part that the algorithm has, by name."""
+    parts = (getattr(algorithm, name) for name in KINDS)
+    return {name: value for part in parts if part is not None for name, value in part_options(part).items()}
+
+
+def as_tree(algorithm: Algorithm) -> dict[str, Any]:
+    """The algorithm as plain values, part by part: what `with_options` reads back."""
+    parts = ((name, getattr(algorithm, name)) for name in KINDS)
+    return {"name": algorithm.name} | {name: part and part_options(part) for name, part in parts}
+
+
+def flat(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes by option name alone, from what may be written part by part: `{"objective": {"clip_high": 0.3}}`.
+
+    Raises:
+        UserError: null for a part that every algorithm has.
+    """
+    found: dict[str, Any] = {}
+    for name, value in changes.items():
+        if name in KINDS and isinstance(value, Mapping):
+            found |= value
+        elif name in KINDS and value is None:
+            if not KINDS[name][0].absent:
+                raise UserError(f"algorithm.{name}: expected the options of a part that every algorithm has, got null")
+            found |= KINDS[name][0].absent
+        else:
+            found[_SHORT.get(name, name)] = value
+    return found
+
+
+def with_options(base: Algorithm, changes: Mapping[str, Any]) -> Algorithm:
+    """The algorithm with some options changed; where an option asks for it, a part becomes another of its kinds.
+
+    Args:
+        base: what is changed.
+        changes: by option name (`{"clip_high": 0.3}`), or part by part (`{"objective": {"clip_high": 0.3}}`); None for
+            a part = the algorithm has none; `name`.
+
+    Raises:
+        UserError: an unknown name, a value that is out of range or of another type, or an option that has no effect
+            beside the others.
+    """
+    wanted = {name: value for name, value in flat(changes).items() if name != "name"}
+    known = {name: part for part, kinds in _kinds(base).items() for kind in kinds for name in hints(kind)}
+    for name in wanted:
+        if name not in known:
+            near = difflib.get_close_matches(name, [*known, *KINDS], n=1)
+            hint = f"did you mean algorithm.{near[0]}?" if near else f"expected one of {', '.join(known)}"
+            raise UserError(f"algorithm.{name}: unknown key; {hint}")
+    parts: dict[str, Any] = {}
+    for part, kinds in _kinds(base).items():
+        own = {name: value for name, value in wanted.items() if known[name] == part}
+        current: Part | None = getattr(base, part)
+        if own:
+            parts[part] = _changed(part, kinds, current, own)
+    return replace(base, name=changes.get("name", base.name), **parts)
+
+
+def _kinds(base: Algorithm) -> dict[str, tuple[type[Part], ...]]:
+    """The kinds of each part, the one that the algorithm has first."""
+    found = {}
+    for part, kinds in KINDS.items():
+        current = getattr(base, part)
+        own = () if current is None else (type(current),)
+        found[part] = (*own, *(kind for kind in kinds if kind not in own))
+    return found
+
+
+def _changed(part: str, kinds: tuple[type[Part], ...], current: Part | None, own: Mapping[str, Any]) -> Part | None:
+    off, before = kinds[0].absent, {} if current is None else part_options(current)
+    if off and all({**off, **before, **own}.get(name) == value for name, value in off.items()):
+        _refuse_idle(part, kinds, {k: v for k, v in own.items() if k not in off}, f"without algorithm.{part}")
+        return None
+    merged = {**before, **own}
+    for kind in kinds:
+        if all(fits(merged[name], hint) for name, hint in _choices(kind) if name in merged):
+            has = hints(kind)
+            _refuse_idle(part, kinds, {k: v for k, v in own.items() if k not in has}, _reason(kind, merged))
+            return kind(**{name: value for name, value in merged.items() if name in has})
+    raise _unfit(kinds, merged, own)
+
+
+def _choices(kind: type[Part]) -> Iterator[tuple[str, Any]]:
+    """The options of a kind whose values tell it from the others."""
+    return ((name, hint) for name, hint in hints(kind).items() if get_args(hint) and type(None) not in get_args(hint))
+
+
+def _reason(kind: type[Part], merged: Mapping[str, Any]) -> str:
+    alone = [name for name, hint in _choices(kind) if len(get_args(hint)) == 1]
+    name = next((name for name in alone if name in merged), alone[0] if alone else "")
+    return f"with algorithm.{name}={merged.get(name, get_args(hints(kind)[name])[0])!r}" if name else "there"
+
+
+def _refuse_idle(part: str, kinds: tuple[type[Part], ...], idle: Mapping[str, Any], where: str) -> None:
+    """An option that nothing obeys may be given at its default: a configuration that was written out has them all."""
+    for name, value in idle.items():
+        defaults = [one.default for kind in kinds for one in fields(kind) if one.name == name]
+        if value not in defaults and value != kinds[0].absent.get(name):
+            raise UserError(
+                f"algorithm.{name}: expected another value {where}, got {value!r}: it has no effect there; leave it out"
+            )
+
+
+def _unfit(kinds: tuple[type[Part], ...], merged: Mapping[str, Any], own: Mapping[str, Any]) -> UserError:
+    """Which of the given values is none of an option's, or which two do not go together."""
+    for name, value in own.items():
+        allowed = [hints(kind)[name] for kind in kinds if name in hints(kind)]
+        if not any(fits(value, hint) for hint in allowed):
+            words = dict.fromkeys(choice for hint in allowed for choice in get_args(hint) or (described(hint),))
+            return UserError(f"algorithm.{name}: got {value!r}, expected one of {', '.join(map(str, words))}")
+    choices = dict.fromkeys(name for kind in kinds for name, _ in _choices(kind) if name in merged)
+    first, *others = [name for name in choices if name in own] + [name for name in choices if name not in own]
+    given = ", ".join(f"algorithm.{name}={merged[name]!r}" for name in others)
+    return UserError(
+        f"algorithm.{first}: expected another value with {given}, got {merged[first]!r}: no kind of advantage or "
+        "objective has all of these; see docs/algorithms.md"
+    )
