@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import doctest
 import re
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import get_args
 
 import pytest
 from matplotlib.mathtext import MathTextParser
 
 from grouprl.algorithms.named import NAMED
+from grouprl.algorithms.option import hints
+from grouprl.algorithms.options import KINDS, all_options, differences
 from grouprl.algorithms.spec import Algorithm
 
 ROOT = Path(__file__).parent.parent
@@ -57,8 +58,7 @@ def test_a_section_lists_the_fields_in_which_the_algorithm_differs_from_grpo(nam
     listed = re.search(rf"^(?:\*\*Fields\*\*|- `{name}`):(.*?)(?=^$|^- |\Z)", sections()[name], re.M | re.S)
     assert listed, f"{PAGE}: expected a line '**Fields**: ...' or '- `{name}`: ...' under {name}"
     told = dict(re.findall(r"`(\w+)=([^`]+)`", listed[1]))
-    grpo, own = dataclasses.asdict(Algorithm()), dataclasses.asdict(NAMED[name])
-    assert told == {f: as_written(own[f]) for f in own if own[f] != grpo[f] and f != "name"}
+    assert told == {option: as_written(value) for option, value in differences(NAMED[name], Algorithm()).items()}
 
 
 @pytest.mark.parametrize("name", [name for name in NAMED if f"### {name}\n" in TEXT])
@@ -75,15 +75,16 @@ ROWS = {row[0]: row for row in re.findall(r"^\| `(\w+)` \| `([^`]*)` \| (.*) \|$
 
 
 def test_every_field_has_a_row_and_every_row_a_field() -> None:
-    assert sorted(ROWS) == sorted(field.name for field in dataclasses.fields(Algorithm))
+    assert sorted(ROWS) == sorted(["name", *all_options(Algorithm())])
 
 
-@pytest.mark.parametrize("field", dataclasses.fields(Algorithm), ids=lambda field: field.name)
-def test_a_row_gives_the_default_and_every_choice(field: dataclasses.Field[object]) -> None:
-    _, default, rest = ROWS[field.name]
-    assert default == as_written(field.default)
-    choices = [choice for choice in get_args(get_type_hints(Algorithm)[field.name]) if isinstance(choice, str)]
-    assert [choice for choice in choices if f"`{choice}`" not in f"`{default}` {rest}"] == []
+@pytest.mark.parametrize(("option", "default"), all_options(Algorithm()).items(), ids=str)
+def test_a_row_gives_the_default_and_every_choice(option: str, default: object) -> None:
+    _, written, rest = ROWS[option]
+    assert written == as_written(default)
+    allowed = [hints(kind)[option] for kinds in KINDS.values() for kind in kinds if option in hints(kind)]
+    choices = [choice for hint in allowed for choice in get_args(hint) if isinstance(choice, str)]
+    assert [choice for choice in choices if f"`{choice}`" not in f"`{written}` {rest}"] == []
 
 
 # Metrics

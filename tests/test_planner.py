@@ -26,9 +26,10 @@ from transformers import (
 
 import grouprl.models
 from counting import Costs
+from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LoraConfig, UpdateConfig
-from grouprl.learner import Credit, KlCoefficient, Learner, Optimizer, make_batch
+from grouprl.learner import KlCoefficient, Learner, Optimizer, make_batch
 from grouprl.learner.packs import make_packs
 from grouprl.models import frozen_copy, hidden_states, load_model
 from grouprl.models.adapters import add_adapter

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grouprl.algorithms import completion_advantages, gae, group_advantages, mismatch_weights, token_advantages
+from grouprl.algorithms import gae, group_advantages, mismatch_weights, token_advantages
 from grouprl.algorithms.named import NAMED
 from tabular import (
     ENDING,
@@ -112,8 +112,10 @@ def test_the_groups_own_mean_shrinks_the_gradient_and_does_not_turn_it(size: int
 )
 def test_the_named_algorithms_are_those_estimators(name: str, share: float):
     algorithm = NAMED[name]
-    advantages = each_batch_alone(partial(completion_advantages, **algorithm.comparison))
-    got = expected_update(ENDING, 2, advantages, algorithm.aggregate, surrogate=algorithm.surrogate)
+    advantages = each_batch_alone(
+        lambda rewards_N, groups_N: algorithm.advantage.statistics(rewards_N, groups_N).advantages(rewards_N)
+    )
+    got = expected_update(ENDING, 2, advantages, algorithm.objective.aggregate, surrogate=algorithm.objective.surrogate)
     assert_equal(got, share * truth(ENDING))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from grouprl.algorithms import policy_loss, token_weights
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
-from grouprl.learner import Seen, assign_credit
+from grouprl.learner import PolicyEvaluation, assign_credit
 from grouprl.types import Batch, RewardOutcome, Sampling
 from variants import variant
 
@@ -127,7 +127,7 @@ def batch_of(groups: list[int], mask_NT: Tensor, old_NT: Tensor) -> Batch:
 
 def advantages_of(algorithm: Algorithm, rewards: list[float], batch: Batch, reference_NT: Tensor) -> Tensor:
     outcomes = [RewardOutcome(reward, {"reward": reward}) for reward in rewards]
-    seen = Seen(reference_NT=reference_NT)
+    seen = PolicyEvaluation(reference_NT=reference_NT)
     credit = assign_credit(outcomes, {"reward": 1.0}, batch, seen, algorithm, kl_coef=algorithm.kl_coef)
     return credit.advantages_NT
 
@@ -138,15 +138,15 @@ def loss_and_norm(algorithm: Algorithm, advantages_NT: Tensor) -> tuple[float, f
         logprobs_NT,
         padded(OLD),
         advantages_NT,
-        token_weights(MASK_NT, aggregate=algorithm.aggregate),
-        surrogate=algorithm.surrogate,
-        ratio=algorithm.ratio,
-        clip_low=algorithm.clip_low,
-        clip_high=algorithm.clip_high,
-        dual_clip=algorithm.dual_clip,
+        token_weights(MASK_NT, aggregate=algorithm.objective.aggregate),
+        surrogate=algorithm.objective.surrogate,
+        ratio=algorithm.objective.ratio,
+        clip_low=algorithm.objective.range[0],
+        clip_high=algorithm.objective.range[1],
+        dual_clip=algorithm.objective.largest_ratio,
         ref_logprobs_NT=padded(REFERENCE),
-        kl_coef=algorithm.kl_coef if algorithm.kl_in == "loss" else 0.0,
-        kl=algorithm.kl,
+        kl_coef=algorithm.kl_coef if algorithm.kl is None or algorithm.kl.kl_in == "loss" else 0.0,
+        kl=algorithm.kl.kl_estimator if algorithm.kl else "k3",
     )
     (gradient_NT,) = torch.autograd.grad(loss, logprobs_NT)
     return float(loss.detach()), float(gradient_NT.norm())
@@ -158,7 +158,7 @@ def test_a_preset_gives_the_numbers_that_the_library_prints(name: str) -> None:
     batch = batch_of([0, 0, 0, 1, 1, 1, 2, 2, 2], MASK_NT, padded(OLD))
     advantages_NT = advantages_of(algorithm, REWARDS, batch, padded(REFERENCE))
     by_token = advantages_NT[MASK_NT].tolist()
-    if algorithm.credit == "completion":
+    if algorithm.advantage.credit == "completion":
         printed = [advantage for advantage, length in zip(printed, LENGTHS, strict=True) for _ in range(length)]
     assert by_token == pytest.approx(printed, abs=1e-6)
     assert loss_and_norm(algorithm, advantages_NT) == pytest.approx((loss, norm), abs=1e-6)

@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
+from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import (
     CheckpointConfig,
@@ -25,8 +24,6 @@ from grouprl.config.supervised import PairsConfig, SftConfig, SftLearnerConfig
 from grouprl.types import Sampling, UserError
 from variants import variant
 
-NAMED = {"algorithm": {"grpo": {}, "dapo": {"clip_high": 0.28, "aggregate": "token_mean", "kl_coef": 0.0}}}
-
 
 def written(folder: Path, text: str, name: str = "run.yaml") -> Path:
     path = folder / name
@@ -35,12 +32,12 @@ def written(folder: Path, text: str, name: str = "run.yaml") -> Path:
 
 
 def run(*overrides: str, files: tuple[Path, ...] = ()) -> RunConfig:
-    return load_config(RunConfig, files, overrides, named=NAMED)
+    return load_config(RunConfig, files, overrides)
 
 
 def mistakes(*overrides: str, files: tuple[Path, ...] = (), kind: type[BaseModel] = RunConfig) -> list[str]:
     with pytest.raises(UserError) as caught:
-        load_config(kind, files, overrides, named=NAMED)
+        load_config(kind, files, overrides)
     head, *lines = str(caught.value).split("\n  ")
     assert head == "mistakes in the configuration:"
     return lines
@@ -72,11 +69,6 @@ def test_no_model_has_more_than_fifteen_fields():
 def test_supervised_runs_have_their_own_learning_rate_whatever_else_is_set():
     assert load_config(SftConfig, [], ["learner.warmup_steps=10"]).learner.learning_rate == 3e-3
     assert run("learner.warmup_steps=10").learner.learning_rate == 1e-6
-
-
-def test_reading_a_configuration_loads_no_torch():
-    code = "import grouprl.config.run, sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 # Files and overrides
@@ -129,25 +121,25 @@ def test_null_is_the_absence_of_a_choice():
 
 @pytest.mark.parametrize("overrides", [("algorithm=dapo",), ("algorithm.name=dapo",), ("algorithm={name: dapo}",)])
 def test_a_section_by_its_name(overrides: tuple[str, ...]):
-    assert run(*overrides).algorithm == variant(name="dapo", clip_high=0.28, aggregate="token_mean", kl_coef=0.0)
+    assert run(*overrides).algorithm == NAMED["dapo"]
 
 
 @pytest.mark.parametrize("name", ["algorithm=dapo", "algorithm.name=dapo"])
 def test_changes_to_a_named_section_hold_in_any_order(name: str):
-    expected = variant(name="dapo", clip_high=0.28, aggregate="token_mean", kl_coef=0.5)
+    expected = variant("dapo", kl_coef=0.5)
     assert run(name, "algorithm.kl_coef=0.5").algorithm == expected
     assert run("algorithm.kl_coef=0.5", name).algorithm == expected
 
 
 def test_naming_a_section_again_starts_it_anew(tmp_path: Path):
     path = written(tmp_path, "algorithm: {name: dapo, clip_low: 0.1}\n")
-    assert run("algorithm.passes=2", files=(path,)).algorithm.clip_low == 0.1
+    assert run("algorithm.passes=2", files=(path,)).algorithm.objective.clip_low == 0.1
     assert run("algorithm=grpo", files=(path,)).algorithm == Algorithm()
 
 
 def test_an_unknown_name_lists_the_known_ones():
     assert mistakes("algorithm=grop") == [
-        "override algorithm=grop: algorithm.name: expected one of grpo, dapo, got 'grop'"
+        f"override algorithm=grop: algorithm.name: expected one of {', '.join(NAMED)}, got 'grop'"
     ]
 
 
@@ -172,8 +164,8 @@ def test_every_mistake_is_told_at_once_with_its_place(tmp_path: Path):
             "override model.dtype=fp16: model.dtype: expected 'float32' or 'bfloat16', got 'fp16' "
             "(of the computation; weights stay float32)",
             "override top_p=0.5: top_p: unknown key; did you mean rollout.top_p?",
-            "override algorithm.kl=k9: algorithm.kl: expected 'k1', 'k2' or 'k3', got 'k9'",
-            "override algorithm.clip_low=2: algorithm.clip_low: 2.0 is out of range, expected 0.0 to 1.0",
+            "override algorithm.kl=k9: algorithm.kl_estimator: got 'k9', expected one of k1, k2, k3",
+            "override algorithm.clip_low=2: algorithm.clip_low: 2 is out of range, expected 0 or more and less than 1",
         ]
     )
 
@@ -199,8 +191,8 @@ def test_a_mistake_is_laid_to_whoever_wrote_it_last(tmp_path: Path):
         ("steps=true", "expected a valid integer, got True"),
         ("steps=1.5", "expected a valid integer, got 1.5"),
         ("learner.learning_rate=.nan", "expected a finite number, got nan"),
-        ("algorithm.kl_coef=.inf", "expected a finite number, got inf"),
-        ("algorithm.passes=true", "expected a valid integer, got True"),
+        ("algorithm.kl_coef=.inf", "got inf, expected a finite number"),
+        ("algorithm.passes=true", "got True, expected a whole number"),
         ("rollout.temperature=0", "expected greater than 0, got 0"),
         ("rollout.min_p=1", "expected less than 1, got 1"),
         ("rollout.stop=['']", "expected at least 1 character, got ''"),
@@ -325,7 +317,7 @@ runs = st.builds(
     model=st.builds(PolicyConfig, path=texts, device=st.sampled_from(["auto", "cuda:12"]), lora=st.none() | loras),
     task=tasks,
     rewards=st.lists(st.builds(RewardConfig, name=texts, weight=st.floats(-1e9, 1e9)), unique_by=lambda r: r.name),
-    algorithm=st.builds(Algorithm, name=texts, clip_low=fractions, kl_coef=rates, passes=st.integers(1)),
+    algorithm=st.builds(variant, name=texts, clip_low=fractions, kl_coef=rates, passes=st.integers(1)),
     rollout=st.builds(RolloutConfig, group_size=st.integers(2), stop=st.lists(texts, max_size=3), min_p=fractions),
     learner=st.builds(LearnerConfig, **learners),
 )

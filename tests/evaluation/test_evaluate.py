@@ -35,7 +35,7 @@ class SaysYes:
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[Scorer]:
+def scorer() -> Iterator[Scorer]:
     with open_scorer([], verifier=WeightedReward("says_yes", SaysYes())) as made:
         yield made
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from grouprl.learner.seen import Seen
+from grouprl.learner.seen import PolicyEvaluation
 from starlette.testclient import TestClient
 
 from grouprl.algorithms import kept_groups
@@ -237,7 +237,7 @@ def test_the_numbers_are_those_that_the_learner_makes(name: str, std: str) -> No
     kept = kept_groups([[one.total for one in row] for row in outcomes], **algorithm.filters)
     learned = [place for place, keep in enumerate(kept) if keep]
     batch = make_batch([groups[place] for place in learned], Sampling())
-    seen = Seen(values_NT=torch.zeros(batch.mask_NT.shape) if algorithm.critic != "none" else None)
+    seen = PolicyEvaluation(values_NT=torch.zeros(batch.mask_NT.shape) if algorithm.critic != "none" else None)
     rows = [outcome for place in learned for outcome in outcomes[place]]
     credit = assign_credit(rows, {"exact": 1.0}, batch, seen, algorithm, kl_coef=0.0)
     advantages = iter(credit.rows(batch))

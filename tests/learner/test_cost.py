@@ -12,9 +12,10 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from counting import Costs, Product, count_kernels
+from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import UpdateConfig
-from grouprl.learner import Credit, KlCoefficient, Learner, Optimizer, make_batch
+from grouprl.learner import KlCoefficient, Learner, Optimizer, make_batch
 from grouprl.models import frozen_copy, load_model, load_tokenizer, token_logprobs
 from grouprl.models.attention import NAME
 from grouprl.models.kernels import library

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from grouprl import Algorithm
-from grouprl.algorithms import kept_groups
 from grouprl.algorithms.named import NAMED
-from grouprl.learner import Seen, assign_credit, recorded_tokens
+from grouprl.learner import PolicyEvaluation, assign_credit, recorded_tokens, token_rows
 from grouprl.learner.credit import explained_variance
 from grouprl.types import Batch, Completion, Group, Problem, RewardOutcome, Sampling, StepReward, StopReason, TokenTrace
 from variants import variant
@@ -36,11 +35,15 @@ def outcomes(*totals: float) -> list[RewardOutcome]:
     return [RewardOutcome(total, {"right": total}) for total in totals]
 
 
-def advantages(algorithm: Algorithm, rewards: list[RewardOutcome], seen: Seen | None = None) -> list[list[float]]:
+def advantages(
+    algorithm: Algorithm, rewards: list[RewardOutcome], before: PolicyEvaluation | None = None
+) -> list[list[float]]:
     weights = dict.fromkeys(rewards[0].components, 1.0)
-    credit = assign_credit(rewards, weights, batch(), seen or Seen(), algorithm, kl_coef=algorithm.kl_coef)
+    credit = assign_credit(
+        rewards, weights, batch(), before or PolicyEvaluation(), algorithm, kl_coef=algorithm.kl_coef
+    )
     assert not credit.advantages_NT[~MASK].any()
-    return [[round(value, 4) for value in row] for row in credit.rows(batch())]
+    return [[round(value, 4) for value in row] for row in token_rows(credit.advantages_NT, batch())]
 
 
 def each(*values: float) -> list[list[float]]:
@@ -65,7 +68,7 @@ PLAIN = {"scale": "none", "kl_coef": 0.0}
         # 1, 0, 1, 1: deviation sqrt(3) / 4
         (variant(baseline="batch_mean", scale="batch_std", eps=0.0, kl_coef=0.0), (0.5774, -1.7321, 0.5774, 0.5774)),
     ],
-    ids=lambda value: value.name + value.baseline + value.scale if isinstance(value, Algorithm) else "",
+    ids=lambda value: value.name + value.advantage.formula if isinstance(value, Algorithm) else "",
 )
 def test_whole_completions(algorithm: Algorithm, expected: tuple[float, ...]) -> None:
     assert advantages(algorithm, outcomes(1.0, 0.0, 1.0, 1.0)) == each(*expected)
@@ -97,8 +100,8 @@ def test_rewards_may_be_normalised_before_they_are_summed() -> None:
 def test_weights_multiply_the_advantages_of_each_reward() -> None:
     rewards = two((1.0, 0.0), (0.0, 10.0), (1.0, 3.0), (0.0, 3.0))
     algorithm = variant(eps=0.0, reward_mix="normalise_then_sum")
-    credit = assign_credit(rewards, {"right": 2.0, "short": 0.5}, batch(), Seen(), algorithm, kl_coef=0.0)
-    assert credit.rows(batch()) == each(1.5, -1.5, 2, -2)
+    credit = assign_credit(rewards, {"right": 2.0, "short": 0.5}, batch(), PolicyEvaluation(), algorithm, kl_coef=0.0)
+    assert token_rows(credit.advantages_NT, batch()) == each(1.5, -1.5, 2, -2)
 
 
 def test_a_reward_that_does_not_apply_has_no_part_in_the_sum() -> None:
@@ -118,18 +121,18 @@ def test_the_kl_of_the_whole_completion_is_taken_from_its_reward() -> None:
     # k1 sums to 0.6, -0.2, 0 and 2: rewards 1 - 0.3, 0 + 0.1, 1, 1 - 1
     algorithm = variant(baseline="leave_one_out", scale="none", kl="k1", kl_in="reward", kl_coef=0.5)
     credit = assign_credit(
-        outcomes(1.0, 0.0, 1.0, 1.0), {"right": 1.0}, batch(OLD), Seen(REFERENCE), algorithm, kl_coef=0.5
+        outcomes(1.0, 0.0, 1.0, 1.0), {"right": 1.0}, batch(OLD), PolicyEvaluation(REFERENCE), algorithm, kl_coef=0.5
     )
-    got = [[round(value, 4) for value in row] for row in credit.rows(batch())]
+    got = [[round(value, 4) for value in row] for row in token_rows(credit.advantages_NT, batch())]
     assert got == each(0.6, -0.6, 1, -1)
 
 
 def test_the_kl_of_each_token_is_taken_from_what_comes_after_it() -> None:
     algorithm = variant("reinforce_pp", scale="none", baseline="none")
     credit = assign_credit(
-        outcomes(1.0, 0.0, 1.0, 1.0), {"right": 1.0}, batch(OLD), Seen(REFERENCE), algorithm, kl_coef=0.5
+        outcomes(1.0, 0.0, 1.0, 1.0), {"right": 1.0}, batch(OLD), PolicyEvaluation(REFERENCE), algorithm, kl_coef=0.5
     )
-    got = [[round(value, 4) for value in row] for row in credit.rows(batch())]
+    got = [[round(value, 4) for value in row] for row in token_rows(credit.advantages_NT, batch())]
     assert got == [[0.7, 0.8, 0.8], [0.1, 0.0], [1.0], [0.0, 0.5]]
 
 
@@ -137,9 +140,9 @@ def test_a_group_may_judge_the_completion_and_the_kl_each_token() -> None:
     # OpenRLHF's order: +1 and -1 at the last tokens, 0 for the group without signal, then the KL of what follows
     algorithm = variant(credit="token", kl="k1", kl_in="reward", eps=0.0)
     credit = assign_credit(
-        outcomes(1.0, 0.0, 1.0, 1.0), {"right": 1.0}, batch(OLD), Seen(REFERENCE), algorithm, kl_coef=0.5
+        outcomes(1.0, 0.0, 1.0, 1.0), {"right": 1.0}, batch(OLD), PolicyEvaluation(REFERENCE), algorithm, kl_coef=0.5
     )
-    got = [[round(value, 4) for value in row] for row in credit.rows(batch())]
+    got = [[round(value, 4) for value in row] for row in token_rows(credit.advantages_NT, batch())]
     assert got == [[0.7, 0.8, 0.8], [-0.9, -1.0], [0.0], [-1.0, -0.5]]
 
 
@@ -158,7 +161,7 @@ VALUES = torch.tensor([[0.5, 0.25, 0.0], [0.5, 0.5, 9.0], [0.0, 9.0, 9.0], [1.0,
 def test_the_advantages_of_a_critic_are_centred_and_normalised_over_the_tokens() -> None:
     algorithm = variant("ppo", lam=1.0, kl_coef=0.0, eps=0.0)
     rewards = outcomes(1.0, 0.0, NAN, 1.0)
-    credit = assign_credit(rewards, {"right": 1.0}, batch(), Seen(values_NT=VALUES), algorithm, kl_coef=0.0)
+    credit = assign_credit(rewards, {"right": 1.0}, batch(), PolicyEvaluation(values_NT=VALUES), algorithm, kl_coef=0.0)
     # 0.5, 0.75, 1, -0.5, -0.5, 0, -1 without: mean 1/28
     plain = torch.tensor([0.5, 0.75, 1.0, -0.5, -0.5, 0.0, -1.0])
     expected = (plain - 1 / 28) / math.sqrt(sum((value - 1 / 28) ** 2 for value in plain.tolist()) / 7)
@@ -181,10 +184,10 @@ def test_without_a_baseline_nothing_is_subtracted() -> None:
 
 def test_the_kl_in_the_reward_is_the_learners_where_the_sampler_is_not_trusted() -> None:
     algorithm = variant("reinforce_pp", scale="none", baseline="none", correction="truncate")
-    seen = Seen(REFERENCE, policy_NT=REFERENCE)
+    seen = PolicyEvaluation(REFERENCE, policy_NT=REFERENCE)
     rewards = outcomes(1.0, 0.0, 1.0, 1.0)
     credit = assign_credit(rewards, {"right": 1.0}, batch(OLD), seen, algorithm, kl_coef=0.5)
-    assert credit.rows(batch()) == each(1, 0, 1, 1)  # the learner is at the reference: no KL
+    assert token_rows(credit.advantages_NT, batch()) == each(1, 0, 1, 1)  # the learner is at the reference: no KL
 
 
 def test_what_a_critic_explains() -> None:
@@ -200,9 +203,14 @@ def test_what_a_critic_explains() -> None:
 def test_ppo_without_normalisation_is_reward_to_come_less_value() -> None:
     algorithm = variant("ppo", scale="none", lam=1.0, kl_coef=0.0)
     credit = assign_credit(
-        outcomes(1.0, 0.0, NAN, 1.0), {"right": 1.0}, batch(), Seen(values_NT=VALUES), algorithm, kl_coef=0.0
+        outcomes(1.0, 0.0, NAN, 1.0),
+        {"right": 1.0},
+        batch(),
+        PolicyEvaluation(values_NT=VALUES),
+        algorithm,
+        kl_coef=0.0,
     )
-    assert credit.rows(batch()) == [[0.5, 0.75, 1.0], [-0.5, -0.5], [0.0], [0.0, -1.0]]
+    assert token_rows(credit.advantages_NT, batch()) == [[0.5, 0.75, 1.0], [-0.5, -0.5], [0.0], [0.0, -1.0]]
     assert credit.returns_NT.tolist() == [[1, 1, 1], [0, 0, 0], [0, 0, 0], [1, 1, 0]]
     assert credit.counted_NT.tolist() == [[True] * 3, [True, True, False], [False] * 3, [True, True, False]]
 
@@ -214,7 +222,7 @@ def test_completions_that_are_not_trained_are_not_learned_by_the_critic() -> Non
         outcomes(1.0, 0.0, 1.0, 1.0),
         {"right": 1.0},
         batch(trained=trained),
-        Seen(values_NT=torch.zeros(4, 3)),
+        PolicyEvaluation(values_NT=torch.zeros(4, 3)),
         algorithm,
         kl_coef=0.0,
     )
@@ -238,8 +246,8 @@ def test_a_step_is_credited_with_itself_and_what_follows_and_the_answer_is_the_l
 
 def test_groups_of_any_size_are_kept_or_dropped_in_their_order() -> None:
     scores = [[1.0, 1.0], [1.0, 0.0, 0.0], [0.0], [NAN, 0.5, 0.0]]
-    assert kept_groups(scores, **Algorithm().filters) == [True] * 4
-    assert kept_groups(scores, **NAMED["dapo"].filters) == [False, True, False, True]
+    assert Algorithm().groups.kept(scores) == [True] * 4
+    assert NAMED["dapo"].groups.kept(scores) == [False, True, False, True]
 
 
 def test_dropped_groups_are_recorded_with_zeros() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from grouprl import Algorithm, Run, Trainer, UserError, WeightedReward
-from grouprl.algorithms.named import NAMED, dapo, ppo
+from grouprl.algorithms.named import NAMED
 from grouprl.record.read import read_rollouts
 from letter_rewards import letters, rarely, words
 from small_runs import ROWS, assert_same_run, assert_same_weights, metrics, rollouts, small_config
@@ -22,7 +21,7 @@ LETTERS, WORDS = WeightedReward("letters", letters), WeightedReward("words", wor
 
 
 def rewards_for(algorithm: Algorithm) -> list[WeightedReward]:
-    return [LETTERS, WORDS] if algorithm.credit == "step" else [LETTERS]
+    return [LETTERS, WORDS] if algorithm.advantage.credit == "step" else [LETTERS]
 
 
 def run(tiny: Path, runs: Path, algorithm: Algorithm, *, resume: bool = False, **changes: Any) -> Run:
@@ -37,8 +36,8 @@ def test_every_name_trains_and_leaves_its_figures(name: str, tiny: Path, tmp_pat
     assert len(rows) == 2
     assert all(math.isfinite(row["grad_norm"]) and math.isfinite(row["loss"]) for row in rows)
     assert all(row["groups/kept"] <= row["groups/sampled"] for row in rows)
-    assert ("kl" in rows[0]) == NAMED[name].uses_reference
-    assert ("value_loss" in rows[0]) == (NAMED[name].critic != "none")
+    assert ("kl" in rows[0]) == (NAMED[name].kl is not None)
+    assert ("value_loss" in rows[0]) == (NAMED[name].critic is not None)
     assert (directory / "report.html").is_file()
     before = tiny / "model.safetensors", directory / "checkpoints" / "step-000002" / "model.safetensors"
     left, right = map(load_file, before)
@@ -46,12 +45,12 @@ def test_every_name_trains_and_leaves_its_figures(name: str, tiny: Path, tmp_pat
 
 
 STATEFUL = {
-    "ppo": replace(ppo, passes=2, minibatches=2),
-    "ppo with a shared trunk": replace(ppo, critic="shared"),
-    "ppo that warms up": replace(ppo, critic_warmup=4),
+    "ppo": variant("ppo", passes=2, minibatches=2),
+    "ppo with a shared trunk": variant("ppo", critic="shared"),
+    "ppo that warms up": variant("ppo", critic_warmup=4),
     "iterative": variant(refresh_reference=2, kl_coef=0.5),
     "steered": variant(kl_target=1e-3, kl_coef=0.5, kl_rate=0.5),
-    "refilled": replace(dapo, minibatches=2),
+    "refilled": variant("dapo", minibatches=2),
     "process": NAMED["grpo_process"],
     "corrected": variant(correction="truncate", entropy_share=0.5, entropy_coef=0.01),
 }
@@ -80,12 +79,12 @@ def test_the_critic_and_the_moved_reference_are_saved(tiny: Path, tmp_path: Path
 
     always = {"optimizer.safetensors", "state.json"}
     assert trainer_files(NAMED["grpo"]) == always
-    assert trainer_files(ppo) == always | {"critic.safetensors", "critic_optimizer.safetensors"}
+    assert trainer_files(NAMED["ppo"]) == always | {"critic.safetensors", "critic_optimizer.safetensors"}
     assert trainer_files(NAMED["grpo_iterative"]) == always | {"reference.safetensors"}
 
 
 def test_what_is_before_the_first_update_of_the_policy(tiny: Path, tmp_path: Path) -> None:
-    warm = run(tiny, tmp_path, replace(ppo, critic_warmup=1), steps=2, checkpoint={"every": 1, "keep": 9}).directory
+    warm = run(tiny, tmp_path, variant("ppo", critic_warmup=1), steps=2, checkpoint={"every": 1, "keep": 9}).directory
     weights = [load_file(warm / "checkpoints" / f"step-00000{step}" / "model.safetensors") for step in (1, 2)]
     start = load_file(tiny / "model.safetensors")
     moved = [any(not start[key].equal(after[key]) for key in after) for after in weights]
@@ -100,7 +99,7 @@ def test_the_reference_is_refreshed_after_every_second_step(tiny: Path, tmp_path
 
 def test_the_critic_has_a_learning_rate_of_its_own(tiny: Path, tmp_path: Path) -> None:
     learner = {"learning_rate": 0.01, "critic_learning_rate": 0.0}
-    directory = run(tiny, tmp_path, ppo, steps=2, learner=learner).directory
+    directory = run(tiny, tmp_path, NAMED["ppo"], steps=2, learner=learner).directory
     critic = load_file(directory / "checkpoints" / "step-000002" / "trainer" / "critic.safetensors")
     assert not critic["head.weight"].any()
 
@@ -108,7 +107,7 @@ def test_the_critic_has_a_learning_rate_of_its_own(tiny: Path, tmp_path: Path) -
 def test_a_steered_coefficient_reaches_the_reward(tiny: Path, tmp_path: Path) -> None:
     """Step 1 is the same with and without; in step 2 the same completions lose more for the same KL."""
     fixed = variant("rloo", kl_coef=0.5)
-    steered = replace(fixed, kl_target=1e-9, kl_rate=1.0)
+    steered = variant(fixed, kl_target=1e-9, kl_rate=1.0)
     query = "SELECT step, text, reward, advantage FROM completions ORDER BY 1, group_index, completion_index"
     left, right = (
         rollouts(run(tiny, tmp_path / name, algorithm, steps=2).directory, query)
@@ -151,7 +150,7 @@ def test_rewards_and_credit_must_fit(
 
 
 def dynamic(tiny: Path, runs: Path, reward: Any, *, max_tokens: int = 8, **changes: Any) -> Path:
-    algorithm = replace(dapo, **{"overlong_buffer": 0.0, **changes})
+    algorithm = variant("dapo", **{"overlong_buffer": 0.0, **changes})
     config = small_config(runs, steps=3, rollout={"problems_per_step": 4, "group_size": 2, "max_tokens": max_tokens})
     trainer = Trainer(tiny, ROWS, [WeightedReward("rarely", reward)], algorithm=algorithm, config=config)
     return trainer.train().directory
@@ -197,7 +196,7 @@ def test_a_prompt_that_only_a_refill_would_meet_is_refused_before_the_run(tiny: 
     rows = [*ROWS, *({"prompt": f"{number} " * 400} for number in range(100, 110))]
     for seed in range(4):  # the one problem of the step is a short one in most of them
         config = small_config(tmp_path, steps=1, seed=seed, rollout={"problems_per_step": 1, "max_tokens": 8})
-        algorithm = replace(dapo, refills=100)
+        algorithm = variant("dapo", refills=100)
         with pytest.raises(UserError, match="expected a prompt of 1 to 248 tokens"):
             Trainer(tiny, rows, [LETTERS], algorithm=algorithm, config=config).train()
     assert not (tmp_path / "run").exists()

@@ -13,9 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from grouprl.algorithms import policy_loss, token_weights
+from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
-from grouprl.learner import Credit, KlCoefficient, Learner, Optimizer, make_batch
+from grouprl.learner import KlCoefficient, Learner, Optimizer, make_batch
 from grouprl.models import fingerprint, frozen_copy, load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.types import Batch, Group, Problem, Sampling
@@ -148,7 +149,7 @@ def plain_loss(
 def plain_gradient(folder: Path, model: PreTrainedModel, batch: Batch, algorithm: Algorithm) -> dict[str, Tensor]:
     own, reference = own_model(folder).double(), own_model(folder).double()
     reference.load_state_dict(other_reference(model).state_dict())
-    plain_loss(own, reference, batch, algorithm.kl_coef, algorithm.aggregate == "token_mean").backward()
+    plain_loss(own, reference, batch, algorithm.kl_coef, algorithm.objective.aggregate == "token_mean").backward()
     return {name: weight.grad for name, weight in own.named_parameters()}
 
 
@@ -156,7 +157,7 @@ ALGORITHMS = [variant(kl_coef=0.3), variant(kl_coef=0.0), variant(kl_coef=0.3, a
 
 
 def named(algorithm: Algorithm) -> str:
-    return f"kl_coef={algorithm.kl_coef} {algorithm.aggregate} {algorithm.ratio}"
+    return f"kl_coef={algorithm.kl_coef} {algorithm.objective.aggregate} {algorithm.objective.ratio}"
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=named)

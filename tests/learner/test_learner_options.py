@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 
 from grouprl import Algorithm
 from grouprl.algorithms import token_weights
+from grouprl.algorithms.credit import Credit
 from grouprl.config.run import LearnerConfig
-from grouprl.learner import Credit, KlCoefficient, Learner, Optimizer, make_batch
+from grouprl.learner import KlCoefficient, Learner, Optimizer, make_batch
 from grouprl.models import fingerprint, frozen_copy, load_model
 from grouprl.models.critic import Critic
 from grouprl.types import Batch, Group, Sampling

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
-from grouprl.learner import Credit, KlCoefficient, Learner, Optimizer, make_batch
+from grouprl.learner import KlCoefficient, Learner, Optimizer, make_batch
 from grouprl.models import frozen_copy, load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.types import Batch, Problem, Sampling, TokenTrace

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from grouprl.learner.seen import Seen
+from grouprl.learner.seen import PolicyEvaluation
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from grouprl.algorithms.credit import Credit
 from grouprl.config.run import LearnerConfig, LoraConfig
-from grouprl.learner import Credit, KlCoefficient, Learner, Optimizer
+from grouprl.learner import KlCoefficient, Learner, Optimizer
 from grouprl.models import fingerprint, load_model
 from grouprl.models.adapters import as_reference
 from grouprl.types import Batch
@@ -131,7 +132,7 @@ def test_sampler_learner_and_merged_weights_agree(tmp_path: Path, kind: Any) -> 
     folder = tiny_model_folder(tmp_path, kind=kind)
     policy = shaken(adapted(folder))
     batch = sampled(policy, folder)
-    seen: Seen = learner_of(policy, None, CORRECTED).evaluate(batch)
+    seen: PolicyEvaluation = learner_of(policy, None, CORRECTED).evaluate(batch)
     mask_NT = batch.mask_NT
     assert seen.policy_NT is not None
     torch.testing.assert_close(seen.policy_NT[mask_NT], batch.old_logprobs_NT[mask_NT], atol=1e-5, rtol=0)

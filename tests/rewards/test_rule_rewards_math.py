@@ -203,18 +203,18 @@ def test_lists_are_equal_exactly_when_their_sets_are_and_never_equal_to_one_valu
 
 # Nothing that a model wrote is evaluated
 
-Seen = list[str]
+PolicyEvaluation = list[str]
 
 
 @pytest.fixture
-def evaluated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
+def evaluated(monkeypatch: pytest.MonkeyPatch) -> Iterator[PolicyEvaluation]:
     """Every text that sympy is asked to evaluate, from wherever it is asked."""
     import math_verify.parser as library
     import sympy.parsing.sympy_parser as parser
     import sympy.physics.units  # noqa: F401  its names are made by evaluation, and simplify imports it
     from sympy.core.cache import clear_cache
 
-    seen: Seen = []
+    seen: PolicyEvaluation = []
     made = parser.stringify_expr
 
     def stringify_expr(text: str, *others: Any) -> str:
@@ -229,7 +229,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     clear_cache()
 
 
-def test_no_text_is_evaluated(evaluated: Seen) -> None:
+def test_no_text_is_evaluated(evaluated: PolicyEvaluation) -> None:
     for answer, gold in SAME + DIFFERENT:
         verdict(answer, gold)
     for answer in ("31415.926", "0.1234567x", "9871 + 0.5", "00089", "3.25, 4.75", "[0.125, 99/7]", r"123456\%x"):
@@ -240,7 +240,7 @@ def test_no_text_is_evaluated(evaluated: Seen) -> None:
     assert evaluated == []
 
 
-def test_the_watch_sees_what_the_library_does_by_itself(evaluated: Seen) -> None:
+def test_the_watch_sees_what_the_library_does_by_itself(evaluated: PolicyEvaluation) -> None:
     import sympy
     from latex2sympy2_extended import latex2sympy2
     from math_verify import ExprExtractionConfig, parse

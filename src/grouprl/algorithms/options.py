@@ -55,6 +55,22 @@ def options(algorithm: Algorithm) -> dict[str, Any]:
     return {name: value for part in parts if part is not None for name, value in part_options(part).items()}
 
 
+def all_options(algorithm: Algorithm) -> dict[str, Any]:
+    """Every option that there is, by name: of an absent part the values that say so, of other kinds the defaults."""
+    found: dict[str, Any] = {}
+    for part, kinds in _kinds(algorithm).items():
+        defaults = {one.name: one.default for kind in reversed(kinds) for one in fields(kind)}
+        found |= {**defaults, **kinds[0].absent, **part_options(getattr(algorithm, part) or Part())}
+    return found
+
+
+def differences(algorithm: Algorithm, base: Algorithm) -> dict[str, Any]:
+    """The options in which an algorithm differs from another, with their values."""
+    known = all_options(base)
+    own = all_options(algorithm)
+    return {name: value for name, value in own.items() if name not in known or known[name] != value}
+
+
 def as_tree(algorithm: Algorithm) -> dict[str, Any]:
     """The algorithm as plain values, part by part: what `with_options` reads back."""
     parts = ((name, getattr(algorithm, name)) for name in KINDS)
@@ -65,7 +81,7 @@ def flat(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Changes by option name alone, from what may be written part by part: `{"objective": {"clip_high": 0.3}}`.
 
     Raises:
-        UserError: null for a part that every algorithm has.
+        UserError: null for a part that every algorithm has, or anything else that is no section.
     """
     found: dict[str, Any] = {}
     for name, value in changes.items():
@@ -75,6 +91,8 @@ def flat(changes: Mapping[str, Any]) -> dict[str, Any]:
             if not KINDS[name][0].absent:
                 raise UserError(f"algorithm.{name}: expected the options of a part that every algorithm has, got null")
             found |= KINDS[name][0].absent
+        elif name in KINDS and name not in _SHORT:
+            raise UserError(f"algorithm.{name}: expected a section with keys of its own, got {value!r:.60}")
         else:
             found[_SHORT.get(name, name)] = value
     return found
@@ -147,7 +165,7 @@ def _refuse_idle(part: str, kinds: tuple[type[Part], ...], idle: Mapping[str, An
     """An option that nothing obeys may be given at its default: a configuration that was written out has them all."""
     for name, value in idle.items():
         defaults = [one.default for kind in kinds for one in fields(kind) if one.name == name]
-        if value not in defaults and value != kinds[0].absent.get(name):
+        if value not in defaults and (name, value) not in kinds[0].absent.items():
             raise UserError(
                 f"algorithm.{name}: expected another value {where}, got {value!r}: it has no effect there; leave it out"
             )
@@ -160,10 +178,16 @@ def _unfit(kinds: tuple[type[Part], ...], merged: Mapping[str, Any], own: Mappin
         if not any(fits(value, hint) for hint in allowed):
             words = dict.fromkeys(choice for hint in allowed for choice in get_args(hint) or (described(hint),))
             return UserError(f"algorithm.{name}: got {value!r}, expected one of {', '.join(map(str, words))}")
-    choices = dict.fromkeys(name for kind in kinds for name, _ in _choices(kind) if name in merged)
-    first, *others = [name for name in choices if name in own] + [name for name in choices if name not in own]
-    given = ", ".join(f"algorithm.{name}={merged[name]!r}" for name in others)
+    first = next(name for name in own if any(name in dict(_choices(kind)) for kind in kinds))
+    for kind in kinds:
+        if all(fits(value, hints(kind)[name]) for name, value in own.items() if name in hints(kind)):
+            others = [(name, hint) for name, hint in _choices(kind) if name in merged and not fits(merged[name], hint)]
+            given = ", ".join(f"algorithm.{name}={merged[name]!r}" for name, _ in others)
+            remedy = " and ".join(f"{name} to {' or '.join(get_args(hint))}" for name, hint in others)
+            return UserError(
+                f"algorithm.{first}: expected another value with {given}, got {own[first]!r}: set {remedy}"
+            )
+    given = ", ".join(f"algorithm.{name}={value!r}" for name, value in own.items() if name != first)
     return UserError(
-        f"algorithm.{first}: expected another value with {given}, got {merged[first]!r}: no kind of advantage or "
-        "objective has all of these; see docs/algorithms.md"
+        f"algorithm.{first}: expected another value with {given}, got {own[first]!r}: they do not go together"
     )

@@ -46,8 +46,8 @@ class Algorithm:
     updates: Updates = Updates()  # how often a batch is learned from
 
     def __post_init__(self) -> None:
-        for option_name, other, why in _misfits(self):
-            raise UserError(f"algorithm.{option_name}: expected another value with algorithm.{other}: {why}")
+        for one, other, why in _misfits(self):
+            raise UserError(f"algorithm.{one}: expected another value with algorithm.{other}, got {why}")
 
     @property
     def kl_coef(self) -> float:
@@ -68,15 +68,15 @@ class Algorithm:
 def _misfits(a: Algorithm) -> Iterator[tuple[str, str, str]]:
     """Option, the part that it does not fit, and the remedy: what no single part can see."""
     if a.critic is None and isinstance(a.advantage, CriticAdvantage):
-        yield "baseline", "critic=none", "set critic to copy or shared"
+        yield "baseline", "critic='none'", "'critic': set critic to copy or shared"
     if a.critic is not None and not isinstance(a.advantage, CriticAdvantage):
-        yield "critic", "baseline", "a critic is a baseline for tokens: set baseline=critic and credit=token"
+        yield "critic", "baseline", "one: a critic is a baseline for tokens: set baseline=critic and credit=token"
     if a.kl is not None and a.kl.kl_in == "reward" and a.advantage.refuses_kl:
-        yield "kl_in", "scale" if "scale" in a.advantage.refuses_kl else "advantage", a.advantage.refuses_kl
+        yield "kl_in", f"credit={a.advantage.credit!r}", f"'reward': {a.advantage.refuses_kl}"
     if a.groups.drop_equal and not a.advantage.compares_totals:
-        yield "drop_equal", "advantage", "groups of equal rewards have a signal there: leave it out"
+        yield "drop_equal", f"credit={a.advantage.credit!r}", "True: groups of equal rewards have a signal there"
     if a.objective.ratio == "sequence" and a.objective.surrogate != "cispo":
-        why = "one ratio for the completion moves all of its tokens: set ratio=token"
+        why = "'sequence': one ratio for the completion moves all of its tokens: set ratio=token"
         if a.advantage.credit != "completion":
             yield "ratio", "credit", why
         if a.spread.entropy_share < 1:

@@ -164,6 +164,10 @@ class EvaluationConfig(Section):
     split: Literal["train", "validation", "test"] = Field("test", description="of the task")
 
 
+# Options that every algorithm has, of the parts that every algorithm has.
+_REQUIRED = {"credit", "baseline", "surrogate", "ratio", "aggregate", "passes", "minibatches"}
+
+
 def _algorithm(given: object, info: ValidationInfo) -> Algorithm:
     """An algorithm from its name and the options that differ; `context` may know further names."""
     if isinstance(given, Algorithm):
@@ -172,9 +176,11 @@ def _algorithm(given: object, info: ValidationInfo) -> Algorithm:
         raise UserError(f"algorithm: expected a name or a section with keys of its own, got {given!r:.60}")
     known = {**NAMED, **(info.context or {})}
     name = given.get("name", "grpo")
-    if name not in known:
+    # A program's own algorithm, as it was written into a run directory: nothing of it is left to a default.
+    whole = isinstance(name, str) and flat(given).keys() >= _REQUIRED
+    if name not in known and not whole:
         raise UserError(f"algorithm.name: expected one of {', '.join(known)}, got {name!r:.60}")
-    return with_options(known[name], given)
+    return with_options(known.get(name, NAMED["grpo"]), given)
 
 
 AlgorithmSection = Annotated[Algorithm, PlainValidator(_algorithm), PlainSerializer(as_tree)]
