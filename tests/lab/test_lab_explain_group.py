@@ -60,7 +60,7 @@ def test_the_shares_of_the_groups_are_the_loss_that_the_run_recorded(name: str, 
             assert (one["kept"], one["notes"]) == (True, [])
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if NAMED[name].credit == "completion"])
+@pytest.mark.parametrize("name", [name for name in NAMES if NAMED[name].advantage.credit == "completion"])
 def test_the_arithmetic_leads_to_the_advantages_that_the_run_recorded(name: str, train: Any) -> None:
     page, folder = train(NAMED[name])
     for step in (1, 2):

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from grouprl.learner.seen import PolicyEvaluation
 from starlette.testclient import TestClient
 
 from grouprl.algorithms import kept_groups
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
+from grouprl.config.algorithm import options
 from grouprl.lab import recorded as recorded_module
 from grouprl.lab.app import create_app
 from grouprl.lab.groups import groups_of_step, history, one_group
 from grouprl.lab.search import Wanted, search
 from grouprl.lab.tokens import one_completion
 from grouprl.lab.worked import Scored, of_step, worked
-from grouprl.learner import assign_credit, make_batch
+from grouprl.learner import PolicyEvaluation, assign_credit, make_batch
 from grouprl.record.rollouts import open_recorded
 from grouprl.record.write import RunRecord
 from grouprl.types import RewardOutcome, Sampling, UserError
@@ -230,7 +230,7 @@ def rewarded(*rewards: float) -> tuple[RewardOutcome, ...]:
 def test_the_numbers_are_those_that_the_learner_makes(name: str, std: str) -> None:
     """Of every algorithm of the family: the learner's own advantages, without a KL."""
     algorithm = NAMED[name]
-    if algorithm.scale != "none":
+    if options(algorithm).get("scale") != "none":
         algorithm = variant(algorithm, std=std)
     outcomes = [rewarded(1.0, 0.25, 0.0), rewarded(1.0, 1.0), rewarded(0.5, math.nan, 2.0, 0.5)]
     groups = [Made((0.0,) * len(row)).group() for row in outcomes]

@@ -127,9 +127,9 @@ def test_clipped_is_where_the_objective_has_no_gradient(algorithm: Algorithm) ->
             torch.zeros_like(logprobs_1T),
             advantages_T[None],
             torch.ones_like(logprobs_1T),
-            surrogate=algorithm.surrogate,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
+            surrogate=algorithm.objective.surrogate,
+            clip_low=algorithm.objective.range[0],
+            clip_high=algorithm.objective.range[1],
             dual_clip=algorithm.dual_clip,
         )
         (gradient_1T,) = torch.autograd.grad(loss, logprobs_1T)

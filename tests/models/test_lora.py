@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from grouprl.learner.seen import PolicyEvaluation
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from grouprl.algorithms.credit import Credit
 from grouprl.config.run import LearnerConfig, LoraConfig
-from grouprl.learner import KlCoefficient, Learner, Optimizer
+from grouprl.learner import KlCoefficient, Learner, Optimizer, PolicyEvaluation
 from grouprl.models import fingerprint, load_model
 from grouprl.models.adapters import as_reference
 from grouprl.types import Batch

@@ -4,7 +4,7 @@ from typing import Any
 
 from grouprl import Algorithm
 from grouprl.algorithms.named import NAMED
-from grouprl.algorithms.options import with_options
+from grouprl.config.algorithm import with_options
 
 
 def variant(base: str | Algorithm = "grpo", **options: Any) -> Algorithm:

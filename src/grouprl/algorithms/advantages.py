@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from grouprl.algorithms.credit import Advantage, Credit, Earned
+from grouprl.algorithms.credit import Credit, Earned, ScaledAdvantage
 from grouprl.algorithms.option import option
 from grouprl.algorithms.statistics import Baseline, Scale, Statistics, Std, group_statistics
 
@@ -47,17 +47,15 @@ def group_advantages(
 
 
 @dataclass(frozen=True)
-class CompletionAdvantage(Advantage):
-    """One advantage for all tokens of a completion, from its reward and those it is compared with."""
+class CompletionAdvantage(ScaledAdvantage):
+    """One advantage for all tokens of a completion, from its reward and those that it is compared with."""
+
+    credit: Literal["completion"] = option("completion", "one advantage for the whole completion")
+    reward_mix: Mix = option("sum_then_normalise", "of several rewards: advantage of the sum, or sum of advantages")
 
     def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
         """Baseline, divisor and signal of each completion of a batch; NaN = invalid reward."""
         raise NotImplementedError
-
-    @property
-    def mixes_advantages(self) -> bool:
-        """Whether several rewards are each compared by themselves, and their advantages added."""
-        return False
 
     def compare(
         self, rewards_N: Tensor, components: Mapping[str, Tensor], weights: Mapping[str, float], groups_N: Tensor
@@ -70,7 +68,7 @@ class CompletionAdvantage(Advantage):
             weights: of each reward in the sum.
             groups_N: [N] integers; rows with the same one are a group.
         """
-        if not self.mixes_advantages:
+        if self.reward_mix == "sum_then_normalise":
             return self.statistics(rewards_N, groups_N).advantages(rewards_N)
         advantages_N = torch.zeros(len(groups_N))
         for name, weight in weights.items():
@@ -89,17 +87,10 @@ class CompletionAdvantage(Advantage):
 class GroupAdvantage(CompletionAdvantage):
     """A completion is compared with its own group: what replaces the critic in GRPO."""
 
-    credit: Literal["completion"] = option("completion", "one advantage for the whole completion")
+    compares_totals: ClassVar[bool] = True
+
     baseline: Literal["mean", "leave_one_out"] = option("mean", "subtracted: mean of the group, or of its others")
     scale: Scale = option("group_std", "divides: deviation of the group, of the batch, or nothing")
-    std: Std = option("population", "the deviation divides the squares by n, or by n - 1")
-    eps: float = option(1e-6, "added to the deviation", low=0.0, high=1.0)
-    reward_mix: Mix = option("sum_then_normalise", "of several rewards: advantage of the sum, or sum of advantages")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.scale == "none":
-            self.without_effect("std", "eps", with_option="scale")
 
     def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
         """See `group_statistics`."""
@@ -107,124 +98,34 @@ class GroupAdvantage(CompletionAdvantage):
             rewards_N, groups_N, baseline=self.baseline, scale=self.scale, std=self.std, eps=self.eps
         )
 
-    @property
-    def mixes_advantages(self) -> bool:
-        """See `CompletionAdvantage.mixes_advantages`."""
-        return self.reward_mix == "normalise_then_sum"
-
-    @property
-    def compares_totals(self) -> bool:
-        """Equal sums may have different parts."""
-        return not self.mixes_advantages
-
-    @property
-    def of_batch(self) -> bool:
-        """See `Advantage.of_batch`."""
-        return self.scale == "batch_std"
-
-    @property
-    def formula(self) -> str:
-        """See `Advantage.formula`."""
-        others = {"mean": "mean(group)", "leave_one_out": "mean(others of the group)"}[self.baseline]
-        return _formula(others, self.scale, self.reward_mix)
-
-    @property
-    def refuses_kl(self) -> str:
-        """See `Advantage.refuses_kl`."""
-        return _refuses_kl(self.scale, self.reward_mix)
-
 
 @dataclass(frozen=True)
 class BatchAdvantage(CompletionAdvantage):
     """A completion is compared with the whole batch, which is one group here."""
 
-    credit: Literal["completion"] = option("completion", "one advantage for the whole completion")
     baseline: Literal["batch_mean", "none"] = option("batch_mean", "subtracted: mean of the batch, or nothing")
     scale: Literal["batch_std", "none"] = option("none", "divides: deviation of the batch, or nothing")
-    std: Std = option("population", "the deviation divides the squares by n, or by n - 1")
-    eps: float = option(1e-6, "added to the deviation", low=0.0, high=1.0)
-    reward_mix: Mix = option("sum_then_normalise", "of several rewards: advantage of the sum, or sum of advantages")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.scale == "none":
-            self.without_effect("std", "eps", with_option="scale")
 
     def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
         """See `group_statistics`; where neither mean nor deviation is asked for, equal rewards have a signal too."""
+        batch_N = torch.zeros_like(groups_N)
         found = group_statistics(
-            rewards_N,
-            torch.zeros_like(groups_N),
-            baseline=self.baseline,
-            scale=self.scale,
-            std=self.std,
-            eps=self.eps,
+            rewards_N, batch_N, baseline=self.baseline, scale=self.scale, std=self.std, eps=self.eps
         )
-        if self.baseline == "none" and self.scale == "none":
-            return _less_a_constant(found, rewards_N, 0.0)
-        return found
-
-    @property
-    def mixes_advantages(self) -> bool:
-        """See `CompletionAdvantage.mixes_advantages`."""
-        return self.reward_mix == "normalise_then_sum"
-
-    @property
-    def of_batch(self) -> bool:
-        """See `Advantage.of_batch`."""
-        return self.baseline == "batch_mean" or self.scale == "batch_std"
-
-    @property
-    def formula(self) -> str:
-        """See `Advantage.formula`."""
-        return _formula({"batch_mean": "mean(batch)", "none": ""}[self.baseline], self.scale, self.reward_mix)
-
-    @property
-    def refuses_kl(self) -> str:
-        """See `Advantage.refuses_kl`."""
-        return _refuses_kl(self.scale, self.reward_mix)
+        return found if self.of_batch else replace(found, signal_N=~rewards_N.isnan())
 
 
 @dataclass(frozen=True)
 class ConstantAdvantage(CompletionAdvantage):
     """The reward less a constant (REINFORCE, Williams 1992): equal rewards have a signal too."""
 
-    credit: Literal["completion"] = option("completion", "one advantage for the whole completion")
     baseline: Literal["constant"] = option("constant", "subtracted: a constant")
-    baseline_constant: float = option(0.0, "which")
     scale: Literal["none"] = option("none", "nothing divides")
+    reward_mix: Literal["sum_then_normalise"] = option("sum_then_normalise", "of several rewards: of their sum")
+    baseline_constant: float = option(0.0, "which constant")
 
     def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
-        """The constant as baseline; the mean and deviation of the group for a reader."""
+        """The constant as baseline; mean and deviation of the group for a reader."""
         found = group_statistics(rewards_N, groups_N, baseline="none", scale="none")
-        return _less_a_constant(found, rewards_N, self.baseline_constant)
-
-    @property
-    def formula(self) -> str:
-        """See `Advantage.formula`."""
-        return f"r - {self.baseline_constant:g}" if self.baseline_constant else "r"
-
-
-def _less_a_constant(found: Statistics, rewards_N: Tensor, constant: float) -> Statistics:
-    return Statistics(
-        baseline_N=torch.full_like(found.mean, constant),
-        divisor_N=torch.ones_like(found.mean),
-        mean=found.mean,
-        deviation=found.deviation,
-        signal_N=~rewards_N.isnan(),
-    )
-
-
-def _formula(baseline: str, scale: Scale, mix: Mix) -> str:
-    less = f"r - {baseline}" if baseline else "r"
-    over = {"group_std": " / std(group)", "batch_std": " / std(batch)", "none": ""}[scale]
-    one = f"({less}){over}" if over and baseline else f"{less}{over}"
-    return one if mix == "sum_then_normalise" else f"sum over rewards of weight * ({one})"
-
-
-def _refuses_kl(scale: Scale, mix: Mix) -> str:
-    if mix == "normalise_then_sum":
-        return "each reward is compared by itself: set kl_in=loss"
-    if scale != "none":
-        return "equal rewards would be divided by the noise of their KL: set scale=none, or credit=token"
-    return ""
+        baseline_N = torch.full_like(found.mean, self.baseline_constant)
+        return replace(found, baseline_N=baseline_N, signal_N=~rewards_N.isnan())

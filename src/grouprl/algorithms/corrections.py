@@ -63,19 +63,9 @@ class Correction(Part):
 
     absent: ClassVar[Mapping[str, Any]] = {"correction_kind": "none"}
 
+    correction_kind: CorrectionKind = option("truncate", "what happens to weights out of bounds")
     correction_level: Level = option("token", "one weight for each token, or one for the completion")
     correction_cap: float = option(2.0, "weights above it are cut to it, or masked", low=1.0)
-
-    def weights(self, learner_logprobs_NT: Tensor, sampler_logprobs_NT: Tensor, mask_NT: Tensor) -> Tensor:
-        """[N, T]; see `mismatch_weights`."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Truncation(Correction):
-    """Truncated importance sampling: large weights are cut."""
-
-    correction_kind: Literal["truncate"] = option("truncate", "weights above the cap are cut to it")
 
     def weights(self, learner_logprobs_NT: Tensor, sampler_logprobs_NT: Tensor, mask_NT: Tensor) -> Tensor:
         """[N, T]; see `mismatch_weights`."""
@@ -83,10 +73,18 @@ class Truncation(Correction):
             learner_logprobs_NT,
             sampler_logprobs_NT,
             mask_NT,
-            kind="truncate",
+            kind=self.correction_kind,
             level=self.correction_level,
             cap=self.correction_cap,
+            floor=getattr(self, "correction_floor", 0.0),
         )
+
+
+@dataclass(frozen=True)
+class Truncation(Correction):
+    """Truncated importance sampling."""
+
+    correction_kind: Literal["truncate"] = option("truncate", "weights above the cap are cut to it")
 
 
 @dataclass(frozen=True)
@@ -95,15 +93,3 @@ class Masking(Correction):
 
     correction_kind: Literal["mask"] = option("mask", "weights outside the bounds become 0")
     correction_floor: float = option(0.5, "weights below it are masked", low=0.0, high=1.0)
-
-    def weights(self, learner_logprobs_NT: Tensor, sampler_logprobs_NT: Tensor, mask_NT: Tensor) -> Tensor:
-        """[N, T]; see `mismatch_weights`."""
-        return mismatch_weights(
-            learner_logprobs_NT,
-            sampler_logprobs_NT,
-            mask_NT,
-            kind="mask",
-            level=self.correction_level,
-            cap=self.correction_cap,
-            floor=self.correction_floor,
-        )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from grouprl.algorithms.option import Part, option
+from grouprl.algorithms.statistics import Std
 
 
 @dataclass(frozen=True)
@@ -35,32 +36,52 @@ class Credit:
     counted_NT: Tensor | None = None  # bool, tokens that a critic learns from
 
 
+_BASELINES = {
+    "mean": "mean(group)",
+    "leave_one_out": "mean(others of the group)",
+    "batch_mean": "mean(batch)",
+    "critic": "value",
+}
+_SCALES = {"group_std": "std(group)", "batch_std": "std(batch)", "group_mean": "mean(group)"}
+
+
 @dataclass(frozen=True)
 class Advantage(Part):
     """How much better a completion, a reasoning step or a token is than expected: a part of every algorithm."""
 
+    reward: ClassVar[str] = "r"  # as a formula has it: of the completion, or what a token can still earn
+    compares_totals: ClassVar[bool] = False  # equal rewards of a group are no signal
+
     credit: Literal["completion", "step", "token"] = option("completion", "what is given an advantage of its own")
+    baseline: str = option("mean", "what is subtracted")
+    scale: str = option("group_std", "what divides")
 
     def assign(self, earned: Earned) -> Credit:
         """The advantage of every token of a batch."""
         raise NotImplementedError
 
     @property
-    def compares_totals(self) -> bool:
-        """Whether a group of equal totals has no signal."""
-        return False
-
-    @property
     def of_batch(self) -> bool:
         """Whether a mean or deviation of the whole batch is part of it."""
-        return False
+        return self.baseline == "batch_mean" or self.scale == "batch_std"
 
     @property
     def formula(self) -> str:
         """The advantage as it is computed, for a reader."""
-        raise NotImplementedError
+        less = _BASELINES.get(self.baseline, self.baseline.replace("none", ""))
+        over = _SCALES.get(self.scale, "")
+        centered = f"{self.reward} - {less}" if less else self.reward
+        return f"({centered}) / {over}" if less and over else f"{centered} / {over}" if over else centered
 
-    @property
-    def refuses_kl(self) -> str:
-        """Why rewards less a KL cannot be its input; '' where they can."""
-        return ""
+
+@dataclass(frozen=True)
+class ScaledAdvantage(Advantage):
+    """One that a standard deviation may divide."""
+
+    std: Std = option("population", "the deviation divides the squares by n, or by n - 1")
+    eps: float = option(1e-6, "added to the deviation", low=0.0, high=1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scale == "none":
+            self.refuse_idle("std", "eps", beside="scale")

@@ -72,7 +72,7 @@ class Kl(Part):
         if self.kl_coef == 0:
             raise UserError("algorithm.kl_coef: expected more than 0, got 0: without a KL term the part is None")
         if self.kl_target is None:
-            self.without_effect("kl_rate", with_option="kl_target")
+            self.refuse_idle("kl_rate", beside="kl_target")
 
     def next_coef(self, kl_coef: float, kl: float) -> float:
         """The coefficient of the next step, from that of this one and its mean KL per token in nats."""

@@ -25,13 +25,13 @@ class Objective(Part):
 
     @property
     def range(self) -> tuple[float, float]:
-        """(clip_low, clip_high); what a plain surrogate would have."""
-        return 0.2, 0.2
+        """(clip_low, clip_high); of a plain surrogate PPO's, for counting what it would have cut."""
+        return getattr(self, "clip_low", 0.2), getattr(self, "clip_high", 0.2)
 
     @property
     def largest_ratio(self) -> float | None:
         """Bound of the ratio where the advantage is negative (dual clip); None = no bound."""
-        return None
+        return getattr(self, "dual_clip", None)
 
     def loss(
         self,
@@ -88,16 +88,6 @@ class Clip(Objective):
         None, "largest ratio where the advantage is negative (arXiv:1912.09729); null = no bound", low=1.01
     )
 
-    @property
-    def range(self) -> tuple[float, float]:
-        """See `Objective.range`."""
-        return self.clip_low, self.clip_high
-
-    @property
-    def largest_ratio(self) -> float | None:
-        """See `Objective.largest_ratio`."""
-        return self.dual_clip
-
 
 @dataclass(frozen=True)
 class Cispo(Objective):
@@ -106,11 +96,6 @@ class Cispo(Objective):
     surrogate: Literal["cispo"] = option("cispo", "the weight of a token is bounded, its gradient stays")
     clip_low: float = option(0.2, "smallest weight: 1 - clip_low", low=0.0, high=1.0)
     clip_high: float = option(0.2, "largest weight: 1 + clip_high", low=0.0)
-
-    @property
-    def range(self) -> tuple[float, float]:
-        """See `Objective.range`."""
-        return self.clip_low, self.clip_high
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,9 @@ def option(default: Any, about: str, *, low: float = -math.inf, high: float = ma
     return field(default=default, metadata={"about": about, "low": low, "high": high, "below": below})
 
 
+_UNBOUNDED = {"low": -math.inf, "high": math.inf, "below": math.inf}
+
+
 @dataclass(frozen=True)
 class Part:
     """Some options of an algorithm that are obeyed in one place.
@@ -44,18 +47,14 @@ class Part:
             if isinstance(value, int | float) and not (low <= value <= high and value < below):
                 raise UserError(f"algorithm.{one.name}: {value!r} is out of range, expected {_range(low, high, below)}")
 
-    def without_effect(self, *names: str, with_option: str) -> None:
-        """Raises UserError for the first of these options that is set although another one makes it idle."""
-        for name in names:
-            default = next(one.default for one in fields(self) if one.name == name)
-            if getattr(self, name) != default:
+    def refuse_idle(self, *names: str, beside: str) -> None:
+        """Raises UserError for the first of these options that is set although another one leaves it without effect."""
+        for one in fields(self):
+            if one.name in names and getattr(self, one.name) != one.default:
                 raise UserError(
-                    f"algorithm.{name}: expected another value with algorithm.{with_option}="
-                    f"{getattr(self, with_option)!r}, got {getattr(self, name)!r}: it has no effect there; leave it out"
+                    f"algorithm.{one.name}: expected another value with algorithm.{beside}={getattr(self, beside)!r}, "
+                    f"got {getattr(self, one.name)!r}: it has no effect there; leave it out"
                 )
-
-
-_UNBOUNDED = {"low": -math.inf, "high": math.inf, "below": math.inf}
 
 
 def hints(part: type[Part]) -> Mapping[str, Any]:

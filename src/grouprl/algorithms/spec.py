@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from grouprl.algorithms.advantages import GroupAdvantage
+from grouprl.algorithms.advantages import CompletionAdvantage, GroupAdvantage
 from grouprl.algorithms.corrections import Correction
 from grouprl.algorithms.credit import Advantage
 from grouprl.algorithms.entropy import Entropy
@@ -71,9 +71,9 @@ def _misfits(a: Algorithm) -> Iterator[tuple[str, str, str]]:
         yield "baseline", "critic='none'", "'critic': set critic to copy or shared"
     if a.critic is not None and not isinstance(a.advantage, CriticAdvantage):
         yield "critic", "baseline", "one: a critic is a baseline for tokens: set baseline=critic and credit=token"
-    if a.kl is not None and a.kl.kl_in == "reward" and a.advantage.refuses_kl:
-        yield "kl_in", f"credit={a.advantage.credit!r}", f"'reward': {a.advantage.refuses_kl}"
-    if a.groups.drop_equal and not a.advantage.compares_totals:
+    if a.kl is not None and a.kl.kl_in == "reward" and (why := _no_kl_in_reward(a.advantage)):
+        yield "kl_in", f"credit={a.advantage.credit!r}", f"'reward': {why}"
+    if a.groups.drop_equal and not _compares_totals(a.advantage):
         yield "drop_equal", f"credit={a.advantage.credit!r}", "True: groups of equal rewards have a signal there"
     if a.objective.ratio == "sequence" and a.objective.surrogate != "cispo":
         why = "'sequence': one ratio for the completion moves all of its tokens: set ratio=token"
@@ -83,3 +83,19 @@ def _misfits(a: Algorithm) -> Iterator[tuple[str, str, str]]:
             yield "ratio", "entropy_share", why
         if a.correction is not None and a.correction.correction_level == "token":
             yield "ratio", "correction_level", why
+
+
+def _compares_totals(advantage: Advantage) -> bool:
+    mixed = isinstance(advantage, CompletionAdvantage) and advantage.reward_mix == "normalise_then_sum"
+    return advantage.compares_totals and not mixed  # equal sums may have different parts
+
+
+def _no_kl_in_reward(advantage: Advantage) -> str:
+    """Why rewards less a KL cannot be what is compared; '' where they can."""
+    if advantage.credit == "step":
+        return "reasoning steps are compared by their own rewards: set kl_in=loss"
+    if isinstance(advantage, CompletionAdvantage) and advantage.reward_mix == "normalise_then_sum":
+        return "each reward is compared by itself: set kl_in=loss"
+    if isinstance(advantage, CompletionAdvantage) and advantage.scale != "none":
+        return "equal rewards would be divided by the noise of their KL: set scale=none, or credit=token"
+    return ""

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grouprl.algorithms.credit import Advantage, Credit, Earned
+from grouprl.algorithms.credit import Credit, Earned, ScaledAdvantage
 from grouprl.algorithms.option import option
 from grouprl.algorithms.statistics import Std
 
@@ -72,14 +72,12 @@ def _normalised(
 
 
 @dataclass(frozen=True)
-class StepAdvantage(Advantage):
+class StepAdvantage(ScaledAdvantage):
     """Reasoning steps are compared with all steps of the group; the completion's own reward is its last step."""
 
     credit: Literal["step"] = option("step", "each token is credited with the steps that end at or after it")
     baseline: Literal["mean"] = option("mean", "subtracted: mean over the steps of the group")
     scale: Literal["group_std"] = option("group_std", "divides: their deviation")
-    std: Std = option("population", "the deviation divides the squares by n, or by n - 1")
-    eps: float = option(1e-6, "added to the deviation", low=0.0, high=1.0)
 
     def assign(self, earned: Earned) -> Credit:
         """Right steps must also lead to an answer: hence the completion's reward as one more step."""
@@ -88,23 +86,12 @@ class StepAdvantage(Advantage):
             [*steps, (reward, length - 1)] if reward == reward else []  # NaN = invalid
             for steps, reward, length in zip(earned.steps, earned.rewards_N.tolist(), lengths, strict=True)
         ]
-        return Credit(
-            step_advantages(
-                [[reward for reward, _ in row] for row in rows],
-                [[end for _, end in row] for row in rows],
-                earned.groups_N.tolist(),
-                lengths,
-                std=self.std,
-                eps=self.eps,
-            )
-        )
+        rewards = [[reward for reward, _ in row] for row in rows]
+        ends = [[end for _, end in row] for row in rows]
+        groups = earned.groups_N.tolist()
+        return Credit(step_advantages(rewards, ends, groups, lengths, std=self.std, eps=self.eps))
 
     @property
     def formula(self) -> str:
         """See `Advantage.formula`."""
-        return "sum over steps that end at or after t of (r_step - mean(steps of the group)) / std(the same)"
-
-    @property
-    def refuses_kl(self) -> str:
-        """See `Advantage.refuses_kl`."""
-        return "reasoning steps are compared by their own rewards: set kl_in=loss"
+        return "sum over the steps that end at or after t of (r_step - mean(steps of the group)) / std(the same)"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from grouprl.algorithms.advantages import group_advantages
-from grouprl.algorithms.credit import Advantage, Credit, Earned
+from grouprl.algorithms.credit import Credit, Earned, ScaledAdvantage
 from grouprl.algorithms.gae import gae
 from grouprl.algorithms.option import option
 from grouprl.algorithms.statistics import Scale, Std
@@ -67,62 +67,57 @@ def token_advantages(
 
 
 @dataclass(frozen=True)
-class TokenAdvantage(Advantage):
-    """Each token is credited with the rewards still to come, compared with those of the batch."""
+class FutureAdvantage(ScaledAdvantage):
+    """Each token is credited with what comes at and after it."""
 
     credit: Literal["token"] = option("token", "each token is credited with what comes at and after it")
-    baseline: Literal["batch_mean", "none"] = option("batch_mean", "subtracted: mean over all tokens, or nothing")
-    scale: Literal["batch_std", "none"] = option("batch_std", "divides: deviation over the batch's tokens, or nothing")
-    std: Std = option("population", "the deviation divides the squares by n, or by n - 1")
-    eps: float = option(1e-6, "added to the deviation", low=0.0, high=1.0)
     gamma: float = option(1.0, "discount between tokens", low=0.0, high=1.0)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.scale == "none":
-            self.without_effect("std", "eps", with_option="scale")
-
-    def assign(self, earned: Earned) -> Credit:
-        """The reward at the last token and the KL at every token, as what each token can still earn."""
-        return _by_token(
-            earned,
-            earned.rewards_N.nan_to_num(nan=0.0),
+    def by_token(self, earned: Earned, ends_N: Tensor, *, centre: bool, lam: float = 1.0) -> Credit:
+        """`token_advantages` of `ends_N` at the last tokens less the KL at all of them."""
+        counted_NT = earned.trained_NT & ~earned.rewards_N.isnan()[:, None]
+        rewards_NT = -earned.kl_NT
+        last_N = earned.mask_NT.sum(1) - 1
+        rewards_NT[torch.arange(len(last_N)), last_N] += ends_N
+        advantages_NT, returns_NT = token_advantages(
+            rewards_NT,
+            counted_NT,
+            values_NT=earned.values_NT,
             gamma=self.gamma,
-            centre=self.baseline == "batch_mean",
+            lam=lam,
+            centre=centre,
             normalise=self.scale == "batch_std",
             std=self.std,
             eps=self.eps,
         )
-
-    @property
-    def of_batch(self) -> bool:
-        """See `Advantage.of_batch`."""
-        return self.baseline == "batch_mean" or self.scale == "batch_std"
-
-    @property
-    def formula(self) -> str:
-        """See `Advantage.formula`."""
-        return _formula("R_t", {"batch_mean": "mean(batch)", "none": ""}[self.baseline], self.scale)
+        return Credit(advantages_NT, returns_NT, counted_NT)
 
 
 @dataclass(frozen=True)
-class GroupTokenAdvantage(Advantage):
-    """A completion is compared with its group; each token is credited with that and the KL still to come."""
+class TokenAdvantage(FutureAdvantage):
+    """The rewards still to come are compared with those of the batch's tokens."""
 
-    credit: Literal["token"] = option("token", "each token is credited with what comes at and after it")
-    baseline: Literal["mean", "leave_one_out"] = option("mean", "subtracted: mean of the group, or of its others")
-    scale: Scale = option("group_std", "divides: deviation of the group, of the batch's tokens, or nothing")
-    std: Std = option("population", "the deviation divides the squares by n, or by n - 1")
-    eps: float = option(1e-6, "added to the deviation", low=0.0, high=1.0)
-    gamma: float = option(1.0, "discount between tokens", low=0.0, high=1.0)
+    reward: ClassVar[str] = "R_t"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.scale == "none":
-            self.without_effect("std", "eps", with_option="scale")
+    baseline: Literal["batch_mean", "none"] = option("batch_mean", "subtracted: mean over all tokens, or nothing")
+    scale: Literal["batch_std", "none"] = option("batch_std", "divides: deviation over the batch's tokens, or nothing")
 
     def assign(self, earned: Earned) -> Credit:
-        """The group judges the completion alone: normalised with the KL, equal rewards would blow its noise up."""
+        """The reward at the last token and the KL at every token, as what each token can still earn."""
+        return self.by_token(earned, earned.rewards_N.nan_to_num(nan=0.0), centre=self.baseline == "batch_mean")
+
+
+@dataclass(frozen=True)
+class GroupTokenAdvantage(FutureAdvantage):
+    """A completion is compared with its group; each token is credited with that, less the KL still to come."""
+
+    compares_totals: ClassVar[bool] = True
+
+    baseline: Literal["mean", "leave_one_out"] = option("mean", "subtracted: mean of the group, or of its others")
+    scale: Scale = option("group_std", "divides: deviation of the group, of the batch's tokens, or nothing")
+
+    def assign(self, earned: Earned) -> Credit:
+        """The group judges the completion alone: normalized with the KL, equal rewards would blow its noise up."""
         ends_N = group_advantages(
             earned.rewards_N,
             earned.groups_N,
@@ -131,101 +126,25 @@ class GroupTokenAdvantage(Advantage):
             std=self.std,
             eps=self.eps,
         )
-        whole = self.scale == "batch_std"
-        return _by_token(
-            earned, ends_N.double(), gamma=self.gamma, centre=whole, normalise=whole, std=self.std, eps=self.eps
-        )
-
-    @property
-    def compares_totals(self) -> bool:
-        """See `Advantage.compares_totals`."""
-        return True
-
-    @property
-    def of_batch(self) -> bool:
-        """See `Advantage.of_batch`."""
-        return self.scale == "batch_std"
+        return self.by_token(earned, ends_N.double(), centre=self.scale == "batch_std")
 
     @property
     def formula(self) -> str:
         """See `Advantage.formula`."""
-        others = {"mean": "mean(group)", "leave_one_out": "mean(others of the group)"}[self.baseline]
-        return f"{_formula('r', others, self.scale)}, less the KL from t on"
+        return f"{super().formula}, less the KL from t on"
 
 
 @dataclass(frozen=True)
-class CriticAdvantage(Advantage):
+class CriticAdvantage(FutureAdvantage):
     """Generalized advantage estimation: what came less what a critic expected (PPO, arXiv:1506.02438)."""
 
-    credit: Literal["token"] = option("token", "each token is credited with what comes at and after it")
+    reward: ClassVar[str] = "R_t"
+
     baseline: Literal["critic"] = option("critic", "subtracted: what the critic expects before the token")
     scale: Literal["batch_std", "none"] = option("batch_std", "divides: deviation over the batch's tokens, or nothing")
-    std: Std = option("population", "the deviation divides the squares by n, or by n - 1")
-    eps: float = option(1e-6, "added to the deviation", low=0.0, high=1.0)
-    gamma: float = option(1.0, "discount between tokens", low=0.0, high=1.0)
     lam: float = option(0.95, "0 trusts the critic, 1 the rewards", low=0.0, high=1.0)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.scale == "none":
-            self.without_effect("std", "eps", with_option="scale")
-
     def assign(self, earned: Earned) -> Credit:
-        """See `token_advantages` with values."""
-        if earned.values_NT is None:
-            raise ValueError("the advantage of a critic needs its values, got none")
-        whole = self.scale == "batch_std"
-        return _by_token(
-            earned,
-            earned.rewards_N.nan_to_num(nan=0.0),
-            gamma=self.gamma,
-            lam=self.lam,
-            centre=whole,
-            normalise=whole,
-            std=self.std,
-            eps=self.eps,
-        )
-
-    @property
-    def of_batch(self) -> bool:
-        """See `Advantage.of_batch`."""
-        return self.scale == "batch_std"
-
-    @property
-    def formula(self) -> str:
-        """See `Advantage.formula`."""
-        return _formula("GAE_t", "mean(batch)" if self.scale == "batch_std" else "", self.scale)
-
-
-def _by_token(
-    earned: Earned,
-    ends_N: Tensor,
-    *,
-    gamma: float,
-    centre: bool,
-    normalise: bool,
-    std: Std,
-    eps: float,
-    lam: float = 1.0,
-) -> Credit:
-    counted_NT = earned.trained_NT & ~earned.rewards_N.isnan()[:, None]
-    rewards_NT = -earned.kl_NT
-    last_N = earned.mask_NT.sum(1) - 1
-    rewards_NT[torch.arange(len(last_N)), last_N] += ends_N
-    advantages_NT, returns_NT = token_advantages(
-        rewards_NT,
-        counted_NT,
-        values_NT=earned.values_NT,
-        gamma=gamma,
-        lam=lam,
-        centre=centre,
-        normalise=normalise,
-        std=std,
-        eps=eps,
-    )
-    return Credit(advantages_NT, returns_NT, counted_NT)
-
-
-def _formula(what: str, less: str, scale: Scale) -> str:
-    over = {"group_std": " / std(group)", "batch_std": " / std(batch)", "none": ""}[scale]
-    return f"({what} - {less}){over}" if less and over else f"{what} - {less}" if less else f"{what}{over}"
+        """See `gae`."""
+        ends_N = earned.rewards_N.nan_to_num(nan=0.0)
+        return self.by_token(earned, ends_N, centre=self.scale == "batch_std", lam=self.lam)

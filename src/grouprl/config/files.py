@@ -18,8 +18,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from grouprl.algorithms.option import hints
-from grouprl.algorithms.options import KINDS
 from grouprl.algorithms.spec import Algorithm
+from grouprl.config.algorithm import KINDS
 from grouprl.config.yaml_text import read_yaml, write_yaml
 from grouprl.types import UserError
 

@@ -24,8 +24,8 @@ from pydantic import (
 )
 
 from grouprl.algorithms.named import NAMED
-from grouprl.algorithms.options import as_tree, flat, options, with_options
 from grouprl.algorithms.spec import Algorithm
+from grouprl.config.algorithm import as_tree, flat, options, with_options
 from grouprl.config.files import dump_config as dump_config
 from grouprl.config.files import load_config as load_config
 from grouprl.types import Sampling, UserError

@@ -12,8 +12,8 @@ from torch import Tensor
 from grouprl.algorithms import group_statistics, has_signal
 from grouprl.algorithms.advantages import BatchAdvantage, CompletionAdvantage, ConstantAdvantage
 from grouprl.algorithms.named import NAMED
-from grouprl.algorithms.options import part_options
 from grouprl.algorithms.spec import Algorithm
+from grouprl.config.algorithm import part_options
 from grouprl.lab.worked import Spread, compared_rewards, exact_sum
 
 # Those that compare whole completions by their rewards, and need no network for it.

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from grouprl.algorithms.options import flat
 from grouprl.compare.read import COMPARISON_FILE, RecordedComparison, Variant, figure, read_comparison
 from grouprl.compare.report import comparison_verdict
+from grouprl.config.algorithm import flat
 from grouprl.lab.runs import parse_config
 from grouprl.record.read import read_json
 from grouprl.types import UserError

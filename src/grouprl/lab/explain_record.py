@@ -16,8 +16,8 @@ from torch import Tensor
 
 from grouprl.algorithms import kl_estimate
 from grouprl.algorithms.kl import Kl
-from grouprl.algorithms.options import options
 from grouprl.algorithms.spec import Algorithm
+from grouprl.config.algorithm import options
 from grouprl.lab.explain_stages import Material
 from grouprl.lab.recorded import missing_problem, recorded, reward_weights, run_algorithm
 from grouprl.lab.runs import Runs

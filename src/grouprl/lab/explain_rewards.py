@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grouprl.algorithms import step_advantages
-from grouprl.algorithms.options import options
+from grouprl.config.algorithm import options
 from grouprl.lab.explain import compared, comparison_sentence
 from grouprl.lab.explain_record import Peer, Recorded
 from grouprl.lab.worked import Spread, exact_sum

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from grouprl.algorithms import kl_estimate
-from grouprl.algorithms.options import options
 from grouprl.algorithms.spec import Algorithm
+from grouprl.config.algorithm import options
 
 # Fields of an algorithm that decide which equations and numbers are shown.
 _SHOWN = (

@@ -9,9 +9,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from grouprl.algorithms.options import options
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.statistics import Std
+from grouprl.config.algorithm import options
 from grouprl.lab.recorded import missing_problem, recorded, reward_weights, run_algorithm
 from grouprl.lab.runs import read_config
 from grouprl.lab.worked import Scored, Spread, deviation_kind, of_step, worked

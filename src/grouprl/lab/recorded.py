@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from grouprl.algorithms.named import NAMED
-from grouprl.algorithms.options import with_options
 from grouprl.algorithms.spec import Algorithm
+from grouprl.config.algorithm import with_options
 from grouprl.record.read import read_json
 from grouprl.record.rollouts import SCHEMA, open_recorded
 from grouprl.record.rows import checked_rows

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from grouprl.algorithms.advantages import CompletionAdvantage
-from grouprl.algorithms.options import options
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.statistics import Statistics, Std, group_statistics
+from grouprl.config.algorithm import options
 
 # Advantages are recorded as float32.
 _ROUNDING = 1e-5
@@ -119,7 +119,7 @@ def _by_rewards(algorithm: Algorithm) -> bool:
     """Whether one reward for each completion is all that its advantage is made of (a KL in the reward apart)."""
     advantage = algorithm.advantage
     if isinstance(advantage, CompletionAdvantage):
-        return not advantage.mixes_advantages
+        return advantage.reward_mix == "sum_then_normalise"
     return advantage.credit == "token" and not advantage.of_batch and algorithm.critic is None
 
 

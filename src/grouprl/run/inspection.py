@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grouprl.algorithms import group_statistics
 from grouprl.algorithms.advantages import CompletionAdvantage
-from grouprl.algorithms.options import options
+from grouprl.config.algorithm import options
 from grouprl.config.run import RunConfig
 from grouprl.evaluation.evaluate import evaluate
 from grouprl.learner.credit import component

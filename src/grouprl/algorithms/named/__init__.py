@@ -21,6 +21,7 @@ _FILES = (
     "reinforce_pp",
     "gspo",
     "cispo",
+    "maxrl",
     "ppo",
     # Other libraries' numbers.
     "trl",

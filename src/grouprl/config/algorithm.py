@@ -12,6 +12,7 @@ from grouprl.algorithms.corrections import Masking, Truncation
 from grouprl.algorithms.entropy import Entropy
 from grouprl.algorithms.filters import Filter
 from grouprl.algorithms.kl import Kl
+from grouprl.algorithms.named import NAMED, source
 from grouprl.algorithms.objectives import Cispo, Clip, Plain
 from grouprl.algorithms.option import Part, described, fits, hints
 from grouprl.algorithms.spec import Algorithm, Updates
@@ -69,6 +70,20 @@ def differences(algorithm: Algorithm, base: Algorithm) -> dict[str, Any]:
     known = all_options(base)
     own = all_options(algorithm)
     return {name: value for name, value in own.items() if name not in known or known[name] != value}
+
+
+def family_table() -> str:
+    """The named algorithms as a table in Markdown: what is computed, how it differs from GRPO, and where it is from."""
+    rows = ["| name | advantage | differs from `grpo` in | source |", "|---|---|---|---|"]
+    for name, algorithm in NAMED.items():
+        changed = ", ".join(f"`{key}={plain(value)}`" for key, value in differences(algorithm, NAMED["grpo"]).items())
+        rows.append(f"| `{name}` | {algorithm.advantage.formula} | {changed} | {source(name)} |")
+    return "\n".join(rows) + "\n"
+
+
+def plain(value: object) -> str:
+    """An option's value as YAML has it."""
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
 def as_tree(algorithm: Algorithm) -> dict[str, Any]:

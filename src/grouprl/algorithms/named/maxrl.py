@@ -1,0 +1,38 @@
+"""MaxRL (arXiv:2602.02710): GRPO divided by the mean reward in the place of the deviation; no KL."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from grouprl.algorithms.advantages import CompletionAdvantage
+from grouprl.algorithms.option import option
+from grouprl.algorithms.spec import Algorithm
+from grouprl.algorithms.statistics import Statistics, group_statistics
+from grouprl.types import UserError
+
+
+@dataclass(frozen=True)
+class LikelihoodAdvantage(CompletionAdvantage):
+    """With rewards of 0 and 1, a group weighs as 1 over its pass rate: an estimate of the gradient of its logarithm."""
+
+    compares_totals: ClassVar[bool] = True
+
+    baseline: Literal["mean"] = option("mean", "subtracted: mean of the group")
+    scale: Literal["group_mean"] = option("group_mean", "divides: mean of the group")
+
+    def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
+        """Baseline and divisor are the group's mean.
+
+        Raises:
+            UserError: a reward below 0, of which there is no likelihood.
+        """
+        if bool((rewards_N < 0).any()):
+            raise UserError(f"algorithm maxrl: expected rewards of 0 or more, got {rewards_N.nan_to_num().min():g}")
+        found = group_statistics(rewards_N, groups_N, scale="none")
+        divisor_N = torch.where(found.signal_N, found.mean, torch.ones_like(found.mean))
+        return replace(found, divisor_N=divisor_N)
+
+
+ALGORITHM = Algorithm("maxrl", advantage=LikelihoodAdvantage(), kl=None)
