@@ -242,7 +242,7 @@ def test_a_run_that_goes_on_is_exported_as_far_as_it_got(hostile: Path, tmp_path
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = [sys.argv[2], sys.argv[2] + "/../support"]
 from test_export import RunRecord, large_step
 record = RunRecord.create(Path(sys.argv[1]), "task: x\\n")
 large_step(record, 1)

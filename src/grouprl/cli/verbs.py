@@ -17,6 +17,7 @@ from grouprl.algorithms.named import NAMED
 from grouprl.config.names import unknown_name
 from grouprl.config.run import RunConfig, load_config
 from grouprl.config.supervised import DpoConfig, RewardModelConfig, SftConfig
+from grouprl.record.layout import RunDirectory, run_of_checkpoint
 from grouprl.types import UserError
 
 app = typer.Typer(
@@ -233,7 +234,7 @@ def export(
     """
     from grouprl.record.export import export as write
 
-    typer.echo(f"Rollouts: {write(run, out or run / 'rollouts.parquet')}")
+    typer.echo(f"Rollouts: {write(run, out or RunDirectory(run).parquet)}")
 
 
 @app.command()
@@ -304,8 +305,8 @@ def _file(text: str) -> Path:
 
 def _run_of(checkpoint: str) -> list[str]:
     """The configuration of the run that a checkpoint belongs to, if it lies in one."""
-    config = Path(checkpoint).resolve().parent.parent / "config.yaml"
-    return [str(config)] if config.is_file() else []
+    run = run_of_checkpoint(Path(checkpoint))
+    return [] if run is None else [str(run.config)]
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from grouprl.evaluation.paired import Difference, ProblemResults, mean_by_problem, paired_by_name
 from grouprl.evaluation.statistics import mean_interval
+from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedRun, read_json, read_run, read_summary
 from grouprl.record.strict import is_number
 from grouprl.types import UserError
@@ -161,7 +162,7 @@ def held_out_results(run: RecordedRun) -> ProblemResults | None:
 
 def _damaged(run: RecordedRun, step: int) -> UserError:
     return UserError(
-        f"{run.directory / 'held_out.jsonl'}: step {step}: expected the results of each problem, got something else: "
+        f"{RunDirectory(run.directory).held_out}: step {step}: expected the results of each problem, got something else: "
         "restore the file"
     )
 

@@ -20,6 +20,7 @@ from grouprl.lab.explain_stages import Material
 from grouprl.lab.recorded import missing_problem, recorded, reward_weights, run_algorithm
 from grouprl.lab.runs import Runs
 from grouprl.lab.worked import judged_reward, of_batch
+from grouprl.record.layout import RunDirectory
 from grouprl.record.rollouts import RecordedGroup, recorded_group
 from grouprl.record.rows import parsed_components
 from grouprl.types import StopReason, UserError
@@ -89,7 +90,7 @@ def read_recorded(runs: Runs, run: str, step: int, place: int) -> Recorded:
     config = runs.config(folder)
     algorithm, max_tokens, weights = run_algorithm(config), _max_tokens(config), reward_weights(folder, config)
     metrics = next((row for row in runs.metrics(folder) if row["step"] == step), {})
-    path, kl_coef = folder / "rollouts.sqlite", _kl_coef(metrics, algorithm)
+    path, kl_coef = RunDirectory(folder).rollouts, _kl_coef(metrics, algorithm)
     with recorded(folder) as database:
         found = _peers(database, path, step, None, _asked(algorithm), algorithm, kl_coef)
         peers = tuple(tuple(members) for _, members in groupby(found, key=lambda peer: peer.group))

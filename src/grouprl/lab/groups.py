@@ -14,6 +14,7 @@ from grouprl.algorithms.spec import Algorithm, Std
 from grouprl.lab.recorded import missing_problem, recorded, reward_weights, run_algorithm
 from grouprl.lab.runs import read_config
 from grouprl.lab.worked import Scored, Spread, of_step, worked
+from grouprl.record.layout import RunDirectory
 from grouprl.record.rows import parsed_columns, parsed_components, parsed_messages, parsed_steps
 from grouprl.types import UserError
 
@@ -72,7 +73,7 @@ def one_group(folder: Path, step: int, group: int) -> dict[str, Any]:
     Raises:
         UserError: it is not recorded, or the database cannot be read or is an older version's.
     """
-    config, database_path = read_config(folder), folder / "rollouts.sqlite"
+    config, database_path = read_config(folder), RunDirectory(folder).rollouts
     algorithm = run_algorithm(config)
     with recorded(folder) as database:
         rows = database.execute(

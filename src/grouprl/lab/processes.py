@@ -20,8 +20,9 @@ import yaml
 from grouprl.algorithms.named import NAMED
 from grouprl.config.run import RunConfig, dump_config, load_config
 from grouprl.lab.forks import fork_directory
-from grouprl.lab.runs import Runs, holder
+from grouprl.lab.runs import Runs
 from grouprl.record.files import json_text
+from grouprl.record.layout import RunDirectory
 from grouprl.types import UserError
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -79,7 +80,7 @@ class Processes:
             UserError: it is not running, was asked before, or does not run as a process of this machine and user.
         """
         folder = self._runs.folder(run)
-        process = holder(folder)
+        process = RunDirectory(folder).holder()
         if process is None:
             raise UserError(f"{folder.name} is not running")
         with self._lock:
@@ -87,7 +88,7 @@ class Processes:
             if (folder, process) in self._stopping:
                 raise UserError(f"{folder.name} is stopping: it finishes its step and saves")
             try:
-                _interrupt(process, folder / "run.lock")
+                _interrupt(process, RunDirectory(folder).lock)
             except (OSError, OverflowError):
                 raise UserError(
                     f"{folder.name} is run by process {str(process)[:20]}, which cannot be reached from here"
@@ -102,9 +103,9 @@ class Processes:
         """
         folder = self._runs.folder(run)
         with self._claimed(folder):
-            if holder(folder) is not None:
+            if RunDirectory(folder).holder() is not None:
                 raise UserError(f"{folder.name} is running")
-            _checked([folder / "config.yaml"], changes)
+            _checked([RunDirectory(folder).config], changes)
             self._spawn(folder, [*changes], "--resume")
         return run
 
@@ -120,7 +121,7 @@ class Processes:
             raise UserError(f"step: expected 0 to {_LAST_STEP}, got {str(step)[:20]}")
         with self._new_folder(name) as target:
             place = [f"name={target.name}", f"runs_dir={json_text(str(target.parent))}"]
-            config = _checked([source / "config.yaml"], changes, place)
+            config = _checked([RunDirectory(source).config], changes, place)
             fork_directory(source, target, step, config, dump_config(config))
             try:
                 self._spawn(target, [], "--resume")
@@ -173,9 +174,9 @@ class Processes:
                 start_new_session=True,
             )
         threading.Thread(target=process.wait, daemon=True).start()  # or it would stay as a zombie
-        ends = time.monotonic() + _START_SECONDS
+        ends, run = time.monotonic() + _START_SECONDS, RunDirectory(folder)
         # It takes the lock first; without settings it is no run yet.
-        while holder(folder) != process.pid or not (folder / "config.yaml").is_file():
+        while run.holder() != process.pid or not run.exists:
             if process.poll() is not None:
                 words_left = log.read_bytes()[begins:][-_SAID:].decode("utf-8", "replace").strip()
                 raise UserError(words_left or f"the run ended at once, with code {process.returncode}")

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grouprl.record.layout import RunDirectory
 from grouprl.record.rollouts import RecordedGroup, read_rollouts
-from grouprl.record.strict import is_number, parse_object, read_file, read_text
+from grouprl.record.strict import is_number, parse_object, read_file, read_json, read_text
 from grouprl.types import UserError
 
 __all__ = [
@@ -81,19 +82,19 @@ def read_run(directory: Path) -> RecordedRun:
     Raises:
         UserError: when `directory` holds no run, or a file of it is damaged (a torn last line is left out instead).
     """
-    config = directory / "config.yaml"
-    if not config.is_file():
+    run = RunDirectory(directory)
+    if not run.exists:
         raise UserError(
             f"{directory}: expected a run directory (one with a config.yaml), found none; "
             "give the folder that a training run wrote, such as runs/NAME"
         )
     return RecordedRun(
         directory=directory,
-        config=read_text(config) or "",
-        metrics=read_json_lines(directory / "metrics.jsonl"),
-        evaluations=read_json_lines(directory / "evaluations.jsonl"),
-        held_out=read_json_lines(directory / "held_out.jsonl"),
-        examples=_examples(directory / "examples.json"),
+        config=read_text(run.config) or "",
+        metrics=read_json_lines(run.metrics),
+        evaluations=read_json_lines(run.evaluations),
+        held_out=read_json_lines(run.held_out),
+        examples=_examples(run.examples),
         summary=read_summary(directory),
     )
 
@@ -121,27 +122,18 @@ def parse_row(line: str, place: str) -> dict[str, Any]:
     return row
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty when the file does not exist.
-
-    Raises:
-        UserError: it holds something else, or cannot be read.
-    """
-    text = read_text(path)
-    return {} if text is None else parse_object(text, path)
-
-
 def read_summary(directory: Path) -> dict[str, Any]:
     """A run's summary.json; empty when the run has not written it yet.
 
     Raises:
         UserError: it is damaged.
     """
-    found = read_json(directory / "summary.json")
+    path = RunDirectory(directory).summary
+    found = read_json(path)
     for when in ("before", "after"):
         if not isinstance(found.get(when, {}), dict | None):
             raise UserError(
-                f"{directory / 'summary.json'}: {when}: expected the results of an evaluation, got "
+                f"{path}: {when}: expected the results of an evaluation, got "
                 f"{found[when]!r:.60}: restore the file or remove it"
             )
     return found

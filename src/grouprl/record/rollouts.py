@@ -15,6 +15,7 @@ from urllib.parse import quote
 import numpy as np
 
 from grouprl.record.files import json_text, utf8_text
+from grouprl.record.layout import RunDirectory
 from grouprl.record.rows import checked_rows, parsed_columns, parsed_components, parsed_messages, parsed_steps
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace, UserError
 
@@ -143,10 +144,10 @@ def open_recorded(directory: Path) -> sqlite3.Connection:
     Raises:
         UserError: when `directory` has no rollouts.sqlite.
     """
-    path = directory / "rollouts.sqlite"
+    path = RunDirectory(directory).rollouts
     if not path.is_file():
         raise UserError(f"{path}: expected the rollouts of a run, found no such file: give a run directory")
-    for side in (path.with_name(path.name + suffix) for suffix in ("-journal", "-wal", "-shm")):
+    for side in RunDirectory(directory).rollout_side_files:
         if side.exists() and not side.is_file():  # SQLite would wait for what a pipe says
             raise UserError(f"{side}: expected a file of SQLite, got a folder or a pipe: remove it")
     return _read_only(path)
@@ -158,7 +159,7 @@ def read_rollouts(directory: Path, step: int) -> tuple[RecordedGroup, ...]:
     Raises:
         UserError: when `directory` has no rollouts.sqlite, or a row of it is damaged.
     """
-    path = directory / "rollouts.sqlite"
+    path = RunDirectory(directory).rollouts
     query = (
         "SELECT * FROM completions JOIN problems USING (problem_id) WHERE step = ? "
         "ORDER BY group_index, completion_index"
@@ -186,7 +187,7 @@ class InvalidReason:
 
 def invalid_reasons(directory: Path, most: int = 20) -> tuple[InvalidReason, ...]:
     """The most frequent reasons of a run's invalid completions; empty without rollouts."""
-    path = directory / "rollouts.sqlite"
+    path = RunDirectory(directory).rollouts
     if not path.is_file():
         return ()
     query = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -25,6 +24,7 @@ from grouprl.models import (
 from grouprl.models.adapters import add_adapter, attach_adapter
 from grouprl.models.critic import Critic
 from grouprl.models.recompute import recompute_activations
+from grouprl.record.layout import Checkpoint
 from grouprl.rollout import NativeEngine, Request
 from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint
 from grouprl.scoring.functions import WeightedReward
@@ -47,7 +47,7 @@ def prepare(
     config: RunConfig,
     task: Task,
     scorer: Scorer,
-    checkpoint: Path | None,
+    checkpoint: Checkpoint | None,
     state: TrainerState | None,
 ) -> Prepared:
     """The parts of a run.
@@ -96,13 +96,13 @@ def prepare(
     return Prepared(rooms, held_out, state)
 
 
-def _policy(config: RunConfig, start: PreTrainedModel, checkpoint: Path | None) -> PreTrainedModel:
+def _policy(config: RunConfig, start: PreTrainedModel, checkpoint: Checkpoint | None) -> PreTrainedModel:
     """What learns: the start model itself, one with an adapter on it, or what a checkpoint holds."""
     if config.model.lora is not None:
         if checkpoint is not None:
-            return attach_adapter(start, checkpoint)
+            return attach_adapter(start, checkpoint.path)
         return add_adapter(start, config.model.lora, seed=config.seed)
-    return start if checkpoint is None else load_model(str(checkpoint), device=resolve_device(config.model.device))
+    return start if checkpoint is None else load_model(str(checkpoint.path), device=resolve_device(config.model.device))
 
 
 def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel) -> Learner:

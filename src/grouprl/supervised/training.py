@@ -22,6 +22,7 @@ from grouprl.models import context_length, load_tokenizer, resolve_device
 from grouprl.models.precision import autocast
 from grouprl.models.recompute import recompute_activations
 from grouprl.models.save import save_model
+from grouprl.record.layout import RunDirectory
 from grouprl.record.write import RunRecord, atomic_directory
 from grouprl.run.terminal import Terminal
 from grouprl.supervised.preferences import load_preferences, refuse_longer, split_preferences, write_preferences
@@ -40,7 +41,7 @@ def model_folder(config: SupervisedConfig) -> Path:
     Raises:
         UserError: it would replace something that is no model.
     """
-    out = Path(config.out) if config.out else Path(config.runs_dir) / config.name / "model"
+    out = Path(config.out) if config.out else RunDirectory(Path(config.runs_dir) / config.name).model
     model = any((out / name).is_file() for name in ("config.json", "adapter_config.json"))
     if out.exists() and not model and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"out: expected a new or empty folder, or a model to replace, got {out}: choose another one")
@@ -153,7 +154,7 @@ def learn_preferences(what: str, config: PreferenceLearningConfig, begin: Begin)
     learned, held_out = [pair.group for pair in train], [pair.group for pair in test]
     lesson, terminal = Lesson(figures, config), Terminal()
     with RunRecord.create(Path(config.runs_dir) / config.name, dump_config(config)) as record:
-        write_preferences(record.directory / "pairs.jsonl", preferences)
+        write_preferences(RunDirectory(record.directory).pairs, preferences)
         before, started = _judged(lesson, held_out), time.perf_counter()
         steps = fit(what, model, learned, lesson, record, terminal)
         seconds, after = time.perf_counter() - started, _judged(lesson, held_out)
