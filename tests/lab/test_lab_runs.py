@@ -34,6 +34,16 @@ def recorded(directory: Path, steps: int, config: str = CONFIG) -> Path:
     return directory
 
 
+HOLDING = """
+import sys
+from pathlib import Path
+from grouprl.record.layout import lock_directory
+lock_directory(Path(sys.argv[1]))
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     root = tmp_path / "runs"
@@ -71,10 +81,8 @@ def test_figures_come_with_the_tokens_and_seconds_so_far(client: TestClient):
 
 def test_a_run_is_running_while_a_process_has_its_lock(root: Path):
     held = subprocess.Popen(
-        [sys.executable, "-c", "import sys; from pathlib import Path\n"
-         "from grouprl.record.layout import lock_directory\nlock_directory(Path(sys.argv[1])); print('locked', flush=True); sys.stdin.read()", str(root / "one")],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, "-c", HOLDING, str(root / "one")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert held.stdout is not None
     held.stdout.readline()
     assert RunDirectory(root / "one").holder() == held.pid

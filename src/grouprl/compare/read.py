@@ -161,10 +161,8 @@ def held_out_results(run: RecordedRun) -> ProblemResults | None:
 
 
 def _damaged(run: RecordedRun, step: int) -> UserError:
-    return UserError(
-        f"{RunDirectory(run.directory).held_out}: step {step}: expected the results of each problem, got something else: "
-        "restore the file"
-    )
+    path = RunDirectory(run.directory).held_out
+    return UserError(f"{path}: step {step}: expected the results of each problem, got something else: restore the file")
 
 
 def _after(name: str) -> Callable[[RecordedRun], float | None]:

@@ -10,13 +10,11 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from grouprl.compare.plan import PlannedRun, Resolve, planned_runs, refuse_other_runs
 from grouprl.compare.read import COMPARISON_FILE, read_comparison
@@ -27,6 +25,7 @@ from grouprl.record.layout import RunDirectory, lock_directory
 from grouprl.record.read import read_run
 from grouprl.report.write import verdict
 from grouprl.run.interrupts import StopRequest, stop_on_signal
+from grouprl.run.process import start_run
 from grouprl.run.terminal import Advance, Terminal
 from grouprl.types import UserError
 
@@ -127,19 +126,10 @@ def _start(run: PlannedRun, advance: Advance) -> _Process:
         _clear(run.directory)
     run.directory.mkdir(parents=True, exist_ok=True)
     settings = [f"{key}={json.dumps(value)}" for key, value in run.config.model_dump(mode="json").items()]
-    command = [sys.executable, "-m", "grouprl", "train", *settings, *(["--resume"] if resume else [])]
-    with files.console.open("ab" if resume else "wb") as console:
-        process = _detached(command, console)
+    process = start_run(files, settings, files.console, resume=resume)
     steps = files.newest_step()
     advance(steps, run.config.name)
     return _Process(run, process, steps)
-
-
-def _detached(command: Sequence[str], console: IO[bytes]) -> subprocess.Popen[bytes]:
-    # In a session of its own Ctrl-C does not reach it: the first one is passed on once, as SIGTERM.
-    return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, start_new_session=True
-    )
 
 
 def _clear(directory: Path) -> None:
@@ -150,6 +140,7 @@ def _clear(directory: Path) -> None:
 
 
 def _ask_to_stop(child: _Process) -> None:
+    # Ctrl-C does not reach a run: the first one is passed on once, as SIGTERM.
     if not child.asked_to_stop:
         child.asked_to_stop = True
         child.process.terminate()

@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +21,7 @@ from grouprl.lab.forks import fork_directory
 from grouprl.lab.runs import Runs
 from grouprl.record.files import json_text
 from grouprl.record.layout import RunDirectory
+from grouprl.run.process import start_run
 from grouprl.types import UserError
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -106,7 +105,7 @@ class Processes:
             if RunDirectory(folder).holder() is not None:
                 raise UserError(f"{folder.name} is running")
             _checked([RunDirectory(folder).config], changes)
-            self._spawn(folder, [*changes], "--resume")
+            self._spawn(folder, [*changes], resume=True)
         return run
 
     def fork(self, run: str, step: int, name: str, changes: Sequence[str]) -> str:
@@ -124,7 +123,7 @@ class Processes:
             config = _checked([RunDirectory(source).config], changes, place)
             fork_directory(source, target, step, config, dump_config(config))
             try:
-                self._spawn(target, [], "--resume")
+                self._spawn(target, [], resume=True)
             except _Slow:
                 raise
             except UserError:
@@ -157,22 +156,12 @@ class Processes:
             with self._lock:
                 self._starting.remove(folder)
 
-    def _spawn(self, folder: Path, settings: Sequence[str], *options: str) -> None:
+    def _spawn(self, folder: Path, settings: Sequence[str], *, resume: bool = False) -> None:
         """Starts `grouprl train`, and waits until it has its directory or has ended."""
         log = self._runs.root / ".lab" / f"{self._runs.identifier(folder)}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        place = [f"runs_dir={json_text(str(folder.parent))}"]
-        # -P, or a file of the folder that the lab was started in would be imported in the place of a library.
-        command = [sys.executable, "-P", "-m", "grouprl", "train", "--name", folder.name, *options, "--"]
-        with log.open("ab") as said:
-            begins = said.tell()
-            process = subprocess.Popen(
-                [*command, *settings, *place],
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        begins = log.stat().st_size if log.exists() else 0
+        process = start_run(RunDirectory(folder), settings, log, resume=resume)
         threading.Thread(target=process.wait, daemon=True).start()  # or it would stay as a zombie
         ends, run = time.monotonic() + _START_SECONDS, RunDirectory(folder)
         # It takes the lock first; without settings it is no run yet.
