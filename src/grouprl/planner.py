@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from grouprl.models.packing import PACK_TOKENS, GroupSize, pack_groups
 from grouprl.types import UserError
 
 Device = Literal["cpu", "cuda"]
@@ -26,8 +27,6 @@ _SIZES: Mapping[Dtype, int] = MappingProxyType({"float32": 4, "bfloat16": 2})
 _NUMBERS = 4  # bytes of what norms, rotations and logits are computed in
 _LOGITS = 1 << 25  # of a chunk of log-probs (models/logprobs.py)
 _KEPT_LOGITS = 1 << 22  # a single chunk of so many is kept for the backward pass (models/kernels/functions.py)
-_PACK: Mapping[Device, int] = MappingProxyType({"cpu": 1024, "cuda": 16384})  # tokens (learner/packs.py)
-_PACK_FOR_A_GROUP = 16384
 _SLOTS = 4  # prompts in the cache for each that full groups would need (rollout/native.py)
 
 
@@ -133,7 +132,7 @@ class StepShape:
             raise UserError(
                 f"micro_batch_tokens: expected a number of tokens, got {self.micro_batch_tokens}; 0 = by itself"
             )
-        for name, known in (("dtype", _SIZES), ("device", _PACK)):
+        for name, known in (("dtype", _SIZES), ("device", PACK_TOKENS)):
             if getattr(self, name) not in known:
                 raise UserError(f"{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}")
 
@@ -152,22 +151,10 @@ class StepShape:
     def largest_pack(self) -> Pack:
         """The largest of the packs that the learner makes of a minibatch of such groups."""
         own = self.completion_tokens - 1  # a completion's last token is predicted and not read
-        whole = self.prompt_tokens + self.group_size * own
-        budget = self.micro_batch_tokens or max(_PACK[self.device], min(whole, _PACK_FOR_A_GROUP))
-        fitting = self.group_size if own == 0 else max(1, (budget - self.prompt_tokens) // own)
-        full, rest = divmod(self.group_size, min(fitting, self.group_size))
-        rows_of_units = [*[min(fitting, self.group_size)] * full, *([rest] if rest else [])]
+        group = GroupSize(self.prompt_tokens, (own,) * self.group_size)
         groups = -(-self.problems // min(self.minibatches, self.problems))
-        packs: list[list[int]] = []
-        room = 0
-        for rows in rows_of_units * groups:
-            cost = self.prompt_tokens + rows * own
-            if not packs or cost > room:
-                packs.append([])
-                room = budget
-            packs[-1].append(rows)
-            room -= cost
-        sizes = [Pack(len(pack) * self.prompt_tokens + sum(pack) * own, sum(pack)) for pack in packs]
+        packs = pack_groups([group] * groups, self.micro_batch_tokens, self.device)
+        sizes = [Pack(sum(unit.tokens for unit in pack), sum(len(unit.completions) for unit in pack)) for pack in packs]
         return max(sizes, key=lambda pack: pack.tokens)
 
 

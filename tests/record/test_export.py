@@ -124,11 +124,12 @@ def completion_of(row: Mapping[str, Any]) -> Completion:
 
 def outcome_of(row: Mapping[str, Any]) -> RewardOutcome:
     return RewardOutcome(
-        math.nan if row["reward"] is None else row["reward"],
+        math.nan if row["reward"] is None else row["earned"],
         dict(row["rewards"]),
         row["invalid_reason"] or "",
         tuple(StepReward(step["end"], step["reward"]) for step in row["step_rewards"] or ()),
         row["correct"],
+        dict(row["rewards"]).get("soft_overlong") or 0.0,
     )
 
 

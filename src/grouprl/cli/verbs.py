@@ -66,8 +66,8 @@ def train(
         from grouprl.run.resume import saved_path
 
         config = _config(RunConfig, [str(saved_path(Path(config.runs_dir) / config.name)), *(settings or [])], options)
+    from grouprl.rewards.configured import configured_rewards
     from grouprl.run.train import train as run
-    from grouprl.run.trainer import configured_rewards
     from grouprl.tasks import load_task
 
     loaded = load_task(**config.task.model_dump())

@@ -13,8 +13,8 @@ from grouprl.compare.read import run_folder
 from grouprl.config.comparison import CompareConfig
 from grouprl.config.run import RunConfig, check_sections, load_config
 from grouprl.record.layout import RunDirectory
+from grouprl.rewards.configured import configured_rewards
 from grouprl.run.resume import differences
-from grouprl.run.trainer import configured_rewards
 from grouprl.tasks import load_task
 from grouprl.types import UserError
 

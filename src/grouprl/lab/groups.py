@@ -14,6 +14,7 @@ from grouprl.algorithms.spec import Algorithm, Std
 from grouprl.lab.recorded import missing_problem, recorded, reward_weights, run_algorithm
 from grouprl.lab.runs import read_config
 from grouprl.lab.worked import Scored, Spread, of_step, worked
+from grouprl.record.groups import earned_reward
 from grouprl.record.layout import RunDirectory
 from grouprl.record.rows import parsed_columns, parsed_components, parsed_messages, parsed_steps
 from grouprl.types import UserError
@@ -229,11 +230,13 @@ def _scored(database: sqlite3.Connection, step: int, group: int, algorithm: Algo
     penalty = "COALESCE(json_extract(components, '$.soft_overlong'), 0.0)" if algorithm.overlong_buffer else "0.0"
     one, which = ("", (step,)) if of_step(algorithm) else ("AND group_index = ?", (step, group))
     for row in database.execute(
-        f"SELECT group_index, reward, {penalty} AS penalty FROM completions WHERE step = ? {one} "
+        f"SELECT group_index, reward, earned, kept, {penalty} AS penalty FROM completions WHERE step = ? {one} "
         "ORDER BY group_index, completion_index",
         which,
     ):
-        yield Scored(*row)
+        reward, kept = row["reward"], None if row["kept"] is None else bool(row["kept"])
+        earned = None if reward is None else earned_reward(reward, row["earned"], row["penalty"])
+        yield Scored(row["group_index"], reward, earned, kept)
 
 
 def _verdict(row: sqlite3.Row) -> bool | None:

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from grouprl.algorithms.spec import Algorithm
 from grouprl.record.files import json_text
 from grouprl.record.layout import RunDirectory
-from grouprl.record.read import read_json
+from grouprl.record.read import read_rewards
 from grouprl.record.rollouts import SCHEMA, open_recorded
 from grouprl.record.rows import checked_rows
 from grouprl.record.strict import is_number
@@ -75,7 +75,7 @@ def reward_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, float]:
     Raises:
         UserError: one of the two files is damaged.
     """
-    listed, recorded_ones = config.get("rewards"), read_json(RunDirectory(folder).rewards)
+    listed, recorded_ones = config.get("rewards"), read_rewards(folder).weights
     if not isinstance(listed, list | None):
         raise UserError(f"config.yaml: rewards: expected a list, got {listed!r:.60}: restore the file")
     named = [reward for reward in listed or () if isinstance(reward, Mapping) and "name" in reward]

@@ -22,7 +22,8 @@ class Scored:
 
     group: int
     reward: float | None  # None = invalid
-    penalty: float = 0.0  # the length penalty's part of it
+    earned: float | None = None  # the reward before the length penalty; None = the same
+    kept: bool | None = None  # whether its group was learned from; None = not recorded
 
 
 @dataclass(frozen=True)
@@ -118,20 +119,16 @@ def of_batch(algorithm: Algorithm) -> bool:
 
 
 def _kept(scored: Sequence[Scored], algorithm: Algorithm) -> list[bool]:
-    """Groups are chosen by what the reward functions said, before the length penalty."""
-    judged = [None if one.reward is None else judged_reward(one.reward, one.penalty) for one in scored]
+    """Whether each group was learned from; of an older record by the rewards before the length penalty."""
+    recorded = [one.kept for one in scored if one.kept is not None]
+    if len(recorded) == len(scored):
+        return recorded
     kept: list[bool] = kept_rows(
-        _tensor(judged),
+        _tensor([one.reward if one.earned is None else one.earned for one in scored]),
         torch.tensor([one.group for one in scored]),
         **algorithm.filters,
     ).tolist()
     return kept
-
-
-def judged_reward(reward: float, penalty: float) -> float:
-    """What the reward functions said of a completion, before the length penalty."""
-    # Rewards that were equal have to be so again: 1 - 0.3 + 0.3 is not 1 in floating point.
-    return round(reward - penalty, 9) if penalty else reward
 
 
 def _advantages(group: int, scored: Sequence[Scored], kept: Sequence[bool], algorithm: Algorithm) -> list[float]:

@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grouprl.record.groups import RecordedGroup, read_rollouts
 from grouprl.record.layout import RunDirectory
-from grouprl.record.rollouts import RecordedGroup, read_rollouts
 from grouprl.record.strict import is_number, parse_object, read_file, read_json, read_text
 from grouprl.types import UserError
 
 __all__ = [
     "Example",
     "RecordedGroup",
+    "RecordedRewards",
     "RecordedRun",
     "interval_name",
     "parse_row",
     "read_json",
     "read_json_lines",
+    "read_rewards",
     "read_rollouts",
     "read_run",
     "read_summary",
@@ -38,6 +40,14 @@ class Example:
     answer: str  # the right one; empty when the problem has none
     completion: str
     correct: bool | None  # None = the verifier failed, or the task has none
+
+
+@dataclass(frozen=True)
+class RecordedRewards:
+    """The rewards of a run, with their weights by name."""
+
+    weights: Mapping[str, float]  # factor of each reward in the total
+    process: Mapping[str, float] | None  # factor of each process reward on its steps; None = not recorded
 
 
 @dataclass(frozen=True)
@@ -135,6 +145,34 @@ def read_summary(directory: Path) -> dict[str, Any]:
             raise UserError(
                 f"{path}: {when}: expected the results of an evaluation, got "
                 f"{found[when]!r:.60}: restore the file or remove it"
+            )
+    return found
+
+
+def read_rewards(directory: Path) -> RecordedRewards:
+    """The weights in a run's rewards.json; empty when the run has not written it.
+
+    Older versions wrote the weights alone, as one object.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    path = RunDirectory(directory).rewards
+    found = read_json(path)
+    if not isinstance(found.get("weights"), dict):
+        return RecordedRewards(_weights(path, found), None)
+    process = found.get("process")
+    return RecordedRewards(
+        _weights(path, found["weights"]), _weights(path, process) if isinstance(process, dict) else None
+    )
+
+
+def _weights(path: Path, found: Mapping[str, Any]) -> Mapping[str, float]:
+    for name, weight in found.items():
+        if not is_number(weight):
+            raise UserError(
+                f"{path}: expected the name and the weight of each reward, got {name!r:.60} and {weight!r:.60}: "
+                "restore the file"
             )
     return found
 

@@ -91,9 +91,10 @@ class RunRecord:
         outcomes: Sequence[Sequence[RewardOutcome]],
         token_advantages: Sequence[Sequence[Sequence[float]]],
         traces: Sequence[Sequence[TokenTrace]] | None = None,
+        kept: Sequence[bool] | None = None,
     ) -> None:
-        """Records one step: metrics, groups [P], their outcomes [P][G], advantages [P][G][tokens], traces [P][G]."""
-        write_step(self._rollouts, step, groups, outcomes, token_advantages, traces)
+        """Records one step: its metrics, and what `write_step` takes."""
+        write_step(self._rollouts, step, groups, outcomes, token_advantages, traces, kept)
         _append(self._files.metrics, {"step": step, **metrics})
 
     def evaluation(self, step: int, values: Mapping[str, Any]) -> None:
@@ -114,9 +115,12 @@ class RunRecord:
         """Writes config.yaml anew: a resume may change those that the steps already made do not depend on."""
         atomic_write_text(self._files.config, config_yaml)
 
-    def reward_weights(self, weights: Mapping[str, float]) -> None:
-        """Records what each reward function counts in the total, by name; a task's own ones are in no setting."""
-        atomic_write_text(self._files.rewards, json_text(weights, indent=2) + "\n")
+    def rewards(self, weights: Mapping[str, float], process: Mapping[str, float]) -> None:
+        """Records the weights of the rewards, by name: of those in the total, and of process rewards (on each step).
+
+        A task's own rewards are in no setting.
+        """
+        atomic_write_text(self._files.rewards, json_text({"weights": weights, "process": process}, indent=2) + "\n")
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Writes summary.json anew."""

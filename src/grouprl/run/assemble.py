@@ -25,9 +25,9 @@ from grouprl.models.adapters import add_adapter, attach_adapter
 from grouprl.models.critic import Critic
 from grouprl.models.recompute import recompute_activations
 from grouprl.record.layout import Checkpoint
+from grouprl.rewards.configured import check_rewards
 from grouprl.rollout import NativeEngine, Request
 from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint
-from grouprl.scoring.functions import WeightedReward
 from grouprl.scoring.scorer import Scorer
 from grouprl.step import Rooms
 from grouprl.tasks import Task
@@ -167,27 +167,6 @@ def _sampler(config: RunConfig) -> Sampler:
     if curriculum.sampler == "uniform":
         return Uniform(count, config.seed)
     return Edge(count, config.seed, config.rollout.group_size, curriculum.floor, curriculum.sharpness)
-
-
-def check_rewards(config: RunConfig, rewards: Sequence[WeightedReward]) -> None:
-    """Process supervision needs step ends, which only process rewards give; the others need none."""
-    per_step = [reward.name for reward in rewards if reward.per_step]
-    credit = config.algorithm.credit
-    if credit == "step" and not per_step:
-        raise UserError(
-            "algorithm.credit: 'step' needs rewards that say where steps end, got rewards "
-            f"{', '.join(reward.name for reward in rewards)}: add a process reward, such as equation_steps"
-        )
-    if credit != "step" and per_step:
-        raise UserError(
-            f"rewards: expected none with steps with algorithm.credit={credit!r}, which would ignore them, got "
-            f"{per_step[0]}: set credit=step, or remove the reward"
-        )
-    if len(per_step) == len(rewards):
-        raise UserError(
-            f"rewards: expected one for whole completions besides the process reward {per_step[0]}, got none: "
-            "right steps that lead nowhere must not be all that counts; add one, such as correct_answer"
-        )
 
 
 def _check_sampler(config: RunConfig, task: Task) -> None:

@@ -17,12 +17,10 @@ from grouprl.learner.credit import mixed_advantages
 from grouprl.models import context_length, load_model, load_tokenizer, prompt_token_ids, resolve_device
 from grouprl.record.read import interval_name
 from grouprl.report.words import counted
+from grouprl.rewards.configured import configured_rewards, configured_scorer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.run.terminal import Terminal
-from grouprl.run.train import scorer_of
-from grouprl.run.trainer import configured_rewards
 from grouprl.scoring.functions import SOFT_OVERLONG, WeightedReward
-from grouprl.scoring.overlong import with_overlong_penalty
 from grouprl.tasks import Task, load_task
 from grouprl.types import Group, Problem, RewardOutcome, UserError
 
@@ -35,7 +33,7 @@ def show_evaluation(config: RunConfig, *, as_json: bool) -> None:
     prompts = [Request(problem, prompt_token_ids(problem, tokenizer, longest=longest), 1) for problem in problems]
     terminal = Terminal()
     with (
-        scorer_of(config, task, ()) as scorer,
+        configured_scorer(config, task, ()) as scorer,
         terminal.progress("evaluate", len(prompts) * (config.evaluation.samples + 1)) as advance,
     ):
         values = evaluate(
@@ -90,10 +88,8 @@ def _outcomes(
 ) -> tuple[RewardOutcome, ...]:
     # To look at a group is to see why it cannot be judged, however much of it.
     scoring = config.scoring.model_copy(update={"max_invalid": 1.0})
-    with scorer_of(config.model_copy(update={"scoring": scoring}), task, rewards) as scorer:
-        judged = scorer.finish([scorer.begin(group)], tokenizer)
-    max_tokens, buffer = config.rollout.max_tokens, config.algorithm.overlong_buffer
-    return with_overlong_penalty([group], judged, max_tokens=max_tokens, buffer=buffer)[0]
+    with configured_scorer(config.model_copy(update={"scoring": scoring}), task, rewards) as scorer:
+        return scorer.finish([scorer.begin(group)], tokenizer)[0]
 
 
 def _completion_grid(group: Group, outcomes: Sequence[RewardOutcome], advantages: Sequence[float]) -> Table:
@@ -134,8 +130,8 @@ def _advantages(
 ) -> list[float]:
     groups_G = torch.zeros(len(outcomes), dtype=torch.long)
     if config.algorithm.reward_mix == "normalise_then_sum":
-        weights = {reward.name: reward.weight for reward in rewards}
-        advantages_G = mixed_advantages(outcomes, {SOFT_OVERLONG: 1.0} | weights, groups_G, config.algorithm)
+        weights = {SOFT_OVERLONG: 1.0} | {reward.name: reward.weight for reward in rewards}
+        advantages_G = mixed_advantages(outcomes, weights, groups_G, config.algorithm)
     else:
         totals_G = torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64)
         advantages_G = completion_advantages(totals_G, groups_G, **config.algorithm.comparison)

@@ -17,8 +17,9 @@ from grouprl.config.run import dump_config
 from grouprl.config.supervised import PreferenceLearningConfig, SupervisedConfig
 from grouprl.evaluation import wilson_interval
 from grouprl.learner import Optimizer, make_batch
-from grouprl.learner.packs import Pack, make_packs, pack_tokens
+from grouprl.learner.packs import Pack, make_packs
 from grouprl.models import context_length, load_tokenizer, resolve_device
+from grouprl.models.packing import pack_tokens
 from grouprl.models.precision import autocast
 from grouprl.models.recompute import recompute_activations
 from grouprl.models.save import save_model
@@ -68,7 +69,7 @@ class Lesson:
         device = resolve_device(self.config.model.device)
         # What is compared with one another must stand in one pack: a group is never divided.
         largest = max(len(group.prompt_ids) + sum(map(len, group.completions)) for group in groups)
-        budget = max(largest, pack_tokens(self.config.learner.micro_batch_tokens, device))
+        budget = max(largest, pack_tokens(self.config.learner.micro_batch_tokens, device.type))
         totals: defaultdict[str, float] = defaultdict(float)
         for pack in make_packs(batch, range(len(batch.group_of_N)), budget, device, read_last=True):
             with torch.set_grad_enabled(gradient), autocast(device, self.config.model.dtype):
