@@ -10,12 +10,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import yaml
 
-from grouprl.algorithms.named import NAMED
+from grouprl.config.command_line import RECIPES, presets
 from grouprl.config.run import RunConfig, dump_config, load_config
 from grouprl.lab.forks import fork_directory
 from grouprl.lab.runs import Runs
@@ -24,7 +23,6 @@ from grouprl.record.layout import RunDirectory
 from grouprl.run.process import start_run
 from grouprl.types import UserError
 
-RECIPES = Path(__file__).parents[1] / "recipes"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _CHANGE = re.compile(r"[a-z][a-z0-9_]*(\.[A-Za-z0-9_-]+)*=.*", re.DOTALL)
 _LAST_STEP = 10**9
@@ -208,5 +206,4 @@ def _checked(files: Sequence[Path], changes: Sequence[str], place: Sequence[str]
     moved = [change for change in changes if change.partition("=")[0] in ("name", "runs_dir")]
     if moved:
         raise UserError(f"{moved[0][:60]}: a run of the lab lies where its name says; give the name in its own field")
-    named = {"algorithm": {name: asdict(algorithm) for name, algorithm in NAMED.items()}}
-    return load_config(RunConfig, files, [*changes, *place], named=named)
+    return load_config(RunConfig, files, [*changes, *place], named=presets())
