@@ -89,7 +89,7 @@ def train_trl(held: Held, course: Course) -> None:
     from grouprl.curriculum.order import step_visits
     from grouprl.models import load_model, load_tokenizer
     from grouprl.models.load import BUNDLED
-    from grouprl.run.trainer import configured_rewards
+    from grouprl.rewards.configured import configured_rewards
 
     config, rollout, learner = held.config, held.config.rollout, held.config.learner
     rewards = configured_rewards(config, held.task)
@@ -150,9 +150,8 @@ def run(library: str, seed: int, steps: int) -> list[dict[str, float]]:
     from grouprl.config.run import EvaluationConfig, LearnerConfig, RolloutConfig, RunConfig
     from grouprl.evaluation.evaluate import evaluate
     from grouprl.models import load_tokenizer, prompt_token_ids
+    from grouprl.rewards.configured import configured_rewards, configured_scorer
     from grouprl.rollout import NativeEngine, Request
-    from grouprl.run.train import scorer_of
-    from grouprl.run.trainer import configured_rewards
     from grouprl.tasks.named import load_task
 
     torch.set_num_threads(1)
@@ -170,7 +169,7 @@ def run(library: str, seed: int, steps: int) -> list[dict[str, float]]:
         for problem in task.problems("test")[: config.evaluation.problems]
     ]
 
-    with scorer_of(config, task, configured_rewards(config, task)) as judge:
+    with configured_scorer(config, task, configured_rewards(config, task)) as judge:
 
         def looked(model: Any) -> dict[str, float]:
             engine = NativeEngine(model, tokenizer, seed=seed, max_rows=config.rollout.max_rows)

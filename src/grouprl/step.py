@@ -20,8 +20,6 @@ from grouprl.evaluation.measures import step_measures
 from grouprl.learner import Learner, assign_credit, make_batch, recorded_tokens, token_rows, watches
 from grouprl.models import prompt_token_ids
 from grouprl.rollout import Engine, Request
-from grouprl.scoring.functions import SOFT_OVERLONG
-from grouprl.scoring.overlong import with_overlong_penalty
 from grouprl.scoring.scorer import Scorer
 from grouprl.tasks import Task
 from grouprl.types import Group, RewardOutcome, Sampling, TokenTrace
@@ -52,6 +50,7 @@ class StepResult:
     outcomes: Sequence[Sequence[RewardOutcome]]  # [P][G]
     token_advantages: Sequence[Sequence[Sequence[float]]]  # [P][G][tokens]
     traces: Sequence[Sequence[TokenTrace]]  # [P][G]
+    kept: Sequence[bool]  # [P], whether the group was learned from
     metrics: dict[str, float]
 
 
@@ -104,8 +103,8 @@ def grpo_step(
 
         # Compare each completion with its own group: this is what replaces the critic.
         outcomes_N = [outcome for row in compress(outcomes, kept) for outcome in row]
-        weights, kl_coef = {SOFT_OVERLONG: 1.0} | rooms.scorer.weights, rooms.learner.kl_coefficient.value
-        credit = assign_credit(outcomes_N, weights, batch, before, algorithm, kl_coef=kl_coef)
+        kl_coef = rooms.learner.kl_coefficient.value
+        credit = assign_credit(outcomes_N, rooms.scorer.weights, batch, before, algorithm, kl_coef=kl_coef)
 
         # Clipped ratio, KL to the reference, gradient, AdamW: see Learner.learn and algorithms.policy_loss.
         warms_up = isinstance(algorithm.critic, CopiedCritic) and step <= algorithm.critic.critic_warmup
@@ -131,7 +130,7 @@ def grpo_step(
         "time/reward": sum(r.reward_seconds for r in rounds),
         "time/total": total,
     }
-    return StepResult(groups, outcomes, *recorded_tokens(groups, kept, advantages, traces), metrics)
+    return StepResult(groups, outcomes, *recorded_tokens(groups, kept, advantages, traces), kept, metrics)
 
 
 def _sampled_round(rooms: Rooms, visits: Sequence[Visit], on_finished: Callable[[int], None] | None) -> _Round:
@@ -145,9 +144,7 @@ def _sampled_round(rooms: Rooms, visits: Sequence[Visit], on_finished: Callable[
     groups = rooms.engine.generate(requests, sampling, on_finished=on_finished, on_group=scoring.begin)
     sampled = time.perf_counter()
     # A completion whose reward is invalid has a NaN total: no part in its group's statistics, advantage 0.
-    judged = scoring.finish(rooms.tokenizer)
-    buffer = rooms.algorithm.groups.overlong_buffer
-    outcomes = with_overlong_penalty(groups, judged, max_tokens=sampling.max_tokens, buffer=buffer)
-    # Groups are chosen by what the rewards said, not by their lengths.
-    kept = rooms.algorithm.groups.kept([[outcome.total for outcome in row] for row in judged])
+    outcomes = scoring.finish(rooms.tokenizer)
+    # Groups are chosen by their rewards, before the length penalty.
+    kept = rooms.algorithm.groups.kept([[outcome.earned for outcome in row] for row in outcomes])
     return _Round(groups, outcomes, kept, sampled - started, time.perf_counter() - sampled)

@@ -149,24 +149,32 @@ class StepReward:
 
 @dataclass(frozen=True)
 class RewardOutcome:
-    """What the reward functions said of one completion.
+    """The reward of one completion, and what it is made of.
 
     >>> RewardOutcome(1.5, {"correct": 1.0, "boxed": 0.5}).valid
     True
+    >>> RewardOutcome(1.5, {"correct": 1.0, "boxed": 0.5, "soft_overlong": -0.25}, penalty=-0.25).total
+    1.25
     >>> RewardOutcome(math.nan, {"correct": None}, reason="correct returned None").valid
     False
     """
 
-    total: float  # weighted sum of the components that apply; NaN = invalid, never 0 in its place
+    earned: float  # weighted sum of the reward functions that apply; NaN = invalid, never 0 in its place
     components: Mapping[str, float | None]  # unweighted, by reward name; None = does not apply to this problem
     reason: str = ""  # why it is invalid
     steps: tuple[StepReward, ...] = ()  # process supervision: what its steps earned, besides the total
     correct: bool | None = None  # what the task's verifier says; None = it failed, or the task has none
+    penalty: float = 0.0  # added for the completion's length, from -1 to 0; also a component
+
+    @property
+    def total(self) -> float:
+        """The reward that is learned from; NaN = invalid."""
+        return self.earned + self.penalty
 
     @property
     def valid(self) -> bool:
         """Whether the completion takes part in its group's statistics."""
-        return not math.isnan(self.total)
+        return not math.isnan(self.earned)
 
 
 @dataclass(frozen=True)

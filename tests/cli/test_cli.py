@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from grouprl.cli.verbs import app
+from grouprl.cli import app
 from small_runs import Ended, checkpoint_names, grouprl, gsm8k_row, metrics, small_settings, tree, write_rows
 from tiny import tiny_model_folder
 
 ROWS = [gsm8k_row(number) for number in range(30)]
 VERBS = (
     *("train", "sft", "dpo", "reward-model", "eval", "sample", "compare"),
-    *("tasks", "check-reward", "export", "report", "lab"),
+    *("tasks", "check-reward", "export", "report", "lab", "plan", "doctor"),
 )
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from grouprl.algorithms import group_advantages
-from grouprl.lab.runs import holder
+from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_rollouts
 from hostile_run import TEXTS, make_hostile_run
 from lab_browser import Opened, needs_chromium, opened, served
@@ -36,7 +36,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     root = tmp_path_factory.mktemp("lab") / "runs"
     make_hostile_run(root / "hostile")
     yield root
-    for process in filter(None, map(holder, root.iterdir())):  # a failed test leaves its run behind
+    for process in filter(
+        None, (RunDirectory(folder).holder() for folder in root.iterdir())
+    ):  # a failed test leaves its run behind
         os.kill(process, signal.SIGKILL)
 
 
@@ -88,7 +90,7 @@ def test_a_run_is_started_followed_and_stopped(browser: Opened, page: Any, root:
     page.get_by_role("button", name="Stop").first.click()
     page.locator(".mark", has_text="stopped").first.wait_for(timeout=30_000)
     assert page.evaluate("window.notReloaded")
-    assert holder(root / "seen") is None
+    assert RunDirectory(root / "seen").holder() is None
 
 
 def test_a_group_is_what_was_recorded(browser: Opened, page: Any, root: Path):

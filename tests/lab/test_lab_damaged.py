@@ -18,7 +18,8 @@ from test_comparison_report import comparison, ones, record
 from grouprl.compare.read import read_comparison
 from grouprl.lab import runs as runs_module
 from grouprl.lab.app import create_app
-from grouprl.lab.runs import Runs, holder, read_config
+from grouprl.lab.runs import Runs, read_config
+from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_json, read_json_lines, read_run, read_summary
 from grouprl.record.strict import is_number, parse
 from grouprl.types import UserError
@@ -156,7 +157,7 @@ def test_a_pipe_keeps_nobody_waiting(root: Path, name: str, reader: Callable[[Pa
 def test_a_pipe_in_the_place_of_a_lock_keeps_nobody_waiting(root: Path, client: TestClient) -> None:
     (root / "one" / "run.lock").unlink()
     os.mkfifo(root / "one" / "run.lock")
-    assert holder(root / "one") is None
+    assert RunDirectory(root / "one").holder() is None
     for name in ("summary.json", "evaluations.jsonl", "rewards.json", "rollouts.sqlite-journal"):
         (root / "one" / name).unlink(missing_ok=True)
         os.mkfifo(root / "one" / name)
@@ -195,7 +196,9 @@ def test_only_runs_with_an_id_of_their_own_are_listed(root: Path, client: TestCl
 @pytest.mark.parametrize("name", ["step-best2", "step-²", "step-", "step-1.tmp", "step-" + "9" * 200])
 def test_other_folders_among_checkpoints(root: Path, client: TestClient, name: str) -> None:
     for checkpoint in ("step-000002", "step-000001", name):
-        (root / "one" / "checkpoints" / checkpoint).mkdir(parents=True)
+        trainer = root / "one" / "checkpoints" / checkpoint / "trainer"
+        trainer.mkdir(parents=True)
+        (trainer / "state.json").write_text("{}")
     assert client.get("/api/runs/one").json()["checkpoints"] == [1, 2]
     assert client.get("/api/runs/one/completions/1/0/0").status_code == 200
 

@@ -229,11 +229,15 @@ def test_rewards_and_update_by_hand(tmp_path: Path) -> None:
     assert second["probability_after"] is None
 
 
-def test_a_process_reward_of_a_config_is_told_by_the_sums(tmp_path: Path) -> None:
-    """Rewards of 2 and 0 are twice `exact`; `steps` has a weight, and would add 0.5 to both of them."""
+def test_process_rewards_are_those_that_were_recorded(tmp_path: Path) -> None:
     rewards = ({"name": "exact", "weight": 2.0}, {"name": "steps", "weight": 1.0})
     made(tmp_path / "run", variant(credit="step"), rewards=rewards, others={"steps": 0.5})
-    found = ask(lab(tmp_path), "group?run=run&step=3&group=0")["stages"]["rewards"]
+    page = lab(tmp_path)
+    found = ask(page, "group?run=run&step=3&group=0")["stages"]["rewards"]
+    assert (found["names"], found["by_step"]) == (["exact", "steps"], None)  # an older version's
+    recorded = '{"weights": {"exact": 2.0}, "process": {"steps": 1.0}}'
+    (tmp_path / "run" / "rewards.json").write_text(recorded)
+    found = ask(page, "group?run=run&step=3&group=0")["stages"]["rewards"]
     assert (found["names"], found["by_step"]) == (["exact", "steps"], ["steps"])
     made(tmp_path / "plain", Algorithm(), rewards=rewards, others={"steps": 0.5})
     assert ask(lab(tmp_path), "group?run=plain&step=3&group=0")["stages"]["rewards"]["by_step"] == []

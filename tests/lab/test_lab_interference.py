@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 from test_lab_processes import QUICK, ended, started
 
 from grouprl.lab.app import create_app
-from grouprl.lab.runs import holder
+from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_json, read_run
 from grouprl.record.write import RunRecord
 from lab_runs import CONFIG, Made, add_step, make_run
@@ -93,7 +93,7 @@ def test_of_two_starts_of_one_name_one_is_the_run(client: TestClient, root: Path
 
 def test_a_run_that_ended_is_no_zombie(client: TestClient, root: Path):
     started(client, "run", "steps=1")
-    process = holder(root / "run")
+    process = RunDirectory(root / "run").holder()
     ended(root / "run")
     until = time.monotonic() + 20
     while Path(f"/proc/{process}").exists():

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from grouprl.config.run import RunConfig, load_config
 from grouprl.lab.app import create_app
-from grouprl.lab.runs import holder
+from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_json, read_run
 from small_runs import tree
 
@@ -38,7 +38,7 @@ def client(root: Path) -> Iterator[TestClient]:
 def ended(directory: Path, *, after: float = 60.0) -> None:
     """Waits until nobody has the directory."""
     until = time.monotonic() + after
-    while holder(directory) is not None:
+    while RunDirectory(directory).holder() is not None:
         assert time.monotonic() < until, "the run goes on"
         time.sleep(0.05)
 

@@ -16,7 +16,8 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from grouprl.lab.app import create_app
-from grouprl.lab.runs import NoSuchRun, Runs, holder, thinned
+from grouprl.lab.runs import NoSuchRun, Runs, thinned
+from grouprl.record.layout import RunDirectory
 from grouprl.record.write import RunRecord
 
 CONFIG = "name: one\nsteps: 3\nseed: 4\nalgorithm: {name: grpo}\nmodel: {path: abacus}\ntask: {name: word_problems}\n"
@@ -31,6 +32,16 @@ def recorded(directory: Path, steps: int, config: str = CONFIG) -> Path:
         if steps == 3:
             record.summary({"after": {"greedy_accuracy": 0.75}, "train_seconds": 1.5, "steps": 3})
     return directory
+
+
+HOLDING = """
+import sys
+from pathlib import Path
+from grouprl.record.layout import lock_directory
+lock_directory(Path(sys.argv[1]))
+print("locked", flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -70,16 +81,14 @@ def test_figures_come_with_the_tokens_and_seconds_so_far(client: TestClient):
 
 def test_a_run_is_running_while_a_process_has_its_lock(root: Path):
     held = subprocess.Popen(
-        [sys.executable, "-c", "import sys; from pathlib import Path; from grouprl.record.files import lock_directory\n"
-         "lock_directory(Path(sys.argv[1])); print('locked', flush=True); sys.stdin.read()", str(root / "one")],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, "-c", HOLDING, str(root / "one")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert held.stdout is not None
     held.stdout.readline()
-    assert holder(root / "one") == held.pid
+    assert RunDirectory(root / "one").holder() == held.pid
     assert Runs(root).overview(root / "one")["status"] == "running"
     held.communicate()
-    assert holder(root / "one") is None
+    assert RunDirectory(root / "one").holder() is None
 
 
 def test_asking_for_the_lock_does_not_keep_a_run_from_starting(root: Path):
@@ -87,7 +96,7 @@ def test_asking_for_the_lock_does_not_keep_a_run_from_starting(root: Path):
 
     def ask() -> None:
         while not stop.is_set():
-            holder(root / "one")
+            RunDirectory(root / "one").holder()
 
     asking = threading.Thread(target=ask)
     asking.start()

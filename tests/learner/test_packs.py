@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from grouprl.learner import make_batch
-from grouprl.learner.packs import make_packs, pack_tokens, targets
+from grouprl.learner.packs import make_packs, targets
+from grouprl.models.packing import pack_tokens
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason
 
 CPU = torch.device("cpu")
@@ -98,10 +99,9 @@ def test_every_token_is_predicted_by_the_one_before_it(budget: int):
 
 
 def test_packs_by_device_and_largest_group():
-    cuda = torch.device("cuda")
-    assert [pack_tokens(77, device, largest=5000) for device in (CPU, cuda)] == [77, 77]
-    assert [pack_tokens(0, CPU, largest=size) for size in (10, 1024, 5000, 10**6)] == [1024, 1024, 5000, 16384]
-    assert [pack_tokens(0, cuda, largest=size) for size in (10, 10**6)] == [16384, 16384]
+    assert [pack_tokens(77, device, largest=5000) for device in ("cpu", "cuda")] == [77, 77]
+    assert [pack_tokens(0, "cpu", largest=size) for size in (10, 1024, 5000, 10**6)] == [1024, 1024, 5000, 16384]
+    assert [pack_tokens(0, "cuda", largest=size) for size in (10, 10**6)] == [16384, 16384]
 
 
 def test_a_long_prompt_is_read_once_without_a_setting():

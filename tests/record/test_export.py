@@ -124,11 +124,12 @@ def completion_of(row: Mapping[str, Any]) -> Completion:
 
 def outcome_of(row: Mapping[str, Any]) -> RewardOutcome:
     return RewardOutcome(
-        math.nan if row["reward"] is None else row["reward"],
+        math.nan if row["reward"] is None else row["earned"],
         dict(row["rewards"]),
         row["invalid_reason"] or "",
         tuple(StepReward(step["end"], step["reward"]) for step in row["step_rewards"] or ()),
         row["correct"],
+        dict(row["rewards"]).get("soft_overlong") or 0.0,
     )
 
 
@@ -242,7 +243,7 @@ def test_a_run_that_goes_on_is_exported_as_far_as_it_got(hostile: Path, tmp_path
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = [sys.argv[2], sys.argv[2] + "/../support"]
 from test_export import RunRecord, large_step
 record = RunRecord.create(Path(sys.argv[1]), "task: x\\n")
 large_step(record, 1)

@@ -16,7 +16,15 @@ import numpy as np
 import pytest
 
 from grouprl.record.files import json_text
-from grouprl.record.read import RecordedGroup, read_json, read_json_lines, read_rollouts, read_run
+from grouprl.record.read import (
+    RecordedGroup,
+    RecordedRewards,
+    read_json,
+    read_json_lines,
+    read_rewards,
+    read_rollouts,
+    read_run,
+)
 from grouprl.record.rollouts import open_rollouts
 from grouprl.record.write import Example, RunRecord, atomic_directory, atomic_write_text
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace, UserError
@@ -84,6 +92,37 @@ def test_steps_of_a_completion_come_back(tmp_path: Path) -> None:
         record.step(1, {}, (PLAIN,), ((stepped, OUTCOMES[0][1]),), ADVANTAGES[:1])
     assert read_rollouts(tmp_path / "run", 1)[0].outcomes == (stepped, OUTCOMES[0][1])
     assert query(tmp_path / "run", "SELECT step_rewards FROM completions") == [("[[1, 1.0], [2, 0.0]]",), (None,)]
+
+
+def test_what_was_earned_and_which_groups_were_kept_come_back(tmp_path: Path) -> None:
+    # 0.3 - 0.7 + 0.7 is not 0.3: what was earned is recorded, not computed from the total.
+    penalized = RewardOutcome(0.3, {"right": 0.3, "soft_overlong": -0.7}, penalty=-0.7)
+    with RunRecord.create(tmp_path / "run", CONFIG) as record:
+        outcomes = ((penalized, OUTCOMES[0][1]), OUTCOMES[1])
+        record.step(1, {}, (PLAIN, CHAT), outcomes, ADVANTAGES, kept=[True, False])
+        record.step(2, {}, (PLAIN, CHAT), outcomes, ADVANTAGES)
+    first, second = (read_rollouts(tmp_path / "run", step) for step in (1, 2))
+    assert first[0].outcomes == (penalized, OUTCOMES[0][1])
+    assert [group.kept for group in first] == [True, False]
+    assert [group.kept for group in second] == [None, None]
+    assert query(tmp_path / "run", "SELECT earned, kept FROM completions WHERE step = 1") == [
+        (0.3, 1), (0.0, 1), (0.25, 0), (None, 0)
+    ]  # fmt: skip
+
+
+def test_rewards_come_back_with_their_kinds(run: Path, tmp_path: Path) -> None:
+    with RunRecord.reopen(run, 3) as record:
+        assert read_rewards(run) == RecordedRewards({}, None)
+        record.rewards({"weights": 0.5}, {})
+        assert read_rewards(run) == RecordedRewards({"weights": 0.5}, {})
+        record.rewards({"right": 1.0}, {"steps": 0.25})
+    assert read_rewards(run) == RecordedRewards({"right": 1.0}, {"steps": 0.25})
+    (run / "rewards.json").write_text('{"weights": 0.5}')  # an older version's, whose reward has that name
+    assert read_rewards(run) == RecordedRewards({"weights": 0.5}, None)
+    for damaged in ('{"right": "x"}', '{"weights": {"right": "x"}, "process": {}}'):
+        (run / "rewards.json").write_text(damaged)
+        with pytest.raises(UserError, match="got 'right' and 'x'"):
+            read_rewards(run)
 
 
 def test_blobs_are_little_endian_int32_and_float32(run: Path) -> None:

@@ -15,9 +15,9 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import KlCoefficient, Learner, Optimizer
 from grouprl.models import load_model, load_tokenizer
+from grouprl.record.layout import RunDirectory
 from grouprl.run.checkpoint import (
     TrainerState,
-    checkpoints,
     latest_checkpoint,
     load_learner,
     problems_fingerprint,
@@ -82,10 +82,10 @@ def test_plain_transformers_loads_the_policy_with_its_logits_and_its_tokenizer(
 def test_a_checkpoint_gives_back_state_weights_and_optimizer_to_the_last_bit(policy: Policy, tmp_path: Path) -> None:
     folder = policy.save(tmp_path, 1)
     found, state = latest_checkpoint(tmp_path)
-    assert (found, state) == (folder, STATE)
+    assert (found.path, state) == (folder, STATE)
     again = Policy(folder)
     again.model.load_state_dict(load_model(str(folder), device=CPU).state_dict())
-    load_learner(folder, again.learner, state)
+    load_learner(found, again.learner, state)
     assert again.optimizer.updates == STATE.updates
     policy.optimizer.updates = STATE.updates
     for one in (policy, again):
@@ -108,7 +108,7 @@ def test_a_failure_while_saving_leaves_the_earlier_checkpoint_alone(policy: Poli
         with pytest.raises(OSError, match="No space left"):
             policy.save(tmp_path, step, keep=1)
         assert tree(tmp_path) == before
-    assert latest_checkpoint(tmp_path) == (tmp_path / "checkpoints" / "step-000001", STATE)
+    assert latest_checkpoint(tmp_path) == (RunDirectory(tmp_path).checkpoint(1), STATE)
 
 
 @pytest.mark.parametrize("leftover", ["step-000002.tmp", "step-000002.old", "step-000002"])
@@ -117,7 +117,7 @@ def test_half_a_checkpoint_is_never_taken_for_one(policy: Policy, tmp_path: Path
     shutil.copytree(whole, whole.with_name(leftover))
     if leftover == "step-000002":
         (whole.with_name(leftover) / "trainer" / "state.json").unlink()
-    assert checkpoints(tmp_path) == [whole]
+    assert [found.path for found in RunDirectory(tmp_path).checkpoints()] == [whole]
 
 
 @pytest.mark.parametrize(("keep", "left"), [(1, [10]), (2, [9, 10]), (9, [1, 2, 9, 10])])
@@ -125,7 +125,7 @@ def test_the_newest_are_kept(policy: Policy, tmp_path: Path, keep: int, left: li
     for step in (1, 2, 9, 10):
         policy.save(tmp_path, step, keep)
     assert checkpoint_names(tmp_path) == [f"step-{step:06d}" for step in left]
-    assert latest_checkpoint(tmp_path) == (tmp_path / "checkpoints" / "step-000010", replace(STATE, step=10))
+    assert latest_checkpoint(tmp_path) == (RunDirectory(tmp_path).checkpoint(10), replace(STATE, step=10))
 
 
 def test_the_state_of_another_version_is_a_sentence(policy: Policy, tmp_path: Path) -> None:
@@ -142,10 +142,10 @@ def test_no_checkpoint_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_the_optimizer_of_another_model_is_refused(policy: Policy, tmp_path: Path) -> None:
-    folder = policy.save(tmp_path, 1)
+    policy.save(tmp_path, 1)
     other = Policy(tiny_model_folder(tmp_path, kind="llama"))
     with pytest.raises(UserError, match="expected optimizer state for the weights of this model, got a difference in"):
-        load_learner(folder, other.learner, STATE)
+        load_learner(RunDirectory(tmp_path).checkpoint(1), other.learner, STATE)
 
 
 def test_a_change_of_any_row_of_a_data_file_changes_the_fingerprint(tmp_path: Path) -> None:

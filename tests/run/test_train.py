@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from grouprl import Run, Trainer, UserError
 from grouprl.config.run import RunConfig, load_config
 from grouprl.curriculum.order import step_visits
-from grouprl.record.files import lock_directory
+from grouprl.record.layout import lock_directory
 from grouprl.rewards.named import REWARDS
 from grouprl.scoring.functions import WeightedReward
 from grouprl.tasks import task_from_list

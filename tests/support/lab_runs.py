@@ -41,8 +41,10 @@ class Made:
         return [
             RewardOutcome(math.nan, {"exact": None}, "exact: timed out", correct=right)
             if reward is None
+            else RewardOutcome(reward, {"exact": 1.0}, correct=right)
+            if penalty is None
             else RewardOutcome(
-                reward, {"exact": 1.0} if penalty is None else {"exact": 1.0, "soft_overlong": penalty}, correct=right
+                round(reward - penalty, 9), {"exact": 1.0, "soft_overlong": penalty}, correct=right, penalty=penalty
             )
             for reward, right, penalty in zip(self.rewards, correct, penalties, strict=True)
         ]

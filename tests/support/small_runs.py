@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 from safetensors.torch import load_file
 
-from grouprl.cli.verbs import main
+from grouprl.cli import main
 from grouprl.config.run import RunConfig
 
 ROWS = [{"prompt": f"Say {number}.", "number": number} for number in range(30)]

@@ -15,10 +15,8 @@ from grouprl.check_reward.trials import TrialScorer, score_trials
 from grouprl.check_reward.tricks import KINDS, trial_completions
 from grouprl.config.run import RunConfig
 from grouprl.models import load_tokenizer
-from grouprl.run.assemble import check_rewards
+from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer
 from grouprl.run.terminal import Terminal
-from grouprl.run.train import scorer_of
-from grouprl.run.trainer import configured_rewards
 from grouprl.scoring.functions import SOFT_OVERLONG, WeightedReward
 from grouprl.tasks import Task, load_task
 from grouprl.types import UserError
@@ -69,14 +67,15 @@ def try_rewards(
     golds = [task.gold(problem) for problem in asked]
     texts = trial_completions(asked, golds, config.task.format)
     everything_is_shown = config.scoring.model_copy(update={"max_invalid": 1.0})
-    max_tokens, buffer = config.rollout.max_tokens, config.algorithm.groups.overlong_buffer
-    with scorer_of(config.model_copy(update={"scoring": everything_is_shown}), task, rewards) as opened:
+    with configured_scorer(config.model_copy(update={"scoring": everything_is_shown}), task, rewards) as opened:
         tokenizer = load_tokenizer(config.model.path)
         opened.check_columns(asked)
-        scorer = TrialScorer(opened, tokenizer, max_tokens, buffer)
+        scorer = TrialScorer(opened, tokenizer)
         with (terminal or Terminal()).progress("check", 2 * sum(map(len, texts))) as advance:
             trials = score_trials(scorer, asked, texts, advance)
-    weights = {reward.name: reward.weight for reward in rewards} | ({SOFT_OVERLONG: 1.0} if buffer else {})
+    weights = {reward.name: reward.weight for reward in rewards} | (
+        {SOFT_OVERLONG: 1.0} if config.algorithm.groups.overlong_buffer else {}
+    )
     kinds = kind_scores(trials, list(weights))
     facts = reward_facts(trials, weights, [reward.name for reward in rewards if reward.per_step])
     return CheckedReward(
@@ -85,6 +84,6 @@ def try_rewards(
         kinds=kinds,
         left_out={kind.name: kind.needs for kind in KINDS if not any(kind.name in row for row in texts)},
         rewards=facts,
-        warnings=cautions(trials, kinds, facts, max_tokens=max_tokens, verifier=task.verifier),
+        warnings=cautions(trials, kinds, facts, max_tokens=config.rollout.max_tokens, verifier=task.verifier),
         verdict=verdict_of(kinds),
     )

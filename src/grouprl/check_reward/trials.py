@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from grouprl.check_reward.tricks import KINDS, Kind
 from grouprl.models import authored_completion
 from grouprl.run.terminal import Advance
-from grouprl.scoring.overlong import with_overlong_penalty
 from grouprl.scoring.scorer import Scorer
 from grouprl.types import Group, Problem, RewardOutcome
 
@@ -40,21 +39,16 @@ class TrialScorer:
     Args:
         scorer: must not stop at invalid completions (max_invalid=1).
         tokenizer: of the policy; process rewards need it.
-        max_tokens, overlong_buffer: of the penalty of `algorithm.overlong_buffer`.
     """
 
     scorer: Scorer
     tokenizer: PreTrainedTokenizerBase
-    max_tokens: int
-    overlong_buffer: float
 
     def begin(self, group: Group) -> Callable[[], tuple[RewardOutcome, ...]]:
         """Starts the calls for a group; what is given waits for its outcomes [G]."""
         scoring = self.scorer.scoring()
         scoring.begin(0, group)
-        return lambda: with_overlong_penalty(
-            [group], scoring.finish(self.tokenizer), max_tokens=self.max_tokens, buffer=self.overlong_buffer
-        )[0]
+        return lambda: scoring.finish(self.tokenizer)[0]
 
     def one(self, single: Group) -> RewardOutcome:
         """The outcome of a group of one completion."""

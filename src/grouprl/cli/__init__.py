@@ -3,6 +3,7 @@
 In: words of a command line. Out: an exit code. Never holds logic that a Python caller would miss.
 """
 
-from grouprl.cli.verbs import main
+from grouprl.cli import machine, verbs
+from grouprl.cli.words import app, main
 
-__all__ = ["main"]
+__all__ = ["app", "machine", "main", "verbs"]

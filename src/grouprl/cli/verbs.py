@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
-from pydantic import BaseModel
-from rich.console import Console
 
-from grouprl.config.run import RunConfig, load_config
+from grouprl.cli.words import ModelOption, RewardOption, Settings, TaskOption, app
+from grouprl.config.command_line import config_of, reward_settings, settings_file
+from grouprl.config.run import RunConfig
 from grouprl.config.supervised import DpoConfig, RewardModelConfig, SftConfig
-from grouprl.types import UserError, unknown_name
-
-app = typer.Typer(
-    help="Critic-free reinforcement learning for language models.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-RECIPES = Path(__file__).parents[1] / "recipes"
-_Config = TypeVar("_Config", bound=BaseModel)
-
-Settings = Annotated[
-    list[str] | None,
-    typer.Argument(help="Configuration files, names of bundled recipes, and changes such as rollout.group_size=16."),
-]
-ModelOption = Annotated[str | None, typer.Option("--model", help="Bundled name, folder or hub id.")]
-TaskOption = Annotated[str | None, typer.Option("--task", help="See grouprl tasks.")]
-RewardOption = Annotated[
-    list[str] | None, typer.Option("--reward", help="A name, or FILE.py:FUNCTION; =WEIGHT may follow. Repeatable.")
-]
+from grouprl.record.layout import RunDirectory, run_of_checkpoint
 
 
 @app.command()
@@ -56,14 +34,16 @@ def train(
 
     Example: grouprl train demo --reward correct_answer --reward my_rewards.py:short=0.2
     """
-    options = {"model.path": model, "task.name": task, "name": name, "rewards": _rewards(reward)}
-    config = _config(RunConfig, settings, options)
+    options = {"model.path": model, "task.name": task, "name": name, "rewards": reward_settings(reward)}
+    config = config_of(RunConfig, settings, options)
     if resume:
         from grouprl.run.resume import saved_path
 
-        config = _config(RunConfig, [str(saved_path(Path(config.runs_dir) / config.name)), *(settings or [])], options)
+        config = config_of(
+            RunConfig, [str(saved_path(Path(config.runs_dir) / config.name)), *(settings or [])], options
+        )
+    from grouprl.rewards.configured import configured_rewards
     from grouprl.run.train import train as run
-    from grouprl.run.trainer import configured_rewards
     from grouprl.tasks import load_task
 
     loaded = load_task(**config.task.model_dump())
@@ -80,7 +60,7 @@ def sft(settings: Settings = None, model: ModelOption = None, task: TaskOption =
 
     Example: grouprl sft --model runs/a/model pairs.path=pairs.jsonl learner.learning_rate=1e-4
     """
-    config = _config(SftConfig, settings, {"model.path": model, "task.name": task})
+    config = config_of(SftConfig, settings, {"model.path": model, "task.name": task})
     from grouprl.supervised.sft import sft as run
 
     typer.echo(f"Model: {run(config)}")
@@ -97,7 +77,7 @@ def dpo(settings: Settings = None, model: ModelOption = None) -> None:
 
     Example: grouprl dpo --model runs/a/model preferences.path=pairs.jsonl learner.learning_rate=1e-6
     """
-    config = _config(DpoConfig, settings, {"model.path": model})
+    config = config_of(DpoConfig, settings, {"model.path": model})
     from grouprl.supervised.dpo import dpo as run
 
     typer.echo(f"Model: {run(config)}")
@@ -114,7 +94,7 @@ def reward_model(settings: Settings = None, model: ModelOption = None) -> None:
 
     Example: grouprl train demo 'rewards=[{name: reward_model, path: runs/reward-model/model}]'
     """
-    config = _config(RewardModelConfig, settings, {"model.path": model})
+    config = config_of(RewardModelConfig, settings, {"model.path": model})
     from grouprl.supervised.reward_model import train_reward_model
 
     typer.echo(f"Reward model: {train_reward_model(config)}")
@@ -133,7 +113,7 @@ def evaluate(
 
     Example: grouprl eval runs/demo/checkpoints/step-000060 evaluation.samples=16
     """
-    config = _config(
+    config = config_of(
         RunConfig, [*_run_of(checkpoint), *(settings or [])], {"model.path": checkpoint, "task.name": task}
     )
     from grouprl.run.inspection import show_evaluation
@@ -153,7 +133,7 @@ def sample(
 
     Example: grouprl sample abacus --problem 3 rollout.group_size=8
     """
-    config = _config(RunConfig, [*_run_of(model), *(settings or [])], {"model.path": model, "task.name": task})
+    config = config_of(RunConfig, [*_run_of(model), *(settings or [])], {"model.path": model, "task.name": task})
     from grouprl.run.inspection import show_group
 
     show_group(config, problem=problem, prompt=prompt)
@@ -179,8 +159,8 @@ def compare(
     from grouprl.compare.variants import compare as run
     from grouprl.config.comparison import load_comparison
 
-    config = load_comparison([*(settings or []), *changes], vary, _file)
-    compared = run(config, lambda given: _config(RunConfig, list(given), {}))
+    config = load_comparison([*(settings or []), *changes], vary, settings_file)
+    compared = run(config, lambda given: config_of(RunConfig, given))
     if compared.failed:
         raise typer.Exit(1)
     if not compared.completed:
@@ -212,7 +192,7 @@ def check_reward(
 
     Example: grouprl check-reward demo --reward my_rewards.py:short
     """
-    config = _config(RunConfig, settings, {"task.name": task, "rewards": _rewards(reward)})
+    config = config_of(RunConfig, settings, {"task.name": task, "rewards": reward_settings(reward)})
     from grouprl.check_reward import check_reward as check
 
     if not check(config, problems=problems, as_json=as_json).passed:
@@ -230,7 +210,7 @@ def export(
     """
     from grouprl.record.export import export as write
 
-    typer.echo(f"Rollouts: {write(run, out or run / 'rollouts.parquet')}")
+    typer.echo(f"Rollouts: {write(run, out or RunDirectory(run).parquet)}")
 
 
 @app.command()
@@ -261,53 +241,7 @@ def lab(
     serve(runs, port=port, open_browser=browser, say=typer.echo)
 
 
-def _rewards(given: list[str] | None) -> list[dict[str, object]] | None:
-    """--reward NAME, NAME=0.5, FILE.py:FUNCTION or FILE.py:FUNCTION=0.5, as a configuration has it."""
-    if given is None:
-        return None
-    rewards: list[dict[str, object]] = []
-    for text in given:
-        what, equals, weight = text.partition("=")
-        path, _, name = what.rpartition(":")
-        try:
-            factor = float(weight) if equals else 1.0
-        except ValueError:
-            raise UserError(f"--reward {text}: expected a number after '=', such as 0.5, got {weight!r}") from None
-        if not name or name.endswith(".py"):
-            raise UserError(f"--reward {text}: expected a name or FILE.py:FUNCTION: say which function of the file")
-        rewards.append({"name": name, "path": path or None, "weight": factor})
-    return rewards
-
-
-def _config(kind: type[_Config], settings: list[str] | None, options: Mapping[str, object]) -> _Config:
-    given = settings or []
-    files = [_file(text) for text in given if "=" not in text]
-    changes = [text for text in given if "=" in text]
-    # As JSON: --name 007 is a name, and a path may hold anything.
-    changes += [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
-    return load_config(kind, files, changes)
-
-
-def _file(text: str) -> Path:
-    path, bundled = Path(text), RECIPES / f"{text}.yaml"
-    if path.is_file() or path.suffix:
-        return path
-    if not bundled.is_file():
-        recipes = {recipe.stem: recipe for recipe in RECIPES.glob("*.yaml")}
-        raise unknown_name("settings (a file, a bundled recipe or a change such as steps=10)", text, recipes)
-    return bundled
-
-
 def _run_of(checkpoint: str) -> list[str]:
     """The configuration of the run that a checkpoint belongs to, if it lies in one."""
-    config = Path(checkpoint).resolve().parent.parent / "config.yaml"
-    return [str(config)] if config.is_file() else []
-
-
-def main() -> None:
-    """The entry point: what the user can mend is one sentence and exit code 2, a diverged run one and code 1."""
-    try:
-        app()
-    except (UserError, FloatingPointError) as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
-        sys.exit(2 if isinstance(error, UserError) else 1)
+    run = run_of_checkpoint(Path(checkpoint))
+    return [] if run is None else [str(run.config)]

@@ -12,9 +12,9 @@ from typing import Any
 from grouprl.compare.read import run_folder
 from grouprl.config.comparison import CompareConfig
 from grouprl.config.run import RunConfig, check_sections, load_config
-from grouprl.record.read import read_json
+from grouprl.record.layout import RunDirectory
+from grouprl.rewards.configured import configured_rewards
 from grouprl.run.resume import differences
-from grouprl.run.trainer import configured_rewards
 from grouprl.tasks import load_task
 from grouprl.types import UserError
 
@@ -23,7 +23,6 @@ Resolve = Callable[[Sequence[str]], RunConfig]
 
 _PLACE = ("name", "runs_dir")  # of a run; everything else is what it is
 _DECIDED = (*_PLACE, "seed")  # by the comparison
-_TAIL_BYTES = 1 << 14  # the last line of metrics.jsonl is far shorter
 
 
 @dataclass(frozen=True)
@@ -41,24 +40,12 @@ class PlannedRun:
     @property
     def finished(self) -> bool:
         """Whether its last step and the evaluation after it are made."""
-        summary = read_json(self.directory / "summary.json")
-        return "after" in summary and bool(summary["steps"] >= self.config.steps)
+        return RunDirectory(self.directory).is_finished(self.config.steps)
 
     @property
     def newest(self) -> dict[str, Any]:
-        """The metrics of its newest step, read from the end of the file; empty before the first one."""
-        path = self.directory / "metrics.jsonl"
-        if not path.is_file():
-            return {}
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            whole_lines = file.read().split(b"\n")[:-1]
-        return dict(json.loads(whole_lines[-1])) if whole_lines else {}
-
-    @property
-    def steps_made(self) -> int:
-        """Steps that are recorded."""
-        return int(self.newest.get("step", 0))
+        """The metrics of its newest step; empty before the first one."""
+        return RunDirectory(self.directory).newest_metrics()
 
 
 def planned_runs(config: CompareConfig, resolve: Resolve) -> tuple[PlannedRun, ...]:
@@ -129,13 +116,13 @@ class _Mistakes:
 
 def refuse_other_runs(directory: Path, planned: Sequence[PlannedRun]) -> None:
     """Raises UserError for what is there already and is not of this comparison."""
-    if (directory / "config.yaml").exists():
+    if RunDirectory(directory).exists:
         raise UserError(f"{directory}: expected the folder of a comparison, found a run: choose another name")
     changed = []
     for run in planned:
-        path = run.directory / "config.yaml"
-        if path.is_file():
-            then = load_config(RunConfig, [path], [])
+        made = RunDirectory(run.directory)
+        if made.exists:
+            then = load_config(RunConfig, [made.config], [])
             changed += [f"{run.directory}: {text}" for text in differences(then, run.config, _PLACE)]
     if changed:
         raise UserError(

@@ -12,6 +12,7 @@ from typing import Any
 
 from grouprl.evaluation.paired import Difference, ProblemResults, mean_by_problem, paired_by_name
 from grouprl.evaluation.statistics import mean_interval
+from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedRun, read_json, read_run, read_summary
 from grouprl.record.strict import is_number
 from grouprl.types import UserError
@@ -160,10 +161,8 @@ def held_out_results(run: RecordedRun) -> ProblemResults | None:
 
 
 def _damaged(run: RecordedRun, step: int) -> UserError:
-    return UserError(
-        f"{run.directory / 'held_out.jsonl'}: step {step}: expected the results of each problem, got something else: "
-        "restore the file"
-    )
+    path = RunDirectory(run.directory).held_out
+    return UserError(f"{path}: step {step}: expected the results of each problem, got something else: restore the file")
 
 
 def _after(name: str) -> Callable[[RecordedRun], float | None]:

@@ -26,6 +26,7 @@ from grouprl.compare.read import (
 )
 from grouprl.evaluation.paired import Difference
 from grouprl.record.files import atomic_write_text, json_text
+from grouprl.record.layout import RunDirectory
 from grouprl.report.pages import page, picture
 
 SAMPLED = {"sampled_accuracy": "sampled, last tenth of training", "pass_at_1": "pass@1", "pass_at_8": "pass@8"}
@@ -75,8 +76,8 @@ def write_comparison(directory: Path) -> Path:
     from grouprl.report.drawing import draw_plots
 
     comparison = read_comparison(directory)
-    atomic_write_text(directory / "summary.json", json_text(summary(comparison), indent=2) + "\n")
-    drawn = draw_plots(PLOTS, comparison, directory / "plots")
+    atomic_write_text(RunDirectory(directory).summary, json_text(summary(comparison), indent=2) + "\n")
+    drawn = draw_plots(PLOTS, comparison, RunDirectory(directory).plots)
     measured = [name for name in SAMPLED if any(figure(variant, name).by_seed for variant in comparison.finished)]
     text = page("comparison.html.j2").render(
         title=directory.resolve().name,
@@ -94,7 +95,7 @@ def write_comparison(directory: Path) -> Path:
         files=[(name, what) for name, what in FILES.items() if (directory / name).exists()],
         machine=_machine(comparison),
     )
-    path = directory / "report.html"
+    path = RunDirectory(directory).report
     atomic_write_text(path, text)
     return path
 

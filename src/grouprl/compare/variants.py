@@ -10,23 +10,22 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from grouprl.compare.plan import PlannedRun, Resolve, planned_runs, refuse_other_runs
 from grouprl.compare.read import COMPARISON_FILE, read_comparison
 from grouprl.compare.report import comparison_verdict, write_comparison
 from grouprl.config.comparison import CompareConfig
-from grouprl.record.files import atomic_write_text, json_text, lock_directory
+from grouprl.record.files import atomic_write_text, json_text
+from grouprl.record.layout import RunDirectory, lock_directory
 from grouprl.record.read import read_run
 from grouprl.report.write import verdict
-from grouprl.run.checkpoint import checkpoints
 from grouprl.run.interrupts import StopRequest, stop_on_signal
+from grouprl.run.process import start_run
 from grouprl.run.terminal import Advance, Terminal
 from grouprl.types import UserError
 
@@ -121,24 +120,16 @@ def _run_all(
 
 
 def _start(run: PlannedRun, advance: Advance) -> _Process:
-    resume = bool(checkpoints(run.directory))
+    files = RunDirectory(run.directory)
+    resume = bool(files.checkpoints())
     if not resume:
         _clear(run.directory)
     run.directory.mkdir(parents=True, exist_ok=True)
     settings = [f"{key}={json.dumps(value)}" for key, value in run.config.model_dump(mode="json").items()]
-    command = [sys.executable, "-m", "grouprl", "train", *settings, *(["--resume"] if resume else [])]
-    with (run.directory / "console.txt").open("ab" if resume else "wb") as console:
-        process = _detached(command, console)
-    steps = run.steps_made
+    process = start_run(files, settings, files.console, resume=resume)
+    steps = files.newest_step()
     advance(steps, run.config.name)
     return _Process(run, process, steps)
-
-
-def _detached(command: Sequence[str], console: IO[bytes]) -> subprocess.Popen[bytes]:
-    # In a session of its own Ctrl-C does not reach it: the first one is passed on once, as SIGTERM.
-    return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, start_new_session=True
-    )
 
 
 def _clear(directory: Path) -> None:
@@ -149,6 +140,7 @@ def _clear(directory: Path) -> None:
 
 
 def _ask_to_stop(child: _Process) -> None:
+    # Ctrl-C does not reach a run: the first one is passed on once, as SIGTERM.
     if not child.asked_to_stop:
         child.asked_to_stop = True
         child.process.terminate()
@@ -161,7 +153,7 @@ def _ended(child: _Process, terminal: Terminal, stop: StopRequest) -> list[str]:
         UserError: what the run itself says that the user can mend; it would be the same for the others.
     """
     run, code = child.run, child.process.returncode
-    console = run.directory / "console.txt"
+    console = RunDirectory(run.directory).console
     if code == 0 and run.finished:
         terminal.say(f"{run.config.name}: {verdict(read_run(run.directory))}")
         return []

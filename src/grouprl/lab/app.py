@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,11 @@ from grouprl.lab.processes import recipes
 from grouprl.lab.rollout_routes import rollout_routes
 from grouprl.lab.runs import NoSuchRun, Runs
 from grouprl.record.files import json_text
+from grouprl.record.layout import RunDirectory
 from grouprl.record.strict import read_file
 from grouprl.types import UserError
 
 STATIC = Path(__file__).parents[1] / "report" / "static"
-_CHECKPOINT = re.compile("step-([0-9]{1,15})")
 
 
 def create_app(root: Path, closing: Callable[[], bool] = lambda: False) -> Starlette:
@@ -73,19 +72,14 @@ def _one(runs: Runs, request: Request) -> dict[str, Any]:
     return {
         **runs.overview(folder),
         "config": runs.config(folder),
-        "config_yaml": (read_file(folder / "config.yaml") or b"").decode("utf-8", "replace"),
+        "config_yaml": (read_file(RunDirectory(folder).config) or b"").decode("utf-8", "replace"),
         "summary": runs.summary(folder),
         "evaluations": runs.evaluations(folder),
-        "checkpoints": _checkpoints(folder),
+        "checkpoints": [checkpoint.step for checkpoint in RunDirectory(folder).checkpoints()],
         "metrics": list(
             dict.fromkeys(name for row in rows for name in row if name not in ("step", "tokens", "seconds"))
         ),
     }
-
-
-def _checkpoints(folder: Path) -> list[int]:
-    names = (_CHECKPOINT.fullmatch(path.name) for path in (folder / "checkpoints").glob("step-*"))
-    return sorted(int(name[1]) for name in names if name)
 
 
 def _series(runs: Runs, request: Request) -> dict[str, Any]:

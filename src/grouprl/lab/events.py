@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from grouprl.lab.answers import run_folder
-from grouprl.lab.runs import Runs, status
+from grouprl.lab.runs import Runs
 from grouprl.record.files import json_text
+from grouprl.record.layout import RunDirectory
 from grouprl.types import UserError
 
 _POLL_SECONDS = 1.0  # a look takes 0.2 ms, which are taken from the run
@@ -74,6 +75,7 @@ class Follower:
 
     def _steps(self) -> Iterator[str]:
         runs, folder = self._runs, self._folder
+        summary = runs.summary(folder)
         config, fresh = runs.config(folder), runs.fresh(folder, self._generation, self._count)
         # A resumed run drops the steps after its checkpoint, and makes them again; that may be quicker than a look.
         if self._generation not in (None, fresh.generation) or fresh.step < self._after:
@@ -85,7 +87,7 @@ class Follower:
             piece = rows[first : first + _ROWS]
             yield "".join(_event("step", row, f"{row['step']}-{fresh.generation}") for row in piece)
         self._after = fresh.step
-        yield from self._changed("status", status(folder, fresh.step, config.get("steps")))
+        yield from self._changed("status", RunDirectory(folder).status(summary, config.get("steps")))
 
     def _changed(self, name: str, value: Any, error: str | None = None) -> Iterator[str]:
         known = self._said.get(name)

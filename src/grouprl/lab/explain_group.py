@@ -14,7 +14,7 @@ from grouprl.lab.explain_stages import algorithm_part, gradient_stage, kl_stage,
 from grouprl.lab.recorded import recorded
 from grouprl.lab.runs import Runs
 from grouprl.lab.worked import exact_sum
-from grouprl.record.rollouts import RecordedGroup
+from grouprl.record.groups import RecordedGroup
 
 _NEAR = 40  # steps on either side in which groups are looked for that were read again after their update
 

@@ -10,6 +10,7 @@ from grouprl.compare.read import COMPARISON_FILE, RecordedComparison, Variant, f
 from grouprl.compare.report import comparison_verdict
 from grouprl.config.algorithm import flat
 from grouprl.lab.runs import parse_config
+from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_json
 from grouprl.types import UserError
 
@@ -66,14 +67,14 @@ def _shown(comparison: RecordedComparison) -> dict[str, Any]:
 
 def _variant(variant: Variant) -> dict[str, Any]:
     run = next(iter(variant.runs.values()))
-    algorithm = parse_config(run.config, run.directory / "config.yaml").get("algorithm")
+    algorithm = parse_config(run.config, RunDirectory(run.directory).config).get("algorithm")
     if not isinstance(algorithm, dict):
         algorithm = {}
     algorithm = flat(algorithm)
     passes, minibatches = (algorithm.get(name, 1) for name in ("passes", "minibatches"))
     if type(passes) is not int or type(minibatches) is not int:
         raise UserError(
-            f"{run.directory / 'config.yaml'}: expected whole numbers of passes and minibatches, "
+            f"{RunDirectory(run.directory).config}: expected whole numbers of passes and minibatches, "
             f"got {passes!r:.60} and {minibatches!r:.60}: restore the file"
         )
     figures = {}

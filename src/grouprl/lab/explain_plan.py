@@ -50,15 +50,16 @@ def memory_plans(
 
 
 def _shown(plan: MemoryPlan) -> dict[str, Any]:
+    held, update = plan.networks, plan.update
     networks = {
-        "policy": {"weights": plan.policy + plan.adapter, "gradients": plan.gradients, "moments": plan.moments},
-        "reference": {"weights": plan.reference, "gradients": 0, "moments": 0},
-        "critic": {"weights": plan.critic, "gradients": plan.critic_gradients, "moments": plan.critic_moments},
-        "reward_model": {"weights": plan.reward_model, "gradients": 0, "moments": 0},
+        "policy": {"weights": held.policy + held.adapter, "gradients": update.gradients, "moments": held.moments},
+        "reference": {"weights": held.reference, "gradients": 0, "moments": 0},
+        "critic": {"weights": held.critic, "gradients": update.critic_gradients, "moments": held.critic_moments},
+        "reward_model": {"weights": held.reward_model, "gradients": 0, "moments": 0},
     }
-    parts = {name: value for name, value in asdict(plan).items() if isinstance(value, int)}
+    parts = {**asdict(held), **asdict(update), **asdict(plan.rollout), "rounded": plan.rounded}
     sums = {name: getattr(plan, name) for name in ("held", "learning", "sampling", "peak")}
-    named = sum(sum(network.values()) for network in networks.values()) + plan.activations
-    cache = plan.cache if plan.device == "cuda" else 0  # on a CPU it is gone before the update
+    named = sum(sum(network.values()) for network in networks.values()) + update.activations
+    cache = plan.rollout.cache if plan.device == "cuda" else 0  # on a CPU it is gone before the update
     rest = plan.learning - named - cache
     return {"networks": networks, "parts": parts, **sums, "rest": rest, "pack": asdict(plan.pack)}

@@ -21,13 +21,15 @@ from grouprl.config.algorithm import options
 from grouprl.lab.explain_stages import Material
 from grouprl.lab.recorded import missing_problem, recorded, reward_weights, run_algorithm
 from grouprl.lab.runs import Runs
-from grouprl.lab.worked import judged_reward, of_batch
-from grouprl.record.rollouts import RecordedGroup, recorded_group
+from grouprl.lab.worked import of_batch
+from grouprl.record.groups import RecordedGroup, earned_reward, recorded_group
+from grouprl.record.layout import RunDirectory
+from grouprl.record.read import read_rewards
 from grouprl.record.rows import parsed_components
+from grouprl.scoring.functions import SOFT_OVERLONG
 from grouprl.types import StopReason, UserError
 
 _COMPONENTS, _LOGPROBS = ("components",), ("logprobs", "reference_logprobs")
-_OVERLONG = "soft_overlong"  # what `algorithm.overlong_buffer` adds to the reward after groups were chosen
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,16 @@ class Peer:
     reward: float  # NaN = invalid
     length: int  # tokens
     cut: bool  # at the limit
+    earned: float | None  # the reward before the length penalty; None = invalid or not recorded
+    kept: bool | None  # whether its group was learned from; None = not recorded
     # Of another group's, where nothing asks for them, empty and 0:
     components: Mapping[str, float | None]
     taken: float  # off the reward, by a KL that is in it
 
     @property
     def judged(self) -> float:
-        """What the reward functions said, before the length penalty."""
-        return judged_reward(self.reward, self.components.get(_OVERLONG) or 0.0)
+        """The reward before the length penalty; NaN = invalid."""
+        return earned_reward(self.reward, self.earned, self.components.get(SOFT_OVERLONG) or 0.0)
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Recorded:
     algorithm: Algorithm
     max_tokens: int  # of a completion
     reward_weights: Mapping[str, float]  # what each counts in the total
+    process_rewards: tuple[str, ...] | None  # names; None = not recorded
     metrics: Mapping[str, Any]  # of the step
     step: int
     place: int  # of the group in the step
@@ -91,7 +96,7 @@ def read_recorded(runs: Runs, run: str, step: int, place: int) -> Recorded:
     config = runs.config(folder)
     algorithm, max_tokens, weights = run_algorithm(config), _max_tokens(config), reward_weights(folder, config)
     metrics = next((row for row in runs.metrics(folder) if row["step"] == step), {})
-    path, kl_coef = folder / "rollouts.sqlite", _kl_coef(metrics, algorithm)
+    path, kl_coef = RunDirectory(folder).rollouts, _kl_coef(metrics, algorithm)
     with recorded(folder) as database:
         found = _peers(database, path, step, None, _asked(algorithm), algorithm, kl_coef)
         peers = tuple(tuple(members) for _, members in groupby(found, key=lambda peer: peer.group))
@@ -101,8 +106,23 @@ def read_recorded(runs: Runs, run: str, step: int, place: int) -> Recorded:
         index = peers[place][0].group
         own = tuple(_peers(database, path, step, index, (*_COMPONENTS, *_LOGPROBS), algorithm, kl_coef))
         group = _whole_group(database, path, step, index)
-    kept = algorithm.groups.kept([[peer.judged for peer in members] for members in peers])
-    return Recorded(algorithm, max_tokens, weights, metrics, step, place, group, own, peers, tuple(kept))
+    recorded_kept = [members[0].kept for members in peers if members[0].kept is not None]
+    if len(recorded_kept) < len(peers):  # an older version's
+        recorded_kept = algorithm.groups.kept([[peer.judged for peer in members] for members in peers])
+    process = read_rewards(folder).process
+    return Recorded(
+        algorithm=algorithm,
+        max_tokens=max_tokens,
+        reward_weights=weights,
+        process_rewards=None if process is None else tuple(process),
+        metrics=metrics,
+        step=step,
+        place=place,
+        group=group,
+        own=own,
+        peers=peers,
+        kept=tuple(recorded_kept),
+    )
 
 
 def _whole_group(database: sqlite3.Connection, path: Path, step: int, index: int) -> RecordedGroup:
@@ -134,13 +154,17 @@ def _peers(
 ) -> Iterator[Peer]:
     """The completions of a step, or of one group of it, in their order."""
     # Not the column: a length that no blob has would be reserved in memory.
-    columns = ", ".join(("group_index", "reward", "length(token_ids) / 4 AS length", "stop_reason", *asked))
+    columns = ", ".join(
+        ("group_index", "reward", "earned", "kept", "length(token_ids) / 4 AS length", "stop_reason", *asked)
+    )
     query = f"SELECT {columns} FROM completions WHERE step = ? {'' if group is None else 'AND group_index = ?'} "
     place = (step,) if group is None else (step, group)
     for row in database.execute(f"{query} ORDER BY group_index, completion_index", place):
         yield Peer(
             group=row["group_index"],
             reward=math.nan if row["reward"] is None else row["reward"],
+            earned=row["earned"],
+            kept=None if row["kept"] is None else bool(row["kept"]),
             length=row["length"],
             cut=row["stop_reason"] == StopReason.LENGTH,
             components=parsed_components(path, row) if "components" in asked else {},

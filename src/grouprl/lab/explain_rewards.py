@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from grouprl.algorithms import step_advantages
 from grouprl.config.algorithm import options
 from grouprl.lab.explain import compared, comparison_sentence
 from grouprl.lab.explain_record import Peer, Recorded
-from grouprl.lab.worked import Spread, exact_sum
-from grouprl.record.rollouts import RecordedGroup
+from grouprl.lab.worked import Spread
+from grouprl.record.groups import RecordedGroup
 from grouprl.types import RewardOutcome
-
-_PROCESS_REWARDS = 2  # of a config, at most: each one more multiplies what there is to try
 
 
 def rewards_stage(recorded: Recorded) -> dict[str, Any]:
     """Each completion's reward by component, the weights, and what the KL takes off it, where it does.
 
     `by_step`: the names of process rewards, whose component is the mean over the completion's steps, and no part of
-    its reward; of each completion, `steps` has them all.
+    its reward (None: a run with such rewards did not record which); of each completion, `steps` has them all.
     """
     outcomes, taken = recorded.group.outcomes, [peer.taken for peer in recorded.own]
-    names = _component_names(recorded.group)
+    names, process = _component_names(recorded.group), recorded.process_rewards
+    by_step = None if process is None else [name for name in names if name in process]
     return {
         "names": names,
-        "by_step": _by_step(recorded) if recorded.algorithm.advantage.credit == "step" else [],
+        "by_step": by_step if recorded.algorithm.advantage.credit == "step" else [],
         "weights": {name: recorded.reward_weights.get(name) for name in names},
         "completions": [_reward(outcome, penalty) for outcome, penalty in zip(outcomes, taken, strict=True)],
     }
@@ -79,28 +76,6 @@ def _reward(outcome: RewardOutcome, penalty: float) -> dict[str, Any]:
         "penalty": penalty,
         "steps": [{"end": step.end, "reward": step.reward} for step in outcome.steps],
     }
-
-
-def _by_step(recorded: Recorded) -> list[str]:
-    """The fewest rewards without which the others add up to what was recorded as the reward.
-
-    The record has no list of process rewards: those of a task have no weight in it, but those of a config do.
-    """
-    weights = recorded.reward_weights
-    listed = [name for name in _component_names(recorded.group) if name in weights]
-    unlisted = [name for name in _component_names(recorded.group) if name not in weights]
-    outcomes = [outcome for outcome in recorded.group.outcomes if outcome.valid]
-    for count in range(min(len(listed), _PROCESS_REWARDS) + 1):
-        for left_out in itertools.combinations(listed, count):
-            factors = {name: weights[name] for name in listed if name not in left_out}
-            if all(_adds_up(outcome, factors) for outcome in outcomes):
-                return [*unlisted, *left_out]
-    return unlisted
-
-
-def _adds_up(outcome: RewardOutcome, factors: Mapping[str, float]) -> bool:
-    terms = [factor * (outcome.components.get(name) or 0.0) for name, factor in factors.items()]
-    return math.isclose(exact_sum(terms), outcome.total, rel_tol=1e-6, abs_tol=1e-9)
 
 
 def _compared(recorded: Recorded, component: str | None = None) -> dict[str, Any]:

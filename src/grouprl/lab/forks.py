@@ -11,6 +11,7 @@ from urllib.parse import quote
 from grouprl.config import load_config
 from grouprl.config.run import RunConfig
 from grouprl.record.files import atomic_write_text, json_text
+from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_json, read_json_lines
 from grouprl.record.rollouts import drop_after, open_rollouts
 from grouprl.types import UserError
@@ -29,9 +30,10 @@ def fork_directory(source: Path, target: Path, step: int, config: RunConfig, con
     Raises:
         UserError: there is no such checkpoint, it is no plain folder, or no step is left to make.
     """
-    checkpoint = source / "checkpoints" / f"step-{step:06d}"
+    saved = RunDirectory(source).checkpoint(step)
+    checkpoint = saved.path
     missing = UserError(f"{source.name}: expected a checkpoint of step {step}, found none: choose one that is there")
-    if not (checkpoint / "trainer" / "state.json").is_file():
+    if not saved.is_complete:
         raise missing
     if config.steps <= step:
         raise UserError(f"steps: expected more than the {step} that the fork begins with, got {config.steps}")
@@ -42,16 +44,17 @@ def fork_directory(source: Path, target: Path, step: int, config: RunConfig, con
     shutil.rmtree(copied, ignore_errors=True)
     try:
         copied.mkdir(parents=True)
+        fork = RunDirectory(copied)
         try:
-            shutil.copytree(checkpoint, copied / "checkpoints" / checkpoint.name, symlinks=True)
+            shutil.copytree(checkpoint, fork.checkpoint(step).path, symlinks=True)
         except OSError:
-            if (checkpoint / "trainer" / "state.json").is_file():
+            if saved.is_complete:
                 raise
             raise missing from None  # a run that goes on keeps its last checkpoints alone
         _copy_until(source, copied, step)
-        _set_kl(copied / "checkpoints" / checkpoint.name / "trainer" / "state.json", source, config)
-        atomic_write_text(copied / "config.yaml", config_yaml)
-        atomic_write_text(copied / "forked.json", json_text({"from": source.name, "step": step}) + "\n")
+        _set_kl(fork.checkpoint(step).state, source, config)
+        atomic_write_text(fork.config, config_yaml)
+        atomic_write_text(fork.forked, json_text({"from": source.name, "step": step}) + "\n")
         copied.rename(target)
     finally:
         shutil.rmtree(copied, ignore_errors=True)
@@ -66,11 +69,12 @@ def _set_kl(state: Path, source: Path, config: RunConfig) -> None:
 
 def _copy_until(source: Path, target: Path, step: int) -> None:
     """The record of the steps up to this one."""
-    for name in ("metrics.jsonl", "evaluations.jsonl", "held_out.jsonl"):
-        kept = [row for row in read_json_lines(source / name) if row["step"] <= step]
-        atomic_write_text(target / name, "".join(json_text(row) + "\n" for row in kept))
-    with closing(open_rollouts(_uri(target / "rollouts.sqlite"))) as copy:
-        steps = [row["step"] for row in read_json_lines(target / "metrics.jsonl")]
+    files = RunDirectory(target)
+    for path, copied in zip(RunDirectory(source).line_files, files.line_files, strict=True):
+        kept = [row for row in read_json_lines(path) if row["step"] <= step]
+        atomic_write_text(copied, "".join(json_text(row) + "\n" for row in kept))
+    with closing(open_rollouts(_uri(files.rollouts))) as copy:
+        steps = [row["step"] for row in read_json_lines(files.metrics)]
         for one in steps:
             _copy_rows(copy, source, "completions", f"WHERE step = {one:d}")
         _copy_rows(copy, source, "problems")
@@ -79,9 +83,11 @@ def _copy_until(source: Path, target: Path, step: int) -> None:
 
 def _copy_rows(copy: sqlite3.Connection, source: Path, table: str, which: str = "") -> None:
     """In a moment: as long as the rows of a run are being read, that run can neither end nor be resumed."""
-    copy.execute("ATTACH ? AS source", (_uri(source / "rollouts.sqlite") + "?mode=ro",))
+    copy.execute("ATTACH ? AS source", (_uri(RunDirectory(source).rollouts) + "?mode=ro",))
     with copy:
-        copy.execute(f"INSERT INTO {table} SELECT * FROM source.{table} {which}")
+        # By name: a database of an older version lacks columns.
+        columns = ", ".join(name for _, name, *_ in copy.execute(f"PRAGMA source.table_info({table})"))
+        copy.execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM source.{table} {which}")
     copy.execute("DETACH source")
 
 

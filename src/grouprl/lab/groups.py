@@ -15,6 +15,8 @@ from grouprl.config.algorithm import options
 from grouprl.lab.recorded import missing_problem, recorded, reward_weights, run_algorithm
 from grouprl.lab.runs import read_config
 from grouprl.lab.worked import Scored, Spread, deviation_kind, of_step, worked
+from grouprl.record.groups import earned_reward
+from grouprl.record.layout import RunDirectory
 from grouprl.record.rows import parsed_columns, parsed_components, parsed_messages, parsed_steps
 from grouprl.types import UserError
 
@@ -73,7 +75,7 @@ def one_group(folder: Path, step: int, group: int) -> dict[str, Any]:
     Raises:
         UserError: it is not recorded, or the database cannot be read or is an older version's.
     """
-    config, database_path = read_config(folder), folder / "rollouts.sqlite"
+    config, database_path = read_config(folder), RunDirectory(folder).rollouts
     algorithm = run_algorithm(config)
     with recorded(folder) as database:
         rows = database.execute(
@@ -231,11 +233,13 @@ def _scored(database: sqlite3.Connection, step: int, group: int, algorithm: Algo
     )
     one, which = ("", (step,)) if of_step(algorithm) else ("AND group_index = ?", (step, group))
     for row in database.execute(
-        f"SELECT group_index, reward, {penalty} AS penalty FROM completions WHERE step = ? {one} "
+        f"SELECT group_index, reward, earned, kept, {penalty} AS penalty FROM completions WHERE step = ? {one} "
         "ORDER BY group_index, completion_index",
         which,
     ):
-        yield Scored(*row)
+        reward, kept = row["reward"], None if row["kept"] is None else bool(row["kept"])
+        earned = None if reward is None else earned_reward(reward, row["earned"], row["penalty"])
+        yield Scored(row["group_index"], reward, earned, kept)
 
 
 def _verdict(row: sqlite3.Row) -> bool | None:

@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,13 +14,15 @@ from pathlib import Path
 
 import yaml
 
+from grouprl.config.command_line import RECIPES
 from grouprl.config.run import RunConfig, dump_config, load_config
 from grouprl.lab.forks import fork_directory
-from grouprl.lab.runs import Runs, holder
+from grouprl.lab.runs import Runs
 from grouprl.record.files import json_text
+from grouprl.record.layout import RunDirectory
+from grouprl.run.process import start_run
 from grouprl.types import UserError
 
-RECIPES = Path(__file__).parents[1] / "recipes"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _CHANGE = re.compile(r"[a-z][a-z0-9_]*(\.[A-Za-z0-9_-]+)*=.*", re.DOTALL)
 _LAST_STEP = 10**9
@@ -77,7 +77,7 @@ class Processes:
             UserError: it is not running, was asked before, or does not run as a process of this machine and user.
         """
         folder = self._runs.folder(run)
-        process = holder(folder)
+        process = RunDirectory(folder).holder()
         if process is None:
             raise UserError(f"{folder.name} is not running")
         with self._lock:
@@ -85,7 +85,7 @@ class Processes:
             if (folder, process) in self._stopping:
                 raise UserError(f"{folder.name} is stopping: it finishes its step and saves")
             try:
-                _interrupt(process, folder / "run.lock")
+                _interrupt(process, RunDirectory(folder).lock)
             except (OSError, OverflowError):
                 raise UserError(
                     f"{folder.name} is run by process {str(process)[:20]}, which cannot be reached from here"
@@ -100,10 +100,10 @@ class Processes:
         """
         folder = self._runs.folder(run)
         with self._claimed(folder):
-            if holder(folder) is not None:
+            if RunDirectory(folder).holder() is not None:
                 raise UserError(f"{folder.name} is running")
-            _checked([folder / "config.yaml"], changes)
-            self._spawn(folder, [*changes], "--resume")
+            _checked([RunDirectory(folder).config], changes)
+            self._spawn(folder, [*changes], resume=True)
         return run
 
     def fork(self, run: str, step: int, name: str, changes: Sequence[str]) -> str:
@@ -118,10 +118,10 @@ class Processes:
             raise UserError(f"step: expected 0 to {_LAST_STEP}, got {str(step)[:20]}")
         with self._new_folder(name) as target:
             place = [f"name={target.name}", f"runs_dir={json_text(str(target.parent))}"]
-            config = _checked([source / "config.yaml"], changes, place)
+            config = _checked([RunDirectory(source).config], changes, place)
             fork_directory(source, target, step, config, dump_config(config))
             try:
-                self._spawn(target, [], "--resume")
+                self._spawn(target, [], resume=True)
             except _Slow:
                 raise
             except UserError:
@@ -154,26 +154,16 @@ class Processes:
             with self._lock:
                 self._starting.remove(folder)
 
-    def _spawn(self, folder: Path, settings: Sequence[str], *options: str) -> None:
+    def _spawn(self, folder: Path, settings: Sequence[str], *, resume: bool = False) -> None:
         """Starts `grouprl train`, and waits until it has its directory or has ended."""
         log = self._runs.root / ".lab" / f"{self._runs.identifier(folder)}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        place = [f"runs_dir={json_text(str(folder.parent))}"]
-        # -P, or a file of the folder that the lab was started in would be imported in the place of a library.
-        command = [sys.executable, "-P", "-m", "grouprl", "train", "--name", folder.name, *options, "--"]
-        with log.open("ab") as said:
-            begins = said.tell()
-            process = subprocess.Popen(
-                [*command, *settings, *place],
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        begins = log.stat().st_size if log.exists() else 0
+        process = start_run(RunDirectory(folder), settings, log, resume=resume)
         threading.Thread(target=process.wait, daemon=True).start()  # or it would stay as a zombie
-        ends = time.monotonic() + _START_SECONDS
+        ends, run = time.monotonic() + _START_SECONDS, RunDirectory(folder)
         # It takes the lock first; without settings it is no run yet.
-        while holder(folder) != process.pid or not (folder / "config.yaml").is_file():
+        while run.holder() != process.pid or not run.exists:
             if process.poll() is not None:
                 words_left = log.read_bytes()[begins:][-_SAID:].decode("utf-8", "replace").strip()
                 raise UserError(words_left or f"the run ended at once, with code {process.returncode}")

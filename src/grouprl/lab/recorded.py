@@ -13,7 +13,8 @@ from typing import Any
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import with_options
-from grouprl.record.read import read_json
+from grouprl.record.layout import RunDirectory
+from grouprl.record.read import read_rewards
 from grouprl.record.rollouts import SCHEMA, open_recorded
 from grouprl.record.rows import checked_rows
 from grouprl.record.strict import is_number
@@ -32,7 +33,7 @@ def recorded(folder: Path) -> Iterator[sqlite3.Connection]:
     Raises:
         UserError: an older version made the file, it cannot be read, or not in 5 seconds.
     """
-    path, ends = folder / "rollouts.sqlite", time.monotonic() + _SECONDS
+    path, ends = RunDirectory(folder).rollouts, time.monotonic() + _SECONDS
     try:
         with closing(_opened(path)) as database:
             database.row_factory = checked_rows(path)
@@ -71,7 +72,7 @@ def reward_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, float]:
     Raises:
         UserError: one of the two files is damaged.
     """
-    listed, recorded_ones = config.get("rewards"), read_json(folder / "rewards.json")
+    listed, recorded_ones = config.get("rewards"), read_rewards(folder).weights
     if not isinstance(listed, list | None):
         raise UserError(f"config.yaml: rewards: expected a list, got {listed!r:.60}: restore the file")
     named = [reward for reward in listed or () if isinstance(reward, Mapping) and "name" in reward]

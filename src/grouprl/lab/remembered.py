@@ -10,6 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from grouprl.record.layout import RunDirectory
 from grouprl.record.read import parse_row
 from grouprl.record.strict import is_number, opened
 from grouprl.types import UserError
@@ -82,7 +83,7 @@ class GrowingRows:
             UserError: a line is no row, or the file cannot be read.
         """
         # A run that is made anew under the name of another begins with its config.yaml.
-        state = file_state(self.path), file_state(self.path.with_name("config.yaml"))
+        state = file_state(self.path), file_state(RunDirectory(self.path.parent).config)
         if state != self._state:
             self._broken = None
             try:

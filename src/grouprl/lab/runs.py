@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
 from grouprl.config.yaml_text import read_yaml
 from grouprl.lab.remembered import GrowingRows, Remembered, Row
 from grouprl.record.files import utf8_text
+from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_json, read_json_lines, read_summary
 from grouprl.record.strict import is_number, read_file, refuse_depth
 from grouprl.types import UserError
 
-Status = Literal["running", "finished", "stopped", "broken"]
 SPARK_POINTS = 60
 _SPARKS = ("reward", "accuracy", "completions/mean_length")
 _DEPTH = 2  # a comparison's folder holds those of its runs
@@ -76,7 +74,7 @@ class Runs:
         try:
             entries = [path, *path.iterdir()] if path.is_dir() else []
             inside = all(entry.resolve().is_relative_to(self.root) for entry in entries)
-            return bool(entries) and inside and (path / "config.yaml").is_file()
+            return bool(entries) and inside and RunDirectory(path).exists
         except (OSError, RuntimeError):  # another user's; a link to itself
             return False
 
@@ -99,7 +97,7 @@ class Runs:
             UserError: the file is damaged.
         """
         with self._lock:
-            grown = self._grown.setdefault(folder, GrowingRows(folder / "metrics.jsonl"))
+            grown = self._grown.setdefault(folder, GrowingRows(RunDirectory(folder).metrics))
             grown.refresh()
             rows, same = grown.rows, grown.generation == generation
             step = rows[-1]["step"] if rows else 0
@@ -108,12 +106,12 @@ class Runs:
     def config(self, folder: Path) -> dict[str, Any]:
         """As `read_config`, which takes 4 ms."""
         with self._lock:
-            return self._remembered.read(folder / "config.yaml", lambda _: read_config(folder))
+            return self._remembered.read(RunDirectory(folder).config, lambda _: read_config(folder))
 
     def summary(self, folder: Path) -> dict[str, Any]:
         """As `read_summary`."""
         with self._lock:
-            return self._remembered.read(folder / "summary.json", lambda _: read_summary(folder))
+            return self._remembered.read(RunDirectory(folder).summary, lambda _: read_summary(folder))
 
     def evaluations(self, folder: Path) -> tuple[Row, ...]:
         """The rows of evaluations.jsonl so far.
@@ -122,7 +120,7 @@ class Runs:
             UserError: the file is damaged.
         """
         with self._lock:
-            return self._remembered.read(folder / "evaluations.jsonl", read_json_lines)
+            return self._remembered.read(RunDirectory(folder).evaluations, read_json_lines)
 
     def overview(self, folder: Path) -> dict[str, Any]:
         """A line of the list of runs; of a damaged one what is wrong with it."""
@@ -136,7 +134,7 @@ class Runs:
         last: Row = rows[-1] if rows else {}
         return {
             **known,
-            "status": status(folder, last.get("step", 0), config.get("steps")),
+            "status": RunDirectory(folder).status(summary, config.get("steps")),
             "forked": forked,
             "step": last.get("step", 0),
             "steps": config.get("steps"),
@@ -156,32 +154,9 @@ class Runs:
     def _forked(self, folder: Path) -> dict[str, Any] | None:
         """Where a forked run comes from: the name of the other and the step."""
         with self._lock:
-            found = self._remembered.read(folder / "forked.json", read_json)
+            found = self._remembered.read(RunDirectory(folder).forked, read_json)
         known = isinstance(found.get("from"), str) and isinstance(found.get("step"), int)
         return {"from": found["from"], "step": found["step"]} if known else None
-
-
-def status(folder: Path, step: int, steps: int | None) -> Status:
-    """What a run is doing, by its lock and its figures."""
-    if holder(folder) is not None:
-        return "running"
-    return "finished" if steps is not None and step >= steps and os.path.isfile(folder / "summary.json") else "stopped"
-
-
-def holder(folder: Path) -> int | None:
-    """The id of the process that has the run's directory now, -1 if it is not known; None when nobody has it."""
-    try:
-        handle = os.open(folder / "run.lock", os.O_RDONLY | os.O_NONBLOCK)  # of a pipe no writer may ever come
-    except OSError:
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        text = os.pread(handle, 32, 0).decode("ascii", "replace")
-        return int(text) if text.isdecimal() else -1
-    finally:
-        os.close(handle)
-    return None
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -190,7 +165,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: it is no mapping in the YAML of `config_yaml`, or `steps` is no number.
     """
-    path = folder / "config.yaml"
+    path = RunDirectory(folder).config
     text = read_file(path)
     if text is None:
         raise UserError(f"{path}: expected the settings of the run, found no such file: restore it")
@@ -234,15 +209,15 @@ def _below(root: Path, depth: int) -> Iterator[Path]:
         if entry.name.startswith(".") or entry.is_symlink() or not entry.is_dir():
             continue
         yield entry
-        if depth > 1 and not os.path.isfile(entry / "config.yaml"):  # False of another user's, where a Path raises
+        if depth > 1 and not RunDirectory(entry).exists:
             yield from _below(entry, depth - 1)
 
 
 def _changed(folder: Path) -> float:
-    times = []
-    for name in ("metrics.jsonl", "summary.json", "config.yaml"):
+    times, run = [], RunDirectory(folder)
+    for path in (run.metrics, run.summary, run.config):
         try:
-            times.append((folder / name).stat().st_mtime)
+            times.append(path.stat().st_mtime)
         except OSError:
             continue
     return max(times, default=0.0)

@@ -11,11 +11,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from grouprl.record.layout import RunDirectory
 from grouprl.record.strict import read_file
 from grouprl.types import UserError
 
 _ASSETS = Path(__file__).parents[1] / "models" / "assets"
-_STEP = re.compile(r"step-([0-9]+)")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # a piece of SentencePiece's byte fallback
 _NO_CHARACTER = "\ufffd"  # what decoding gives for bytes that are none
 
@@ -65,13 +65,8 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[dict[str, Any]
 
 def _candidates(folder: Path, config: Mapping[str, Any], root: Path) -> Iterator[tuple[str, Path, Path]]:
     """Name, tokenizer and the folder that it must not lead out of; the best first."""
-    numbered = [
-        (int(found[1]), path)
-        for path in (folder / "checkpoints").glob("step-*")
-        if (found := _STEP.fullmatch(path.name))
-    ]
-    for _, path in sorted(numbered, reverse=True):
-        yield f"checkpoints/{path.name}", path / "tokenizer.json", root
+    for saved in reversed(RunDirectory(folder).saved_models()):
+        yield f"checkpoints/{saved.path.name}", saved.path / "tokenizer.json", root
     model = config.get("model")
     name = model.get("path") if isinstance(model, Mapping) else None
     if isinstance(name, str) and name:

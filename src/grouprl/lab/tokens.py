@@ -16,6 +16,7 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.lab.recorded import recorded, run_algorithm
 from grouprl.lab.runs import read_config
 from grouprl.lab.token_texts import find_tokenizer, token_texts
+from grouprl.record.layout import RunDirectory
 from grouprl.record.rows import parsed_steps
 from grouprl.types import UserError
 
@@ -63,7 +64,7 @@ def one_completion(folder: Path, step: int, group: int, index: int, *, root: Pat
     return {
         **{name: row[name] for name in _PLAIN.split(", ")},
         "correct": None if row["correct"] is None else bool(row["correct"]),
-        "step_rewards": parsed_steps(folder / "rollouts.sqlite", row),
+        "step_rewards": parsed_steps(RunDirectory(folder).rollouts, row),
         "tokenizer": None if found is None else found.place,
         "tokens": unread if found is None else token_texts(found.tokenizer, ids),
         "advantages": advantages_T.tolist(),

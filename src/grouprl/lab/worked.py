@@ -24,7 +24,8 @@ class Scored:
 
     group: int
     reward: float | None  # None = invalid
-    penalty: float = 0.0  # the length penalty's part of it
+    earned: float | None = None  # the reward before the length penalty; None = the same
+    kept: bool | None = None  # whether its group was learned from; None = not recorded
 
 
 @dataclass(frozen=True)
@@ -129,19 +130,16 @@ def of_batch(algorithm: Algorithm) -> bool:
 
 
 def _kept(scored: Sequence[Scored], algorithm: Algorithm) -> list[bool]:
-    """Groups are chosen by what the reward functions said, before the length penalty."""
-    judged = [None if one.reward is None else judged_reward(one.reward, one.penalty) for one in scored]
+    """Whether each group was learned from; of an older record by the rewards before the length penalty."""
+    recorded = [one.kept for one in scored if one.kept is not None]
+    if len(recorded) == len(scored):
+        return recorded
+    judged = [one.reward if one.earned is None else one.earned for one in scored]
     groups = [one.group for one in scored]
     members = {group: [reward for reward, own in zip(judged, groups, strict=True) if own == group] for group in groups}
     rewards = [[math.nan if reward is None else reward for reward in row] for row in members.values()]
     kept = dict(zip(members, algorithm.groups.kept(rewards), strict=True))
     return [kept[group] for group in groups]
-
-
-def judged_reward(reward: float, penalty: float) -> float:
-    """What the reward functions said of a completion, before the length penalty."""
-    # Rewards that were equal have to be so again: 1 - 0.3 + 0.3 is not 1 in floating point.
-    return round(reward - penalty, 9) if penalty else reward
 
 
 def _advantages(group: int, scored: Sequence[Scored], kept: Sequence[bool], algorithm: Algorithm) -> list[float]:

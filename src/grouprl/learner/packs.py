@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,17 +10,8 @@ import torch
 from torch import Tensor
 
 from grouprl.models import TreeLayout
+from grouprl.models.packing import GroupSize, pack_groups
 from grouprl.types import Batch
-
-# 512 to 16,384 tokens are as fast as one another on a CPU, whose caches hold none of them, and memory grows with them.
-# A GPU wants enough tokens to fill it. A group is worth more than that: divided, its prompt is read again.
-_TOKENS = {"cpu": 1024, "cuda": 16384}
-_TOKENS_FOR_A_GROUP = 16384
-
-
-def pack_tokens(setting: int, device: torch.device, *, largest: int = 0) -> int:
-    """The tokens of a pack: the setting, or for 0 what suits the device and the largest group of the batch."""
-    return setting or max(_TOKENS[device.type], min(largest, _TOKENS_FOR_A_GROUP))
 
 
 @dataclass(frozen=True)
@@ -47,35 +38,26 @@ class Pack:
 def make_packs(
     batch: Batch, rows: Sequence[int], budget: int, device: torch.device, *, read_last: bool = False
 ) -> list[Pack]:
-    """The given rows of a batch as packs of at most `budget` tokens to read.
-
-    Groups stay whole where they fit; one that does not is divided, and its prompt read again. Groups of similar
-    length are packed together, longest first, so that padding inside attention stays small and memory peaks early.
+    """The given rows of a batch as packs of at most `budget` tokens to read; `models.packing` divides them.
 
     Args:
         batch: the step's batch.
         rows: indices of N to learn from.
-        budget: packed tokens per pack, see `pack_tokens`; a single completion may exceed it with its prompt.
+        budget: packed tokens per pack, 0 = by device and groups; a single completion may exceed it with its prompt.
         device: where the packs are computed.
         read_last: whether the completions' last tokens are read as well, for a model that scores them.
     """
     lengths = batch.mask_NT.sum(1) if read_last else batch.mask_NT.sum(1) - 1
     read = lengths.tolist()
     groups = _by_group(batch, rows)
-    sizes = (len(batch.prompts[batch.group_of_N[group[0]]]) + sum(read[row] for row in group) for group in groups)
-    budget = pack_tokens(budget, device, largest=max(sizes, default=0))
-    units = [unit for group in groups for unit in _divided(batch, group, read, budget)]
-    units.sort(key=lambda unit: max(read[row] for row in unit), reverse=True)
-    packs: list[list[list[int]]] = []
-    room = 0
-    for unit in units:
-        cost = len(batch.prompts[batch.group_of_N[unit[0]]]) + sum(read[row] for row in unit)
-        if not packs or cost > room:
-            packs.append([])
-            room = budget
-        packs[-1].append(unit)
-        room -= cost
-    return [_pack(batch, pack, read, device) for pack in packs]
+    sizes = [
+        GroupSize(len(batch.prompts[batch.group_of_N[group[0]]]), tuple(read[row] for row in group)) for group in groups
+    ]
+    packs = pack_groups(sizes, budget, device.type)
+    return [
+        _pack(batch, [[groups[unit.group][place] for place in unit.completions] for unit in pack], read, device)
+        for pack in packs
+    ]
 
 
 def _by_group(batch: Batch, rows: Sequence[int]) -> list[list[int]]:
@@ -83,19 +65,6 @@ def _by_group(batch: Batch, rows: Sequence[int]) -> list[list[int]]:
     for row in rows:
         groups.setdefault(batch.group_of_N[row], []).append(row)
     return list(groups.values())
-
-
-def _divided(batch: Batch, group: list[int], lengths: list[int], budget: int) -> Iterator[list[int]]:
-    prompt = len(batch.prompts[batch.group_of_N[group[0]]])
-    part: list[int] = []
-    used = prompt
-    for row in group:
-        if part and used + lengths[row] > budget:
-            yield part
-            part, used = [], prompt
-        part.append(row)
-        used += lengths[row]
-    yield part
 
 
 def _pack(batch: Batch, groups: list[list[int]], read: list[int], device: torch.device) -> Pack:

@@ -1,18 +1,22 @@
 """Policy, reference and tokenizer: loading, packed forward passes, log-probs."""
 
-from grouprl.models.attention import hidden_states
-from grouprl.models.layouts import TreeLayout
-from grouprl.models.load import (
-    context_length,
-    end_token_ids,
-    fingerprint,
-    frozen_copy,
-    load_model,
-    load_tokenizer,
-    resolve_device,
-)
-from grouprl.models.logprobs import token_logprobs
-from grouprl.models.prompts import authored_completion, prompt_token_ids
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # `models.packing` is read without torch, by the planner
+    from grouprl.models.attention import hidden_states
+    from grouprl.models.layouts import TreeLayout
+    from grouprl.models.load import (
+        context_length,
+        end_token_ids,
+        fingerprint,
+        frozen_copy,
+        load_model,
+        load_tokenizer,
+        resolve_device,
+    )
+    from grouprl.models.logprobs import token_logprobs
+    from grouprl.models.prompts import authored_completion, prompt_token_ids
 
 __all__ = [
     "TreeLayout",
@@ -28,3 +32,18 @@ __all__ = [
     "resolve_device",
     "token_logprobs",
 ]
+
+_MODULES = {
+    "TreeLayout": "layouts",
+    "hidden_states": "attention",
+    "token_logprobs": "logprobs",
+    "authored_completion": "prompts",
+    "prompt_token_ids": "prompts",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads torch and transformers only when something that needs them is asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module 'grouprl.models' has no attribute {name!r}")
+    return getattr(import_module(f"grouprl.models.{_MODULES.get(name, 'load')}"), name)

@@ -35,6 +35,7 @@ _CONVERTED: Mapping[str, Callable[[Any], Any]] = {
     "updated_logprobs": _FLOATS,
     "rewards": lambda components: list(json.loads(components).items()),
     "correct": bool,
+    "kept": bool,
     "step_rewards": lambda steps: [{"end": end, "reward": reward} for end, reward in json.loads(steps)],
 }
 
@@ -94,6 +95,8 @@ def _schema(pa: ModuleType) -> Any:
             pa.field("entropies", numbers),
             pa.field("reference_logprobs", numbers),
             pa.field("updated_logprobs", numbers),
+            pa.field("earned", pa.float64()),
+            pa.field("kept", pa.bool_()),
         ]
     )
 

@@ -1,20 +1,16 @@
-"""Writing files so that a crash never leaves half of one, and keeping a directory to one process."""
+"""Writes files so that a crash never leaves half of one."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from grouprl.types import UserError
 
 
 def atomic_write_text(path: Path, text: str) -> None:
@@ -55,37 +51,6 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def lock_directory(directory: Path) -> int:
-    """Keeps `directory` to this process; gives the file handle whose closing ends that.
-
-    Raises:
-        UserError: naming the process that has it.
-    """
-    # The kernel drops the lock with the process, however it ends; the file itself may stay.
-    handle = os.open(directory / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
-    if not _locked(handle):
-        holder = os.pread(handle, 32, 0).decode() or "unknown"
-        os.close(handle)
-        raise UserError(
-            f"{directory}: run directory in use by process {holder}; wait for it, stop it, or choose another name"
-        )
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, str(os.getpid()).encode(), 0)
-    return handle
-
-
-def _locked(handle: int) -> bool:
-    # Who only asks whether a run is going (the lab) has the lock for some microseconds.
-    for attempt in range(5):
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.01 * attempt)
-        else:
-            return True
-    return False
 
 
 def json_text(value: Any, indent: int | None = None, default: Callable[[Any], str] | None = None) -> str:

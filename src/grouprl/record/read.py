@@ -7,18 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grouprl.record.rollouts import RecordedGroup, read_rollouts
-from grouprl.record.strict import is_number, parse_object, read_file, read_text
+from grouprl.record.groups import RecordedGroup, read_rollouts
+from grouprl.record.layout import RunDirectory
+from grouprl.record.strict import is_number, parse_object, read_file, read_json, read_text
 from grouprl.types import UserError
 
 __all__ = [
     "Example",
     "RecordedGroup",
+    "RecordedRewards",
     "RecordedRun",
     "interval_name",
     "parse_row",
     "read_json",
     "read_json_lines",
+    "read_rewards",
     "read_rollouts",
     "read_run",
     "read_summary",
@@ -37,6 +40,14 @@ class Example:
     answer: str  # the right one; empty when the problem has none
     completion: str
     correct: bool | None  # None = the verifier failed, or the task has none
+
+
+@dataclass(frozen=True)
+class RecordedRewards:
+    """The rewards of a run, with their weights by name."""
+
+    weights: Mapping[str, float]  # factor of each reward in the total
+    process: Mapping[str, float] | None  # factor of each process reward on its steps; None = not recorded
 
 
 @dataclass(frozen=True)
@@ -81,19 +92,19 @@ def read_run(directory: Path) -> RecordedRun:
     Raises:
         UserError: when `directory` holds no run, or a file of it is damaged (a torn last line is left out instead).
     """
-    config = directory / "config.yaml"
-    if not config.is_file():
+    run = RunDirectory(directory)
+    if not run.exists:
         raise UserError(
             f"{directory}: expected a run directory (one with a config.yaml), found none; "
             "give the folder that a training run wrote, such as runs/NAME"
         )
     return RecordedRun(
         directory=directory,
-        config=read_text(config) or "",
-        metrics=read_json_lines(directory / "metrics.jsonl"),
-        evaluations=read_json_lines(directory / "evaluations.jsonl"),
-        held_out=read_json_lines(directory / "held_out.jsonl"),
-        examples=_examples(directory / "examples.json"),
+        config=read_text(run.config) or "",
+        metrics=read_json_lines(run.metrics),
+        evaluations=read_json_lines(run.evaluations),
+        held_out=read_json_lines(run.held_out),
+        examples=_examples(run.examples),
         summary=read_summary(directory),
     )
 
@@ -121,28 +132,47 @@ def parse_row(line: str, place: str) -> dict[str, Any]:
     return row
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty when the file does not exist.
-
-    Raises:
-        UserError: it holds something else, or cannot be read.
-    """
-    text = read_text(path)
-    return {} if text is None else parse_object(text, path)
-
-
 def read_summary(directory: Path) -> dict[str, Any]:
     """A run's summary.json; empty when the run has not written it yet.
 
     Raises:
         UserError: it is damaged.
     """
-    found = read_json(directory / "summary.json")
+    path = RunDirectory(directory).summary
+    found = read_json(path)
     for when in ("before", "after"):
         if not isinstance(found.get(when, {}), dict | None):
             raise UserError(
-                f"{directory / 'summary.json'}: {when}: expected the results of an evaluation, got "
+                f"{path}: {when}: expected the results of an evaluation, got "
                 f"{found[when]!r:.60}: restore the file or remove it"
+            )
+    return found
+
+
+def read_rewards(directory: Path) -> RecordedRewards:
+    """The weights in a run's rewards.json; empty when the run has not written it.
+
+    Older versions wrote the weights alone, as one object.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    path = RunDirectory(directory).rewards
+    found = read_json(path)
+    if not isinstance(found.get("weights"), dict):
+        return RecordedRewards(_weights(path, found), None)
+    process = found.get("process")
+    return RecordedRewards(
+        _weights(path, found["weights"]), _weights(path, process) if isinstance(process, dict) else None
+    )
+
+
+def _weights(path: Path, found: Mapping[str, Any]) -> Mapping[str, float]:
+    for name, weight in found.items():
+        if not is_number(weight):
+            raise UserError(
+                f"{path}: expected the name and the weight of each reward, got {name!r:.60} and {weight!r:.60}: "
+                "restore the file"
             )
     return found
 

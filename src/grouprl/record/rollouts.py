@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,8 +14,8 @@ from urllib.parse import quote
 import numpy as np
 
 from grouprl.record.files import json_text, utf8_text
-from grouprl.record.rows import checked_rows, parsed_columns, parsed_components, parsed_messages, parsed_steps
-from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace, UserError
+from grouprl.record.layout import RunDirectory
+from grouprl.types import Completion, Group, RewardOutcome, TokenTrace, UserError
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS problems (
@@ -49,6 +48,8 @@ CREATE TABLE IF NOT EXISTS completions (
   entropies BLOB,                     -- little-endian float32, of the policy there; NULL = not read
   reference_logprobs BLOB,            -- little-endian float32; NULL = no reference
   updated_logprobs BLOB,              -- little-endian float32, after the update; NULL = not looked at again
+  earned REAL,                        -- the reward before the length penalty; NULL = invalid, or not recorded
+  kept INTEGER,                       -- 1 = its group was learned from, 0 = dropped; NULL = not recorded
   PRIMARY KEY (step, group_index, completion_index)
 );
 -- One entry for each group: where a problem came, without reading every completion.
@@ -68,19 +69,10 @@ CREATE VIEW IF NOT EXISTS steps AS
 """
 
 
-# Columns that the first version did not have.
+# Columns that the first version did not have: without them a database is refused.
 _ADDED = {"token_advantages", "step_rewards", "correct", "learner_logprobs", "updated_logprobs"}
-
-
-@dataclass(frozen=True)
-class RecordedGroup:
-    """A group as it was trained on: completions, what the rewards said of each, and the advantages."""
-
-    group: Group  # log-probs as float32; columns that JSON cannot hold come back as text
-    outcomes: tuple[RewardOutcome, ...]
-    advantages: tuple[float, ...]  # of each completion, the mean over its tokens
-    token_advantages: tuple[tuple[float, ...], ...]
-    traces: tuple[TokenTrace, ...]
+# Columns that came later, with their kinds: without them a database is read as if they were NULL in every row.
+_LATER = {"earned": "REAL", "kept": "INTEGER"}
 
 
 def open_rollouts(location: str) -> sqlite3.Connection:
@@ -92,13 +84,17 @@ def open_rollouts(location: str) -> sqlite3.Connection:
     # Who reads may hold a lock for seconds, and a run had better wait than end.
     database = sqlite3.connect(location, timeout=30.0, uri=location.startswith("file:"))
     found = {name for _, name, *_ in database.execute("PRAGMA table_info(completions)")}
-    if found and _ADDED - found:
+    try:
+        refuse_first_version(location, found or _ADDED)
+    except UserError:
         database.close()
-        raise _too_old(location, _ADDED - found)
+        raise
     # WAL lets people read while a run writes. It needs shared memory, which network file systems do not have.
     if database.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
         database.execute("PRAGMA journal_mode=TRUNCATE")
     database.execute("PRAGMA synchronous=NORMAL")
+    for name in _missing(found):
+        database.execute(f"ALTER TABLE completions ADD COLUMN {name} {_LATER[name]}")
     database.executescript(SCHEMA)
     return database
 
@@ -110,8 +106,11 @@ def write_step(
     outcomes: Sequence[Sequence[RewardOutcome]],
     token_advantages: Sequence[Sequence[Sequence[float]]],
     traces: Sequence[Sequence[TokenTrace]] | None = None,
+    kept: Sequence[bool] | None = None,
 ) -> None:
-    """Adds the groups [P] of a step with outcomes [P][G], advantages [P][G][tokens] and traces [P][G], all or none.
+    """Adds the groups [P] of a step, all or none.
+
+    With outcomes [P][G], advantages [P][G][tokens], traces [P][G], and whether each group was learned from [P].
 
     Raises:
         ValueError: when they differ in shape.
@@ -120,14 +119,17 @@ def write_step(
     if traces is None:
         traces = [[TokenTrace()] * len(group.completions) for group in groups]
     problems = [_problem_row(group) for group in groups]
+    learned = [None] * len(groups) if kept is None else [int(keep) for keep in kept]
     completions = [
-        _completion_row(step, group_index, group.problem.id, *member)
-        for group_index, (group, *scores) in enumerate(zip(groups, outcomes, token_advantages, traces, strict=True))
+        (*_completion_row(step, group_index, group.problem.id, *member), keep)
+        for group_index, (group, *scores, keep) in enumerate(
+            zip(groups, outcomes, token_advantages, traces, learned, strict=True)
+        )
         for member in zip(group.completions, *scores, strict=True)
     ]
     with database:
         database.executemany("INSERT OR IGNORE INTO problems VALUES (?, ?, ?, ?, ?)", problems)
-        database.executemany(f"INSERT INTO completions VALUES ({', '.join('?' * 22)})", completions)
+        database.executemany(f"INSERT INTO completions VALUES ({', '.join('?' * 24)})", completions)
 
 
 def drop_after(database: sqlite3.Connection, step: int) -> None:
@@ -143,35 +145,31 @@ def open_recorded(directory: Path) -> sqlite3.Connection:
     Raises:
         UserError: when `directory` has no rollouts.sqlite.
     """
-    path = directory / "rollouts.sqlite"
+    path = RunDirectory(directory).rollouts
     if not path.is_file():
         raise UserError(f"{path}: expected the rollouts of a run, found no such file: give a run directory")
-    for side in (path.with_name(path.name + suffix) for suffix in ("-journal", "-wal", "-shm")):
+    for side in RunDirectory(directory).rollout_side_files:
         if side.exists() and not side.is_file():  # SQLite would wait for what a pipe says
             raise UserError(f"{side}: expected a file of SQLite, got a folder or a pipe: remove it")
-    return _read_only(path)
+    database = _read_only(path)
+    try:
+        _add_missing_columns(database)
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database
 
 
-def read_rollouts(directory: Path, step: int) -> tuple[RecordedGroup, ...]:
-    """The groups of one step in the order of that step; empty when it is not recorded.
+def _add_missing_columns(database: sqlite3.Connection) -> None:
+    """Columns that an older version did not record, as NULL; the file is not changed: a temporary view shadows it."""
+    found = {name for _, name, *_ in database.execute("PRAGMA table_info(completions)")}
+    if found and (missing := _missing(found)):
+        columns = ", ".join(f"NULL AS {name}" for name in missing)
+        database.execute(f"CREATE TEMP VIEW completions AS SELECT *, {columns} FROM main.completions")
 
-    Raises:
-        UserError: when `directory` has no rollouts.sqlite, or a row of it is damaged.
-    """
-    path = directory / "rollouts.sqlite"
-    query = (
-        "SELECT * FROM completions JOIN problems USING (problem_id) WHERE step = ? "
-        "ORDER BY group_index, completion_index"
-    )
-    with closing(open_recorded(directory)) as database:
-        database.row_factory = checked_rows(path)
-        rows = database.execute(query, (step,)).fetchall()
-    missing = _ADDED - set(rows[0].keys() if rows else _ADDED)
-    if missing:
-        raise _too_old(path, missing)
-    return tuple(
-        recorded_group(path, list(members)) for _, members in groupby(rows, key=lambda row: row["group_index"])
-    )
+
+def _missing(found: Set[str]) -> list[str]:
+    return [name for name in _LATER if found and name not in found]
 
 
 @dataclass(frozen=True)
@@ -186,7 +184,7 @@ class InvalidReason:
 
 def invalid_reasons(directory: Path, most: int = 20) -> tuple[InvalidReason, ...]:
     """The most frequent reasons of a run's invalid completions; empty without rollouts."""
-    path = directory / "rollouts.sqlite"
+    path = RunDirectory(directory).rollouts
     if not path.is_file():
         return ()
     query = (
@@ -206,11 +204,13 @@ def holds_steps(path: Path) -> bool:
         return True
 
 
-def _too_old(place: object, missing: Set[str]) -> UserError:
-    return UserError(
-        f"{place}: expected a table of completions with the columns {', '.join(sorted(missing))}, found none: "
-        "an older version of GroupRL recorded this run; read it with that one, or go on with it"
-    )
+def refuse_first_version(place: object, columns: Iterable[str]) -> None:
+    """Raises UserError for a table of completions that lacks columns which the first version did not have."""
+    if missing := _ADDED - set(columns):
+        raise UserError(
+            f"{place}: expected a table of completions with the columns {', '.join(sorted(missing))}, found none: "
+            "an older version of GroupRL recorded this run; read it with that one, or go on with it"
+        )
 
 
 def _read_only(path: Path) -> sqlite3.Connection:
@@ -258,61 +258,9 @@ def _completion_row(
         None if same else _blob(advantages, "<f4"),
         json_text([(step.end, step.reward) for step in outcome.steps]) if outcome.steps else None,
         *(None if numbers is None else _blob(numbers, "<f4") for numbers in traced),
+        outcome.earned if outcome.valid else None,
     )
 
 
 def _blob(numbers: Sequence[float], dtype: str) -> bytes:
     return np.asarray(numbers, dtype).tobytes()
-
-
-def recorded_group(path: Path, rows: Sequence[sqlite3.Row]) -> RecordedGroup:
-    """The group of some rows of the database at `path`: all columns of its completions and of its problem.
-
-    Raises:
-        UserError: the JSON in a column is damaged.
-    """
-    head = rows[0]
-    messages = parsed_messages(path, head)
-    prompt = head["prompt"] if messages is None else tuple(messages)
-    problem = Problem(head["problem_id"], prompt, parsed_columns(path, head))
-    return RecordedGroup(
-        group=Group(problem, _numbers(head["prompt_ids"], "<i4"), tuple(_completion(row) for row in rows)),
-        outcomes=tuple(_outcome(path, row) for row in rows),
-        advantages=tuple(row["advantage"] for row in rows),
-        token_advantages=tuple(_token_advantages(row) for row in rows),
-        traces=tuple(_trace(row) for row in rows),
-    )
-
-
-def _completion(row: sqlite3.Row) -> Completion:
-    return Completion(
-        index=row["completion_index"],
-        token_ids=_numbers(row["token_ids"], "<i4"),
-        logprobs=_numbers(row["logprobs"], "<f4"),
-        plain_logprobs=_numbers(row["plain_logprobs"], "<f4"),
-        text=row["text"],
-        stop_reason=StopReason(row["stop_reason"]),
-        weights_version=row["weights_version"],
-    )
-
-
-def _outcome(path: Path, row: sqlite3.Row) -> RewardOutcome:
-    total = math.nan if row["reward"] is None else row["reward"]
-    steps = tuple(StepReward(end, reward) for end, reward in parsed_steps(path, row) or ())
-    correct = None if row["correct"] is None else bool(row["correct"])
-    return RewardOutcome(total, parsed_components(path, row), row["invalid_reason"] or "", steps, correct)
-
-
-def _token_advantages(row: sqlite3.Row) -> tuple[float, ...]:
-    if row["token_advantages"] is None:
-        return (float(row["advantage"]),) * int(row["length"])
-    return _numbers(row["token_advantages"], "<f4")
-
-
-def _trace(row: sqlite3.Row) -> TokenTrace:
-    columns = ("learner_logprobs", "entropies", "reference_logprobs", "updated_logprobs")
-    return TokenTrace(*(None if row[name] is None else _numbers(row[name], "<f4") for name in columns))
-
-
-def _numbers(blob: bytes, dtype: str) -> tuple[Any, ...]:
-    return tuple(np.frombuffer(blob, dtype).tolist())

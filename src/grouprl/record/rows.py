@@ -19,7 +19,8 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("invalid_reason", "step_rewards", "messages"), (str, type(None))),
     **dict.fromkeys(("step", "group_index", "completion_index", "length", "weights_version"), (int,)),
     "correct": (int, type(None)),
-    "reward": (float, type(None)),
+    "kept": (int, type(None)),
+    **dict.fromkeys(("reward", "earned"), (float, type(None))),
     "advantage": (float,),
     "penalty": (float, int),  # a name that queries give to a part of `components`
     **dict.fromkeys(("prompt_ids", *_TOKENS), (bytes,)),

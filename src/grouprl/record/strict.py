@@ -66,6 +66,16 @@ def read_text(path: Path) -> str | None:
         raise UserError(f"{path}: expected a text in UTF-8 ({error}): {_REMEDY}") from None
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty when the file does not exist.
+
+    Raises:
+        UserError: it holds something else, or cannot be read.
+    """
+    text = read_text(path)
+    return {} if text is None else parse_object(text, path)
+
+
 def parse_object(text: str | bytes, place: object) -> dict[str, Any]:
     """A JSON object, not deeper than people write; `place` is what an error begins with.
 

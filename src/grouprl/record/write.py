@@ -16,26 +16,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from grouprl.record.files import atomic_directory, atomic_write_text, json_text, lock_directory
+from grouprl.record.files import atomic_directory, atomic_write_text, json_text
+from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory, lock_directory
 from grouprl.record.read import Example, read_json, read_json_lines
 from grouprl.record.rollouts import drop_after, holds_steps, open_rollouts, write_step
 from grouprl.types import Group, RewardOutcome, TokenTrace, UserError
 
 __all__ = ["Example", "RunRecord", "atomic_directory", "atomic_write_text"]
 
-WRITTEN_BY_A_RUN = (
-    "config.yaml",
-    "metrics.jsonl",
-    "evaluations.jsonl",
-    "held_out.jsonl",
-    "rollouts.sqlite",
-    "examples.json",
-    "rewards.json",
-    "summary.json",
-    "report.html",
-    "plots",
-    "checkpoints",
-)
 _CLOSE_SECONDS = 5.0  # in which a moment without readers is waited for; next to a search without pause it took 0.75
 
 
@@ -44,10 +32,11 @@ class RunRecord:
 
     def __init__(self, directory: Path, lock: int) -> None:
         self.directory = directory
+        self._files = RunDirectory(directory)
         self._lock = lock
         with ExitStack() as on_error:
             on_error.callback(os.close, lock)
-            self._rollouts = open_rollouts(str(directory / "rollouts.sqlite"))
+            self._rollouts = open_rollouts(str(self._files.rollouts))
             on_error.pop_all()
 
     @classmethod
@@ -69,9 +58,10 @@ class RunRecord:
                 f"{directory}: expected a new run directory, but it already holds a run ({', '.join(held)}); "
                 "continue that run with --resume, or choose another name"
             )
-        for suffix in ("", "-wal", "-shm", "-journal"):  # without a row, and maybe an older version's
-            (directory / f"rollouts.sqlite{suffix}").unlink(missing_ok=True)
-        atomic_write_text(directory / "config.yaml", config_yaml)
+        files = RunDirectory(directory)
+        for path in (files.rollouts, *files.rollout_side_files):  # without a row, and maybe an older version's
+            path.unlink(missing_ok=True)
+        atomic_write_text(files.config, config_yaml)
         return cls(directory, lock)
 
     @classmethod
@@ -81,13 +71,14 @@ class RunRecord:
         Raises:
             UserError: when `directory` holds no run, one of an older version, or is in use; nothing is changed then.
         """
-        if not (directory / "config.yaml").is_file():
+        files = RunDirectory(directory)
+        if not files.exists:
             raise UserError(f"{directory}: expected a run to resume, found no config.yaml; check the name")
         with ExitStack() as on_error:
             record = on_error.enter_context(cls(directory, lock_directory(directory)))
-            for name in ("metrics.jsonl", "evaluations.jsonl", "held_out.jsonl"):
-                kept = [row for row in read_json_lines(directory / name) if row["step"] <= step]
-                atomic_write_text(directory / name, "".join(json_text(row) + "\n" for row in kept))
+            for path in files.line_files:
+                kept = [row for row in read_json_lines(path) if row["step"] <= step]
+                atomic_write_text(path, "".join(json_text(row) + "\n" for row in kept))
             drop_after(record._rollouts, step)
             on_error.pop_all()
         return record
@@ -100,36 +91,40 @@ class RunRecord:
         outcomes: Sequence[Sequence[RewardOutcome]],
         token_advantages: Sequence[Sequence[Sequence[float]]],
         traces: Sequence[Sequence[TokenTrace]] | None = None,
+        kept: Sequence[bool] | None = None,
     ) -> None:
-        """Records one step: metrics, groups [P], their outcomes [P][G], advantages [P][G][tokens], traces [P][G]."""
-        write_step(self._rollouts, step, groups, outcomes, token_advantages, traces)
-        self._append("metrics.jsonl", {"step": step, **metrics})
+        """Records one step: its metrics, and what `write_step` takes."""
+        write_step(self._rollouts, step, groups, outcomes, token_advantages, traces, kept)
+        _append(self._files.metrics, {"step": step, **metrics})
 
     def evaluation(self, step: int, values: Mapping[str, Any]) -> None:
         """Records an evaluation on held-out problems after `step` updates."""
-        self._append("evaluations.jsonl", {"step": step, **values})
+        _append(self._files.evaluations, {"step": step, **values})
 
     def held_out(self, step: int, results: Mapping[str, Any]) -> None:
         """Records what that evaluation found for each problem (the fields of `evaluation.ProblemResults`)."""
-        self._append("held_out.jsonl", {"step": step, **results})
+        _append(self._files.held_out, {"step": step, **results})
 
     def examples(self, when: Literal["before", "after"], rows: Sequence[Example]) -> None:
         """Records the same few held-out problems before and after training, replacing those of the same `when`."""
-        path = self.directory / "examples.json"
+        path = self._files.examples
         known = read_json(path)
         atomic_write_text(path, json_text({**known, when: [asdict(row) for row in rows]}, indent=2) + "\n")
 
     def settings(self, config_yaml: str) -> None:
         """Writes config.yaml anew: a resume may change those that the steps already made do not depend on."""
-        atomic_write_text(self.directory / "config.yaml", config_yaml)
+        atomic_write_text(self._files.config, config_yaml)
 
-    def reward_weights(self, weights: Mapping[str, float]) -> None:
-        """Records what each reward function counts in the total, by name; a task's own ones are in no setting."""
-        atomic_write_text(self.directory / "rewards.json", json_text(weights, indent=2) + "\n")
+    def rewards(self, weights: Mapping[str, float], process: Mapping[str, float]) -> None:
+        """Records the weights of the rewards, by name: of those in the total, and of process rewards (on each step).
+
+        A task's own rewards are in no setting.
+        """
+        atomic_write_text(self._files.rewards, json_text({"weights": weights, "process": process}, indent=2) + "\n")
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Writes summary.json anew."""
-        atomic_write_text(self.directory / "summary.json", json_text(values, indent=2) + "\n")
+        atomic_write_text(self._files.summary, json_text(values, indent=2) + "\n")
 
     def close(self) -> None:
         """Leaves the rollouts as one plain file, and the directory to others. Closing twice is harmless."""
@@ -148,16 +143,17 @@ class RunRecord:
     ) -> None:
         self.close()
 
-    def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        with (self.directory / name).open("a", encoding="utf-8") as lines:
-            lines.write(json_text(row) + "\n")
+
+def _append(path: Path, row: Mapping[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as lines:
+        lines.write(json_text(row) + "\n")
 
 
 def _recorded_nothing(directory: Path, held: Sequence[str]) -> bool:
     # Both files, because a run makes both at once: a config.yaml alone may be somebody's own.
-    return set(held) - {"rewards.json"} == {"config.yaml", "rollouts.sqlite"} and not holds_steps(
-        directory / "rollouts.sqlite"
-    )
+    files = RunDirectory(directory)
+    made = {files.config.name, files.rollouts.name}
+    return set(held) - {files.rewards.name} == made and not holds_steps(files.rollouts)
 
 
 def _make_plain(database: sqlite3.Connection) -> None:

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from grouprl.record.files import atomic_write_text
+from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory
 from grouprl.record.read import Example, RecordedRun, Row, interval_name, read_run
 from grouprl.record.rollouts import invalid_reasons
 from grouprl.report.pages import page, picture
@@ -20,18 +21,6 @@ MEASURES = {
     "pass_at_8": "pass@8",
     "worked_share": "Worked solutions",
     "unverified_share": "The verifier failed",
-}
-
-FILES = {
-    "config.yaml": "the configuration, complete",
-    "metrics.jsonl": "one line of numbers per step",
-    "evaluations.jsonl": "held-out results while training",
-    "held_out.jsonl": "the same problem by problem",
-    "rollouts.sqlite": "every completion with its rewards, tokens and log-probs",
-    "examples.json": "the held-out problems shown above",
-    "summary.json": "the results of the run",
-    "plots": "the plots as PNG files",
-    "checkpoints": "models in Hugging Face layout, and what a resume needs",
 }
 
 
@@ -69,7 +58,7 @@ def write_report(run_directory: Path) -> Path:
     from grouprl.report.plots import PLOTS
 
     run = read_run(run_directory)
-    drawn = draw_plots(PLOTS, run, run_directory / "plots")
+    drawn = draw_plots(PLOTS, run, RunDirectory(run_directory).plots)
     pictures = {plot.name: picture(plot.title, plot.caption, path) for plot, path in drawn}
     time_picture = pictures.pop("time", None)
     comparisons = _comparisons(run)
@@ -87,9 +76,9 @@ def write_report(run_directory: Path) -> Path:
         config=run.config,
         invalid=invalid_reasons(run_directory),
         facts=_facts(run.summary),
-        files=[(name, what) for name, what in FILES.items() if (run_directory / name).exists()],
+        files=[(name, what) for name, what in WRITTEN_BY_A_RUN.items() if (run_directory / name).exists()],
     )
-    path = run_directory / "report.html"
+    path = RunDirectory(run_directory).report
     atomic_write_text(path, text)
     return path
 

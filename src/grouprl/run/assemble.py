@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -26,9 +25,10 @@ from grouprl.models import (
 from grouprl.models.adapters import add_adapter, attach_adapter
 from grouprl.models.critic import Critic
 from grouprl.models.recompute import recompute_activations
+from grouprl.record.layout import Checkpoint
+from grouprl.rewards.configured import check_rewards
 from grouprl.rollout import NativeEngine, Request
 from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint
-from grouprl.scoring.functions import WeightedReward
 from grouprl.scoring.scorer import Scorer
 from grouprl.step import Rooms
 from grouprl.tasks import Task
@@ -48,7 +48,7 @@ def prepare(
     config: RunConfig,
     task: Task,
     scorer: Scorer,
-    checkpoint: Path | None,
+    checkpoint: Checkpoint | None,
     state: TrainerState | None,
 ) -> Prepared:
     """The parts of a run.
@@ -97,13 +97,13 @@ def prepare(
     return Prepared(rooms, held_out, state)
 
 
-def _policy(config: RunConfig, start: PreTrainedModel, checkpoint: Path | None) -> PreTrainedModel:
+def _policy(config: RunConfig, start: PreTrainedModel, checkpoint: Checkpoint | None) -> PreTrainedModel:
     """What learns: the start model itself, one with an adapter on it, or what a checkpoint holds."""
     if config.model.lora is not None:
         if checkpoint is not None:
-            return attach_adapter(start, checkpoint)
+            return attach_adapter(start, checkpoint.path)
         return add_adapter(start, config.model.lora, seed=config.seed)
-    return start if checkpoint is None else load_model(str(checkpoint), device=resolve_device(config.model.device))
+    return start if checkpoint is None else load_model(str(checkpoint.path), device=resolve_device(config.model.device))
 
 
 def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel) -> Learner:
@@ -168,27 +168,6 @@ def _sampler(config: RunConfig) -> Sampler:
     if curriculum.sampler == "uniform":
         return Uniform(count, config.seed)
     return Edge(count, config.seed, config.rollout.group_size, curriculum.floor, curriculum.sharpness)
-
-
-def check_rewards(config: RunConfig, rewards: Sequence[WeightedReward]) -> None:
-    """Process supervision needs step ends, which only process rewards give; the others need none."""
-    per_step = [reward.name for reward in rewards if reward.per_step]
-    credit = config.algorithm.advantage.credit
-    if credit == "step" and not per_step:
-        raise UserError(
-            "algorithm.credit: 'step' needs rewards that say where steps end, got rewards "
-            f"{', '.join(reward.name for reward in rewards)}: add a process reward, such as equation_steps"
-        )
-    if credit != "step" and per_step:
-        raise UserError(
-            f"rewards: expected none with steps with algorithm.credit={credit!r}, which would ignore them, got "
-            f"{per_step[0]}: set credit=step, or remove the reward"
-        )
-    if len(per_step) == len(rewards):
-        raise UserError(
-            f"rewards: expected one for whole completions besides the process reward {per_step[0]}, got none: "
-            "right steps that lead nowhere must not be all that counts; add one, such as correct_answer"
-        )
 
 
 def _check_sampler(config: RunConfig, task: Task) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
@@ -16,6 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from grouprl.learner import Learner
 from grouprl.models.save import plain_tensors, save_model
 from grouprl.record.files import atomic_directory
+from grouprl.record.layout import Checkpoint, RunDirectory
+from grouprl.record.strict import read_json
 from grouprl.types import Problem, UserError
 
 _SAMPLED_PROBLEMS = 512
@@ -36,26 +38,21 @@ class TrainerState:
     critic_updates: int = 0
 
 
-def checkpoint_folder(run: Path, step: int) -> Path:
-    """Where the checkpoint after a step lies."""
-    return run / "checkpoints" / f"step-{step:06d}"
-
-
 def save_checkpoint(
     run: Path, state: TrainerState, learner: Learner, tokenizer: PreTrainedTokenizerBase, *, keep: int
 ) -> Path:
     """Writes a checkpoint that is wholly there or not at all, then removes all but the newest `keep`."""
-    folder = checkpoint_folder(run, state.step)
-    with atomic_directory(folder) as unfinished:
-        save_model(learner.policy, tokenizer, unfinished)
-        trainer = unfinished / "trainer"
-        trainer.mkdir()
+    finished = RunDirectory(run).checkpoint(state.step)
+    with atomic_directory(finished.path) as folder:
+        unfinished = replace(finished, path=folder)
+        save_model(learner.policy, tokenizer, folder)
+        unfinished.trainer.mkdir()
         for name, tensors in _tensors(learner):
-            save_file(tensors, trainer / f"{name}.safetensors")
-        (trainer / "state.json").write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
-    for old in checkpoints(run)[:-keep]:
-        shutil.rmtree(old)
-    return folder
+            save_file(tensors, unfinished.tensors(name))
+        unfinished.state.write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
+    for old in RunDirectory(run).checkpoints()[:-keep]:
+        shutil.rmtree(old.path)
+    return finished.path
 
 
 def _tensors(learner: Learner) -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -68,40 +65,34 @@ def _tensors(learner: Learner) -> Iterator[tuple[str, dict[str, Tensor]]]:
         yield "reference", plain_tensors(learner.reference)
 
 
-def checkpoints(run: Path) -> list[Path]:
-    """The complete checkpoints of a run, oldest first."""
-    # A run that was killed while it saved leaves a step-000100.tmp, which may hold half of a file.
-    found = (run / "checkpoints").glob("step-*[0-9]")
-    return sorted(path for path in found if (path / "trainer" / "state.json").is_file())
-
-
-def latest_checkpoint(run: Path) -> tuple[Path, TrainerState]:
+def latest_checkpoint(run: Path) -> tuple[Checkpoint, TrainerState]:
     """The newest checkpoint of a run.
 
     Raises:
         UserError: there is none.
     """
-    found = checkpoints(run)
+    found = RunDirectory(run).checkpoints()
     if not found:
         raise UserError(
             f"{run}: expected a checkpoint to resume from in checkpoints/, found none: "
             "the run stopped before its first one; start it again under another name"
         )
-    state = json.loads((found[-1] / "trainer" / "state.json").read_text(encoding="utf-8"))
+    newest = found[-1]
+    state = read_json(newest.state)
     expected = {field.name for field in fields(TrainerState)}
     if set(state) != expected:
         raise UserError(
-            f"{found[-1]}: expected a state of {', '.join(sorted(expected))}, got one of {', '.join(sorted(state))}: "
+            f"{newest.path}: expected a state of {', '.join(sorted(expected))}, got one of {', '.join(sorted(state))}: "
             "another version of GroupRL saved it; go on with that one, or start a new run from this checkpoint"
         )
-    return found[-1], TrainerState(**state)
+    return newest, TrainerState(**state)
 
 
-def load_learner(checkpoint: Path, learner: Learner, state: TrainerState) -> None:
+def load_learner(checkpoint: Checkpoint, learner: Learner, state: TrainerState) -> None:
     """Puts everything but the policy's weights back as it was: optimizers, critic, KL coefficient, reference."""
 
     def saved(name: str) -> dict[str, Tensor]:
-        return load_file(checkpoint / "trainer" / f"{name}.safetensors")
+        return load_file(checkpoint.tensors(name))
 
     learner.optimizer.load_state(saved("optimizer"), state.updates)
     learner.kl_coefficient.value = state.kl_coef

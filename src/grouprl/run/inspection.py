@@ -19,12 +19,10 @@ from grouprl.learner.credit import component
 from grouprl.models import context_length, load_model, load_tokenizer, prompt_token_ids, resolve_device
 from grouprl.record.read import interval_name
 from grouprl.report.words import counted
+from grouprl.rewards.configured import configured_rewards, configured_scorer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.run.terminal import Terminal
-from grouprl.run.train import scorer_of
-from grouprl.run.trainer import configured_rewards
 from grouprl.scoring.functions import SOFT_OVERLONG, WeightedReward
-from grouprl.scoring.overlong import with_overlong_penalty
 from grouprl.tasks import Task, load_task
 from grouprl.types import Group, Problem, RewardOutcome, UserError
 
@@ -37,7 +35,7 @@ def show_evaluation(config: RunConfig, *, as_json: bool) -> None:
     prompts = [Request(problem, prompt_token_ids(problem, tokenizer, longest=longest), 1) for problem in problems]
     terminal = Terminal()
     with (
-        scorer_of(config, task, ()) as scorer,
+        configured_scorer(config, task, ()) as scorer,
         terminal.progress("evaluate", len(prompts) * (config.evaluation.samples + 1)) as advance,
     ):
         values = evaluate(
@@ -93,10 +91,8 @@ def _outcomes(
 ) -> tuple[RewardOutcome, ...]:
     # To look at a group is to see why it cannot be judged, however much of it.
     scoring = config.scoring.model_copy(update={"max_invalid": 1.0})
-    with scorer_of(config.model_copy(update={"scoring": scoring}), task, rewards) as scorer:
-        judged = scorer.finish([scorer.begin(group)], tokenizer)
-    max_tokens, buffer = config.rollout.max_tokens, config.algorithm.groups.overlong_buffer
-    return with_overlong_penalty([group], judged, max_tokens=max_tokens, buffer=buffer)[0]
+    with configured_scorer(config.model_copy(update={"scoring": scoring}), task, rewards) as scorer:
+        return scorer.finish([scorer.begin(group)], tokenizer)[0]
 
 
 def _completion_grid(group: Group, outcomes: Sequence[RewardOutcome], advantages: Sequence[float]) -> Table:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grouprl.config.run import RunConfig, load_config
-from grouprl.record.read import read_json
+from grouprl.record.layout import RunDirectory
 from grouprl.types import UserError
 
 # Everything else decides problems, completions or updates.
@@ -20,10 +20,10 @@ def saved_path(directory: Path) -> Path:
     Raises:
         UserError: there is no run.
     """
-    path = directory / "config.yaml"
-    if not path.is_file():
+    run = RunDirectory(directory)
+    if not run.exists:
         raise UserError(f"{directory}: expected a run to resume, found no config.yaml: check name and runs_dir")
-    return path
+    return run.config
 
 
 def check_resumable(directory: Path, config: RunConfig) -> None:
@@ -38,10 +38,9 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
             f"--resume: expected the settings that {directory} was started with, got {'; '.join(changed)}: "
             f"leave them as they were (only {', '.join(_FREE)} may change), or start a new run under another name"
         )
-    summary = read_json(directory / "summary.json")
-    if "after" in summary and summary["steps"] >= config.steps:
+    if RunDirectory(directory).is_finished(config.steps):
         raise UserError(
-            f"--resume: {directory} has made all of its {summary['steps']} steps: give a larger number with steps=N"
+            f"--resume: {directory} has made all of its {config.steps} steps: give a larger number with steps=N"
         )
 
 

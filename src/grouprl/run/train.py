@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from grouprl.record.read import Example, read_run
 from grouprl.record.verdicts import recorded_verdicts
 from grouprl.record.write import RunRecord
 from grouprl.report.write import verdict, write_report
-from grouprl.rewards import verifier_of
+from grouprl.rewards.configured import configured_scorer
 from grouprl.rewards.learned import LearnedReward
 from grouprl.run.assemble import Prepared, prepare
 from grouprl.run.checkpoint import (
@@ -34,8 +33,6 @@ from grouprl.run.machine import machine_facts, peak_rss_mib
 from grouprl.run.resume import check_resumable
 from grouprl.run.terminal import Terminal, TrainingBars
 from grouprl.scoring.functions import WeightedReward
-from grouprl.scoring.pool import Limits
-from grouprl.scoring.scorer import Scorer, open_scorer
 from grouprl.step import grpo_step
 from grouprl.tasks import Task
 
@@ -79,7 +76,7 @@ def train(
     checkpoint, state = latest_checkpoint(directory) if resume else (None, None)
     if resume:
         check_resumable(directory, config)
-    with scorer_of(config, task, rewards) as scorer:
+    with configured_scorer(config, task, rewards) as scorer:
         with terminal.status("loading the model"):
             prepared = prepare(config, task, scorer, checkpoint, state)
         _warn_of_bare_prompts(prepared, terminal)
@@ -88,7 +85,7 @@ def train(
             _open(directory, config, prepared.state.step if resume else None) as record,
             stop_on_signal(terminal.say) as stop,
         ):
-            record.reward_weights(scorer.weights)
+            record.rewards(*_reward_weights(rewards))
             return _Loop(config, prepared, record, terminal, stop).run()
 
 
@@ -109,14 +106,10 @@ def _warn_of_slow_products(prepared: Prepared, config: RunConfig, terminal: Term
         )
 
 
-def scorer_of(config: RunConfig, task: Task, rewards: Sequence[WeightedReward]) -> AbstractContextManager[Scorer]:
-    """What scores the completions of a run, with its worker processes: see `grouprl.rewards.open_scorer`."""
-    return open_scorer(
-        rewards,
-        verifier=verifier_of(task.verifier, rewards, task.own_rewards),
-        limits=Limits(**config.scoring.model_dump(exclude={"max_invalid"})),
-        max_invalid=config.scoring.max_invalid,
-    )
+def _reward_weights(rewards: Sequence[WeightedReward]) -> tuple[dict[str, float], dict[str, float]]:
+    """Weights by name: of the rewards in the total, and of the process rewards."""
+    whole = {reward.name: reward.weight for reward in rewards if not reward.per_step}
+    return whole, {reward.name: reward.weight for reward in rewards if reward.per_step}
 
 
 def _open(directory: Path, config: RunConfig, after: int | None) -> RunRecord:
@@ -177,7 +170,9 @@ class _Loop:
         self._rates = update(self._rates, found, half_life=self._config.curriculum.half_life)
         known = curriculum_measures(self._rates) if self._prepared.rooms.task.verifier else {}
         metrics = result.metrics | known | {"rss_mib": peak_rss_mib()}
-        self._record.step(step, metrics, result.groups, result.outcomes, result.token_advantages, result.traces)
+        self._record.step(
+            step, metrics, result.groups, result.outcomes, result.token_advantages, result.traces, result.kept
+        )
         self._terminal.step(step, self._config.steps, metrics)
         flat = [outcome for row in result.outcomes for outcome in row]
         self._terminal.invalid([outcome.reason for outcome in flat if not outcome.valid], len(flat))

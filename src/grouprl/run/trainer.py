@@ -10,12 +10,10 @@ from typing import Any, cast
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import RewardConfig, RunConfig
-from grouprl.learner.packs import pack_tokens
-from grouprl.models import resolve_device
-from grouprl.rewards import built_in, resolve_rewards, verifier_of
-from grouprl.rewards.learned import learned_reward
+from grouprl.rewards import resolve_rewards
+from grouprl.rewards.configured import configured_rewards
 from grouprl.run.train import Run, train
-from grouprl.scoring.functions import FromFile, RewardFunction, WeightedReward
+from grouprl.scoring.functions import RewardFunction, WeightedReward
 from grouprl.tasks import Task, load_task, task_from_list
 from grouprl.types import UserError, unknown_name
 
@@ -68,42 +66,6 @@ class Trainer:
                 f"{type(self.task).__name__}: give one of them"
             )
         return task_from_list(self.task)
-
-
-def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, ...]:
-    """The rewards that a configuration names, or the task's own."""
-    if config.rewards:
-        return resolve_rewards([_configured(reward, config, task) for reward in config.rewards])
-    steps = task.default_step_rewards if config.algorithm.advantage.credit == "step" else {}
-    if task.default_rewards:
-        return resolve_rewards({**task.default_rewards, **steps}, task.own_rewards)
-    verifier = verifier_of(task.verifier, (), task.own_rewards)
-    if verifier is None:
-        raise UserError(
-            f"rewards: expected at least one, the task {task.name} has none of its own (not every problem has an "
-            "answer, and there is no verifier): add --reward FILE.py:FUNCTION, or name the answers with "
-            "task.arguments.answer_column=NAME"
-        )
-    return (verifier,)
-
-
-def _configured(reward: RewardConfig, config: RunConfig, task: Task) -> WeightedReward:
-    function = reward.function or reward.name
-    if reward.path is None:
-        return built_in(
-            function, name=reward.name, weight=reward.weight, arguments=reward.arguments, own=task.own_rewards
-        )
-    if reward.path.endswith(".py"):
-        return WeightedReward(reward.name, FromFile(reward.path, function, reward.arguments), reward.weight)
-    device = resolve_device(config.model.device)
-    learned = learned_reward(
-        reward.path,
-        policy=config.model.path,
-        device=device,
-        dtype=config.model.dtype,
-        micro_batch_tokens=pack_tokens(config.learner.micro_batch_tokens, device),
-    )
-    return WeightedReward(reward.name, learned, reward.weight)
 
 
 def _algorithm(algorithm: str | Algorithm) -> Algorithm:

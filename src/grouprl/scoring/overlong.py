@@ -1,9 +1,9 @@
-"""The length penalty of an algorithm, as one more component of the reward."""
+"""The length penalty of an algorithm: a file, because it is no reward function and the scorer adds it by itself."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,24 +12,18 @@ from grouprl.scoring.functions import SOFT_OVERLONG
 from grouprl.types import Group, RewardOutcome
 
 
-def with_overlong_penalty(
-    groups: Sequence[Group], outcomes: Sequence[Sequence[RewardOutcome]], *, max_tokens: int, buffer: float
-) -> list[tuple[RewardOutcome, ...]]:
-    """The outcomes [P][G] with the penalty of `overlong_penalty` added and shown as the component `soft_overlong`."""
-    if buffer == 0:
-        return [tuple(row) for row in outcomes]
-    return [
-        tuple(
-            replace(outcome, total=outcome.total + penalty, components={**outcome.components, SOFT_OVERLONG: penalty})
-            for outcome, penalty in zip(row, penalties, strict=True)
-        )
-        for row, penalties in (
-            (row, _penalties(group, max_tokens, buffer)) for group, row in zip(groups, outcomes, strict=True)
-        )
-    ]
+@dataclass(frozen=True)
+class Overlong:
+    """DAPO's soft overlong punishment, see `algorithms.overlong_penalty`."""
 
+    buffer: float  # share of max_tokens over which the penalty goes from 0 to -1
+    max_tokens: int
 
-def _penalties(group: Group, max_tokens: int, buffer: float) -> list[float]:
-    lengths_N = torch.tensor([len(completion) for completion in group.completions])
-    penalties: list[float] = overlong_penalty(lengths_N, max_tokens=max_tokens, buffer=buffer).tolist()
-    return penalties
+    def penalized(self, group: Group, outcomes: Sequence[RewardOutcome]) -> list[RewardOutcome]:
+        """The outcomes [G] of a group with their penalty, which is also the component `soft_overlong`."""
+        lengths_G = torch.tensor([len(completion) for completion in group.completions])
+        penalties_G = overlong_penalty(lengths_G, max_tokens=self.max_tokens, buffer=self.buffer)
+        return [
+            replace(outcome, penalty=penalty, components={**outcome.components, SOFT_OVERLONG: penalty})
+            for outcome, penalty in zip(outcomes, penalties_G.tolist(), strict=True)
+        ]

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from grouprl.scoring.calling import OWN_KEYWORDS, Signature, Value, call, describe, signature
-from grouprl.scoring.functions import FromFile, WeightedReward
-from grouprl.scoring.invalid import Invalid
+from grouprl.scoring.functions import SOFT_OVERLONG, FromFile, WeightedReward
+from grouprl.scoring.invalid import Invalid, InvalidCount
+from grouprl.scoring.overlong import Overlong
 from grouprl.scoring.parcels import ParcelError, pack_function
 from grouprl.scoring.pool import Limits, RewardPool, Scored, gather
 from grouprl.scoring.step_ends import last_tokens
@@ -22,9 +23,6 @@ from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward,
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_WINDOW = 200  # completions over which the invalid ones are counted, if a step has fewer
-_FEW = 50  # a share of fewer completions than this says little
 
 
 @dataclass(frozen=True)
@@ -58,14 +56,16 @@ def open_scorer(
     verifier: WeightedReward | None = None,
     limits: Limits | None = None,
     max_invalid: float = 0.1,
+    overlong: Overlong | None = None,
 ) -> Iterator[Scorer]:
-    """A judge with its worker processes, which end with the block. They load the functions while others things start.
+    """A scorer with its worker processes, which end with the block. They load the functions while other things start.
 
     Args:
         rewards: what scores the completions.
         verifier: a completion is correct when this gives 1.0 or more.
         limits: of one call in a worker.
         max_invalid: share of the completions, in [0, 1], beyond which the run stops.
+        overlong: the length penalty of each completion; None = there is none.
 
     Raises:
         UserError: a function that cannot be sent to a worker, or may need longer than `limits` for one completion.
@@ -80,16 +80,21 @@ def open_scorer(
         _check_time(reward, limits)
     sources = {name: _source(reward) for name, reward in known.items() if not reward.in_process}
     with RewardPool(sources, limits) as pool:
-        yield Scorer(tuple(rewards), verifier, pool, max_invalid)
+        yield Scorer(tuple(rewards), verifier, pool, max_invalid, overlong)
 
 
 class Scorer:
     """Turns groups into reward outcomes; made by `open_scorer`."""
 
     def __init__(
-        self, rewards: tuple[WeightedReward, ...], verifier: WeightedReward | None, pool: RewardPool, max_invalid: float
+        self,
+        rewards: tuple[WeightedReward, ...],
+        verifier: WeightedReward | None,
+        pool: RewardPool,
+        max_invalid: float,
+        overlong: Overlong | None = None,
     ) -> None:
-        self.rewards, self.verifier, self.pool = rewards, verifier, pool
+        self.rewards, self.verifier, self.pool, self.overlong = rewards, verifier, pool, overlong
         self._max_invalid = max_invalid
         self._window: deque[tuple[int, int]] = deque()  # completions and how many were invalid, of the last steps
         names = [reward.name for reward in rewards]
@@ -97,8 +102,9 @@ class Scorer:
 
     @property
     def weights(self) -> dict[str, float]:
-        """Of the rewards that enter the total, by name."""
-        return {reward.name: reward.weight for reward in self.rewards if not reward.per_step}
+        """The factor of each component that enters the total, by name; the length penalty comes first."""
+        penalty = {} if self.overlong is None else {SOFT_OVERLONG: 1.0}
+        return penalty | {reward.name: reward.weight for reward in self.rewards if not reward.per_step}
 
     def usage(self) -> dict[str, float]:
         """What rewards have used up since the run began, of those that count it."""
@@ -132,8 +138,9 @@ class Scorer:
     ) -> list[tuple[RewardOutcome, ...]]:
         """One outcome for each completion of each group, in their order.
 
-        The total is the weighted sum of the rewards that apply. A completion is invalid (NaN total, with the reason)
-        when no reward applies or one of them failed: a broken verifier must not look like a wrong answer.
+        The total is the weighted sum of the rewards that apply, and the length penalty. A completion is invalid (NaN
+        total, with the reason) when no reward applies or one of them failed: a broken verifier must not look like a
+        wrong answer.
 
         Args:
             pending: the groups of a step.
@@ -144,7 +151,7 @@ class Scorer:
         """
         groups = [waiting.group for waiting in pending]
         together = {reward.name: self._together(reward, groups) for reward in self._called if reward.in_process}
-        count = _Count(self._max_invalid, self._window, sum(len(group.completions) for group in groups))
+        count = InvalidCount(self._max_invalid, self._window, sum(len(group.completions) for group in groups))
         outcomes = []
         for place, waiting in enumerate(pending):
             values = {name: gather(scored) for name, scored in waiting.calls.items()}
@@ -166,7 +173,7 @@ class Scorer:
                     replace(outcome, correct=_is_correct(row[self.verifier.name]))
                     for outcome, row in zip(judged, rows, strict=True)
                 ]
-            outcomes.append(tuple(judged))
+            outcomes.append(tuple(judged if self.overlong is None else self.overlong.penalized(waiting.group, judged)))
         count.close()
         return outcomes
 
@@ -183,7 +190,7 @@ class Scorer:
         else:
             waiting = [self._begin(group, (self.verifier,)) for group in groups]
             values = [gather(one.calls[self.verifier.name]) for one in waiting]
-        count = _Count(self._max_invalid, deque(), sum(map(len, values)))
+        count = InvalidCount(self._max_invalid, deque(), sum(map(len, values)))
         for row in values:
             count.add([_failure(self.verifier.name, value) for value in row])
         return [tuple(map(_is_correct, row)) for row in values]
@@ -315,34 +322,3 @@ def _step_rewards(
         raise ValueError(f"reward {reward.name} gives steps: the tokenizer is needed to find their last tokens")
     places = last_tokens(completion.token_ids, [end for end, _ in pairs], tokenizer)
     return tuple(StepReward(place, reward.weight * value) for place, (_, value) in zip(places, pairs, strict=True))
-
-
-class _Count:
-    """Counts the invalid completions of a step, and stops the run while they still come in."""
-
-    def __init__(self, share: float, window: deque[tuple[int, int]], completions: int) -> None:
-        self._share, self._window, self._completions = share, window, completions
-        self._reasons: Counter[str] = Counter()
-        while window and completions + sum(seen for seen, _ in window) - window[0][0] >= _WINDOW:
-            window.popleft()
-
-    def add(self, reasons: Sequence[str]) -> None:
-        """The reasons of a group's completions, '' for valid ones. Raises UserError beyond the allowed share."""
-        self._reasons.update(filter(None, reasons))
-        invalid = self._reasons.total() + sum(bad for _, bad in self._window)
-        seen = self._completions + sum(seen for seen, _ in self._window)
-        if invalid > self._share * max(seen, _FEW):
-            self._stop(invalid, seen)
-
-    def _stop(self, invalid: int, seen: int) -> None:
-        told = "; ".join(f"{reason} ({times} times)" for reason, times in self._reasons.most_common(3))
-        raise UserError(
-            f"rewards: expected valid rewards for all but {self._share:.0%} of the completions "
-            f"(scoring.max_invalid), got {invalid} invalid of the last {seen}: {told}. Mend the reward"
-        )
-
-    def close(self) -> None:
-        """The step is over. Raises UserError when it had not one valid completion."""
-        if self._share < 1 and 0 < self._completions == self._reasons.total():
-            self._stop(self._completions, self._completions)
-        self._window.append((self._completions, self._reasons.total()))

@@ -13,6 +13,7 @@ from grouprl.config.supervised import PreferencesConfig
 from grouprl.config.yaml_text import read_yaml
 from grouprl.models import authored_completion, load_tokenizer, prompt_token_ids
 from grouprl.record.files import atomic_write_text, json_text
+from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, RecordedRun, read_rollouts, read_run
 from grouprl.tasks.files import Row, read_rows, text_or_messages
 from grouprl.tasks.splits import partition
@@ -162,8 +163,8 @@ def _best_and_worst(recorded: RecordedGroup) -> Iterator[Preference]:
 
 def _tokenizer_of(run: RecordedRun) -> PreTrainedTokenizerBase:
     """That of the run's newest checkpoint, which stays where the run is; without one, that of the model it names."""
-    checkpoints = sorted((run.directory / "checkpoints").glob("step-*"))
-    return load_tokenizer(str(checkpoints[-1]) if checkpoints else read_yaml(run.config)["model"]["path"])
+    saved = RunDirectory(run.directory).saved_models()
+    return load_tokenizer(str(saved[-1].path) if saved else read_yaml(run.config)["model"]["path"])
 
 
 def _encoded_again(group: Group, tokenizer: PreTrainedTokenizerBase) -> Group:

@@ -17,11 +17,13 @@ from grouprl.config.run import dump_config
 from grouprl.config.supervised import PreferenceLearningConfig, SupervisedConfig
 from grouprl.evaluation import wilson_interval
 from grouprl.learner import Optimizer, make_batch
-from grouprl.learner.packs import Pack, make_packs, pack_tokens
+from grouprl.learner.packs import Pack, make_packs
 from grouprl.models import context_length, load_tokenizer, resolve_device
+from grouprl.models.packing import pack_tokens
 from grouprl.models.precision import autocast
 from grouprl.models.recompute import recompute_activations
 from grouprl.models.save import save_model
+from grouprl.record.layout import RunDirectory
 from grouprl.record.write import RunRecord, atomic_directory
 from grouprl.run.terminal import Terminal
 from grouprl.supervised.preferences import load_preferences, refuse_longer, split_preferences, write_preferences
@@ -40,7 +42,7 @@ def model_folder(config: SupervisedConfig) -> Path:
     Raises:
         UserError: it would replace something that is no model.
     """
-    out = Path(config.out) if config.out else Path(config.runs_dir) / config.name / "model"
+    out = Path(config.out) if config.out else RunDirectory(Path(config.runs_dir) / config.name).model
     model = any((out / name).is_file() for name in ("config.json", "adapter_config.json"))
     if out.exists() and not model and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"out: expected a new or empty folder, or a model to replace, got {out}: choose another one")
@@ -67,7 +69,7 @@ class Lesson:
         device = resolve_device(self.config.model.device)
         # What is compared with one another must stand in one pack: a group is never divided.
         largest = max(len(group.prompt_ids) + sum(map(len, group.completions)) for group in groups)
-        budget = max(largest, pack_tokens(self.config.learner.micro_batch_tokens, device))
+        budget = max(largest, pack_tokens(self.config.learner.micro_batch_tokens, device.type))
         totals: defaultdict[str, float] = defaultdict(float)
         for pack in make_packs(batch, range(len(batch.group_of_N)), budget, device, read_last=True):
             with torch.set_grad_enabled(gradient), autocast(device, self.config.model.dtype):
@@ -153,7 +155,7 @@ def learn_preferences(what: str, config: PreferenceLearningConfig, begin: Begin)
     learned, held_out = [pair.group for pair in train], [pair.group for pair in test]
     lesson, terminal = Lesson(figures, config), Terminal()
     with RunRecord.create(Path(config.runs_dir) / config.name, dump_config(config)) as record:
-        write_preferences(record.directory / "pairs.jsonl", preferences)
+        write_preferences(RunDirectory(record.directory).pairs, preferences)
         before, started = _judged(lesson, held_out), time.perf_counter()
         steps = fit(what, model, learned, lesson, record, terminal)
         seconds, after = time.perf_counter() - started, _judged(lesson, held_out)

@@ -42,10 +42,25 @@ _SIGNATURES = {
 }
 
 
+def why_no_library() -> str | None:
+    """Why `library` gives nothing here; None = it gives the kernels, compiled now if they were not yet."""
+    if os.environ.get(_SWITCH) == "off":
+        return f"switched off by {_SWITCH}=off"
+    if platform.system() == "Windows":
+        return "not made for Windows"
+    if _compiler() is None:
+        return "no C compiler: install gcc or clang (apt install gcc)"
+    return "the C compiler failed" if library() is None else None
+
+
+def _compiler() -> str | None:
+    return next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang"))), None)
+
+
 @cache
 def library() -> SimpleNamespace | None:
     """The compiled kernels by name; None where there is no C compiler, or GROUPRL_KERNELS=off."""
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang"))), None)
+    compiler = _compiler()
     if os.environ.get(_SWITCH) == "off" or compiler is None or platform.system() == "Windows":
         return None
     made = _folder() / f"kernels-{_key(compiler)}.so"

@@ -15,12 +15,13 @@ export function rewardsStage(group) {
     happens: typed ? "Each completion has a reward. Here they are those that you gave." : judged(rewards),
     why: "The reward is all that training is told about right and wrong: whatever it pays for, the policy will learn.",
     watch: "A reward that could not be computed is invalid: its completion is left out, and never counted as 0.",
-    equation: typed ? null : [sumEquation(rewards.by_step.length > 0), isAnchored(algorithm) ? penaltyEquation(algorithm) : null],
+    equation: typed ? null : [sumEquation((rewards.by_step ?? []).length > 0), isAnchored(algorithm) ? penaltyEquation(algorithm) : null],
     body: () => h("div", {}, table(group, !typed)),
   };
 }
 
 function judged({ names, by_step: bySteps }) {
+  if (bySteps === null) return "Each completion is judged by reward functions. Which of them judge its steps one by one was not recorded.";
   const whole = names.length - bySteps.length;
   const functions = whole === 1 ? "a reward function. Its value, times its weight, is" : `${whole} reward functions. Their values, times their weights, add up to`;
   const said = `Each completion is judged by ${functions} its reward.`;
@@ -47,7 +48,8 @@ function penaltyEquation({ credit }) {
 }
 
 function table({ algorithm, stages: { rewards, statistics } }, parts) {
-  const { names, weights, completions, by_step: bySteps } = rewards;
+  const { names, weights, completions } = rewards;
+  const bySteps = rewards.by_step ?? [];
   const shown = parts ? names : [];
   const heads = shown.map((name) => [written(name), bySteps.includes(name) ? ", mean of its steps"
     : weights[name] === null ? null : ` \u00d7 ${plain(weights[name])}`]);

@@ -1,7 +1,7 @@
 """Memory of a step, worked out from shapes before anything is loaded: what is held all the time, and what at its peaks.
 
 Counted is what grows with the model or the batch. Predicted over measured bytes of the tensors that live at the peak of
-an update: 0.97 to 1.02 in float32 and bfloat16 on a CPU, up to 1.05 and 1.18 with `recompute` (tests/test_planner.py).
+an update: 0.97 to 1.02 in float32 and bfloat16 on a CPU, up to 1.05 and 1.18 with `recompute` (tests/planner).
 For "cuda" what autograd keeps is held to the modules' own count; nothing was measured on a GPU. A process holds more:
 about 400 MiB of torch and transformers, and what its allocator does not give back. Of the resident memory above the
 imports, 337 and 939 MiB for 4.5 and 24 million parameters, this is 0.66 and 0.82 in float32, 0.52 and 0.67 in bfloat16
@@ -15,83 +15,19 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from grouprl.models.packing import PACK_TOKENS, GroupSize, pack_groups
+from grouprl.planner.shapes import ModelShape
 from grouprl.types import UserError
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16"]
-Biases = Literal["none", "qkv", "qkvo"]
 
 WEIGHT = 4  # bytes: weights, gradients and moments are float32 whatever the computation's dtype
 _SIZES: Mapping[Dtype, int] = MappingProxyType({"float32": 4, "bfloat16": 2})
 _NUMBERS = 4  # bytes of what norms, rotations and logits are computed in
 _LOGITS = 1 << 25  # of a chunk of log-probs (models/logprobs.py)
 _KEPT_LOGITS = 1 << 22  # a single chunk of so many is kept for the backward pass (models/kernels/functions.py)
-_PACK: Mapping[Device, int] = MappingProxyType({"cpu": 1024, "cuda": 16384})  # tokens (learner/packs.py)
-_PACK_FOR_A_GROUP = 16384
 _SLOTS = 4  # prompts in the cache for each that full groups would need (rollout/native.py)
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """A decoder in Llama's form: what its config.json says, and the weights that follow from it."""
-
-    name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    intermediate: int
-    vocabulary: int
-    tied: bool  # the output embedding is the input embedding
-    biases: Biases = "none"  # in attention
-
-    @property
-    def linears(self) -> tuple[tuple[int, int], ...]:
-        """(inputs, outputs) of the linear layers of a block: queries, keys, values, output, gate, up, down."""
-        queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
-        attention = ((self.hidden, queries), (self.hidden, keys), (self.hidden, keys), (queries, self.hidden))
-        return (*attention, *((self.hidden, self.intermediate),) * 2, (self.intermediate, self.hidden))
-
-    @property
-    def layer_parameters(self) -> int:
-        """Of one block, its two norms included."""
-        with_bias = {"none": 0, "qkv": 3, "qkvo": 4}[self.biases]
-        biases = sum(outputs for _, outputs in self.linears[:with_bias])
-        return sum(inputs * outputs for inputs, outputs in self.linears) + biases + 2 * self.hidden
-
-    @property
-    def embedding_parameters(self) -> int:
-        """Of the input embedding, and of the output embedding again where it is not the same."""
-        return self.vocabulary * self.hidden
-
-    @property
-    def decoder_parameters(self) -> int:
-        """Of the model without an output embedding: what a critic or a reward model has of it."""
-        return self.embedding_parameters + self.layers * self.layer_parameters + self.hidden
-
-    @property
-    def parameters(self) -> int:
-        """Of the whole model; shared weights count once."""
-        return self.decoder_parameters + (0 if self.tied else self.embedding_parameters)
-
-    def lora_parameters(self, rank: int) -> int:
-        """Of an adapter of this rank beside every linear layer."""
-        return self.layers * sum(rank * (inputs + outputs) for inputs, outputs in self.linears)
-
-
-SHAPES: Mapping[str, ModelShape] = MappingProxyType(
-    {
-        shape.name: shape
-        for shape in (
-            ModelShape("abacus", 5, 128, 4, 4, 32, 384, 936, tied=True, biases="qkvo"),
-            ModelShape("Qwen2.5-0.5B", 24, 896, 14, 2, 64, 4864, 151_936, tied=True, biases="qkv"),
-            ModelShape("Qwen2.5-1.5B", 28, 1536, 12, 2, 128, 8960, 151_936, tied=True, biases="qkv"),
-            ModelShape("Qwen2.5-7B", 28, 3584, 28, 4, 128, 18_944, 152_064, tied=False, biases="qkv"),
-            ModelShape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14_336, 128_256, tied=False),
-        )
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -133,7 +69,7 @@ class StepShape:
             raise UserError(
                 f"micro_batch_tokens: expected a number of tokens, got {self.micro_batch_tokens}; 0 = by itself"
             )
-        for name, known in (("dtype", _SIZES), ("device", _PACK)):
+        for name, known in (("dtype", _SIZES), ("device", PACK_TOKENS)):
             if getattr(self, name) not in known:
                 raise UserError(f"{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}")
 
@@ -149,26 +85,18 @@ class StepShape:
         return min(units, _SLOTS * max(1, self.max_rows // min(self.group_size, self.max_rows)))
 
     @property
-    def largest_pack(self) -> Pack:
-        """The largest of the packs that the learner makes of a minibatch of such groups."""
+    def packs(self) -> list[Pack]:
+        """The packs that the learner makes of a minibatch of such groups."""
         own = self.completion_tokens - 1  # a completion's last token is predicted and not read
-        whole = self.prompt_tokens + self.group_size * own
-        budget = self.micro_batch_tokens or max(_PACK[self.device], min(whole, _PACK_FOR_A_GROUP))
-        fitting = self.group_size if own == 0 else max(1, (budget - self.prompt_tokens) // own)
-        full, rest = divmod(self.group_size, min(fitting, self.group_size))
-        rows_of_units = [*[min(fitting, self.group_size)] * full, *([rest] if rest else [])]
+        group = GroupSize(self.prompt_tokens, (own,) * self.group_size)
         groups = -(-self.problems // min(self.minibatches, self.problems))
-        packs: list[list[int]] = []
-        room = 0
-        for rows in rows_of_units * groups:
-            cost = self.prompt_tokens + rows * own
-            if not packs or cost > room:
-                packs.append([])
-                room = budget
-            packs[-1].append(rows)
-            room -= cost
-        sizes = [Pack(len(pack) * self.prompt_tokens + sum(pack) * own, sum(pack)) for pack in packs]
-        return max(sizes, key=lambda pack: pack.tokens)
+        packs = pack_groups([group] * groups, self.micro_batch_tokens, self.device)
+        return [Pack(sum(unit.tokens for unit in pack), sum(len(unit.completions) for unit in pack)) for pack in packs]
+
+    @property
+    def largest_pack(self) -> Pack:
+        """The pack with the most tokens: it decides the memory of an update."""
+        return max(self.packs, key=lambda pack: pack.tokens)
 
 
 @dataclass(frozen=True)
@@ -180,10 +108,9 @@ class Pack:
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
-    """Bytes by what they are for; 0 = there is none."""
+class NetworkMemory:
+    """Bytes of what is held from beginning to end; 0 = there is none."""
 
-    # Held from beginning to end
     policy: int
     adapter: int
     reference: int
@@ -191,38 +118,64 @@ class MemoryPlan:
     critic: int
     moments: int  # AdamW's two of each weight of the policy that learns
     critic_moments: int
-    # While learning
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        networks = self.policy + self.adapter + self.reference + self.reward_model + self.critic
+        return networks + self.moments + self.critic_moments
+
+
+@dataclass(frozen=True)
+class UpdateMemory:
+    """Bytes that an update needs beside what is held."""
+
     gradients: int
     critic_gradients: int
     activations: int  # of the largest pack, that its forward pass keeps
     layer: int  # what the backward pass of one layer makes beside them, and with `recompute` its activations
     logits: int  # before that: a chunk of them, and the gradient of the output embedding
-    # While sampling
+
+    @property
+    def total(self) -> int:
+        """At the peak; layers and logits are not there at once."""
+        return self.gradients + self.critic_gradients + self.activations + max(self.layer, self.logits)
+
+
+@dataclass(frozen=True)
+class RolloutMemory:
+    """Bytes that sampling needs beside what is held."""
+
     cache: int  # keys and values, of each prompt once
     drawing: int  # logits of the rows that are decoded at once
-    # In both, where the computation is in bfloat16
-    rounded: int  # a copy of the weights of all linear layers
-
     cache_unshared: int  # what the cache would be if each completion had the prompt to itself; no part of any sum
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of a run, by what they are for."""
+
+    networks: NetworkMemory
+    update: UpdateMemory
+    rollout: RolloutMemory
+    rounded: int  # a copy of the weights of all linear layers, where the computation is in bfloat16
     device: Device
     pack: Pack
 
     @property
     def held(self) -> int:
         """From beginning to end. On a GPU the cache stays as well, because recordings know its place."""
-        networks = self.policy + self.adapter + self.reference + self.reward_model + self.critic
-        return networks + self.moments + self.critic_moments + (self.cache if self.device == "cuda" else 0)
+        return self.networks.total + (self.rollout.cache if self.device == "cuda" else 0)
 
     @property
     def learning(self) -> int:
         """Peak of an update."""
-        gradients = self.gradients + self.critic_gradients
-        return self.held + gradients + self.activations + max(self.layer, self.logits) + self.rounded
+        return self.held + self.update.total + self.rounded
 
     @property
     def sampling(self) -> int:
         """Peak of the rollout."""
-        return self.held + self.drawing + self.rounded + (self.cache if self.device == "cpu" else 0)
+        return self.held + self.rollout.drawing + self.rounded + (self.rollout.cache if self.device == "cpu" else 0)
 
     @property
     def peak(self) -> int:
@@ -252,23 +205,29 @@ def plan_memory(shape: ModelShape, networks: Networks = GRPO, step: StepShape = 
     own = step.rows * step.completion_tokens
     activations, layer = _activations(shape, step, pack)
     return MemoryPlan(
-        policy=WEIGHT * shape.parameters,
-        adapter=adapter,
-        # With an adapter, the reference is the policy without it.
-        reference=WEIGHT * shape.parameters if networks.reference and rank is None else 0,
-        reward_model=WEIGHT * (shape.decoder_parameters + shape.hidden) if networks.reward_model else 0,
-        critic=critic,
-        moments=2 * learning,
-        critic_moments=2 * critic,
-        gradients=learning,
-        critic_gradients=critic,
-        activations=activations,
-        layer=layer,
-        logits=_logits(shape, step, pack.completions * step.completion_tokens, rank is None),
-        cache=token * (step.cached_prompts * step.prompt_tokens + own),
-        drawing=_NUMBERS * step.rows * shape.vocabulary,
+        networks=NetworkMemory(
+            policy=WEIGHT * shape.parameters,
+            adapter=adapter,
+            # With an adapter, the reference is the policy without it.
+            reference=WEIGHT * shape.parameters if networks.reference and rank is None else 0,
+            reward_model=WEIGHT * (shape.decoder_parameters + shape.hidden) if networks.reward_model else 0,
+            critic=critic,
+            moments=2 * learning,
+            critic_moments=2 * critic,
+        ),
+        update=UpdateMemory(
+            gradients=learning,
+            critic_gradients=critic,
+            activations=activations,
+            layer=layer,
+            logits=_logits(shape, step, pack.completions * step.completion_tokens, rank is None),
+        ),
+        rollout=RolloutMemory(
+            cache=token * (step.cached_prompts * step.prompt_tokens + own),
+            drawing=_NUMBERS * step.rows * shape.vocabulary,
+            cache_unshared=token * (step.rows * step.prompt_tokens + own),
+        ),
         rounded=_rounded(shape) if step.dtype == "bfloat16" else 0,
-        cache_unshared=token * (step.rows * step.prompt_tokens + own),
         device=step.device,
         pack=pack,
     )

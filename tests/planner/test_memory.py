@@ -105,9 +105,9 @@ def test_critic_and_reward_model_are_decoders_with_a_head() -> None:
     shape = SHAPES["Llama-3.1-8B"]  # whose output embedding neither has
     policy = on_meta(shape)
     plan = plan_memory(shape, PPO)
-    assert plan.critic == 4 * count(Critic(policy, shared=False))
+    assert plan.networks.critic == 4 * count(Critic(policy, shared=False))
     with torch.device("meta"):
-        assert plan.reward_model == 4 * count(LlamaForSequenceClassification(LlamaConfig(**{
+        assert plan.networks.reward_model == 4 * count(LlamaForSequenceClassification(LlamaConfig(**{
             **policy.config.to_dict(), "num_labels": 1,
         })))  # fmt: skip
 
@@ -117,10 +117,10 @@ def test_an_adapter_is_what_peft_puts_on_the_model() -> None:
     model = add_adapter(load_model("abacus", device=CPU), LoraConfig(rank=5), seed=0)
     plan = plan_memory(SHAPES["abacus"], Networks(lora_rank=5, critic=True))
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    assert plan.adapter == plan.gradients == 4 * trained
-    assert (plan.moments, plan.reference) == (8 * trained, 0)
+    assert plan.networks.adapter == plan.update.gradients == 4 * trained
+    assert (plan.networks.moments, plan.networks.reference) == (8 * trained, 0)
     # A critic's frozen weights are the policy's own.
-    assert plan.critic == 4 * (trained + 128 + 1)
+    assert plan.networks.critic == 4 * (trained + 128 + 1)
 
 
 def test_networks_of_the_bundled_task() -> None:
@@ -140,9 +140,7 @@ def test_networks_of_the_bundled_task() -> None:
     st.integers(1, 9),
     st.integers(1, 60),
 )
-def test_the_largest_pack_is_the_learners(
-    problems: int, group_size: int, prompt: int, length: int, budget: int
-) -> None:
+def test_the_packs_is_the_learners(problems: int, group_size: int, prompt: int, length: int, budget: int) -> None:
     batch = make_batch([group(str(place), prompt, group_size, length) for place in range(problems)], Sampling(length))
     packs = make_packs(batch, range(problems * group_size), budget, CPU)
     step = StepShape(problems, group_size, prompt, length, micro_batch_tokens=budget)
@@ -167,9 +165,9 @@ def test_the_cache_is_the_engines(dtype: str) -> None:
     cache = GroupCache(CacheShape(24, 2, 64, 16, 64, 256, 512), torch.device("meta"), getattr(torch, dtype))
     kept = (cache.prompt_keys, cache.prompt_values, cache.own_keys, cache.own_values)
     plan = plan_memory(shape, GRPO, step)
-    assert plan.cache == sum(tensor.nbytes for tensor in kept)
+    assert plan.rollout.cache == sum(tensor.nbytes for tensor in kept)
     # With a prompt for each of the 64 rows.
-    assert plan.cache_unshared == 2 * 24 * 2 * 64 * 64 * (256 + 512) * kept[0].element_size()
+    assert plan.rollout.cache_unshared == 2 * 24 * 2 * 64 * 64 * (256 + 512) * kept[0].element_size()
     assert StepShape(100, 8, 9, 9, max_rows=64).cached_prompts == 32
 
 
@@ -308,7 +306,7 @@ def test_what_a_gpu_keeps_of_a_layer(dtype: str) -> None:
         shape = ModelShape("", layers, 128, 4, 2, 32, 304, 512, tied=True)
         step = StepShape(1, 1, 100, 2, dtype=dtype, device="cuda")  # type: ignore[arg-type]
         assert step.largest_pack.tokens == 101
-        return plan_memory(shape, GRPO, step).activations
+        return plan_memory(shape, GRPO, step).update.activations
 
     assert (planned(3) - planned(2)) / 101 == pytest.approx(kept_per_layer(dtype, 101), rel=0.001)
 
@@ -317,10 +315,10 @@ def test_logits_are_bounded_whatever_the_batch() -> None:
     shape, head = SHAPES["Qwen2.5-7B"], 4 * 152_064 * 3584
     plan = plan_memory(shape, GRPO, StepShape(64, 8, 256, 4096, device="cuda"))
     predicted = plan.pack.completions * 4096 * 3584 * 4
-    assert 120 * MIB < plan.logits - head - predicted <= 128 * MIB
+    assert 120 * MIB < plan.update.logits - head - predicted <= 128 * MIB
     # An adapter leaves the output embedding alone.
     frozen = plan_memory(shape, Networks(lora_rank=8), StepShape(64, 8, 256, 4096, device="cuda"))
-    assert plan.logits - frozen.logits == head
+    assert plan.update.logits - frozen.update.logits == head
 
 
 def test_sums() -> None:
@@ -329,9 +327,9 @@ def test_sums() -> None:
     weights = 4 * SMALL.parameters
     # Policy, reference, reward model and critic; moments of policy and critic.
     assert on_cpu.held == pytest.approx(weights * (4 + 2 * 2), rel=2e-3)
-    assert on_cpu.sampling == on_cpu.held + on_cpu.cache + on_cpu.drawing
+    assert on_cpu.sampling == on_cpu.held + on_cpu.rollout.cache + on_cpu.rollout.drawing
     # On a GPU the cache stays while the policy learns.
-    assert on_gpu.held == on_cpu.held + on_gpu.cache
+    assert on_gpu.held == on_cpu.held + on_gpu.rollout.cache
     assert on_gpu.peak == on_gpu.learning > on_gpu.sampling
     assert on_gpu.rounded == 2 * (4 * (128 * (128 + 64 + 64) + 128 * 128 + 3 * 128 * 304) + 512 * 128)
 

@@ -1,0 +1,61 @@
+"""The verbs that look at this machine and start no run: `plan` and `doctor`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from grouprl.cli.words import ModelOption, Settings, app
+from grouprl.config.command_line import config_of
+from grouprl.config.run import RunConfig
+from grouprl.types import UserError
+
+
+@app.command()
+def plan(
+    settings: Settings = None,
+    model: ModelOption = None,
+    memory: Annotated[str | None, typer.Option(help="Such as 24GiB; this machine's GPU or RAM by default.")] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of the longest prompt.")] = 256,
+    flops: Annotated[float | None, typer.Option(help="Of the machine, per second, such as 4e14.")] = None,
+    bandwidth: Annotated[float | None, typer.Option(help="Of its memory, in bytes per second, such as 3e12.")] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="PPO beside GRPO for models of 1.5B to 70B.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Before a run is started: its memory by part, the largest group that fits, and the least time of a step.
+
+    No model is loaded: its name or its config.json is enough.
+
+    Example: grouprl plan demo
+
+    Example: grouprl plan --model Qwen2.5-7B model.device=cuda --memory 80GiB --flops 4e14 --bandwidth 3e12
+
+    Example: grouprl plan --compare model.device=cuda model.dtype=bfloat16
+    """
+    from grouprl.planner.screen import parse_memory, plan_run, show_comparison, show_plan
+    from grouprl.planner.time import Rates
+
+    if (flops is None) != (bandwidth is None):
+        raise UserError("--flops, --bandwidth: expected both or neither, got one: give the other as well")
+    config = config_of(RunConfig, settings, {"model.path": model})
+    if compare:
+        show_comparison(config, prompt_tokens, as_json=as_json)
+        return
+    rates = None if flops is None or bandwidth is None else Rates(flops, bandwidth, "as given")
+    available = None if memory is None else parse_memory(memory)
+    found = plan_run(config, prompt_tokens=prompt_tokens, available=available, rates=rates)
+    show_plan(found, config.algorithm.name, as_json=as_json)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
+) -> None:
+    """What this machine can run: devices and their speed, kernels, sandbox, extras, versions, memory and disk.
+
+    Example: grouprl doctor
+    """
+    from grouprl.planner.doctor import show_doctor
+
+    show_doctor(as_json=as_json)

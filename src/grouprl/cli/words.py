@@ -1,0 +1,53 @@
+"""What the verbs share: the application, its options, and the entry point."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from grouprl import __version__
+from grouprl.types import UserError
+
+app = typer.Typer(
+    help="Critic-free reinforcement learning for language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(help="Configuration files, names of bundled recipes, and changes such as rollout.group_size=16."),
+]
+ModelOption = Annotated[str | None, typer.Option("--model", help="Bundled name, folder or hub id.")]
+TaskOption = Annotated[str | None, typer.Option("--task", help="See grouprl tasks.")]
+RewardOption = Annotated[
+    list[str] | None, typer.Option("--reward", help="A name, or FILE.py:FUNCTION; =WEIGHT may follow. Repeatable.")
+]
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"grouprl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Critic-free reinforcement learning for language models."""
+
+
+def main() -> None:
+    """The entry point: a mistake of the user is one sentence and exit code 2, a diverged run one and code 1."""
+    try:
+        app()
+    except (UserError, FloatingPointError) as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
+        sys.exit(2 if isinstance(error, UserError) else 1)

@@ -1,0 +1,159 @@
+"""`grouprl doctor`: what this machine can run, and what to install for the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+import torch
+from packaging.requirements import Requirement
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from grouprl.models.kernels.build import why_no_library
+from grouprl.models.precision import is_emulated
+from grouprl.planner.machine import DTYPES, free_memory, product_rate, total_memory
+from grouprl.sandbox import BACKENDS, why_unavailable
+
+_PACKAGES = ("grouprl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
+_DEVELOPMENT = ("dev", "bench")  # extras of this project's own checks
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of what was found."""
+
+    topic: str  # the section of the screen
+    name: str
+    found: str
+    works: bool = True  # False: something that a run could use is not there
+    remedy: str = ""  # what to do for it
+
+
+def findings() -> list[Finding]:
+    """Everything that the doctor looks at, in the order of the screen; takes a few seconds, most of it for speeds."""
+    parts: tuple[Callable[[], Iterator[Finding]], ...] = (_devices, _kernels, _sandbox, _extras, _versions, _room)
+    return [finding for part in parts for finding in part()]
+
+
+def show_doctor(*, as_json: bool, console: Console | None = None) -> None:
+    """Prints the findings."""
+    found = findings()
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in found]))
+        return
+    table = Table(header_style="bold", show_edge=False, pad_edge=False)
+    for heading in ("", "", "found"):
+        table.add_column(heading, no_wrap=not heading)
+    topic = ""
+    for finding in found:
+        if topic and finding.topic != topic:
+            table.add_section()
+        mark = Text("ok", "green") if finding.works else Text("no", "yellow")
+        # Text, not markup: grouprl[data] would be read as a style.
+        said = Text(finding.found)
+        if finding.remedy:
+            said.append(f"\n{finding.remedy}", "dim")
+        table.add_row(
+            Text(finding.topic if finding.topic != topic else "", "bold"), Text.assemble(mark, f" {finding.name}"), said
+        )
+        topic = finding.topic
+    (console or Console(highlight=False)).print(table)
+
+
+def _devices() -> Iterator[Finding]:
+    cores = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+    yield Finding("devices", "cpu", f"{platform.machine()}, {cores}")
+    yield from _speeds("cpu")
+    if not torch.cuda.is_available():
+        yield Finding("devices", "cuda", "no GPU that torch can use", False, "runs use the CPU")
+        return
+    for index in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(index)
+        yield Finding("devices", f"cuda:{index}", f"{about.name}, {_gib(about.total_memory)} GiB")
+    yield from _speeds("cuda")
+
+
+def _speeds(device: str) -> Iterator[Finding]:
+    for dtype in DTYPES:
+        rate = product_rate(device, dtype)
+        slow = is_emulated(torch.device(device), dtype)
+        yield Finding(
+            "devices",
+            f"{device} {dtype}",
+            f"{rate / 1e9:,.0f} GFLOP/s in matrix products" + (", made in software" if slow else ""),
+            not slow,
+            "leave model.dtype=float32" if slow else "",
+        )
+
+
+def _kernels() -> Iterator[Finding]:
+    why_not = why_no_library()
+    if why_not is None:
+        yield Finding("kernels", "compiled", "C kernels for this processor")
+    else:
+        yield Finding("kernels", "compiled", why_not, False, "everything works without them, more slowly on a CPU")
+
+
+def _sandbox() -> Iterator[Finding]:
+    reasons = {name: why_unavailable(name) for name in BACKENDS}
+    usable = [name for name, why_not in reasons.items() if why_not is None]
+    for name, why_not in reasons.items():
+        if name in usable:
+            level = "used for model-written code" if name == usable[0] else "works as well"
+            yield Finding("sandbox", name, level)
+        else:
+            remedy = "apt install bubblewrap, and allow user namespaces" if name == "bubblewrap" else ""
+            yield Finding("sandbox", name, why_not or "", False, remedy)
+    if not usable:
+        yield Finding("sandbox", "none", "tasks with model-written code (unit_tests) are refused", False)
+
+
+def _extras() -> Iterator[Finding]:
+    extras: dict[str, list[Requirement]] = {}
+    for text in requires("grouprl") or ():
+        needed = Requirement(text)
+        marker = str(needed.marker) if needed.marker else ""
+        name = marker.partition('extra == "')[2].partition('"')[0]
+        if name and name not in _DEVELOPMENT:
+            extras.setdefault(name, []).append(needed)
+    for name, needs in sorted(extras.items()):
+        missing = [need.name for need in needs if _version(need.name) is None]
+        if missing:
+            yield Finding(
+                "extras", name, f"not installed: {', '.join(missing)}", False, f"pip install 'grouprl[{name}]'"
+            )
+        else:
+            yield Finding("extras", name, ", ".join(f"{need.name} {_version(need.name)}" for need in needs))
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("versions", "python", platform.python_version())
+    for name in _PACKAGES:
+        yield Finding("versions", name, _version(name) or "not installed", _version(name) is not None)
+
+
+def _room() -> Iterator[Finding]:
+    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        name = "memory" if device == "cpu" else "GPU memory"
+        yield Finding("room", name, f"{_gib(free_memory(device))} of {_gib(total_memory(device))} GiB free")
+    disk = shutil.disk_usage(Path.cwd())
+    yield Finding("room", "disk", f"{_gib(disk.free)} of {_gib(disk.total)} GiB free in {Path.cwd()}")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _gib(size: float) -> str:
+    return f"{size / (1 << 30):,.1f}"

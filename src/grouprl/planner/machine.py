@@ -1,0 +1,84 @@
+"""What this machine has: memory, and the rates of its products and reads, measured in about a second."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from grouprl.planner.time import Rates
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_SECONDS = 0.35  # for each measurement
+_ROWS = {"cpu": (1024, 1024, 1024), "cuda": (8192, 8192, 8192)}
+# Bytes. The first blocks stay in a cache, as the weights of a small model do; no cache holds the others.
+_BLOCKS = {"cpu": (16 << 20, 256 << 20), "cuda": (16 << 20, 2 << 30)}
+
+
+def total_memory(device_type: str) -> int:
+    """Bytes of the first GPU, or of this machine (or of the container that this process runs in)."""
+    if device_type == "cuda" and torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return min(total, int(text)) if text.isdecimal() else total
+
+
+def free_memory(device_type: str) -> int:
+    """Bytes that nobody uses now, of the first GPU or of this machine."""
+    if device_type == "cuda" and torch.cuda.is_available():
+        return int(torch.cuda.mem_get_info(0)[0])
+    meminfo = Path("/proc/meminfo")
+    for line in meminfo.read_text().splitlines() if meminfo.is_file() else ():
+        if line.startswith("MemAvailable:"):
+            return min(int(line.split()[1]) << 10, total_memory("cpu"))
+    return total_memory("cpu")
+
+
+def measured_rates(device_type: str, dtype: str, size: float) -> Rates:
+    """The rates of this machine, the best of several rounds; `size` = bytes that are read again and again."""
+    return Rates(
+        flops=product_rate(device_type, dtype),
+        bandwidth=_read_rate(device_type, size),
+        source=f"measured here, {dtype} on {device_type}",
+    )
+
+
+def product_rate(device_type: str, dtype: str) -> float:
+    """FLOPs per second of a large matrix product."""
+    rows, inner, outer = _ROWS[device_type]
+    x = torch.ones(rows, inner, dtype=DTYPES[dtype], device=device_type)
+    weight = torch.ones(outer, inner, dtype=DTYPES[dtype], device=device_type)
+    return 2 * rows * inner * outer / _best(lambda: F.linear(x, weight), device_type)
+
+
+def _read_rate(device_type: str, size: float) -> float:
+    """Bytes per second at which a block about as large as `size` is summed up."""
+    block = min(_BLOCKS[device_type], key=lambda block: abs(math.log(block / size)))
+    values = torch.ones(block // 4, device=device_type)
+    return block / _best(values.sum, device_type)
+
+
+def _best(act: Callable[[], object], device_type: str) -> float:
+    """Seconds of the fastest call, of as many as there is time for, at least two after a first one."""
+    act()
+    times: list[float] = []
+    until = time.perf_counter() + _SECONDS
+    while len(times) < 2 or time.perf_counter() < until:
+        _wait(device_type)
+        started = time.perf_counter()
+        act()
+        _wait(device_type)
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def _wait(device_type: str) -> None:
+    if device_type == "cuda":
+        torch.cuda.synchronize()

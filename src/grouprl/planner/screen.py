@@ -1,0 +1,252 @@
+"""`grouprl plan`: memory and time of a run on one screen, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from grouprl.algorithms.values import CopiedCritic
+from grouprl.config.run import RunConfig
+from grouprl.planner.fit import MOST_COMPLETIONS, MOST_TOKENS, largest_group, longest_completion
+from grouprl.planner.machine import measured_rates, total_memory
+from grouprl.planner.memory import MemoryPlan, Networks, StepShape, plan_memory
+from grouprl.planner.shapes import SHAPES, ModelShape, shape_of
+from grouprl.planner.time import Rates, StepTime, floor_of_step
+from grouprl.types import UserError
+
+COMPARED = ("Qwen2.5-1.5B", "Qwen2.5-7B", "Qwen2.5-14B", "Llama-3.1-70B")
+GIB = 1 << 30
+_UNITS = {"MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_PARTS = {
+    "policy": "weights of the policy, float32",
+    "adapter": "LoRA adapter",
+    "reference": "weights of the frozen reference",
+    "reward_model": "weights of the reward model",
+    "critic": "weights of the critic",
+    "moments": "AdamW's two moments",
+    "critic_moments": "the same of the critic",
+    "gradients": "gradients",
+    "critic_gradients": "the same of the critic",
+    "activations": "activations of the largest pack",
+    "layer": "backward pass of one layer",
+    "logits": "log-probs: a chunk of logits",
+    "cache": "cache of keys and values",
+    "drawing": "logits of the rows decoded at once",
+    "rounded": "bfloat16 copy of the weights",
+}
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run needs, and what of it fits."""
+
+    shape: ModelShape
+    networks: Networks
+    step: StepShape
+    memory: MemoryPlan
+    available: int  # bytes
+    largest_group: int  # completions that fit; 0 = none
+    longest_completion: int  # tokens that fit; 0 = none
+    time: StepTime | None  # at least; None = no rates
+    rates: Rates | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak fits in what is available."""
+        return self.memory.peak <= self.available
+
+
+def plan_run(config: RunConfig, *, prompt_tokens: int, available: int | None, rates: Rates | None) -> RunPlan:
+    """The plan of a configuration.
+
+    Args:
+        config: the run; only config.json of its model is read.
+        prompt_tokens: of the longest prompt, which the configuration does not say.
+        available: bytes; None = what this machine's GPU or this machine has.
+        rates: of the machine; None = measured here, if it has the device of the configuration.
+
+    Raises:
+        UserError: a model whose shape is not known, or numbers out of range.
+    """
+    shape, networks, step = shape_of(config.model.path), networks_of(config), step_of(config, prompt_tokens)
+    memory = plan_memory(shape, networks, step)
+    if available is None:
+        available = total_memory(step.device)
+    if rates is None and (step.device == "cpu" or torch.cuda.is_available()):
+        rates = measured_rates(step.device, step.dtype, memory.networks.policy + memory.rollout.cache)
+    return RunPlan(
+        shape=shape,
+        networks=networks,
+        step=step,
+        memory=memory,
+        available=available,
+        largest_group=largest_group(shape, networks, step, available),
+        longest_completion=longest_completion(shape, networks, step, available),
+        time=None
+        if rates is None
+        else floor_of_step(shape, networks, step, rates, passes=config.algorithm.updates.passes),
+        rates=rates,
+    )
+
+
+def networks_of(config: RunConfig) -> Networks:
+    """The networks that a configuration asks for. A critic on the policy's own trunk needs none of its own."""
+    lora = config.model.lora
+    return Networks(
+        reference=config.algorithm.kl is not None,
+        critic=isinstance(config.algorithm.critic, CopiedCritic),
+        reward_model=any(reward.path and not reward.path.endswith(".py") for reward in config.rewards),
+        lora_rank=None if lora is None else lora.rank,
+    )
+
+
+def step_of(config: RunConfig, prompt_tokens: int) -> StepShape:
+    """The step that a configuration asks for."""
+    rollout, device = config.rollout, config.model.device
+    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    return StepShape(
+        problems=rollout.problems_per_step,
+        group_size=rollout.group_size,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=rollout.max_tokens,
+        max_rows=rollout.max_rows,
+        minibatches=config.algorithm.updates.minibatches,
+        micro_batch_tokens=config.learner.micro_batch_tokens,
+        dtype=config.model.dtype,
+        device="cuda" if on_gpu else "cpu",
+        recompute=config.learner.recompute,
+    )
+
+
+def parse_memory(text: str) -> int:
+    """Bytes of an amount such as 24GiB or 80GB.
+
+    >>> parse_memory("1.5GiB"), parse_memory("80 GB")
+    (1610612736, 80000000000)
+    """
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)", text.strip())
+    if not found or found[2] not in _UNITS:
+        raise UserError(f"--memory: expected an amount with a unit ({', '.join(_UNITS)}), got {text!r}: write 24GiB")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def show_plan(plan: RunPlan, algorithm: str, *, as_json: bool, console: Console | None = None) -> None:
+    """Prints one plan: memory by part, what fits, the least time of a step."""
+    if as_json:
+        sums = {name: getattr(plan.memory, name) for name in ("held", "learning", "sampling", "peak")}
+        found = asdict(plan) | {"fits": plan.fits, "parameters": plan.shape.parameters, **sums}
+        if plan.time is not None:
+            found["time"]["total"] = plan.time.total
+        print(json.dumps(found))
+        return
+    console = console or Console(highlight=False)
+    step, shape = plan.step, plan.shape
+    console.print(f"[bold]{shape.name}[/], {shape.parameters:,} parameters, {algorithm}")
+    console.print(
+        f"{step.problems} problems x {step.group_size} completions, {step.prompt_tokens} + {step.completion_tokens} "
+        f"tokens, {step.dtype} on {step.device}\n"
+    )
+    console.print(_memory_table(plan.memory))
+    verdict = "[green]fits in[/]" if plan.fits else "[red]does not fit in[/]"
+    console.print(f"\nThe peak of {_gib(plan.memory.peak)} GiB {verdict} {_gib(plan.available)} GiB.")
+    console.print(f"Largest group that fits: {_most(plan.largest_group, MOST_COMPLETIONS, 'completions')}.")
+    console.print(f"Longest completion that fits: {_most(plan.longest_completion, MOST_TOKENS, 'tokens')}.\n")
+    if plan.time is None or plan.rates is None:
+        console.print("Time: give the rates of that machine with --flops and --bandwidth.")
+        return
+    console.print(_time_table(plan.time))
+    console.print(
+        f"[dim]A floor: matrix products at {_si(plan.rates.flops)}FLOP/s and reads at {_si(plan.rates.bandwidth)}B/s "
+        f"({plan.rates.source}), every completion at its longest. A real step takes longer. Memory is what tensors "
+        "take: a process holds about 0.4 GiB more.[/]"
+    )
+
+
+def show_comparison(config: RunConfig, prompt_tokens: int, *, as_json: bool, console: Console | None = None) -> None:
+    """Prints the memory of PPO beside GRPO for models of four sizes, at the batch of a configuration."""
+    step = step_of(config, prompt_tokens)
+    asked = networks_of(config)
+    grpo, ppo = (replace(asked, reference=True, critic=critic) for critic in (False, True))
+    plans = {name: [plan_memory(SHAPES[name], networks, step) for networks in (grpo, ppo)] for name in COMPARED}
+    sums = ("held", "learning", "sampling", "peak")
+    if as_json:
+        found = {
+            name: {
+                which: {part: getattr(plan, part) for part in sums}
+                for which, plan in zip(("grpo", "ppo"), pair, strict=True)
+            }
+            for name, pair in plans.items()
+        }
+        print(json.dumps({"step": asdict(step), "models": found}))
+        return
+    console = console or Console(highlight=False)
+    table = Table(header_style="bold", show_edge=False, pad_edge=False)
+    table.add_column("memory in GiB", no_wrap=True)
+    for which in ("GRPO", "PPO"):
+        for part in ("held", "update", "rollout"):
+            table.add_column(f"{which}\n{part}", justify="right")
+    table.add_column("peak\nratio", justify="right")
+    for name, pair in plans.items():
+        cells = [f"{value / GIB:,.0f}" for plan in pair for value in (plan.held, plan.learning, plan.sampling)]
+        table.add_row(name, *cells, f"{pair[1].peak / pair[0].peak:.2f}")
+    console.print(table)
+    console.print(
+        f"[dim]{step.problems} problems x {step.group_size} completions, {step.prompt_tokens} + "
+        f"{step.completion_tokens} tokens, {step.dtype} on {step.device}. Both hold a reference; PPO also holds a "
+        "critic as large as the policy, which learns. update and rollout are peaks, with what is held.[/]"
+    )
+
+
+def _memory_table(plan: MemoryPlan) -> Table:
+    table = Table(header_style="bold", show_edge=False, pad_edge=False)
+    table.add_column("memory")
+    table.add_column("GiB", justify="right")
+    on_gpu = plan.device == "cuda"
+    cache = {"cache": plan.rollout.cache}
+    for name, total, parts in (
+        ("held from beginning to end", plan.held, asdict(plan.networks) | (cache if on_gpu else {})),
+        ("peak of an update", plan.learning, asdict(plan.update) | {"rounded": plan.rounded}),
+        (
+            "peak of sampling",
+            plan.sampling,
+            ({} if on_gpu else cache) | {"drawing": plan.rollout.drawing, "rounded": plan.rounded},
+        ),
+    ):
+        for part, value in parts.items():
+            if value:
+                table.add_row(f"  {_PARTS[part]}", f"[dim]{_gib(value)}[/]")
+        table.add_row(f"[bold]{name}[/]", f"[bold]{_gib(total)}[/]", end_section=True)
+    return table
+
+
+def _time_table(found: StepTime) -> Table:
+    table = Table(header_style="bold", show_edge=False, pad_edge=False)
+    table.add_column("least time of a step")
+    table.add_column("seconds", justify="right")
+    for name, seconds in asdict(found).items():
+        if seconds:
+            table.add_row(f"  {name.replace('_', ' ')}", f"[dim]{seconds:,.3g}[/]")
+    table.add_row("[bold]step[/]", f"[bold]{found.total:,.3g}[/]")
+    return table
+
+
+def _most(found: int, most: int, unit: str) -> str:
+    if not found:
+        return "none"
+    return f"{found:,} {unit}" + (" or more" if found == most else "")
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:,.3f}" if size < GIB else f"{size / GIB:,.1f}"
+
+
+def _si(value: float) -> str:
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= factor:
+            return f"{value / factor:,.3g} {prefix}"
+    return f"{value:,.3g} "

@@ -1,0 +1,131 @@
+"""Shapes of models: what a config.json says, and the weights that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from grouprl.record.strict import read_json
+from grouprl.types import UserError, unknown_name
+
+Biases = Literal["none", "qkv", "qkvo"]
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder in Llama's form: what its config.json says, and the weights that follow from it."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    intermediate: int
+    vocabulary: int
+    tied: bool  # the output embedding is the input embedding
+    biases: Biases = "none"  # in attention
+
+    @property
+    def linears(self) -> tuple[tuple[int, int], ...]:
+        """(inputs, outputs) of the linear layers of a block: queries, keys, values, output, gate, up, down."""
+        queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
+        attention = ((self.hidden, queries), (self.hidden, keys), (self.hidden, keys), (queries, self.hidden))
+        return (*attention, *((self.hidden, self.intermediate),) * 2, (self.intermediate, self.hidden))
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of one block, its two norms included."""
+        with_bias = {"none": 0, "qkv": 3, "qkvo": 4}[self.biases]
+        biases = sum(outputs for _, outputs in self.linears[:with_bias])
+        return sum(inputs * outputs for inputs, outputs in self.linears) + biases + 2 * self.hidden
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Of the input embedding, and of the output embedding again where it is not the same."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def decoder_parameters(self) -> int:
+        """Of the model without an output embedding: what a critic or a reward model has of it."""
+        return self.embedding_parameters + self.layers * self.layer_parameters + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model; shared weights count once."""
+        return self.decoder_parameters + (0 if self.tied else self.embedding_parameters)
+
+    def lora_parameters(self, rank: int) -> int:
+        """Of an adapter of this rank beside every linear layer."""
+        return self.layers * sum(rank * (inputs + outputs) for inputs, outputs in self.linears)
+
+
+SHAPES: Mapping[str, ModelShape] = MappingProxyType(
+    {
+        shape.name: shape
+        for shape in (
+            ModelShape("abacus", 5, 128, 4, 4, 32, 384, 936, tied=True, biases="qkvo"),
+            ModelShape("Qwen2.5-0.5B", 24, 896, 14, 2, 64, 4864, 151_936, tied=True, biases="qkv"),
+            ModelShape("Qwen2.5-1.5B", 28, 1536, 12, 2, 128, 8960, 151_936, tied=True, biases="qkv"),
+            ModelShape("Qwen2.5-7B", 28, 3584, 28, 4, 128, 18_944, 152_064, tied=False, biases="qkv"),
+            ModelShape("Qwen2.5-14B", 48, 5120, 40, 8, 128, 13_824, 152_064, tied=False, biases="qkv"),
+            ModelShape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14_336, 128_256, tied=False),
+            ModelShape("Llama-3.1-70B", 80, 8192, 64, 8, 128, 28_672, 128_256, tied=False),
+        )
+    }
+)
+
+
+def shape_of(model: str) -> ModelShape:
+    """The shape of a model, without loading it.
+
+    Args:
+        model: a name of `SHAPES`, a hub id of one (Qwen/Qwen2.5-7B-Instruct), or a folder with a config.json.
+
+    Raises:
+        UserError: none of these, or a config.json of a model that is no dense decoder in Llama's form.
+    """
+    config = Path(model) / "config.json"
+    if config.is_file():
+        return _from_config(config)
+    name = model.rpartition("/")[2].removesuffix("-Instruct").removesuffix("-Base")
+    if name not in SHAPES:
+        raise unknown_name("--model (a shape that is known, or a folder with a config.json)", model, SHAPES)
+    return SHAPES[name]
+
+
+def _from_config(path: Path) -> ModelShape:
+    found = read_json(path)
+    experts = [name for name in ("num_experts", "num_local_experts", "n_routed_experts") if found.get(name)]
+    if experts:
+        raise UserError(f"{path}: expected a dense decoder, got {experts[0]}={found[experts[0]]}: not counted yet")
+
+    def number(name: str, usual: int | None = None) -> int:
+        value = found.get(name, usual)
+        if value is None:
+            value = usual
+        if type(value) is not int or value < 1:
+            raise UserError(f"{path}: expected {name}, a whole number from 1, got {value!r:.60}: give another model")
+        return value
+
+    hidden, heads = number("hidden_size"), number("num_attention_heads")
+    with_bias: Biases = "qkv" if found.get("model_type") == "qwen2" else "none"
+    return ModelShape(
+        name=path.resolve().parent.name,
+        layers=number("num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=number("num_key_value_heads", heads),
+        head_size=number("head_dim", hidden // heads),
+        intermediate=number("intermediate_size"),
+        vocabulary=number("vocab_size"),
+        tied=_is_true(found, "tie_word_embeddings"),
+        biases="qkvo" if _is_true(found, "attention_bias") else with_bias,
+    )
+
+
+def _is_true(found: Mapping[str, Any], name: str) -> bool:
+    return found.get(name) is True

@@ -1,0 +1,281 @@
+"""The layout of a run directory: file names, checkpoint folders, and whether the run is running, finished or stopped.
+
+The only module that knows these facts. docs/run_directory.md describes what is inside the files.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from grouprl.record.strict import is_number, read_json
+from grouprl.types import UserError
+
+Status = Literal["running", "finished", "stopped"]
+
+# What a run writes, and how it is described to people. Nothing that exists under such a name is overwritten.
+WRITTEN_BY_A_RUN: Mapping[str, str] = {
+    "config.yaml": "the configuration, complete",
+    "metrics.jsonl": "one line of numbers per step",
+    "evaluations.jsonl": "held-out results while training",
+    "held_out.jsonl": "the same problem by problem",
+    "rollouts.sqlite": "every completion with its rewards, tokens and log-probs",
+    "examples.json": "a few held-out problems and their completions",
+    "rewards.json": "the weight of each reward, and which rewards are process rewards",
+    "summary.json": "the results of the run",
+    "report.html": "the report",
+    "plots": "the plots as PNG files",
+    "checkpoints": "models in Hugging Face layout, and what a resume needs",
+}
+_LOCK = "run.lock"
+_SIDE_FILES = ("-wal", "-shm", "-journal")  # that SQLite makes beside a database
+_CHECKPOINT = re.compile(r"step-([0-9]{1,15})")
+_TAIL_BYTES = 1 << 14  # the last line of metrics.jsonl is far shorter
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The folder of one checkpoint: a model in Hugging Face layout, and the state of the run in `trainer/`."""
+
+    path: Path
+    step: int
+
+    @property
+    def trainer(self) -> Path:
+        """The folder of what a resume needs besides the model."""
+        return self.path / "trainer"
+
+    @property
+    def state(self) -> Path:
+        """The state of the run after `step`, as JSON."""
+        return self.trainer / "state.json"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a run can be resumed from it; a folder without `trainer/` holds a model alone."""
+        return os.path.isfile(self.state)
+
+    def tensors(self, name: str) -> Path:
+        """The file of the tensors `name`, such as "optimizer"."""
+        return self.trainer / f"{name}.safetensors"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Where everything of a run is. The directory need not exist.
+
+    >>> RunDirectory(Path("runs/demo")).checkpoint(100).state.as_posix()
+    'runs/demo/checkpoints/step-000100/trainer/state.json'
+    """
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration; a folder with this file is a run."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """One line of metrics for each step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def evaluations(self) -> Path:
+        """One line for each evaluation on held-out problems."""
+        return self.path / "evaluations.jsonl"
+
+    @property
+    def held_out(self) -> Path:
+        """The same evaluations, problem by problem."""
+        return self.path / "held_out.jsonl"
+
+    @property
+    def line_files(self) -> tuple[Path, ...]:
+        """The files with one line for each step or evaluation; every line has a `step`."""
+        return self.metrics, self.evaluations, self.held_out
+
+    @property
+    def rollouts(self) -> Path:
+        """The SQLite database of completions."""
+        return self.path / "rollouts.sqlite"
+
+    @property
+    def rollout_side_files(self) -> tuple[Path, ...]:
+        """The files that SQLite keeps beside the database while it is open."""
+        return tuple(self.rollouts.with_name(self.rollouts.name + suffix) for suffix in _SIDE_FILES)
+
+    @property
+    def parquet(self) -> Path:
+        """Where an export goes unless another file is named."""
+        return self.path / "rollouts.parquet"
+
+    @property
+    def examples(self) -> Path:
+        """A few held-out problems with a completion from before and after training."""
+        return self.path / "examples.json"
+
+    @property
+    def rewards(self) -> Path:
+        """The weights of the rewards."""
+        return self.path / "rewards.json"
+
+    @property
+    def summary(self) -> Path:
+        """The results of the run, written when it ends."""
+        return self.path / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        """The report as one page."""
+        return self.path / "report.html"
+
+    @property
+    def plots(self) -> Path:
+        """The folder of the report's plots."""
+        return self.path / "plots"
+
+    @property
+    def forked(self) -> Path:
+        """Which run and step this one was forked from."""
+        return self.path / "forked.json"
+
+    @property
+    def pairs(self) -> Path:
+        """The preference pairs that a supervised run learned from."""
+        return self.path / "pairs.jsonl"
+
+    @property
+    def model(self) -> Path:
+        """The model of a supervised run, in Hugging Face layout."""
+        return self.path / "model"
+
+    @property
+    def console(self) -> Path:
+        """What the process of a compared run printed."""
+        return self.path / "console.txt"
+
+    @property
+    def lock(self) -> Path:
+        """Locked by the process that writes the directory; see `lock_directory`."""
+        return self.path / _LOCK
+
+    @property
+    def exists(self) -> bool:
+        """Whether this is the directory of a run."""
+        return os.path.isfile(self.config)  # False for a folder of another user, where Path.is_file raises
+
+    def checkpoint(self, step: int) -> Checkpoint:
+        """The checkpoint after a step, whether it is there or not."""
+        return Checkpoint(self.path / "checkpoints" / f"step-{step:06d}", step)
+
+    def saved_models(self) -> tuple[Checkpoint, ...]:
+        """Every checkpoint folder, oldest first, resumable or not. A half-written one has another name (`.tmp`)."""
+        names = (_CHECKPOINT.fullmatch(path.name) for path in (self.path / "checkpoints").glob("step-*"))
+        found = (self.checkpoint(int(name[1])) for name in names if name)
+        return tuple(sorted(found, key=lambda checkpoint: checkpoint.step))
+
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """The checkpoints that a run can be resumed from, oldest first."""
+        return tuple(checkpoint for checkpoint in self.saved_models() if checkpoint.is_complete)
+
+    def newest_metrics(self) -> dict[str, Any]:
+        """The metrics of the newest step, read from the end of the file; empty before the first step."""
+        if not os.path.isfile(self.metrics):
+            return {}
+        with self.metrics.open("rb") as file:
+            file.seek(max(0, self.metrics.stat().st_size - _TAIL_BYTES))
+            whole_lines = file.read().split(b"\n")[:-1]
+        return dict(json.loads(whole_lines[-1])) if whole_lines else {}
+
+    def newest_step(self) -> int:
+        """The newest recorded step; 0 before the first."""
+        return int(self.newest_metrics().get("step", 0))
+
+    def is_finished(self, steps: int | None) -> bool:
+        """Whether the run has made all its steps and the evaluation after them: see the function `is_finished`."""
+        return is_finished(read_json(self.summary), steps)
+
+    def holder(self) -> int | None:
+        """The id of the process that writes the directory now, -1 if it is not known; None when nobody does."""
+        try:
+            handle = os.open(self.lock, os.O_RDONLY | os.O_NONBLOCK)  # a pipe may never get a writer
+        except OSError:
+            return None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = os.pread(handle, 32, 0).decode("ascii", "replace")
+            return int(text) if text.isdecimal() else -1
+        finally:
+            os.close(handle)
+        return None
+
+    def status(self, summary: Mapping[str, Any], steps: int | None) -> Status:
+        """What the run is doing.
+
+        Args:
+            summary: the contents of summary.json; empty when there is none.
+            steps: that its configuration asks for; None when it does not say.
+        """
+        if self.holder() is not None:
+            return "running"
+        return "finished" if is_finished(summary, steps) else "stopped"
+
+
+def is_finished(summary: Mapping[str, Any], steps: int | None) -> bool:
+    """Whether a summary is that of a run that made all its steps and was evaluated after them.
+
+    Args:
+        summary: the contents of summary.json; empty when there is none.
+        steps: that the configuration asks for (a resumed run may ask for more than before); None = it does not say.
+    """
+    made = summary.get("steps")
+    return summary.get("after") is not None and is_number(made) and (steps is None or made >= steps)
+
+
+def run_of_checkpoint(checkpoint: Path) -> RunDirectory | None:
+    """The run that a checkpoint folder lies in; None when it lies in none."""
+    run = RunDirectory(checkpoint.resolve().parent.parent)
+    return run if run.exists else None
+
+
+def lock_directory(directory: Path) -> int:
+    """Keeps `directory` (of a run or of a comparison) to this process; closing the returned handle releases it.
+
+    Raises:
+        UserError: naming the process that has the directory.
+    """
+    # The kernel drops the lock with the process, however it ends; the file itself may stay.
+    handle = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    if not any(_locked(handle) for _ in _attempts()):
+        holder = os.pread(handle, 32, 0).decode() or "unknown"
+        os.close(handle)
+        raise UserError(
+            f"{directory}: run directory in use by process {holder}; wait for it, stop it, or choose another name"
+        )
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, str(os.getpid()).encode(), 0)
+    return handle
+
+
+def _attempts() -> Iterator[int]:
+    # A process that only asks whether a run is running has the lock for some microseconds.
+    for attempt in range(5):
+        yield attempt
+        time.sleep(0.01 * attempt)
+
+
+def _locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

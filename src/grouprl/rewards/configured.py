@@ -1,0 +1,95 @@
+"""From a run's configuration to its rewards and its scorer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from grouprl.config.run import RewardConfig, RunConfig
+from grouprl.models import resolve_device
+from grouprl.models.packing import pack_tokens
+from grouprl.rewards.learned import learned_reward
+from grouprl.rewards.resolve import built_in, resolve_rewards, verifier_of
+from grouprl.scoring.functions import FromFile, WeightedReward
+from grouprl.scoring.overlong import Overlong
+from grouprl.scoring.pool import Limits
+from grouprl.scoring.scorer import Scorer, open_scorer
+from grouprl.tasks import Task
+from grouprl.types import UserError
+
+
+def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, ...]:
+    """The rewards that a configuration names, or the task's own."""
+    if config.rewards:
+        return resolve_rewards([_configured(reward, config, task) for reward in config.rewards])
+    steps = task.default_step_rewards if config.algorithm.advantage.credit == "step" else {}
+    if task.default_rewards:
+        return resolve_rewards({**task.default_rewards, **steps}, task.own_rewards)
+    verifier = verifier_of(task.verifier, (), task.own_rewards)
+    if verifier is None:
+        raise UserError(
+            f"rewards: expected at least one, the task {task.name} has none of its own (not every problem has an "
+            "answer, and there is no verifier): add --reward FILE.py:FUNCTION, or name the answers with "
+            "task.arguments.answer_column=NAME"
+        )
+    return (verifier,)
+
+
+def _configured(reward: RewardConfig, config: RunConfig, task: Task) -> WeightedReward:
+    function = reward.function or reward.name
+    if reward.path is None:
+        return built_in(
+            function, name=reward.name, weight=reward.weight, arguments=reward.arguments, own=task.own_rewards
+        )
+    if reward.path.endswith(".py"):
+        return WeightedReward(reward.name, FromFile(reward.path, function, reward.arguments), reward.weight)
+    device = resolve_device(config.model.device)
+    learned = learned_reward(
+        reward.path,
+        policy=config.model.path,
+        device=device,
+        dtype=config.model.dtype,
+        micro_batch_tokens=pack_tokens(config.learner.micro_batch_tokens, device.type),
+    )
+    return WeightedReward(reward.name, learned, reward.weight)
+
+
+def configured_scorer(
+    config: RunConfig, task: Task, rewards: Sequence[WeightedReward]
+) -> AbstractContextManager[Scorer]:
+    """The scorer of a run with its worker processes, and with the algorithm's length penalty: see `open_scorer`."""
+    buffer = config.algorithm.groups.overlong_buffer
+    return open_scorer(
+        rewards,
+        verifier=verifier_of(task.verifier, rewards, task.own_rewards),
+        limits=Limits(**config.scoring.model_dump(exclude={"max_invalid"})),
+        max_invalid=config.scoring.max_invalid,
+        overlong=Overlong(buffer, config.rollout.max_tokens) if buffer else None,
+    )
+
+
+def check_rewards(config: RunConfig, rewards: Sequence[WeightedReward]) -> None:
+    """Whether the rewards fit the algorithm's way of giving credit.
+
+    Process supervision needs step ends, which only process rewards give; the other ways need none.
+
+    Raises:
+        UserError: they do not fit.
+    """
+    per_step = [reward.name for reward in rewards if reward.per_step]
+    credit = config.algorithm.advantage.credit
+    if credit == "step" and not per_step:
+        raise UserError(
+            "algorithm.credit: 'step' needs rewards that say where steps end, got rewards "
+            f"{', '.join(reward.name for reward in rewards)}: add a process reward, such as equation_steps"
+        )
+    if credit != "step" and per_step:
+        raise UserError(
+            f"rewards: expected none with steps with algorithm.credit={credit!r}, which would ignore them, got "
+            f"{per_step[0]}: set credit=step, or remove the reward"
+        )
+    if len(per_step) == len(rewards):
+        raise UserError(
+            f"rewards: expected one for whole completions besides the process reward {per_step[0]}, got none: "
+            "right steps that lead nowhere must not be all that counts; add one, such as correct_answer"
+        )
