@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -202,3 +202,16 @@ class Batch:
     trained_NT: Tensor  # bool, those of them that are learned from
     old_logprobs_NT: Tensor  # float32, log-probs of the sampler policy
     sampling: Sampling  # what the log-probs are under
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One GRPO step for the record. Groups that were dropped are in it, with advantages of 0."""
+
+    step: int  # 1, 2, ...
+    metrics: Mapping[str, float]
+    groups: Sequence[Group]  # [P]
+    outcomes: Sequence[Sequence[RewardOutcome]]  # [P][G]
+    token_advantages: Sequence[Sequence[Sequence[float]]]  # [P][G][tokens]
+    traces: Sequence[Sequence[TokenTrace]] | None = None  # [P][G]
+    kept: Sequence[bool] | None = None  # [P] whether the group was learned from; None = it is not known

@@ -26,7 +26,7 @@ from grouprl.compare.read import (
 from grouprl.compare.report import comparison_verdict, write_comparison
 from grouprl.record.read import read_run
 from grouprl.record.write import RunRecord
-from grouprl.types import UserError
+from grouprl.types import StepRecord, UserError
 
 PROBLEMS = [f"p{n}" for n in range(10)]
 
@@ -45,7 +45,7 @@ def record(
     with RunRecord.create(directory, "seed: 0\n") as run:
         for step in (1, 2):
             metrics = {"reward": step / 2, "completion_tokens": tokens[step - 1], "time/total": seconds[step - 1]}
-            run.step(step, {**metrics, "time/rollout": seconds[step - 1] / 2, "kl": 0.1 * step}, (), (), ())
+            run.step(StepRecord(step, {**metrics, "time/rollout": seconds[step - 1] / 2, "kl": 0.1 * step}, (), (), ()))
         rows = []
         for step, greedy in enumerate(solved):
             row = {"greedy_accuracy": sum(greedy) / len(greedy), "problems": len(greedy)}
@@ -75,7 +75,11 @@ def test_without_a_verifier_there_are_rewards_and_lengths_to_compare(tmp_path: P
     folder = comparison(tmp_path / "sung", ["a", "b"], [0])
     for name in ("a", "b"):
         with RunRecord.create(folder / f"{name}-seed0", "seed: 0\n") as run:
-            run.step(1, {"reward": 0.5, "completion_tokens": 9, "time/total": 1.0, "time/rollout": 0.5}, (), (), ())
+            run.step(
+                StepRecord(
+                    1, {"reward": 0.5, "completion_tokens": 9, "time/total": 1.0, "time/rollout": 0.5}, (), (), ()
+                )
+            )
             for step in (0, 1):
                 run.held_out(step, {"problem_ids": [], "greedy": [], "correct": [], "samples": 2})
                 run.evaluation(step, {"mean_length": 7.0, "problems": 3})
@@ -131,7 +135,7 @@ def test_sampled_accuracy_is_reached_by_three_steps_in_a_row(
     with RunRecord.create(tmp_path / "run", "task: x\n") as run:
         for step, accuracy in enumerate(accuracies, 1):
             row = {"accuracy": accuracy, "completion_tokens": 100 * step, "time/total": 0.5}
-            run.step(step, row, [], [], [])
+            run.step(StepRecord(step, row, [], [], []))
     recorded, costs = read_run(tmp_path / "run"), ("steps", "tokens", "seconds")
     found = [RUN_FIGURES[f"sampled_{cost}_to_90"](recorded) for cost in costs]
     assert found == ([None] * 3 if reached is None else [4, 1000, 2.0])
@@ -326,7 +330,7 @@ def synthetic(folder: Path, variants: Sequence[str], steps: int = 60, seeds: int
                         "completion_tokens": int(128 * (18 + 26 * learned)),
                     }
                     if step:
-                        run.step(step, metrics, (), (), ())
+                        run.step(StepRecord(step, metrics, (), (), ()))
                 tokens, memory = 128 * 32 * steps, 640 + 90 * place + noise.gauss(0, 8)
                 run.summary({"after": rows[-1], "steps": steps, "train_seconds": 60.0, "completion_tokens": tokens,
                              "peak_rss_mib": memory, "model": "abacus", "task": "word_problems",

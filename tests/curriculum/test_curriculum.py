@@ -29,7 +29,7 @@ from grouprl.curriculum.pass_rates import (
 )
 from grouprl.record.verdicts import recorded_verdicts
 from grouprl.record.write import RunRecord
-from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason, UserError
+from grouprl.types import Completion, Group, Problem, RewardOutcome, StepRecord, StopReason, UserError
 
 NOTHING = PassRates()
 
@@ -137,7 +137,7 @@ def test_the_record_gives_the_verdicts_back(tmp_path: Path) -> None:
     with RunRecord.create(tmp_path / "run", "task: x\n") as record:
         for step in (1, 2, 3):
             groups, outcomes = zip(*JUDGED[:step], strict=True)
-            record.step(step, {}, groups, outcomes, [[[0.0] for _ in row] for row in outcomes])
+            record.step(StepRecord(step, {}, groups, outcomes, [[[0.0] for _ in row] for row in outcomes]))
     found = [("p", 2, 1), ("p", 2, 1), ("q", 0, 0)]
     assert recorded_verdicts(tmp_path / "run", until=2) == found
     assert recorded_verdicts(tmp_path / "run", until=9) == [*found, *verdicts(*zip(*JUDGED, strict=True))]

@@ -15,6 +15,7 @@ from grouprl.record.verdicts import recorded_verdicts
 from grouprl.record.write import RunRecord
 from grouprl.report.curriculum_plot import STANDING
 from grouprl.report.drawing import draw_plots
+from grouprl.types import StepRecord
 from small_runs import assert_same_run, grouprl, rollouts, small_settings
 
 NOTHING = PassRates()
@@ -52,7 +53,7 @@ def test_the_plot_is_drawn_where_there_are_numbers(tmp_path: Path) -> None:
         assert draw_plots([STANDING], read_run(tmp_path / "run"), tmp_path / "plots") == ()
         for step in range(1, 9):
             rates = PassRates({f"p{n}": (8.0, 0.0) if n < step else (0.0, 8.0 - n % 2 * 4) for n in range(2 * step)})
-            record.step(step, curriculum_measures(rates), (), (), ())
+            record.step(StepRecord(step, curriculum_measures(rates), (), (), ()))
     ((_, path),) = draw_plots([STANDING], read_run(tmp_path / "run"), tmp_path / "plots")
     assert path.name == "curriculum.png"
     assert path.stat().st_size > 5000

@@ -18,12 +18,13 @@ from grouprl.lab.app import create_app
 from grouprl.lab.events import Follower, stream
 from grouprl.lab.runs import Runs
 from grouprl.record.write import RunRecord
+from grouprl.types import StepRecord
 
 
 def record(folder: Path, steps: int, *, reward: float = 0.5) -> Path:
     with RunRecord.create(folder, CONFIG) as run:
         for step in range(1, steps + 1):
-            run.step(step, {"reward": reward, "completion_tokens": 10}, [], [], [])
+            run.step(StepRecord(step, {"reward": reward, "completion_tokens": 10}, [], [], []))
     return folder
 
 
@@ -31,7 +32,7 @@ def go_on(folder: Path, after: int, until: int, *, reward: float) -> None:
     """As a run that is resumed."""
     with RunRecord.reopen(folder, after) as run:
         for step in range(after + 1, until + 1):
-            run.step(step, {"reward": reward, "completion_tokens": 10}, [], [], [])
+            run.step(StepRecord(step, {"reward": reward, "completion_tokens": 10}, [], [], []))
 
 
 def follower(folder: Path, after: int = 0, generation: int | None = None) -> Follower:

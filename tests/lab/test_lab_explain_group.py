@@ -20,7 +20,7 @@ from grouprl.lab.explain_group import watched_step
 from grouprl.learner.trace import watches
 from grouprl.record.write import RunRecord
 from grouprl.scoring.functions import WeightedReward
-from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace
+from grouprl.types import Completion, Group, Problem, RewardOutcome, StepRecord, StepReward, StopReason, TokenTrace
 from letter_rewards import letters, rarely, words
 from small_runs import ROWS, metrics, rollouts, small_config
 from variants import variant
@@ -182,7 +182,9 @@ def made(
     config = dump_config(RunConfig(name=folder.name, algorithm=algorithm, rewards=rewards, rollout={"max_tokens": 4}))
     with RunRecord.create(folder, config) as run:
         group = Group(Problem("p", "2 + 2", {"answer": "4"}), (1, 2, 3), completions)
-        run.step(3, {"loss": 0.5, "learning_rate": 0.1}, [group], [outcomes], [[[1.0], [-1.0, -1.0]]], [traces])
+        run.step(
+            StepRecord(3, {"loss": 0.5, "learning_rate": 0.1}, [group], [outcomes], [[[1.0], [-1.0, -1.0]]], [traces])
+        )
 
 
 def test_ratios_clip_loss_and_gradient_by_hand(tmp_path: Path) -> None:

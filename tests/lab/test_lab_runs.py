@@ -19,6 +19,7 @@ from grouprl.lab.app import create_app
 from grouprl.lab.runs import NoSuchRun, Runs, thinned
 from grouprl.record.layout import RunDirectory
 from grouprl.record.write import RunRecord
+from grouprl.types import StepRecord
 
 CONFIG = "name: one\nsteps: 3\nseed: 4\nalgorithm: {name: grpo}\nmodel: {path: abacus}\ntask: {name: word_problems}\n"
 
@@ -27,7 +28,7 @@ def recorded(directory: Path, steps: int, config: str = CONFIG) -> Path:
     with RunRecord.create(directory, config) as record:
         for step in range(1, steps + 1):
             row = {"reward": step / 4, "completion_tokens": 100 * step, "time/total": 0.5, "tokens_per_second": 200.0}
-            record.step(step, row, [], [], [])
+            record.step(StepRecord(step, row, [], [], []))
         record.evaluation(0, {"greedy_accuracy": 0.25})
         if steps == 3:
             record.summary({"after": {"greedy_accuracy": 0.75}, "train_seconds": 1.5, "steps": 3})

@@ -22,7 +22,17 @@ from grouprl.lab.app import create_app
 from grouprl.lab.token_texts import find_tokenizer, token_texts
 from grouprl.lab.tokens import clipped_sides, one_completion
 from grouprl.record.write import RunRecord
-from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace, UserError
+from grouprl.types import (
+    Completion,
+    Group,
+    Problem,
+    RewardOutcome,
+    StepRecord,
+    StepReward,
+    StopReason,
+    TokenTrace,
+    UserError,
+)
 from lab_runs import CONFIG, Made, algorithm_config, make_run
 from variants import variant
 
@@ -38,7 +48,9 @@ def make_completion(
     one = Completion(0, ids, tuple(sampler), tuple(sampler), "text", StopReason.END, 5)
     outcome = RewardOutcome(1.0, {"exact": 1.0}, steps=(StepReward(1, 0.5),), correct=True)
     with RunRecord.create(folder, config) as record:
-        record.step(1, {}, [Group(Problem("p", "p"), (1,), (one,))], [[outcome]], [[list(advantages)]], [[trace]])
+        record.step(
+            StepRecord(1, {}, [Group(Problem("p", "p"), (1,), (one,))], [[outcome]], [[list(advantages)]], [[trace]])
+        )
     return folder
 
 

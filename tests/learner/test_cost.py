@@ -26,6 +26,7 @@ from grouprl.rollout.compiled import CompiledForward
 from grouprl.rollout.decoding import Decoding, Unit
 from grouprl.rollout.forward import ModuleForward
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason
+from losses import loss_of
 from variants import variant
 
 CPU = torch.device("cpu")
@@ -110,7 +111,7 @@ def learned(
     with Costs() as looking:
         seen = learner.evaluate(batch)
     with Costs() as learning:
-        learner.learn(batch, credit, seen)
+        learner.learn(batch, credit, seen, loss_of(learner), step=2)
     return Learned(looking.flops, learning.flops, frozenset(learning.products))
 
 

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from grouprl import Algorithm
 from grouprl.algorithms.named import NAMED
-from grouprl.learner import PolicyEvaluation, assign_credit, recorded_tokens, token_rows
-from grouprl.learner.credit import explained_variance
+from grouprl.learner import PolicyEvaluation, assign_credit
+from grouprl.learner.credit import explained_variance, token_rows
+from grouprl.learner.trace import token_record
 from grouprl.types import Batch, Completion, Group, Problem, RewardOutcome, Sampling, StepReward, StopReason, TokenTrace
 from variants import variant
 
@@ -263,6 +264,8 @@ def test_dropped_groups_are_recorded_with_zeros() -> None:
 
     groups = [group(1, 2), group(3), group(1, 1)]
     seen = [TokenTrace(logprobs=(-1.0,)), TokenTrace(logprobs=(-2.0,)), TokenTrace()]
-    found, traces = recorded_tokens(groups, [False, True, True], [[1.0, 2.0, 3.0], [4.0], [5.0]], seen)
+    found, traces = token_record(
+        groups, [False, True, True], list(zip([[1.0, 2.0, 3.0], [4.0], [5.0]], seen, strict=True))
+    )
     assert found == [[[0.0], [0.0, 0.0]], [[1.0, 2.0, 3.0]], [[4.0], [5.0]]]
     assert traces == [[TokenTrace(), TokenTrace()], [seen[0]], [seen[1], seen[2]]]

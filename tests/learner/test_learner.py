@@ -20,6 +20,7 @@ from grouprl.learner import KlCoefficient, Learner, Optimizer, make_batch
 from grouprl.models import fingerprint, frozen_copy, load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.types import Batch, Group, Problem, Sampling
+from losses import loss_of
 from oracles import own_logits, own_model, slow_policy
 from variants import variant
 
@@ -75,7 +76,9 @@ def credit_of(batch: Batch, advantages_N: Tensor = ADVANTAGES) -> Credit:
 
 
 def learn(learner: Learner, batch: Batch, advantages_N: Tensor = ADVANTAGES) -> dict[str, float]:
-    return learner.learn(batch, credit_of(batch, advantages_N), learner.evaluate(batch)).metrics
+    return learner.learn(
+        batch, credit_of(batch, advantages_N), learner.evaluate(batch), loss_of(learner), step=2
+    ).metrics
 
 
 def moved(batch: Batch) -> Batch:

@@ -19,6 +19,7 @@ from grouprl.learner import KlCoefficient, Learner, Optimizer, make_batch
 from grouprl.models import fingerprint, frozen_copy, load_model
 from grouprl.models.critic import Critic
 from grouprl.types import Batch, Group, Sampling
+from losses import loss_of
 from oracles import own_logits, own_model
 from variants import variant
 
@@ -212,11 +213,11 @@ def with_critic(model: PreTrainedModel, algorithm: Algorithm, critic: Critic, **
     )
 
 
-def learn_values(learner: Learner, batch: Batch, advantages: Tensor = ADVANTAGES, **options: bool) -> dict[str, float]:
+def learn_values(learner: Learner, batch: Batch, advantages: Tensor = ADVANTAGES) -> dict[str, float]:
     counted = batch.mask_NT.clone()
     counted[7] = False  # an invalid reward
     credit = Credit(credit_of(batch, advantages).advantages_NT, RETURNS[:, : batch.mask_NT.shape[1]], counted)
-    return learner.learn(batch, credit, learner.evaluate(batch), **options).metrics
+    return learner.learn(batch, credit, learner.evaluate(batch), loss_of(learner), step=2).metrics
 
 
 def value_cost(values: Sequence[Tensor], batch: Batch) -> Tensor:
@@ -273,8 +274,8 @@ def test_the_values_before_the_update_are_those_of_padded_rows(tiny: Path, model
 def test_while_the_critic_warms_up_the_policy_stays(model: PreTrainedModel, batch: Batch):
     critic, before = critic_of(model, shared=False), fingerprint(model)
     optimizer = Optimizer(model, LearnerConfig(learning_rate=0.1))
-    learner = with_critic(model, PPO, critic, optimizer=optimizer)
-    learn_values(learner, batch, critic_only=True)
+    learner = with_critic(model, variant(PPO, critic_warmup=2), critic, optimizer=optimizer)
+    learn_values(learner, batch)
     assert (fingerprint(model), optimizer.updates) == (before, 0)
     assert "head.weight" in learner.critic_optimizer.gradient
 
@@ -288,7 +289,7 @@ def test_a_value_far_from_what_it_was_is_clipped(model: PreTrainedModel, batch: 
     returns_NT = torch.where(batch.mask_NT, values_NT + 2.0, 0.0)
     credit = Credit(credit_of(batch).advantages_NT, returns_NT, batch.mask_NT)
     # From 1 below: the value's error is 2, that of the value clipped to 0.8 below is 2.8.
-    figures = learner.learn(batch, credit, replace(seen, values_NT=values_NT - 1.0)).metrics
+    figures = learner.learn(batch, credit, replace(seen, values_NT=values_NT - 1.0), loss_of(learner), step=2).metrics
     assert figures["value_loss"] == pytest.approx(2.8**2 / 2, rel=1e-4)
     assert figures["value_clip_fraction"] == 1
     # What the values explain is that of before the update: the returns are 3 above them everywhere.
@@ -306,7 +307,7 @@ def test_a_batch_of_invalid_rewards_moves_nothing(model: PreTrainedModel, batch:
         learn_values(learner, batch)
         before, head = fingerprint(model), critic.head.weight.clone()
         nothing = Credit(torch.zeros(batch.mask_NT.shape), torch.zeros(batch.mask_NT.shape), batch.mask_NT & False)
-        figures = learner.learn(batch, nothing, learner.evaluate(batch)).metrics
+        figures = learner.learn(batch, nothing, learner.evaluate(batch), loss_of(learner), step=2).metrics
         assert (fingerprint(model), [one.updates for one in both]) == (before, [1, 1])
         assert torch.equal(critic.head.weight, head)
         assert (figures["grad_norm"], figures["critic_grad_norm"]) == (0.0, 0.0)

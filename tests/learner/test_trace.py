@@ -16,6 +16,7 @@ from grouprl.learner import KlCoefficient, Learner, Optimizer, make_batch
 from grouprl.models import frozen_copy, load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.types import Batch, Problem, Sampling, TokenTrace
+from losses import loss_of
 from oracles import own_logits
 from variants import variant
 
@@ -38,7 +39,7 @@ def batch(tiny: Path, model: PreTrainedModel) -> Batch:
     return make_batch(NativeEngine(model, tokenizer, seed=1, max_rows=8).generate(requests, SAMPLING), SAMPLING)
 
 
-def traced(model: PreTrainedModel, batch: Batch, algorithm: Algorithm, **options: bool) -> list[TokenTrace]:
+def traced(model: PreTrainedModel, batch: Batch, algorithm: Algorithm, step: int = 2) -> list[TokenTrace]:
     """The reference is a model of its own: the policy with some noise."""
     reference = None
     if algorithm.kl_coef:
@@ -58,7 +59,7 @@ def traced(model: PreTrainedModel, batch: Batch, algorithm: Algorithm, **options
     )
     credit = Credit(ADVANTAGES[:, None] * batch.mask_NT)
     seen = learner.evaluate(batch)
-    rows = learner.learn(batch, credit, seen, **options).trace.rows(batch)
+    rows = [trace for _, trace in learner.learn(batch, credit, seen, loss_of(learner), step=step).tokens]
     if reference is not None:
         for row, trace in enumerate(rows):
             assert trace.reference == pytest.approx(logprobs(reference, batch, row), abs=1e-5)
@@ -98,7 +99,7 @@ def test_what_is_not_read_is_not_made_up(model: PreTrainedModel, batch: Batch):
 
 
 def test_the_first_group_with_a_signal_is_looked_at_again(model: PreTrainedModel, batch: Batch):
-    rows = traced(model, batch, variant(kl_coef=0.1), watch=True)
+    rows = traced(model, batch, variant(kl_coef=0.1), step=11)
     assert [trace.updated is None for trace in rows] == [True] * 3 + [False] * 3
     for row in (3, 4, 5):
         assert rows[row].updated == pytest.approx(logprobs(model, batch, row), abs=1e-5)
@@ -115,5 +116,5 @@ def test_of_several_updates_the_last_pass_counts(model: PreTrainedModel, batch: 
 
 
 def test_a_critic_that_warms_up_is_not_looked_at(model: PreTrainedModel, batch: Batch):
-    rows = traced(model, batch, variant(kl_coef=0.0), watch=True, critic_only=True)
+    rows = traced(model, batch, variant("ppo", critic_warmup=11, kl_coef=0), step=11)
     assert rows == [TokenTrace()] * 6

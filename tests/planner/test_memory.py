@@ -41,6 +41,7 @@ from grouprl.models.recompute import recompute_activations
 from grouprl.planner import GRPO, PPO, SHAPES, ModelShape, Networks, StepShape, plan_memory
 from grouprl.rollout.cache import CacheShape, GroupCache
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason, UserError
+from losses import loss_of
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -233,9 +234,9 @@ def peak_of_an_update(step: StepShape) -> int:
     )
     credit = Credit(batch.mask_NT * torch.linspace(-1, 1, len(batch.mask_NT))[:, None])
     seen = learner.evaluate(batch)
-    learner.learn(batch, credit, seen)
+    learner.learn(batch, credit, seen, loss_of(learner), step=2)
     with Costs() as costs:
-        learner.learn(batch, credit, seen)
+        learner.learn(batch, credit, seen, loss_of(learner), step=2)
     return costs.peak
 
 

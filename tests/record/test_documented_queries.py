@@ -13,7 +13,7 @@ import pytest
 from grouprl.record.export import export
 from grouprl.record.read import RecordedGroup, read_json_lines, read_rollouts
 from grouprl.record.write import RunRecord
-from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason
+from grouprl.types import Completion, Group, Problem, RewardOutcome, StepRecord, StopReason
 from small_runs import grouprl, small_settings
 
 duckdb = pytest.importorskip("duckdb")
@@ -122,7 +122,7 @@ def test_what_no_reward_applies_to_is_laid_to_no_reward(tmp_path: Path, monkeypa
     completions = tuple(Completion(n, (1,), (0.0,), (0.0,), f"text {n}", StopReason.END, 0) for n in range(4))
     outcomes = [RewardOutcome(math.nan, {"picky": None}, reason) for reason in reasons]
     with RunRecord.create(tmp_path / "run", "task: x\n") as record:
-        record.step(1, {}, [Group(Problem("p", "?", {}), (1,), completions)], [outcomes], [[[0.0]] * 4])
+        record.step(StepRecord(1, {}, [Group(Problem("p", "?", {}), (1,), completions)], [outcomes], [[[0.0]] * 4]))
     assert answers(sql, tmp_path / "run", tmp_path, monkeypatch) == [
         (1, None, "no reward applies", 2, "text 0"),
         (1, "no", "no gave nan; picky gave nan", 1, "text 3"),

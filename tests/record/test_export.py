@@ -21,7 +21,17 @@ from grouprl.record import export as exporting
 from grouprl.record.export import export
 from grouprl.record.read import RecordedGroup, read_json_lines, read_rollouts
 from grouprl.record.write import RunRecord
-from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace, UserError
+from grouprl.types import (
+    Completion,
+    Group,
+    Problem,
+    RewardOutcome,
+    StepRecord,
+    StepReward,
+    StopReason,
+    TokenTrace,
+    UserError,
+)
 from small_runs import rollouts
 
 duckdb = pytest.importorskip("duckdb")
@@ -77,8 +87,8 @@ def hostile(tmp_path: Path) -> Path:
     groups, outcomes = hostile_groups(), hostile_outcomes()
     with RunRecord.create(tmp_path / "hostile", "task: x\n") as record:
         seen = [(TokenTrace((-1.5, -0.5), (0.5, 2.0), (-0.25, -4.0), (-1.0, -0.5)), TokenTrace())] * len(groups)
-        record.step(1, {}, groups, outcomes, [((0.5, -0.125), (0.1,))] * len(groups), seen)
-        record.step(3, {}, groups[::-1], outcomes[::-1], [((0.1, 0.1), (0.0,))] * len(groups))
+        record.step(StepRecord(1, {}, groups, outcomes, [((0.5, -0.125), (0.1,))] * len(groups), seen))
+        record.step(StepRecord(3, {}, groups[::-1], outcomes[::-1], [((0.1, 0.1), (0.0,))] * len(groups)))
     return tmp_path / "hostile"
 
 
@@ -233,7 +243,7 @@ def test_a_run_that_goes_on_is_exported_as_far_as_it_got(hostile: Path, tmp_path
     groups, outcomes = hostile_groups()[:1], hostile_outcomes()[:1]
     with RunRecord.reopen(hostile, 3) as record:
         for step in (4, 5):
-            record.step(step, {}, groups, outcomes, [((0.0, 0.0), (0.0,))])
+            record.step(StepRecord(step, {}, groups, outcomes, [((0.0, 0.0), (0.0,))]))
             found = with_duckdb(export(hostile, tmp_path / f"{step}.parquet"))
             assert sorted({row["step"] for row in found}) == [1, 3, 4, 5][: step - 1]
 
@@ -280,7 +290,9 @@ def large_step(record: RunRecord, step: int) -> None:
         )
         for number in range(8)
     ]
-    record.step(step, {"reward": 1.0}, groups, [[RewardOutcome(1.0, {"a": 1.0})] * 8] * 8, [[[0.0] * 2000] * 8] * 8)
+    record.step(
+        StepRecord(step, {"reward": 1.0}, groups, [[RewardOutcome(1.0, {"a": 1.0})] * 8] * 8, [[[0.0] * 2000] * 8] * 8)
+    )
 
 
 def killed(code: str, *arguments: object) -> None:

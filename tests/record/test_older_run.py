@@ -26,6 +26,7 @@ from grouprl.record.read import RecordedRewards, read_rewards, read_run
 from grouprl.record.verdicts import recorded_verdicts
 from grouprl.record.write import RunRecord
 from grouprl.report.write import write_report
+from grouprl.types import StepRecord
 
 OLDER = Path(__file__).parent / "older_run"
 # Step 1, group 2: both functions said 0.5, the lengths differ, and DAPO dropped the group.
@@ -90,7 +91,7 @@ def test_it_is_resumed_and_then_records_what_it_did_not(older: Path) -> None:
     outcomes = [group.outcomes for group in before]
     advantages = [group.token_advantages for group in before]
     with RunRecord.reopen(older, 1) as record:
-        record.step(2, {"reward": 0.5}, groups, outcomes, advantages, kept=[True, False, False])
+        record.step(StepRecord(2, {"reward": 0.5}, groups, outcomes, advantages, kept=[True, False, False]))
     assert read_rollouts(older, 1) == before
     again = read_rollouts(older, 2)
     assert [group.outcomes for group in again] == outcomes

@@ -27,7 +27,17 @@ from grouprl.record.read import (
 )
 from grouprl.record.rollouts import open_rollouts
 from grouprl.record.write import Example, RunRecord, atomic_directory, atomic_write_text
-from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace, UserError
+from grouprl.types import (
+    Completion,
+    Group,
+    Problem,
+    RewardOutcome,
+    StepRecord,
+    StepReward,
+    StopReason,
+    TokenTrace,
+    UserError,
+)
 
 CONFIG = "task: word_problems\n"
 
@@ -60,7 +70,7 @@ TRACES = ((SEEN, TokenTrace(reference=(-1.0, -2.0, -4.0))), (TokenTrace(), Token
 
 def record_steps(record: RunRecord, steps: range) -> None:
     for step in steps:
-        record.step(step, {"reward": step / 4}, (PLAIN, CHAT), OUTCOMES, ADVANTAGES, TRACES)
+        record.step(StepRecord(step, {"reward": step / 4}, (PLAIN, CHAT), OUTCOMES, ADVANTAGES, TRACES))
 
 
 def query(directory: Path, sql: str) -> list[tuple[object, ...]]:
@@ -89,7 +99,7 @@ def test_rollouts_come_back_as_they_were(run: Path) -> None:
 def test_steps_of_a_completion_come_back(tmp_path: Path) -> None:
     stepped = RewardOutcome(1.5, {"equations": 0.5}, steps=(StepReward(1, 1.0), StepReward(2, 0.0)))
     with RunRecord.create(tmp_path / "run", CONFIG) as record:
-        record.step(1, {}, (PLAIN,), ((stepped, OUTCOMES[0][1]),), ADVANTAGES[:1])
+        record.step(StepRecord(1, {}, (PLAIN,), ((stepped, OUTCOMES[0][1]),), ADVANTAGES[:1]))
     assert read_rollouts(tmp_path / "run", 1)[0].outcomes == (stepped, OUTCOMES[0][1])
     assert query(tmp_path / "run", "SELECT step_rewards FROM completions") == [("[[1, 1.0], [2, 0.0]]",), (None,)]
 
@@ -99,8 +109,8 @@ def test_what_was_earned_and_which_groups_were_kept_come_back(tmp_path: Path) ->
     penalized = RewardOutcome(0.3, {"right": 0.3, "soft_overlong": -0.7}, penalty=-0.7)
     with RunRecord.create(tmp_path / "run", CONFIG) as record:
         outcomes = ((penalized, OUTCOMES[0][1]), OUTCOMES[1])
-        record.step(1, {}, (PLAIN, CHAT), outcomes, ADVANTAGES, kept=[True, False])
-        record.step(2, {}, (PLAIN, CHAT), outcomes, ADVANTAGES)
+        record.step(StepRecord(1, {}, (PLAIN, CHAT), outcomes, ADVANTAGES, kept=[True, False]))
+        record.step(StepRecord(2, {}, (PLAIN, CHAT), outcomes, ADVANTAGES))
     first, second = (read_rollouts(tmp_path / "run", step) for step in (1, 2))
     assert first[0].outcomes == (penalized, OUTCOMES[0][1])
     assert [group.kept for group in first] == [True, False]
@@ -134,7 +144,7 @@ def test_blobs_are_little_endian_int32_and_float32(run: Path) -> None:
 def test_log_probs_are_kept_to_float32(tmp_path: Path) -> None:
     odd = Completion(0, (1,), (-0.1,), (-math.pi,), "x", StopReason.END, 0)
     with RunRecord.create(tmp_path / "run", CONFIG) as record:
-        record.step(1, {}, [Group(PLAIN.problem, (1,), (odd,))], [[OUTCOMES[0][0]]], [[[0.0]]])
+        record.step(StepRecord(1, {}, [Group(PLAIN.problem, (1,), (odd,))], [[OUTCOMES[0][0]]], [[[0.0]]]))
         (found,) = read_rollouts(tmp_path / "run", 1)[0].group.completions
     assert (found.logprobs, found.plain_logprobs) == ((float(np.float32(-0.1)),), (float(np.float32(-math.pi)),))
 
@@ -155,7 +165,7 @@ def test_views_answer_the_usual_questions(run: Path) -> None:
 
 def test_a_problem_may_come_twice_in_a_step(tmp_path: Path) -> None:
     with RunRecord.create(tmp_path / "run", CONFIG) as record:
-        record.step(1, {}, (PLAIN, PLAIN), (OUTCOMES[0],) * 2, (ADVANTAGES[0],) * 2)
+        record.step(StepRecord(1, {}, (PLAIN, PLAIN), (OUTCOMES[0],) * 2, (ADVANTAGES[0],) * 2))
     assert [found.group for found in read_rollouts(tmp_path / "run", 1)] == [PLAIN, PLAIN]
 
 
@@ -168,7 +178,7 @@ def test_columns_that_json_cannot_hold_are_kept_as_text(tmp_path: Path) -> None:
     }
     problem = Problem("p", "?", given)
     with RunRecord.create(tmp_path / "run", CONFIG) as record:
-        record.step(1, {}, [Group(problem, (), (completion(0, "x"),))], [[OUTCOMES[0][0]]], [[[0.0] * 3]])
+        record.step(StepRecord(1, {}, [Group(problem, (), (completion(0, "x"),))], [[OUTCOMES[0][0]]], [[[0.0] * 3]]))
     assert read_rollouts(tmp_path / "run", 1)[0].group.problem.columns == {
         "where": "/data",
         "broken": "\ufffd",
@@ -184,7 +194,9 @@ def test_half_a_surrogate_pair_anywhere_does_not_end_a_run(tmp_path: Path) -> No
     problem = Problem(half, ({"role": "user", "content": half},), {half: half})
     invalid = RewardOutcome(math.nan, {half: None}, reason=half)
     with RunRecord.create(tmp_path / "run", CONFIG) as record:
-        record.step(1, {half: 1.0}, [Group(problem, (), (completion(0, half),))], [[invalid]], [[[0.0] * 3]])
+        record.step(
+            StepRecord(1, {half: 1.0}, [Group(problem, (), (completion(0, half),))], [[invalid]], [[[0.0] * 3]])
+        )
         record.examples("before", [Example(half, half, half, half, None)])
         record.held_out(0, {"problem_ids": (half,)})
         record.summary({half: half})
@@ -201,13 +213,15 @@ def test_half_a_surrogate_pair_anywhere_does_not_end_a_run(tmp_path: Path) -> No
 def test_what_does_not_fit_together_is_refused_and_nothing_kept(run: Path) -> None:
     with RunRecord.reopen(run, 3) as record:
         with pytest.raises(ValueError, match="zip"):
-            record.step(4, {}, (PLAIN,), OUTCOMES, ADVANTAGES)
+            record.step(StepRecord(4, {}, (PLAIN,), OUTCOMES, ADVANTAGES))
         with pytest.raises(ValueError, match="zip"):
-            record.step(4, {}, (PLAIN,), (OUTCOMES[0][:1],), (ADVANTAGES[0],))
+            record.step(StepRecord(4, {}, (PLAIN,), (OUTCOMES[0][:1],), (ADVANTAGES[0],)))
         with pytest.raises(ValueError, match="a number for each of 3 tokens, got 2"):
-            record.step(4, {}, (PLAIN,), OUTCOMES[:1], [[(1.0,) * 3, (1.0,) * 2]])
+            record.step(StepRecord(4, {}, (PLAIN,), OUTCOMES[:1], [[(1.0,) * 3, (1.0,) * 2]]))
         with pytest.raises(ValueError, match="a number for each of 3 tokens, got 1"):
-            record.step(4, {}, (PLAIN,), OUTCOMES[:1], ADVANTAGES[:1], [[SEEN, TokenTrace(entropies=(1.0,))]])
+            record.step(
+                StepRecord(4, {}, (PLAIN,), OUTCOMES[:1], ADVANTAGES[:1], [[SEEN, TokenTrace(entropies=(1.0,))]])
+            )
         with pytest.raises(sqlite3.IntegrityError):
             record_steps(record, range(3, 4))
     assert query(run, "SELECT DISTINCT step FROM completions") == [(1,), (2,), (3,)]
@@ -216,9 +230,9 @@ def test_what_does_not_fit_together_is_refused_and_nothing_kept(run: Path) -> No
 
 def test_metrics_are_strict_json(tmp_path: Path) -> None:
     with RunRecord.create(tmp_path / "run", CONFIG) as record:
-        record.step(1, {"kl": math.nan, "loss": -math.inf, "completion_tokens": 12}, (), (), ())
+        record.step(StepRecord(1, {"kl": math.nan, "loss": -math.inf, "completion_tokens": 12}, (), (), ()))
         with pytest.raises(TypeError):
-            record.step(2, {"kl": np.float32(1)}, (), (), ())  # type: ignore[dict-item]
+            record.step(StepRecord(2, {"kl": np.float32(1)}, (), (), ()))  # type: ignore[dict-item]
     line = (tmp_path / "run" / "metrics.jsonl").read_text()
     assert json.loads(line, parse_constant=pytest.fail) == {
         "step": 1,
@@ -254,7 +268,7 @@ def test_reopen_drops_what_came_later(run: Path) -> None:
     with RunRecord.reopen(run, 3) as record:
         record.evaluation(2, {"greedy_accuracy": 0.5})
         record.evaluation(4, {"greedy_accuracy": 0.6})
-        record.step(4, {"reward": 9.0}, (later,), ((OUTCOMES[0][0],),), (((0.0,) * 3,),))
+        record.step(StepRecord(4, {"reward": 9.0}, (later,), ((OUTCOMES[0][0],),), (((0.0,) * 3,),)))
     with RunRecord.reopen(run, 2) as record:
         record_steps(record, range(3, 4))
     found = read_run(run)

@@ -19,7 +19,7 @@ from grouprl.report.drawing import smooth
 from grouprl.report.plots import PLOTS
 from grouprl.report.words import duration
 from grouprl.report.write import verdict, write_report
-from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason, UserError
+from grouprl.types import Completion, Group, Problem, RewardOutcome, StepRecord, StopReason, UserError
 
 ATTACK = '<script>alert("x")</script><img src=http://example.com/a.png onerror=alert(1)>\u202e\\boxed{1}'
 BEFORE = {
@@ -141,7 +141,9 @@ def record_run(directory: Path, steps: int = 60, finished: bool = True) -> Path:
     with RunRecord.create(directory, "task: word_problems\nalgorithm:\n  name: grpo\n  kl_coef: 0.04\n") as record:
         record.examples("before", [*examples(solved=False), attacked])
         for step in range(1, steps + 1):
-            record.step(step, metrics_at(step, steps, noise), [tiny_group(step)], [[outcome]], [[[0.0, 0.0]]])
+            record.step(
+                StepRecord(step, metrics_at(step, steps, noise), [tiny_group(step)], [[outcome]], [[[0.0, 0.0]]])
+            )
             if step % 10 == 0:
                 share = 0.3 + 0.65 * step / steps
                 record.evaluation(step, {"greedy_accuracy": share, "greedy_interval": [share - 0.03, share + 0.02]})
@@ -229,7 +231,7 @@ def test_every_plot_is_written_and_shown_once(finished: Path, page: Page) -> Non
 
 def test_a_run_that_clips_nothing_and_has_no_critic_shows_neither(tmp_path: Path) -> None:
     with RunRecord.create(tmp_path / "run", "task: x\n") as record:
-        record.step(1, {"reward": 0.5, "clip_low_fraction": 0.0, "clip_high_fraction": 0.0}, [], [], [])
+        record.step(StepRecord(1, {"reward": 0.5, "clip_low_fraction": 0.0, "clip_high_fraction": 0.0}, [], [], []))
     write_report(tmp_path / "run")
     assert [path.stem for path in (tmp_path / "run" / "plots").iterdir()] == ["reward"]
 
@@ -253,7 +255,7 @@ SECTIONS = (("Before and after", "What happened"), ("The same problems", "Run an
 def test_without_a_verifier_the_report_tells_of_rewards_and_invents_no_zeros(tmp_path: Path) -> None:
     with RunRecord.create(tmp_path / "run", "task: x\n") as record:
         for step in range(1, 21):
-            record.step(step, {"reward": step / 10, "reward_std": 0.1, "loud_share": 0.5}, [], [], [])
+            record.step(StepRecord(step, {"reward": step / 10, "reward_std": 0.1, "loud_share": 0.5}, [], [], []))
         unfinished = verdict(read_run(tmp_path / "run"))
         for when in ("before", "after"):
             record.examples(when, [Example("test-0", "Sing!", "", "la", None)])
@@ -284,7 +286,7 @@ def test_a_run_that_did_nothing_yet_has_a_report(tmp_path: Path) -> None:
 
 def test_results_that_could_not_be_computed_are_shown_as_missing(tmp_path: Path) -> None:
     with RunRecord.create(tmp_path / "run", "task: x\n") as record:
-        record.step(1, {"reward": 0.5, "kl": math.nan, "accuracy": 0.25}, [], [], [])
+        record.step(StepRecord(1, {"reward": 0.5, "kl": math.nan, "accuracy": 0.25}, [], [], []))
         record.summary({"before": {**BEFORE, "mean_length": math.nan}, "after": None, "steps": 1})
     text = Page(write_report(tmp_path / "run").read_text(encoding="utf-8")).text
     assert "31.2%" in text
@@ -308,9 +310,9 @@ def test_smoothing_is_a_centred_mean_that_shrinks_at_the_ends() -> None:
 
 def test_time_parts_add_up_to_the_step_longest_first(tmp_path: Path) -> None:
     with RunRecord.create(tmp_path / "run", "") as record:
-        record.step(1, {"time/reward": 0.5, "time/rollout": 3.0, "time/total": 4.0}, [], [], [])
-        record.step(2, {"time/reward": 1.5, "time/rollout": 1.0, "time/total": 2.5}, [], [], [])
-        record.step(3, {"reward": 1.0}, [], [], [])
+        record.step(StepRecord(1, {"time/reward": 0.5, "time/rollout": 3.0, "time/total": 4.0}, [], [], []))
+        record.step(StepRecord(2, {"time/reward": 1.5, "time/rollout": 1.0, "time/total": 2.5}, [], [], []))
+        record.step(StepRecord(3, {"reward": 1.0}, [], [], []))
     steps, parts = read_run(tmp_path / "run").time_split()
     assert steps == [1, 2]
     assert list(parts.items()) == [("rollout", [3.0, 1.0]), ("reward", [0.5, 1.5]), ("other", [0.5, 0.0])]

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 import grouprl.models
 from grouprl.config.run import RunConfig
 from grouprl.record.write import Example, RunRecord
-from grouprl.types import Completion, Group, Message, Problem, RewardOutcome, StopReason, TokenTrace
+from grouprl.types import Completion, Group, Message, Problem, RewardOutcome, StepRecord, StopReason, TokenTrace
 
 SCRIPT = "<script>window.hostile = 1; alert(1)</script>"
 IMAGE = "<img src=/fetched/image onerror=\"window.hostile=1;alert('image')\">"
@@ -62,7 +62,7 @@ def make_hostile_run(directory: Path) -> None:
             advantages = [list(map(_advantages, group.completions, scored)) for group, scored in pairs]
             traces = [[_trace(completion, step) for completion in group.completions] for group in groups]
             metrics = {"reward": 0.5, "accuracy": 0.5, f"rewards/{IMAGE}/mean": 0.5, f"{SCRIPT}_share": 0.5}
-            record.step(step, metrics, groups, outcomes, advantages, traces)
+            record.step(StepRecord(step, metrics, groups, outcomes, advantages, traces))
         record.evaluation(3, {"greedy_accuracy": 0.5, "greedy_interval": [0.4, 0.6], SCRIPT: IMAGE})
         for when in ("before", "after"):
             record.examples(when, [Example(name, text, IMAGE, text, None) for name, text in TEXTS.items()])

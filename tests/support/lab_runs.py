@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grouprl.record.write import RunRecord
-from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason
+from grouprl.types import Completion, Group, Problem, RewardOutcome, StepRecord, StopReason
 
 CONFIG = "name: run\nsteps: 3\nalgorithm: {name: grpo}\n"
 
@@ -52,7 +52,9 @@ class Made:
 
 def add_step(record: RunRecord, step: int, made: Sequence[Made]) -> None:
     advantages = [[[advantage] * 2 for advantage in one.advantages or [0.0] * len(one.rewards)] for one in made]
-    record.step(step, {"reward": 0.5}, [one.group() for one in made], [one.outcomes() for one in made], advantages)
+    record.step(
+        StepRecord(step, {"reward": 0.5}, [one.group() for one in made], [one.outcomes() for one in made], advantages)
+    )
 
 
 def make_run(folder: Path, *steps: Sequence[Made], config: str = CONFIG) -> Path:

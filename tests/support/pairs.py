@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grouprl.config.run import RunConfig, dump_config
 from grouprl.record.write import RunRecord
-from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason
+from grouprl.types import Completion, Group, Problem, RewardOutcome, StepRecord, StopReason
 
 ROWS = [
     {"prompt": f"What is {n}?", "chosen": f"It is {n}, of course.", "rejected": f"I guess {n}" + " or not" * (n % 3)}
@@ -53,5 +53,5 @@ def recorded_run(
                 made.append(Group(Problem(f"p{problem}", f"Say {problem}."), (5, 6, 7 + problem), tuple(own)))
                 problem += 1
             flat = [[[0.0] * len(c) for c in group.completions] for group in made]
-            record.step(step, {"loss": 0.0}, made, [[outcome(r) for r in group] for group in groups], flat)
+            record.step(StepRecord(step, {"loss": 0.0}, made, [[outcome(r) for r in group] for group in groups], flat))
     return directory

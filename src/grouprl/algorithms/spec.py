@@ -14,7 +14,7 @@ from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.objectives import Clip, Objective
 from grouprl.algorithms.option import Part, option
 from grouprl.algorithms.tokens import CriticAdvantage
-from grouprl.algorithms.values import CriticPart
+from grouprl.algorithms.values import CopiedCritic, CriticPart
 from grouprl.types import UserError
 
 
@@ -53,6 +53,19 @@ class Algorithm:
     def kl_coef(self) -> float:
         """Weight of the KL at the first step; 0 without a reference."""
         return 0.0 if self.kl is None else self.kl.kl_coef
+
+    @property
+    def moves_reference(self) -> bool:
+        """Whether the reference follows the policy in steps."""
+        return self.kl is not None and self.kl.refresh_reference > 0
+
+    def refreshes_reference(self, step: int) -> bool:
+        """Whether the reference becomes the policy after a step (1, 2, ...)."""
+        return self.kl is not None and self.kl.refresh_reference > 0 and step % self.kl.refresh_reference == 0
+
+    def warms_up(self, step: int) -> bool:
+        """Whether the critic alone learns in a step (1, 2, ...)."""
+        return isinstance(self.critic, CopiedCritic) and step <= self.critic.critic_warmup
 
     @property
     def groups(self) -> Filter:

@@ -6,7 +6,7 @@ Beyond those, which come from the record, a resumed run needs no state. `edge.Ed
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -43,6 +43,37 @@ class Sampler(Protocol):
     def possible(self, problems: Sequence[Problem], *, steps: range, refills: int) -> Iterator[Problem]:
         """Every problem that these steps can visit, whatever is found, refills included; some come more than once."""
         ...
+
+
+def rounds(
+    order: Sampler,
+    problems: Sequence[Problem],
+    *,
+    step: int,
+    rates: PassRates,
+    refills: int,
+    missing: Callable[[], int],
+) -> Iterator[list[Visit]]:
+    """The visits of a step round by round: its problems, then others in the place of those whose groups were dropped.
+
+    Args:
+        order: chooses the problems.
+        problems: of the train split.
+        step: 1, 2, ...
+        rates: what the steps before found of each problem.
+        refills: rounds after the first, at most.
+        missing: how many groups are still to be replaced; asked before each further round.
+    """
+    visits = order.visits(problems, step=step, rates=rates)
+    yield visits
+    visited = len(visits)
+    for round_ in range(1, refills + 1):
+        count = missing()
+        if not count:
+            return
+        visits = order.refill(problems, count, step=step, round_=round_, rates=rates, visited=visited)
+        visited += len(visits)
+        yield visits
 
 
 @dataclass(frozen=True)

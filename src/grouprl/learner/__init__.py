@@ -1,12 +1,12 @@
 """Groups to a packed batch, credit for every token, log-probs, and the weight updates."""
 
 from grouprl.learner.batch import make_batch
-from grouprl.learner.credit import assign_credit, token_rows
+from grouprl.learner.credit import assign_credit
 from grouprl.learner.kl_coefficient import KlCoefficient
-from grouprl.learner.learner import Learner, LearnResult
+from grouprl.learner.learner import Learner, LearnResult, TokenGrid
 from grouprl.learner.optimizer import Optimizer
 from grouprl.learner.policy_evaluation import PolicyEvaluation
-from grouprl.learner.trace import recorded_tokens, watches
+from grouprl.learner.trace import token_record
 
 __all__ = [
     "KlCoefficient",
@@ -14,9 +14,8 @@ __all__ = [
     "Learner",
     "Optimizer",
     "PolicyEvaluation",
+    "TokenGrid",
     "assign_credit",
     "make_batch",
-    "recorded_tokens",
-    "token_rows",
-    "watches",
+    "token_record",
 ]

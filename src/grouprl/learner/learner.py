@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,19 +13,34 @@ from transformers import PreTrainedModel
 
 from grouprl.algorithms import high_entropy_mask, token_weights, value_loss
 from grouprl.algorithms.credit import Credit
-from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.values import SharedCritic
-from grouprl.learner.credit import explained_variance
+from grouprl.learner.credit import explained_variance, token_rows
 from grouprl.learner.forward import Forward, pack_forward, pack_hidden
 from grouprl.learner.kl_coefficient import KlCoefficient
 from grouprl.learner.optimizer import Optimizer
 from grouprl.learner.packs import Pack, make_packs, targets, to_grid
 from grouprl.learner.policy_evaluation import PolicyEvaluation, evaluate_policy
-from grouprl.learner.trace import TokenPass, Trace, make_trace, watched_group
+from grouprl.learner.trace import TokenPass, make_trace, watched_group, watches
 from grouprl.models.critic import Critic
 from grouprl.models.precision import autocast
-from grouprl.types import Batch
+from grouprl.types import Batch, TokenTrace
+
+
+@dataclass(frozen=True)
+class TokenGrid:
+    """The completion tokens of a pack: [n, T] tensors on the learner's device, 0 outside the completions."""
+
+    logprobs_NT: Tensor  # under the policy; the gradient flows through these
+    old_logprobs_NT: Tensor  # under the behavior policy
+    reference_NT: Tensor | None  # under the reference; None = the algorithm has none
+    advantages_NT: Tensor
+    weights_NT: Tensor  # of each token in the loss, from the whole batch
+    mask_NT: Tensor  # bool, tokens that exist
+
+
+TokenLoss = Callable[[TokenGrid], tuple[Tensor, dict[str, Tensor]]]
+"""The loss of some tokens, and detached scalars about it."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +48,7 @@ class LearnResult:
     """What came of a batch, for the record."""
 
     metrics: dict[str, float]
-    trace: Trace
+    tokens: list[tuple[list[float], TokenTrace]]  # [N] advantages of its tokens, and what was read of them
 
 
 @dataclass(frozen=True)
@@ -66,7 +80,13 @@ class Learner:
         )
 
     def learn(
-        self, batch: Batch, credit: Credit, before: PolicyEvaluation, *, critic_only: bool = False, watch: bool = False
+        self,
+        batch: Batch,
+        credit: Credit,
+        before: PolicyEvaluation,
+        loss: TokenLoss,
+        *,
+        step: int,
     ) -> LearnResult:
         """`passes` times through the batch, in `minibatches` updates each.
 
@@ -74,14 +94,15 @@ class Learner:
             batch: the completions.
             credit: their advantages, and the returns for a critic.
             before: from `evaluate`.
-            critic_only: leave the policy as it is.
-            watch: look at one group again after the last update, see `Trace.updated_NT`.
+            loss: of the tokens of a pack; a bonus for entropy and the loss of a critic are added to it here.
+            step: 1, 2, ...; a critic may learn alone in the first ones, and every tenth reads one group again after its
+                last update (`Trace.updated_NT`).
 
         Returns:
-            Figures of the last pass, `sampler_learner_gap` of the first update, and the seconds spent; the tokens.
+            Metrics of the last pass, with `sampler_learner_gap` of the first update; what was read of the tokens.
         """
-        started = time.perf_counter()
-        work, metrics = _Work.of(batch, credit, before, self.algorithm)
+        critic_only = self.algorithm.warms_up(step)
+        work, metrics = _Work.of(batch, credit, before, loss, self.algorithm)
         passes = []
         for _ in range(self.algorithm.updates.passes):
             parts = _minibatches(batch, self.algorithm.updates.minibatches, self._updates())
@@ -94,15 +115,16 @@ class Learner:
             del metrics["kl_coef"]
         elif "kl" in metrics:
             self.kl_coefficient.measured(metrics["kl"])
-        watched = watched_group(batch, work.advantages_NT) if watch and not critic_only else []
+        watched = watched_group(batch, work.advantages_NT) if watches(step) and not critic_only else []
         again = [self._looked_again(batch, pack) for pack in self._packs(batch, watched)] if watched else []
         trace = make_trace(batch, before, [part for _, parts in passes[-1] for part in parts], again)
-        return LearnResult(metrics | {"time/learn": time.perf_counter() - started}, trace)
+        advantages = token_rows(credit.advantages_NT, batch)
+        return LearnResult(metrics, list(zip(advantages, trace.rows(batch), strict=True)))
 
     @property
-    def refreshes_reference(self) -> bool:
-        """Whether the reference changes during a run."""
-        return self.algorithm.kl is not None and self.algorithm.kl.refresh_reference > 0
+    def kl_coef(self) -> float:
+        """Weight of the KL in this step; 0 without a reference."""
+        return self.kl_coefficient.value
 
     def refresh_reference(self) -> None:
         """Makes the reference what the policy is now (iterative GRPO, DeepSeekMath 4.1.4)."""
@@ -156,7 +178,7 @@ class Learner:
     def _moving(self, work: _Work, rows: Iterable[int], weights_NT: Tensor) -> list[int]:
         """Completions that move the policy: without a KL term those of advantage 0 have no gradient."""
         a = self.algorithm
-        everyone = _kl_in_loss(a) is not None or a.spread.entropy_coef > 0
+        everyone = (a.kl is not None and a.kl.kl_in == "loss") or a.spread.entropy_coef > 0
         moving_N = (weights_NT > 0).any(1) & (everyone | (work.advantages_NT != 0).any(1))
         return [row for row in rows if moving_N[row]]
 
@@ -170,16 +192,16 @@ class Learner:
             )
         logprobs_nT = to_grid(pack, forward.logprobs_C)
         mask_nT, weights_nT = self._cut(pack, batch.mask_NT), self._cut(pack, weights_NT)
-        anchor = _kl_in_loss(a)
-        loss, stats = a.objective.loss(
-            logprobs_nT,
-            self._cut(pack, work.old_NT),
-            self._cut(pack, work.advantages_NT),
-            weights_nT,
-            ref_logprobs_NT=None if work.before.reference_NT is None else self._cut(pack, work.before.reference_NT),
-            kl_coef=self.kl_coefficient.value if anchor else 0.0,
-            kl=a.kl.kl_estimator if a.kl else "k3",
-            mask_NT=mask_nT,
+        reference_NT = work.before.reference_NT
+        loss, stats = work.loss(
+            TokenGrid(
+                logprobs_NT=logprobs_nT,
+                old_logprobs_NT=self._cut(pack, work.old_NT),
+                reference_NT=None if reference_NT is None else self._cut(pack, reference_NT),
+                advantages_NT=self._cut(pack, work.advantages_NT),
+                weights_NT=weights_nT,
+                mask_NT=mask_nT,
+            )
         )
         if a.spread.entropy_coef > 0:
             loss = loss - a.spread.entropy_coef * (weights_nT * to_grid(pack, forward.entropies_C)).sum()
@@ -188,7 +210,7 @@ class Learner:
             loss, stats = loss + a.critic.value_coef * cost, stats | value_stats | {"value_loss": cost.detach()}
         loss.backward()  # type: ignore[no-untyped-call]
         gap = (logprobs_nT.detach() - self._cut(pack, batch.old_logprobs_NT)).abs()[mask_nT].max()
-        return _figures(pack, loss, forward, gap, stats), TokenPass.of(pack, forward)
+        return _metrics(pack, loss, forward, gap, stats), TokenPass.of(pack, forward)
 
     @torch.no_grad()
     def _looked_again(self, batch: Batch, pack: Pack) -> TokenPass:
@@ -231,12 +253,13 @@ class _Work:
     batch: Batch
     credit: Credit
     before: PolicyEvaluation
+    loss: TokenLoss
     old_NT: Tensor  # log-probs under the old policy of the ratio
     advantages_NT: Tensor  # corrected for the sampler, and 0 where entropy is low
 
     @staticmethod
     def of(
-        batch: Batch, credit: Credit, before: PolicyEvaluation, algorithm: Algorithm
+        batch: Batch, credit: Credit, before: PolicyEvaluation, loss: TokenLoss, algorithm: Algorithm
     ) -> tuple[_Work, dict[str, float]]:
         """The work, and metrics about it."""
         old_NT, advantages_NT, metrics = batch.old_logprobs_NT, credit.advantages_NT, {}
@@ -259,7 +282,7 @@ class _Work:
             metrics["value_explained_variance"] = explained_variance(
                 before.values_NT, credit.returns_NT, credit.counted_NT
             )
-        return _Work(batch, credit, before, old_NT, advantages_NT), metrics
+        return _Work(batch, credit, before, loss, old_NT, advantages_NT), metrics
 
     def value_weights(self, rows: Sequence[int]) -> Tensor | None:
         """[N, T] weights of the value loss: the mean over the counted tokens of these rows."""
@@ -268,10 +291,6 @@ class _Work:
         counted_NT = torch.zeros_like(self.batch.mask_NT)
         counted_NT[list(rows)] = self.credit.counted_NT[list(rows)]
         return token_weights(counted_NT, aggregate="token_mean")
-
-
-def _kl_in_loss(algorithm: Algorithm) -> Kl | None:
-    return algorithm.kl if algorithm.kl is not None and algorithm.kl.kl_in == "loss" else None
 
 
 def _mib(tensors: Iterable[Tensor]) -> float:
@@ -287,7 +306,7 @@ def _minibatches(batch: Batch, count: int, seed: int) -> list[list[int]]:
     return [[row for row, group in enumerate(batch.group_of_N) if group in part] for part in parts]
 
 
-def _figures(pack: Pack, loss: Tensor, forward: Forward, gap: Tensor, stats: dict[str, Tensor]) -> dict[str, float]:
+def _metrics(pack: Pack, loss: Tensor, forward: Forward, gap: Tensor, stats: dict[str, Tensor]) -> dict[str, float]:
     return {
         "loss": float(loss.detach()),
         "entropy": float(forward.entropies_C.detach().mean()),

@@ -69,19 +69,21 @@ def watches(step: int) -> bool:
     return step % 10 == 1
 
 
-def recorded_tokens(
-    groups: Sequence[Group], kept: Sequence[bool], advantages: Sequence[Sequence[float]], traces: Sequence[TokenTrace]
+def token_record(
+    groups: Sequence[Group], kept: Sequence[bool], tokens: Sequence[tuple[list[float], TokenTrace]]
 ) -> tuple[list[list[list[float]]], list[list[TokenTrace]]]:
     """[P][G] advantages and traces: the rows of the batch back in their groups.
 
-    Groups that were dropped from it have advantages of 0, and were not looked at.
+    Groups that were dropped from it have advantages of 0, and were not read.
     """
-    rows = iter(zip(advantages, traces, strict=True))
+    rows = iter(tokens)
     pairs = [
         [next(rows) if keep else ([0.0] * len(completion), TokenTrace()) for completion in group.completions]
         for group, keep in zip(groups, kept, strict=True)
     ]
-    return [[list(one) for one, _ in group] for group in pairs], [[trace for _, trace in group] for group in pairs]
+    return [[advantages for advantages, _ in group] for group in pairs], [
+        [trace for _, trace in group] for group in pairs
+    ]
 
 
 def _whole(batch: Batch, parts: Sequence[tuple[Pack, Tensor]]) -> Tensor:

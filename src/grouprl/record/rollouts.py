@@ -15,7 +15,7 @@ import numpy as np
 
 from grouprl.record.files import json_text, utf8_text
 from grouprl.record.layout import RunDirectory
-from grouprl.types import Completion, Group, RewardOutcome, TokenTrace, UserError
+from grouprl.types import Completion, Group, RewardOutcome, StepRecord, TokenTrace, UserError
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS problems (
@@ -99,35 +99,23 @@ def open_rollouts(location: str) -> sqlite3.Connection:
     return database
 
 
-def write_step(
-    database: sqlite3.Connection,
-    step: int,
-    groups: Sequence[Group],
-    outcomes: Sequence[Sequence[RewardOutcome]],
-    token_advantages: Sequence[Sequence[Sequence[float]]],
-    traces: Sequence[Sequence[TokenTrace]] | None = None,
-    kept: Sequence[bool] | None = None,
-) -> None:
-    """Adds the groups [P] of a step, all or none.
-
-    With outcomes [P][G], advantages [P][G][tokens], traces [P][G], and whether each group was learned from [P].
+def write_step(database: sqlite3.Connection, record: StepRecord) -> None:
+    """Adds the groups of a step, all or none.
 
     Raises:
         ValueError: when they differ in shape.
         sqlite3.IntegrityError: when the step is there already.
     """
-    if traces is None:
-        traces = [[TokenTrace()] * len(group.completions) for group in groups]
-    problems = [_problem_row(group) for group in groups]
-    learned = [None] * len(groups) if kept is None else [int(keep) for keep in kept]
+    traces = record.traces or [[TokenTrace()] * len(group.completions) for group in record.groups]
+    kept = [None] * len(record.groups) if record.kept is None else [int(keep) for keep in record.kept]
+    columns = (record.groups, record.outcomes, record.token_advantages, traces, kept)
     completions = [
-        (*_completion_row(step, group_index, group.problem.id, *member), keep)
-        for group_index, (group, *scores, keep) in enumerate(
-            zip(groups, outcomes, token_advantages, traces, learned, strict=True)
-        )
+        (*_completion_row(record.step, group_index, group.problem.id, *member), keep)
+        for group_index, (group, *scores, keep) in enumerate(zip(*columns, strict=True))
         for member in zip(group.completions, *scores, strict=True)
     ]
     with database:
+        problems = [_problem_row(group) for group in record.groups]
         database.executemany("INSERT OR IGNORE INTO problems VALUES (?, ?, ?, ?, ?)", problems)
         database.executemany(f"INSERT INTO completions VALUES ({', '.join('?' * 24)})", completions)
 

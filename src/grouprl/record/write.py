@@ -20,7 +20,7 @@ from grouprl.record.files import atomic_directory, atomic_write_text, json_text
 from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory, lock_directory
 from grouprl.record.read import Example, read_json, read_json_lines
 from grouprl.record.rollouts import drop_after, holds_steps, open_rollouts, write_step
-from grouprl.types import Group, RewardOutcome, TokenTrace, UserError
+from grouprl.types import StepRecord, UserError
 
 __all__ = ["Example", "RunRecord", "atomic_directory", "atomic_write_text"]
 
@@ -83,19 +83,10 @@ class RunRecord:
             on_error.pop_all()
         return record
 
-    def step(
-        self,
-        step: int,
-        metrics: Mapping[str, float],
-        groups: Sequence[Group],
-        outcomes: Sequence[Sequence[RewardOutcome]],
-        token_advantages: Sequence[Sequence[Sequence[float]]],
-        traces: Sequence[Sequence[TokenTrace]] | None = None,
-        kept: Sequence[bool] | None = None,
-    ) -> None:
-        """Records one step: its metrics, and what `write_step` takes."""
-        write_step(self._rollouts, step, groups, outcomes, token_advantages, traces, kept)
-        _append(self._files.metrics, {"step": step, **metrics})
+    def step(self, record: StepRecord) -> None:
+        """Records one step: its rollouts, then its metrics."""
+        write_step(self._rollouts, record)
+        _append(self._files.metrics, {"step": record.step, **record.metrics})
 
     def evaluation(self, step: int, values: Mapping[str, Any]) -> None:
         """Records an evaluation on held-out problems after `step` updates."""

@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from transformers import PreTrainedTokenizerBase
+
+from grouprl.models import prompt_token_ids
 from grouprl.types import Group, Problem, Sampling
 
 
@@ -17,6 +20,24 @@ class Request:
     prompt_ids: tuple[int, ...]
     completions: int
     stream: str = ""  # part of the key of the random numbers: another stream, other completions
+
+
+def requests(
+    visits: Sequence[tuple[Problem, str]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    completions: int,
+    longest_prompt: int,
+) -> list[Request]:
+    """A request for each visit: its problem as prompt tokens, and the random stream of the visit.
+
+    Raises:
+        UserError: a prompt has more than `longest_prompt` tokens.
+    """
+    return [
+        Request(problem, prompt_token_ids(problem, tokenizer, longest=longest_prompt), completions, stream)
+        for problem, stream in visits
+    ]
 
 
 class Engine(Protocol):

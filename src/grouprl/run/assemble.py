@@ -30,7 +30,7 @@ from grouprl.rewards.configured import check_rewards
 from grouprl.rollout import NativeEngine, Request
 from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint
 from grouprl.scoring.scorer import Scorer
-from grouprl.step import Rooms
+from grouprl.step import StepParts
 from grouprl.tasks import Task
 from grouprl.types import UserError
 
@@ -39,7 +39,7 @@ from grouprl.types import UserError
 class Prepared:
     """A run that is ready for its next step."""
 
-    rooms: Rooms
+    parts: StepParts
     held_out: Sequence[Request]
     state: TrainerState
 
@@ -85,16 +85,16 @@ def prepare(
     learner = _learner(config, policy, start)
     if checkpoint is not None:
         load_learner(checkpoint, learner, state)
-    rooms = _rooms(config, task, scorer, learner, tokenizer)
+    parts = _parts(config, task, scorer, learner, tokenizer)
     held_out = [
-        Request(problem, prompt_token_ids(problem, tokenizer, longest=rooms.longest_prompt), 1)
+        Request(problem, prompt_token_ids(problem, tokenizer, longest=parts.longest_prompt), 1)
         for problem in task.problems(config.evaluation.split)[: config.evaluation.problems]
     ]
-    _check_prompts(rooms, state.step + 1, config.steps)
+    _check_prompts(parts, state.step + 1, config.steps)
     _check_sampler(config, task)
-    scorer.check_columns(task.problems("train")[: rooms.problems_per_step])
-    rooms.engine.load_weights(state.updates)
-    return Prepared(rooms, held_out, state)
+    scorer.check_columns(task.problems("train")[: parts.problems_per_step])
+    parts.engine.load_weights(state.updates)
+    return Prepared(parts, held_out, state)
 
 
 def _policy(config: RunConfig, start: PreTrainedModel, checkpoint: Checkpoint | None) -> PreTrainedModel:
@@ -134,13 +134,13 @@ def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel)
     )
 
 
-def _rooms(
+def _parts(
     config: RunConfig,
     task: Task,
     scorer: Scorer,
     learner: Learner,
     tokenizer: PreTrainedTokenizerBase,
-) -> Rooms:
+) -> StepParts:
     policy, rollout = learner.policy, config.rollout
     longest_prompt = context_length(policy) - rollout.max_tokens
     if longest_prompt < 1:
@@ -148,7 +148,7 @@ def _rooms(
             f"rollout.max_tokens: expected less than the model's context of {context_length(policy)} tokens, "
             f"got {rollout.max_tokens}: lower it"
         )
-    return Rooms(
+    return StepParts(
         task=task,
         scorer=scorer,
         engine=NativeEngine(policy, tokenizer, seed=config.seed, max_rows=rollout.max_rows, dtype=config.model.dtype),
@@ -159,11 +159,11 @@ def _rooms(
         longest_prompt=longest_prompt,
         problems_per_step=rollout.problems_per_step,
         group_size=rollout.group_size,
-        sampler=_sampler(config),
+        order=_order(config),
     )
 
 
-def _sampler(config: RunConfig) -> Sampler:
+def _order(config: RunConfig) -> Sampler:
     count, curriculum = config.rollout.problems_per_step, config.curriculum
     if curriculum.sampler == "uniform":
         return Uniform(count, config.seed)
@@ -176,18 +176,16 @@ def _check_sampler(config: RunConfig, task: Task) -> None:
             f"curriculum.sampler: expected a task that knows what is correct with edge, got {task.name}, which has no "
             "verifier: give the problems an answer, the task a verifier, or use uniform"
         )
-    _sampler(config).visits(task.problems("train"), step=1, rates=PassRates())  # there are enough of them
+    _order(config).visits(task.problems("train"), step=1, rates=PassRates())  # there are enough of them
 
 
-def _check_prompts(rooms: Rooms, first: int, last: int) -> None:
+def _check_prompts(parts: StepParts, first: int, last: int) -> None:
     """Raises UserError for a prompt that a step would refuse: it must not end a run in the middle."""
-    problems, checked = rooms.task.problems("train"), set[str]()
-    for problem in rooms.sampler.possible(
-        problems, steps=range(first, last + 1), refills=rooms.algorithm.groups.refills
-    ):
+    problems, checked = parts.task.problems("train"), set[str]()
+    for problem in parts.order.possible(problems, steps=range(first, last + 1), refills=parts.algorithm.groups.refills):
         if problem.id not in checked:
             checked.add(problem.id)
-            prompt_token_ids(problem, rooms.tokenizer, longest=rooms.longest_prompt)
+            prompt_token_ids(problem, parts.tokenizer, longest=parts.longest_prompt)
         if len(checked) == len(problems):
             return
 

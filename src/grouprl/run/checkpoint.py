@@ -61,7 +61,7 @@ def _tensors(learner: Learner) -> Iterator[tuple[str, dict[str, Tensor]]]:
     if learner.critic is not None and learner.critic_optimizer is not None:
         yield "critic", plain_tensors(learner.critic, learned_only=True)
         yield "critic_optimizer", learner.critic_optimizer.state()
-    if learner.reference is not None and learner.refreshes_reference:
+    if learner.reference is not None and learner.algorithm.moves_reference:
         yield "reference", plain_tensors(learner.reference)
 
 
@@ -99,7 +99,7 @@ def load_learner(checkpoint: Checkpoint, learner: Learner, state: TrainerState) 
     if learner.critic is not None and learner.critic_optimizer is not None:
         learner.critic.load_state_dict(learner.critic.state_dict() | saved("critic"))  # the frozen ones are the base's
         learner.critic_optimizer.load_state(saved("critic_optimizer"), state.critic_updates)
-    if learner.reference is not None and learner.refreshes_reference:
+    if learner.reference is not None and learner.algorithm.moves_reference:
         learner.reference.load_state_dict(saved("reference"))
 
 

@@ -90,8 +90,8 @@ def train(
 
 
 def _warn_of_bare_prompts(prepared: Prepared, terminal: Terminal) -> None:
-    rooms = prepared.rooms
-    if rooms.tokenizer.chat_template is not None and isinstance(rooms.task.problems("train")[0].prompt, str):
+    parts = prepared.parts
+    if parts.tokenizer.chat_template is not None and isinstance(parts.task.problems("train")[0].prompt, str):
         terminal.say(
             "Warning: the model has a chat template, and the prompts are plain text, which goes in without it. Write "
             'prompts as messages, [{"role": "user", "content": ...}], or set task.arguments.messages=true.'
@@ -99,7 +99,7 @@ def _warn_of_bare_prompts(prepared: Prepared, terminal: Terminal) -> None:
 
 
 def _warn_of_slow_products(prepared: Prepared, config: RunConfig, terminal: Terminal) -> None:
-    if is_emulated(prepared.rooms.learner.device, config.model.dtype):
+    if is_emulated(prepared.parts.learner.device, config.model.dtype):
         terminal.say(
             "Warning: this processor has no products in bfloat16 and makes them in software, several times as slowly "
             "as in float32. Set model.dtype=float32."
@@ -163,24 +163,22 @@ class _Loop:
 
     def _one_step(self, bars: TrainingBars) -> None:
         began = time.perf_counter()
-        step, learner = self._state.step + 1, self._prepared.rooms.learner
-        result = grpo_step(self._prepared.rooms, step, self._rates, on_finished=bars.sampled)
+        step, learner = self._state.step + 1, self._prepared.parts.learner
+        made = grpo_step(self._prepared.parts, step, self._rates, on_finished=bars.sampled)
         bars.stepped()
-        found = verdicts(result.groups, result.outcomes)
+        found = verdicts(made.groups, made.outcomes)
         self._rates = update(self._rates, found, half_life=self._config.curriculum.half_life)
-        known = curriculum_measures(self._rates) if self._prepared.rooms.task.verifier else {}
-        metrics = result.metrics | known | {"rss_mib": peak_rss_mib()}
-        self._record.step(
-            step, metrics, result.groups, result.outcomes, result.token_advantages, result.traces, result.kept
-        )
+        known = curriculum_measures(self._rates) if self._prepared.parts.task.verifier else {}
+        metrics = {**made.metrics, **known, "rss_mib": peak_rss_mib()}
+        self._record.step(replace(made, metrics=metrics))
         self._terminal.step(step, self._config.steps, metrics)
-        flat = [outcome for row in result.outcomes for outcome in row]
+        flat = [outcome for row in made.outcomes for outcome in row]
         self._terminal.invalid([outcome.reason for outcome in flat if not outcome.valid], len(flat))
         self._state = replace(
             self._state,
             step=step,
             updates=learner.optimizer.updates,
-            kl_coef=learner.kl_coefficient.value,
+            kl_coef=learner.kl_coef,
             critic_updates=learner.critic_optimizer.updates if learner.critic_optimizer else 0,
             train_seconds=self._state.train_seconds + time.perf_counter() - began,
             completion_tokens=self._state.completion_tokens + int(metrics["completion_tokens"]),
@@ -195,8 +193,8 @@ class _Loop:
         save_checkpoint(
             self._record.directory,
             self._state,
-            self._prepared.rooms.learner,
-            self._prepared.rooms.tokenizer,
+            self._prepared.parts.learner,
+            self._prepared.parts.tokenizer,
             keep=self._config.checkpoint.keep,
         )
         return self._state.step
@@ -214,9 +212,9 @@ class _Loop:
         config, prompts = self._config.evaluation, self._prepared.held_out
         with self._terminal.progress(f"evaluate {when}", len(prompts) * (config.samples + 1)) as advance:
             found = evaluate(
-                self._prepared.rooms.engine,
-                self._prepared.rooms.task,
-                self._prepared.rooms.scorer,
+                self._prepared.parts.engine,
+                self._prepared.parts.task,
+                self._prepared.parts.scorer,
                 prompts,
                 samples=config.samples,
                 max_tokens=self._config.rollout.max_tokens,
@@ -240,9 +238,9 @@ class _Loop:
         ]
 
     def _networks_mib(self) -> dict[str, float]:
-        rooms = self._prepared.rooms
-        learned = [reward.function.mib for reward in rooms.scorer.rewards if isinstance(reward.function, LearnedReward)]
-        return rooms.learner.networks_mib() | ({"reward_model": sum(learned)} if learned else {})
+        parts = self._prepared.parts
+        learned = [reward.function.mib for reward in parts.scorer.rewards if isinstance(reward.function, LearnedReward)]
+        return parts.learner.networks_mib() | ({"reward_model": sum(learned)} if learned else {})
 
     def _finish(self, evaluations: dict[str, Any], completed: bool) -> Run:
         config, state, directory = self._config, self._state, self._record.directory
@@ -254,7 +252,7 @@ class _Loop:
             "peak_rss_mib": max(state.peak_rss_mib, peak_rss_mib()),
             "completion_tokens": state.completion_tokens,
             "model": config.model.path,
-            "task": self._prepared.rooms.task.name,
+            "task": self._prepared.parts.task.name,
             "algorithm": config.algorithm.name,
             "networks_mib": self._networks_mib(),
             "machine": machine_facts(resolve_device(config.model.device)),

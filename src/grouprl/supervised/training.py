@@ -27,7 +27,7 @@ from grouprl.record.layout import RunDirectory
 from grouprl.record.write import RunRecord, atomic_directory
 from grouprl.run.terminal import Terminal
 from grouprl.supervised.preferences import load_preferences, refuse_longer, split_preferences, write_preferences
-from grouprl.types import Batch, Group, Sampling, UserError
+from grouprl.types import Batch, Group, Sampling, StepRecord, UserError
 
 PackFigures = Callable[[Batch, Pack], Mapping[str, Tensor]]
 """A pack's part of the batch's figures, which add up over packs; the gradient flows through "loss" alone."""
@@ -119,7 +119,7 @@ def fit(
             figures = lesson.learn([groups[index] for index in order])
             figures |= {"grad_norm": optimizer.step(), "learning_rate": rate}
             smooth = figures["loss"] if step == 1 else 0.98 * smooth + 0.02 * figures["loss"]
-            record.step(step, figures, [], [], [])
+            record.step(StepRecord(step, figures, [], [], []))
             advance(1, f"{what}, loss {smooth:.3f}")
     return len(orders)
 
