@@ -13,11 +13,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from grouprl.algorithms.named import NAMED
-from grouprl.lab import recorded as recorded_module
 from grouprl.lab.app import create_app
-from grouprl.lab.worked import Spread, exact_sum
 from grouprl.record.read import read_rollouts
 from grouprl.record.rollouts import SCHEMA
+from grouprl.report import recorded as recorded_module
+from grouprl.report.worked import Spread, exact_sum
 from grouprl.types import UserError
 from lab_runs import CONFIG, Made, make_run
 

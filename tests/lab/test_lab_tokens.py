@@ -19,9 +19,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from grouprl.algorithms import policy_loss
 from grouprl.algorithms.spec import Algorithm
 from grouprl.lab.app import create_app
-from grouprl.lab.token_texts import find_tokenizer, token_texts
-from grouprl.lab.tokens import clipped_sides, one_completion
 from grouprl.record.write import RunRecord
+from grouprl.report.token_texts import find_tokenizer, token_texts
+from grouprl.report.tokens import clipped_sides, one_completion
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace, UserError
 from lab_runs import CONFIG, Made, algorithm_config, make_run
 from variants import variant
