@@ -13,6 +13,7 @@ from torch import Tensor
 
 from grouprl.algorithms import kl_estimate
 from grouprl.algorithms.spec import Algorithm
+from grouprl.config.algorithm import all_options
 from grouprl.record.layout import RunDirectory
 from grouprl.record.rows import parsed_steps
 from grouprl.report.recorded import recorded, run_algorithm
@@ -25,8 +26,8 @@ _PLAIN = (
 )
 _BLOBS = ("logprobs", "plain_logprobs", "learner_logprobs", "entropies", "reference_logprobs", "updated_logprobs")
 _OBJECTIVE = (
-    *("surrogate", "ratio", "clip_low", "clip_high", "dual_clip", "correction"),
-    *("kl", "kl_in", "kl_coef", "passes", "minibatches"),
+    *("surrogate", "ratio", "clip_low", "clip_high", "dual_clip"),
+    *("kl_in", "kl_coef", "passes", "minibatches"),
 )
 
 
@@ -59,7 +60,7 @@ def one_completion(folder: Path, step: int, group: int, index: int, *, root: Pat
     advantages_T = _numbers(row["token_advantages"])
     if advantages_T is None:
         advantages_T = torch.full((len(ids),), row["advantage"], dtype=torch.float64)
-    found = find_tokenizer(folder, config, root)
+    found, known = find_tokenizer(folder, config, root), all_options(algorithm)
     unread = [{"id": token, "text": None, "half": False} for token in ids]
     return {
         **{name: row[name] for name in _PLAIN.split(", ")},
@@ -70,7 +71,7 @@ def one_completion(folder: Path, step: int, group: int, index: int, *, root: Pat
         "advantages": advantages_T.tolist(),
         **{name: _listed(numbers_T) for name, numbers_T in columns.items()},
         **_derived(columns, advantages_T, algorithm),
-        "objective": {name: getattr(algorithm, name) for name in _OBJECTIVE},
+        "objective": {"kl": known["kl_estimator"], **{name: known[name] for name in _OBJECTIVE}},
     }
 
 
