@@ -130,7 +130,7 @@ def test_clipped_is_where_the_objective_has_no_gradient(algorithm: Algorithm) ->
             surrogate=algorithm.objective.surrogate,
             clip_low=algorithm.objective.range[0],
             clip_high=algorithm.objective.range[1],
-            dual_clip=algorithm.dual_clip,
+            dual_clip=algorithm.objective.largest_ratio,
         )
         (gradient_1T,) = torch.autograd.grad(loss, logprobs_1T)
         cut = (gradient_1T[0] == 0).tolist() if advantage else [False] * len(ratios_T)
