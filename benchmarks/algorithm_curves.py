@@ -12,12 +12,12 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+from drawing import BLUE, GREY, STYLE, legend, over_steps, shares
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from grouprl.algorithms.named import NAMED
 from grouprl.record.read import RecordedRun, read_run
-from grouprl.report.drawing import BLUE, GREY, STYLE, legend, over_steps, shares
 
 Series = list[tuple[list[int], list[float]]]
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, STYLE, legend
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from grouprl.algorithms import group_advantages, kl_estimate
-from grouprl.report.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, STYLE, legend
 
 SIZES = (2, 4, 8, 16, 32, 64)
 GROUPS = 4_000  # sampled for each size

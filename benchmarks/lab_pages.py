@@ -36,7 +36,7 @@ METRICS = (
     *("completion_tokens", "time/rollout", "time/reward", "time/learn", "time/reference", "time/total", "rss_mib"),
 )
 # What the page asks for when a run is opened, and when its groups are.
-RUN = ("", "/series?names=reward,accuracy,kl,entropy,completions/mean_length,grad_norm")
+RUN = ("", "/series")
 GROUPS = ("/groups?limit=50", "/groups/{step}/0")
 
 

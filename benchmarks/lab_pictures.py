@@ -1,4 +1,4 @@
-"""The pictures of the lab in docs/lab.md, light and dark: every page of a folder of runs, in a headless Chromium.
+"""The pictures of the README and docs/lab.md: charts of a run's report.html, and every page of the lab, light and dark.
 
 python benchmarks/lab_pictures.py RUNS RUN OTHER [--out docs/images] [--browser /usr/bin/chromium]
 """
@@ -27,9 +27,33 @@ def addresses(run: str, other: str) -> dict[str, str]:
         "groups": f"/runs/{run}/groups/5",
         "group": f"/runs/{run}/groups/1/0",
         "step": f"/step?run={run}&step=1&group=0",
-        "rollouts": "/rollouts",
+        "one-group": "/group",
         "ppo": "/ppo",
     }
+
+
+# By the picture's name, the title of a card or of a table in report.html.
+CARDS = {
+    "reward": "Reward",
+    "accuracy": "Held-out accuracy",
+    "shares": "What the policy writes",
+    "time": "Time of a step",
+}
+
+
+def charts(report: Path, out: Path, chromium: str) -> None:
+    """The cards of the page in the file, twice as sharp as a screen has them."""
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+        page = browser.new_page(viewport=SIZE, device_scale_factor=2)
+        page.goto(report.resolve().as_uri())
+        page.wait_for_selector("main .page")
+        for name, title in CARDS.items():
+            card = page.get_by_role("region", name=title, exact=True).first
+            card.scroll_into_view_if_needed()
+            page.wait_for_timeout(WAIT)
+            card.screenshot(path=out / f"{name}.png")
+        browser.close()
 
 
 def taken(link: str, pages: dict[str, str], out: Path, chromium: str, scheme: str) -> None:
@@ -60,6 +84,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     parser.add_argument("--browser", default=shutil.which("chromium"))
     given = parser.parse_args()
+    charts(given.runs / given.run / "report.html", given.out, given.browser)
     for scheme in ("light", "dark"):
         words = [sys.executable, "-u", "-m", "grouprl", "lab", str(given.runs), "--no-browser"]
         lab = subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)

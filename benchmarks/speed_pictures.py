@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drawing import BLUE, GREY, RED, STYLE
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-
-from grouprl.report.drawing import BLUE, GREY, RED, STYLE
 
 if TYPE_CHECKING:
     from speed_curves import Curve

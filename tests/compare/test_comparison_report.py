@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from grouprl.compare.plots import PLOTS
 from grouprl.compare.read import (
     COMPARISON_FILE,
     RUN_FIGURES,
@@ -90,8 +88,9 @@ def test_without_a_verifier_there_are_rewards_and_lengths_to_compare(tmp_path: P
     assert "greedy_accuracy" not in found["figures"]
     assert found["against_baseline"]["greedy_accuracy"] == {"over_problems": None, "over_seeds": None}
     assert found["held_out"] == []
-    assert {"reward.png", "time.png"} <= {path.name for path in (folder / "plots").iterdir()}
-    assert "held_out_steps.png" not in {path.name for path in (folder / "plots").iterdir()}
+    page = Page(folder / "report.html").comparison["variants"][1]
+    assert (page["series"]["columns"], page["evaluations"]) == ({"reward": [0.5]}, [])
+    assert page["seconds_by_part"] == {"rollout": 0.5, "other": 0.5}
 
 
 @pytest.fixture
@@ -223,50 +222,40 @@ def test_a_difference_within_chance_is_called_that(two: Path) -> None:
     )
 
 
-class Reader(HTMLParser):
-    """The text of a page, and everything that it would load."""
+class Page(HTMLParser):
+    """What a page holds, and everything that it would load."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__()
-        self.text: list[str] = []
         self.loaded: list[str] = []
-        self.tags: set[str] = set()
+        self.scripts: list[dict[str, str | None]] = []
+        self.data = ""
+        self.tags: list[str] = []
+        self._held = False
+        self.feed(path.read_text())
+        held = json.loads(self.data, parse_constant=pytest.fail)
+        self.answers = held["answers"]
+        self.comparison = held["answers"][held["home"].removeprefix("/").replace("comparison/", "comparisons/")]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
+        self.tags.append(tag)
         self.loaded += [value or "" for name, value in attrs if name in ("src", "href")]
+        self._held = ("id", "held") in attrs
+        if tag == "script":
+            self.scripts.append(dict(attrs))
+
+    def handle_endtag(self, tag: str) -> None:
+        self._held = False
 
     def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
-def read(page: Path) -> Reader:
-    reader = Reader()
-    reader.feed(page.read_text())
-    return reader
+        self.data += data if self._held else ""
 
 
 def test_the_page_stands_alone_and_holds_the_numbers(two: Path) -> None:
-    page = read(write_comparison(two))
-    words = " ".join(" ".join(page.text).split())
-    for part in (
-        "a · baseline",
-        "G=2",
-        "x=G=2",
-        "62.5%",
-        "100.0%",
-        "+37.5",
-        "2 of 2",
-        "4 of 4 runs finished",
-        "–",
-        "510",
-    ):
-        assert part in words, part
-    assert "pass@1" not in words
-    assert all(source.startswith("data:image/png;base64,") for source in page.loaded)
-    assert "script" not in page.tags
-    absent = {"accuracy", "length", "entropy"}  # no step has them
-    assert {path.stem for path in (two / "plots").iterdir()} == {plot.name for plot in PLOTS} - absent
+    page = Page(write_comparison(two))
+    assert all(source.startswith(("data:image/svg+xml,", "#")) for source in page.loaded)
+    assert [script.get("type") for script in page.scripts] == ["importmap", "module", "application/json"]
+    assert not (two / "plots").exists()
     summary = json.loads((two / "summary.json").read_text(), parse_constant=pytest.fail)
     assert summary["variants"]["G=2"]["figures"]["tokens_to_90"] == {
         "mean": 125.0,
@@ -276,76 +265,50 @@ def test_the_page_stands_alone_and_holds_the_numbers(two: Path) -> None:
     assert summary["variants"]["G=2"]["against_baseline"]["greedy_accuracy"]["over_seeds"]["pairs"] == 2
     assert summary["variants"]["a"]["against_baseline"] == {}
     assert summary["baseline"] == "a"
+    for name, value in summary.items():
+        if name != "variants":
+            assert page.comparison[name] == value
+    for one in page.comparison["variants"]:
+        assert summary["variants"][one["name"]].items() <= one.items()
+    assert page.comparison["about"] == {"model": "abacus"}
+    assert page.comparison["machine"] == {"cores": "2"}
+
+
+def test_the_curves_are_means_over_seeds_between_the_lowest_and_the_highest(two: Path) -> None:
+    b = Page(write_comparison(two)).comparison["variants"][1]
+    series = b["series"]
+    assert (series["step"], series["tokens"]) == ([1, 2], [(50 + 90) / 2, (120 + 200) / 2])
+    assert series["seconds"] == pytest.approx([1.0, (1.2 + 2.0) / 2])
+    assert set(series["columns"]) == {"reward", "kl"}  # no step has the others
+    assert (series["columns"]["reward"], series["low"]["kl"], series["high"]["kl"]) == (
+        [0.5, 1.0],
+        [0.1, 0.2],
+        [0.1, 0.2],
+    )
+    first, second, last = b["evaluations"]
+    assert (first["step"], first["greedy_accuracy"], first["greedy_interval"]) == (0, 0.25, [0.25, 0.25])
+    assert (second["greedy_accuracy"], second["greedy_interval"]) == (0.875, [0.75, 1.0])
+    # A policy that solves all four is drawn as if it failed at half of one.
+    assert (second["unsolved"], second["unsolved_interval"]) == ((0.125 + 0.25) / 2, [0.125, 0.25])
+    assert last["unsolved"] == 0.125
 
 
 def test_a_comparison_without_a_finished_run_has_a_page(tmp_path: Path) -> None:
-    page = read(write_comparison(comparison(tmp_path, ["a", "<b>&"], [0])))
-    assert "Nothing to compare yet" in " ".join(page.text)
-    assert "<b>&" in page.text
+    page = Page(write_comparison(comparison(tmp_path, ["a", "<b>&"], [0])))
+    assert "Nothing to compare yet" in page.comparison["verdict"]
+    assert [one["name"] for one in page.comparison["variants"]] == ["a", "<b>&"]
+    assert "b" not in page.tags
 
 
 def test_names_and_settings_are_text(tmp_path: Path) -> None:
-    folder = comparison(tmp_path, ["a", "<script>1"], [0])
+    folder = comparison(tmp_path, ["a", "</script><script>1"], [0])
     record(folder / "a-seed0", [ones(1)] * 3)
-    record(folder / run_folder("<script>1", 0), [ones(2)] * 3)
-    page = read(write_comparison(folder))
-    assert "script" not in page.tags
-    assert "<script>1" in page.text
+    record(folder / run_folder("</script><script>1", 0), [ones(2)] * 3)
+    page = Page(write_comparison(folder))
+    assert page.tags.count("script") == 3
+    assert page.comparison["variants"][1]["name"] == "</script><script>1"
 
 
 def test_a_folder_without_a_comparison_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="expected the folder of a comparison"):
         read_comparison(tmp_path)
-
-
-def synthetic(folder: Path, variants: Sequence[str], steps: int = 60, seeds: int = 3) -> Path:
-    """A comparison of the shape that good runs have, to look at: `python tests/test_comparison_report.py FOLDER`."""
-    noise = random.Random(0)
-    comparison(folder, variants, range(seeds))
-    for place, name in enumerate(variants):
-        for seed in range(seeds):
-            with RunRecord.create(folder / run_folder(name, seed), "seed: 0\n") as run:
-                rows = []
-                for step in range(steps + 1):
-                    learned = 1 / (1 + math.exp(-(step / steps * 12 - 2 - 0.4 * place + noise.gauss(0, 0.3))))
-                    accuracy = 0.28 + (0.715 - 0.02 * (place % 3)) * learned
-                    if step % 4 == 0:
-                        greedy = [int(noise.random() < accuracy) for _ in range(200)]
-                        row = {"greedy_accuracy": sum(greedy) / 200, "problems": 200, "pass_at_1": accuracy - 0.02}
-                        rows.append({**row, "pass_at_8": min(1.0, accuracy + 0.03)})
-                        run.evaluation(step, rows[-1])
-                        counts = [sum(noise.random() < accuracy for _ in range(8)) for _ in range(200)]
-                        ids = [f"p{n}" for n in range(200)]
-                        found = {"problem_ids": ids, "greedy": greedy, "correct": counts, "samples": 8}
-                        run.held_out(step, found)
-                    parts = {"time/rollout": 0.5 + learned / 3, "time/learn": 0.4 + 0.05 * place, "time/reward": 0.02}
-                    metrics = {
-                        **parts,
-                        "time/total": sum(parts.values()) + 0.03,
-                        "accuracy": accuracy,
-                        "reward": accuracy + 0.5 + noise.gauss(0, 0.05),
-                        "kl": 0.4 * learned * (1 + place / 3),
-                        "entropy": 0.6 - 0.5 * learned,
-                        "completions/mean_length": 18 + 26 * learned + noise.gauss(0, 1),
-                        "completion_tokens": int(128 * (18 + 26 * learned)),
-                    }
-                    if step:
-                        run.step(StepRecord(step, metrics, (), (), ()))
-                tokens, memory = 128 * 32 * steps, 640 + 90 * place + noise.gauss(0, 8)
-                run.summary({"after": rows[-1], "steps": steps, "train_seconds": 60.0, "completion_tokens": tokens,
-                             "peak_rss_mib": memory, "model": "abacus", "task": "word_problems",
-                             "machine": {"cpu": "AMD EPYC", "cores": 2, "threads": 1}})  # fmt: skip
-    return write_comparison(folder)
-
-
-@pytest.mark.parametrize("variants", [2, 9])
-def test_every_plot_is_drawn(tmp_path: Path, variants: int) -> None:
-    synthetic(tmp_path / "c", [f"variant {n}" for n in range(variants)], steps=8, seeds=2)
-    for plot in PLOTS:
-        assert (tmp_path / "c" / "plots" / f"{plot.name}.png").read_bytes().startswith(b"\x89PNG")
-
-
-if __name__ == "__main__":
-    import sys
-
-    print(synthetic(Path(sys.argv[1]), ["grpo", "dr_grpo", "dapo", "rloo", "reinforce_batch", "ppo"]))

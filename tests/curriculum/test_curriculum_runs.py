@@ -12,10 +12,6 @@ from grouprl.curriculum.pass_rates import (
 )
 from grouprl.record.read import read_run
 from grouprl.record.verdicts import recorded_verdicts
-from grouprl.record.write import RunRecord
-from grouprl.report.curriculum_plot import STANDING
-from grouprl.report.drawing import draw_plots
-from grouprl.types import StepRecord
 from small_runs import assert_same_run, grouprl, rollouts, small_settings
 
 NOTHING = PassRates()
@@ -46,14 +42,3 @@ def test_a_resumed_run_visits_what_a_whole_one_does(tmp_path: Path) -> None:
     groups = rollouts(tmp_path / "whole", "SELECT step, COUNT(*), COUNT(DISTINCT problem_id) FROM groups GROUP BY step")
     assert all(different == min(count, 12) for _, count, different in groups)
     assert max(count for _, count, _ in groups) > 4  # there were refills
-
-
-def test_the_plot_is_drawn_where_there_are_numbers(tmp_path: Path) -> None:
-    with RunRecord.create(tmp_path / "run", "task: x\n") as record:
-        assert draw_plots([STANDING], read_run(tmp_path / "run"), tmp_path / "plots") == ()
-        for step in range(1, 9):
-            rates = PassRates({f"p{n}": (8.0, 0.0) if n < step else (0.0, 8.0 - n % 2 * 4) for n in range(2 * step)})
-            record.step(StepRecord(step, curriculum_measures(rates), (), (), ()))
-    ((_, path),) = draw_plots([STANDING], read_run(tmp_path / "run"), tmp_path / "plots")
-    assert path.name == "curriculum.png"
-    assert path.stat().st_size > 5000

@@ -115,7 +115,7 @@ def test_a_group_is_what_was_recorded(browser: Opened, page: Any, root: Path):
     "rewards", [[1.0] * 6 + [0.0] * 4, [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 2.0], [0.25, 0.5, 1.0]]
 )
 def test_advantages_of_sliders_are_those_of_python(browser: Opened, page: Any, rewards: list[float]):
-    browser.go("/rollouts")
+    browser.go("/group")
     page.get_by_role("button", name="Half and half").click()
     sliders = page.get_by_role("slider", name=re.compile(r"Completion \d+: reward"))
     while sliders.count() > len(rewards):
@@ -180,7 +180,7 @@ PAGES = [
     "/runs/hostile/groups/1/2",
     "/compare/hostile",
     "/step",
-    "/rollouts",
+    "/group",
     "/ppo",
 ]
 

@@ -179,7 +179,7 @@ def test_a_run_that_makes_no_step_says_what_it_does(lab: Opened) -> None:
     def phase(step: int, evaluated: list[int], every: int = 0, status: str = "running") -> str:
         given = {"status": status, "step": step, "steps": 4, "config": {"evaluation": {"every": every}}}
         rows = [{"step": one} for one in evaluated]
-        return str(of_module(lab, "run/status", f"return m.phase({json.dumps({**given, 'evaluations': rows})})"))
+        return str(of_module(lab, "run/head", f"return m.phase({json.dumps({**given, 'evaluations': rows})})"))
 
     assert phase(0, []) == "evaluating before training"
     assert phase(0, [0]) == phase(1, [0]) == phase(2, [0]) == ""

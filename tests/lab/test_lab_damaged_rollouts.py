@@ -13,11 +13,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from grouprl.algorithms.named import NAMED
-from grouprl.lab import recorded as recorded_module
+from grouprl.config.algorithm import options
 from grouprl.lab.app import create_app
-from grouprl.lab.worked import Spread, exact_sum
 from grouprl.record.read import read_rollouts
 from grouprl.record.rollouts import SCHEMA
+from grouprl.report import recorded as recorded_module
+from grouprl.report.worked import Spread, exact_sum
 from grouprl.types import UserError
 from lab_runs import CONFIG, Made, make_run
 
@@ -173,7 +174,7 @@ def test_a_problem_that_is_missing(run: Path, client: TestClient) -> None:
 @pytest.mark.parametrize("values", ["1e308, -1e308", "9e999, -9e999", "1e308, 1e307", "9e999, 0.0"])
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "reinforce_batch", "grpo_process", "openrlhf", "trl"])
 def test_rewards_that_no_sum_can_hold(tmp_path: Path, name: str, values: str) -> None:
-    algorithm = json.dumps({"name": name, **{key: value for key, value in vars(NAMED[name]).items() if key != "name"}})
+    algorithm = json.dumps({"name": name, **options(NAMED[name])})
     run = make_run(tmp_path / "run", [PAIR], config=f"algorithm: {algorithm}\nrollout: {{max_tokens: 4}}\n")
     first, second = values.split(",")
     change(run, f"UPDATE completions SET reward = CASE completion_index WHEN 0 THEN {first} ELSE {second} END")

@@ -170,8 +170,7 @@ def test_the_metrics_to_watch_of_every_algorithm_are_defined() -> None:
 
 
 def test_every_metric_that_a_chart_names_is_defined() -> None:
-    plan = (STATIC / "parts" / "run" / "plan.js").read_text(encoding="utf-8")
-    named = set(re.findall(r"lines: \{([^}]+)\}", plan))
-    keys = {key for part in named for key in re.findall(r'"?([a-z_]+(?:/[a-z_]+)?)"?: (?:"|null)', part)}
+    charts = [chart for section in json.loads((STATIC / "charts.json").read_text()) for chart in section["charts"]]
+    keys = {key for chart in charts for key in chart.get("lines", {})}
     assert {"reward", "kl", "curriculum/seen", "judge/cost"} <= keys
     assert keys <= set(METRICS)

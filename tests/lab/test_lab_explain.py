@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
-from test_comparison_report import comparison, ones, record
 
 from grouprl.algorithms.named import NAMED
 from grouprl.lab.explain import COMPARING, compared
@@ -188,57 +186,3 @@ def test_memory_of_ppo_beside_grpo(page: TestClient) -> None:
     both = ask(page, "memory?model=abacus&reward_model=both&algorithm=grpo")["plans"]
     assert list(both) == ["grpo"]
     assert both["grpo"]["networks"]["reward_model"]["weights"] == pytest.approx(4 * 1_188_736, rel=1e-3)
-
-
-# The comparison that was measured
-
-DOCS = Path(__file__).parents[2] / "docs" / "comparison.md"
-
-
-def test_the_shipped_figures_are_those_of_the_docs(page: TestClient) -> None:
-    found = ask(page, "comparison")
-    assert found["source"] == "shipped"
-    (shipped,) = found["comparisons"]
-    text = DOCS.read_text(encoding="utf-8")
-    section = text[text.index("## Algorithms") : text.index("### The others")]
-    assert shipped["command"] in section
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "| " in line]
-    table = {row[0]: row for row in rows[1:]}
-    assert list(table) == [variant["name"] for variant in shipped["variants"]]
-    for variant in shipped["variants"]:
-        _, greedy, _, _, last, seeds, steps, tokens, seconds, per_step, peak = table[variant["name"]]
-        mean = {name: one["mean"] for name, one in variant["figures"].items()}
-        assert f"{100 * mean['greedy_accuracy']:.1f} %" == greedy
-        assert f"{100 * mean['sampled_accuracy']:.1f} %" == last
-        assert ", ".join(f"{100 * seed:.1f}" for seed in variant["figures"]["sampled_accuracy"]["by_seed"]) == seeds
-        assert (f"{mean['sampled_steps_to_90']:.1f}", f"{mean['sampled_tokens_to_90']:,.0f}") == (steps, tokens)
-        assert (f"{mean['sampled_seconds_to_90']:.1f}", f"{mean['seconds_per_step']:.2f}") == (seconds, per_step)
-        assert f"{mean['peak_rss_mib']:,.0f}" == peak
-    prose = " ".join(re.sub(r"[*`]", "", section).split())
-    assert len(shipped["sentences"]) == 5
-    assert all(sentence in prose for sentence in shipped["sentences"])
-
-
-def test_a_comparison_of_ones_own_comes_first(tmp_path: Path) -> None:
-    folder = comparison(tmp_path / "mine", ["grpo", "ppo"], [0, 1])
-    for name, solved, critic in (("grpo", 2, "none"), ("ppo", 3, "copy")):
-        for seed in (0, 1):
-            record(folder / f"{name}-seed{seed}", [ones(1), ones(2), ones(solved)], memory=500.0 + seed)
-            config = f"algorithm: {{name: {name}, critic: {critic}, passes: 1, minibatches: 2}}\n"
-            (folder / f"{name}-seed{seed}" / "config.yaml").write_text(config)
-    found = ask(lab(tmp_path), "comparison")
-    assert found["source"] == "runs"
-    (mine,) = found["comparisons"]
-    assert (mine["name"], mine["seeds"]) == ("mine", [0, 1])
-    grpo, ppo = mine["variants"]
-    assert (grpo["critic"], ppo["critic"], ppo["updates"]) == (None, "copy", 2)
-    assert (grpo["figures"]["greedy_accuracy"]["mean"], ppo["figures"]["greedy_accuracy"]["mean"]) == (0.5, 0.75)
-    assert ppo["figures"]["peak_rss_mib"]["by_seed"] == [500, 501]
-    assert ppo["figures"]["sampled_steps_to_90"]["mean"] is None
-
-
-def test_a_comparison_without_a_critic_is_not_this_one(tmp_path: Path) -> None:
-    folder = comparison(tmp_path / "clips", ["a", "b"], [0])
-    for name in ("a", "b"):
-        record(folder / f"{name}-seed0", [ones(1), ones(2), ones(3)])
-    assert ask(lab(tmp_path), "comparison")["source"] == "shipped"

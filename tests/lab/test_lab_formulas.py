@@ -270,7 +270,7 @@ VERDICTS = {
 
 @pytest.mark.parametrize("rewards", VERDICTS)
 def test_what_is_said_of_rewards(browser: Opened, page: Any, rewards: str) -> None:
-    browser.go(f"/rollouts?rewards={rewards}")
+    browser.go(f"/group?rewards={rewards}")
     said = page.locator(".verdicts")
     said.locator("p").first.wait_for()
     text = said.inner_text()
@@ -280,7 +280,7 @@ def test_what_is_said_of_rewards(browser: Opened, page: Any, rewards: str) -> No
 
 
 def test_every_reward_has_its_place_on_the_sliders(browser: Opened, page: Any) -> None:
-    browser.go("/rollouts?rewards=50,1,0")
+    browser.go("/group?rewards=50,1,0")
     slider, typed = (
         page.get_by_label(name, exact=True) for name in ("Completion 0: reward", "Completion 0: reward as a number")
     )

@@ -16,15 +16,15 @@ from grouprl.algorithms import kept_groups
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import options
-from grouprl.lab import recorded as recorded_module
 from grouprl.lab.app import create_app
-from grouprl.lab.groups import groups_of_step, history, one_group
 from grouprl.lab.search import Wanted, search
-from grouprl.lab.tokens import one_completion
-from grouprl.lab.worked import Scored, of_step, worked
 from grouprl.learner import PolicyEvaluation, assign_credit, make_batch
 from grouprl.record.rollouts import open_recorded
 from grouprl.record.write import RunRecord
+from grouprl.report import recorded as recorded_module
+from grouprl.report.groups import groups_of_step, history, one_group
+from grouprl.report.tokens import one_completion
+from grouprl.report.worked import Scored, of_step, worked
 from grouprl.types import RewardOutcome, Sampling, UserError
 from lab_runs import CONFIG, Made, add_step, algorithm_config, make_run
 from variants import variant

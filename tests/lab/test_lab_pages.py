@@ -143,7 +143,7 @@ def test_a_run_that_is_drawn_often_is_drawn_once_a_second(lab: Opened, page: Any
     show(lab, "/")
     times = page.evaluate(
         """async () => {
-          const { paced } = await import("./static/parts/pace.js");
+          const { paced } = await import("./static/parts/view.js");
           const times = [], pace = paced(() => times.push(performance.now()), 400);
           const timer = setInterval(pace.ask, 10);
           await new Promise((done) => setTimeout(done, 1500));
@@ -175,12 +175,12 @@ def test_a_dialog_that_was_closed_leaves_its_reader_where_they_are(lab: Opened, 
     dialog = start(page, held.append)
     dialog.get_by_role("button", name="Close and let it start").click()
     dialog.wait_for(state="hidden")
-    page.get_by_role("link", name="K rollouts").click()
-    page.wait_for_selector("h1:has-text('K rollouts')")
+    page.get_by_role("link", name="One group").click()
+    page.wait_for_selector("h1:has-text('One group')")
     held[0].fulfill(body=STARTED, content_type="application/json")
     said = page.locator("#said")
     said.get_by_text("newest has started.").wait_for()
-    assert page.locator("h1").inner_text() == "K rollouts"
+    assert page.locator("h1").inner_text() == "One group"
     said.get_by_role("link", name="Look at it").click()
     page.wait_for_selector(".run-head h1:has-text('one')")
 
@@ -274,7 +274,7 @@ def test_a_group_leads_to_its_own_walk(lab: Opened, page: Any) -> None:
         ("/runs/one/groups/3/1", "Group 1 of step 3, one"),
         ("/compare/one,two", "Compare one, two"),
         ("/step?run=one&step=1&group=0", "GRPO step by step, one"),
-        ("/rollouts", "K rollouts"),
+        ("/group", "One group"),
         ("/nowhere", "No such page"),
     ],
 )

@@ -16,9 +16,10 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from grouprl.lab.app import create_app
-from grouprl.lab.runs import NoSuchRun, Runs, thinned
+from grouprl.lab.runs import NoSuchRun, Runs
 from grouprl.record.layout import RunDirectory
 from grouprl.record.write import RunRecord
+from grouprl.report.run_data import thinned
 from grouprl.types import StepRecord
 
 CONFIG = "name: one\nsteps: 3\nseed: 4\nalgorithm: {name: grpo}\nmodel: {path: abacus}\ntask: {name: word_problems}\n"
@@ -72,11 +73,16 @@ def test_the_list_of_runs(client: TestClient):
 
 
 def test_figures_come_with_the_tokens_and_seconds_so_far(client: TestClient):
-    assert client.get("/api/runs/one/series", params={"names": "reward,kl"}).json() == {
+    assert client.get("/api/runs/one/series").json() == {
         "step": [1, 2, 3],
         "tokens": [100, 300, 600],
         "seconds": [0.5, 1.0, 1.5],
-        "columns": {"reward": [0.25, 0.5, 0.75], "kl": [None, None, None]},
+        "columns": {
+            "reward": [0.25, 0.5, 0.75],
+            "completion_tokens": [100, 200, 300],
+            "time/total": [0.5, 0.5, 0.5],
+            "tokens_per_second": [200.0, 200.0, 200.0],
+        },
     }
 
 

@@ -19,9 +19,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from grouprl.algorithms import policy_loss
 from grouprl.algorithms.spec import Algorithm
 from grouprl.lab.app import create_app
-from grouprl.lab.token_texts import find_tokenizer, token_texts
-from grouprl.lab.tokens import clipped_sides, one_completion
 from grouprl.record.write import RunRecord
+from grouprl.report.token_texts import find_tokenizer, token_texts
+from grouprl.report.tokens import clipped_sides, one_completion
 from grouprl.types import (
     Completion,
     Group,
@@ -142,7 +142,7 @@ def test_clipped_is_where_the_objective_has_no_gradient(algorithm: Algorithm) ->
             surrogate=algorithm.objective.surrogate,
             clip_low=algorithm.objective.range[0],
             clip_high=algorithm.objective.range[1],
-            dual_clip=algorithm.dual_clip,
+            dual_clip=algorithm.objective.largest_ratio,
         )
         (gradient_1T,) = torch.autograd.grad(loss, logprobs_1T)
         cut = (gradient_1T[0] == 0).tolist() if advantage else [False] * len(ratios_T)

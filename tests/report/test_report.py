@@ -1,177 +1,53 @@
-"""The report and its plots, made from a run directory that the recorder itself wrote."""
+"""report.html: the page of a run with its data inside, made from run directories that the recorder itself wrote."""
 
 from __future__ import annotations
 
-import base64
+import json
 import math
 import subprocess
 import sys
 from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
+from starlette.testclient import TestClient
 
+from grouprl.lab.app import create_app
 from grouprl.record.read import read_run
 from grouprl.record.write import Example, RunRecord
-from grouprl.report.drawing import smooth
-from grouprl.report.plots import PLOTS
+from grouprl.report.page import STATIC
+from grouprl.report.verdict import verdict
 from grouprl.report.words import duration
-from grouprl.report.write import verdict, write_report
-from grouprl.types import Completion, Group, Problem, RewardOutcome, StepRecord, StopReason, UserError
-
-ATTACK = '<script>alert("x")</script><img src=http://example.com/a.png onerror=alert(1)>\u202e\\boxed{1}'
-BEFORE = {
-    "greedy_accuracy": 0.312,
-    "greedy_interval": [0.273, 0.354],
-    "pass_at_1": 0.278,
-    "pass_at_1_interval": [0.256, 0.3],
-    "pass_at_8": 0.902,
-    "pass_at_8_interval": [0.873, 0.925],
-    "worked_share": 0.302,
-    "mean_length": 21.4,
-    "problems": 500,
-}
-AFTER = {
-    "greedy_accuracy": 0.974,
-    "greedy_interval": [0.956, 0.985],
-    "pass_at_1": 0.951,
-    "pass_at_1_interval": [0.938, 0.964],
-    "pass_at_8": 0.996,
-    "pass_at_8_interval": [0.986, 1.0016],
-    "worked_share": 0.991,
-    "mean_length": 44.9,
-    "problems": 500,
-}
-SUMMARY = {
-    "before": BEFORE,
-    "after": AFTER,
-    "train_seconds": 98.2,
-    "total_seconds": 131.7,
-    "steps": 60,
-    "seed": 0,
-    "peak_rss_mib": 912.4,
-    "completion_tokens": 284_112,
-    "model": "abacus",
-    "task": "word_problems",
-    "algorithm": "grpo",
-    "machine": {
-        "cpu": "Xeon",
-        "cores": 2,
-        "torch": "2.13.0",
-        "transformers": "5.23.0",
-        "python": "3.11",
-        "device": "cpu",
-    },
-}
-
-
-def metrics_at(step: int, steps: int, noise: np.random.Generator) -> dict[str, float]:
-    """Numbers of the shape that a good run has: guessing gives way to working problems out."""
-    learned = 1 / (1 + math.exp(-8 * (step / steps - 0.4)))
-    accuracy = float(np.clip(0.25 + 0.7 * learned + noise.normal(0, 0.04), 0, 1))
-    solved = float(np.clip(0.02 + 0.75 * learned + noise.normal(0, 0.03), 0, 0.95))
-    hopeless = float(np.clip(0.15 * (1 - learned) + noise.normal(0, 0.01), 0, 0.05 + 0.1 * (1 - learned)))
-    rollout, learn = 0.8 + 0.3 * learned, 0.5 + 0.2 * learned + abs(noise.normal(0, 0.05))
-    return {
-        "reward": accuracy + 0.49,
-        "reward_std": 0.45 * math.sqrt(max(0.0, 1 - learned)) + 0.02,
-        "rewards/correct/mean": accuracy,
-        "rewards/boxed/mean": 0.98,
-        "accuracy": accuracy,
-        "worked_share": float(np.clip(0.3 + 0.69 * learned + noise.normal(0, 0.03), 0, 1)),
-        "frac_reward_zero_std": solved + hopeless,
-        "frac_solved": solved,
-        "frac_hopeless": hopeless,
-        "curriculum/seen": 16 * step,
-        "curriculum/solved": 8 * step,
-        "curriculum/hopeless": 4 * step,
-        "frac_invalid": 0.0,
-        "completions/mean_length": 21 + 24 * learned + noise.normal(0, 1),
-        "completions/max_length": 60 + 20 * learned + noise.normal(0, 4),
-        "completions/clipped_ratio": max(0.0, noise.normal(0.01, 0.01)),
-        "loss": noise.normal(0, 0.01),
-        "kl": 0.4 * learned + abs(noise.normal(0, 0.01)),
-        "entropy": 0.6 - 0.45 * learned,
-        "grad_norm": 0.7,
-        "learning_rate": 1e-4,
-        "clip_low_fraction": 0.0,
-        "clip_high_fraction": 0.01 * (1 - learned),
-        "value_loss": 0.3 * (1 - learned),
-        "value_explained_variance": learned,
-        "sampler_learner_gap": 2e-6 + abs(noise.normal(0, 1e-6)),
-        "tokens_per_second": 4700.0,
-        "completion_tokens": 4735,
-        "time/rollout": rollout,
-        "time/reward": 0.04,
-        "time/reference": 0.12,
-        "time/learn": learn,
-        "time/record": 0.015,
-        "time/total": rollout + learn + 0.2,
-        "rss_mib": 900.0,
-    }
-
-
-def tiny_group(step: int) -> Group:
-    completion = Completion(0, (5, 2), (-0.1, -0.2), (-0.1, -0.2), "\\boxed{7}", StopReason.END, step - 1)
-    return Group(Problem(f"train-{step}", "3 + 4 = ?", {"answer": "7"}), (1, 9), (completion,))
-
-
-def examples(solved: bool) -> list[Example]:
-    prompt = "John has {} apples, gives 3 to Mary, and then gives 5 to Kevin. How many are left?"
-    worked = "3 to Mary leaves {} - 3 = {}.\n5 to Kevin leaves {} - 5 = {}.\n\\boxed{{{}}}"
-    guess = "I think there are 7 left. \\boxed{7}"
-    return [
-        Example(
-            problem_id=f"test-{apples}",
-            prompt=prompt.format(apples),
-            answer=str(apples - 8),
-            completion=worked.format(apples, apples - 3, apples - 3, apples - 8, apples - 8) if solved else guess,
-            correct=solved or apples == 15,
-        )
-        for apples in (12, 15, 31, 40)
-    ]
-
-
-def record_run(directory: Path, steps: int = 60, finished: bool = True) -> Path:
-    noise = np.random.default_rng(0)
-    outcome = RewardOutcome(1.5, {"correct": 1.0, "boxed": 0.5})
-    attacked = Example("test-x", "2 & 2 < 5?", "yes", ATTACK, correct=False)
-    with RunRecord.create(directory, "task: word_problems\nalgorithm:\n  name: grpo\n  kl_coef: 0.04\n") as record:
-        record.examples("before", [*examples(solved=False), attacked])
-        for step in range(1, steps + 1):
-            record.step(
-                StepRecord(step, metrics_at(step, steps, noise), [tiny_group(step)], [[outcome]], [[[0.0, 0.0]]])
-            )
-            if step % 10 == 0:
-                share = 0.3 + 0.65 * step / steps
-                record.evaluation(step, {"greedy_accuracy": share, "greedy_interval": [share - 0.03, share + 0.02]})
-        if finished:
-            record.examples("after", [*examples(solved=True), attacked])
-            record.summary(SUMMARY)
-    return directory
+from grouprl.report.write import write_report
+from grouprl.types import StepRecord, UserError
+from lab_runs import Made, make_run
+from recorded_runs import ATTACK, BEFORE, SUMMARY, record_run
 
 
 class Page(HTMLParser):
-    """Every tag with its attributes, and the text outside of style sheets."""
+    """Every tag of a page with its attributes, and what it holds."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self._styled = False
-        self.feed(html)
+        self.text, self._held = "", False
+        self.feed(path.read_text(encoding="utf-8"))
+        held = json.loads(self.text, parse_constant=pytest.fail)
+        self.answers: dict[str, Any] = held["answers"]
+        self.home: str = held["home"]
+        self.run: dict[str, Any] = self.answers[self.home[1:]]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        self._styled = tag == "style"
+        self._held = ("id", "held") in attrs
 
     def handle_endtag(self, tag: str) -> None:
-        self._styled = False
+        self._held = False
 
     def handle_data(self, data: str) -> None:
-        self.text += "" if self._styled else data
+        self.text += data if self._held else ""
 
 
 @pytest.fixture(scope="module")
@@ -183,73 +59,105 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(finished: Path) -> Page:
-    return Page((finished / "report.html").read_text(encoding="utf-8"))
+    return Page(finished / "report.html")
+
+
+def said(page: Page) -> str:
+    return str(page.run["verdict"]).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_the_page_says_what_came_of_the_run(page: Page) -> None:
-    text = page.text.replace("\N{NO-BREAK SPACE}", " ")
-    assert "Greedy accuracy 31.2% → 97.4% on 500 held-out problems in 98 s of training." in text
-    for cell in (
-        "27.3–35.4%",
-        "+66.2 points",
-        "98.6–100.0%",
-        "44.9",
-        "+23.5",
-        "284,112",
-        "912 MiB",
-        "2 min 12 s",
-        "Xeon",
-    ):
-        assert cell in text
-    assert "kl_coef: 0.04" in text
+    assert said(page) == "Greedy accuracy 31.2% → 97.4% on 500 held-out problems in 98 s of training."
+    assert page.run["summary"] == SUMMARY
+    assert (page.run["status"], page.run["step"], page.run["steps"]) == ("stopped", 60, None)
+    assert "kl_coef: 0.04" in page.run["config_yaml"]
+    assert "report.html" not in page.run["files"]
+    assert page.run["files"]["metrics.jsonl"] == "one line of numbers per step"
 
 
-def test_the_page_shows_both_sides_of_every_example_marked_in_words(page: Page) -> None:
-    assert page.text.count("before training") == 5
-    assert page.text.count("after training") == 5
-    assert page.text.count("✓ correct") == 1 + 4
-    assert page.text.count("✗ wrong") == 4 + 1
-    assert "12 - 3 = 9.\n5 to Kevin leaves 9 - 5 = 4." in page.text
+def answer_of(client: TestClient, path: str) -> Any:
+    reply = client.get("/static/" + path.removeprefix("static/") if path.startswith("static/") else f"/api/{path}")
+    assert reply.status_code == 200, (path, reply.text)
+    return reply.json()
 
 
-def test_model_text_stays_text_and_nothing_is_fetched(page: Page) -> None:
-    assert ATTACK in page.text
-    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "iframe", "object", "embed", "form", "link", "base"})
+def close(value: Any) -> Any:
+    """Numbers of tokens are written with seven digits."""
+    if isinstance(value, dict):
+        return {name: close(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [close(inner) for inner in value]
+    return pytest.approx(value, rel=1e-6, abs=1e-12) if isinstance(value, float) else value
+
+
+def test_the_page_holds_what_the_lab_answers(finished: Path, page: Page) -> None:
+    client = TestClient(create_app(finished.parent))
+    for path, held in page.answers.items():
+        answer = answer_of(client, path)
+        if "/groups" in path and "groups" in held:
+            first = held["groups"]
+            own = {"total": held["of"], "groups": answer["groups"][: len(first)], "held": [1, 30, 60]}
+            assert held == {**answer, **own, "total": len(first), "of": answer["total"]}
+        else:
+            assert held == close(answer), path
+    kinds = {path.removeprefix("runs/finished/").split("/")[0].split("?")[0] for path in page.answers}
+    assert kinds == {"static", "runs", "series", "invalid", "groups", "completions"}
+
+
+def test_the_first_groups_of_the_first_the_middle_and_the_last_step_are_held(tmp_path: Path) -> None:
+    texts = ["right", ATTACK, "x" * 9_000]
+    made = [Made([1.0, 0.0, None], advantages=[1, -1, 0], texts=texts, problem=f"p{place}") for place in range(6)]
+    page = Page(write_report(make_run(tmp_path / "a b", made, made, made, made, made)))
+    assert page.home == "/runs/a%20b"
+    groups = [path for path in page.answers if "/groups/" in path]
+    assert groups == [f"runs/a%20b/groups/{step}/{group}" for step in (1, 3, 5) for group in range(4)]
+    shown = page.answers["runs/a%20b/groups?step=3"]
+    assert (shown["held"], shown["steps"], shown["total"], shown["of"]) == ([1, 3, 5], [1, 5], 4, 6)
+    assert page.answers["runs/a%20b/groups"]["step"] == 5
+    assert [len(one["text"]) for one in page.answers[groups[0]]["completions"]] == [5, len(ATTACK), 4_000]
+    assert sum("/completions/" in path for path in page.answers) == 3 * 4 * 3
+    reasons = page.answers["runs/a%20b/invalid"]["reasons"]
+    assert reasons == [{"reason": "exact: timed out", "completions": 30, "first_step": 1, "last_step": 5}]
+
+
+def test_a_file_stays_small_whatever_the_groups_are(tmp_path: Path) -> None:
+    made = [Made([1.0] * 300, texts=["y" * 5_000] * 300)] * 2
+    path = write_report(make_run(tmp_path / "run", made, made, made))
+    assert path.stat().st_size < 1_200_000
+    shown = Page(path).answers["runs/run/groups?step=1"]
+    assert (shown["total"], shown["of"], shown["groups"]) == (0, 2, [])
+
+
+def test_model_text_stays_text_and_nothing_is_fetched(finished: Path, page: Page) -> None:
+    assert ATTACK in [one["completion"] for one in page.run["examples"]["after"]]
+    assert "</script><script>alert" not in (finished / "report.html").read_text(encoding="utf-8")
+    assert {tag for tag, _ in page.tags}.isdisjoint({"iframe", "object", "embed", "form", "base", "img"})
+    scripts = [attrs for tag, attrs in page.tags if tag == "script"]
+    assert [attrs["type"] for attrs in scripts] == ["importmap", "module", "application/json"]
     addresses = [value or "" for _, attrs in page.tags for name, value in attrs.items() if name in ("src", "href")]
-    assert addresses
-    assert all(address.startswith("data:image/png;base64,") for address in addresses)
-    assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on")]
+    assert [address for address in addresses if not address.startswith(("#", "data:image/svg+xml,"))] == []
+    (policy,) = [attrs["content"] or "" for tag, attrs in page.tags if attrs.get("http-equiv")]
+    assert "default-src 'none'" in policy
+    assert "'unsafe-inline'" not in policy.partition("style-src")[0]
 
 
-def test_every_plot_is_written_and_shown_once(finished: Path, page: Page) -> None:
-    written = {path.stem: path.read_bytes() for path in (finished / "plots").glob("*.png")}
-    assert set(written) == {plot.name for plot in PLOTS}
-    shown = [attrs["src"] or "" for tag, attrs in page.tags if tag == "img"]
-    assert sorted(base64.b64decode(uri.partition(",")[2]) for uri in shown) == sorted(written.values())
-    assert all(plot.caption in page.text for plot in PLOTS)
-
-
-def test_a_run_that_clips_nothing_and_has_no_critic_shows_neither(tmp_path: Path) -> None:
-    with RunRecord.create(tmp_path / "run", "task: x\n") as record:
-        record.step(StepRecord(1, {"reward": 0.5, "clip_low_fraction": 0.0, "clip_high_fraction": 0.0}, [], [], []))
-    write_report(tmp_path / "run")
-    assert [path.stem for path in (tmp_path / "run" / "plots").iterdir()] == ["reward"]
+def test_the_page_is_the_labs_own(finished: Path) -> None:
+    text = (finished / "report.html").read_text(encoding="utf-8")
+    assert (STATIC / "style.css").read_text(encoding="utf-8") in text
+    assert "grouprl/parts/chart.js" in text
+    assert "grouprl/pages/runs.js" not in text  # it needs a lab
 
 
 def test_an_unfinished_run_has_a_report_of_what_there_is(tmp_path: Path) -> None:
-    page = Page(write_report(record_run(tmp_path / "run", steps=3, finished=False)).read_text(encoding="utf-8"))
+    page = Page(write_report(record_run(tmp_path / "run", steps=3, finished=False)))
     first, last = (metrics_accuracy(read_run(tmp_path / "run").metrics[place]) for place in (0, -1))
-    assert f"Unfinished at step 3: {first} → {last} of the sampled" in page.text.replace("\N{NO-BREAK SPACE}", " ")
-    assert "Before and after" not in page.text
-    assert not (tmp_path / "run" / "plots" / "accuracy.png").exists()
-    assert page.text.count("before training") == 5
+    assert f"Unfinished at step 3: {first} → {last} of the sampled" in said(page)
+    assert page.run["summary"] == {}
+    assert (len(page.run["examples"]["before"]), "after" in page.run["examples"]) == (5, False)
 
 
 def metrics_accuracy(row: Mapping[str, float]) -> str:
     return f"{100 * row['accuracy']:.1f}%"
-
-
-SECTIONS = (("Before and after", "What happened"), ("The same problems", "Run and machine"))
 
 
 def test_without_a_verifier_the_report_tells_of_rewards_and_invents_no_zeros(tmp_path: Path) -> None:
@@ -265,47 +173,39 @@ def test_without_a_verifier_the_report_tells_of_rewards_and_invents_no_zeros(tmp
         unfinished.replace("\N{NO-BREAK SPACE}", " ")
         == "Unfinished at step 20: mean reward 0.15 → 1.95, from the first steps to the last."
     )
-    html = write_report(tmp_path / "run").read_text(encoding="utf-8")
-    text = Page(html).text.replace("\N{NO-BREAK SPACE}", " ")
-    assert "Mean reward 0.15 → 1.95 over 20 steps in 98 s of training." in text
-    assert "On 1 held-out problem." in text
-    for cell in ("Loud", "25.0%", "75.0%", "+50.0 points", "Mean length (tokens)"):
-        assert cell in text
-    table, examples = (text.partition(start)[2].partition(end)[0] for start, end in SECTIONS)
-    assert not [word for word in ("ccuracy", "pass@", " 0.0%") if word in table]
-    assert not [word for word in ("correct", "wrong", "Right answer") if word in examples]
-    assert not (tmp_path / "run" / "plots" / "accuracy.png").exists()
+    page = Page(write_report(tmp_path / "run"))
+    assert said(page) == "Mean reward 0.15 → 1.95 over 20 steps in 98 s of training."
+    assert "accuracy" not in page.answers["runs/run/series"]["columns"]
 
 
 def test_a_run_that_did_nothing_yet_has_a_report(tmp_path: Path) -> None:
     RunRecord.create(tmp_path / "run", "task: x\n").close()
-    page = Page(write_report(tmp_path / "run").read_text(encoding="utf-8"))
-    assert "Nothing to judge yet" in page.text
-    assert "img" not in {tag for tag, _ in page.tags}
+    page = Page(write_report(tmp_path / "run"))
+    assert said(page).startswith("Nothing to judge yet")
+    assert not [path for path in page.answers if "/groups" in path]
 
 
-def test_results_that_could_not_be_computed_are_shown_as_missing(tmp_path: Path) -> None:
+def test_a_run_that_writes_its_own_report_is_not_called_running(tmp_path: Path) -> None:
+    with RunRecord.create(tmp_path / "run", "steps: 1\n") as record:
+        record.step(StepRecord(1, {"reward": 0.5}, [], [], []))
+        page = Page(write_report(tmp_path / "run"))
+    assert page.run["status"] == page.answers["runs"]["runs"][0]["status"] == "finished"
+
+
+def test_results_that_could_not_be_computed_are_missing(tmp_path: Path) -> None:
     with RunRecord.create(tmp_path / "run", "task: x\n") as record:
         record.step(StepRecord(1, {"reward": 0.5, "kl": math.nan, "accuracy": 0.25}, [], [], []))
         record.summary({"before": {**BEFORE, "mean_length": math.nan}, "after": None, "steps": 1})
-    text = Page(write_report(tmp_path / "run").read_text(encoding="utf-8")).text
-    assert "31.2%" in text
-    assert "Unfinished at step 1" in text
-    assert text.count("–") >= 5
+    page = Page(write_report(tmp_path / "run"))
+    assert said(page).startswith("Unfinished at step 1")
+    assert page.run["summary"]["before"]["mean_length"] is None
+    assert page.answers["runs/run/series"]["columns"]["kl"] == [None]
 
 
 def test_no_report_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="expected a run directory"):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_smoothing_is_a_centred_mean_that_shrinks_at_the_ends() -> None:
-    values = [float(value**2) for value in range(30)]  # a tenth of 30 values: a window of 3
-    assert smooth(values)[0] == (0 + 1) / 2
-    assert smooth(values)[10] == pytest.approx((81 + 100 + 121) / 3)
-    assert smooth(values)[29] == pytest.approx((784 + 841) / 2)
-    assert smooth([5.0]).tolist() == [5.0]
 
 
 def test_time_parts_add_up_to_the_step_longest_first(tmp_path: Path) -> None:
@@ -333,9 +233,15 @@ def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> Non
     assert duration(seconds) == text
 
 
-def test_reading_a_run_brings_in_neither_torch_nor_matplotlib() -> None:
-    code = (
-        "import sys, grouprl.types; before = set(sys.modules); import grouprl.record.read, grouprl.report.write; "
-        "print(sorted({'torch', 'matplotlib', 'transformers'} & (set(sys.modules) - before)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+@pytest.mark.parametrize(
+    ("module", "others"),
+    [
+        ("grouprl.record.read", {"torch", "transformers"}),
+        ("grouprl.report.write", {"matplotlib", "jinja2", "transformers"}),
+    ],
+)
+def test_a_module_brings_in_little(module: str, others: set[str]) -> None:
+    code = f"import sys, grouprl.types; before = set(sys.modules); import {module}; print(*(set(sys.modules) - before))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert module in found
+    assert not others & set(found)

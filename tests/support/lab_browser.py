@@ -44,7 +44,7 @@ def served(root: Path) -> Iterator[str]:
 class Watched:
     """What a browser did besides showing the page."""
 
-    base: str  # of the lab: scheme, host and port
+    base: str  # of the lab: scheme, host and port; of a page in a file its address
     outside: list[str] = field(default_factory=list)  # requests to anywhere else
     complaints: list[str] = field(default_factory=list)  # of the console: errors, and what the policy stopped
     dialogs: list[str] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Watched:
         page.on("dialog", self._dialog)
 
     def _asked(self, url: str) -> None:
-        if not url.startswith((f"{self.base}/", "data:")):
+        if url != self.base and not url.startswith((f"{self.base}/", "data:")):
             self.outside.append(url)
 
     def _dialog(self, dialog: Any) -> None:
@@ -89,7 +89,7 @@ class Opened:
 
 @contextmanager
 def opened(link: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> Iterator[Opened]:
-    """A new browser that has followed the link."""
+    """A new browser that has followed the link, to a lab or to a file."""
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(_FLAGS))
         scheme = "dark" if dark else "light"

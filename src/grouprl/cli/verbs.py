@@ -215,7 +215,7 @@ def export(
 
 @app.command()
 def report(run: Annotated[Path, typer.Argument(help="Run directory, such as runs/demo.")]) -> None:
-    """Write report.html and plots/ anew from what a run directory holds.
+    """Write report.html anew: the page of a run with its data inside.
 
     Example: grouprl report runs/demo
     """

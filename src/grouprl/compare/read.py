@@ -289,6 +289,15 @@ def metric_curve(variant: Variant, name: str) -> tuple[list[int], list[list[floa
     return steps, [[column[step] for step in steps] for column in columns]
 
 
+def totals(variant: Variant) -> tuple[list[int], list[float], list[float]]:
+    """The steps that every seed has made, and the completion tokens and seconds up to each, means over the seeds."""
+    tokens = [_summed(run, "completion_tokens") for run in variant.runs.values()]
+    seconds = [_summed(run, "time/total") for run in variant.runs.values()]
+    steps = sorted(set.intersection(*(set(sums) for sums in (*tokens, *seconds))) - {0}) if variant.runs else []
+    mean_tokens, mean_seconds = ([fmean(sums[step] for sums in kind) for step in steps] for kind in (tokens, seconds))
+    return steps, mean_tokens, mean_seconds
+
+
 def time_parts(variant: Variant) -> dict[str, float]:
     """Mean seconds of a step by part, over the steps and seeds of a variant; "other" last."""
     splits = [run.time_split()[1] for run in variant.runs.values()]

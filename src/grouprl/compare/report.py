@@ -1,103 +1,72 @@
-"""Turns a comparison into one self-contained page, report.html, its plots, and summary.json with every number."""
+"""Turns a comparison into one file, report.html: the page of the comparison with its data inside; and summary.json."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from grouprl.compare.read import (
-    COMPARISON_FILE,
     RUN_FIGURES,
     THRESHOLD,
     WINDOW,
     Against,
-    Figure,
+    HeldOut,
     RecordedComparison,
     Variant,
     against_baseline,
     figure,
     held_out_curve,
+    metric_curve,
     read_comparison,
     run_folder,
     time_parts,
+    totals,
 )
-from grouprl.evaluation.paired import Difference
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory
-from grouprl.report.pages import page, picture
+from grouprl.report.page import standalone
+from grouprl.report.write import encoded, page_answers, rounded
 
-SAMPLED = {"sampled_accuracy": "sampled, last tenth of training", "pass_at_1": "pass@1", "pass_at_8": "pass@8"}
-COSTS = {
-    "steps_to_90": (f"greedy to {THRESHOLD:.0%}: steps", "{:,.0f}"),
-    "tokens_to_90": ("tokens", "{:,.0f}"),
-    "seconds_to_90": ("seconds", "{:,.1f}"),
-    "sampled_steps_to_90": (f"sampled to {THRESHOLD:.0%}: steps", "{:,.1f}"),
-    "sampled_tokens_to_90": ("tokens", "{:,.0f}"),
-    "sampled_seconds_to_90": ("seconds", "{:,.1f}"),
-    "seconds_per_step": ("seconds per step", "{:.2f}"),
-    "completion_tokens": ("completion tokens in all", "{:,.0f}"),
-    "peak_rss_mib": ("peak memory, MiB", "{:,.0f}"),
-}
-FILES = {
-    COMPARISON_FILE: "what was compared; `grouprl compare` takes it",
-    "summary.json": "every number of this page",
-    "plots": "the plots as PNG files",
-}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A number of a table as text, with what stands small below it."""
-
-    text: str
-    small: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Line:
-    """A variant's row."""
-
-    name: str
-    settings: str
-    cells: tuple[Cell, ...]
+CURVES = (
+    *("accuracy", "reward", "kl", "completions/mean_length", "entropy"),
+    *("grad_norm", "frac_reward_zero_std", "tokens_per_second"),
+)
 
 
 def write_comparison(directory: Path) -> Path:
-    """Draws plots/, writes summary.json and report.html from the finished runs; gives the path of the page.
+    """Writes summary.json and report.html from the finished runs; gives the path of the page.
 
     Raises:
         UserError: when `directory` holds no comparison, or a file of a run is damaged.
     """
-    # These bring in matplotlib, which nothing else needs.
-    from grouprl.compare.plots import PLOTS
-    from grouprl.report.drawing import draw_plots
-
     comparison = read_comparison(directory)
     atomic_write_text(RunDirectory(directory).summary, json_text(summary(comparison), indent=2) + "\n")
-    drawn = draw_plots(PLOTS, comparison, RunDirectory(directory).plots)
-    measured = [name for name in SAMPLED if any(figure(variant, name).by_seed for variant in comparison.finished)]
-    text = page("comparison.html.j2").render(
-        title=directory.resolve().name,
-        subtitle=_subtitle(comparison),
-        verdict=comparison_verdict(comparison),
-        baseline=comparison.baseline.name,
-        sampled=[SAMPLED[name] for name in measured],
-        accuracies=[_accuracies(comparison, variant, measured) for variant in comparison.variants],
-        threshold=f"{THRESHOLD:.0%}",
-        window=WINDOW,
-        cost_names=[name for name, _ in COSTS.values()],
-        costs=[_costs(variant) for variant in comparison.finished],
-        pictures=[picture(plot.title, plot.caption, path) for plot, path in drawn],
-        runs=[(v.name, [run_folder(v.name, seed) for seed in v.runs]) for v in comparison.finished],
-        files=[(name, what) for name, what in FILES.items() if (directory / name).exists()],
-        machine=_machine(comparison),
-    )
+    name = directory.resolve().name
+    home = f"/comparison/{encoded(name)}"
+    answers = {**page_answers(), f"comparisons/{encoded(name)}": comparison_answer(comparison)}
+    data = {"home": home, "links": [[home, "Comparison"]], "answers": answers}
     path = RunDirectory(directory).report
-    atomic_write_text(path, text)
+    atomic_write_text(path, standalone(f"{name} · GroupRL", data, ("compare",)))
     return path
+
+
+def comparison_answer(comparison: RecordedComparison) -> dict[str, Any]:
+    """What the page of a comparison shows: `summary`, the curves of each variant, and what its runs have in common."""
+    runs = [run for variant in comparison.finished for run in variant.runs.values()]
+    facts = runs[0].summary if runs else {}
+    found = summary(comparison)
+    curves = {variant.name: _curves(variant) for variant in comparison.variants}
+    return {
+        **found,
+        "name": comparison.directory.resolve().name,
+        "window": WINDOW,
+        "about": {name: facts[name] for name in ("model", "task") if name in facts},
+        "machine": _machine(comparison),
+        "variants": [{"name": name, **one, **curves[name]} for name, one in found["variants"].items()],
+    }
 
 
 def comparison_verdict(comparison: RecordedComparison) -> str:
@@ -166,71 +135,40 @@ def _variant_summary(comparison: RecordedComparison, variant: Variant) -> dict[s
     }
 
 
-# Tables
+def _curves(variant: Variant) -> dict[str, Any]:
+    """Series and evaluations of a variant as those of a run: means over seeds, the lowest and the highest seed."""
+    steps, tokens, seconds = totals(variant)
+    columns = {name: _bands(variant, name, steps) for name in CURVES}
+    known = {name: bands for name, bands in columns.items() if bands is not None}
+    series = {"step": steps, "tokens": tokens, "seconds": seconds}
+    for place, kind in enumerate(("columns", "low", "high")):
+        series[kind] = {name: bands[place] for name, bands in known.items()}
+    return {"series": rounded(series), "evaluations": [_evaluation(point) for point in held_out_curve(variant)]}
 
 
-def _accuracies(comparison: RecordedComparison, variant: Variant, sampled: Sequence[str]) -> Line:
-    found = against_baseline(comparison, variant, "greedy_accuracy")
-    return Line(
-        variant.name,
-        " ".join(variant.settings),
-        (
-            _share(figure(variant, "greedy_accuracy")),
-            *(
-                Cell("") if variant is comparison.baseline else _difference(kind)
-                for kind in (found.over_problems, found.over_seeds)
-            ),
-            *(_share(figure(variant, name)) for name in sampled),
-            Cell(f"{len(variant.runs)} of {len(comparison.seeds)}"),
-        ),
-    )
+def _bands(variant: Variant, name: str, steps: Sequence[int]) -> list[list[float | None]] | None:
+    """Mean, lowest and highest over the seeds at each of the steps, None where some seed has no number."""
+    found, by_seed = metric_curve(variant, name)
+    if not found:
+        return None
+    values = {step: [column[place] for column in by_seed] for place, step in enumerate(found)}
+    return [[many(values[step]) if step in values else None for step in steps] for many in (fmean, min, max)]
 
 
-def _share(found: Figure) -> Cell:
-    if found.mean is None:
-        return Cell("–")
-    bounds = found.interval and f"{100 * max(0.0, found.interval[0]):.1f}–{min(1.0, found.interval[1]):.1%}"
-    return Cell(f"{found.mean:.1%}", (bounds,) if bounds else ())
+def _evaluation(point: HeldOut) -> dict[str, Any]:
+    # A policy that solves all is drawn as if it failed at half a problem: 0 has no place on a logarithmic axis.
+    unsolved = [max(1 - share, 0.5 / point.problems) for share in point.accuracies]
+    return {
+        "step": point.step,
+        "greedy_accuracy": fmean(point.accuracies),
+        "greedy_interval": [min(point.accuracies), max(point.accuracies)],
+        "unsolved": fmean(unsolved),
+        "unsolved_interval": [min(unsolved), max(unsolved)],
+    }
 
 
-def _difference(found: Difference | None) -> Cell:
-    if found is None:
-        return Cell("–")
-    small = found.interval and f"{_points(found.interval[0])} to {_points(found.interval[1])}"
-    return Cell(_points(found.mean), (small,) if small else ())
-
-
-def _points(share: float) -> str:
-    """A difference of shares in percentage points.
-
-    >>> _points(0.0123), _points(-0.5)
-    ('+1.2', '−50.0')
-    """
-    return f"{100 * share:+.1f}".replace("-", "−")
-
-
-def _costs(variant: Variant) -> Line:
-    return Line(variant.name, "", tuple(_cost(variant, name, form) for name, (_, form) in COSTS.items()))
-
-
-def _cost(variant: Variant, name: str, form: str) -> Cell:
-    found = figure(variant, name)
-    if found.mean is None:
-        return Cell("–")
-    missing = len(variant.runs) - len(found.by_seed)
-    return Cell(form.format(found.mean), (f"{len(found.by_seed)} of {len(variant.runs)} seeds",) if missing else ())
-
-
-def _subtitle(comparison: RecordedComparison) -> str:
-    runs = sum(len(variant.runs) for variant in comparison.variants)
-    planned = len(comparison.variants) * len(comparison.seeds)
-    facts = next((run.summary for variant in comparison.finished for run in variant.runs.values()), {})
-    names = [f"{name} {facts[name]}" for name in ("model", "task") if name in facts]
-    return " · ".join([*names, f"{runs} of {planned} runs finished"])
-
-
-def _machine(comparison: RecordedComparison) -> list[tuple[str, str]]:
+def _machine(comparison: RecordedComparison) -> dict[str, str]:
     """Facts about the machine that every run has the same of."""
     machines = [run.summary.get("machine", {}) for variant in comparison.finished for run in variant.runs.values()]
     shared = machines[0].items() if machines else ()
-    return [(name, str(value)) for name, value in shared if all(other.get(name) == value for other in machines)]
+    return {name: str(value) for name, value in shared if all(other.get(name) == value for other in machines)}

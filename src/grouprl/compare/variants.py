@@ -23,7 +23,7 @@ from grouprl.config.comparison import CompareConfig
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory, lock_directory
 from grouprl.record.read import read_run
-from grouprl.report.write import verdict
+from grouprl.report.verdict import verdict
 from grouprl.run.interrupts import StopRequest, stop_on_signal
 from grouprl.run.process import start_run
 from grouprl.run.terminal import Advance, Terminal
@@ -67,7 +67,7 @@ def compare(config: CompareConfig, resolve: Resolve, *, terminal: Terminal | Non
         terminal.say(f"{directory}: {len(planned)} runs, {len(planned) - len(left)} of them finished.")
         with stop_on_signal(terminal.say) as stop:
             failed = _run_all(planned, left, config.jobs, terminal, stop)
-        with terminal.status("drawing the report"):
+        with terminal.status("writing the report"):
             report = write_comparison(directory)
     finally:
         os.close(lock)

@@ -1,1 +1,4 @@
-"""The run directory: written by `record`, read by `read`, shown by `plots` and `report`."""
+"""The live page: answers what the page asks of a folder of runs, and starts and stops them.
+
+In: run directories, requests from this machine. Out: JSON, static files, processes. Never reached from elsewhere.
+"""

@@ -13,6 +13,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from grouprl.lab.answers import json_answer, run_folder
+from grouprl.lab.comparisons import critic_comparisons, one_comparison
 from grouprl.lab.events import run_events
 from grouprl.lab.explain_routes import explain_routes
 from grouprl.lab.process_routes import process_routes
@@ -20,11 +21,9 @@ from grouprl.lab.processes import recipes
 from grouprl.lab.rollout_routes import rollout_routes
 from grouprl.lab.runs import NoSuchRun, Runs
 from grouprl.record.files import json_text
-from grouprl.record.layout import RunDirectory
-from grouprl.record.strict import read_file
+from grouprl.report.page import STATIC
+from grouprl.report.run_data import invalid_answer
 from grouprl.types import UserError
-
-STATIC = Path(__file__).parents[1] / "report" / "static"
 
 
 def create_app(root: Path, closing: Callable[[], bool] = lambda: False) -> Starlette:
@@ -40,10 +39,13 @@ def create_app(root: Path, closing: Callable[[], bool] = lambda: False) -> Starl
         Mount("/static", StaticFiles(directory=STATIC)),
         Route("/api/session", json_answer(lambda request: {"token": request.state.page_token, "root": str(runs.root)})),
         Route("/api/runs", json_answer(lambda _: {"runs": [runs.overview(folder) for folder in runs.folders()]})),
-        Route("/api/runs/{run}", json_answer(lambda request: _one(runs, request))),
-        Route("/api/runs/{run}/series", json_answer(lambda request: _series(runs, request))),
+        Route("/api/runs/{run}", json_answer(lambda request: runs.one(run_folder(runs, request)))),
+        Route("/api/runs/{run}/series", json_answer(lambda request: runs.series(run_folder(runs, request)))),
+        Route("/api/runs/{run}/invalid", json_answer(lambda request: invalid_answer(run_folder(runs, request)))),
         Route("/api/runs/{run}/events", lambda request: run_events(runs, request, closing)),
         Route("/api/recipes", json_answer(lambda _: {"recipes": recipes()})),
+        Route("/api/comparisons", json_answer(lambda _: {"comparisons": critic_comparisons(runs.root)})),
+        Route("/api/comparisons/{name}", json_answer(lambda request: one_comparison(runs.root, request))),
         *explain_routes(runs),
         *process_routes(runs),
         *rollout_routes(runs),
@@ -64,26 +66,3 @@ def _unforeseen(request: Request, error: Exception) -> Response:
 
 def _error(code: int, sentence: str) -> Response:
     return Response(json_text({"error": sentence}), code, media_type="application/json")
-
-
-def _one(runs: Runs, request: Request) -> dict[str, Any]:
-    folder = run_folder(runs, request)
-    rows = runs.metrics(folder)
-    return {
-        **runs.overview(folder),
-        "config": runs.config(folder),
-        "config_yaml": (read_file(RunDirectory(folder).config) or b"").decode("utf-8", "replace"),
-        "summary": runs.summary(folder),
-        "evaluations": runs.evaluations(folder),
-        "checkpoints": [checkpoint.step for checkpoint in RunDirectory(folder).checkpoints()],
-        "metrics": list(
-            dict.fromkeys(name for row in rows for name in row if name not in ("step", "tokens", "seconds"))
-        ),
-    }
-
-
-def _series(runs: Runs, request: Request) -> dict[str, Any]:
-    rows = runs.metrics(run_folder(runs, request))
-    names = [name for name in request.query_params.get("names", "").split(",") if name]
-    axes = {axis: [row[axis] for row in rows] for axis in ("step", "tokens", "seconds")}
-    return {**axes, "columns": {name: [row.get(name) for row in rows] for name in names}}

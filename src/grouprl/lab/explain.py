@@ -14,7 +14,7 @@ from grouprl.algorithms.advantages import BatchAdvantage, CompletionAdvantage, C
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import part_options
-from grouprl.lab.worked import Spread, compared_rewards, exact_sum
+from grouprl.report.worked import Spread, compared_rewards, exact_sum
 
 # Those that compare whole completions by their rewards, and need no network for it.
 COMPARING = tuple(name for name, one in NAMED.items() if isinstance(one.advantage, CompletionAdvantage))

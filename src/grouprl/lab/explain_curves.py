@@ -15,7 +15,7 @@ from grouprl.algorithms import has_signal, kl_estimate, policy_loss
 from grouprl.algorithms.kl import KlKind
 from grouprl.algorithms.losses import Surrogate
 from grouprl.algorithms.named import NAMED
-from grouprl.lab.worked import compared_rewards
+from grouprl.report.worked import compared_rewards
 
 _LARGEST_RATIO, _RATIO_STEPS = 2.5, 250
 _NARROW = 0.05  # bounds closer to 1 could not be seen on an axis from 0 to the largest ratio

@@ -11,10 +11,10 @@ from grouprl.algorithms.values import CopiedCritic, SharedCritic
 from grouprl.lab.explain_record import Recorded, material_of, read_recorded
 from grouprl.lab.explain_rewards import advantages_stage, rewards_stage, statistics_stage
 from grouprl.lab.explain_stages import algorithm_part, gradient_stage, kl_stage, loss_stage, ratio_stage
-from grouprl.lab.recorded import recorded
 from grouprl.lab.runs import Runs
-from grouprl.lab.worked import exact_sum
 from grouprl.record.groups import RecordedGroup
+from grouprl.report.recorded import recorded
+from grouprl.report.worked import exact_sum
 
 _NEAR = 40  # steps on either side in which groups are looked for that were read again after their update
 

@@ -19,13 +19,13 @@ from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import options
 from grouprl.lab.explain_stages import Material
-from grouprl.lab.recorded import missing_problem, recorded, reward_weights, run_algorithm
 from grouprl.lab.runs import Runs
-from grouprl.lab.worked import of_batch
 from grouprl.record.groups import RecordedGroup, earned_reward, recorded_group
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_rewards
 from grouprl.record.rows import parsed_components
+from grouprl.report.recorded import missing_problem, recorded, reward_weights, run_algorithm
+from grouprl.report.worked import of_batch
 from grouprl.scoring.functions import SOFT_OVERLONG
 from grouprl.types import StopReason, UserError
 

@@ -9,8 +9,8 @@ from grouprl.algorithms import step_advantages
 from grouprl.config.algorithm import options
 from grouprl.lab.explain import compared, comparison_sentence
 from grouprl.lab.explain_record import Peer, Recorded
-from grouprl.lab.worked import Spread
 from grouprl.record.groups import RecordedGroup
+from grouprl.report.worked import Spread
 from grouprl.types import RewardOutcome
 
 

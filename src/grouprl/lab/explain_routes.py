@@ -11,7 +11,6 @@ from grouprl.lab.answers import json_answer
 from grouprl.lab.explain import COMPARING, explained_advantages
 from grouprl.lab.explain_curves import kl_curves, objective_curve, pass_rate_curves
 from grouprl.lab.explain_group import walk_through
-from grouprl.lab.explain_measured import measured_comparisons
 from grouprl.lab.explain_plan import memory_plans
 from grouprl.lab.explain_query import Query
 from grouprl.lab.explain_typed import typed_walk_through
@@ -31,7 +30,6 @@ def explain_routes(runs: Runs) -> list[Route]:
         Route("/api/explain/group", json_answer(lambda request: _group(runs, request))),
         Route("/api/explain/pass_rate", json_answer(_pass_rate)),
         Route("/api/explain/memory", json_answer(_memory)),
-        Route("/api/explain/comparison", json_answer(lambda request: _comparison(runs, request))),
     ]
 
 
@@ -102,8 +100,3 @@ def _memory(request: Request) -> dict[str, Any]:
         lora_rank=query.whole("lora_rank", 1, 4096) if "lora_rank" in query else None,
         reward_model=query.choice("reward_model", ("ppo", "both", "none"), "none"),  # type: ignore[arg-type]
     )
-
-
-def _comparison(runs: Runs, request: Request) -> dict[str, Any]:
-    Query(request, ())
-    return measured_comparisons(runs.root)

@@ -20,7 +20,7 @@ from grouprl.lab.explain_stages import (
     loss_stage,
     ratio_stage,
 )
-from grouprl.lab.worked import compared_rewards
+from grouprl.report.worked import compared_rewards
 
 
 def typed_walk_through(rewards: Sequence[float], name: str, learning_rate: float) -> dict[str, Any]:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import parse_row
-from grouprl.record.strict import is_number, opened
+from grouprl.record.strict import opened
+from grouprl.report.run_data import Row, totalled
 from grouprl.types import UserError
 
 Found = TypeVar("Found")
-Row = dict[str, Any]
 State = tuple[int, ...]
 _TAIL = 256  # bytes before the place that was read to: the name and the number of a file may come to another one
 
@@ -115,14 +114,3 @@ class GrowingRows:
     def _forget(self) -> None:
         self.generation += bool(self.rows)
         self.rows, self._offset, self._tail = [], 0, b""
-
-
-def totalled(before: Sequence[Row], rows: Sequence[Row]) -> Iterator[Row]:
-    """The rows, without what is no number, and with the tokens and seconds of the run up to each."""
-    last = before[-1] if before else {"tokens": 0, "seconds": 0.0}
-    plain = [{name: value if is_number(value) else None for name, value in row.items()} for row in rows]
-    tokens = accumulate((row.get("completion_tokens") or 0 for row in plain), initial=last["tokens"])
-    seconds = accumulate((row.get("time/total") or 0.0 for row in plain), initial=last["seconds"])
-    next(tokens), next(seconds)
-    for row, spent, took in zip(plain, tokens, seconds, strict=True):
-        yield {**row, "tokens": spent, "seconds": took}

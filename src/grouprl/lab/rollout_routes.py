@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from grouprl.lab.answers import json_answer, run_folder
-from grouprl.lab.groups import MOST_GROUPS, MOST_VISITS, groups_of_step, history, one_group
 from grouprl.lab.runs import Runs
 from grouprl.lab.search import MOST_FOUND, Wanted, search
-from grouprl.lab.tokens import one_completion
+from grouprl.report.groups import MOST_GROUPS, MOST_VISITS, groups_of_step, history, one_group
+from grouprl.report.tokens import one_completion
 from grouprl.types import StopReason, UserError
 
 

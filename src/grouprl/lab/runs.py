@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from grouprl.config.yaml_text import read_yaml
-from grouprl.lab.remembered import GrowingRows, Remembered, Row
+from grouprl.lab.remembered import GrowingRows, Remembered
 from grouprl.record.files import utf8_text
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_json, read_json_lines, read_summary
-from grouprl.record.strict import is_number, read_file, refuse_depth
+from grouprl.report.run_data import Row, RunFiles, changed, named, run_answer, run_line, series_answer
+from grouprl.report.settings import read_config
 from grouprl.types import UserError
 
-SPARK_POINTS = 60
-_SPARKS = ("reward", "accuracy", "completions/mean_length")
 _DEPTH = 2  # a comparison's folder holds those of its runs
 
 
@@ -49,7 +45,7 @@ class Runs:
     def folders(self) -> Iterator[Path]:
         """Every run directory, the one that changed last first; none whose id would lead elsewhere (a~b, a\\b)."""
         found = [path for path in _below(self.root, _DEPTH) if self._named(self.identifier(path)) == path]
-        return iter(sorted(found, key=_changed, reverse=True))
+        return iter(sorted(found, key=changed, reverse=True))
 
     def folder(self, run: str) -> Path:
         """The directory of a run id (its path below the root with ~ for /).
@@ -122,81 +118,40 @@ class Runs:
         with self._lock:
             return self._remembered.read(RunDirectory(folder).evaluations, read_json_lines)
 
+    def files(self, folder: Path) -> RunFiles:
+        """The small files of a run, each read again when it has changed.
+
+        Raises:
+            UserError: one of them is damaged.
+        """
+        config, summary, rows = self.config(folder), self.summary(folder), self.metrics(folder)
+        evaluations = self.evaluations(folder)
+        with self._lock:
+            forked = self._remembered.read(RunDirectory(folder).forked, read_json)
+        return RunFiles(config, summary, rows, evaluations, forked)
+
     def overview(self, folder: Path) -> dict[str, Any]:
         """A line of the list of runs; of a damaged one what is wrong with it."""
-        known = {"id": self.identifier(folder), "name": folder.name, "modified": _changed(folder)}
         try:
-            config, summary, rows = self.config(folder), self.summary(folder), self.metrics(folder)
-            before = next(iter(self.evaluations(folder)), {})
-            forked = self._forked(folder)
+            return run_line(self.identifier(folder), folder, self.files(folder))
         except UserError as error:
-            return {**known, "status": "broken", "error": str(error)}
-        last: Row = rows[-1] if rows else {}
-        return {
-            **known,
-            "status": RunDirectory(folder).status(summary, config.get("steps")),
-            "forked": forked,
-            "step": last.get("step", 0),
-            "steps": config.get("steps"),
-            "algorithm": _part(config, "algorithm", "name"),
-            "model": _part(config, "model", "path"),
-            "task": _part(config, "task", "name"),
-            "seed": _plain(config.get("seed")),
-            "reward": last.get("reward"),
-            "accuracy": last.get("accuracy"),
-            "greedy_before": _number(before, "greedy_accuracy"),
-            "greedy_after": _number(summary.get("after") or {}, "greedy_accuracy"),
-            "tokens_per_second": last.get("tokens_per_second"),
-            "seconds": _number({"train_seconds": last.get("seconds"), **summary}, "train_seconds"),
-            "sparks": {name: thinned([row.get(name) for row in rows], SPARK_POINTS) for name in _SPARKS},
-        }
+            return {**named(self.identifier(folder), folder), "status": "broken", "error": str(error)}
 
-    def _forked(self, folder: Path) -> dict[str, Any] | None:
-        """Where a forked run comes from: the name of the other and the step."""
-        with self._lock:
-            found = self._remembered.read(RunDirectory(folder).forked, read_json)
-        known = isinstance(found.get("from"), str) and isinstance(found.get("step"), int)
-        return {"from": found["from"], "step": found["step"]} if known else None
+    def one(self, folder: Path) -> dict[str, Any]:
+        """What the page of a run shows; of a damaged one what is wrong with it.
 
+        Raises:
+            UserError: a file is damaged.
+        """
+        return run_answer(self.identifier(folder), folder, self.files(folder))
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The run's config.yaml.
+    def series(self, folder: Path) -> dict[str, Any]:
+        """Every metric of a run step by step.
 
-    Raises:
-        UserError: it is no mapping in the YAML of `config_yaml`, or `steps` is no number.
-    """
-    path = RunDirectory(folder).config
-    text = read_file(path)
-    if text is None:
-        raise UserError(f"{path}: expected the settings of the run, found no such file: restore it")
-    return parse_config(text.decode("utf-8", "replace"), path)
-
-
-def parse_config(text: str, place: object) -> dict[str, Any]:
-    """The settings in the text of a config.yaml; `place` is what an error begins with.
-
-    Raises:
-        UserError: as `read_config`.
-    """
-    try:
-        found = read_yaml(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{place}: expected YAML ({type(error).__name__}: {error}): restore the file") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{place}: expected settings, got {str(found)[:60]!r}: restore the file")
-    refuse_depth(found, place)
-    steps = found.get("steps")
-    if steps is not None and type(steps) is not int:
-        raise UserError(f"{place}: steps: expected a whole number, got {steps!r:.60}: restore the file")
-    return found
-
-
-def thinned(values: Sequence[float | None], points: int) -> list[float | None]:
-    """At most this many of the values, evenly spaced, the last among them."""
-    if len(values) <= points:
-        return list(values)
-    last = len(values) - 1
-    return [values[round(place * last / (points - 1))] for place in range(points)]
+        Raises:
+            UserError: metrics.jsonl is damaged.
+        """
+        return series_answer(self.metrics(folder))
 
 
 def _below(root: Path, depth: int) -> Iterator[Path]:
@@ -211,27 +166,3 @@ def _below(root: Path, depth: int) -> Iterator[Path]:
         yield entry
         if depth > 1 and not RunDirectory(entry).exists:
             yield from _below(entry, depth - 1)
-
-
-def _changed(folder: Path) -> float:
-    times, run = [], RunDirectory(folder)
-    for path in (run.metrics, run.summary, run.config):
-        try:
-            times.append(path.stat().st_mtime)
-        except OSError:
-            continue
-    return max(times, default=0.0)
-
-
-def _part(config: Mapping[str, Any], section: str, name: str) -> str | float | None:
-    found = config.get(section)
-    return _plain(found.get(name) if isinstance(found, dict) else found)
-
-
-def _plain(value: Any) -> str | float | None:
-    return value if isinstance(value, str | int | float) else None
-
-
-def _number(row: Mapping[str, Any], name: str) -> float | None:
-    value = row.get(name)
-    return value if is_number(value) else None

@@ -11,8 +11,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from grouprl.lab.groups import cut
-from grouprl.lab.recorded import recorded
+from grouprl.report.groups import cut
+from grouprl.report.recorded import recorded
 
 Key = tuple[int, int, int]
 """The place of a completion: its step, its group there and its index in the group."""

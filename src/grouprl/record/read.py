@@ -19,6 +19,7 @@ __all__ = [
     "RecordedRun",
     "interval_name",
     "parse_row",
+    "read_examples",
     "read_json",
     "read_json_lines",
     "read_rewards",
@@ -104,7 +105,7 @@ def read_run(directory: Path) -> RecordedRun:
         metrics=read_json_lines(run.metrics),
         evaluations=read_json_lines(run.evaluations),
         held_out=read_json_lines(run.held_out),
-        examples=_examples(run.examples),
+        examples=read_examples(run.examples),
         summary=read_summary(directory),
     )
 
@@ -186,7 +187,12 @@ def interval_name(measure: str) -> str:
     return measure.removesuffix("_accuracy") + "_interval"
 
 
-def _examples(path: Path) -> dict[str, tuple[Example, ...]]:
+def read_examples(path: Path) -> dict[str, tuple[Example, ...]]:
+    """The held-out problems of examples.json by "before" and "after"; empty when the file does not exist.
+
+    Raises:
+        UserError: it holds something else, or cannot be read.
+    """
     try:
         return {when: tuple(Example(**row) for row in rows) for when, rows in read_json(path).items()}
     except TypeError as error:

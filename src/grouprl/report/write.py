@@ -1,175 +1,142 @@
-"""Turns a run directory into one self-contained page, report.html: no scripts, no outside requests, text as text."""
+"""Turns a run directory into one file, report.html: the page of the run with its data inside."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+import os
+from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
-from statistics import fmean
 from typing import Any
+from urllib.parse import quote
 
-from grouprl.record.files import atomic_write_text
-from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory
-from grouprl.record.read import Example, RecordedRun, Row, interval_name, read_run
-from grouprl.record.rollouts import invalid_reasons
-from grouprl.report.pages import page, picture
-from grouprl.report.words import counted, duration
+from grouprl.record.files import atomic_write_text, json_text
+from grouprl.record.layout import RunDirectory, is_finished
+from grouprl.record.read import read_run
+from grouprl.report.groups import cut, groups_of_step, one_group
+from grouprl.report.page import STATIC, standalone
+from grouprl.report.run_data import invalid_answer, read_files, run_answer, run_line, series_answer
+from grouprl.report.tokens import one_completion
 
-MEASURES = {
-    "greedy_accuracy": "Greedy accuracy",
-    "pass_at_1": "pass@1",
-    "pass_at_8": "pass@8",
-    "worked_share": "Worked solutions",
-    "unverified_share": "The verifier failed",
-}
+_GROUPS = 4  # of a step, from its first on
+_BYTES = 600_000  # of groups and tokens as JSON, all steps together
+_TEXT = 4_000  # characters of a completion
+_DIGITS = 7  # of the numbers of a token, which are recorded as float32
 
-
-@dataclass(frozen=True)
-class Comparison:
-    """A row of the before/after table as text, with 95% intervals; "–" where there is no number."""
-
-    label: str
-    before: str
-    before_interval: str
-    after: str
-    after_interval: str
-    change: str
-
-
-@dataclass(frozen=True)
-class TimePart:
-    """What a part of a step takes: mean seconds, and its share of the step in [0, 1]."""
-
-    name: str
-    seconds: float
-    share: float
+Answers = dict[str, Any]
 
 
 def write_report(run_directory: Path) -> Path:
-    """Draws plots/ and writes report.html from what the run directory holds; gives the path of the page.
+    """Writes report.html from what the run directory holds; gives its path.
 
-    Works for interrupted runs: what is missing is left out.
+    The page shows what the lab shows of a run, and of its groups the first few of the first, the middle and the last
+    step. Works for interrupted runs: what is missing is left out.
 
     Raises:
         UserError: when `run_directory` holds no run, or a file of it is damaged.
     """
-    # These bring in matplotlib, which nothing else needs.
-    from grouprl.report.drawing import draw_plots
-    from grouprl.report.plots import PLOTS
-
-    run = read_run(run_directory)
-    drawn = draw_plots(PLOTS, run, RunDirectory(run_directory).plots)
-    pictures = {plot.name: picture(plot.title, plot.caption, path) for plot, path in drawn}
-    time_picture = pictures.pop("time", None)
-    comparisons = _comparisons(run)
-    text = page("report.html.j2").render(
-        title=run_directory.resolve().name,
-        subtitle=_subtitle(run.summary),
-        verdict=verdict(run),
-        comparisons=comparisons,
-        intervals=any(row.before_interval or row.after_interval for row in comparisons),
-        problems=counted({**run.results("before"), **run.results("after")}.get("problems", 0), "held-out problem"),
-        pictures=list(pictures.values()),
-        time_picture=time_picture,
-        examples=_pairs(run.examples),
-        time_parts=_time_parts(run),
-        config=run.config,
-        invalid=invalid_reasons(run_directory),
-        facts=_facts(run.summary),
-        files=[(name, what) for name, what in WRITTEN_BY_A_RUN.items() if (run_directory / name).exists()],
-    )
+    read_run(run_directory)  # says what is wrong with a folder that is no run
+    name = run_directory.resolve().name
+    home = f"/runs/{encoded(name)}"
+    answers = {**page_answers(), **run_answers(run_directory, name), **group_answers(run_directory, name)}
+    links = [[home, "Run"]]
+    if f"{home[1:]}/groups" in answers:
+        links.append([f"{home}/groups", "Groups and completions"])
+    data = {"home": home, "links": links, "answers": answers}
     path = RunDirectory(run_directory).report
-    atomic_write_text(path, text)
+    atomic_write_text(path, standalone(f"{name} · GroupRL", data, ("run", "groups")))
     return path
 
 
-def verdict(run: RecordedRun) -> str:
-    """What came of the run, in one sentence."""
-    before, after = run.results("before"), run.results("after")
-    if "greedy_accuracy" in before and "greedy_accuracy" in after:
-        return (
-            f"Greedy accuracy {_from_to(before['greedy_accuracy'], after['greedy_accuracy'], '.1%')} "
-            f"on {counted(after['problems'], 'held-out problem')} in {_training_time(run)}."
-        )
-    (_, accuracy), (_, reward) = run.column("accuracy"), run.column("reward")
-    if not accuracy and not reward:
-        return "Nothing to judge yet: no step with a reward is recorded."
-    said = f"mean reward {_tenths(reward, '.2f')}"
-    if accuracy:
-        said = f"{_tenths(accuracy, '.1%')} of the sampled completions correct"
-    if after and not accuracy:
-        return f"{said.capitalize()} over {counted(len(run.metrics), 'step')} in {_training_time(run)}."
-    return f"Unfinished at step {run.metrics[-1]['step']}: {said}, from the first steps to the last."
-
-
-def _training_time(run: RecordedRun) -> str:
-    return f"{duration(run.summary['train_seconds'])} of training"
-
-
-def _tenths(values: Sequence[float], form: str) -> str:
-    tenth = max(1, len(values) // 10)
-    return _from_to(fmean(values[:tenth]), fmean(values[-tenth:]), form)
-
-
-def _from_to(start: float, end: float, form: str) -> str:
-    return f"{start:{form}}\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}{end:{form}}"
-
-
-def _comparisons(run: RecordedRun) -> list[Comparison]:
-    before, after = run.results("before"), run.results("after")
-    found = {**before, **after}
-    traits = {name: name.removesuffix("_share").capitalize() for name in found if name.endswith("_share")}
-    labels = MEASURES | {name: label for name, label in traits.items() if name not in MEASURES}
-    shares = [_comparison(label, name, before, after) for name, label in labels.items() if name in found]
-    tokens = [f"{row['mean_length']:.1f}" if "mean_length" in row else "–" for row in (before, after)]
-    both = "mean_length" in before and "mean_length" in after
-    change = f"{after['mean_length'] - before['mean_length']:+.1f}" if both else ""
-    length = Comparison("Mean length (tokens)", tokens[0], "", tokens[1], "", change)
-    return [*shares, length] if shares or "mean_length" in found else []
-
-
-def _comparison(label: str, name: str, before: Row, after: Row) -> Comparison:
-    change = f"{100 * (after[name] - before[name]):+.1f} points" if name in before and name in after else ""
-    return Comparison(label, *_share_and_interval(before, name), *_share_and_interval(after, name), change)
-
-
-def _share_and_interval(row: Row, name: str) -> tuple[str, str]:
-    if name not in row:
-        return "–", ""
-    interval = row.get(interval_name(name))
-    bounds = "" if interval is None else f"{100 * max(0.0, interval[0]):.1f}–{min(1.0, interval[1]):.1%}"
-    return f"{row[name]:.1%}", bounds
-
-
-def _pairs(examples: Mapping[str, tuple[Example, ...]]) -> list[tuple[Example, list[tuple[str, Example | None]]]]:
-    by_id = {when: {row.problem_id: row for row in rows} for when, rows in examples.items()}
-    problems = {row.problem_id: row for rows in examples.values() for row in rows}
-    return [
-        (row, [(when, by_id.get(when, {}).get(problem_id)) for when in ("before", "after")])
-        for problem_id, row in problems.items()
-    ]
-
-
-def _time_parts(run: RecordedRun) -> list[TimePart]:
-    steps, parts = run.time_split()
-    means = {name: fmean(values) for name, values in parts.items()} if steps else {}
-    whole = sum(means.values()) or 1.0
-    return [TimePart(name, seconds, seconds / whole) for name, seconds in means.items()]
-
-
-def _subtitle(summary: Row) -> str:
-    names = ("algorithm", "model", "task")
-    return " · ".join(f"{name} {summary[name]}" for name in names if name in summary)
-
-
-def _facts(summary: Row) -> list[tuple[str, str]]:
-    shown: dict[str, tuple[str, Callable[[Any], str]]] = {
-        "train_seconds": ("training", duration),
-        "total_seconds": ("whole run", duration),
-        "steps": ("steps", "{:,}".format),
-        "seed": ("seed", str),
-        "completion_tokens": ("completion tokens", "{:,}".format),
-        "peak_rss_mib": ("peak memory", "{:,.0f} MiB".format),
+def page_answers() -> Answers:
+    """What every page asks for: the definitions of metrics, and which charts there are."""
+    return {
+        f"static/{name}": json.loads((STATIC / name).read_text(encoding="utf-8"))
+        for name in ("definitions.json", "sections.json", "charts.json")
     }
-    numbers = [(label, form(summary[name])) for name, (label, form) in shown.items() if name in summary]
-    return [*numbers, *((name, str(value)) for name, value in summary.get("machine", {}).items())]
+
+
+def run_answers(folder: Path, name: str) -> Answers:
+    """What the page of a run asks for, by the lab's path.
+
+    Raises:
+        UserError: a file of the run is damaged.
+    """
+    files, path = read_files(folder), f"runs/{encoded(name)}"
+    mine = {"status": "finished" if is_finished(files.summary, files.config.get("steps")) else "stopped"}
+    # A run writes its report while it holds its folder.
+    snapshot = mine if RunDirectory(folder).holder() == os.getpid() else {}
+    return {
+        "runs": {"runs": [run_line(name, folder, files) | snapshot]},
+        path: run_answer(name, folder, files) | snapshot,
+        f"{path}/series": series_answer(files.metrics),
+        f"{path}/invalid": invalid_answer(folder),
+    }
+
+
+def group_answers(folder: Path, name: str) -> Answers:
+    """Some groups of the first, the middle and the last step, by the lab's path; none before the first step.
+
+    Raises:
+        UserError: the rollouts are damaged, or were made by an older version.
+    """
+    newest = groups_of_step(folder, None, offset=0, limit=_GROUPS)
+    if newest["steps"] is None:
+        return {}
+    first, last = newest["steps"]
+    held, path = sorted({first, (first + last) // 2, last}), f"runs/{encoded(name)}"
+    answers: Answers = {}
+    room = _Room(_BYTES)
+    for step in held:
+        listed = groups_of_step(folder, step, offset=0, limit=_GROUPS)
+        found = (_shortened(one_group(folder, step, group["group_index"])) for group in listed["groups"])
+        taken = {f"{path}/groups/{step}/{one['group_index']}": one for one in takewhile(room.take, found)}
+        counts = {"held": held, "total": len(taken), "of": listed["total"]}
+        shown = {**listed, **counts, "groups": listed["groups"][: len(taken)]}
+        answers |= {**taken, f"{path}/groups?step={step}": shown, f"{path}/groups": shown}
+    for step, group, index in _places(answers, path):
+        tokens = rounded(one_completion(folder, step, group, index, root=folder.resolve().parent))
+        if room.take(tokens):
+            answers[f"{path}/completions/{step}/{group}/{index}"] = tokens
+    return answers
+
+
+def _shortened(group: dict[str, Any]) -> dict[str, Any]:
+    return {**group, "completions": [{**one, "text": cut(one["text"], _TEXT)} for one in group["completions"]]}
+
+
+class _Room:
+    """How many bytes of JSON are left in the file."""
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+
+    def take(self, answer: object) -> bool:
+        """Whether there is room for this; it is taken then."""
+        size = len(json_text(answer).encode())
+        if size > self._left:
+            return False
+        self._left -= size
+        return True
+
+
+def _places(answers: Answers, path: str) -> Iterator[tuple[int, int, int]]:
+    """Completions of the held groups: the first group of each step before the second, so that each step has some."""
+    held = [answer for key, answer in answers.items() if key.startswith(f"{path}/groups/")]
+    for group in sorted(held, key=lambda one: (one["group_index"], one["step"])):
+        for completion in group["completions"]:
+            yield group["step"], group["group_index"], completion["index"]
+
+
+def rounded(value: Any) -> Any:
+    """The value with every float in it to seven digits."""
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, dict):
+        return {name: rounded(inner) for name, inner in value.items()}
+    return [rounded(inner) for inner in value] if isinstance(value, list) else value
+
+
+def encoded(name: str) -> str:
+    """As a browser's encodeURIComponent writes it."""
+    return quote(name, safe="-_.!~*'()")

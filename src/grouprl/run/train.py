@@ -20,7 +20,8 @@ from grouprl.models.precision import is_emulated
 from grouprl.record.read import Example, read_run
 from grouprl.record.verdicts import recorded_verdicts
 from grouprl.record.write import RunRecord
-from grouprl.report.write import verdict, write_report
+from grouprl.report.verdict import verdict
+from grouprl.report.write import write_report
 from grouprl.rewards.configured import configured_scorer
 from grouprl.rewards.learned import LearnedReward
 from grouprl.run.assemble import Prepared, prepare
@@ -258,7 +259,7 @@ class _Loop:
             "machine": machine_facts(resolve_device(config.model.device)),
         }
         self._record.summary(summary)
-        with self._terminal.status("drawing the report"):
+        with self._terminal.status("writing the report"):
             report = write_report(directory)
         self._terminal.say(verdict(read_run(directory)))
         self._terminal.say(f"Report: {report}")

@@ -1,8 +1,8 @@
-// The pages and their addresses: #/, #/runs/ID, #/runs/ID/groups/STEP/GROUP, #/compare/ID,ID, #/step, #/rollouts, #/ppo.
-import { Gone, Refused } from "./parts/api.js";
+// The pages and their addresses: #/, #/runs/ID, #/runs/ID/groups/STEP/GROUP, #/compare/ID,ID, #/comparison/NAME,
+// #/step, #/group, #/ppo.
+import { Gone, home, links, live, Refused } from "./parts/api.js";
 import { h, put } from "./parts/dom.js";
-import { visible } from "./parts/text.js";
-import { trouble } from "./parts/trouble.js";
+import { trouble, visible } from "./parts/text.js";
 
 // Of each page: what its address looks like, the file that shows it, and its title. `render(page, parameters, query)`
 // fills the element and gives a function that ends what it began, or nothing.
@@ -11,19 +11,21 @@ const PAGES = [
   [/^\/runs\/([^/]+)$/, ["run"], "run", ({ run }) => named(run)],
   [/^\/runs\/([^/]+)\/groups(?:\/(\d+))?(?:\/(\d+))?$/, ["run", "step", "group"], "groups", groupsTitle],
   [/^\/compare(?:\/([^/]+))?$/, ["runs"], "compare", compareTitle],
+  [/^\/comparison\/([^/]+)$/, ["comparison"], "compare", ({ comparison }) => `Comparison ${named(comparison)}`],
   [/^\/step$/, [], "step", (_, query) => ["GRPO step by step", ...runOf(query)].join(", ")],
-  [/^\/rollouts$/, [], "rollouts", () => "K rollouts"],
+  [/^\/group$/, [], "group", () => "One group"],
   [/^\/ppo$/, [], "ppo", () => "PPO and GRPO"],
 ];
-const LINKS = [["/", "Runs"], ["/step", "GRPO step by step"], ["/rollouts", "K rollouts"], ["/ppo", "PPO and GRPO"]];
+const LINKS = links ?? [["/", "Runs"], ["/step", "GRPO step by step"], ["/group", "One group"], ["/ppo", "PPO and GRPO"]];
 const MAIN = document.getElementById("page");
 
 let leave = () => {};
 let shown = 0;
+let tries = 0; // that failed to fetch the file of a page
 
 async function show() {
   const turn = ++shown;
-  const [path, query = ""] = (ours() ? location.hash.slice(1) : "/").split("?");
+  const [path, query = ""] = (ours() && location.hash !== "#/" ? location.hash.slice(1) : home).split("?");
   leave();
   leave = () => {};
   put(document.getElementById("nav"), LINKS.map(([to, text]) =>
@@ -31,7 +33,7 @@ async function show() {
   try {
     const found = asked(path, new URLSearchParams(query));
     call(found?.title ?? "No such page");
-    if (!found) return void put(MAIN, h("h1", {}, "No such page"), h("p", {}, h("a", { href: "#/" }, "All runs")));
+    if (!found) return void put(MAIN, h("h1", {}, "No such page"), back());
     const page = h("div", { class: `page ${found.file}` });
     const { render } = await loaded(found.file);
     const end = await render(page, found.parameters, found.query);
@@ -61,22 +63,37 @@ function decoded(part) {
   }
 }
 
-/** The file of a page. A browser calls it a TypeError when it could not be fetched, and asks again the next time. */
-function loaded(name) {
-  return import(`./pages/${name}.js`).catch((error) => {
-    throw error instanceof TypeError && /import|module/i.test(error.message) ? new Gone() : error;
-  });
+/**
+ * The file of a page. A browser keeps an import that failed for as long as the page is open, so another try has another
+ * address; where that fails too and the lab answers, it is a file of that file, and the page has to be loaded anew.
+ */
+async function loaded(name) {
+  try {
+    return await import(tries ? `./pages/${name}.js?try=${tries}` : `./pages/${name}.js`);
+  } catch (error) {
+    if (!(error instanceof TypeError && /import|module/i.test(error.message))) throw error;
+    if (tries++ && await answers()) location.reload();
+    throw new Gone();
+  }
+}
+
+function answers() {
+  return fetch("static/app.js").then(({ ok }) => ok, () => false);
 }
 
 function fail(error) {
   call("This page could not be shown");
-  put(MAIN, h("h1", {}, "This page could not be shown"), trouble(error, show), h("p", {}, h("a", { href: "#/" }, "All runs")));
+  put(MAIN, h("h1", {}, "This page could not be shown"), trouble(error, show), back());
   // A sentence for the reader has been read; anything else is a mistake of the page.
   if (!(error instanceof Refused || error instanceof Gone)) throw error;
 }
 
+function back() {
+  return h("p", {}, h("a", { href: "#/" }, live ? "All runs" : "The first page"));
+}
+
 function call(title) {
-  document.title = `${title} \u00b7 GroupRL lab`;
+  document.title = `${title} \u00b7 GroupRL${live ? " lab" : ""}`;
 }
 
 function named(run) {
@@ -101,6 +118,7 @@ function ours() {
 }
 
 function isWithin(path, to) {
+  if (!live) return to === LINKS.map(([link]) => link).findLast((link) => path.startsWith(link));
   return to === "/" ? path === "/" || path.startsWith("/runs") || path.startsWith("/compare") : path === to;
 }
 

@@ -1,41 +1,34 @@
 // Any runs on one set of axes, with a table of their results and of the settings in which they differ.
 import { get, Gone, Refused } from "../parts/api.js";
+import { chooser, compareCard, isMeasure } from "../parts/compare/card.js";
+import { comparisonFacts, comparisonHead, comparisonResults, variantsOf } from "../parts/compare/comparison.js";
 import { definitions } from "../parts/definitions.js";
 import { h, put } from "../parts/dom.js";
-import { compareCard, isMeasure } from "../parts/compare/card.js";
-import { chooser } from "../parts/compare/chooser.js";
+import { look, swatch, write } from "../parts/legend.js";
+import { LOST, refresh } from "../parts/run/head.js";
 import { differences, results } from "../parts/compare/tables.js";
-import { look } from "../parts/colours.js";
-import { swatch, write } from "../parts/legend.js";
 import { howTo, toolbar } from "../parts/run/toolbar.js";
-import { refresh } from "../parts/run/head.js";
-import { LOST } from "../parts/run/status.js";
 import { Series } from "../parts/series.js";
 import { visible } from "../parts/text.js";
 import { View } from "../parts/view.js";
 
 const EVERY = 4000; // milliseconds
-const USUAL = ["reward", "greedy_accuracy", "accuracy", "completions/mean_length", "kl", "entropy"];
+const USUAL = ["reward", "greedy_accuracy", "accuracy", "completions/mean_length", "kl", "entropy", "unsolved"];
 
-/** Compares the runs of `parameters.runs`, ids with commas between; gives what ends it. */
-export async function render(root, { runs: ids = "" }, query) {
-  const [find, { runs: all }] = await Promise.all([definitions(), get("runs")]);
-  const wanted = ids.split(",").filter(Boolean).map(decodeURIComponent);
-  const { found, missing } = await loaded(wanted);
-  const page = shared(found, find, query);
+/** Compares the runs of `parameters.runs`, ids with commas between, or shows a comparison; gives what ends it. */
+export async function render(root, { runs: ids = "", comparison }, query) {
+  const find = await definitions();
+  const { found, top, below } = comparison === undefined ? await chosen(ids) : await whole(comparison);
+  const page = shared(found, find, query, comparison);
   const bar = toolbar(page, ["step", "tokens", "seconds"]);
-  const charts = h("div", { class: "grid" }), table = h("div", {}), differ = h("div", {});
+  const charts = h("div", { class: "grid" }), tables = h("div", {});
   const wrong = h("p", { class: "error", role: "status" });
   const metrics = chooser("Metrics", () => offered(page), page.metrics, find, () => {
     page.keep();
     arrange(page, charts);
   });
-  const title = found.length === 1 ? "Compare a run" : `Compare ${found.length || ""} runs`;
-  const below = found.length
-    ? [legendOf(page), bar.element, howTo(false), metrics.element, charts,
-      h("h2", {}, "Results"), table, h("h2", {}, "Settings that differ"), differ]
-    : h("p", { class: "card empty" }, "Choose runs above, or on the page of all runs.");
-  put(root, h("h1", {}, title), missing, wrong, runChooser(all, found.map(({ id }) => id)), below);
+  const drawn = found.length ? [legendOf(page), bar.element, howTo(false), metrics.element, charts] : null;
+  put(root, top, wrong, drawn, tables);
   page.changed = () => {
     bar.show();
     page.drawing.change();
@@ -43,18 +36,32 @@ export async function render(root, { runs: ids = "" }, query) {
   const show = () => {
     metrics.show();
     arrange(page, charts);
-    const state = page.runs.map(({ run, evaluations, series }) => [run.status, evaluations, series.length]);
-    refresh(table, state, () => results(page.runs));
-    refresh(differ, page.runs.map(({ run }) => run.config), () => differences(page.runs));
+    refresh(tables, page.runs.map(({ run, evaluations, series }) => [run.status, evaluations, series.length]), () => below(page));
     page.drawing.change();
   };
   show();
-  const end = repeated(page, show, wrong);
+  const end = comparison === undefined ? repeated(page, show, wrong) : () => {};
   return () => {
     end();
     page.drawing.end();
-    page.cards.forEach((one) => one.end());
   };
+}
+
+/** Runs that the reader chose: the runs, what stands at the top of the page, and below the charts. */
+async function chosen(ids) {
+  const { runs: all } = await get("runs");
+  const { found, missing } = await loaded(ids.split(",").filter(Boolean).map(decodeURIComponent));
+  const title = found.length === 1 ? "Compare a run" : `Compare ${found.length || ""} runs`;
+  const none = found.length ? null : h("p", { class: "card empty" }, "Choose runs above, or on the page of all runs.");
+  const below = ({ runs }) => runs.length && [h("h2", {}, "Results"), results(runs), h("h2", {}, "Settings that differ"), differences(runs)];
+  return { found, below, top: [h("h1", {}, title), missing, runChooser(all, found.map(({ id }) => id)), none] };
+}
+
+/** A comparison that was made with `grouprl compare`. */
+async function whole(name) {
+  const answer = await get(`comparisons/${encodeURIComponent(name)}`);
+  const top = [h("h1", {}, visible(name)), comparisonHead(answer), comparisonResults(answer), h("h2", {}, "Curves")];
+  return { found: variantsOf(answer), top, below: () => comparisonFacts(answer) };
 }
 
 /** The runs that are there, and a sentence for each that is not. */
@@ -79,14 +86,14 @@ async function renew(one) {
   const path = `runs/${encodeURIComponent(one.id)}`;
   one.run = await get(path);
   one.evaluations = one.run.evaluations;
-  if (one.run.metrics.length) one.series.fill(await get(`${path}/series`, { names: one.run.metrics.join(",") }));
+  if (one.run.metrics.length) one.series.fill(await get(`${path}/series`));
 }
 
-function shared(runs, find, query) {
+function shared(runs, find, query, comparison) {
   const known = query.get("metrics")?.split(",").map(decodeURIComponent);
   const page = {
-    runs, find, query, cards: new Map(), drawing: new View(), metrics: new Set(known ?? USUAL),
-    view: { axis: "step", smooth: false, zoom: null, sync: "compare" },
+    runs, find, query, drawing: new View(), metrics: new Set(known ?? USUAL),
+    view: { axis: "step", smooth: comparison !== undefined, zoom: null, sync: "compare" },
     changed: () => {},
     zoomed: (range) => {
       page.view.zoom = range;
@@ -108,19 +115,8 @@ function offered(page) {
 
 function arrange(page, element) {
   const names = offered(page).filter((name) => page.metrics.has(name));
-  for (const [name, one] of page.cards) {
-    if (names.includes(name)) continue;
-    page.drawing.remove(one);
-    one.end();
-    page.cards.delete(name);
-  }
-  for (const name of names) {
-    if (page.cards.has(name)) continue;
-    const one = compareCard(name, page);
-    page.cards.set(name, one);
-    page.drawing.add(one);
-  }
-  refresh(element, names, () => names.map((name) => page.cards.get(name).element));
+  const made = page.drawing.arrange(names, (name) => compareCard(name, page));
+  refresh(element, names, () => made);
 }
 
 /** The runs by colour; each can be switched off in all charts. */

@@ -1,15 +1,14 @@
 // The groups of a run: a step as a grid, one group, completions found by a search, or a problem through training.
-import { follow, get } from "../parts/api.js";
+import { follow, get, live } from "../parts/api.js";
 import { h, put } from "../parts/dom.js";
-import { number, visible } from "../parts/text.js";
-import { trouble } from "../parts/trouble.js";
-import { address, move, whole } from "../parts/groups/address.js";
+import { address, move, whole } from "../parts/address.js";
 import { grid } from "../parts/groups/grid.js";
 import { groupView } from "../parts/groups/group.js";
 import { historyView } from "../parts/groups/history.js";
 import { advantageLegend } from "../parts/groups/marks.js";
 import { isSearch, searchForm, searchResults } from "../parts/groups/search.js";
 import { stepChoice } from "../parts/groups/steps.js";
+import { number, trouble, visible } from "../parts/text.js";
 
 /** What a page of pages/ does: see app.js. */
 export function render(page, { run, step, group }, query) {
@@ -21,7 +20,7 @@ export function render(page, { run, step, group }, query) {
 
 function crumbs(run) {
   return h("nav", { "aria-label": "Where this is", class: "crumbs" },
-    h("a", { href: "#/" }, "Runs"), " / ",
+    live ? [h("a", { href: "#/" }, "Runs"), " / "] : null,
     h("a", { href: `#/runs/${encodeURIComponent(run)}` }, visible(run.replaceAll("~", "/"))), " / ",
     h("a", { href: address(run) }, "Groups"));
 }
@@ -57,10 +56,10 @@ async function showStep(page, run, step, given) {
     title.textContent = answer.steps ? `Groups of step ${answer.step}` : "Groups";
     put(facts, sentence(answer));
     if (!answer.steps) return;
-    choice.set(answer.step, answer.steps);
+    choice.set(answer.step, answer.steps, answer.held);
     if (step === null && location.hash === address(run)) renamed(address(run, { step: answer.step }));
   });
-  put(page, crumbs(run), title, choice.element, wrong, searchForm(run, {}), advantageLegend(), facts, table.element);
+  put(page, crumbs(run), title, choice.element, wrong, live ? searchForm(run, {}) : null, advantageLegend(), facts, table.element);
   const end = await table.load(step, cell(given.at)).then(() => followed(run, known, choice, load)).catch((error) => {
     table.end();
     throw error;
@@ -88,11 +87,14 @@ async function followed(run, known, choice, load) {
 
 const renamed = (to) => history.replaceState(null, "", to);
 
-function sentence({ total, steps }) {
+function sentence({ total, steps, of, held }) {
   if (!steps) return "No step has been recorded yet.";
+  const rest = held ? ` This file holds ${number(total)} of the ${number(of)} groups, of the steps ${held.join(", ")}, and the beginnings of `
+    + "long texts; grouprl lab shows all." : "";
+  if (!total && held) return rest.trim();
   if (!total) return `This step is not recorded: the run has ${steps.join(" to ")}.`;
   const groups = total === 1 ? "One group." : `${number(total)} groups.`;
-  return `${groups} A row is a group: one problem and its completions. Arrow keys move, Enter opens.`;
+  return `${groups} A row is a group: one problem and its completions. Arrow keys move, Enter opens.${rest}`;
 }
 
 function cell(at) {

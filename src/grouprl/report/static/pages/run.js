@@ -1,31 +1,32 @@
 // One run while it runs: its charts, evaluations and configuration, kept up to date by the lab's events.
-import { follow, get } from "../parts/api.js";
-import { definitions } from "../parts/definitions.js";
+import { follow, get, live } from "../parts/api.js";
+import { chartSections, definitions } from "../parts/definitions.js";
 import { h, put } from "../parts/dom.js";
-import { paced } from "../parts/pace.js";
-import { card } from "../parts/run/card.js";
 import { folded, head, refresh } from "../parts/run/head.js";
 import { measuresOf, noVerifier, plan, UNJUDGED } from "../parts/run/plan.js";
-import { evaluationsTable, summaryTable } from "../parts/run/tables.js";
+import { beforeAndAfter, evaluationsTable, examplePairs, invalidReasons, pairs, summaryTable, timeTable } from "../parts/run/results.js";
 import { howTo, toolbar } from "../parts/run/toolbar.js";
 import { Series } from "../parts/series.js";
 import { visible } from "../parts/text.js";
-import { View } from "../parts/view.js";
+import { card } from "../parts/titled.js";
+import { paced, View } from "../parts/view.js";
 
 const GAP = 1000; // milliseconds between two drawings of a run that goes on
 
 /** Shows the run `parameters.run`; gives what ends it. */
 export async function render(root, { run: id }, query) {
   const path = `runs/${encodeURIComponent(id)}`;
-  const [run, find, { runs }] = await Promise.all([get(path), definitions(), get("runs")]);
-  const page = await shared(id, run, find, query, path);
+  const [run, find, sections, { runs }] = await Promise.all([get(path), definitions(), chartSections(), get("runs")]);
+  const page = await shared({ id, run, find, sections, query }, path);
   const top = head(run, runs);
   const bar = toolbar(page, ["step", "tokens", "seconds"]);
-  const charts = h("div", {}), tables = rest(run);
-  put(root, top.element, bar.element, howTo(true), charts, tables.element);
+  const charts = h("div", {}), tables = rest(path);
+  const found = part("Before and after", ({ run: { summary } }) => [summary.before, summary.after], (page) => beforeAndAfter(page.run.summary));
+  put(root, top.element, found.element, bar.element, howTo(true), charts, tables.element);
   const show = () => {
     arrange(page, charts);
     top.show(page);
+    found.show(page);
     tables.show(page);
     page.drawing.change();
   };
@@ -38,16 +39,15 @@ export async function render(root, { run: id }, query) {
   return () => {
     end();
     page.drawing.end();
-    page.cards.forEach((one) => one.end());
   };
 }
 
 /** What the parts of the page share. */
-async function shared(id, run, find, query, path) {
+async function shared({ id, run, find, sections, query }, path) {
   const series = new Series();
-  if (run.metrics.length) series.fill(await get(`${path}/series`, { names: run.metrics.join(",") }));
+  if (run.metrics.length) series.fill(await get(`${path}/series`));
   const page = {
-    id, run, find, series, evaluations: run.evaluations, cards: new Map(), drawing: new View(), query,
+    id, run, find, sections, series, evaluations: run.evaluations, drawing: new View(), query,
     view: { axis: "step", smooth: false, zoom: null, sync: `run ${id}` },
     open: (step) => { location.hash = `#/runs/${encodeURIComponent(id)}/groups/${step}`; },
     zoomed: (range) => {
@@ -62,46 +62,50 @@ async function shared(id, run, find, query, path) {
 /** Puts the charts that the run has now in their places; those that stay are not made anew. */
 function arrange(page, element) {
   const unjudged = noVerifier(page.series);
-  const sections = plan(page.series.names(), measuresOf(page.evaluations), page.find, unjudged);
+  const sections = plan(page.sections, page.series.names(), measuresOf(page.evaluations), page.find, unjudged);
   const wanted = new Map(sections.flatMap(({ charts }) => charts).map((spec) => [spec.id, spec]));
   const key = [unjudged, ...wanted.keys()].join("\n");
   if (element.dataset.key === key) return;
   element.dataset.key = key;
-  for (const [id, one] of page.cards) if (!wanted.has(id)) forget(page, id, one);
-  for (const [id, spec] of wanted) if (!page.cards.has(id)) page.cards.set(id, made(page, spec));
+  const ids = [...wanted.keys()], made = page.drawing.arrange(ids, (id) => card(wanted.get(id), page));
+  const elements = new Map(ids.map((id, place) => [id, made[place]]));
   const none = h("p", { class: "note" }, "No step yet: charts appear with the first.");
-  put(element, sections.length ? sections.map((section) => shownSection(page, section)) : none);
+  put(element, sections.length ? sections.map((section) => shownSection(page, section, elements)) : none);
 }
 
-function made(page, spec) {
-  const one = card(spec, page);
-  page.drawing.add(one);
-  return one;
-}
-
-function forget(page, id, one) {
-  page.drawing.remove(one);
-  one.end();
-  page.cards.delete(id);
-}
-
-function shownSection(page, { title, explained, charts, unjudged }) {
-  const link = explained && h("a", { class: "explained", href: explained.address(page.id, page.series.step[0]) }, `Explained: ${explained.what}`);
+function shownSection(page, { title, explained, charts, unjudged }, elements) {
+  const link = live && explained && h("a", { class: "explained", href: explained.address.replace("{run}", encodeURIComponent(page.id)).replace("{step}", page.series.step[0]) }, `Explained: ${explained.what}`);
   return h("section", {}, h("div", { class: "row between" }, h("h2", {}, title), link),
     unjudged ? h("p", { class: "card unjudged" }, UNJUDGED) : null,
-    h("div", { class: "grid" }, charts.map(({ id }) => page.cards.get(id).element)));
+    h("div", { class: "grid" }, charts.map(({ id }) => elements.get(id))));
 }
 
-/** Evaluations, summary and configuration. */
-function rest(run) {
-  const evaluations = h("div", {}), summary = h("div", {});
-  const element = h("section", {}, h("h2", {}, "Evaluations on held-out problems"), h("div", { class: "card" }, evaluations),
-    h("h2", {}, "Summary"), h("div", { class: "card" }, summary),
-    h("h2", {}, "Configuration"), folded("config.yaml, complete", h("pre", { tabindex: "0" }, visible(run.config_yaml))));
-  const show = (page) => {
-    refresh(evaluations, [page.evaluations, noVerifier(page.series)], () => evaluationsTable(page.evaluations, noVerifier(page.series)));
-    refresh(summary, page.run.summary, () => summaryTable(page.run.summary));
-  };
+/** What stands below the charts: tables, each under its title, without the title where there is nothing in it. */
+function rest(path) {
+  const judged = ({ series }) => noVerifier(series);
+  const invalid = ({ series }) => series.column("frac_invalid").some((share) => share > 0);
+  const parts = [
+    part("The same problems, before and after", ({ run }) => run.examples, ({ run }) => examplePairs(run.examples)),
+    part("Evaluations on held-out problems", (page) => [page.evaluations, judged(page)],
+      (page) => evaluationsTable(page.evaluations, judged(page))),
+    part("Completions that could not be judged", (page) => [invalid(page), page.run.status],
+      (page) => (invalid(page) ? invalidReasons(get(`${path}/invalid`)) : null)),
+    part("Where the time of a step goes", ({ series }) => series.length, ({ series }) => timeTable(series)),
+    part("Summary", ({ run }) => run.summary, ({ run }) => summaryTable(run.summary)),
+    part("Files of the run", ({ run }) => run.files, ({ run }) => pairs("Files", Object.entries(run.files))),
+    part("Configuration", ({ run }) => run.config_yaml,
+      ({ run }) => folded("config.yaml, complete", h("pre", { tabindex: "0" }, visible(run.config_yaml)))),
+  ];
+  return { element: h("div", {}, parts.map(({ element }) => element)), show: (page) => parts.forEach((one) => one.show(page)) };
+}
+
+/** A part of the page that is made anew when its `key(page)` changes. */
+function part(title, key, build) {
+  const element = h("section", {});
+  const show = (page) => refresh(element, key(page), () => {
+    const inside = build(page);
+    return inside && [h("h2", {}, title), inside];
+  });
   return { element, show };
 }
 

@@ -1,9 +1,9 @@
 // All runs: how each is doing, what can be done with it, and which are to be compared.
 import { get, Gone } from "../parts/api.js";
 import { h, put, say } from "../parts/dom.js";
-import { write } from "../parts/legend.js";
 import { startDialog } from "../parts/launch.js";
-import { LOST } from "../parts/run/status.js";
+import { write } from "../parts/legend.js";
+import { LOST } from "../parts/run/head.js";
 import { COLUMNS, row } from "../parts/run/row.js";
 import { visible } from "../parts/text.js";
 

@@ -1,14 +1,13 @@
 // GRPO step by step: one group from its prompt to what the update made of it.
-import { get } from "../parts/api.js";
+import { file, get } from "../parts/api.js";
 import { h, put } from "../parts/dom.js";
 import { written } from "../parts/text.js";
-import { keepAddress } from "../parts/explain/ask.js";
+import { keepAddress } from "../parts/address.js";
 import { chooser, firstPlace, walkableRuns } from "../parts/explain/choose.js";
 import { clipStage } from "../parts/explain/stage_clip.js";
-import { completionsStage, promptStage } from "../parts/explain/stage_group.js";
+import { completionsStage, promptStage, rewardsStage } from "../parts/explain/stage_group.js";
 import { klStage } from "../parts/explain/stage_kl.js";
 import { advantagesStage, statisticsStage } from "../parts/explain/stage_numbers.js";
-import { rewardsStage } from "../parts/explain/stage_rewards.js";
 import { lossStage, updateStage } from "../parts/explain/stage_update.js";
 import { stages } from "../parts/explain/stages.js";
 
@@ -19,7 +18,7 @@ const TYPED = "1,0,0,1"; // where there is nothing recorded
 
 export async function render(page, parameters, query) {
   page.classList.add("explains");
-  const runs = await walkableRuns();
+  const [runs, words] = await Promise.all([walkableRuns(), file("stages.json")]);
   const asked = askedPlace(query);
   let stage = query.get("stage");
   let place = asked;
@@ -35,7 +34,7 @@ export async function render(page, parameters, query) {
   try {
     place = await placeOf(asked, runs);
     const group = await get("explain/group", place);
-    const told = stages(STAGES.map((made) => made(group)), {
+    const told = stages(STAGES.map((made) => made(group, words)), {
       start: stage,
       onreveal(key) {
         stage = key;

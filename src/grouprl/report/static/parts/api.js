@@ -1,5 +1,13 @@
 // Everything that the page asks the lab. An answer that is an error becomes a Refused with the lab's own sentence.
 
+// report.html is this page with its data inside: what a lab would answer, by path.
+const HELD = JSON.parse(document.getElementById("held")?.textContent ?? "null");
+
+/** Whether a lab answers: without one nothing can be started, followed or searched for. */
+export const live = HELD === null;
+/** The address of the first page, and the links at the top where they are not the lab's. */
+export const { home = "/", links = null } = HELD ?? {};
+
 let pageToken = null;
 
 /** The lab answered, and this is what it says is wrong. */
@@ -14,6 +22,7 @@ export class Gone extends Error {
 }
 
 export async function get(path, parameters = {}, signal = undefined) {
+  if (!live) return held(path, parameters);
   const given = Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== "");
   const query = given.length ? `?${new URLSearchParams(given)}` : "";
   return answer(`api/${path}${query}`, { signal });
@@ -26,8 +35,17 @@ export async function post(path, body = {}) {
 }
 
 /** A JSON file of the page itself. */
-export function file(name) {
-  return answer(`static/${name}`);
+export async function file(name) {
+  return live ? answer(`static/${name}`) : held(`static/${name}`);
+}
+
+/** What report.html holds; of a step that it does not hold, the groups of the one nearest to it. */
+function held(path, { step = null } = {}) {
+  const { answers } = HELD;
+  const nearest = (steps) => steps.reduce((best, one) => (Math.abs(one - step) < Math.abs(best - step) ? one : best));
+  const found = answers[step === null || !answers[path]?.held ? path : `${path}?step=${nearest(answers[path].held)}`];
+  if (!found) throw new Refused("This file does not hold that: grouprl lab shows the whole run.");
+  return found;
 }
 
 /**
@@ -36,6 +54,7 @@ export function file(name) {
  * Only while somebody looks: browsers allow six connections, so a page in the background gives its own up.
  */
 export function follow(run, after, listeners) {
+  if (!live) return () => {};
   let source = null;
   const turn = () => {
     source?.close();

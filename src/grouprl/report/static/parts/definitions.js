@@ -1,7 +1,13 @@
 // What each metric is, and what to worry about: the table of the run directory's page, word for word.
 import { file } from "./api.js";
+import { h } from "./dom.js";
 
 let known = null;
+
+/** The charts of a run's page by section: see run/plan.js. */
+export function chartSections() {
+  return file("charts.json");
+}
 
 /** A function from a metric's name to its definition {label, unit, is, worry, more?}; undefined for one that has none. */
 export async function definitions() {
@@ -23,4 +29,19 @@ function pattern(name) {
 /** What it is, and what to worry about. */
 export function sentences({ is, worry }) {
   return `${is[0].toUpperCase()}${is.slice(1)}. Worry ${worry}.`;
+}
+
+// Formulas on a line: `_` sets the letter or the {letters} after it lower, `^` higher.
+
+// After one letter or a bracket: the _ within a word, such as clip_low, is a sign of that word.
+const MOVED = /(?<=(?<![\p{L}\d_])\p{L}|[)\]}])([_^](?:\{[^}]*\}|[\p{L}\d]))/u;
+const TAG = { "_": "sub", "^": "sup" };
+
+/** The text as nodes, with what is lower or higher in its place. */
+export function formula(text) {
+  return text.split(MOVED).map((part, place) => (place % 2 ? h(TAG[part[0]], {}, formula(inner(part.slice(1)))) : part));
+}
+
+function inner(part) {
+  return part.startsWith("{") ? part.slice(1, -1) : part;
 }

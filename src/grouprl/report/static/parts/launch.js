@@ -1,6 +1,7 @@
 // Starting, stopping, resuming and forking runs: dialogs that keep what was typed until it was accepted.
 import { get, post } from "./api.js";
 import { h, put, say } from "./dom.js";
+import { write } from "./legend.js";
 import { visible, written } from "./text.js";
 
 const ERROR = /^error:/; // how the last words of a run that could not start begin
@@ -42,7 +43,7 @@ export async function startDialog(names) {
 }
 
 /** Asks for what changes, and goes on with a run from its last checkpoint. */
-export function resumeDialog(run) {
+function resumeDialog(run) {
   open(`resume ${run.id} ${moreSteps(run)}`, () => {
     const changes = changesField(`steps=${2 * (run.steps ?? 50)}`, moreSteps(run));
     const note = "Goes on from its last checkpoint. A run that has made all its steps needs more of them.";
@@ -55,7 +56,7 @@ export function resumeDialog(run) {
 }
 
 /** Asks for a checkpoint, a name and changes, and starts a run that shares the steps up to there. */
-export async function forkDialog(run, names) {
+async function forkDialog(run, names) {
   const { checkpoints } = await get(`runs/${encodeURIComponent(run.id)}`);
   if (!checkpoints.length) {
     return say(`${visible(run.name)} has no checkpoint to fork from yet (checkpoint.every says when it saves).`, "error");
@@ -165,4 +166,30 @@ function freeName(wanted, names) {
   let number = 2;
   while (names.includes(`${wanted}-${number}`)) number++;
   return `${wanted}-${number}`;
+}
+
+// The buttons of a run: one that stops or resumes it, one that forks it.
+
+/** The buttons; `show(run)` brings them up to date. `names` gives the names that are taken, of other runs. */
+export function actions(names) {
+  let run = null, asked = false;
+  // One button for both, so that it keeps the focus when the run ends.
+  const turn = h("button", { type: "button", class: "small", onclick: async () => {
+    if (run.status !== "running") return resumeDialog(run);
+    if (asked) return;
+    asked = await stop(run);
+    show(run);
+  } });
+  const ask = () => forkDialog(run, names()).catch((error) => say(error.message, "error"));
+  const fork = h("button", { type: "button", class: "small", onclick: ask }, "Fork");
+  const element = h("span", { class: "row actions" }, turn, fork);
+  const show = (found) => {
+    run = found;
+    if (run.status !== "running") asked = false;
+    element.hidden = run.status === "broken";
+    write(turn, run.status !== "running" ? "Resume" : asked ? "Stopping" : "Stop");
+    turn.setAttribute("aria-label", `${turn.textContent} ${visible(run.name)}`);
+    fork.setAttribute("aria-label", `Fork ${visible(run.name)}`);
+  };
+  return { element, show };
 }

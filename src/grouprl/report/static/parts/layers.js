@@ -1,5 +1,5 @@
 // What uPlot draws for the lines of a chart: their intervals, smoothed lines and stacked areas as series and bands.
-import { colour, faint } from "./colours.js";
+import { colour, faint } from "./legend.js";
 
 const WIDTH = 1.8;
 
@@ -8,9 +8,9 @@ const WIDTH = 1.8;
  *
  * A chart's data are {x, columns} and, by line as well, `smooth`, `low` and `high` where there are such.
  */
-export function layers({ lines, stacked, bands }, smooth) {
+export function layers({ lines, stacked, bands, points }, smooth) {
   if (stacked) return stack(lines);
-  return bands ? banded(lines) : plain(lines, smooth);
+  return bands ? banded(lines, points ?? true) : plain(lines, smooth);
 }
 
 function plain(lines, smooth) {
@@ -25,11 +25,11 @@ function plain(lines, smooth) {
   };
 }
 
-function banded(lines) {
+function banded(lines, points) {
   const edges = lines.flatMap((line) => [edge(line), edge(line)]);
   const first = lines.length + 1; // after the axis and the lines themselves
   return {
-    series: [...lines.map((line) => stroke(line, { points: true })), ...edges],
+    series: [...lines.map((line) => stroke(line, { points })), ...edges],
     bands: lines.map((line, place) => ({
       series: [first + 2 * place + 1, first + 2 * place],
       fill: () => faint(line.look.variable, 0.16),

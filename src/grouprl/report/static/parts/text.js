@@ -1,3 +1,4 @@
+import { Gone } from "./api.js";
 import { h } from "./dom.js";
 
 // What would turn text around, hide it, move the cursor or take room without being seen: controls (ANSI's escape among
@@ -37,4 +38,12 @@ export function duration(seconds) {
   if (seconds < 120) return `${number(seconds, 1)} s`;
   const minutes = Math.round(seconds / 60);
   return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+// What went wrong, where it has to stay in sight.
+
+/** The sentence of an error; where the lab gave no answer, with a button that tries again. */
+export function trouble(error, again) {
+  const button = error instanceof Gone ? h("p", {}, h("button", { type: "button", onclick: again }, "Try again")) : null;
+  return h("div", { class: "trouble", role: "alert" }, h("p", { class: "error" }, visible(error.message)), button);
 }

@@ -1,23 +1,32 @@
 // One metric of several runs: a chart with a line for each.
-import uPlot from "../../vendor/uPlot-1.6.32.esm.js";
+import { h, put } from "../dom.js";
 import { heldOut, smoothed } from "../series.js";
-import { titled } from "../titled.js";
 import { visible } from "../text.js";
+import { titled } from "../titled.js";
 import { AXES } from "../units.js";
 
-const MEASURE = /^(greedy_accuracy|pass_at_\d+)$/;
+import uPlot from "../../vendor/uPlot-1.6.32.esm.js";
+
+const MEASURE = /^(greedy_accuracy|pass_at_\d+|unsolved)$/;
+// Of comparisons alone.
+const UNSOLVED = {
+  label: "Unsolved held-out problems", unit: "share",
+  is: "one less the greedy accuracy, on an axis that keeps policies apart which solve nearly everything; one that solves all of them is drawn at half a problem",
+  worry: "when a line stops falling while others fall",
+};
 // What jumps by orders of magnitude.
 const JUMPS = ["kl", "grad_norm", "sampler_learner_gap", "critic_grad_norm", "value_loss", "ratio_max", "correction_max"];
 
 /** The card of a metric; `page` has what all of them share: {runs, find, view, zoomed}. */
 export function compareCard(name, page) {
-  const definition = page.find(name);
+  const definition = name === "unsolved" ? UNSOLVED : page.find(name);
+  const banded = MEASURE.test(name) || page.runs.some(({ series }) => series.low);
   const share = definition?.unit === "share";
   const one = titled({
     label: titleOf(name, definition), unit: definition?.unit ?? "",
     lines: page.runs.map(({ id, look }) => ({ label: id.replaceAll("~", "/"), look })),
-    view: page.view, bands: MEASURE.test(name), fixed: true, log: JUMPS.includes(name) ? false : undefined,
-    floor: share ? 0 : undefined, ceiling: MEASURE.test(name) ? 1 : undefined,
+    view: page.view, bands: banded, points: MEASURE.test(name), fixed: true, log: name === "unsolved" ? true : JUMPS.includes(name) ? false : undefined,
+    floor: share ? 0 : undefined, ceiling: MEASURE.test(name) && name !== "unsolved" ? 1 : undefined,
     where: (_, x) => AXES[page.view.axis].of(x), zoomed: page.zoomed,
   }, definition, () => together(page, name));
   const draw = () => {
@@ -33,7 +42,7 @@ export function isMeasure(name) {
 }
 
 /** What a metric is called; those that share a definition by their own name. */
-export function titleOf(name, definition) {
+function titleOf(name, definition) {
   if (/^pass_at_/.test(name)) return name.replace("pass_at_", "pass@");
   const own = /^rewards\/(.+)\/mean$/.exec(name)?.[1] ?? /^(.+)_share$/.exec(name)?.[1] ?? null;
   if (own && definition) return `${definition.label}: ${visible(own)}`;
@@ -56,5 +65,35 @@ function measured({ series, evaluations }, name, axis) {
 
 function stepped({ series }, name, { axis, smooth }) {
   const values = series.column(name);
+  if (series.low) {
+    // A line of means and its band are smoothed together.
+    const [columns, low, high] = [values, series.low[name], series.high[name]].map((one) => (smooth ? smoothed(one ?? values) : one ?? values));
+    return { x: series[axis], columns, low, high };
+  }
   return { x: series[axis], columns: values, ...(smooth ? { smooth: smoothed(values) } : {}) };
+}
+
+// Which metrics are drawn.
+
+/** A folded list of boxes; `offered()` gives the names, `chosen` is the set that changes, `changed()` tells so. */
+export function chooser(title, offered, chosen, find, changed) {
+  const boxes = h("div", { class: "boxes" });
+  const element = h("details", { class: "card folded" }, h("summary", {}, title), boxes);
+  let known = "";
+  const show = () => {
+    const names = offered();
+    if (names.join("\n") === known) return;
+    known = names.join("\n");
+    put(boxes, names.map((name) => box(name, chosen, find, changed)));
+  };
+  return { element, show };
+}
+
+function box(name, chosen, find, changed) {
+  const input = h("input", { type: "checkbox", checked: chosen.has(name), onchange: () => {
+    if (input.checked) chosen.add(name);
+    else chosen.delete(name);
+    changed();
+  } });
+  return h("label", {}, input, titleOf(name, find(name)));
 }

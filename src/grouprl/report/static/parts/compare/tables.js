@@ -1,6 +1,7 @@
 // What the compared runs came to, and in which settings they differ.
 import { h } from "../dom.js";
 import { swatch } from "../legend.js";
+import { table } from "../table.js";
 import { number, visible } from "../text.js";
 import { between, fixed, share, time } from "../units.js";
 
@@ -11,14 +12,14 @@ const OWN = new Set(["name", "runs_dir"]);
 
 /** A row for each run. */
 export function results(runs) {
-  return table("Results", HEADS, runs.map((one) => [named(one), ...figures(one)]));
+  return table("Results", HEADS, runs.map((one) => [named(one), ...cells(one)]));
 }
 
 function named({ id, look }) {
   return [swatch(look), " ", h("a", { href: `#/runs/${encodeURIComponent(id)}` }, visible(id.replaceAll("~", "/")))];
 }
 
-function figures({ run, series, evaluations }) {
+function cells({ run, series, evaluations }) {
   const [first, last] = [evaluations[0] ?? {}, evaluations.at(-1) ?? {}];
   const interval = last.greedy_interval ?? [];
   const seconds = run.status === "running" ? series.seconds.at(-1) : run.seconds, tokens = series.tokens.at(-1);
@@ -52,12 +53,4 @@ function leaves(value, name = "") {
   if (typeof value === "string") return [[name, value]];
   if (value === null || typeof value !== "object" || Array.isArray(value)) return [[name, JSON.stringify(value)]];
   return Object.entries(value).flatMap(([key, inside]) => leaves(inside, name ? `${name}.${key}` : key));
-}
-
-function table(label, heads, rows) {
-  const head = (inside, place) => h("th", { scope: "col", class: place ? "number" : null }, inside);
-  const row = ([first, ...others]) =>
-    h("tr", {}, h("th", { scope: "row" }, first), others.map((value) => h("td", { class: "number" }, value)));
-  return h("div", { class: "scroll card", tabindex: "0", role: "region", "aria-label": label },
-    h("table", {}, h("thead", {}, h("tr", {}, heads.map(head))), h("tbody", {}, rows.map(row))));
 }

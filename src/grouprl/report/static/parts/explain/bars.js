@@ -1,54 +1,46 @@
-// Bars of signed numbers: one row each, with its name and its number as text.
+// Bars of numbers: signed ones, one row each with its name and its number as text, and parts of a whole in a row.
+import { h, put } from "../dom.js";
 import { column } from "../numbers.js";
-import { drawing, extent, line, place, rect, text } from "./draw.js";
 
-const ROW = 24;
-const NAME = 30; // pixels for the names of rows
-const NUMBER = 62;
+/** The least and the greatest of finite values, with 0 among them. */
+export function extent(values) {
+  const finite = values.filter((value) => Number.isFinite(value));
+  return [Math.min(0, ...finite), Math.max(0, ...finite)];
+}
 
 /**
  * Rows of {name, value, text?, said?}: text is what stands beside the bar if not the value itself; value null = there is
- * none, and `said` tells why. `range` fixes the scale, so that drawings side by
- * side can be compared; `names` is the room for names in pixels. Gives {element, update(rows)}.
+ * none, and `said` tells why. Gives {element, update(rows, range)}: a range that drawings side by side share can be compared.
  */
-export function signedBars(title, bare, { range = null, names = NAME } = {}) {
-  const rows = withTexts(bare);
-  let shown = { rows, range };
-  const picture = drawing(spoken(title, rows), (width) => draw(width, names, shown.rows, shown.range), { class: "bars" });
-  return {
-    element: picture.element,
-    update(later, nextRange = range) {
-      const next = withTexts(later);
-      shown = { rows: next, range: nextRange };
-      picture.svg.setAttribute("aria-label", spoken(title, next));
-      picture.redraw();
-    },
+export function signedBars(title, rows) {
+  const element = h("div", { class: "bars", role: "img" });
+  const update = (bare, range = extent(bare.map(({ value }) => value))) => {
+    const texts = column(bare.map(({ value }) => value), { sign: true });
+    const named = bare.map((row, place) => ({ ...row, text: row.text ?? (Number.isFinite(row.value) ? texts[place] : row.said ?? "none") }));
+    element.setAttribute("aria-label", `${title}: ${named.map(({ name, text }) => `${name} ${text}`).join(", ")}`);
+    put(element, named.map((row) => [h("span", { class: "name" }, row.name), bar(row.value ?? 0, range), h("span", { class: "value" }, row.text)]));
   };
+  update(rows);
+  return { element, update };
 }
 
-function withTexts(rows) {
-  const texts = column(rows.map(({ value }) => value), { sign: true });
-  return rows.map((row, place) => ({ ...row, text: row.text ?? (Number.isFinite(row.value) ? texts[place] : row.said ?? "none") }));
+function bar(value, [low, high]) {
+  const at = (place) => (low === high ? 50 : (100 * (place - low)) / (high - low));
+  const [from, to] = [at(Math.min(0, value)), at(Math.max(0, value))];
+  const piece = placed(h("span", { class: `bar ${value > 0 ? "plus" : value < 0 ? "minus" : "none"}` }), from, to - from);
+  return h("span", { class: "track" }, piece, placed(h("span", { class: "zero" }), at(0), 0));
 }
 
-function spoken(title, rows) {
-  return `${title}: ${rows.map(({ name, text: number }) => `${name} ${number}`).join(", ")}`;
+function placed(element, left, width) {
+  Object.assign(element.style, { left: `${left}%`, width: `${width}%` });
+  return element;
 }
 
-function draw(width, names, rows, range) {
-  const [low, high] = range ?? extent(rows.map((row) => row.value));
-  const height = rows.length * ROW + 8;
-  const x = place(low, high, names + 4, width - NUMBER - 6);
-  const zero = low === high ? (names + width - NUMBER) / 2 : x(0);
-  const drawn = rows.map((row, index) => bar(row, 4 + index * ROW, zero, low === high ? zero : x(row.value ?? 0), [names, width]));
-  return [height, line(zero, 0, zero, height, "axis"), ...drawn];
-}
-
-function bar(row, top, zero, end, [names, width]) {
-  const kind = row.value > 0 ? "plus" : row.value < 0 ? "minus" : "none";
-  return [
-    text(names - 4, top + ROW / 2 + 4, row.name, { class: "name", "text-anchor": "end" }),
-    rect(Math.min(zero, end), top + 3, Math.abs(end - zero), ROW - 6, `bar ${kind}`, { rx: 2 }),
-    text(width - 2, top + ROW / 2 + 4, row.text, { class: "value", "text-anchor": "end" }),
-  ];
+/** Parts of {size, variable, strength?, key?} beside each other, as wide as they are of `most`. */
+export function stackedBar(parts, most) {
+  return h("span", { class: "stacked", "aria-hidden": "true" }, parts.map(({ size, variable, strength = 1, key = "" }) => {
+    const piece = h("span", {}, key && h("b", {}, String(key)));
+    Object.assign(piece.style, { width: `${(100 * size) / most}%`, background: `color-mix(in srgb, var(${variable}) ${100 * strength}%, var(--card))` });
+    return piece;
+  }));
 }

@@ -1,9 +1,9 @@
 // What lies in the memory of a GPU under GRPO and under PPO, for a model of a chosen size: planned, not measured.
-import { h, put, s } from "../dom.js";
+import { h, put } from "../dom.js";
+import { table } from "../table.js";
 import { number } from "../text.js";
-import { asking } from "./ask.js";
-import { drawing, line, place, rect, text, ticks } from "./draw.js";
-import { figures } from "./figures.js";
+import { asking } from "../address.js";
+import { stackedBar } from "./bars.js";
 
 // What a bar is stacked of, from the left: name, colour, strength of it, and where the plan has it.
 const PARTS = [
@@ -21,23 +21,19 @@ const PARTS = [
 const REST = "the rest: rounded copies of weights, and what a layer or the logits need";
 const NAMES = { grpo: "GRPO", ppo: "PPO" };
 const JUDGES = [["none", "for neither: a verifier"], ["both", "for both"], ["ppo", "for PPO alone"]];
-const BAR = 40;
-const ROW = 84;
 
 /** The section with its choices; gives {element, end()}. */
 export function memorySection() {
   const failed = h("p", { class: "error" });
   const read = h("div", {});
-  let plans = null;
-  const picture = drawing("Memory of an update", (width) => (plans ? draw(width, plans) : [0]), { class: "stacks" });
+  const picture = h("div", { class: "stacks", role: "img" });
   const model = h("select", { onchange: () => ask() });
   const judge = h("select", { onchange: () => ask() }, JUDGES.map(([value, name]) => h("option", { value }, name)));
   const asked = asking("memory", (answer) => {
-    ({ plans } = answer);
     put(failed);
     put(model, answer.models.map((name) => h("option", { value: name, selected: name === answer.model.name }, name)));
-    picture.svg.setAttribute("aria-label", spoken(answer));
-    picture.redraw();
+    picture.setAttribute("aria-label", spoken(answer));
+    put(picture, stacks(answer.plans));
     put(read, details(answer));
   }, (error) => put(failed, error.message));
   const ask = () => asked.now({ model: model.value, reward_model: judge.value });
@@ -47,7 +43,7 @@ export function memorySection() {
     h("h2", { id: "memory" }, "What lies in memory"),
     h("div", { class: "card" },
       h("div", { class: "row controls" }, field("Model", model), field("Reward model", judge)),
-      failed, picture.element, read));
+      failed, picture, read));
   return { element, end: asked.end };
 }
 
@@ -64,36 +60,13 @@ function unitOf(plans) {
   return { name, size, most, text: (bytes) => `${(bytes / size).toFixed(2)} ${name}` };
 }
 
-function draw(width, plans) {
+function stacks(plans) {
   const unit = unitOf(plans);
-  const x = place(0, unit.most, 1, width - 1);
-  const entries = Object.entries(plans);
-  const bottom = entries.length * ROW + 4;
-  const axis = ticks(0, unit.most / unit.size, width < 480 ? 3 : 6).map((value) => {
-    const [at, anchor] = [x(value * unit.size), value ? "middle" : "start"];
-    return [line(at, 0, at, bottom, "rule"),
-      text(Math.min(at, width - 26), bottom + 16, `${number(value)} ${unit.name}`, { "text-anchor": anchor, class: "tick" })];
+  return Object.entries(plans).map(([name, plan]) => {
+    const parts = PARTS.map(([, look, strength, of], place) => ({ size: of(plan), variable: `--series-${look}`, strength, key: place + 1 }));
+    return h("div", {}, h("b", {}, `${NAMES[name]}: ${unit.text(plan.learning)}`),
+      stackedBar([...parts, { size: plan.rest, variable: "--line", key: PARTS.length + 1 }], unit.most));
   });
-  const stacks = entries.map(([name, plan], index) => stack(plan, `${NAMES[name]}: ${unit.text(plan.learning)}`, index * ROW, x));
-  return [bottom + 24, axis, stacks];
-}
-
-function stack(plan, title, top, x) {
-  let at = 0;
-  const segments = PARTS.map(([, look, strength, of], index) => {
-    const [from, to] = [x(at), x(at + of(plan))];
-    at += of(plan);
-    return segment(from, to, top + 24, `part look-${look}`, strength, index + 1);
-  });
-  const rest = segment(x(at), x(at + plan.rest), top + 24, "part rest", 1, PARTS.length + 1);
-  return [text(2, top + 17, title, { class: "stack-name" }), segments, rest];
-}
-
-function segment(from, to, top, name, strength, key) {
-  const [width, middle] = [to - from, (from + to) / 2];
-  const chip = width < 22 ? null : [rect(middle - 10, top + BAR / 2 - 9, 20, 18, "chip", { rx: 4 }),
-    text(middle, top + BAR / 2 + 4.5, String(key), { "text-anchor": "middle", class: "chip-name" })];
-  return s("g", {}, rect(from, top, width, BAR, name, { "fill-opacity": strength }), chip);
 }
 
 function details({ plans, step, parameters, model, sentence }) {
@@ -108,14 +81,13 @@ function details({ plans, step, parameters, model, sentence }) {
     ["peak of sampling", ...of.map(({ sampling }) => unit.text(sampling))],
   ];
   return [h("p", {}, sentence),
-    figures("Memory by part", ["part", ...Object.keys(plans).map((name) => NAMES[name])], rows),
+    table("Memory by part", ["part", ...Object.keys(plans).map((name) => NAMES[name])], rows, { look: "figures" }),
     h("p", { class: "note" }, `${model.name}, ${number(parameters)} parameters: planned for a step of ${step.problems} prompts of ` +
       `${step.prompt_tokens} tokens with ${step.group_size} completions of ${step.completion_tokens} tokens each, weights in float32, ` +
       `computed in ${step.dtype}, on ${step.device === "cuda" ? "one GPU" : "a CPU"}. What torch itself needs is not counted.`)];
 }
 
 function keyed(key, name, look, strength) {
-  const colour = look ? `part look-${look}` : "part rest";
-  const swatch = s("svg", { width: 14, height: 14, "aria-hidden": "true" }, rect(0, 0, 14, 14, colour, { "fill-opacity": strength }));
-  return h("span", { class: "keyed" }, h("span", { class: "key" }, String(key)), swatch, name);
+  const sample = stackedBar([{ size: 1, variable: look ? `--series-${look}` : "--line", strength }], 1);
+  return h("span", { class: "keyed" }, h("span", { class: "key" }, String(key)), sample, name);
 }

@@ -1,7 +1,7 @@
 // The rewards of a group that the reader makes up: a slider, a number and an "invalid" for each completion.
 import { h, put, say } from "../dom.js";
 
-export const FEWEST = 2;
+const FEWEST = 2;
 export const MOST = 16;
 const INVALID = "nan";
 const SLIDER = { min: -1, max: 2, step: 0.05 }; // further where a reward lies further

@@ -1,10 +1,11 @@
 // The KL to the reference: drag how far a token's log-prob has moved, see three estimates and their gradients.
 import { h, put } from "../dom.js";
 import { column, plain, withSign } from "../numbers.js";
-import { asking } from "./ask.js";
-import { equation, fraction, POLICY, power, REFERENCE, remark, REWARD, SAMPLER, TOKEN, v } from "./equation.js";
-import { asRows, figures, indexHead } from "./figures.js";
+import { byCompletion, figures } from "../table.js";
+import { asking } from "../address.js";
+import { klEquations } from "./formulas.js";
 import { linePlot, nearest } from "./plot.js";
+import { math } from "./stages.js";
 
 const KINDS = [["k1", 2], ["k2", 3], ["k3", 1]];
 // What is drawn, under which title, the name of its axis, and how much of it.
@@ -13,57 +14,15 @@ const PARTS = [
   ["gradient", "Gradient with respect to the log-prob", "gradient", [-8, 3.5]],
 ];
 const BEGINS = 1; // of the handle
-const LOSS = "A second term measures how far the policy is from the reference, a frozen copy of the model as it was. " +
-  "An estimate of the KL is made of the two log-probs of each token.";
-const REWARDED = "Going away from the reference, a frozen copy of the model as it was, costs reward. An estimate of the KL is made of " +
-  "two log-probs of each token, and taken off the reward before advantages are formed.";
-const NONE = "Many runs measure how far the policy is from the reference, a frozen copy of the model as it was, and hold it back. " +
-  "This one has no such term: its \u03b2 is 0.";
 
-export function klStage({ algorithm, stages: { kl } }) {
-  const anchored = algorithm.kl_coef > 0;
-  const rewarded = algorithm.kl_in === "reward";
+export function klStage({ algorithm, stages: { kl } }, { kl: words }) {
   return {
     key: "kl",
-    title: "KL to the reference",
-    next: "KL to the reference",
-    happens: anchored ? (rewarded ? REWARDED : LOSS) : NONE,
-    why: "It holds the policy near the reference, so that it does not give up its language for a little more reward.",
-    watch: "An estimate and its gradient are two things. The mean of k1 is the KL exactly, but as a loss it pulls nowhere; taken off the " +
-      "reward it pulls as the KL does. The pull of k3, GRPO's, grows without bound where the policy has nearly given up what the " +
-      "reference likes.",
-    equation: anchored ? [estimateEquation(algorithm.kl, rewarded), rewarded ? rewardEquation(algorithm) : null,
-      remark("Here ", h("i", {}, "\u03b2"), ` = ${plain(algorithm.kl_coef)}`, rewarded ? "." : ", with which it enters the loss.")] : null,
+    ...words,
+    happens: words.happens[algorithm.kl_coef > 0 ? algorithm.kl_in : "none"],
+    equation: klEquations(algorithm),
     body: () => h("div", {}, curves(), recorded(kl, algorithm)),
   };
-}
-
-/** What is taken off the reward was known when the completion was written: it is the sampler's. */
-function estimateEquation(kind, rewarded) {
-  const policy = () => [(rewarded ? SAMPLER : POLICY)(), "(", TOKEN(), ")"];
-  const reference = () => [REFERENCE(), "(", TOKEN(), ")"];
-  const [name, over] = [rewarded ? "pi old" : "pi theta", () => fraction(policy(), reference())];
-  const under = () => fraction(reference(), policy());
-  const said = {
-    k1: `the log of ${name} over pi ref of the token`,
-    k2: `half the square of the log of ${name} over pi ref of the token`,
-    k3: `pi ref over ${name} of the token, minus one, minus the log of that`,
-  }[kind];
-  const parts = {
-    k1: () => ["log ", over()],
-    k2: () => [fraction("1", "2"), " ( log ", over(), " )", power("", "2")],
-    k3: () => [under(), " \u2212 1 \u2212 log ", under()],
-  }[kind]();
-  return equation(`the estimate D i t, ${kind}, is ${said}`, v("D", "i,t"), " = ", parts);
-}
-
-function rewardEquation({ credit }) {
-  const cost = () => [" \u2212 ", h("i", {}, "\u03b2"), " "];
-  if (credit === "completion") {
-    return equation("the reward R i that is compared is r i less beta times the sum of D i t over the tokens t",
-      v("R", "i"), " = ", REWARD(), cost(), v("\u2211", "t"), " ", v("D", "i,t"));
-  }
-  return equation("the reward of token t loses beta times D i t", v("r", "i,t"), " \u2190 ", v("r", "i,t"), cost(), v("D", "i,t"));
 }
 
 function curves() {
@@ -97,9 +56,7 @@ function curves() {
 }
 
 function definitions() {
-  const x = () => h("i", {}, "x");
-  return h("p", { class: "note" }, "Three estimates of a token: k1 = \u2212", x(), ", k2 = ", x(), power("", "2"), " / 2, k3 = ",
-    power(h("i", {}, "e"), x()), " \u2212 1 \u2212 ", x(), ", with ", x(), " = log ( ", REFERENCE(), " / ", POLICY(), " ).");
+  return h("p", { class: "note" }, math("Three estimates of a token: k1 = −x, k2 = x^2 / 2, k3 = e^x − 1 − x, with x = log ( π_{ref} / π_θ )."));
 }
 
 function spoken({ log_ratio: grid, kinds }, index, part) {
@@ -113,7 +70,7 @@ function readout({ log_ratio: grid, kinds }, index) {
   const of = (part) => column(KINDS.map(([kind]) => kinds[kind][part][index]), { sign: true });
   return [h("p", {}, h("i", {}, "x"), " = log ( \u03c0 ref / \u03c0 \u03b8 ) = ", h("b", {}, withSign(at)), `. ${where}.`),
     figures("Estimates and gradients at this point", ["", "estimate", "gradient"],
-      asRows([KINDS.map(([kind]) => kind), of("value"), of("gradient")]))];
+      [KINDS.map(([kind]) => kind), of("value"), of("gradient")])];
 }
 
 /** Over all tokens of a distribution: what the estimates come to, and where each of them pulls. */
@@ -125,7 +82,7 @@ function ofAPair({ policy, reference, kl, reverse_kl: reverse, exact_gradient: e
   return h("details", {}, h("summary", {}, "Over a whole distribution: what each estimate comes to, and where it pulls"),
     h("p", { class: "note" }, `Three tokens, drawn from a policy with probabilities ${list(policy, false)}; those of the reference are ` +
       `${list(reference, false)}. Gradients are by the policy's three logits.`),
-    figures("Estimates over a distribution", ["", "mean", "gradient as a loss"], asRows([names, means, slopes])),
+    figures("Estimates over a distribution", ["", "mean", "gradient as a loss"], [names, means, slopes]),
     h("p", { class: "note" }, "k1 has the right mean and no gradient at all, k2 pulls as KL(policy, reference) does, k3 as KL(reference, policy)."));
 }
 
@@ -137,6 +94,6 @@ function recorded({ kind, coefficient, reason, completions, in: where }, { name 
   const of = (part) => column(completions.map((one) => one[part]));
   return h("details", {},
     h("summary", {}, `In this group ${name} takes ${kind}, times \u03b2 = ${plain(coefficient)}, ${place}.`),
-    figures("KL of this group", [indexHead(), `${kind} per token, nats`, "sum over its tokens"],
-      asRows([completions.map((_, index) => String(index)), of("mean"), of("sum")])));
+    byCompletion("KL of this group", [`${kind} per token, nats`, "sum over its tokens"],
+      [of("mean"), of("sum")]));
 }

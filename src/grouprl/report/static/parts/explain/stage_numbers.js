@@ -1,33 +1,25 @@
 // From rewards to advantages: what a reward is compared with, worked out, and the bars that come of it.
 import { h } from "../dom.js";
 import { bracketed, column, equals, plain, withSign } from "../numbers.js";
+import { figures } from "../table.js";
 import { written } from "../text.js";
 import { signedBars } from "./bars.js";
-import { advantageEquations, letterOf } from "./advantage.js";
-import { DEVIATION, equation, fraction, MEAN, power, root, term, v } from "./equation.js";
-import { stepExample, stepStatistics, stepStatisticsEquations } from "./stage_steps.js";
+import { advantageEquations, deviationOf, meanOf, statisticsEquations, stepStatisticsEquations } from "./formulas.js";
+import { filled, math, term } from "./stages.js";
 
 const MOST_TERMS = 16; // of a sum that is written out
+const MOST_STEPS = 8; // of one of steps
 const SETS = { steps: "all steps of the group", group: "the group", batch: "all groups of the batch" };
-const WHYS = {
-  steps: "The mean is what the policy may expect of a step on this prompt. A step is good if it does better than that.",
-  group: "The mean is what the policy may expect on this prompt. A completion is good if it does better than that, however easy " +
-    "or hard the prompt is.",
-  batch: "The mean is what the policy may expect on the prompts of the batch. A completion is good if it does better than that, which " +
-    "is easier on an easy prompt.",
-};
 
-export function statisticsStage({ algorithm, stages: { statistics } }) {
+export function statisticsStage({ algorithm, stages: { statistics } }, { statistics: words }) {
   const bySteps = statistics.kind === "steps";
   return {
     key: "statistics",
-    title: "Mean and deviation",
-    next: "mean and deviation",
+    ...words,
     happens: summedUp(statistics),
-    why: WHYS[setOf(statistics)],
-    watch: `If all rewards are equal, none did better than the others: the advantages are then exactly 0.${bySteps
-      ? " Each completion's own reward is one more step, which ends with it." : ""}`,
-    equation: bySteps ? stepStatisticsEquations(statistics) : statisticsEquations(statistics, letterOf(algorithm)),
+    why: words.why[setOf(statistics)],
+    watch: words.watch + (bySteps ? words.steps : ""),
+    equation: bySteps ? stepStatisticsEquations(statistics) : statisticsEquations(algorithm, statistics),
     body: () => h("div", {}, bySteps ? stepStatistics(statistics) : statisticsBody(statistics)),
   };
 }
@@ -46,31 +38,6 @@ function summedUp(statistics) {
   }
   if (kind !== "steps" && !one.deviation_of) return `The rewards of ${whose} come down to one number: their mean.`;
   return `The rewards of ${whose} come down to two numbers: their mean, and how far they scatter around it.`;
-}
-
-/** Of what the algorithm uses: the mean, and the deviation where it divides by one. */
-function statisticsEquations({ compared, by_name: byName }, letter) {
-  const one = compared ?? Object.values(byName ?? {})[0] ?? null;
-  if (!one) return [];
-  const [mean, deviation] = [meanOf(one.mean_of), deviationOf(one.deviation_of)];
-  const sample = one.fields.std === "sample";
-  const sum = () => v("\u2211", "i");
-  return [
-    one.mean === null ? null : equation("the mean mu is the sum of the rewards over their number n",
-      mean, " = ", fraction("1", h("i", {}, "n")), " ", sum(), " ", v(letter, "i")),
-    one.deviation_of ? equation(
-      `the deviation sigma is the root of the sum of the squared distances from the mean over n${sample ? " minus one" : ""}`,
-      deviation, " = ", root(fraction("1", h("i", {}, sample ? "n \u2212 1" : "n")), " ", sum(),
-        " ( ", v(letter, "i"), " \u2212 ", meanOf(one.deviation_of), " )", power("", "2"))) : null,
-  ];
-}
-
-function meanOf(set) {
-  return set === "batch" ? v("\u03bc", "B") : MEAN();
-}
-
-function deviationOf(set) {
-  return set === "batch" ? v("\u03c3", "B") : DEVIATION();
 }
 
 function statisticsBody({ kind, compared, by_name: byName, ...found }) {
@@ -100,18 +67,12 @@ function deviationWorked({ squares, sum_of_squares: total, divided_by: divided, 
       whole ? " over the batch" : null)];
 }
 
-export function advantagesStage({ source, algorithm, stages: { statistics, advantages, rewards } }) {
+export function advantagesStage({ source, algorithm, stages: { statistics, advantages, rewards } }, { advantages: words }) {
   const { kind, compared } = statistics;
   return {
     key: "advantages",
-    title: "Advantages",
-    next: "advantages",
-    happens: `Each reward becomes an advantage: how much better it was than what it is compared with. ${statistics.sentence}`,
-    why: `A positive advantage makes ${advantages.by_token ? "its token" : "every token of its completion"} likelier, a negative one less likely.`,
-    watch: advantages.by_token
-      ? "Here the tokens of a completion have different advantages. The bars show their mean."
-      : "The number is for the completion, not for its words: what was superfluous in a good one is praised too, what was right " +
-        "in a bad one is blamed.",
+    ...filled(words, { sentence: statistics.sentence, what: advantages.by_token ? "its token" : "every token of its completion" }),
+    watch: words.watch[advantages.by_token ? "token" : "completion"],
     equation: advantageEquations(algorithm),
     body: () => h("div", {},
       kind === "rewards" ? example(compared) : kind === "components" ? mixed(statistics, rewards, advantages) : null,
@@ -145,4 +106,43 @@ function mixed({ by_name: byName }, { weights, completions }, { completions: adv
   const terms = parts.map(([name, { advantages: own }]) => `${plain(weights[name])} \u00d7 ${bracketed(own[index])}`);
   return h("p", {}, `Completion ${index}: ${terms.join(" + ")} ${equals(advantages[index])}`, h("b", {}, withSign(advantages[index])),
     `, from ${parts.map(([name]) => name).join(", ")}.`);
+}
+
+// Rewards for steps: all steps of the group side by side, and the tokens that are credited with them.
+
+function stepStatistics({ n, sum, mean, deviation, sum_of_squares: squares, divided_by: divided, steps }) {
+  if (n === 0) return h("p", {}, "No completion of this group has a valid reward.");
+  const spread = deviation === null ? null : h("li", {}, term("sigma", "σ"),
+    ` = \u221a(${plain(squares)} / ${divided}) ${equals(deviation)}`, h("b", {}, plain(deviation)));
+  return [
+    h("ul", { class: "worked" },
+      h("li", {}, term("mu", "μ"), ` ${equals(sum)}${plain(sum)} / ${n} ${equals(mean)}`, h("b", {}, plain(mean)), ` over the ${n} steps below`),
+      spread),
+    stepTable(steps)];
+}
+
+function stepTable(rows) {
+  const all = rows.flatMap((steps, completion) => steps.map((step, place) => ({ ...step, completion, place, last: place === steps.length - 1 })));
+  const names = all.map(({ completion }) => String(completion));
+  return figures("Steps of the group", ["no.", "step", "ends at token", math("reward r_{i,k}"), math("normalised r\u0303_{i,k}")],
+    [names, all.map(({ place, last }) => (last ? "the completion" : String(place + 1))), all.map(({ end }) => String(end + 1)),
+      column(all.map(({ reward }) => reward)), column(all.map(({ normalised }) => normalised), { sign: true })]);
+}
+
+/** The completion with the most steps: which tokens are credited with which of them. The sums are the recorded advantages. */
+function stepExample({ steps }, { tokens }) {
+  const most = Math.max(...steps.map((row) => row.length));
+  const index = steps.findIndex((row) => row.length === most);
+  if (!tokens || most === 0) return null;
+  const row = [...steps[index]].sort((one, other) => one.end - other.end);
+  const stretches = row.map(({ end }, place) => ({ from: place ? row[place - 1].end + 1 : 0, end, left: row.slice(place) }));
+  return h("div", {}, h("p", {}, `Completion ${index}, token by token: each is credited with the steps that end at or after it.`),
+    h("ul", { class: "worked" }, stretches.filter(({ from, end }) => from <= end).map(({ from, end, left }) =>
+      h("li", {}, `${from === end ? "token" : "tokens"} ${from === end ? "" : `${from + 1} to `}${end + 1}: `, added(left, tokens[index][end])))));
+}
+
+function added(steps, advantage) {
+  const terms = steps.map(({ normalised }) => bracketed(normalised));
+  const shown = terms.length > MOST_STEPS ? [...terms.slice(0, MOST_STEPS - 2), "\u2026", terms.at(-1)] : terms;
+  return [shown.join(" + "), " ", equals(advantage), h("b", {}, withSign(advantage))];
 }

@@ -1,52 +1,30 @@
 // The last stages: the loss with its gradient, and what the update did to the completions.
 import { h } from "../dom.js";
 import { column, plain } from "../numbers.js";
+import { byCompletion } from "../table.js";
 import { signedBars } from "./bars.js";
-import { equation, fraction, v } from "./equation.js";
-import { asRows, figures, indexHead } from "./figures.js";
+import { lossEquations } from "./formulas.js";
+import { filled } from "./stages.js";
 
-const BATCH = () => h("i", {}, "N");
-const WEIGHTS = {
-  sequence_mean: ["one over N times the length of the completion", () => fraction("1", [BATCH(), " ", v("T", "i")])],
-  token_mean: ["one over the number of all tokens", () => fraction("1", [v("\u2211", "j"), " ", v("T", "j")])],
-  constant: ["one over N times the largest length", () => fraction("1", [BATCH(), " ", h("i", {}, "L")])],
-};
 const LINKS = 8; // to groups whose update was looked at
 const SHOWN = 3; // digits in the tables, at least
 
-export function lossStage({ algorithm, stages: { loss, gradient, completions } }) {
+export function lossStage({ algorithm, stages: { loss, gradient, completions } }, { loss: words }) {
   return {
     key: "loss",
-    title: "Loss and gradient",
-    next: "loss and gradient",
-    happens: "The terms of all tokens are added up, with weights that make them an average over the batch: the loss. " +
-      "Its gradient says which way each log-prob should move.",
-    why: "One number has to stand for the whole batch, so that AdamW can follow its gradient through the weights of the network.",
-    watch: algorithm.aggregate === "sequence_mean"
-      ? "A token of a long completion weighs less than one of a short completion, since each completion counts the same: long wrong answers are cheap."
-      : "How tokens are averaged decides how much a long completion weighs beside a short one.",
+    ...words,
+    watch: words.watch[algorithm.aggregate] ?? words.watch.other,
     equation: lossEquations(algorithm),
     body: () => h("div", {}, lossTable(loss, gradient, completions), lossNote(loss)),
   };
-}
-
-function lossEquations({ aggregate, kl_in: where, kl_coef: coefficient }) {
-  const [said, weight] = WEIGHTS[aggregate];
-  const anchored = where === "loss" && coefficient > 0;
-  const anchor = anchored ? [" + ", h("i", {}, "\u03b2"), " ", v("D", "i,t")] : null;
-  const sum = `the loss J is the sum over completions i and tokens t of the weight w i t times minus S i t${anchored ? " plus beta times D i t" : ""}`;
-  return [
-    equation(sum, h("i", {}, "J"), " = ", v("\u2211", "i,t"), " ", v("w", "i,t"), " ( \u2212", v("S", "i,t"), anchor, " )"),
-    equation(`the weight w i t is ${said}`, v("w", "i,t"), " = ", weight()),
-  ];
 }
 
 function lossTable({ completions: terms }, { completions: slopes }, completions) {
   const becomes = slopes.map(({ sum }) => (sum < 0 ? "likelier" : sum > 0 ? "less likely" : "not moved"));
   const lengths = completions.map(({ length }) => String(length));
   const of = (name) => column(slopes.map((one) => one[name]), { digits: SHOWN });
-  return figures("Loss and gradient by completion", [indexHead(), "tokens", "weight", "loss", "gradient", "becomes"],
-    asRows([lengths.map((_, index) => String(index)), lengths, of("weight"), column(terms, { digits: SHOWN }), of("sum"), becomes]));
+  return byCompletion("Loss and gradient by completion", ["tokens", "weight", "loss", "gradient", "becomes"],
+    [lengths, of("weight"), column(terms, { digits: SHOWN }), of("sum"), becomes]);
 }
 
 function lossNote({ share, surrogate, kl, step, batch }) {
@@ -59,21 +37,14 @@ function lossNote({ share, surrogate, kl, step, batch }) {
     " The value of the loss says little by itself: what moves the policy is the gradient.");
 }
 
-export function updateStage(group) {
+export function updateStage(group, { update: words }) {
   const { update } = group.stages;
-  const recorded = group.source.rewards === undefined;
+  const kind = group.source.rewards === undefined ? "recorded" : "typed";
   return {
     key: "update",
-    title: "The update",
-    next: "the update",
-    happens: recorded
-      ? `AdamW moves the weights of the network ${stepsOf(group)}. The same completions now have other probabilities.`
-      : "One step of gradient descent moves the policy's logits. The same completions now have other probabilities.",
-    why: "That is all that training does: what was better than its siblings becomes likelier, what was worse less likely, " +
-      "and the next group is drawn from the new policy.",
-    watch: recorded
-      ? "All completions, of all groups, share the same weights. One can be carried along by others like it, even against its own advantage."
-      : "Probabilities add up to 1: what one completion gains the others lose, even one whose advantage is 0.",
+    ...words,
+    happens: filled(words.happens[kind], { steps: stepsOf(group) }),
+    watch: words.watch[kind],
     body: () => (update.reason ? unseen(group) : seen(group)),
   };
 }
@@ -103,13 +74,13 @@ function seen({ source, stages: { update, advantages } }) {
   const bars = factors.map((factor, index) =>
     ({ name: String(index), value: factor === null ? null : Math.log(factor), text: times[index] }));
   const of = (name) => column(completions.map((one) => one[name]));
-  const rows = asRows([factors.map((_, index) => String(index)), column(advantages.completions, { sign: true }),
-    of("probability_before"), of("probability_after"), times]);
+  const columns = [column(advantages.completions, { sign: true }),
+    of("probability_before"), of("probability_after"), times];
   return h("div", {},
     h("h3", {}, "How much likelier each completion became"),
     signedBars("Probability after the update over that before", bars).element,
     h("p", { class: "note" }, `Right: likelier. Left: less likely. The learning rate was ${plain(rate)}, the norm of the gradient ` +
       `${plain(norm)}${source.rewards === undefined ? " over the whole batch" : ""}.`),
     h("h3", {}, "Probabilities"),
-    figures("Probabilities before and after", [indexHead(), "advantage", "before", "after", "factor"], rows));
+    byCompletion("Probabilities before and after", ["advantage", "before", "after", "factor"], columns));
 }

@@ -1,10 +1,10 @@
 // A page told in stages: a button reveals the next one, a list at the side says where the reader is and leads back. The
 // arrow keys do the same wherever they are not needed for something else.
-import { h, put } from "../dom.js";
+import { h, put, s } from "../dom.js";
 
 /**
  * Stages of {key, title, happens, why, watch, equation?, body}: `body()` gives the elements of a stage when it is shown first;
- * `next` names it on the button before it. options: start: key of the last stage to show at once; onreveal(key). Gives
+ * `next` names it on the button before it, where its title does not. options: start: key of the last stage to show at once; onreveal(key). Gives
  * {element, scroll(), end()}: scroll goes to the last stage shown, once the page is there.
  */
 export function stages(list, { start = null, onreveal = () => {} } = {}) {
@@ -47,7 +47,7 @@ function section(told, stage, index) {
     after ? nextButton(told, index + 1, after) : null);
 }
 
-function nextButton(told, index, { next }) {
+function nextButton(told, index, { title, next = title[0].toLowerCase() + title.slice(1) }) {
   const button = h("button", { type: "button", class: "main", onclick: () => reveal(told, index, true) }, `Next: ${next}`);
   return h("p", { class: "next" }, button);
 }
@@ -88,4 +88,60 @@ function steer(told, event) {
   else if (event.key === "ArrowLeft" && current > 0) jump(told, current - 1);
   else return;
   event.preventDefault();
+}
+
+/** Words of stages.json with what they have in braces filled in: a text, or each text of an object. */
+export function filled(words, given) {
+  if (typeof words === "string") return words.replace(/\{(\w+)\}/g, (whole, name) => given[name] ?? whole);
+  return typeof words === "object" ? Object.fromEntries(Object.entries(words).map(([name, one]) => [name, filled(one, given)])) : words;
+}
+
+// Equations as HTML, in the notation of docs/algorithms.md: `_` and `^` set what follows lower or higher, frac{a}{b} and
+
+const PIECE = /^(?:(?<drawn>frac|root)(?=\{)|(?<moved>[_^])|(?<letter>(?!a\b)\p{L}\p{M}?)(?!\p{L})|\p{L}{2,}|[^\p{L}_^]+|.)/u;
+
+/** A line of mathematics, and how it is read aloud. */
+export function equation(spoken, text) {
+  return h("div", { class: "equation", role: "math", "aria-label": spoken }, math(text));
+}
+
+/** The same within a sentence. */
+export function term(spoken, text) {
+  return h("span", { class: "term", role: "math", "aria-label": spoken }, math(text));
+}
+
+/** What the letters of an equation are in this run, or another word about it. */
+export function remark(text) {
+  return h("p", { class: "note remark" }, math(text));
+}
+
+export function math(text) {
+  const nodes = [];
+  for (let rest = text; rest;) {
+    const { 0: piece, groups: { drawn, moved, letter } } = PIECE.exec(rest);
+    rest = rest.slice(piece.length);
+    const inside = () => {
+      const part = rest.startsWith("{") ? braced(rest) : rest.slice(0, 1);
+      rest = rest.slice(part.length);
+      return math(part.replace(/^\{(.*)\}$/su, "$1"));
+    };
+    if (moved) nodes.push(h("span", { class: "letter" }, nodes.pop() ?? null, h(moved === "_" ? "sub" : "sup", {}, inside())));
+    else if (drawn === "frac") nodes.push(h("span", { class: "fraction" }, h("span", {}, inside()), h("span", {}, inside())));
+    else if (drawn) nodes.push(h("span", { class: "root" }, rootSign(), h("span", { class: "root-of" }, inside())));
+    else nodes.push(letter ? h("i", {}, piece) : piece);
+  }
+  return nodes;
+}
+
+/** What stands in the braces at the beginning, with them. */
+function braced(text) {
+  let depth = 0;
+  const end = [...text].findIndex((sign) => (depth += { "{": 1, "}": -1 }[sign] ?? 0) === 0);
+  return [...text].slice(0, end + 1).join("");
+}
+
+/** As high as what stands under the root. */
+function rootSign() {
+  const size = { viewBox: "0 0 10 20", preserveAspectRatio: "none", "aria-hidden": "true" };
+  return s("svg", { class: "root-sign", ...size }, s("path", { d: "M0.5 12.5 L3 11 L6 19.5 L10 0" }));
 }

@@ -1,8 +1,7 @@
 // The completions of one group, side by side or one below the other; each opens into its tokens.
 import { h, put } from "../dom.js";
-import { number, signed, written } from "../text.js";
-import { trouble } from "../trouble.js";
-import { choices, note } from "./address.js";
+import { choices, note } from "../address.js";
+import { number, signed, trouble, written } from "../text.js";
 import { advantageMark, correctMark, stopWords } from "./marks.js";
 import { tokenView } from "./tokens.js";
 

@@ -1,10 +1,11 @@
 // One group: its problem, how its rewards become advantages, and its completions.
-import { get } from "../api.js";
+import { get, live } from "../api.js";
 import { h } from "../dom.js";
-import { address } from "./address.js";
+import { address } from "../address.js";
+import { bracketed, column, equals, plain } from "../numbers.js";
+import { number, visible, written } from "../text.js";
 import { completionCards } from "./completions.js";
-import { problemCard } from "./prompt.js";
-import { statisticsCard } from "./statistics.js";
+import { FULL, kindOfGroup, signalMark, tint, tinted } from "./marks.js";
 
 /** {title, children, shown()} of a group; `shown` is called once it is in the page. */
 export async function groupView(run, place, given) {
@@ -13,7 +14,7 @@ export async function groupView(run, place, given) {
     get(`${path}/${place.step}/${place.group}`), get(path, { step: place.step, limit: 1 })]);
   const cards = completionCards(run, place, group, given);
   const walk = new URLSearchParams({ run, step: place.step, group: place.group });
-  const links = h("p", { class: "row" },
+  const links = live && h("p", { class: "row" },
     h("a", { href: `#/step?${walk}` }, "This group step by step, from its prompt to the update"),
     h("a", { href: address(run, {}, { problem: group.problem_id }) }, "This problem through training"));
   return {
@@ -32,4 +33,161 @@ function neighbours(run, { step, group }, total) {
     h("a", { href: address(run, { step }, { at: `${group}.0` }) }, `All groups of step ${step}`),
     group > 0 ? h("a", { href: address(run, { step, group: group - 1 }) }, "\u2190 previous group") : null,
     group + 1 < total ? h("a", { href: address(run, { step, group: group + 1 }) }, "next group \u2192") : null);
+}
+
+// The problem of a group: its messages by role, and its columns.
+
+function problemCard(group, links) {
+  return h("section", { class: "card problem", "aria-labelledby": "problem-title" },
+    h("h2", { id: "problem-title" }, "Problem"),
+    h("p", { class: "note" }, written(group.problem_id)),
+    messages(group).map(({ role, content }) => h("div", { class: "message" },
+      h("span", { class: "role" }, visible(role) || "(no role)"),
+      h("div", { class: "said", tabindex: "0", role: "region", "aria-label": `Message of ${visible(role)}` }, shown(content)))),
+    columns(group.columns), links);
+}
+
+function messages(group) {
+  return group.messages ?? [{ role: "prompt", content: group.prompt }];
+}
+
+function columns(given) {
+  const entries = Object.entries(given ?? {});
+  if (!entries.length) return h("p", { class: "note" }, "It has no columns.");
+  // The answer first: it is what one looks for.
+  entries.sort(([left], [right]) => (right === "answer") - (left === "answer"));
+  return h("dl", { class: "columns" }, entries.map(([name, value]) => [
+    h("dt", {}, name === "" ? h("span", { class: "note" }, "(no name)") : written(name)),
+    h("dd", { tabindex: "0" }, shown(value)),
+  ]));
+}
+
+function shown(value) {
+  const text = typeof value === "string" ? value : JSON.stringify(value, null, 1);
+  return text === "" ? h("span", { class: "note" }, "(empty)") : written(text);
+}
+
+// From a group's rewards to its advantages, in the numbers that the lab computed. Nothing is computed here.
+
+const MOST_WRITTEN = 16; // terms of a sum that are written out
+
+/** The card of a group's statistics, as `worked` in groups.py gives them. */
+function statisticsCard(group) {
+  const given = group.statistics;
+  const kind = kindOfGroup(given.signal, group.completions);
+  return h("section", { class: "card statistics", "aria-labelledby": "statistics-title" },
+    h("h2", { id: "statistics-title" }, "Rewards to advantages ", signalMark(kind)),
+    sentences(given, kind).map((sentence) => h("p", {}, sentence)),
+    given.count ? h("dl", { class: "worked" }, meanLine(given), deviationLine(given), stepLine(given), divisorLine(given)) : null,
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Advantages of the completions" }, advantages(group)),
+    agreement(given));
+}
+
+function line(word, ...terms) {
+  return [h("dt", {}, word), h("dd", {}, terms)];
+}
+
+function meanLine(given) {
+  const valid = given.rewards.filter((reward) => reward !== null);
+  return line("mean", `${sum(valid.map(bracketed))} ${equals(given.sum)}${plain(given.sum)}; `,
+    `${plain(given.sum)} / ${given.count} ${equals(given.mean)}`, h("b", {}, plain(given.mean)));
+}
+
+function deviationLine(given) {
+  const squares = given.deviations.filter((deviation) => deviation !== null).map((deviation) => `${bracketed(deviation)}\u00b2`);
+  const divided = given.std === "sample" ? `${given.divided_by} (one less than ${given.count}: sample deviation)` : `${given.divided_by}`;
+  return line("deviation", `${sum(squares)} ${equals(given.sum_of_squares)}${plain(given.sum_of_squares)}; `,
+    `\u221a(${plain(given.sum_of_squares)} / ${divided}) ${equals(given.deviation)}`, h("b", {}, plain(given.deviation)));
+}
+
+const sum = (terms) => (terms.length <= MOST_WRITTEN ? terms.join(" + ")
+  : `${terms.slice(0, MOST_WRITTEN - 2).join(" + ")} + \u2026 + ${terms.at(-1)}`);
+
+function stepLine({ step }) {
+  if (!step) return null;
+  return line("whole step", `${number(step.count)} rewards with mean `, h("b", {}, plain(step.mean)),
+    " and deviation ", h("b", {}, plain(step.deviation)));
+}
+
+function divisorLine(given) {
+  if (given.divisor === null) return null;
+  if (given.scale === "none") return line("divided by", "nothing: this algorithm does not scale");
+  const spread = given.scale === "group_std" ? given.deviation : given.step?.deviation;
+  return line("divided by", `${plain(spread)} + ${plain(given.eps)} ${equals(given.divisor)}`, h("b", {}, plain(given.divisor)));
+}
+
+const BASELINES = {
+  mean: "the group's mean", leave_one_out: "the mean of the group's others", batch_mean: "the step's mean",
+  constant: "a constant", critic: "what the critic expects",
+};
+
+function sentences(given, kind) {
+  const still = given.recorded.every((advantage) => advantage === 0);
+  const why = {
+    signal: null,
+    invalid: `${given.count} of ${given.rewards.length} rewards ${given.count === 1 ? "is" : "are"} valid. `
+      + "At least two are needed to compare completions.",
+    solved: `Every completion is correct and has the reward ${plain(given.mean)}: none is better than another.`,
+    hopeless: `No completion is correct, and each has the reward ${plain(given.mean)}: none is better than another.`,
+    equal: `All ${given.count} valid rewards are ${plain(given.mean)}: no completion is better than another.`,
+  }[kind];
+  const then = still ? "Every advantage is exactly 0: the group prefers none of them."
+    : "Advantages are not 0 all the same: this algorithm compares with something else than the group.";
+  return [
+    why && `${why} ${then}`,
+    given.dropped ? "The algorithm drops such a group: it takes no part in the update." : null,
+    given.advantages && !why && h("span", { class: "formula" }, formula(given)),
+  ].filter(Boolean);
+}
+
+function formula(given) {
+  const over = { group_std: " / (deviation + eps)", batch_std: " / (the step's deviation + eps)", none: "" }[given.scale];
+  if (given.baseline === "none") return `advantage = reward${over}`;
+  const above = `reward \u2212 ${BASELINES[given.baseline]}`;
+  return `advantage = ${over ? `(${above})${over}` : above}`;
+}
+
+function advantages(group) {
+  const given = group.statistics;
+  const differ = given.agree === false;
+  const shown = {
+    rewards: column(given.rewards), deviations: column(given.deviations, { sign: true }), recorded: marks(given.recorded),
+    advantages: given.advantages && marks(given.advantages),
+  };
+  const words = ["no.", "reward", "from the mean", "advantage", differ ? "recorded" : null];
+  return h("table", { class: given.advantages ? "by-hand" : null },
+    h("thead", {}, h("tr", {}, words.filter(Boolean).map((word, place) =>
+      h("th", { scope: "col", class: place ? "number" : null }, word)))),
+    h("tbody", {}, group.completions.map((completion, place) => h("tr", {},
+      h("th", { scope: "row" }, h("button", { type: "button", class: "link", onclick: () => jump(completion.index),
+        "aria-label": `Go to completion ${completion.index}` }, completion.index)),
+      h("td", { class: "number" }, given.valid[place] ? shown.rewards[place] : "invalid"),
+      h("td", { class: "number" }, shown.deviations[place]),
+      h("td", { class: "number" }, given.advantages ? workedOut(given, place, shown.advantages[place]) : shown.recorded[place]),
+      differ ? h("td", { class: "number" }, shown.recorded[place]) : null))));
+}
+
+/** Advantages as coloured numbers of one column. */
+function marks(advantages) {
+  return column(advantages, { sign: true }).map((text, place) =>
+    tinted(h("span", { class: "tint chip", title: "advantage" }, text), tint(advantages[place], FULL)));
+}
+
+function jump(index) {
+  const card = document.getElementById(`completion-${index}`);
+  card.scrollIntoView({ block: "start" });
+  card.querySelector("button").focus({ preventScroll: true });
+}
+
+function workedOut(given, place, result) {
+  const own = given.advantages[place], baseline = given.baselines[place];
+  if (!given.valid[place]) return ["left out: ", result];
+  if (baseline === null || given.divisor === null || (own === 0 && !given.signal)) return result;
+  const above = `${plain(given.rewards[place])} \u2212 ${bracketed(baseline)}`;
+  return [given.scale === "none" ? `${above} ` : `(${above}) / ${plain(given.divisor)} `, equals(own), result];
+}
+
+function agreement(given) {
+  if (given.agree) return h("p", { class: "note" }, "\u2713 These are the advantages that the run recorded.");
+  return h("p", { class: "note" }, given.why);
 }

@@ -1,9 +1,8 @@
 // Completions of a whole run by their text, reward and end: the form, and what it finds.
 import { get } from "../api.js";
-import { trouble } from "../trouble.js";
 import { h, put } from "../dom.js";
-import { number, visible, written } from "../text.js";
-import { address, note } from "./address.js";
+import { address, note } from "../address.js";
+import { number, trouble, visible, written } from "../text.js";
 import { advantageMark, correctMark, stopWords } from "./marks.js";
 
 const LIMIT = 50; // completions asked for at once
@@ -131,7 +130,7 @@ function result(run, row, text) {
 }
 
 /** The text with every hit marked: the text is cut, never its markup. */
-export function highlighted(text, wanted) {
+function highlighted(text, wanted) {
   const element = h("p", { class: "text" });
   element.append(...cut(text, wanted).map(([part, hit]) => (hit ? h("mark", {}, visible(part)) : visible(part))));
   return element;

@@ -1,7 +1,8 @@
 // Which step is shown: a slider, the steps before and after, a field for its number, and following the newest.
+import { live } from "../api.js";
 import { h } from "../dom.js";
+import { whole } from "../address.js";
 import { number } from "../text.js";
-import { whole } from "./address.js";
 
 const PAUSE = 90; // milliseconds that the slider rests before its step is asked for
 
@@ -10,17 +11,24 @@ const PAUSE = 90; // milliseconds that the slider rests before its step is asked
  * shown, and `stay` when that came to nothing.
  */
 export function stepChoice(chosen) {
-  const range = { first: 1, last: 1, step: 1, follows: false };
+  const range = { first: 1, last: 1, step: 1, follows: false, held: null };
   let timer = 0;
 
   function ask(step, { pause = 0, follows = false } = {}) {
-    const to = Math.max(range.first, Math.min(range.last, step));
+    const to = there(Math.max(range.first, Math.min(range.last, step)));
     const same = to === range.step && !timer;
     Object.assign(range, { step: to, follows });
     show();
     if (same) return;
     clearTimeout(timer);
     timer = setTimeout(() => { timer = 0; chosen(to, follows); }, pause);
+  }
+
+  /** The step, or where a file holds only some the next of those on the way to it. */
+  function there(step) {
+    const { held } = range;
+    if (!held) return step;
+    return (step < range.step ? held.findLast((one) => one <= step) : held.find((one) => one >= step)) ?? range.step;
   }
 
   const slider = h("input", { type: "range", class: "steps", "aria-label": "Step",
@@ -44,14 +52,14 @@ export function stepChoice(chosen) {
     newest.setAttribute("aria-pressed", range.follows);
   }
 
-  function set(step, [first, last]) {
-    Object.assign(range, { first, last }, timer ? {} : { step });
+  function set(step, [first, last], held = null) {
+    Object.assign(range, { first, last, held }, timer ? {} : { step });
     if (range.follows && step < last) ask(last, { follows: true });
     else show();
   }
 
   return {
-    element: h("div", { class: "row stepchoice" }, before, slider, after, h("label", {}, "Step", field, of), newest),
+    element: h("div", { class: "row stepchoice" }, before, slider, after, h("label", {}, "Step", field, of), live ? newest : null),
     set,
     stay(step, steps) {
       range.follows = false; // or it would ask again at once, and again

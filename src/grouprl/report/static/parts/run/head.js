@@ -1,13 +1,13 @@
 // The top of a run's page: what it is, how far it is, how fast, and what can be done with it.
+import { live } from "../api.js";
 import { h, put } from "../dom.js";
+import { actions } from "../launch.js";
 import { write } from "../legend.js";
 import { duration, number, visible } from "../text.js";
 import { share } from "../units.js";
-import { actions } from "./actions.js";
 import { noVerifier } from "./plan.js";
-import { LOST, about, mark, phase, progress, timeLeft } from "./status.js";
 
-const RECENT = 10; // steps that the speed is told of
+const PACE = 10; // steps that the speed is told of
 
 const FIGURES = ["Tokens per second", "Time per step", "Time so far", "Time left", "Reward", "Accuracy", "Held out, before → now"];
 const NONE = "no verifier";
@@ -15,22 +15,24 @@ const NONE = "no verifier";
 /** The head; `show({run, series, evaluations})` brings it up to date, `lost(yes)` says that the lab does not answer. */
 export function head(run, runs) {
   const status = mark(), steps = progress(), buttons = actions(() => runs.map((one) => one.name));
+  const verdict = h("p", { class: "verdict" });
   const connection = h("p", { class: "error", role: "status" });
   const figures = numbers(FIGURES);
   const path = encodeURIComponent(run.id);
   const element = h("header", { class: "run-head" },
     h("h1", {}, visible(run.name), " ", status.element),
     h("p", { class: "note" }, [run.algorithm, run.model, run.task, `seed ${run.seed ?? "not known"}`].filter(Boolean).map(visible).join(" · ")),
-    origin(run, runs),
-    h("div", { class: "row" }, steps.element, buttons.element,
+    verdict, origin(run, runs),
+    h("div", { class: "row" }, steps.element, live ? buttons.element : null,
       h("a", { href: `#/runs/${path}/groups` }, "Groups and completions"),
-      h("a", { href: `#/compare/${encodeURIComponent(path)}` }, "Compare")),
+      live ? h("a", { href: `#/compare/${encodeURIComponent(path)}` }, "Compare") : null),
     connection, figures.element);
   const show = (page) => {
     status.show(page.run.status);
     const step = page.series.step.at(-1) ?? 0;
     steps.show(step, page.run.steps, phase({ ...page.run, step, evaluations: page.evaluations }));
     buttons.show(page.run);
+    write(verdict, page.run.verdict);
     figures.show(told(page));
   };
   const lost = (yes) => write(connection, yes ? LOST : "");
@@ -38,7 +40,7 @@ export function head(run, runs) {
 }
 
 function told({ run, series, evaluations }) {
-  const made = series.length, from = Math.max(0, made - RECENT);
+  const made = series.length, from = Math.max(0, made - PACE);
   const took = made - 1 > from ? (series.seconds.at(-1) - series.seconds[from]) / (made - 1 - from) : null;
   const [first, last] = [evaluations[0]?.greedy_accuracy, evaluations.at(-1)?.greedy_accuracy];
   const running = run.status === "running", judged = !noVerifier(series);
@@ -52,7 +54,9 @@ function told({ run, series, evaluations }) {
 }
 
 /** Where a forked run comes from; a link where one run, and no other, has that name. */
-function origin({ forked }, runs) {
+function origin({ forked, id }, runs) {
+  const [comparison, own] = id.split("~");
+  if (own && live) return h("p", { class: "note" }, "A run of ", h("a", { href: `#/comparison/${encodeURIComponent(comparison)}` }, visible(comparison)), ".");
   if (!forked) return null;
   const known = runs.filter((one) => one.id === forked.from || one.name === forked.from);
   const name = visible(forked.from);
@@ -78,4 +82,69 @@ export function refresh(element, key, build) {
   if (element.dataset.key === text) return;
   element.dataset.key = text;
   put(element, build());
+}
+
+// How a run is doing, and what can be done about it.
+
+/** What a page says while it gets no answer. */
+export const LOST = "The lab does not answer. This page goes on by itself when it does; "
+  + "a lab that was started anew has to be opened by its new link.";
+
+const MARKS = { running: "mark good", finished: "mark", stopped: "mark warn", broken: "mark bad" };
+const RECENT = 20; // steps whose mean time the rest of the run is expected to take
+
+/** A sign of the status that `show(status)` changes. */
+export function mark() {
+  const element = h("span", { class: "mark" });
+  const show = (status) => {
+    write(element, status);
+    element.className = MARKS[status] ?? "mark";
+  };
+  return { element, show };
+}
+
+/** A bar of the steps made that `show(step, steps, phase)` moves, with the numbers beside it, and what is done meanwhile. */
+export function progress() {
+  const bar = h("progress", { max: "1", value: 0, "aria-label": "Steps" });
+  const text = h("span", {}), now = h("span", { class: "note phase" });
+  const show = (step, steps, phase = "") => {
+    bar.max = Math.max(1, steps ?? step ?? 1);
+    bar.value = step ?? 0;
+    write(text, steps ? `${(step ?? 0).toLocaleString("en")} / ${steps.toLocaleString("en")}` : String(step ?? 0));
+    write(now, phase);
+  };
+  return { element: h("span", { class: "step-bar" }, bar, text, now), show };
+}
+
+/**
+ * What a running run does while it makes no step, or nothing: it evaluates before the first step, every
+ * `config.evaluation.every` steps, and after the last.
+ */
+export function phase({ status, step, steps, config, evaluations }) {
+  if (status !== "running") return "";
+  const evaluated = evaluations.some((row) => row.step === step);
+  if (!step) return evaluated ? "" : "evaluating before training";
+  if (steps && step >= steps) return evaluated ? "saving, and writing the report" : "final evaluation";
+  const every = config.evaluation?.every;
+  return every && step % every === 0 && !evaluated ? "evaluating" : "";
+}
+
+/** The same by what a line of the list of runs has. */
+export function roughPhase({ status, step, steps, greedy_before: before }) {
+  if (status !== "running") return "";
+  if (!step) return typeof before === "number" ? "" : "evaluates before the first step";
+  return steps && step >= steps ? "final evaluation" : "";
+}
+
+/** The time that the rest of a run takes if its steps go on as the last ones; null when there is nothing to tell by. */
+export function timeLeft(series, steps) {
+  const made = series.step.at(-1);
+  const from = Math.max(0, series.length - 1 - RECENT);
+  if (!steps || series.length < 3 || made >= steps) return null;
+  const each = (series.seconds.at(-1) - series.seconds[from]) / (series.length - 1 - from);
+  return each * (steps - made);
+}
+
+export function about(seconds) {
+  return seconds === null ? duration(null) : `about ${duration(seconds)}`;
 }

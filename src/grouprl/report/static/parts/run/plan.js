@@ -1,71 +1,18 @@
-// Which charts a run has: those below whose metrics it recorded, and one for each metric that none of them shows.
-import { look } from "../colours.js";
+// Which charts a run has: those of charts.json whose metrics it recorded, and one for each metric that none of them shows.
+//
+// A chart is drawn when its first metric was recorded; `every` stands for the metrics of that form. `about` is the metric
+// whose definition it carries, if not the first. `zero`: values are never below 0. `whole`: shares of a whole, from 0 to 1.
+import { look } from "../legend.js";
 
 /** What a page says in the place of what only a verifier can tell. */
 export const UNJUDGED = "This task has no verifier: nothing can be called correct, so there is no accuracy, on training problems or on "
   + "held-out ones, and no group is solved or hopeless.";
 
-const PARTS = /^time\/(?!total$)(.+)$/;
 const ORDER = ["rollout", "reward", "reference", "learn"]; // of a step
 // Hopeless, mixed and solved: the same colours wherever they stand.
 const STANDING = [look(1), look(0), look(2)];
 
 const JUDGED = ["Results", "Signal in the groups"]; // sections with charts of what a verifier says
-
-// A chart is drawn when its first metric was recorded. `about` is the metric whose definition it carries, if not the first.
-// `zero`: values are never below 0. `whole`: they are shares of a whole, from 0 to 1.
-const SECTIONS = [
-  ["Results", null, [
-    { lines: { reward: "total" } },
-    { evaluations: true, whole: true },
-    { lines: { accuracy: "correct" }, whole: true },
-    { every: /^rewards\/(.+)\/mean$/ },
-    { every: /^(.+)_share$/, title: "What the policy writes", whole: true },
-    { lines: { "completions/mean_length": "mean", "completions/max_length": "longest" }, zero: true },
-    { lines: { "completions/clipped_ratio": "cut" }, zero: true },
-  ]],
-  ["Signal in the groups", { address: (run, step) => `#/step?run=${encodeURIComponent(run)}&step=${step}&group=0`, what: "how rewards of a group become advantages" }, [
-    { lines: { frac_hopeless: "hopeless", frac_solved: "solved" }, areas: groups, whole: true,
-      title: "Solved, mixed and hopeless groups" },
-    { lines: { frac_reward_zero_std: "all rewards equal" }, zero: true },
-    { lines: { reward_std: "mean over groups" }, zero: true },
-    { lines: { "groups/sampled": "sampled", "groups/kept": "kept" }, zero: true, title: "Groups sampled and kept" },
-    { lines: { frac_invalid: "invalid", frac_unverified: "no verdict" }, zero: true, title: "Invalid rewards" },
-    { lines: { "curriculum/hopeless": "hopeless", "curriculum/edge": "edge", "curriculum/solved": "solved",
-      "curriculum/seen": null }, areas: standing, zero: true, title: "Problems seen" },
-    { lines: { "curriculum/mean_pass_rate": "mean" }, whole: true },
-  ]],
-  ["The update", null, [
-    { lines: { kl: "KL" }, log: false },
-    { lines: { entropy: "policy", entropy_threshold: "threshold" }, zero: true },
-    { lines: { clip_low_fraction: "from below", clip_high_fraction: "from above" }, zero: true },
-    { lines: { ratio_mean: "mean", ratio_max: "largest" }, log: false },
-    { lines: { grad_norm: "norm" }, zero: true, log: false },
-    { lines: { loss: "loss" } },
-    { lines: { sampler_learner_gap: "largest" }, log: true },
-    { lines: { correction_mean: "mean", correction_max: "largest" }, log: false },
-    { lines: { learning_rate: "rate" }, zero: true },
-    { lines: { kl_coef: "weight" }, zero: true },
-  ]],
-  ["The critic", { address: () => "#/ppo", what: "what a critic costs and gives" }, [
-    { lines: { value_explained_variance: "explained" } },
-    { lines: { value_loss: "loss" }, zero: true, log: false },
-    { lines: { value_clip_fraction: "clipped" }, zero: true },
-    { lines: { critic_grad_norm: "norm" }, zero: true, log: false },
-  ]],
-  ["Time and memory", null, [
-    { every: PARTS, also: ["time/total"], areas: time, about: "time/rollout", zero: true },
-    { lines: { tokens_per_second: "completion tokens" }, zero: true },
-    { lines: { completion_tokens: "in a step" }, zero: true },
-    { lines: { rss_mib: "most so far" }, zero: true },
-  ]],
-  ["The judge", null, [
-    { lines: { "judge/requests": "requests", "judge/retries": "retries", "judge/failures": "failures" }, zero: true },
-    { lines: { "judge/prompt_tokens": "read", "judge/completion_tokens": "written" }, zero: true,
-      title: "Tokens of the judge" },
-    { lines: { "judge/cost": "cost" }, zero: true },
-  ]],
-];
 
 /** Whether a run has made steps, and no verifier has said anything of them. */
 export function noVerifier(series) {
@@ -76,18 +23,19 @@ export function noVerifier(series) {
  * The charts of a run as {title, explained, charts, unjudged}: each chart has id, title, unit, about, lines, and
  * `columns(series)`; `unjudged` says that charts are missing here for want of a verifier.
  */
-export function plan(names, measures, find, unjudged = false) {
+export function plan(sections, names, measures, find, unjudged = false) {
   const shown = new Set();
-  const sections = SECTIONS.map(([title, explained, specs]) => {
+  const shownSections = sections.map(({ title, explained, charts: specs }) => {
     const charts = specs.map((spec) => (spec.evaluations ? heldOut(spec, measures, find) : chart(spec, names, shown, find)));
     return { title, explained, charts: charts.filter(Boolean), unjudged: unjudged && JUDGED.includes(title) };
   });
   const more = names.filter((name) => !shown.has(name)).map((name) => chart({ lines: { [name]: last(name) } }, names, shown, find));
-  return [...sections, { title: "More", charts: more }].filter(({ charts }) => charts.length);
+  return [...shownSections, { title: "More", charts: more }].filter(({ charts }) => charts.length);
 }
 
 function chart(spec, names, shown, find) {
-  const every = () => names.filter((name) => spec.every.test(name)).map((name) => [name, spec.every.exec(name)[1]]);
+  const form = new RegExp(spec.every);
+  const every = () => names.filter((name) => form.test(name)).map((name) => [name, form.exec(name)[1]]);
   const named = spec.every ? every() : Object.entries(spec.lines).filter(([name]) => names.includes(name));
   const first = spec.every ? named[0]?.[0] : Object.keys(spec.lines)[0];
   if (!named.length || !names.includes(first) || shown.has(first)) return null;
@@ -95,7 +43,7 @@ function chart(spec, names, shown, find) {
   for (const name of spec.also ?? []) shown.add(name);
   const about = spec.about ?? first;
   const definition = find(about);
-  const drawn = spec.areas ? spec.areas(named) : lines(named);
+  const drawn = spec.areas ? AREAS[spec.areas](named) : lines(named);
   return {
     ...spec, ...drawn, definition, stacked: Boolean(spec.areas),
     id: named.map(([name]) => name).join(" "),
@@ -154,6 +102,8 @@ function time(found) {
     },
   };
 }
+
+const AREAS = { groups, standing, time };
 
 function last(name) {
   return name.split("/").at(-1);

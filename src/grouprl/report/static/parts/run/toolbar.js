@@ -13,7 +13,8 @@ export function howTo(opens) {
 export function toolbar(page, axes) {
   const { view } = page;
   view.axis = axes.includes(page.query.get("x")) ? page.query.get("x") : view.axis;
-  view.smooth = page.query.get("smooth") === "1";
+  const usual = view.smooth ? "1" : "0";
+  view.smooth = (page.query.get("smooth") ?? usual) === "1";
   const keep = (name, value) => {
     if (value) page.query.set(name, value);
     else page.query.delete(name);
@@ -27,7 +28,8 @@ export function toolbar(page, axes) {
   } }, AXES[axis].label));
   const smooth = h("input", { type: "checkbox", checked: view.smooth, onchange: () => {
     view.smooth = smooth.checked;
-    keep("smooth", view.smooth ? "1" : "");
+    const to = view.smooth ? "1" : "0";
+    keep("smooth", to === usual ? "" : to);
   } });
   const whole = h("button", { type: "button", onclick: () => page.zoomed(null) }, "Show the whole run");
   const element = h("div", { class: "toolbar card" },

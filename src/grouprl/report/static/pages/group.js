@@ -1,0 +1,249 @@
+// One group: its rewards under the reader's hands, and what four algorithms make of them.
+import { h, put } from "../parts/dom.js";
+import { asking, keepAddress } from "../parts/address.js";
+import { extent, signedBars } from "../parts/explain/bars.js";
+import { linePlot, nearest } from "../parts/explain/plot.js";
+import { readRewards, rewardEditor, writeRewards } from "../parts/explain/rewards.js";
+import { column, equals, plain, withSign } from "../parts/numbers.js";
+import { percent } from "../parts/text.js";
+
+const ALGORITHMS = [
+  { name: "grpo", title: "GRPO" },
+  { name: "dr_grpo", title: "Dr.GRPO" },
+  { name: "rloo", title: "RLOO" },
+  { name: "reinforce", title: "REINFORCE" },
+];
+const PRESETS = [
+  ["6 of 10", [1, 1, 1, 1, 1, 1, 0, 0, 0, 0]],
+  ["Half and half", [1, 1, 1, 1, 0, 0, 0, 0]],
+  ["One outlier", [0, 0, 0, 0, 0, 0, 0, 1]],
+  ["All equal", [1, 1, 1, 1, 1, 1, 1, 1]],
+];
+
+export function render(page, parameters, query) {
+  page.classList.add("explains");
+  const [given, wrong] = start(query);
+  const compared = comparedAdvantages(ALGORITHMS);
+  const said = h("div", { class: "card verdicts", "aria-live": "polite" });
+  const failed = (error) => put(said, h("p", { class: "error" }, error.message));
+  const weight = weightPlot();
+  const asked = asking("advantages", (answer) => {
+    compared.show(answer);
+    put(said, verdicts(answer).map((sentence) => h("p", {}, sentence)));
+  }, failed);
+  const parametersOf = (rewards) => ({ rewards: writeRewards(rewards), algorithms: ALGORITHMS.map(({ name }) => name).join(",") });
+  const changed = (rewards) => {
+    keepAddress("/group", { rewards: writeRewards(rewards) });
+    asked.soon(parametersOf(rewards));
+    weight.show(rewards.length);
+  };
+  const editor = rewardEditor(given, changed);
+  const presets = PRESETS.map(([name, rewards]) => h("button", { type: "button", onclick: () => editor.set(rewards) }, name));
+  put(page,
+    h("h1", {}, "One group"),
+    h("p", { class: "lead" }, "One prompt, G completions, G rewards. Move the rewards and see what each completion is worth to the update: " +
+      "a positive advantage raises its probability, a negative one lowers it."),
+    wrong ? h("p", { class: "error" }, wrong) : null,
+    h("div", { class: "row presets", role: "group", "aria-label": "Examples" }, presets),
+    h("section", { class: "card", "aria-label": "Rewards" }, h("h2", { class: "first" }, "Rewards"), editor.element),
+    h("h2", {}, "Advantages"), compared.element, said,
+    weight.element);
+  asked.now(parametersOf(given));
+  weight.show(given.length);
+  return () => [asked, weight].forEach((one) => one.end());
+}
+
+function start(query) {
+  const text = query.get("rewards");
+  if (!text) return [PRESETS[0][1], null];
+  try {
+    return [readRewards(text), null];
+  } catch (error) {
+    return [PRESETS[0][1], `The rewards of this address could not be read: ${error.message}.`];
+  }
+}
+
+// One group under several algorithms: their advantages as bars on one scale, each with what it compares a reward with.
+
+/** The algorithms side by side; each is {name, title}. Gives {element, show(answer)} for the lab's `advantages`. */
+function comparedAdvantages(algorithms) {
+  const panels = algorithms.map(({ name, title }) => {
+    const [bars, rule] = [signedBars(`Advantages under ${title}`, []), h("p", { class: "note" })];
+    const element = h("section", { class: "card", "aria-label": title }, h("h3", {}, title), rule, bars.element);
+    return { name, bars, rule, element };
+  });
+  return {
+    element: h("div", { class: "four" }, panels.map(({ element }) => element)),
+    show({ rewards, algorithms: found }) {
+      const range = extent(panels.flatMap(({ name }) => found[name].advantages));
+      for (const { name, bars, rule } of panels) {
+        put(rule, ruleOf(found[name]));
+        bars.update(rows(rewards, found[name]), range);
+      }
+    },
+  };
+}
+
+const BASELINES = {
+  mean: () => "less the group's mean",
+  leave_one_out: () => "less the mean of the others",
+  constant: ({ baseline_constant: constant }) => `less a constant, ${plain(constant)}`,
+};
+const SCALES = { group_std: ", over the group's deviation.", none: ", and nothing divides." };
+
+function ruleOf({ fields }) {
+  return `Reward ${BASELINES[fields.baseline](fields)}${SCALES[fields.scale]}`;
+}
+
+function rows(rewards, { advantages }) {
+  return advantages.map((value, index) =>
+    ({ name: String(index), value: rewards[index] === null ? null : value, said: "invalid" }));
+}
+
+// How much a group weighs in the gradient, by how often its problem is solved.
+
+const LINES = [["grpo", "GRPO", 1], ["dr_grpo", "Dr.GRPO", 2], ["rloo", "RLOO", 3]];
+const BEGINS = 0.5; // of the handle
+const SHOWN = 4; // digits of a weight or an advantage
+
+/** The plot with its sentences; `show(size)` asks for groups of that size. */
+function weightPlot() {
+  const title = h("h2", { id: "weight" }, "Weight of a group, by pass rate");
+  const read = h("p", { class: "read" });
+  const failed = h("p", { class: "error" });
+  let answer = null;
+  const plot = linePlot({
+    label: "Weight of a group against the pass rate of its problem",
+    x: "pass rate of the problem",
+    y: "weight: sum of |A| over the group",
+    handle: { name: "Pass rate", said: (index) => (answer ? spoken(answer, index) : "") },
+    onmove: (index) => put(read, readout(answer, index)),
+  });
+  const asked = asking("pass_rate", (found) => {
+    const first = answer === null;
+    answer = found;
+    put(failed);
+    put(title, `Weight of a group of ${found.group_size}, by pass rate`);
+    const series = LINES.map(([name, title, look]) => ({ name: title, look, values: found.algorithms[name].weight }));
+    plot.show({ grid: found.pass_rate, series });
+    if (first) plot.move(nearest(found.pass_rate, BEGINS));
+    put(read, readout(found, plot.index()));
+  }, (error) => put(failed, error.message));
+  let size = null;
+  return {
+    element: h("section", { "aria-labelledby": "weight" }, title,
+      h("p", { class: "lead" }, "How hard a group pushes on average: the sum of its advantages, signs aside, where rewards are 1 " +
+        "or 0 and each completion is right with this chance. At both ends nearly all groups are unanimous and weigh nothing. Without " +
+        "the division the weight follows the variance of the rewards; with it, easy and hard problems are lifted."),
+      h("div", { class: "card" }, failed, plot.element, read)),
+    show(next) {
+      if (next === size) return;
+      size = next;
+      const parameters = { group_size: size, algorithms: LINES.map(([name]) => name).join(",") };
+      if (answer) asked.soon(parameters);
+      else asked.now(parameters);
+    },
+    end: asked.end,
+  };
+}
+
+function spoken({ pass_rate: rates, algorithms }, index) {
+  const each = LINES.map(([name, title]) => `${title} ${plain(algorithms[name].weight[index], SHOWN)}`);
+  return `pass rate ${percent(rates[index])}: ${each.join(", ")}`;
+}
+
+function readout({ pass_rate: rates, signal, algorithms }, index) {
+  const each = LINES.flatMap(([name, title], place) =>
+    [place ? ", " : "", `${title} `, h("b", {}, plain(algorithms[name].weight[index], SHOWN))]);
+  return ["At a pass rate of ", h("b", {}, percent(rates[index])),
+    `, ${percent(signal[index])} of the groups have a signal. Weight: `, each, "."];
+}
+
+// What the numbers of a group say, in sentences: every number in them is one that the lab gave.
+
+const MOST_NAMED = 4; // completions that are tied
+
+/** Of the lab's `advantages`: sentences about silence, outliers and invalid completions. */
+function verdicts({ rewards, valid: count, algorithms }) {
+  const valid = rewards.flatMap((reward, index) => (reward === null ? [] : [index]));
+  const { grpo } = algorithms;
+  const said = count < rewards.length ? [invalid(rewards, count)] : [];
+  if (count > 1) said.push(spread(grpo, count === rewards.length ? `all ${count}` : `the ${count} valid`));
+  return [...said, grpo.degenerate ? silent(rewards, valid, algorithms) : outlier(rewards, valid, algorithms)];
+}
+
+function spread({ mean, deviation, worked: { divided_by: divided } }, over) {
+  const about = (value) => (equals(value) === "= " ? "" : "about ");
+  return `Over ${over} rewards the mean is ${about(mean)}${plain(mean)}, the standard deviation ${about(deviation)}${plain(deviation)}. It is that ` +
+    `of the population: the squared distances from the mean are divided by their number, ${divided}, not by one less.`;
+}
+
+function invalid(rewards, count) {
+  const left = rewards.length - count;
+  return `${left} of ${rewards.length} completions ${left === 1 ? "is" : "are"} invalid, for instance because the verifier failed: ` +
+    "left out of the statistics, and never counted as a reward of 0.";
+}
+
+function silent(rewards, valid, { grpo, reinforce }) {
+  const said = `${grpo.why} Such a group is degenerate: its completions were sampled and paid for, and GRPO, Dr.GRPO and RLOO ` +
+    "learn nothing from it.";
+  const moved = valid.find((index) => reinforce.advantages[index] !== 0);
+  if (valid.length === 0) return said;
+  if (moved === undefined) return `${said} REINFORCE is silent as well, because the rewards are ${plain(rewards[valid[0]])}.`;
+  const still = withSign(reinforce.advantages[moved], SHOWN);
+  return `${said} REINFORCE, which compares with a constant, still gives completion ${moved} an advantage of ${still}.`;
+}
+
+function outlier(rewards, valid, { grpo: { advantages: grpo }, dr_grpo: { advantages: bare } }) {
+  const different = [...new Set(valid.map((index) => rewards[index]))];
+  const kinds = different.map((reward) => valid.filter((index) => rewards[index] === reward));
+  if (kinds.length === 2) return twoKinds(kinds.sort((one, other) => one.length - other.length), rewards, grpo, bare);
+  const [most, least] = [strongest(valid, grpo, Math.max), strongest(valid, grpo, Math.min)];
+  return `Under GRPO ${each(most, grpo)} ${most.length === 1 ? "counts" : "count"} most, ${each(least, grpo)} least. ` +
+    `Without the division by the deviation (Dr.GRPO) these are ${each(most, bare)} and ${each(least, bare)}.`;
+}
+
+/** All whose advantage is as far from 0 as that of the furthest, or the nearest, as far as it is written out. */
+function strongest(valid, advantages, extreme) {
+  const size = (index) => plain(Math.abs(advantages[index]), SHOWN);
+  const limit = extreme(...valid.map((index) => Math.abs(advantages[index])));
+  return valid.filter((index) => size(index) === plain(limit, SHOWN));
+}
+
+/** Completions with their advantages, those with the same one together. */
+function each(indices, advantages) {
+  const by = new Map();
+  const texts = column(indices.map((index) => advantages[index]), { digits: SHOWN, sign: true });
+  indices.forEach((index, place) => by.set(texts[place], [...by.get(texts[place]) ?? [], index]));
+  return joined([...by].map(([text, tied]) => `${named(tied)} (${text})`));
+}
+
+function named(indices) {
+  const more = indices.length - MOST_NAMED;
+  const names = more > 0 ? [...indices.slice(0, MOST_NAMED), `${more} other${more === 1 ? "" : "s"}`] : indices;
+  return `completion${indices.length === 1 ? "" : "s"} ${joined(names)}`;
+}
+
+function joined(words) {
+  return words.length === 1 ? String(words[0]) : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
+}
+
+function twoKinds([few, many], rewards, grpo, bare) {
+  const [one, other] = [few[0], many[0]];
+  const [loud, quiet, plainly, against] = [grpo[one], grpo[other], bare[one], bare[other]].map((value) => withSign(value, SHOWN));
+  const divided = `Without the division by the deviation (Dr.GRPO) it would be ${plainly} against ${against}.`;
+  const balance = "As in every group, the advantages add up to 0.";
+  if (many.length === 1) {
+    return `One against one: completion ${one} gets ${loud} under GRPO, completion ${other} ${quiet}. Each pushes equally hard. ${divided}`;
+  }
+  if (few.length === many.length) {
+    return `Half and half: ${few.length} get ${loud}, ${many.length} get ${quiet} under GRPO. Each completion pushes equally hard. ${balance} ${divided}`;
+  }
+  if (few.length === 1) {
+    return `One against ${many.length}: completion ${one} gets ${loud} under GRPO, each of the others ${quiet}. ` +
+      `It alone weighs as much as the other ${many.length} together. ${balance} ${divided}`;
+  }
+  return `The ${few.length} completions with reward ${plain(rewards[one])} get ${loud} each under GRPO, ` +
+    `the ${many.length} with reward ${plain(rewards[other])} get ${quiet} each: the rarer a reward is in its group, the harder each ` +
+    `completion with it pushes. ${balance} ${divided}`;
+}

@@ -1,0 +1,194 @@
+// The formulas of a run by its algorithm, as docs/algorithms.md has them, each with the sentence that is read aloud.
+import { plain } from "../numbers.js";
+import { equation, remark } from "./stages.js";
+
+const POLICY = "π_θ(o_{i,t})", SAMPLER = "π_{old}(o_{i,t})", REFERENCE = "π_{ref}(o_{i,t})";
+
+/** Whether the KL is taken off the reward of the whole completion, or of its tokens. */
+export function isAnchored({ kl_in: where, kl_coef: coefficient }) {
+  return where === "reward" && coefficient > 0;
+}
+
+/** What is compared: the reward r, or R, what the KL has left of it. */
+function letterOf(algorithm) {
+  return algorithm.credit === "completion" && isAnchored(algorithm) ? "R" : "r";
+}
+
+// Rewards
+
+export function rewardEquations(algorithm, some) {
+  const whole = `reward r i is the sum over the reward functions m${some ? " of whole completions" : ""} of weight omega m times reward r i m`;
+  const sum = equation(whole, "r_i = ∑_m ω_m r_{i,m}");
+  // Otherwise each token has a penalty of its own.
+  return [sum, letterOf(algorithm) === "R" ? equation("the reward that is compared, R i, is r i less beta times the sum of the KL " +
+    "estimates D i t over the tokens", "R_i = r_i − β ∑_t D_{i,t}") : null];
+}
+
+// Statistics
+
+export const meanOf = (set) => (set === "batch" ? "μ_B" : "μ");
+export const deviationOf = (set) => (set === "batch" ? "σ_B" : "σ");
+
+/** Of what the algorithm uses: the mean, and the deviation where it divides by one. */
+export function statisticsEquations(algorithm, { compared, by_name: byName }) {
+  const one = compared ?? Object.values(byName ?? {})[0] ?? null, letter = letterOf(algorithm);
+  if (!one) return [];
+  const [said, below] = one.fields.std === "sample" ? [" minus one", "n − 1"] : ["", "n"];
+  return [
+    one.mean === null ? null : equation("the mean mu is the sum of the rewards over their number n",
+      `${meanOf(one.mean_of)} = frac{1}{n} ∑_i ${letter}_i`),
+    one.deviation_of ? equation(`the deviation sigma is the root of the sum of the squared distances from the mean over n${said}`,
+      `${deviationOf(one.deviation_of)} = root{frac{1}{${below}} ∑_i ( ${letter}_i − ${meanOf(one.deviation_of)} )^2}`) : null,
+  ];
+}
+
+export function stepStatisticsEquations({ std }) {
+  const [said, below] = std === "sample" ? [" minus one", "n − 1"] : ["", "n"];
+  return [
+    equation("the mean mu is the sum of the rewards of all steps k of all completions i over their number n", "μ = frac{1}{n} ∑_{i,k} r_{i,k}"),
+    equation(`the deviation sigma is the root of the sum of their squared distances from the mean over n${said}`,
+      `σ = root{frac{1}{${below}} ∑_{i,k} ( r_{i,k} − μ )^2}`),
+  ];
+}
+
+// Advantages
+
+export function advantageEquations(algorithm) {
+  const { credit, reward_mix: mix } = algorithm;
+  if (credit === "step") return stepEquations();
+  if (credit === "token") return tokenEquations(algorithm);
+  return mix === "normalise_then_sum" ? [mixEquation(algorithm)] : [comparedEquation(algorithm, letterOf(algorithm))];
+}
+
+function comparedEquation({ baseline, scale }, letter) {
+  const [said, less] = subtracted(baseline, letter);
+  if (scale === "none") return equation(`advantage A i is the reward less ${said}`, `A_i = ${letter}_i${less}`);
+  return equation(`advantage A i is the reward less ${said}, over the deviation sigma plus epsilon`,
+    `A_i = frac{${letter}_i${less}}{${divisor(scale)}}`);
+}
+
+function subtracted(baseline, letter) {
+  return {
+    mean: ["the mean mu", " − μ"],
+    leave_one_out: ["the mean of the other rewards", ` − frac{1}{n − 1} ∑_{j ≠ i} ${letter}_j`],
+    batch_mean: ["the mean of the batch", " − μ_B"],
+    constant: ["a constant b", " − b"],
+  }[baseline] ?? ["nothing", ""];
+}
+
+const divisor = (scale) => `${scale === "batch_std" ? "σ_B" : "σ"} + ϵ`;
+
+function mixEquation({ scale, baseline }) {
+  const less = { mean: " − μ_m", leave_one_out: " − μ_{m, j ≠ i}", batch_mean: " − μ_{B,m}" }[baseline] ?? "";
+  const over = scale === "batch_std" ? "σ_{B,m}" : "σ_m", part = `r_{i,m}${less}`;
+  return equation("advantage A i is the sum over the reward functions m of weight omega m times the advantage that this reward alone would give",
+    `A_i = ∑_m ω_m ${scale === "none" ? `( ${part} )` : `frac{${part}}{${over} + ϵ}`}`);
+}
+
+function stepEquations() {
+  return [
+    equation("the normalised reward of step k is its reward less the mean mu of all steps of the group, over their deviation sigma plus epsilon",
+      "r\u0303_{i,k} = frac{r_{i,k} − μ}{σ + ϵ}"),
+    equation("the advantage of token t is the sum of the normalised rewards of the steps k that end at or after it",
+      "A_{i,t} = ∑_{k: end(k) ≥ t} r\u0303_{i,k}"),
+  ];
+}
+
+/** Rewards to come of each token, or what they are beyond a critic's expectation; then what the batch makes of them. */
+function tokenEquations(algorithm) {
+  const { baseline, scale, gamma, lam } = algorithm;
+  const centred = baseline === "batch_mean" || (scale === "batch_std" && baseline !== "none"), scaled = scale === "batch_std";
+  const result = centred || scaled ? "\u00c2_{i,t}" : "A_{i,t}", critic = baseline === "critic";
+  const gap = `\u00c2_{i,t}${centred ? " − μ_B" : ""}`;
+  return [
+    tokenReward(algorithm),
+    ...(critic ? [
+      equation("the surprise delta at token t is its reward plus gamma times the value after it, less the value before it",
+        "δ_{i,t} = r_{i,t} + γ V_ϕ(t + 1) − V_ϕ(t)"),
+      equation("generalised advantage estimation: the sum of the surprises at and after the token, each discounted by gamma times lambda",
+        `${result} = ∑_{l ≥ 0} (γλ)^l δ_{i,t+l}`),
+    ] : [equation("what a token can still earn is the sum of the rewards at and after it, each discounted by gamma",
+      `${result} = ∑_{s ≥ t} γ^{s−t} r_{i,s}`)]),
+    centred || scaled ? equation(`the advantage is that${centred ? " less its mean over the tokens of the batch" : ""}` +
+      `${scaled ? ", over its deviation there plus epsilon" : ""}`, `A_{i,t} = ${scaled ? `frac{${gap}}{${divisor("batch_std")}}` : gap}`) : null,
+    remark(`Here γ = ${plain(gamma)}${critic ? `, λ = ${plain(lam)}; the value after the last token is 0.` : "."}`),
+  ];
+}
+
+function tokenReward(algorithm) {
+  const { baseline, scale } = algorithm, anchored = isAnchored(algorithm);
+  const [cost, said] = anchored ? [" − β D_{i,t}", ", less beta times D i t"] : ["", ""];
+  const end = "r_{i,t} = 1[t = T_i]";
+  if (baseline === "mean" || baseline === "leave_one_out") {
+    const gap = `r_i${subtracted(baseline, "r")[1]}`;
+    return equation(`the reward of a token is, at the last token, what the group makes of the completion's reward${said}`,
+      `${end} ${scale === "group_std" ? `frac{${gap}}{${divisor(scale)}}` : `(${gap})`}${cost}`);
+  }
+  return equation(`the reward of a token is, at the last token, that of the completion${said}`,
+    `${end} ${baseline === "constant" ? "(r_i − b)" : "r_i"}${cost}`);
+}
+
+// Ratio and surrogate
+
+export function ratioEquations(algorithm) {
+  const { ratio: level, surrogate, dual_clip: dual, credit } = algorithm;
+  const odds = `frac{${POLICY}}{${SAMPLER}}`, [rho, said] = level === "sequence" ? ["s_i", "s i"] : ["ρ_{i,t}", "rho i t"];
+  const own = credit === "completion" ? "A_i" : "A_{i,t}", clip = `clip(${rho}, 1 − ε_{low}, 1 + ε_{high})`;
+  const between = `${said} clipped to between one minus epsilon low and one plus epsilon high`;
+  const [spoken, written] = {
+    plain: [`S i t is ${said} times A`, `${rho} ${own}`],
+    clip: [`S i t is the smaller of ${said} times A, and ${between}, times A`, `min ( ${rho} ${own} , ${clip} ${own} )`],
+    cispo: [`S i t is ${between}, without gradient, times A, times the log of pi theta of the token`, `sg [ ${clip} ] ${own} log ${POLICY}`],
+  }[surrogate];
+  return [
+    level === "token" ? equation("the ratio rho i t is pi theta of the token over pi old of the token", `ρ_{i,t} = ${odds}`)
+      : equation("the ratio s i of the completion is e to the mean, over its T i tokens, of the log of pi theta of the token over pi old of the token",
+        `s_i = exp ( frac{1}{T_i} ∑_t log ${odds} )`),
+    equation(spoken, `S_{i,t} = ${written}`),
+    dual === null ? null : equation("where A is below 0, S i t is at least c times A", `S_{i,t} ← max ( S_{i,t} , c ${own} ) where ${own} < 0`),
+    clipSettings(algorithm),
+  ];
+}
+
+function clipSettings({ surrogate, clip_low: low, clip_high: high, dual_clip: dual }) {
+  if (surrogate === "plain") return null;
+  return remark(`Here ε_{low} = ${plain(low)} and ε_{high} = ${plain(high)}: the ratio is trusted from ${plain(1 - low)} to ${plain(1 + high)}.` +
+    `${dual === null ? "" : ` c = ${plain(dual)}.`}${surrogate === "cispo" ? " sg[ ] is a number without gradient." : ""}`);
+}
+
+// The KL
+
+/** What is taken off the reward was known when the completion was written: it is the sampler's. */
+export function klEquations(algorithm) {
+  const { kl: kind, kl_coef: coefficient, credit } = algorithm, rewarded = isAnchored(algorithm);
+  if (!(coefficient > 0)) return null;
+  const [name, policy] = rewarded ? ["pi old", SAMPLER] : ["pi theta", POLICY];
+  const over = `frac{${policy}}{${REFERENCE}}`, under = `frac{${REFERENCE}}{${policy}}`;
+  const [said, written] = {
+    k1: [`the log of ${name} over pi ref of the token`, `log ${over}`],
+    k2: [`half the square of the log of ${name} over pi ref of the token`, `frac{1}{2} ( log ${over} )^2`],
+    k3: [`pi ref over ${name} of the token, minus one, minus the log of that`, `${under} − 1 − log ${under}`],
+  }[kind];
+  const reward = credit === "completion"
+    ? ["the reward R i that is compared is r i less beta times the sum of D i t over the tokens t", "R_i = r_i − β ∑_t D_{i,t}"]
+    : ["the reward of token t loses beta times D i t", "r_{i,t} ← r_{i,t} − β D_{i,t}"];
+  return [equation(`the estimate D i t, ${kind}, is ${said}`, `D_{i,t} = ${written}`), rewarded ? equation(...reward) : null,
+    remark(`Here β = ${plain(coefficient)}${rewarded ? "." : ", with which it enters the loss."}`)];
+}
+
+// The loss
+
+const WEIGHTS = {
+  sequence_mean: ["one over N times the length of the completion", "N T_i"],
+  token_mean: ["one over the number of all tokens", "∑_j T_j"],
+  constant: ["one over N times the largest length", "N L"],
+};
+
+export function lossEquations({ aggregate, kl_in: where, kl_coef: coefficient }) {
+  const [said, below] = WEIGHTS[aggregate], anchored = where === "loss" && coefficient > 0;
+  return [
+    equation(`the loss J is the sum over completions i and tokens t of the weight w i t times minus S i t${anchored ? " plus beta times D i t" : ""}`,
+      `J = ∑_{i,t} w_{i,t} ( −S_{i,t}${anchored ? " + β D_{i,t}" : ""} )`),
+    equation(`the weight w i t is ${said}`, `w_{i,t} = frac{1}{${below}}`),
+  ];
+}

@@ -1,0 +1,108 @@
+// What came of a run: held-out results and problems, invalid rewards, where the time went, and what its summary holds.
+import { h, put } from "../dom.js";
+import { correctMark } from "../groups/marks.js";
+import { intervalName } from "../series.js";
+import { sumOf, table } from "../table.js";
+import { number, visible, written } from "../text.js";
+import { between, fixed, share, time } from "../units.js";
+import { UNJUDGED } from "./plan.js";
+
+const NAMES = { greedy_accuracy: "greedy", mean_length: "mean length", unverified_share: "the verifier failed" };
+const SHARES = /^(greedy_accuracy|pass_at_\d+|.+_share)$/;
+
+function measuresOf(rows) {
+  const names = [...new Set(rows.flatMap(Object.keys))].filter((name) => SHARES.test(name) || name === "mean_length");
+  return names.sort((a, b) => (a === "mean_length") - (b === "mean_length"));
+}
+
+const title = (name) => visible(NAMES[name] ?? name.replace(/^pass_at_/, "pass@").replace(/_share$/, "").replaceAll("_", " "));
+
+/** A measure with its 95 % interval where there is one. */
+function cell(row, name) {
+  if (name === "mean_length") return fixed(row[name], 1);
+  const interval = row[intervalName(name)] ?? [];
+  return [share(row[name]), typeof interval[0] === "number" ? h("span", { class: "interval" }, between(interval)) : null];
+}
+
+/** All evaluations, one per row; `unjudged` for a run without a verifier. */
+export function evaluationsTable(evaluations, unjudged) {
+  const names = measuresOf(evaluations);
+  const row = (one) => [number(one.step), ...names.map((name) => cell(one, name)), number(one.problems)];
+  const rows = evaluations.length ? table("Evaluations", ["step", ...names.map(title), "problems"], evaluations.map(row))
+    : h("p", { class: "note" }, "None yet: the first is made before training.");
+  return [unjudged ? h("p", {}, UNJUDGED) : null, evaluations.length || !unjudged ? rows : null];
+}
+
+/** The measures of the evaluations before and after training; nothing of a run without either. */
+export function beforeAndAfter({ before, after }) {
+  const sides = [before ?? {}, after ?? {}];
+  const names = measuresOf(sides).filter((name) => sides.some((side) => typeof side[name] === "number"));
+  return names.length ? table("Before and after", ["", "before", "after", "change"],
+    names.map((name) => [title(name), ...sides.map((side) => cell(side, name)), change(sides, name)])) : null;
+}
+
+function change([before, after], name) {
+  const gap = after[name] - before[name], size = name === "mean_length" ? gap : 100 * gap;
+  if (Number.isNaN(gap)) return number(null);
+  return `${size > 0 ? "+" : ""}${fixed(size, 1)}${name === "mean_length" ? "" : " points"}`;
+}
+
+/** Held-out problems with what the policy wrote for them before and after training. */
+export function examplePairs({ before = [], after = [] }) {
+  const problems = new Map([...before, ...after].map((one) => [one.problem_id, one]));
+  if (!problems.size) return null;
+  const sides = { before: new Map(before.map((one) => [one.problem_id, one])), after: new Map(after.map((one) => [one.problem_id, one])) };
+  return [h("p", { class: "note" }, "Held-out problems, answered greedily."),
+    [...problems.values()].map(({ problem_id: id, prompt, answer }) => h("article", { class: "card pair" },
+      h("p", {}, written(prompt)),
+      answer ? h("p", { class: "note" }, "Right answer: ", h("b", {}, written(answer))) : null,
+      h("div", { class: "two" }, Object.entries(sides).map(([when, found]) => found.has(id) && side(when, found.get(id))))))];
+}
+
+function side(when, { completion, correct }) {
+  return h("section", { class: "side" }, h("header", { class: "row" }, h("span", { class: "note" }, `${when} training`), correctMark(correct)),
+    written(completion));
+}
+
+/** The reasons of invalid rewards, once they are there. */
+export function invalidReasons(asked) {
+  const found = h("div", {}, h("p", { class: "note" }, "Loading."));
+  const rows = ({ reasons }) => reasons.map((one) => [written(one.reason), number(one.completions), `${one.first_step} to ${one.last_step}`]);
+  asked.then((answer) => put(found, table("Reasons", ["reason", "completions", "steps"], rows(answer))),
+    (error) => put(found, h("p", { class: "error" }, visible(error.message))));
+  return [h("p", { class: "note" }, "They are left out of the statistics of their groups: a verifier that fails must not look like a wrong answer."), found];
+}
+
+/** Mean seconds of a step by part, the longest first, and what is left of it last. */
+export function timeTable(series) {
+  const mean = (name) => sumOf(series.column(name)) / sumOf(series.column("time/total").map((value) => value !== null));
+  const parts = series.names().filter((name) => name.startsWith("time/") && name !== "time/total")
+    .map((name) => [name.slice(5), mean(name)]).sort((a, b) => b[1] - a[1]);
+  const whole = mean("time/total");
+  if (!parts.length || !(whole > 0)) return null;
+  const all = [...parts, ["other", Math.max(0, whole - sumOf(parts.map(([, seconds]) => seconds)))]];
+  return table("Time of a step", ["part", "mean", "share", ""], all.map(([name, seconds]) => [
+    visible(name), `${fixed(seconds, 3)} s`, share(seconds / whole),
+    h("progress", { max: 1, value: seconds / whole, "aria-hidden": "true" }),
+  ]));
+}
+
+/** What summary.json holds besides the evaluations; nothing before the end. */
+export function summaryTable(summary) {
+  if (summary.train_seconds === undefined) return h("p", { class: "note" }, "The run writes summary.json when it ends.");
+  return pairs("Summary", [
+    ["Training", time(summary.train_seconds)], ["Training, loading, evaluation and saving", time(summary.total_seconds)],
+    ["Completion tokens", number(summary.completion_tokens)], ["Peak memory", mebibytes(summary.peak_rss_mib)],
+    ...Object.entries(summary.networks_mib ?? {}).map(([name, size]) => [`Memory of ${name.replaceAll("_", " ")}`, mebibytes(size)]),
+    ...Object.entries(summary.machine ?? {}).map(([name, value]) => [`Machine: ${name}`, String(value)]),
+  ]);
+}
+
+/** Names with what they stand for. */
+export function pairs(label, rows) {
+  return table(label, ["", ""], rows.map((row) => row.map(visible)), { kind: "words", look: "card pairs" });
+}
+
+function mebibytes(size) {
+  return size === undefined ? number(null) : `${fixed(size, 1)} MiB`;
+}
