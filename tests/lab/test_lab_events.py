@@ -11,17 +11,17 @@ from typing import Any
 import anyio
 import pytest
 from starlette.testclient import TestClient
-from test_lab_runs import CONFIG
 
 from grouprl.lab import events as events_module
 from grouprl.lab.app import create_app
 from grouprl.lab.events import Follower, stream
 from grouprl.lab.runs import Runs
 from grouprl.record.write import RunRecord
+from lab_runs import FULL_CONFIG
 
 
 def record(folder: Path, steps: int, *, reward: float = 0.5) -> Path:
-    with RunRecord.create(folder, CONFIG) as run:
+    with RunRecord.create(folder, FULL_CONFIG) as run:
         for step in range(1, steps + 1):
             run.step(step, {"reward": reward, "completion_tokens": 10}, [], [], [])
     return folder

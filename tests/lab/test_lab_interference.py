@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
-from test_lab_processes import QUICK, ended, started
 
 from grouprl.lab.app import create_app
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_json, read_run
 from grouprl.record.write import RunRecord
+from lab_processes import QUICK, ended, started
 from lab_runs import CONFIG, Made, add_step, make_run
 
 
