@@ -30,7 +30,7 @@ check: $(INSTALLED)  ## lint, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(INSTALLED)  ## measure speed and memory beside peers and the machine's floor (ten minutes); ARGS="--quick"
+bench: $(INSTALLED)  ## measure speed and memory beside peers and the machine's floor (ten minutes); ARGS="--smoke"
 	$(BIN)/python benchmarks/speed.py $(ARGS)
 
 abacus: $(INSTALLED)  ## rebuild the bundled model (half an hour)

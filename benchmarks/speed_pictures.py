@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from speed_rows import Curve
 
 from grouprl.report.drawing import BLUE, GREY, RED, STYLE
-
-if TYPE_CHECKING:
-    from speed_curves import Curve
 
 COLORS = {"sampling": BLUE, "learning": RED}
 
