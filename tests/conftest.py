@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import cloudpickle
 import pytest
 from hypothesis import settings
 
@@ -31,3 +32,9 @@ def secret(tmp_path: Path) -> Path:
     path.write_text("a secret")
     path.chmod(0o666)
     return path
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for module in {item.module for item in items if isinstance(item, pytest.Function)}:
+        # A reward worker that is sent a function of a test module by its name imports all that the module does: 3 s.
+        cloudpickle.register_pickle_by_value(module)

@@ -286,13 +286,14 @@ record_steps(RunRecord.create(Path(sys.argv[1]), CONFIG), range(1, 10**9))
 @pytest.mark.parametrize("attempt", range(3))
 def test_a_killed_run_leaves_whole_steps_and_can_go_on(tmp_path: Path, attempt: int) -> None:
     directory = tmp_path / "run"
-    writer = subprocess.Popen([sys.executable, "-c", KILLED, str(directory), str(SUPPORT)])
-    while len(read_json_lines(directory / "metrics.jsonl")) < 5:
-        assert writer.poll() is None
-        time.sleep(0.01)
-    time.sleep(0.017 * attempt)
-    writer.send_signal(signal.SIGKILL)
-    writer.wait()
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(directory), str(SUPPORT)]) as writer:
+        try:
+            while len(read_json_lines(directory / "metrics.jsonl")) < 5:
+                assert writer.poll() is None
+                time.sleep(0.01)
+            time.sleep(0.017 * attempt)
+        finally:
+            writer.send_signal(signal.SIGKILL)
     assert query(directory, "PRAGMA integrity_check") == [("ok",)]
     assert query(directory, "SELECT DISTINCT COUNT(*) FROM completions GROUP BY step") == [(4,)]
     last = read_run(directory).metrics[-1]["step"]
