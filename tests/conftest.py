@@ -35,6 +35,10 @@ def secret(tmp_path: Path) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        # A file's tests go to one of the workers: what its fixtures made is made once.
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
     for module in {item.module for item in items if isinstance(item, pytest.Function)}:
         # A reward worker that is sent a function of a test module by its name imports all that the module does: 3 s.
         cloudpickle.register_pickle_by_value(module)
