@@ -154,7 +154,7 @@ def groups_of(rows: Sequence[FinishedRow], asked: Sequence[Unit]) -> list[Group]
 
 
 def learner_of(bench: Bench, model: PreTrainedModel) -> Learner:
-    algorithm = Algorithm("grpo", kl_coef=0.0)
+    algorithm = Algorithm(kl=None)
     return Learner(
         policy=model,
         reference=None,
@@ -171,9 +171,9 @@ def learn(learner: Learner, groups: Sequence[Group]) -> dict[str, float]:
     """One update, without a reference."""
     batch = make_batch(groups, Sampling())
     outcomes = [RewardOutcome(float(one.index % 2), {"odd": 1.0}) for group in groups for one in group.completions]
-    seen = learner.look(batch)
-    credit = assign_credit(outcomes, {"odd": 1.0}, batch, seen, learner.algorithm, kl_coef=0.0)
-    return learner.learn(batch, credit, seen).figures
+    before = learner.evaluate(batch)
+    credit = assign_credit(outcomes, {"odd": 1.0}, batch, before, learner.algorithm, kl_coef=0.0)
+    return learner.learn(batch, credit, before).metrics
 
 
 def learning(bench: Bench, learner: Learner, size: Size, groups: Sequence[Group]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def measured(dtype: str, shape: Shape) -> dict[str, dict[str, float]]:
     sampling = Sampling(max_tokens=shape.max_tokens)
     model = build(shape)
     model.set_attn_implementation(NAME)
-    algorithm, reference = Algorithm(kl_coef=0.04), frozen_copy(model)
+    algorithm, reference = Algorithm(), frozen_copy(model)
     engine = NativeEngine(model, tokenizer(), seed=0, max_rows=256, dtype=dtype)
     learner = Learner(
         policy=model,
@@ -82,7 +82,7 @@ def measured(dtype: str, shape: Shape) -> dict[str, dict[str, float]]:
     for counted in (False, True):
         groups, found["sampling"] = timed(partial(engine.generate, requests, sampling), counted)
         batch = make_batch(groups, sampling)
-        seen, found["reference"] = timed(partial(learner.look, batch), counted)
+        seen, found["reference"] = timed(partial(learner.evaluate, batch), counted)
         rewards = [sum(t % 2 for t in c.token_ids) / len(c) for group in groups for c in group.completions]
         outcomes = [RewardOutcome(reward, {}) for reward in rewards]
         credit = assign_credit(outcomes, {}, batch, seen, algorithm, kl_coef=0.04)

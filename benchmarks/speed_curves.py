@@ -51,7 +51,7 @@ def sampling(shape: Shape) -> Callable[[], object]:
 def learning(shape: Shape, *, kl_coef: float = 0.04, silent: float = 0.0) -> Callable[[], object]:
     work = made_up(shape, mean_tokens=shape.max_tokens, kl_coef=kl_coef, silent=silent)
     packed = learner(endless(), work.algorithm, "float32")
-    return lambda: packed.learn(work.batch, work.credit, work.seen)
+    return lambda: packed.learn(work.batch, work.credit, work.before)
 
 
 def both(shapes: Sequence[Shape], rounds: int) -> dict[str, list[float]]:

@@ -24,6 +24,7 @@ from transformers import LlamaForCausalLM
 from trl_peer import memory_mib
 
 from grouprl.algorithms import policy_loss, token_weights
+from grouprl.algorithms.objectives import Clip
 from grouprl.models.precision import autocast
 
 ROWS = 16  # of the padded form in a micro-batch
@@ -54,8 +55,11 @@ def padded_learn(model: LlamaForCausalLM, work: Work, dtype: str) -> None:
     """Adds the gradient of the loss, as `Learner.learn` does."""
     batch, algorithm = work.batch, work.algorithm
     prompts_NL = torch.tensor([batch.prompts[group] for group in batch.group_of_N])
-    weights_NT = token_weights(batch.trained_NT, aggregate=algorithm.aggregate)
-    assert work.seen.reference_NT is not None
+    weights_NT = token_weights(batch.trained_NT, aggregate=algorithm.objective.aggregate)
+    clip, kl = algorithm.objective, algorithm.kl
+    assert isinstance(clip, Clip)
+    assert kl is not None
+    assert work.before.reference_NT is not None
     for first in range(0, len(prompts_NL), ROWS):
         rows = slice(first, first + ROWS)
         width = int(batch.mask_NT[rows].sum(1).max())
@@ -69,11 +73,11 @@ def padded_learn(model: LlamaForCausalLM, work: Work, dtype: str) -> None:
             batch.old_logprobs_NT[rows, :width],
             work.credit.advantages_NT[rows, :width],
             weights_NT[rows, :width],
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            ref_logprobs_NT=work.seen.reference_NT[rows, :width],
+            clip_low=clip.clip_low,
+            clip_high=clip.clip_high,
+            ref_logprobs_NT=work.before.reference_NT[rows, :width],
             kl_coef=algorithm.kl_coef,
-            kl=algorithm.kl,
+            kl=kl.kl_estimator,
         )
         loss.backward()  # type: ignore[no-untyped-call]
 
@@ -86,7 +90,7 @@ def forms(case: Case, dtype: str) -> tuple[Work, dict[str, LlamaForCausalLM], di
     models["padded"].set_attn_implementation("sdpa")
     packed = learner(models["ours"], work.algorithm, dtype)
     runs: dict[str, Callable[[], object]] = {
-        "ours": lambda: packed.learn(work.batch, work.credit, work.seen),
+        "ours": lambda: packed.learn(work.batch, work.credit, work.before),
         "padded": lambda: padded_learn(models["padded"], work, dtype),
     }
     return work, models, runs
@@ -128,7 +132,7 @@ def memory(name: str, form: str, *, smoke: bool) -> float:
     model = build(case.shape)
     model.set_attn_implementation("grouprl" if form == "ours" else "sdpa")
     if form == "ours":
-        learner(model, work.algorithm, "float32").learn(work.batch, work.credit, work.seen)
+        learner(model, work.algorithm, "float32").learn(work.batch, work.credit, work.before)
     else:
         padded_learn(model, work, "float32")
     return memory_mib("VmHWM") - imports_mib

@@ -150,6 +150,7 @@ def run(library: str, seed: int, steps: int, problems: int = 200) -> list[dict[s
     """One run; a point for each step, from so many held-out problems."""
     import torch
 
+    from grouprl.algorithms.advantages import GroupAdvantage
     from grouprl.algorithms.spec import Algorithm
     from grouprl.config.run import EvaluationConfig, LearnerConfig, RolloutConfig, RunConfig
     from grouprl.evaluation.evaluate import evaluate
@@ -162,7 +163,7 @@ def run(library: str, seed: int, steps: int, problems: int = 200) -> list[dict[s
     config = RunConfig(
         seed=seed,
         steps=steps,
-        algorithm=Algorithm("grpo", std="sample", eps=1e-4),
+        algorithm=Algorithm(advantage=GroupAdvantage(std="sample", eps=1e-4)),
         rollout=RolloutConfig(problems_per_step=16, group_size=8, max_tokens=64),
         learner=LearnerConfig(learning_rate=2e-4, warmup_steps=5),
         evaluation=EvaluationConfig(problems=problems, samples=8),

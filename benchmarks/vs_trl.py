@@ -41,6 +41,9 @@ from trl_peer import (
 )
 
 from grouprl.algorithms import kept_groups
+from grouprl.algorithms.advantages import GroupAdvantage
+from grouprl.algorithms.filters import Filter
+from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import KlCoefficient, Learner, Optimizer, assign_credit, make_batch
@@ -75,7 +78,11 @@ def learner_of(
 ) -> Learner:
     """TRL's advantages (sample deviation, 1e-4) and the paper's loss; without a KL, silent groups leave the batch."""
     beta = arguments.beta
-    algorithm = Algorithm("grpo", std="sample", eps=1e-4, kl_coef=beta, drop_equal=beta == 0)
+    algorithm = Algorithm(
+        advantage=GroupAdvantage(std="sample", eps=1e-4),
+        kl=Kl(kl_coef=beta) if beta else None,
+        filter=None if beta else Filter(drop_equal=True),
+    )
     return Learner(
         policy=policy,
         reference=reference,
@@ -94,12 +101,12 @@ def learn(
     """Rewards, reference, advantages and update; figures of the update."""
     algorithm = learner.algorithm
     outcomes = [judged(group, silent_half=silent_half) for group in groups]
-    kept = kept_groups([[outcome.total for outcome in row] for row in outcomes], **algorithm.filters)
+    kept = kept_groups([[outcome.total for outcome in row] for row in outcomes], drop_equal=algorithm.groups.drop_equal)
     batch = make_batch(list(compress(groups, kept)), Sampling(max_tokens))
-    seen = meter.timed("reference", learner.look)(batch)
+    before = meter.timed("reference", learner.evaluate)(batch)
     flat = [outcome for row in compress(outcomes, kept) for outcome in row]
-    credit = assign_credit(flat, {"even": 1.0}, batch, seen, algorithm, kl_coef=algorithm.kl_coef)
-    figures: dict[str, float] = meter.timed("learn", learner.learn)(batch, credit, seen).figures
+    credit = assign_credit(flat, {"even": 1.0}, batch, before, algorithm, kl_coef=algorithm.kl_coef)
+    figures: dict[str, float] = meter.timed("learn", learner.learn)(batch, credit, before).metrics
     return figures
 
 

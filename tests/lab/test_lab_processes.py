@@ -58,6 +58,7 @@ def test_a_run_is_started_stopped_and_resumed(client: TestClient, root: Path):
     assert [row["step"] for row in read_run(root / "mine").metrics] == list(range(1, last + 3))
 
 
+@pytest.mark.slow
 def test_a_fork_shares_the_steps_before_it(client: TestClient, root: Path):
     started(client, "first", "steps=4")
     ended(root / "first")
@@ -113,6 +114,7 @@ def test_what_cannot_be_started_says_why(client: TestClient, root: Path, body: d
     assert not (root / "a" / "metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_fork_that_cannot_be_leaves_nothing(client: TestClient, root: Path):
     started(client, "first", "steps=1")
     ended(root / "first")

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
-from grouprl.config import load_config
+from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory
