@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +18,7 @@ class Module:
 
     @property
     def tree(self) -> ast.Module:
-        return ast.parse(self.source)
+        return parsed(self.source)
 
     @property
     def room(self) -> str:
@@ -35,17 +36,24 @@ class Module:
                 yield from (".".join([*base, alias.name]) for alias in node.names)
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    """Each text once: every rule asks for it."""
+    return ast.parse(source)
+
+
 def room_of(dotted: str) -> str:
     """'grouprl.tasks.base.Split' -> 'tasks'; '' for the package itself and for other packages."""
     first, *rest = dotted.split(".")
     return rest[0] if first == "grouprl" and rest and not rest[0].startswith("__") else ""
 
 
-def modules() -> list[Module]:
+@cache
+def modules() -> tuple[Module, ...]:
     found = []
     for path in sorted(SRC.rglob("*.py")):
         parts = ("grouprl", *path.relative_to(SRC).with_suffix("").parts)
         is_package = parts[-1] == "__init__"
         name = ".".join(parts[:-1] if is_package else parts)
         found.append(Module(name, path.read_text(encoding="utf-8"), is_package))
-    return found
+    return tuple(found)
