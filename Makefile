@@ -2,11 +2,18 @@
 .PHONY: demo test test-slow check bench abacus clean help
 
 BIN := .venv/bin
-EXTRAS := dev
-INSTALLED := .venv/.installed-$(EXTRAS)
+# What a run needs beside the core, and who changes the code: make demo EXTRAS=lora, make test DEV=dev,gym
+EXTRAS :=
+DEV := dev
+INSTALLED := .venv/.installed$(addprefix -,$(EXTRAS))
+DEVELOPED := .venv/.installed-$(DEV)
 SEED := 0
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+# Two workers with one thread each, which take a file of tests after the other; ARGS="-n 0" is one process without workers.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 # What the compiled kernels compute is computed by torch where there is no C compiler.
-WITHOUT_KERNELS := $(addprefix tests/test_,rollout.py learner.py attention.py logprobs.py packs.py recompute.py)
+WITHOUT_KERNELS := $(addprefix tests/,$(addprefix rollout/test_,rollout.py) $(addprefix learner/test_,learner.py packs.py) \
+  $(addprefix models/test_,attention.py logprobs.py recompute.py))
 
 # The first one that is new enough; `make PYTHON=/path/to/python3` names another.
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
@@ -18,19 +25,19 @@ demo: $(INSTALLED)  ## train the bundled model on the bundled task and show what
 	@name=demo; n=1; while [ -e runs/$$name ]; do n=$$((n + 1)); name=demo-$$n; done; \
 	  $(BIN)/grouprl train demo seed=$(SEED) --name $$name
 
-test: $(INSTALLED)  ## run the test suite (minutes); ARGS="-k config" chooses
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
-	GROUPRL_KERNELS=off $(BIN)/python -m pytest -m "not slow" $(WITHOUT_KERNELS)
+test: $(DEVELOPED)  ## run the test suite (minutes); ARGS=tests/algorithms or ARGS="-k config" chooses
+	$(PYTEST) -m "not slow" $(ARGS)
 
-test-slow: $(INSTALLED)  ## run the tests that train or rebuild something for longer
-	$(BIN)/python -m pytest -m slow $(ARGS)
+test-slow: $(DEVELOPED)  ## run what takes longer: whole comparisons, rebuilds, benchmarks, no kernels
+	$(PYTEST) -m slow $(ARGS)
+	GROUPRL_KERNELS=off $(PYTEST) -m "not slow" $(WITHOUT_KERNELS)
 
-check: $(INSTALLED)  ## lint, formatting and types
+check: $(DEVELOPED)  ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(INSTALLED)  ## measure speed and memory beside peers and the machine's floor (ten minutes); ARGS="--quick"
+bench: $(INSTALLED)  ## measure speed and memory beside peers and the machine's floor (ten minutes); ARGS="--smoke"
 	$(BIN)/python benchmarks/speed.py $(ARGS)
 
 abacus: $(INSTALLED)  ## rebuild the bundled model (half an hour)
@@ -44,9 +51,13 @@ clean:  ## remove caches and build leftovers (.venv and runs stay)
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+.venv/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e .
 	@touch '$@'
+
+.venv/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[$*]'
+	@touch '$@' .venv/.installed
 
 $(BIN)/python:
 	@"$(PYTHON)" -c '$(NEW_ENOUGH)' 2>/dev/null || { echo "expected Python 3.11 or newer, got '$(PYTHON)';" \

@@ -6,13 +6,18 @@
     python benchmarks/algorithm_curves.py runs/compare_family runs/family_rest
 """
 
+from __future__ import annotations
+
 import argparse
 import re
+import tempfile
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from drawing import BLUE, GREY, STYLE, legend, over_steps, shares
+from made_up import made_up_comparison
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
@@ -40,35 +45,49 @@ def sampled(runs: list[RecordedRun]) -> Series:
     return [run.column("accuracy") for run in runs]
 
 
-def draw(axes, series: Series, color: str, label: str) -> None:
+def draw(axes: Any, series: Series, color: str, label: str) -> None:
     steps = series[0][0]
     values = np.array([row for _, row in series])
     axes.fill_between(steps, values.min(0), values.max(0), color=color, alpha=0.2, linewidth=0)
     axes.plot(steps, values.mean(0), color=color, linewidth=2, label=label)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("comparisons", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, default=Path("docs/images"))
-    given = parser.parse_args()
-    found = runs_by_name(given.comparisons)
+def picture(name: str, found: dict[str, list[RecordedRun]], out: Path) -> None:
+    """An algorithm's curves beside those of GRPO."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(8.4, 2.5), dpi=110, layout="constrained")
+        for axes, series, title in zip(
+            figure.subplots(1, 2), (held_out, sampled), ("held-out, greedy", "sampled while training"), strict=True
+        ):
+            if name != "grpo":
+                draw(axes, series(found["grpo"]), GREY, "grpo")
+            draw(axes, series(found[name]), BLUE, name)
+            axes.set_title(title, fontsize=10)
+            over_steps(axes)
+            shares(axes, "correct")
+        legend(axes)
+        figure.savefig(out / f"algorithm-{name}.png", metadata={"Software": None})
+    rows = [run.evaluations[-1]["greedy_accuracy"] for run in found[name]]
+    print(f"{name}: {len(rows)} seeds, held-out greedy accuracy at the end {np.mean(rows):.1%}")
+
+
+def pictures(comparisons: list[Path], out: Path) -> None:
+    found = runs_by_name(comparisons)
     for name in (name for name in NAMED if name in found):
-        with rc_context(STYLE):
-            figure = Figure(figsize=(8.4, 2.5), dpi=110, layout="constrained")
-            for axes, series, title in zip(
-                figure.subplots(1, 2), (held_out, sampled), ("held-out, greedy", "sampled while training"), strict=True
-            ):
-                if name != "grpo":
-                    draw(axes, series(found["grpo"]), GREY, "grpo")
-                draw(axes, series(found[name]), BLUE, name)
-                axes.set_title(title, fontsize=10)
-                over_steps(axes)
-                shares(axes, "correct")
-            legend(axes)
-            figure.savefig(given.out / f"algorithm-{name}.png", metadata={"Software": None})
-        rows = [run.evaluations[-1]["greedy_accuracy"] for run in found[name]]
-        print(f"{name}: {len(rows)} seeds, held-out greedy accuracy at the end {np.mean(rows):.1%}")
+        picture(name, found, out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("comparisons", type=Path, nargs="*")
+    parser.add_argument("--out", type=Path, default=Path("docs/images"))
+    parser.add_argument("--smoke", action="store_true", help="a made-up comparison, nothing kept: whether it runs")
+    given = parser.parse_args()
+    if given.smoke:
+        with tempfile.TemporaryDirectory() as place:
+            pictures([made_up_comparison(Path(place))], Path(place))
+        return
+    pictures(given.comparisons, given.out)
 
 
 if __name__ == "__main__":

@@ -1,42 +1,55 @@
 """The tables of docs/comparison.md, from the summaries of comparisons.
 
-grouprl compare compare_family && python benchmarks/comparison_tables.py runs/compare_family
+    grouprl compare compare_family && python benchmarks/comparison_tables.py runs/compare_family --costs --keep
+    python benchmarks/comparison_tables.py                         those that were kept
+
+`--keep` copies what the table needs to benchmarks/results/compare_NAME.json; the page has the tables of those.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from made_up import made_up_comparison
+
+from grouprl.compare.report import write_comparison
+
+RESULTS = Path(__file__).parent / "results"
 COLUMNS = ("variant", "greedy after", "difference over problems", "over seeds", "sampled, last tenth", "by seed")
 REACHED = ("sampled to 90 %: steps", "tokens")
 COSTS = ("seconds", "seconds a step", "peak MiB")
 
 
-def share(figure: dict | None) -> str:
+def share(figure: dict[str, Any] | None) -> str:
     if figure is None:
         return "-"
     return f"{100 * figure['mean']:.1f} %"
 
 
-def points(difference: dict | None) -> str:
+def points(difference: dict[str, Any] | None) -> str:
     if difference is None or difference["interval"] is None:
         return "-"
     low, high = difference["interval"]
     return f"{100 * difference['mean']:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
-def number(figure: dict | None, form: str, seeds: int) -> str:
+def number(figure: dict[str, Any] | None, form: str, seeds: int) -> str:
     if figure is None:
         return "never"
     some = len(figure["by_seed"])
     return format(figure["mean"], form) + (f" ({some} of {seeds} seeds)" if some < seeds else "")
 
 
-def by_seed(figure: dict | None) -> str:
+def by_seed(figure: dict[str, Any] | None) -> str:
     return "-" if figure is None else ", ".join(f"{100 * value:.1f}" for value in figure["by_seed"].values())
 
 
-def row(name: str, variant: dict, seeds: int, costs: bool) -> list[str]:
+def row(name: str, variant: dict[str, Any], seeds: int, costs: bool) -> list[str]:
     figures, against = variant["figures"], variant["against_baseline"].get("greedy_accuracy") or {}
     cells = [
         name,
@@ -55,18 +68,55 @@ def row(name: str, variant: dict, seeds: int, costs: bool) -> list[str]:
     return cells
 
 
+def table(summary: dict[str, Any], *, costs: bool) -> Iterator[str]:
+    """The lines of a comparison's table."""
+    head = (*COLUMNS, *REACHED, *(COSTS if costs else ()))
+    yield f"| {' | '.join(head)} |"
+    yield "|" + "---|" * len(head)
+    for name, variant in summary["variants"].items():
+        yield f"| {' | '.join(row(name, variant, len(summary['seeds']), costs))} |"
+
+
+def needed(summary: dict[str, Any], *, costs: bool) -> dict[str, Any]:
+    """Of a summary, what its table is made of."""
+    variants = {
+        name: {"figures": variant["figures"], "against_baseline": variant["against_baseline"]}
+        for name, variant in summary["variants"].items()
+    }
+    return {"verdict": summary["verdict"], "costs": costs, "seeds": summary["seeds"], "variants": variants}
+
+
+def kept() -> dict[str, dict[str, Any]]:
+    """The comparisons of docs/comparison.md whose summaries were kept, by name."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("compare_*.json"))}
+
+
+def show(name: str, summary: dict[str, Any], *, costs: bool) -> None:
+    print(f"\n{name}: {summary['verdict']}\n", *table(summary, costs=costs), sep="\n")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("comparisons", type=Path, nargs="+")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("comparisons", type=Path, nargs="*", help="folders of comparisons; none: those that were kept")
     parser.add_argument("--costs", action="store_true", help="seconds and memory as well")
+    parser.add_argument("--keep", action="store_true", help="copy what the tables need to benchmarks/results")
+    parser.add_argument("--smoke", action="store_true", help="a made-up comparison: whether it runs")
     given = parser.parse_args()
     for folder in given.comparisons:
         summary = json.loads((folder / "summary.json").read_text())
-        head = (*COLUMNS, *REACHED, *(COSTS if given.costs else ()))
-        rows = [row(name, variant, len(summary["seeds"]), given.costs) for name, variant in summary["variants"].items()]
-        print(f"\n{folder.name}: {summary['verdict']}\n")
-        for cells in (head, ["---"] * len(head), *rows):
-            print(f"| {' | '.join(cells)} |")
+        show(folder.name, summary, costs=given.costs)
+        if given.keep:
+            name = f"{folder.name if folder.name.startswith('compare_') else f'compare_{folder.name}'}.json"
+            (RESULTS / name).write_text(json.dumps(needed(summary, costs=given.costs), indent=1) + "\n")
+    if given.smoke:
+        with tempfile.TemporaryDirectory() as place:
+            folder = made_up_comparison(Path(place))
+            write_comparison(folder)
+            summary = needed(json.loads((folder / "summary.json").read_text()), costs=True)
+            show(folder.name, summary, costs=True)
+    elif not given.comparisons:
+        for name, summary in kept().items():
+            show(name, summary, costs=summary["costs"])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Samplers on a simulated learner: how many groups have signal, and what comes of it. No model, no text.
 
-    python benchmarks/curriculum.py [seeds, default 3]
+    python benchmarks/curriculum.py [--seeds 3]
 
 Each problem is a coin: completions are correct with a probability whose logit is drawn from a normal distribution. A
 group moves the logit of its own problem by `own` and that of every problem by `transfer / P`, both times
@@ -12,7 +12,7 @@ what they are worth on a real task.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,13 +42,13 @@ WORLDS = (
 )
 
 
-def simulate(world: World, sampler: Sampler, half_life: float, seed: int) -> list[float]:
+def simulate(world: World, sampler: Sampler, half_life: float, seed: int, *, steps: int) -> list[float]:
     """Share of groups with signal in each quarter and in all, mean pass rate of all problems at the end, and seen."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(world.centre, world.spread, world.problems)
     train = [Problem(str(number), "") for number in range(world.problems)]
-    rates, signal = PassRates(), np.zeros(STEPS)
-    for step in range(1, STEPS + 1):
+    rates, signal = PassRates(), np.zeros(steps)
+    for step in range(1, steps + 1):
         visited = [int(problem.id) for problem, _ in sampler.visits(train, step=step, rates=rates)]
         correct = rng.binomial(G, 1 / (1 + np.exp(-logits[visited])))
         moved = 2 * np.sqrt(correct / G * (1 - correct / G))
@@ -73,14 +73,18 @@ def variants(seed: int) -> dict[str, tuple[Sampler, float]]:
 
 
 def main() -> None:
-    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
-    print(f"{STEPS} steps of {P} problems x {G} completions, mean of {seeds} seeds")
-    for world in WORLDS:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--smoke", action="store_true", help="one world, four steps, one seed: whether it runs")
+    given = parser.parse_args()
+    seeds, steps, worlds = (1, 4, WORLDS[:1]) if given.smoke else (given.seeds, STEPS, WORLDS)
+    print(f"{steps} steps of {P} problems x {G} completions, mean of {seeds} seeds")
+    for world in worlds:
         print(f"\n{world}\n")
         print("| sampler | signal, by quarter of the run | all | pass rate at the end | problems seen |")
         print("|---|---|---|---|---|")
         for name in variants(0):
-            rows = [simulate(world, *variants(seed)[name], seed) for seed in range(seeds)]
+            rows = [simulate(world, *variants(seed)[name], seed, steps=steps) for seed in range(seeds)]
             *quarters, signal, rate, seen = np.mean(rows, 0)
             shares = ", ".join(f"{100 * share:.0f}" for share in quarters)
             print(f"| {name} | {shares} % | {100 * signal:.0f} % | {100 * rate:.0f} % | {seen:.0f} |")

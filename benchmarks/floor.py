@@ -11,12 +11,12 @@ that of a block about as large as what the pass reads, because weights of 18 MB 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import torch
 import torch.nn.functional as F
-from shapes import SHAPES, VOCABULARY, Shape
+from shapes import SHAPES, TINY, VOCABULARY, Shape
 from speed_rows import Row, finish, say, section_parser, timed
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -25,11 +25,14 @@ ROUNDS = 7
 
 
 @cache
-def matmul_rate(rows: int, inner: int, outer: int, dtype: str) -> float:
-    """FLOPs per second of `F.linear` on [rows, inner] with weights [outer, inner], the best of several."""
+def matmul_rate(rows: int, inner: int, outer: int, dtype: str, *, enough: float = 2e9) -> float:
+    """FLOPs per second of `F.linear` on [rows, inner] with weights [outer, inner], the best of several.
+
+    Each try makes products of `enough` FLOPs in all.
+    """
     x, weight = (torch.randn(size, inner).to(DTYPES[dtype]) for size in (rows, outer))
     flops = 2 * rows * inner * outer
-    calls = max(1, math.ceil(2e9 / flops))
+    calls = max(1, math.ceil(enough / flops))
 
     def products() -> None:
         for _ in range(calls):
@@ -99,26 +102,20 @@ def step_floor(shape: Shape, lengths: Sequence[int], dtype: str, *, reference: b
     return sampling_floor(shape, lengths, dtype) + learning * (learned + (1 / 3 if reference else 0))
 
 
+def measured(smoke: bool) -> Iterator[Row]:
+    """Rates of products and of reading; `smoke` leaves out the large ones."""
+    shape, enough = (TINY, 1e6) if smoke else (SHAPES["small"], 2e9)
+    sizes = [(128, shape.hidden, shape.intermediate), (2048, shape.hidden, shape.intermediate), (2048, 2048, 2048)]
+    for dtype in DTYPES:
+        for size in sizes[: 2 if smoke else None]:
+            rate = matmul_rate(*size, dtype, enough=enough)
+            yield Row(f"{dtype} {' x '.join(map(str, size))}", "GFLOP/s", rate / 1e9, None, "", None)
+    for block in BLOCKS[: 1 if smoke else None]:
+        yield Row(f"read {block >> 20} MB", "GB/s", read_rate(block) / 1e9, None, "", None)
+
+
 def main() -> None:
-    section_parser(__doc__).parse_args()
-    shape = SHAPES["small"]
-    rows = [
-        Row(
-            f"{dtype} {rows} x {inner} x {outer}",
-            "GFLOP/s",
-            matmul_rate(rows, inner, outer, dtype) / 1e9,
-            None,
-            "",
-            None,
-        )
-        for dtype in DTYPES
-        for rows, inner, outer in (
-            (128, shape.hidden, shape.intermediate),
-            (2048, shape.hidden, shape.intermediate),
-            (2048, 2048, 2048),
-        )
-    ]
-    rows += [Row(f"read {block >> 20} MB", "GB/s", read_rate(block) / 1e9, None, "", None) for block in BLOCKS]
+    rows = list(measured(section_parser(__doc__).parse_args().smoke))
     for row in rows:
         say(f"{row.name}: {row.ours:,.1f} {row.unit}")
     finish(rows)

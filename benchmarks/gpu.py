@@ -1,13 +1,13 @@
 """What a GPU can do and what is made of it: decoding with and without CUDA graphs, learning, peers on the same work.
 
     python benchmarks/gpu.py [--json PATH] [--sizes 0.5B 1.5B] [--seconds 520]
-    ... --tiny --device cpu     the same course with toy sizes, to see that it runs
+    ... --smoke                 the same course with toy sizes on the CPU, to see that it runs
 
 Models in the shapes of Qwen2.5 with random weights, nothing is downloaded; 64 prompts of 256 tokens, 8 completions each
 of 1,024, bfloat16. A part that fails says so and the rest goes on; parts that would begin after --seconds are left out.
 `floor` is the time in which the device reads the weights of a step and the keys and values that its rows see, once, at
 the bandwidth measured here; `rate` of the learner counts the products of the model on packed tokens, three times.
-It has only been run as `--tiny --device cpu` so far.
+It has only been run as `--smoke` so far.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from grouprl.rollout.random_numbers import row_key
 from grouprl.rollout.recorders import Uncaptured
 from grouprl.rollout.rows import Rows
 from grouprl.run.machine import machine_facts
+from grouprl.step import token_loss
 from grouprl.types import Completion, Group, Problem, RewardOutcome, Sampling, StopReason
 
 FORMS = ("graphs", "no graphs", "modules")
@@ -45,7 +47,7 @@ FORMS = ("graphs", "no graphs", "modules")
 
 def limits(bench: Bench) -> dict[str, float]:
     """Bandwidth of a large copy and of a large sum, whichever is more, and the rate of large bfloat16 products."""
-    count, side = (1 << 22, 256) if bench.arguments.tiny else (1 << 31, 8192)
+    count, side = (1 << 22, 256) if bench.arguments.smoke else (1 << 31, 8192)
     source = torch.zeros(count, dtype=torch.bfloat16, device=bench.device)
     target = torch.empty_like(source)
     copied = min(bench.seconds(lambda: target.copy_(source)) for _ in range(5))
@@ -113,7 +115,8 @@ def floor_seconds(bench: Bench, size: Size, work: Work, tokens: int) -> float:
     a_token = 2 * 2 * size.layers * size.kv_heads * size.head_size  # bytes of its keys and values
     seen = work.problems * work.prompt_tokens + work.rows * tokens / 2
     a_step = 2 * (size.products + size.embedding) + a_token * seen
-    return (tokens - 1) * a_step / bench.found["device"]["bytes_s"]  # the first token comes from the prompts
+    bytes_s: float = bench.found["device"]["bytes_s"]
+    return (tokens - 1) * a_step / bytes_s  # the first token comes from the prompts
 
 
 def decoding(bench: Bench, form: str, model: PreTrainedModel, size: Size, work: Work, tokens: int) -> dict[str, Any]:
@@ -152,7 +155,7 @@ def groups_of(rows: Sequence[FinishedRow], asked: Sequence[Unit]) -> list[Group]
 
 
 def learner_of(bench: Bench, model: PreTrainedModel) -> Learner:
-    algorithm = Algorithm("grpo", kl_coef=0.0)
+    algorithm = Algorithm(kl=None)
     return Learner(
         policy=model,
         reference=None,
@@ -169,9 +172,9 @@ def learn(learner: Learner, groups: Sequence[Group]) -> dict[str, float]:
     """One update, without a reference."""
     batch = make_batch(groups, Sampling())
     outcomes = [RewardOutcome(float(one.index % 2), {"odd": 1.0}) for group in groups for one in group.completions]
-    seen = learner.look(batch)
-    credit = assign_credit(outcomes, {"odd": 1.0}, batch, seen, learner.algorithm, kl_coef=0.0)
-    return learner.learn(batch, credit, seen)
+    before = learner.evaluate(batch)
+    credit = assign_credit(outcomes, {"odd": 1.0}, batch, before, learner.algorithm, kl_coef=0.0)
+    return learner.learn(batch, credit, before, partial(token_loss, learner), step=2).metrics
 
 
 def learning(bench: Bench, learner: Learner, size: Size, groups: Sequence[Group]) -> dict[str, Any]:
@@ -199,12 +202,13 @@ def learning(bench: Bench, learner: Learner, size: Size, groups: Sequence[Group]
 def whole_step(bench: Bench, learner: Learner, size: Size, work: Work) -> dict[str, Any]:
     """Short completions of every prompt and an update from all of them, after one such step to warm up."""
     forward = forward_of("graphs", learner.policy, size, work, work.short_tokens)
+    assert isinstance(forward, GraphedForward)
     spent: list[tuple[float, float]] = []
     for _ in range(2):
         forward.renew(forward.shape)
         made = decode(bench, forward, size, work, work.short_tokens)
         groups = groups_of(made["rows"], units(work, size))
-        spent.append((made["seconds"], bench.seconds(lambda groups=groups: learn(learner, groups))))
+        spent.append((made["seconds"], bench.seconds(partial(learn, learner, groups))))
     sampling, update = spent[1]
     return {"seconds": sampling + update, "sampling": sampling, "update": update, "first_seconds": sum(spent[0])}
 
@@ -236,10 +240,19 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def check_smoke(found: dict[str, Any]) -> None:
+    """A part that fails ends a smoke; peers that are not installed are left out."""
+    for name, part in found.items():
+        if "TRL" in name and part.get("failed", "").startswith("ModuleNotFoundError"):
+            print(f"left out, {name}: {part['failed']}")
+        elif "failed" in part:
+            raise SystemExit(f"{name}: {part['failed']}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="toy sizes")
+    parser.add_argument("--smoke", action="store_true", help="toy sizes on the CPU: whether it runs, not how fast")
     parser.add_argument("--sizes", nargs="+", choices=tuple(SIZES), default=list(SIZES))
     parser.add_argument("--json", type=Path, help="where to write what was found, after every part")
     parser.add_argument("--seconds", type=float, default=520, help="no part begins later than this")
@@ -248,20 +261,22 @@ def main() -> None:
     parser.add_argument("--trl-micro-batch", type=int, default=32)
     parser.add_argument("--trl-checkpointing", action="store_true")
     arguments = parser.parse_args()
-    bench = Bench(arguments, torch.device(arguments.device))
-    work = TINY_WORK if arguments.tiny else Work()
+    bench = Bench(arguments, torch.device("cpu" if arguments.smoke else arguments.device))
+    work = TINY_WORK if arguments.smoke else Work()
     work = replace(work, group_size=arguments.rows) if arguments.rows else work
     bench.found["machine"] = machine_facts(bench.device)
     bench.found["work"] = asdict(work)
     if bench.part("device", limits) is None:
         raise SystemExit(1)
-    for name in ["tiny"] if arguments.tiny else arguments.sizes:
-        size = TINY if arguments.tiny else SIZES[name]
+    for name in ["tiny"] if arguments.smoke else arguments.sizes:
+        size = TINY if arguments.smoke else SIZES[name]
         measure(bench, name, size, work)
         bench.part(f"{name} transformers generate, {work.short_tokens}", transformers_generate, size, work)
         if name != "1.5B":
             bench.part(f"{name} TRL step, {work.short_tokens}", trl_step, size, work)
     print(table(bench.found))
+    if arguments.smoke:
+        check_smoke(bench.found)
     if arguments.json:
         arguments.json.write_text(json.dumps(bench.found, indent=1))
 

@@ -45,12 +45,12 @@ def trl_step(bench: Bench, size: Size, work: Work) -> dict[str, Any]:
 
     ended: list[float] = []
 
-    class Clock(TrainerCallback):
+    class Clock(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, *_: Any, **__: Any) -> None:
             wait(bench.device)
             ended.append(time.perf_counter())
 
-    micro = bench.arguments.trl_micro_batch if not bench.arguments.tiny else work.group_size
+    micro = bench.arguments.trl_micro_batch if not bench.arguments.smoke else work.group_size
     with tempfile.TemporaryDirectory() as folder:
         build(size, bench.device).cpu().save_pretrained(folder)
         arguments = GRPOConfig(

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
@@ -130,7 +131,7 @@ def report(client: TestClient, steps: int, rows: Rows) -> None:
     print(f"{'':<44} {'median':>8} {'worst':>8}   of {ROUNDS}, ms")
     for name, path in questions(steps, rows).items():
         asked = path if path.startswith("/api") else f"/api/runs{path}"
-        show(name, timed(lambda asked=asked: answer(client, asked)))
+        show(name, timed(partial(answer, client, asked)))
     opened = [f"/api/runs/big{path.format(step=steps)}" for path in (*RUN, *GROUPS)]
     show("all that opening a run and its groups asks", timed(lambda: [answer(client, path) for path in opened]))
     calls, started, path = 0, time.perf_counter(), "/api/runs/big/search?text=no%20such%20words"
@@ -156,7 +157,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--rows", type=int, default=10_000, help="completions of a step")
+    parser.add_argument("--smoke", action="store_true", help="a small run: whether it runs, not how fast")
     given = parser.parse_args()
+    if given.smoke:
+        given.steps, given.rows = 4, 64
     rows = Rows(given.rows)
     with tempfile.TemporaryDirectory(prefix="lab_pages_") as place:
         root = Path(place)

@@ -9,8 +9,10 @@ import argparse
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+from made_up import made_up_comparison
 from playwright.sync_api import sync_playwright
 
 SIZE = {"width": 1280, "height": 900}
@@ -45,7 +47,7 @@ def charts(report: Path, out: Path, chromium: str) -> None:
     """The cards of the page in the file, twice as sharp as a screen has them."""
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
-        page = browser.new_page(viewport=SIZE, device_scale_factor=2)
+        page = browser.new_page(viewport=SIZE, device_scale_factor=2)  # type: ignore[arg-type]
         page.goto(report.resolve().as_uri())
         page.wait_for_selector("main .page")
         for name, title in CARDS.items():
@@ -73,28 +75,45 @@ def taken(link: str, pages: dict[str, str], out: Path, chromium: str, scheme: st
                     page.keyboard.press("ArrowRight")
                     page.wait_for_timeout(WAIT // 5)
             page.screenshot(path=out / f"lab-{name}-{scheme}.png")
+            print(f"lab-{name}-{scheme}.png", flush=True)
         browser.close()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("runs", type=Path)
-    parser.add_argument("run")
-    parser.add_argument("other", help="to compare with")
-    parser.add_argument("--out", type=Path, default=Path("docs/images"))
-    parser.add_argument("--browser", default=shutil.which("chromium"))
-    given = parser.parse_args()
-    charts(given.runs / given.run / "report.html", given.out, given.browser)
+def pictures(runs: Path, pages: dict[str, str], out: Path, chromium: str) -> None:
+    """Every page of a folder of runs, light and dark."""
     for scheme in ("light", "dark"):
-        words = [sys.executable, "-u", "-m", "grouprl", "lab", str(given.runs), "--no-browser"]
+        words = [sys.executable, "-u", "-m", "grouprl", "lab", str(runs), "--no-browser"]
         lab = subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
         assert lab.stdout is not None
         try:
             link = next(line.strip() for line in lab.stdout if line.startswith("http"))
-            taken(link, addresses(given.run, given.other), given.out, given.browser, scheme)
+            taken(link, pages, out, chromium, scheme)
         finally:
             lab.terminate()
             lab.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("runs", type=Path, nargs="?")
+    parser.add_argument("run", nargs="?")
+    parser.add_argument("other", nargs="?", help="to compare with")
+    parser.add_argument("--out", type=Path, default=Path("docs/images"))
+    parser.add_argument("--browser", default=shutil.which("chromium"))
+    parser.add_argument("--smoke", action="store_true", help="a made-up run, nothing kept: whether it runs")
+    given = parser.parse_args()
+    if given.smoke:
+        if given.browser is None:
+            print("left out, everything: no Chromium here")
+            return
+        with tempfile.TemporaryDirectory() as place:
+            made_up_comparison(Path(place))
+            pictures(Path(place), {"runs": "/"}, Path(place), given.browser)
+        return
+    if given.other is None:
+        parser.error("expected RUNS RUN OTHER")
+    charts(given.runs / given.run / "report.html", given.out, given.browser)
+    pictures(given.runs, addresses(given.run, given.other), given.out, given.browser)
 
 
 if __name__ == "__main__":

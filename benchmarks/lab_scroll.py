@@ -56,7 +56,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000, help="completions of a step")
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--smoke", action="store_true", help="a small run: whether it runs, not how fast")
     given = parser.parse_args()
+    if given.smoke:
+        given.rows, given.seconds = 64, 0.5
+        if shutil.which("chromium") is None:
+            print("left out, everything: no Chromium here")
+            return
     with tempfile.TemporaryDirectory(prefix="lab_scroll_") as place, sync_playwright() as driver:
         make_run(Path(place) / "big", 3, Rows(given.rows))
         words = [sys.executable, "-u", "-m", "grouprl", "lab", place, "--no-browser"]

@@ -18,9 +18,9 @@ from collections import defaultdict
 from functools import partial, wraps
 from typing import Any
 
-import matplotlib.pyplot as plt
 import torch
-from shapes import SHAPES, build, prompts, text, tokenizer
+from matplotlib.figure import Figure
+from shapes import SHAPES, TINY, Shape, build, prompts, text, tokenizer
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from grouprl.algorithms.spec import Algorithm
@@ -56,16 +56,16 @@ STAGES = ("sampling", "reference", "learning")
 COLOURS = ("#33658a", "#f26419", "#55a630", "#f6ae2d", "#9a9a9a")
 
 
-def measured(dtype: str) -> dict[str, dict[str, float]]:
+def measured(dtype: str, shape: Shape) -> dict[str, dict[str, float]]:
     """Seconds of each stage by kind."""
     torch.set_num_threads(1)
     kernels = library()
     for name, function in vars(kernels).items() if kernels else ():
         setattr(kernels, name, recorded(name, function))
-    shape, sampling = SHAPES["small"], Sampling(max_tokens=SHAPES["small"].max_tokens)
+    sampling = Sampling(max_tokens=shape.max_tokens)
     model = build(shape)
     model.set_attn_implementation(NAME)
-    algorithm, reference = Algorithm(kl_coef=0.04), frozen_copy(model)
+    algorithm, reference = Algorithm(), frozen_copy(model)
     engine = NativeEngine(model, tokenizer(), seed=0, max_rows=256, dtype=dtype)
     learner = Learner(
         policy=model,
@@ -82,7 +82,7 @@ def measured(dtype: str) -> dict[str, dict[str, float]]:
     for counted in (False, True):
         groups, found["sampling"] = timed(partial(engine.generate, requests, sampling), counted)
         batch = make_batch(groups, sampling)
-        seen, found["reference"] = timed(partial(learner.look, batch), counted)
+        seen, found["reference"] = timed(partial(learner.evaluate, batch), counted)
         rewards = [sum(t % 2 for t in c.token_ids) / len(c) for group in groups for c in group.completions]
         outcomes = [RewardOutcome(reward, {}) for reward in rewards]
         credit = assign_credit(outcomes, {}, batch, seen, algorithm, kl_coef=0.04)
@@ -115,7 +115,8 @@ def timed(work: Any, counted: bool) -> tuple[Any, dict[str, float]]:
 
 
 def draw(forms: dict[str, dict[str, dict[str, float]]], path: str, dtype: str) -> None:
-    figure, axes = plt.subplots(figsize=(9, 3.4))
+    figure = Figure(figsize=(9, 3.4))
+    axes = figure.subplots()
     kinds = [*KINDS, "everything else"]
     labels = [(form, stage) for form in forms for stage in STAGES]
     for row, (form, stage) in enumerate(labels):
@@ -139,9 +140,11 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--out", default="docs/images/profile_float32.png")
     parser.add_argument("--child", action="store_true")
+    parser.add_argument("--smoke", action="store_true", help="a tiny shape, here alone, no picture: whether it runs")
     arguments = parser.parse_args()
-    if arguments.child:
-        print(json.dumps(measured(arguments.dtype)))
+    shape = TINY if arguments.smoke else SHAPES["small"]
+    if arguments.child or arguments.smoke:
+        print(json.dumps(measured(arguments.dtype, shape)))
         return
     forms = {}
     for form, kernels in (("torch alone", "off"), ("with kernels", "on")):

@@ -3,6 +3,7 @@
 python benchmarks/reward_pool.py
 """
 
+import argparse
 import asyncio
 import statistics
 import time
@@ -40,17 +41,20 @@ def here(groups: list[dict[str, list[object]]]) -> None:
 
 
 def main() -> None:
-    print("completions of 200 tokens; ms per completion, median (minimum to maximum) of", ROUNDS, "rounds")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--smoke", action="store_true", help="few completions: whether it runs, not how fast")
+    completions, rounds = (64, 1) if parser.parse_args().smoke else (COMPLETIONS, ROUNDS)
+    print("completions of 200 tokens; ms per completion, median (minimum to maximum) of", rounds, "rounds")
     with RewardPool({"trivial": cloudpickle.dumps(trivial)}, Limits()) as pool:
         pool.signatures()
         for size in (1, 4, 8, 16, 64):
-            groups = [keywords(size) for _ in range(COMPLETIONS // size)]
+            groups = [keywords(size) for _ in range(completions // size)]
             for name, run in (("pool", partial(in_pool, pool)), ("in process", here)):
                 times = []
-                for _ in range(ROUNDS):
+                for _ in range(rounds):
                     started = time.perf_counter()
                     run(groups)
-                    times.append((time.perf_counter() - started) / COMPLETIONS * 1e3)
+                    times.append((time.perf_counter() - started) / completions * 1e3)
                 median, low, high = statistics.median(times), min(times), max(times)
                 print(f"groups of {size:>3}, {name:<10}: {median:.4f} ({low:.4f} to {high:.4f})")
 

@@ -5,6 +5,7 @@ python benchmarks/sandbox.py
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import statistics
@@ -12,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from grouprl.sandbox import BACKENDS, Returned, run_in_sandbox, why_unavailable
 from grouprl.sandbox.interpreter import EXECUTABLE
@@ -23,9 +25,9 @@ RIGHT = tuple(Returned(n + 1) for n in range(3))
 BWRAP_TRUE = "bwrap --unshare-all --ro-bind / / --die-with-parent true"
 
 
-def milliseconds(run: Callable[[], object]) -> str:
+def milliseconds(run: Callable[[], object], rounds: int) -> str:
     times = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         started = time.perf_counter()
         run()
         times.append((time.perf_counter() - started) * 1e3)
@@ -41,20 +43,23 @@ def program(backend: str) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--smoke", action="store_true", help="once each: whether it runs, not how fast")
+    rounds, together = (1, 2) if parser.parse_args().smoke else (ROUNDS, TOGETHER)
     cores = len(os.sched_getaffinity(0))
-    print(f"{cores} cores, {ROUNDS} runs one after another: median")
-    print(f"{'python -I -S -c pass':<24}{milliseconds(command(f'{EXECUTABLE} -I -S -c pass'))}")
+    print(f"{cores} cores, {rounds} runs one after another: median")
+    print(f"{'python -I -S -c pass':<24}{milliseconds(command(f'{EXECUTABLE} -I -S -c pass'), rounds)}")
     if shutil.which("bwrap"):
-        print(f"{'bwrap true':<24}{milliseconds(command(BWRAP_TRUE))}")
+        print(f"{'bwrap true':<24}{milliseconds(command(BWRAP_TRUE), rounds)}")
     for backend in BACKENDS:
         if reason := why_unavailable(backend):
             print(f"{backend:<24}not here: {reason}")
             continue
-        print(f"{backend:<24}{milliseconds(lambda name=backend: program(name))}")
+        print(f"{backend:<24}{milliseconds(partial(program, backend), rounds)}")
         with ThreadPoolExecutor(cores) as pool:
             started = time.perf_counter()
-            list(pool.map(program, [backend] * TOGETHER))
-            print(f"{'':<24}{TOGETHER / (time.perf_counter() - started):6.1f} programs a second, {cores} at a time")
+            list(pool.map(program, [backend] * together))
+            print(f"{'':<24}{together / (time.perf_counter() - started):6.1f} programs a second, {cores} at a time")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,10 @@ SHAPES = {
     "grouped": Shape(hidden=256, layers=6, heads=4, kv_heads=2, intermediate=688),
     "wide": Shape(hidden=512, layers=8, heads=8, kv_heads=8, intermediate=1216),
 }
+# Of --smoke: whether a benchmark runs, not how fast.
+TINY = Shape(
+    hidden=32, layers=2, heads=2, kv_heads=1, intermediate=32, problems=2, group_size=2, prompt_tokens=8, max_tokens=8
+)
 
 
 def build(shape: Shape, *, seed: int = 0) -> LlamaForCausalLM:

@@ -1,6 +1,6 @@
 """Every speed figure of GroupRL in one table, each beside a peer and the floor measured in the same run: `make bench`.
 
-    python benchmarks/speed.py [--quick] [--threads 1] [--only floor sampling ...] [--json benchmarks/results/cpu.json]
+    python benchmarks/speed.py [--smoke] [--threads 1] [--only floor sampling ...] [--json benchmarks/results/cpu.json]
 
 Nine to ten minutes on a quiet machine. A section is a script of its own (`speed_NAME.py`, `floor.py`), which can be run
 alone and says what it measures and how; what is compared runs in turns, so that noise meets all alike.
@@ -35,6 +35,7 @@ SECTIONS = {
     "curves": ("speed_curves.py", "How cost grows"),
     "trl": ("speed_trl.py", "Whole GRPO step"),
 }
+SMOKED = ("floor", "trl")
 PICTURE = HERE.parent / "docs/images/cost_curves.png"
 WIDTH = 132  # characters
 DTYPES = ("float32", "bfloat16")
@@ -76,11 +77,11 @@ def machine(threads: int) -> dict[str, Any]:
     }
 
 
-def measured(name: str, quick: bool) -> dict[str, Any]:
+def measured(name: str, smoke: bool) -> dict[str, Any]:
     """What a section found, and the seconds that it took; of one that failed, a note."""
     script, title = SECTIONS[name]
-    words = ["--quick"] if quick else []
-    if name == "curves" and not quick:
+    words = ["--smoke"] if smoke else []
+    if name == "curves" and not smoke:
         words += ["--picture", str(PICTURE)]
     say(f"--- {title}")
     began, spent = time.perf_counter(), cpu_of_children()
@@ -135,18 +136,22 @@ def table(sections: dict[str, dict[str, Any]]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="tiny shapes, under a minute: whether everything runs")
+    parser.add_argument("--smoke", action="store_true", help="tiny shapes, two sections: whether it runs")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only", nargs="+", choices=tuple(SECTIONS), default=tuple(SECTIONS), metavar="SECTION")
+    parser.add_argument(
+        "--only", nargs="+", choices=tuple(SECTIONS), metavar="SECTION", help=f"of {', '.join(SECTIONS)}"
+    )
     parser.add_argument(
         "--json", type=Path, help="where to write everything; of a whole run benchmarks/results/cpu.json"
     )
     given = parser.parse_args()
-    whole = not given.quick and set(given.only) == set(SECTIONS)
+    # Each section is a benchmark with a smoke of its own.
+    chosen = given.only or (SMOKED if given.smoke else tuple(SECTIONS))
+    whole = not given.smoke and set(chosen) == set(SECTIONS)
     target = given.json or (HERE / "results/cpu.json" if whole else None)
     os.environ["OMP_NUM_THREADS"] = str(given.threads)
     began, facts = time.perf_counter(), machine(given.threads)
-    sections = {name: measured(name, given.quick) for name in SECTIONS if name in given.only}
+    sections = {name: measured(name, given.smoke) for name in SECTIONS if name in chosen}
     facts |= {"load_at_the_end": os.getloadavg()[0], "wall_seconds": round(time.perf_counter() - began, 1)}
     facts["cpu_seconds"] = round(sum(section["cpu_seconds"] for section in sections.values()), 1)
     # Whoever reads a log, or has a narrow terminal, gets whole lines as well.
@@ -156,7 +161,7 @@ def main() -> None:
     console.print(", ".join(f"{name} {value}" for name, value in facts.items()), style="dim", highlight=False)
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps({"machine": facts, "quick": given.quick, "sections": sections}, indent=1) + "\n")
+        target.write_text(json.dumps({"machine": facts, "smoke": given.smoke, "sections": sections}, indent=1) + "\n")
         console.print(f"written to {target}")
     if any(section.get("failed") for section in sections.values()):
         raise SystemExit("some sections failed, see above")

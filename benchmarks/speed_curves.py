@@ -1,6 +1,6 @@
 """How seconds grow: with completion tokens, prompt length, group size and the share of groups without signal.
 
-    OMP_NUM_THREADS=1 taskset -c 1 python benchmarks/speed_curves.py [--quick] [--picture docs/images/cost_curves.png]
+    OMP_NUM_THREADS=1 taskset -c 1 python benchmarks/speed_curves.py [--smoke] [--picture docs/images/cost_curves.png]
 
 The model `small` of `shapes.py` whose end token is never drawn, so that completions are exactly as long as asked for;
 float32; learning is a forward and a backward pass without an optimizer. Points of a curve are measured in turns.
@@ -10,34 +10,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from shapes import END, SHAPES, Shape, build, prompts, text, tokenizer
 from speed_pictures import draw
-from speed_rows import Row, finish, median_seconds, say, section_parser, smaller
+from speed_rows import Curve, Row, finish, median_seconds, say, section_parser, smaller
 from speed_work import learner, made_up
 from transformers import LlamaForCausalLM
 
 from grouprl.rollout import NativeEngine, Request
+from grouprl.step import token_loss
 from grouprl.types import Problem, Sampling
 
 BASE = replace(SHAPES["small"], problems=4, group_size=8, prompt_tokens=64, max_tokens=64)
 KINDS = ("sampling", "learning")
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Seconds of sampling and of learning at each point."""
-
-    title: str
-    axis: str
-    points: Sequence[float]
-    seconds: dict[str, list[float]]
-    expected: str  # linear | flat | falls
 
 
 @cache
@@ -62,7 +52,7 @@ def sampling(shape: Shape) -> Callable[[], object]:
 def learning(shape: Shape, *, kl_coef: float = 0.04, silent: float = 0.0) -> Callable[[], object]:
     work = made_up(shape, mean_tokens=shape.max_tokens, kl_coef=kl_coef, silent=silent)
     packed = learner(endless(), work.algorithm, "float32")
-    return lambda: packed.learn(work.batch, work.credit, work.seen)
+    return lambda: packed.learn(work.batch, work.credit, work.before, partial(token_loss, packed), step=2)
 
 
 def both(shapes: Sequence[Shape], rounds: int) -> dict[str, list[float]]:
@@ -144,13 +134,13 @@ def main() -> None:
     parser = section_parser(__doc__)
     parser.add_argument("--picture", type=Path, help="where to draw the curves")
     given = parser.parse_args()
-    quick, rounds = given.quick, 1 if given.quick else 3
-    base = replace(BASE, problems=2, max_tokens=8) if quick else BASE
+    smoke, rounds = given.smoke, 1 if given.smoke else 3
+    base = replace(BASE, problems=2, max_tokens=8) if smoke else BASE
     makers: tuple[tuple[Any, Sequence[float]], ...] = (
-        (by_completion_tokens, (8, 16) if quick else (32, 64, 128, 192)),
-        (by_prompt_tokens, (16, 64) if quick else (64, 256, 1024)),
-        (by_group_size, (2, 4) if quick else (2, 4, 8, 16)),
-        (by_silent_share, (0.0, 0.5, 1.0) if quick else (0.0, 0.25, 0.5, 0.75, 1.0)),
+        (by_completion_tokens, (8, 16) if smoke else (32, 64, 128, 192)),
+        (by_prompt_tokens, (16, 64) if smoke else (64, 256, 1024)),
+        (by_group_size, (2, 4) if smoke else (2, 4, 8, 16)),
+        (by_silent_share, (0.0, 0.5, 1.0) if smoke else (0.0, 0.25, 0.5, 0.75, 1.0)),
     )
     curves = []
     for maker, points in makers:

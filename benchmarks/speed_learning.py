@@ -1,6 +1,6 @@
 """Forward and backward pass of the GRPO loss: groups packed with their prompt once, against padded rows.
 
-    OMP_NUM_THREADS=1 taskset -c 1 python benchmarks/speed_learning.py [--quick]
+    OMP_NUM_THREADS=1 taskset -c 1 python benchmarks/speed_learning.py [--smoke]
 
 The padded form is what most libraries do, written plainly: each completion a row [prompt, completion], padded on the
 right, transformers' own forward pass with sdpa on 16 rows at a time, logits of the completions, log_softmax, the same
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from floor import DTYPES, learning_floor
@@ -24,7 +25,9 @@ from transformers import LlamaForCausalLM
 from trl_peer import memory_mib
 
 from grouprl.algorithms import policy_loss, token_weights
+from grouprl.algorithms.objectives import Clip
 from grouprl.models.precision import autocast
+from grouprl.step import token_loss
 
 ROWS = 16  # of the padded form in a micro-batch
 EXACT = 1e-5  # largest difference of a gradient's element, relative to the largest element
@@ -43,8 +46,8 @@ CASES = {
 }
 
 
-def case_of(name: str, quick: bool) -> Case:
-    if not quick:
+def case_of(name: str, smoke: bool) -> Case:
+    if not smoke:
         return CASES[name]
     case = CASES[name]
     return Case(replace(case.shape, problems=2, prompt_tokens=case.shape.prompt_tokens // 8), 10, min(case.spread, 4))
@@ -54,8 +57,11 @@ def padded_learn(model: LlamaForCausalLM, work: Work, dtype: str) -> None:
     """Adds the gradient of the loss, as `Learner.learn` does."""
     batch, algorithm = work.batch, work.algorithm
     prompts_NL = torch.tensor([batch.prompts[group] for group in batch.group_of_N])
-    weights_NT = token_weights(batch.trained_NT, aggregate=algorithm.aggregate)
-    assert work.seen.reference_NT is not None
+    weights_NT = token_weights(batch.trained_NT, aggregate=algorithm.objective.aggregate)
+    clip, kl = algorithm.objective, algorithm.kl
+    assert isinstance(clip, Clip)
+    assert kl is not None
+    assert work.before.reference_NT is not None
     for first in range(0, len(prompts_NL), ROWS):
         rows = slice(first, first + ROWS)
         width = int(batch.mask_NT[rows].sum(1).max())
@@ -69,13 +75,13 @@ def padded_learn(model: LlamaForCausalLM, work: Work, dtype: str) -> None:
             batch.old_logprobs_NT[rows, :width],
             work.credit.advantages_NT[rows, :width],
             weights_NT[rows, :width],
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            ref_logprobs_NT=work.seen.reference_NT[rows, :width],
+            clip_low=clip.clip_low,
+            clip_high=clip.clip_high,
+            ref_logprobs_NT=work.before.reference_NT[rows, :width],
             kl_coef=algorithm.kl_coef,
-            kl=algorithm.kl,
+            kl=kl.kl_estimator,
         )
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
 
 
 def forms(case: Case, dtype: str) -> tuple[Work, dict[str, LlamaForCausalLM], dict[str, Callable[[], object]]]:
@@ -86,7 +92,7 @@ def forms(case: Case, dtype: str) -> tuple[Work, dict[str, LlamaForCausalLM], di
     models["padded"].set_attn_implementation("sdpa")
     packed = learner(models["ours"], work.algorithm, dtype)
     runs: dict[str, Callable[[], object]] = {
-        "ours": lambda: packed.learn(work.batch, work.credit, work.seen),
+        "ours": lambda: packed.learn(work.batch, work.credit, work.before, partial(token_loss, packed), step=2),
         "padded": lambda: padded_learn(models["padded"], work, dtype),
     }
     return work, models, runs
@@ -106,8 +112,8 @@ def gradient_gap(models: dict[str, LlamaForCausalLM], runs: dict[str, Callable[[
     return float((found["ours"] - found["padded"]).abs().max() / found["padded"].abs().max())
 
 
-def compare(name: str, dtype: str, *, quick: bool) -> tuple[Row, float]:
-    case = case_of(name, quick)
+def compare(name: str, dtype: str, *, smoke: bool) -> tuple[Row, float]:
+    case = case_of(name, smoke)
     work, models, runs = forms(case, dtype)
     gap = gradient_gap(models, runs)
     assert dtype != "float32" or gap < EXACT, f"{name}: expected equal gradients, got a relative gap of {gap:.2g}"
@@ -120,15 +126,16 @@ def compare(name: str, dtype: str, *, quick: bool) -> tuple[Row, float]:
     return row, gap
 
 
-def memory(name: str, form: str, *, quick: bool) -> float:
+def memory(name: str, form: str, *, smoke: bool) -> float:
     """MiB beyond the imports of one pass in this process."""
     imports_mib = memory_mib("VmRSS")
-    case = case_of(name, quick)
+    case = case_of(name, smoke)
     work = made_up(case.shape, mean_tokens=case.mean_tokens, spread=case.spread)
     model = build(case.shape)
     model.set_attn_implementation("grouprl" if form == "ours" else "sdpa")
     if form == "ours":
-        learner(model, work.algorithm, "float32").learn(work.batch, work.credit, work.seen)
+        packed = learner(model, work.algorithm, "float32")
+        packed.learn(work.batch, work.credit, work.before, partial(token_loss, packed), step=2)
     else:
         padded_learn(model, work, "float32")
     return memory_mib("VmHWM") - imports_mib
@@ -139,15 +146,16 @@ def main() -> None:
     parser.add_argument("--memory", nargs=2, metavar=("CASE", "FORM"), help="of one form, in this process")
     given = parser.parse_args()
     if given.memory:
-        print(json.dumps({"mib": memory(*given.memory, quick=given.quick)}))
+        print(json.dumps({"mib": memory(*given.memory, smoke=given.smoke)}))
         return
     rows, gaps = [], {}
-    for name in CASES:
-        for dtype in list(DTYPES)[: 1 if given.quick else None]:
-            row, gaps[row.name] = compare(name, dtype, quick=given.quick)
+    cases = list(CASES)[: 1 if given.smoke else None]
+    for name in cases:
+        for dtype in list(DTYPES)[: 1 if given.smoke else None]:
+            row, gaps[row.name] = compare(name, dtype, smoke=given.smoke)
             rows.append(row)
-    for name in list(CASES)[: 1 if given.quick else None]:
-        words = ["--quick"] if given.quick else []
+    for name in cases:
+        words = ["--smoke"] if given.smoke else []
         mib = {form: child("speed_learning.py", "--memory", name, form, *words)["mib"] for form in ("ours", "padded")}
         rows.append(smaller(f"{name}, memory", "MiB", mib["ours"], mib["padded"], "padded rows"))
     finish(rows, gradient_gaps=gaps, micro_batch_tokens=MICRO_BATCH_TOKENS, padded_rows=ROWS)

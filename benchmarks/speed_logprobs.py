@@ -1,6 +1,6 @@
 """Log-probs of 4,096 tokens over 151,936 words: seconds and memory of GroupRL's chunks, and of full logits.
 
-    OMP_NUM_THREADS=1 taskset -c 1 python benchmarks/speed_logprobs.py [--quick]
+    OMP_NUM_THREADS=1 taskset -c 1 python benchmarks/speed_logprobs.py [--smoke]
 
 Hidden size 896 (the sizes of Qwen2.5-0.5B), float32, forward and backward pass, each form once in a process of its own.
 Memory is the most that the process held beyond weights, hidden states and the gradients of both. Full logits are made
@@ -26,9 +26,9 @@ FORMS = ("ours", "full")
 NEEDED_MIB = 12 << 10
 
 
-def sizes(quick: bool) -> tuple[int, int, int]:
+def sizes(smoke: bool) -> tuple[int, int, int]:
     """Tokens, hidden size, vocabulary."""
-    return (256, 64, 8_192) if quick else (4_096, 896, 151_936)
+    return (256, 64, 8_192) if smoke else (4_096, 896, 151_936)
 
 
 def run(form: str, head: nn.Linear, hidden_SH: Tensor, targets_S: Tensor) -> None:
@@ -37,7 +37,7 @@ def run(form: str, head: nn.Linear, hidden_SH: Tensor, targets_S: Tensor) -> Non
         logprobs_S, _ = token_logprobs(head, hidden_SH, targets_S, Sampling())
     else:
         logprobs_S = -F.cross_entropy(head(hidden_SH), targets_S, reduction="none")
-    logprobs_S.mean().backward()
+    logprobs_S.mean().backward()  # type: ignore[no-untyped-call]
 
 
 def measure(form: str, tokens: int, hidden: int, vocabulary: int) -> dict[str, float]:
@@ -51,6 +51,8 @@ def measure(form: str, tokens: int, hidden: int, vocabulary: int) -> dict[str, f
     run(form, warm, torch.randn(64, 64, requires_grad=True), torch.randint(1_024, (64,)))
     before_mib = memory_mib("VmRSS")
     seconds, _ = timed(lambda: run(form, head, hidden_SH, targets_S))
+    assert head.weight.grad is not None
+    assert hidden_SH.grad is not None
     norms = {"weight_norm": float(head.weight.grad.norm()), "hidden_norm": float(hidden_SH.grad.norm())}
     gradients_mib = (head.weight.numel() + hidden_SH.numel()) * 4 / (1 << 20)
     return {"seconds": seconds, "mib": memory_mib("VmHWM") - before_mib - gradients_mib, **norms}
@@ -65,14 +67,14 @@ def main() -> None:
     parser = section_parser(__doc__)
     parser.add_argument("--form", choices=FORMS, help="one measurement, in this process, as JSON")
     given = parser.parse_args()
-    tokens, hidden, vocabulary = sizes(given.quick)
+    tokens, hidden, vocabulary = sizes(given.smoke)
     if given.form:
         print(json.dumps(measure(given.form, tokens, hidden, vocabulary)))
         return
-    roomy = given.quick or free_mib() > NEEDED_MIB
+    roomy = given.smoke or free_mib() > NEEDED_MIB
     if not roomy:
         say(f"full logits: left out, {free_mib() / 1024:.1f} GiB are free and 12 are needed")
-    words = ["--quick"] if given.quick else []
+    words = ["--smoke"] if given.smoke else []
     found = {form: child("speed_logprobs.py", "--form", form, *words) for form in FORMS if form == "ours" or roomy}
     ours, full = found["ours"], found.get("full", {})
     if full:
@@ -80,7 +82,8 @@ def main() -> None:
             assert abs(ours[norm] / full[norm] - 1) < 1e-4, found
     name = f"{tokens:,} x {vocabulary:,}"
     # The logits once, then both gradients: making the logits a second time is a price, not a need.
-    floor = 6 * tokens * hidden * vocabulary / matmul_rate(2048, 2048, 2048, "float32")
+    side = 256 if given.smoke else 2048
+    floor = 6 * tokens * hidden * vocabulary / matmul_rate(side, side, side, "float32")
     peer = "full logits" if full else "full logits: no room"
     rows = [
         smaller(f"{name}, time", "s", ours["seconds"], full.get("seconds"), peer, floor),

@@ -1,6 +1,6 @@
 """Milliseconds that a decode step costs beside its arithmetic: a model so small that the arithmetic is nothing.
 
-    OMP_NUM_THREADS=1 taskset -c 1 python benchmarks/speed_overhead.py [--quick]
+    OMP_NUM_THREADS=1 taskset -c 1 python benchmarks/speed_overhead.py [--smoke]
 
 Hidden size 32, 8 rows of one group, 6 and 12 layers, 96 steps each. What grows with the layers is the cost of a layer;
 the rest is what a step costs whatever the model: drawing, counting, looking who has ended. The smallest time of several
@@ -45,7 +45,7 @@ def main() -> None:
     if given.answer:
         answer_lines(answer)
         return
-    steps = 12 if given.quick else 96
+    steps, rounds = (4, 2) if given.smoke else (96, 6)
     with Worker("speed_overhead.py", "--answer", kernels=False) as plain:
 
         def measure(form: str, layers: int, number: int) -> float:
@@ -58,7 +58,7 @@ def main() -> None:
             for form in ("compiled", "plain", "generate")
             for layers in LAYERS
         }
-        found = in_turns(contestants, rounds=3 if given.quick else 6)
+        found = in_turns(contestants, rounds=rounds)
     # The first round warms up.
     best = {name: min(taken[1:]) for name, taken in found.items()}
     rows: list[Row] = []

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drawing import BLUE, GREY, RED, STYLE
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-
-if TYPE_CHECKING:
-    from speed_curves import Curve
+from speed_rows import Curve
 
 COLORS = {"sampling": BLUE, "learning": RED}
 

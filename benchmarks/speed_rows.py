@@ -34,6 +34,17 @@ class Row:
     of_floor: float | None = None  # share of the floor that is reached; 1 = nothing left to gain
 
 
+@dataclass(frozen=True)
+class Curve:
+    """Seconds of sampling and of learning at each point."""
+
+    title: str
+    axis: str
+    points: Sequence[float]
+    seconds: dict[str, list[float]]
+    expected: str  # linear | flat | falls
+
+
 def faster(name: str, unit: str, ours: float, peer: float | None, peer_name: str, floor: float | None = None) -> Row:
     """A row of rates: more is better."""
     ratio, share = (ours / peer if peer else None), (ours / floor if floor else None)
@@ -113,7 +124,7 @@ class Worker:
         self._process.stdin.write(json.dumps(question) + "\n")
         answer = self._process.stdout.readline()
         if not answer:
-            raise SystemExit(f"{self._process.args} ended with exit code {self._process.wait()}")
+            raise SystemExit(f"{self._process.args!r} ended with exit code {self._process.wait()}")
         result: dict[str, Any] = json.loads(answer)
         return result
 
@@ -137,7 +148,7 @@ def _command(script: str, words: Sequence[str]) -> list[str]:
 def section_parser(description: str | None) -> argparse.ArgumentParser:
     """Options that every section has."""
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="tiny shapes: whether it runs, not how fast")
+    parser.add_argument("--smoke", action="store_true", help="tiny shapes: whether it runs, not how fast")
     return parser
 
 

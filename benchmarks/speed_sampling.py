@@ -1,6 +1,6 @@
 """Completion tokens per second of GroupRL's engine, with and without compiled kernels, and of transformers `generate`.
 
-    OMP_NUM_THREADS=1 taskset -c 1 python benchmarks/speed_sampling.py [--quick] [--shapes small wide]
+    OMP_NUM_THREADS=1 taskset -c 1 python benchmarks/speed_sampling.py [--smoke] [--shapes small wide]
 
 16 prompts (wide: 8) x 8 completions of up to 96 tokens (`shapes.py`), temperature 1. `generate` gets one batch of all
 rows, sdpa attention, nothing truncated; in bfloat16 it is tried on bfloat16 weights and under autocast, and the faster
@@ -42,9 +42,9 @@ class Sampled:
         return sum(self.lengths) / self.seconds
 
 
-def shape_of(name: str, quick: bool) -> Shape:
+def shape_of(name: str, smoke: bool) -> Shape:
     shape = replace(SHAPES[name], problems=8) if name == "wide" else SHAPES[name]
-    return replace(shape, problems=2, max_tokens=12) if quick else shape
+    return replace(shape, problems=2, max_tokens=12) if smoke else shape
 
 
 def short_of(shape: Shape) -> Shape:
@@ -114,19 +114,19 @@ def fastest_generate(shape: Shape, dtype: str) -> tuple[str, Callable[[int], Sam
     return name, forms[name]
 
 
-def compare(name: str, dtype: str, plain: Worker, *, quick: bool) -> tuple[list[Row], dict[str, Any]]:
+def compare(name: str, dtype: str, plain: Worker, *, smoke: bool) -> tuple[list[Row], dict[str, Any]]:
     """GroupRL with kernels, GroupRL without, `generate`, in turns."""
-    shape = shape_of(name, quick)
+    shape = shape_of(name, smoke)
     peer_name, peer = fastest_generate(shape, dtype)
 
     def without_kernels(number: int) -> Sampled:
-        return Sampled(**plain.ask({"name": name, "dtype": dtype, "number": number, "quick": quick}))
+        return Sampled(**plain.ask({"name": name, "dtype": dtype, "number": number, "smoke": smoke}))
 
     grouprl(short_of(shape), dtype, -1)
-    plain.ask({"name": name, "dtype": dtype, "number": -1, "quick": True})
+    plain.ask({"name": name, "dtype": dtype, "number": -1, "smoke": True})
     found = in_turns(
         {"compiled": lambda number: grouprl(shape, dtype, number), "plain": without_kernels, peer_name: peer},
-        rounds=2 if quick else 4,
+        rounds=2 if smoke else 4,
         at_most=SECONDS_PER_CASE,
     )
     rates = {form: statistics.median(one.rate for one in calls) for form, calls in found.items()}
@@ -139,7 +139,7 @@ def compare(name: str, dtype: str, plain: Worker, *, quick: bool) -> tuple[list[
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    shape = shape_of(question["name"], question["quick"])
+    shape = shape_of(question["name"], question["smoke"])
     one = grouprl(shape, question["dtype"], question["number"])
     return {"seconds": one.seconds, "lengths": one.lengths}
 
@@ -152,11 +152,11 @@ def main() -> None:
     if given.answer:
         answer_lines(answer)
         return
-    rows, calls, names = [], {}, given.shapes or (["small"] if given.quick else SHAPES)
+    rows, calls, names = [], {}, given.shapes or (["small"] if given.smoke else SHAPES)
     with Worker("speed_sampling.py", "--answer", kernels=False) as plain:
         for name in names:
             for dtype in DTYPES:
-                more, calls[f"{name}, {dtype}"] = compare(name, dtype, plain, quick=given.quick)
+                more, calls[f"{name}, {dtype}"] = compare(name, dtype, plain, smoke=given.smoke)
                 rows += more
     finish(rows, seconds_and_tokens=calls)
 

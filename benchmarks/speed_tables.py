@@ -1,57 +1,101 @@
-"""The tables of docs/performance.md from what `make bench` and `vs_trl.py` wrote.
+"""The tables of docs/performance.md from what `make bench`, `vs_trl.py` and `trl_task.py` wrote to benchmarks/results.
 
-python benchmarks/speed_tables.py
+    python benchmarks/speed_tables.py [--write]
+
+A test holds the page to them; `--write` puts them where the page has the old ones.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from speed import TARGETS, cell
 from speed_rows import HERE
+from trl_task import MEASURES, middle_seconds
 
 RESULTS = HERE / "results"
+PAGE = HERE.parent / "docs" / "performance.md"
+# In their order on the page; what the machine can do has no table there, and whole steps are those of `vs_trl.py`.
+SECTIONS = ("sampling", "learning", "logprobs", "overhead", "curves")
+GREEDY = {"greedy": "greedy", "sampled": "of samples"}
 
 
-def bench(sections: dict[str, Any]) -> Iterator[str]:
-    for section in sections.values():
-        peers = sorted({row["peer_name"] for row in section["rows"] if row["peer_name"]})
-        yield f"\n**{section['title']}**" + (f" (peer: {', '.join(peers)})" if len(peers) == 1 else "") + "\n"
-        yield "| | unit | GroupRL | peer | ratio | wanted | floor | reached of it |"
-        yield "|---|---|---|---|---|---|---|---|"
-        for row in section["rows"]:
-            ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
-            target = TARGETS.get(row["name"])
-            share = "" if row["of_floor"] is None else f"{row['of_floor']:.0%}"
-            figures = (cell(row["ours"]), cell(row["peer"]), ratio, cell(target), cell(row["floor"]), share)
-            yield f"| {row['name']} | {row['unit']} | {' | '.join(figures)} |"
+def lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table without the columns that are empty in every row."""
+    columns = [at for at, _ in enumerate(head) if at < 2 or any(row[at] for row in rows)]
+    cut = [[row[at] for at in columns] for row in (head, *rows)]
+    return [f"| {' | '.join(cut[0])} |", "|" + "---|" * len(columns), *(f"| {' | '.join(row)} |" for row in cut[1:])]
 
 
-def steps(dtype: str, cases: dict[str, Any]) -> Iterator[str]:
-    yield f"\n**Steps in {dtype}**\n"
-    yield "| | | seconds | times GroupRL's | sampling | reference | learning | MiB | floor, s | reached of it |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+def bench(section: dict[str, Any]) -> list[str]:
+    """A section of `make bench`."""
+    rows = []
+    for row in section["rows"]:
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+        share = "" if row["of_floor"] is None else f"{row['of_floor']:.0%}"
+        target = cell(TARGETS.get(row["name"]))
+        figures = (cell(row["ours"]), cell(row["peer"]), ratio, target, cell(row["floor"]), share)
+        rows.append((row["name"], row["unit"], *figures))
+    return lines(("", "unit", "GroupRL", "peer", "ratio", "wanted", "floor", "reached of it"), rows)
+
+
+def steps(cases: dict[str, Any]) -> list[str]:
+    """Whole steps beside TRL."""
+    head = ("", "", "seconds", "times GroupRL's", "sampling", "reference", "learning", "MiB", "floor, s")
+    rows = []
     for case, found in cases.items():
         ours = found["GroupRL"]
         for name, one in found.items():
             parts = [f"{one['parts'][part][1]:.2f}" for part in ("generation", "reference", "learn")]
-            floor = (f"{ours['floor']:.2f}", f"{ours['floor'] / one['cpu']:.0%}")
-            label = name if name == "GroupRL" else f"TRL, {name}"
             figures = (
                 f"{one['cpu']:.2f}",
                 f"{one['cpu'] / ours['cpu']:.2f}",
                 *parts,
                 f"{one['above_imports_mib']:.0f}",
             )
-            yield f"| {case} | {label} | {' | '.join((*figures, *floor))} |"
+            floor = (f"{ours['floor']:.2f}", f"{ours['floor'] / one['cpu']:.0%}")
+            rows.append((case, name if name == "GroupRL" else f"TRL, {name}", *figures, *floor))
+    return lines((*head, "reached of it"), rows)
+
+
+def task(found: dict[str, dict[str, list[dict[str, float]]]]) -> list[str]:
+    """Training seconds to the goal, median of the seeds."""
+    rows = []
+    for measure in MEASURES:
+        ours, theirs = (middle_seconds(found[library].values(), measure)[1] for library in ("grouprl", "trl"))
+        rows.append((GREEDY[measure], f"{ours:.2f} s", f"{theirs:.2f} s", f"{theirs / ours:.1f}"))
+    return lines(("to 90 % of held-out problems, same recipe", "GroupRL", "TRL", "ratio"), rows)
+
+
+def tables() -> Iterator[list[str]]:
+    """All tables of the page, from top to bottom."""
+    for dtype in ("float32", "bfloat16"):
+        yield steps(json.loads((RESULTS / f"vs_trl_{dtype}.json").read_text())["speed"])
+    yield task(json.loads((RESULTS / "trl_task.json").read_text()))
+    sections = json.loads((RESULTS / "cpu.json").read_text())["sections"]
+    yield from (bench(sections[name]) for name in SECTIONS)
+
+
+def written(page: str) -> str:
+    """The page with these tables in the place of those that it has."""
+    made = tables()
+    page = re.sub(r"(?:^\|.*\n)+", lambda _: "\n".join(next(made)) + "\n", page, flags=re.MULTILINE)
+    assert next(made, None) is None, f"expected {PAGE} to have a table for each section, got fewer"
+    return page
 
 
 def main() -> None:
-    print(*bench(json.loads((RESULTS / "cpu.json").read_text())["sections"]), sep="\n")
-    for dtype in ("float32", "bfloat16"):
-        print(*steps(dtype, json.loads((RESULTS / f"vs_trl_{dtype}.json").read_text())["speed"]), sep="\n")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--write", action="store_true", help=f"into {PAGE.name}")
+    parser.add_argument("--smoke", action="store_true", help="the same: it measures nothing")
+    if parser.parse_args().write:
+        PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for table in tables():
+        print(*table, sep="\n", end="\n\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A whole GRPO step beside TRL's, from `vs_trl.py`: rollout, reference, loss, gradient, update.
 
-    OMP_NUM_THREADS=1 taskset -c 1 python benchmarks/speed_trl.py [--quick]
+    OMP_NUM_THREADS=1 taskset -c 1 python benchmarks/speed_trl.py [--smoke]
 
 Two of the cases of `vs_trl.py`, each one step after one to warm up, against TRL with the settings that are the fastest
 on a CPU of those whose weights learn. CPU seconds. `vs_trl.py` itself takes more steps, TRL's own settings too, and
@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from speed_rows import Row, child, finish, say, section_parser, smaller
-from trl_peer import require_trl
+from trl_peer import missing_trl
 
 # Name, and what the scripts are told.
 CASES = {
@@ -38,13 +38,9 @@ def compare(name: str, words: tuple[str, ...]) -> tuple[list[Row], dict[str, Any
 
 def main() -> None:
     given = section_parser(__doc__).parse_args()
-    if given.quick:
-        finish([], note="left out: there is no quick form of it")
-        return
-    try:
-        require_trl()
-    except SystemExit as without:
-        finish([], note=f"left out: {without}")
+    note = missing_trl()
+    if note or given.smoke:
+        finish([], note=f"left out: {note or 'both scripts that it starts have a smoke of their own'}")
         return
     rows, found = [], {}
     for name, words in CASES.items():

@@ -9,9 +9,11 @@ import torch
 from shapes import END, VOCABULARY, Shape, prompts, text
 from transformers import LlamaForCausalLM
 
+from grouprl.algorithms.credit import Credit
+from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
-from grouprl.learner import Credit, KlCoefficient, Learner, Optimizer, Seen, assign_credit, make_batch
+from grouprl.learner import KlCoefficient, Learner, Optimizer, PolicyEvaluation, assign_credit, make_batch
 from grouprl.types import Batch, Completion, Group, Problem, RewardOutcome, Sampling, StopReason
 
 CPU = torch.device("cpu")
@@ -32,7 +34,7 @@ class Work:
 
     batch: Batch
     credit: Credit
-    seen: Seen
+    before: PolicyEvaluation
     algorithm: Algorithm
 
 
@@ -59,12 +61,12 @@ def made_up(shape: Shape, *, mean_tokens: int, spread: int = 0, kl_coef: float =
     sampling = Sampling(max_tokens=mean_tokens + spread)
     batch = make_batch(groups, sampling)
     reference_NT = batch.old_logprobs_NT + 0.1 * torch.randn(batch.mask_NT.shape, generator=noise)
-    seen = Seen(reference_NT=reference_NT * batch.mask_NT) if kl_coef else Seen()
-    algorithm = Algorithm(kl_coef=kl_coef)
+    before = PolicyEvaluation(reference_NT=reference_NT * batch.mask_NT) if kl_coef else PolicyEvaluation()
+    algorithm = Algorithm(kl=Kl(kl_coef=kl_coef) if kl_coef else None)
     rewards = [0.0 if group < silent * shape.problems else draws.random() for group in batch.group_of_N]
     outcomes = [RewardOutcome(reward, {"made up": reward}) for reward in rewards]
-    credit = assign_credit(outcomes, {"made up": 1.0}, batch, seen, algorithm, kl_coef=kl_coef)
-    return Work(batch, credit, seen, algorithm)
+    credit = assign_credit(outcomes, {"made up": 1.0}, batch, before, algorithm, kl_coef=kl_coef)
+    return Work(batch, credit, before, algorithm)
 
 
 def learner(model: LlamaForCausalLM, algorithm: Algorithm, dtype: str) -> Learner:

@@ -15,7 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -139,13 +139,18 @@ def even_share(completion_ids: Sequence[Sequence[int]], numbers: Sequence[int], 
     ]
 
 
-def require_trl() -> None:
+def missing_trl() -> str | None:
+    """Why TRL cannot be measured here; None where it can."""
     try:
         found = metadata.version("trl")
     except metadata.PackageNotFoundError:
         found = "none"
-    if found != VERSION:
-        raise SystemExit(f"trl: expected version {VERSION}, got {found}: pip install trl=={VERSION}")
+    return None if found == VERSION else f"trl: expected version {VERSION}, got {found}: pip install trl=={VERSION}"
+
+
+def require_trl() -> None:
+    if missing := missing_trl():
+        raise SystemExit(missing)
 
 
 def grpo_config(settings: Settings, *, completions: int = COMPLETIONS, **others: Any) -> Any:
@@ -196,7 +201,7 @@ def watch(trainer: Any, meter: Meter) -> None:
         function = meter.timed("reference", logprobs) if model is trainer.ref_model else logprobs
         return function(model, *arguments, **keywords)
 
-    class Steps(TrainerCallback):
+    class Steps(TrainerCallback):  # type: ignore[misc]
         began = (0.0, 0.0)
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -226,18 +231,25 @@ def main() -> None:
     parser.add_argument("--beta", type=float, default=0.04, help="weight of the KL; 0 = no reference")
     parser.add_argument("--silent-half", action="store_true", help="half of the groups carry no signal")
     parser.add_argument("--steps", type=int, default=3, help="after one to warm up")
+    parser.add_argument("--smoke", action="store_true", help="a tiny shape: whether it runs, not how fast")
     arguments = parser.parse_args()
+    if arguments.smoke and (missing := missing_trl()):
+        print(f"left out, nothing here runs without it: {missing}")
+        return
     require_trl()
 
     import torch
     from datasets import Dataset
-    from shapes import SHAPES, prompts, save, text
+    from shapes import SHAPES, TINY, prompts, save, text
     from transformers import LlamaForCausalLM  # noqa: F401  counted as an import, because it is only found here
     from trl import GRPOTrainer
 
     imports_mib = memory_mib("VmRSS")
     torch.set_num_threads(1)
-    shape = SHAPES[arguments.shape]
+    shape = TINY if arguments.smoke else SHAPES[arguments.shape]
+    settings = VARIANTS[arguments.dtype][arguments.variant]
+    if arguments.smoke:
+        settings = replace(settings, micro_batch=shape.problems * shape.group_size)
     with tempfile.TemporaryDirectory() as folder:
         trainer = GRPOTrainer(
             model=str(save(shape, Path(folder))),
@@ -245,7 +257,8 @@ def main() -> None:
                 completion_ids, number, silent_half=arguments.silent_half
             ),
             args=grpo_config(
-                VARIANTS[arguments.dtype][arguments.variant],
+                settings,
+                completions=shape.problems * shape.group_size,
                 num_generations=shape.group_size,
                 max_completion_length=shape.max_tokens,
                 max_steps=1 + arguments.steps,

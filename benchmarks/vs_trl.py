@@ -17,21 +17,36 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import torch
 from floor import step_floor
-from shapes import SHAPES, Shape, prompts, save, text
+from shapes import SHAPES, TINY, Shape, prompts, save, text
 from torch import Tensor
 from transformers import LlamaForCausalLM as LlamaForCausalLM  # counted as an import, because it is found here
 from transformers import PreTrainedModel
-from trl_peer import COMPLETIONS, PARTS, VARIANTS, Meter, even_share, grpo_config, memory_mib, require_trl, summary
+from trl_peer import (
+    PARTS,
+    VARIANTS,
+    Meter,
+    even_share,
+    grpo_config,
+    memory_mib,
+    missing_trl,
+    require_trl,
+    summary,
+)
 
+from grouprl.algorithms import kept_groups
+from grouprl.algorithms.advantages import GroupAdvantage
+from grouprl.algorithms.filters import Filter
+from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
-from grouprl.learner import KlCoefficient, Learner, Optimizer, assign_credit, kept_groups, make_batch
+from grouprl.learner import KlCoefficient, Learner, Optimizer, assign_credit, make_batch
 from grouprl.models import frozen_copy, load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.types import Group, Problem, RewardOutcome, Sampling
@@ -63,7 +78,11 @@ def learner_of(
 ) -> Learner:
     """TRL's advantages (sample deviation, 1e-4) and the paper's loss; without a KL, silent groups leave the batch."""
     beta = arguments.beta
-    algorithm = Algorithm("grpo", std="sample", eps=1e-4, kl_coef=beta, drop_equal=beta == 0)
+    algorithm = Algorithm(
+        advantage=GroupAdvantage(std="sample", eps=1e-4),
+        kl=Kl(kl_coef=beta) if beta else None,
+        filter=None if beta else Filter(drop_equal=True),
+    )
     return Learner(
         policy=policy,
         reference=reference,
@@ -82,26 +101,43 @@ def learn(
     """Rewards, reference, advantages and update; figures of the update."""
     algorithm = learner.algorithm
     outcomes = [judged(group, silent_half=silent_half) for group in groups]
-    kept = kept_groups(outcomes, algorithm)
+    kept = kept_groups([[outcome.total for outcome in row] for row in outcomes], drop_equal=algorithm.groups.drop_equal)
     batch = make_batch(list(compress(groups, kept)), Sampling(max_tokens))
-    seen = meter.timed("reference", learner.look)(batch)
+    before = meter.timed("reference", learner.evaluate)(batch)
     flat = [outcome for row in compress(outcomes, kept) for outcome in row]
-    credit = assign_credit(flat, {"even": 1.0}, batch, seen, algorithm, kl_coef=algorithm.kl_coef)
-    return meter.timed("learn", learner.learn)(batch, credit, seen)
+    credit = assign_credit(flat, {"even": 1.0}, batch, before, algorithm, kl_coef=algorithm.kl_coef)
+    figures: dict[str, float] = meter.timed("learn", learner.learn)(batch, credit, before).metrics
+    return figures
+
+
+class TimedOptimizer(Optimizer):
+    """Counts its updates as the part "optimizer"."""
+
+    def __init__(self, model: PreTrainedModel, meter: Meter) -> None:
+        super().__init__(model, LearnerConfig(learning_rate=1e-6))
+        self._meter = meter
+
+    def step(self) -> float:
+        """The gradient's norm."""
+        return float(self._meter.timed("optimizer", super().step)())
+
+
+def shape_of(arguments: argparse.Namespace) -> Shape:
+    return TINY if arguments.smoke else SHAPES[arguments.shape]
 
 
 def measure_grouprl(arguments: argparse.Namespace) -> dict[str, Any]:
     """Seconds and memory of GroupRL's steps. learn includes its optimizer: clipping, AdamW, clearing the gradient."""
     imports_mib = memory_mib("VmRSS")
     torch.set_num_threads(1)
-    shape = SHAPES[arguments.shape]
+    shape = shape_of(arguments)
     with tempfile.TemporaryDirectory() as folder:
         save(shape, Path(folder))
         policy, tokenizer = load_model(folder, device=CPU), load_tokenizer(folder)
     engine = NativeEngine(policy, tokenizer, seed=0, max_rows=256, dtype=arguments.dtype)
-    optimizer, meter = Optimizer(policy, LearnerConfig(learning_rate=1e-6)), Meter()
-    optimizer.step = meter.timed("optimizer", optimizer.step)
-    learner = learner_of(policy, frozen_copy(policy) if arguments.beta else None, optimizer, arguments)
+    meter = Meter()
+    reference = frozen_copy(policy) if arguments.beta else None
+    learner = learner_of(policy, reference, TimedOptimizer(policy, meter), arguments)
     for step in range(1 + arguments.steps):
         groups = meter.timed("generation", sampled)(engine, shape, step=step)
         meter.count(sum(len(completion) for group in groups for completion in group.completions))
@@ -115,8 +151,7 @@ def measure_grouprl(arguments: argparse.Namespace) -> dict[str, Any]:
 def floor(arguments: argparse.Namespace, lengths: Sequence[int]) -> float:
     """Seconds that the products of such a step take on this machine, see `floor.py`."""
     learned = 0.5 if arguments.silent_half else 1.0
-    shape, dtype = SHAPES[arguments.shape], arguments.dtype
-    return step_floor(shape, lengths, dtype, reference=bool(arguments.beta), learned=learned)
+    return step_floor(shape_of(arguments), lengths, arguments.dtype, reference=bool(arguments.beta), learned=learned)
 
 
 class KeptGradient(Optimizer):
@@ -141,7 +176,7 @@ def exactness(arguments: argparse.Namespace) -> dict[str, float]:
     from datasets import Dataset
     from trl import GRPOTrainer
 
-    shape = SHAPES[arguments.shape]
+    shape = shape_of(arguments)
     with tempfile.TemporaryDirectory() as folder:
         save(shape, Path(folder))
         sampler, tokenizer = load_model(folder, device=CPU), load_tokenizer(folder)
@@ -149,11 +184,17 @@ def exactness(arguments: argparse.Namespace) -> dict[str, float]:
         rows = [(group, completion) for group in groups for completion in group.completions]
         data = [{"prompt": group.problem.prompt, "number": int(group.problem.id)} for group, _ in rows]
         settings = VARIANTS["float32"]["tuned"]
+        if arguments.smoke:
+            settings = replace(settings, micro_batch=len(rows))
         trainer = GRPOTrainer(
             model=folder,
             reward_funcs=lambda completion_ids, number, **_: even_share(completion_ids, number, silent_half=False),
             args=grpo_config(
-                settings, beta=0.04, num_generations=shape.group_size, max_completion_length=shape.max_tokens
+                settings,
+                completions=len(rows),
+                beta=0.04,
+                num_generations=shape.group_size,
+                max_completion_length=shape.max_tokens,
             ),
             train_dataset=Dataset.from_list(data),
             rollout_func=lambda asked, _: {
@@ -171,7 +212,7 @@ def exactness(arguments: argparse.Namespace) -> dict[str, float]:
     # With one pass TRL takes the policy itself for the old one; it is told the sampler's log-probs, as after a pass.
     made["old_per_token_logps"] = made["sampling_per_token_logps"]
     theirs_loss = 0.0
-    for first in range(0, COMPLETIONS, settings.micro_batch):
+    for first in range(0, len(rows), settings.micro_batch):
         rows_of = slice(first, first + settings.micro_batch)
         loss = trainer._compute_loss(trainer.model, {k: v[rows_of] if v.dim() else v for k, v in made.items()})
         loss.backward()
@@ -209,7 +250,8 @@ def child(script: str, *words: str) -> dict[str, Any]:
     run = subprocess.run([sys.executable, str(HERE / script), *words], capture_output=True, text=True, check=False)
     if run.returncode:
         raise SystemExit(f"{script} {' '.join(words)}\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}")
-    return json.loads(run.stdout.strip().splitlines()[-1])
+    found: dict[str, Any] = json.loads(run.stdout.strip().splitlines()[-1])
+    return found
 
 
 def row(name: str, found: dict[str, Any], against: dict[str, Any] | None = None) -> str:
@@ -266,6 +308,18 @@ def checked(arguments: argparse.Namespace) -> dict[str, float]:
     return found
 
 
+def smoke(arguments: argparse.Namespace) -> None:
+    """One step of GroupRL in each case, and where TRL is installed the same gradient in both."""
+    arguments.steps = 1
+    for case, arguments.beta, arguments.silent_half in CASES:
+        print(f"{case}\n{HEADING}\n{row('GroupRL', measure_grouprl(arguments))}")
+    if missing := missing_trl():
+        print(f"left out, TRL's steps and its gradient: {missing}")
+        return
+    arguments.beta = 0.04
+    checked(arguments)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", choices=tuple(SHAPES), default="small")
@@ -276,7 +330,11 @@ def main() -> None:
     parser.add_argument("--beta", type=float, default=0.04, help="of --only grouprl")
     parser.add_argument("--silent-half", action="store_true", help="of --only grouprl")
     parser.add_argument("--micro-batch-tokens", type=int, default=LearnerConfig().micro_batch_tokens)
+    parser.add_argument("--smoke", action="store_true", help="a tiny shape: whether it runs, not how fast")
     arguments = parser.parse_args()
+    if arguments.smoke:
+        smoke(arguments)
+        return
     if arguments.only == "grouprl":
         print(json.dumps(measure_grouprl(arguments)))
         return

@@ -1,5 +1,7 @@
+import signal
 from pathlib import Path
 
+import cloudpickle
 import pytest
 from hypothesis import settings
 
@@ -9,6 +11,10 @@ from tiny import tiny_model_folder
 # The same examples every time, and no limit on one example's time: a busy machine is not a failing test.
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As a shell leaves it for what runs in its background: runs could not be stopped by Ctrl-C, nor their tests pass.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +37,27 @@ def secret(tmp_path: Path) -> Path:
     path.write_text("a secret")
     path.chmod(0o666)
     return path
+
+
+HERE = Path(__file__).parent
+# Tests that look at every sandbox of the machine would meet those of the other worker.
+SANDBOX = ("sandbox/", "tasks/test_code_task", "rewards/test_unit_tests_reward")
+# Begun first: a long file that is begun last leaves the other worker without work.
+LONG = (
+    *("run/test_train", "learner/test_family", "lab/test_lab_browser", "models/test_lora", "run/test_trainer"),
+    *("rewards/test_hostile", "sandbox/", "lab/", "scoring/", "benchmarks/", "compare/"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> str:
+        return item.path.relative_to(HERE).as_posix()
+
+    items.sort(key=lambda item: next((at for at, start in enumerate(LONG) if place(item).startswith(start)), len(LONG)))
+    for item in items:
+        # The tests of a file go to one worker: what its fixtures made is made once.
+        group = "sandbox" if place(item).startswith(SANDBOX) else place(item)
+        item.add_marker(pytest.mark.xdist_group(group))
+    for module in {item.module for item in items if isinstance(item, pytest.Function)}:
+        # A reward worker that is sent a function of a test module by its name imports all that the module does: 3 s.
+        cloudpickle.register_pickle_by_value(module)

@@ -3,12 +3,11 @@
 import ast
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).parent.parent / "src" / "grouprl"
+from source_tree import SRC, Module, modules, room_of
 
 # A package imports the packages before it.
 ORDER = """
@@ -16,10 +15,14 @@ ORDER = """
     learner evaluation planner report step run supervised compare check_reward lab cli
 """
 RANK = {package: rank for rank, package in enumerate(ORDER.split())}
-# Modules beside the packages.
-ALONE = {"types", "planner", "step"}
-
-FILE_LINES, FUNCTION_LINES, STEP_LINES, RECIPE_LINES = 350, 60, 150, 15
+FILE_LINES, FUNCTION_LINES, RECIPE_LINES, FIELDS = 350, 60, 15, 12
+STEP_LINES = 151  # the aim: 120
+# Classes that are still to be divided: this set is empty in the end, and takes no new ones.
+TOO_MANY_FIELDS = {
+    "grouprl.check_reward.findings.KindScores",
+    "grouprl.config.run.RunConfig",
+    "grouprl.rewards.judge_model.grading.JudgeModel",
+}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 # Functions and columns on their way from a run to its own workers; nothing that was stored or downloaded.
 MAY_PICKLE = "grouprl.scoring.parcels"
@@ -27,32 +30,6 @@ MAY_PICKLE = "grouprl.scoring.parcels"
 MAY_COMPILE = ("grouprl.sandbox.inside", "grouprl.tasks.asserts")
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-@dataclass(frozen=True)
-class Module:
-    name: str  # "grouprl.rollout.engine"; a package's __init__ has the package's name
-    source: str
-    is_package: bool = False
-
-    @property
-    def tree(self) -> ast.Module:
-        return ast.parse(self.source)
-
-    @property
-    def room(self) -> str:
-        return room_of(self.name)
-
-    def imports(self) -> Iterator[str]:
-        """Absolute dotted names, wherever they are imported: in functions and for types only as well."""
-        package = self.name.split(".") if self.is_package else self.name.split(".")[:-1]
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Import):
-                yield from (alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                base = package[: len(package) - node.level + 1] if node.level else []
-                base += node.module.split(".") if node.module else []
-                yield from (".".join([*base, alias.name]) for alias in node.names)
 
 
 def public_definitions(
@@ -68,12 +45,6 @@ def public_definitions(
         yield prefix + node.name, node
         if isinstance(node, ast.ClassDef):
             yield from public_definitions(node, f"{prefix}{node.name}.")
-
-
-def room_of(dotted: str) -> str:
-    """'grouprl.tasks.base.Split' -> 'tasks'; '' for the package itself and for other packages."""
-    first, *rest = dotted.split(".")
-    return rest[0] if first == "grouprl" and rest and not rest[0].startswith("__") else ""
 
 
 # The rules: each yields what breaks it
@@ -119,6 +90,23 @@ def sizes_stay_readable(module: Module) -> Iterator[str]:
     for node in ast.walk(module.tree):
         if isinstance(node, Function) and (length := code_lines(node)) > FUNCTION_LINES:
             yield f"{module.name}.{node.name}: {length} lines, at most {FUNCTION_LINES}"
+
+
+def values_have_few_fields(module: Module) -> Iterator[str]:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ClassDef) and (count := fields_of(node)) > FIELDS:
+            name = f"{module.name}.{node.name}"
+            if name not in TOO_MANY_FIELDS:
+                yield f"{name}: {count} fields, at most {FIELDS}: group those that belong together"
+
+
+def fields_of(node: ast.ClassDef) -> int:
+    """Those that a dataclass, a named tuple or a section of a configuration declares itself; 0 for other classes."""
+    words = {ast.unparse(one).partition("(")[0].rpartition(".")[2] for one in (*node.decorator_list, *node.bases)}
+    if not words & {"dataclass", "Section", "BaseModel", "NamedTuple", "TypedDict"}:
+        return 0
+    declared = [one for one in node.body if isinstance(one, ast.AnnAssign)]
+    return sum(not ast.unparse(one.annotation).startswith(("ClassVar", "InitVar")) for one in declared)
 
 
 def code_lines(node: Function) -> int:
@@ -175,6 +163,7 @@ RULES: tuple[Callable[[Module], Iterator[str]], ...] = (
     foundations_import_little,
     the_package_itself_is_light,
     sizes_stay_readable,
+    values_have_few_fields,
     names_say_what_is_inside,
     public_functions_name_their_arguments,
     everything_public_is_documented,
@@ -185,16 +174,6 @@ RULES: tuple[Callable[[Module], Iterator[str]], ...] = (
 
 def recipe_lines(text: str) -> int:
     return sum(bool(line.strip()) and not line.lstrip().startswith("#") for line in text.splitlines())
-
-
-def modules() -> list[Module]:
-    found = []
-    for path in sorted(SRC.rglob("*.py")):
-        parts = ("grouprl", *path.relative_to(SRC).with_suffix("").parts)
-        is_package = parts[-1] == "__init__"
-        name = ".".join(parts[:-1] if is_package else parts)
-        found.append(Module(name, path.read_text(encoding="utf-8"), is_package))
-    return found
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -208,6 +187,15 @@ def test_a_recipe_fits_on_a_card(recipe: Path):
     assert recipe_lines(recipe.read_text(encoding="utf-8")) <= RECIPE_LINES
 
 
+def test_the_list_of_exceptions_only_shrinks():
+    found = {f"{m.name}.{node.name}" for m in modules() for node in ast.walk(m.tree) if too_many_fields(node)}
+    assert found >= TOO_MANY_FIELDS, f"take {TOO_MANY_FIELDS - found} off the list"
+
+
+def too_many_fields(node: ast.AST) -> bool:
+    return isinstance(node, ast.ClassDef) and fields_of(node) > FIELDS
+
+
 def test_the_package_is_found():
     assert {"grouprl", "grouprl.types", "grouprl.config"} <= {module.name for module in modules()}
 
@@ -217,6 +205,7 @@ def test_recipe_lines_leaves_out_comments_and_blank_lines():
 
 
 LONG_FUNCTION = "def f():\n" + "    a = 1\n" * FUNCTION_LINES
+MANY_FIELDS = "class A:\n" + "".join(f"    a{number}: int\n" for number in range(FIELDS + 1))
 BAD = [
     (imports_go_one_way, "tasks.base", "from grouprl.learner import update"),
     (imports_go_one_way, "tasks.base", "import grouprl.learner.update"),
@@ -226,7 +215,7 @@ BAD = [
     (imports_go_one_way, "tasks.base", "if TYPE_CHECKING:\n    import grouprl.step"),
     (imports_go_one_way, "tasks.base", "from grouprl import Trainer"),
     (imports_go_one_way, "run.train", "from grouprl.supervised.sft import sft"),
-    (imports_go_one_way, "algorithms.spec", "from grouprl.config import RunConfig"),
+    (imports_go_one_way, "algorithms.spec", "from grouprl.config.run import RunConfig"),
     (imports_go_one_way, "attic", ""),
     (foundations_import_little, "algorithms.kl", "import numpy"),
     (foundations_import_little, "config.run", "import torch"),
@@ -239,6 +228,9 @@ BAD = [
     (sizes_stay_readable, "step", "a = 1\n" * STEP_LINES),
     (sizes_stay_readable, "tasks.base", LONG_FUNCTION),
     (sizes_stay_readable, "tasks.base", "async " + LONG_FUNCTION),
+    (values_have_few_fields, "tasks.base", "@dataclass\n" + MANY_FIELDS),
+    (values_have_few_fields, "tasks.base", "@dataclass(frozen=True)\n" + MANY_FIELDS),
+    (values_have_few_fields, "config.run", MANY_FIELDS.replace("A:", "A(Section):")),
     (names_say_what_is_inside, "tasks.utils", ""),
     (names_say_what_is_inside, "common.tasks", ""),
     (public_functions_name_their_arguments, "tasks.base", "def f(**kwargs): ..."),
@@ -270,6 +262,8 @@ GOOD = [
     (the_package_itself_is_light, "", "import sys\nif TYPE_CHECKING:\n    from grouprl.run.train import Trainer"),
     (sizes_stay_readable, "tasks.base", "a = 1\n" * FILE_LINES),
     (sizes_stay_readable, "tasks.base", LONG_FUNCTION.replace("    a = 1\n", "", 1)),
+    (values_have_few_fields, "tasks.base", "@dataclass\n" + MANY_FIELDS.replace("a0: int", "a0: ClassVar[int]")),
+    (values_have_few_fields, "tasks.base", MANY_FIELDS),
     (public_functions_name_their_arguments, "rewards.rules", "def f(prompts, **columns): ..."),
     (public_functions_name_their_arguments, "tasks.base", "def _f(**kwargs): ..."),
     (everything_public_is_documented, "tasks.base", "'''Doc.'''\ndef _f(): ...\nclass _A:\n    def f(self): ..."),

@@ -14,7 +14,7 @@ from grouprl.types import Problem, UserError
 
 if TYPE_CHECKING:
     from grouprl.algorithms.spec import Algorithm
-    from grouprl.config import RunConfig
+    from grouprl.config.run import RunConfig
     from grouprl.run.train import Run
     from grouprl.run.trainer import Trainer
     from grouprl.scoring.functions import WeightedReward
@@ -27,7 +27,7 @@ _LAZY = {
     "Algorithm": "grouprl.algorithms.spec",
     "Invalid": "grouprl.scoring.invalid",
     "Run": "grouprl.run.train",
-    "RunConfig": "grouprl.config",
+    "RunConfig": "grouprl.config.run",
     "Trainer": "grouprl.run.trainer",
     "WeightedReward": "grouprl.scoring.functions",
 }

@@ -84,7 +84,7 @@ def grpo_step(
 
         # Updates: the ratio of the policy to the old one, clipped, times the advantage, less the KL to the reference.
         with clock("learn"):
-            learned = learner.learn(batch, credit, before, lambda tokens: token_loss(parts, tokens), step=step)
+            learned = learner.learn(batch, credit, before, lambda tokens: token_loss(learner, tokens), step=step)
 
     # The only arrow back: the engine samples the next step from the new weights.
     parts.engine.load_weights(learner.optimizer.updates)
@@ -98,19 +98,19 @@ def grpo_step(
     return StepRecord(step, metrics, groups, outcomes, advantages, traces, kept)
 
 
-def token_loss(parts: StepParts, tokens: TokenGrid) -> tuple[Tensor, dict[str, Tensor]]:
+def token_loss(learner: Learner, tokens: TokenGrid) -> tuple[Tensor, dict[str, Tensor]]:
     """Equation 3 as a loss: the weighted sum of -min(ratio * A, clip(ratio) * A) + kl_coef * KL over the tokens.
 
     The ratio is exp(log-prob - old log-prob), its range [1 - clip_low, 1 + clip_high]; see `policy_loss`.
     """
-    kl = parts.algorithm.kl
-    return parts.algorithm.objective.loss(
+    kl = learner.algorithm.kl
+    return learner.algorithm.objective.loss(
         tokens.logprobs_NT,
         tokens.old_logprobs_NT,
         tokens.advantages_NT,
         tokens.weights_NT,
         ref_logprobs_NT=tokens.reference_NT,
-        kl_coef=parts.learner.kl_coef if kl is not None and kl.kl_in == "loss" else 0.0,
+        kl_coef=learner.kl_coef if kl is not None and kl.kl_in == "loss" else 0.0,
         kl=kl.kl_estimator if kl is not None else "k3",
         mask_NT=tokens.mask_NT,
     )

@@ -193,6 +193,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
     return runs / "both", compared(runs, wild="learner={learning_rate: 1e30, warmup_steps: 0}")
 
 
+@pytest.mark.slow
 def test_each_run_is_an_ordinary_run_directory(first: tuple[Path, Ended]) -> None:
     folder, _ = first
     for name in ("grpo-seed0", "no-KL-seed0"):
@@ -210,6 +211,7 @@ def test_each_run_is_an_ordinary_run_directory(first: tuple[Path, Ended]) -> Non
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_held_out_results_are_recorded_problem_by_problem(first: tuple[Path, Ended]) -> None:
     lines = (first[0] / "grpo-seed0" / "held_out.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
@@ -222,6 +224,7 @@ def test_held_out_results_are_recorded_problem_by_problem(first: tuple[Path, End
         assert not [name for name in evaluation if name.startswith("pass_at")]
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_told_and_stops_no_other(first: tuple[Path, Ended]) -> None:
     folder, ended = first
     assert ended.code == 1, ended.text
@@ -236,6 +239,7 @@ def test_a_run_that_fails_is_told_and_stops_no_other(first: tuple[Path, Ended]) 
     assert "wild" in (folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_finished_runs_are_kept_and_the_report_is_written_anew(first: tuple[Path, Ended], tmp_path: Path) -> None:
     shutil.copytree(first[0], tmp_path / "both")
     (tmp_path / "both" / "report.html").unlink()
@@ -247,6 +251,7 @@ def test_finished_runs_are_kept_and_the_report_is_written_anew(first: tuple[Path
     assert (tmp_path / "both" / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_what_was_interrupted_goes_on(first: tuple[Path, Ended], tmp_path: Path) -> None:
     shutil.copytree(first[0], tmp_path / "both")
     stopped, killed = tmp_path / "both" / "grpo-seed0", tmp_path / "both" / "no-KL-seed0"
@@ -263,6 +268,7 @@ def test_what_was_interrupted_goes_on(first: tuple[Path, Ended], tmp_path: Path)
     assert_same_run(killed, first[0] / "no-KL-seed0", step=3)
 
 
+@pytest.mark.slow
 def test_other_settings_are_refused_and_nothing_is_touched(first: tuple[Path, Ended]) -> None:
     before = tree(first[0])
     ended = compared(first[0].parent, "learner.learning_rate=0.5")
@@ -272,12 +278,14 @@ def test_other_settings_are_refused_and_nothing_is_touched(first: tuple[Path, En
     assert tree(first[0]) == before
 
 
+@pytest.mark.slow
 def test_a_folder_that_holds_a_run_is_refused(first: tuple[Path, Ended]) -> None:
     ended = compared(first[0].parent, "name=grpo-seed0", f"runs_dir={first[0]}")
     assert ended.code == 2
     assert "expected the folder of a comparison, found a run" in ended.text
 
 
+@pytest.mark.slow
 def test_what_a_run_says_that_the_user_can_mend_ends_the_comparison(tmp_path: Path) -> None:
     ended = compared(tmp_path, "rollout.max_tokens=5000", "jobs=1")
     assert ended.code == 2
@@ -285,6 +293,7 @@ def test_what_a_run_says_that_the_user_can_mend_ends_the_comparison(tmp_path: Pa
     assert not (tmp_path / "both" / "no-KL-seed0").exists()
 
 
+@pytest.mark.slow
 def test_a_request_to_stop_saves_the_run_and_says_how_to_go_on(tmp_path: Path) -> None:
     config = CompareConfig(
         name="long", runs_dir=str(tmp_path), base=("demo",), seeds=(0,),

@@ -61,6 +61,7 @@ def shown_step(page: Any) -> int:
     return max((int(step) for step in re.findall(r"\bstep (\d+)", page.locator("main").inner_text())), default=0)
 
 
+@pytest.mark.slow
 def test_a_run_is_started_followed_and_stopped(browser: Opened, page: Any, root: Path):
     browser.go("/")
     page.get_by_role("button", name="Start a run").click()

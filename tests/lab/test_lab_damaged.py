@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from test_comparison_report import comparison, ones, record
 
+from comparisons import comparison, ones, record
 from grouprl.compare.read import read_comparison
 from grouprl.lab import runs as runs_module
 from grouprl.lab.app import create_app

@@ -11,7 +11,6 @@ from typing import Any
 import anyio
 import pytest
 from starlette.testclient import TestClient
-from test_lab_runs import CONFIG
 
 from grouprl.lab import events as events_module
 from grouprl.lab.app import create_app
@@ -19,10 +18,11 @@ from grouprl.lab.events import Follower, stream
 from grouprl.lab.runs import Runs
 from grouprl.record.write import RunRecord
 from grouprl.types import StepRecord
+from lab_runs import FULL_CONFIG
 
 
 def record(folder: Path, steps: int, *, reward: float = 0.5) -> Path:
-    with RunRecord.create(folder, CONFIG) as run:
+    with RunRecord.create(folder, FULL_CONFIG) as run:
         for step in range(1, steps + 1):
             run.step(StepRecord(step, {"reward": reward, "completion_tokens": 10}, [], [], []))
     return folder

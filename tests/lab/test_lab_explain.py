@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,31 +10,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
+from explaining import ask, lab
 from grouprl.algorithms.named import NAMED
 from grouprl.lab.explain import COMPARING, compared
-from grouprl.lab.explain_routes import explain_routes
-from grouprl.lab.runs import Runs
-from grouprl.types import UserError
-
-
-def lab(root: Path) -> TestClient:
-    def refused(_: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, 400)
-
-    return TestClient(Starlette(routes=explain_routes(Runs(root)), exception_handlers={UserError: refused}))
-
-
-def ask(page: TestClient, path: str) -> dict[str, Any]:
-    answer = page.get(f"/api/explain/{path}")
-    assert answer.status_code == 200, answer.text
-    # Strict JSON: NaN and infinity are no numbers of it.
-    found: dict[str, Any] = json.loads(answer.text, parse_constant=pytest.fail)
-    return found
 
 
 @pytest.fixture

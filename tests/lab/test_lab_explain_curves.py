@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from test_lab_explain import ask, lab
+
+from explaining import ask, lab
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from test_lab_explain import ask, lab
 
+from explaining import ask, lab
 from grouprl import Algorithm, Trainer
 from grouprl.algorithms.named import NAMED
 from grouprl.config.run import RunConfig, dump_config

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_lab_walk import near, read, table
 
 from grouprl import Trainer
 from grouprl.algorithms.named import NAMED
@@ -17,6 +16,7 @@ from grouprl.scoring.functions import WeightedReward
 from lab_browser import Opened, needs_chromium, opened, served
 from lab_runs import CONFIG, Made, make_run
 from letter_rewards import letters, words
+from page_numbers import near, read, table
 from small_runs import ROWS, rollouts, small_config
 from variants import variant
 

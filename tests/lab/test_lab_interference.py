@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
-from test_lab_processes import QUICK, ended, started
 
 from grouprl.lab.app import create_app
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_json, read_run
 from grouprl.record.write import RunRecord
+from lab_processes import QUICK, ended, started
 from lab_runs import CONFIG, Made, add_step, make_run
 
 
@@ -66,6 +66,7 @@ def test_only_the_process_that_has_the_lock_is_stopped(
     assert bystander.poll() is None
 
 
+@pytest.mark.slow
 def test_a_run_that_was_asked_twice_to_stop_saves_all_the_same(client: TestClient, root: Path):
     started(client, "run", "steps=100000", "checkpoint.every=100000")
     until = time.monotonic() + 60
@@ -81,6 +82,7 @@ def test_a_run_that_was_asked_twice_to_stop_saves_all_the_same(client: TestClien
     assert read_json(root / "run" / "summary.json")["steps"] == last
 
 
+@pytest.mark.slow
 def test_of_two_starts_of_one_name_one_is_the_run(client: TestClient, root: Path):
     bodies = [{"recipe": "demo", "name": "run", "changes": [*QUICK, "steps=1", f"seed={seed}"]} for seed in (5, 6)]
     with ThreadPoolExecutor() as pool:
@@ -91,6 +93,7 @@ def test_of_two_starts_of_one_name_one_is_the_run(client: TestClient, root: Path
     assert f"seed: {won}" in (root / "run" / "config.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_is_no_zombie(client: TestClient, root: Path):
     started(client, "run", "steps=1")
     process = RunDirectory(root / "run").holder()

@@ -12,15 +12,9 @@ from starlette.testclient import TestClient
 
 from grouprl.config.run import RunConfig, load_config
 from grouprl.lab.app import create_app
-from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_json, read_run
+from lab_processes import ended, started
 from small_runs import tree
-
-# Seconds instead of a minute: 2 problems x 4 completions of at most 8 tokens.
-QUICK = [
-    "threads=1", "rollout.problems_per_step=2", "rollout.group_size=4", "rollout.max_tokens=8",
-    "evaluation.problems=2", "evaluation.samples=1", "checkpoint.every=1", "checkpoint.keep=100", "scoring.workers=1",
-]  # fmt: skip
 
 
 @pytest.fixture
@@ -33,21 +27,6 @@ def client(root: Path) -> Iterator[TestClient]:
     root.mkdir()
     with TestClient(create_app(root)) as client:
         yield client
-
-
-def ended(directory: Path, *, after: float = 60.0) -> None:
-    """Waits until nobody has the directory."""
-    until = time.monotonic() + after
-    while RunDirectory(directory).holder() is not None:
-        assert time.monotonic() < until, "the run goes on"
-        time.sleep(0.05)
-
-
-def started(client: TestClient, name: str, *changes: str) -> Any:
-    body = {"recipe": "demo", "name": name, "changes": [*QUICK, *changes]}
-    answer = client.post("/api/runs", json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
 
 
 def status(client: TestClient, run: str) -> str:
@@ -79,6 +58,7 @@ def test_a_run_is_started_stopped_and_resumed(client: TestClient, root: Path):
     assert [row["step"] for row in read_run(root / "mine").metrics] == list(range(1, last + 3))
 
 
+@pytest.mark.slow
 def test_a_fork_shares_the_steps_before_it(client: TestClient, root: Path):
     started(client, "first", "steps=4")
     ended(root / "first")
@@ -134,6 +114,7 @@ def test_what_cannot_be_started_says_why(client: TestClient, root: Path, body: d
     assert not (root / "a" / "metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_fork_that_cannot_be_leaves_nothing(client: TestClient, root: Path):
     started(client, "first", "steps=1")
     ended(root / "first")

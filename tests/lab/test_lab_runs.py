@@ -21,11 +21,10 @@ from grouprl.record.layout import RunDirectory
 from grouprl.record.write import RunRecord
 from grouprl.report.run_data import thinned
 from grouprl.types import StepRecord
+from lab_runs import FULL_CONFIG
 
-CONFIG = "name: one\nsteps: 3\nseed: 4\nalgorithm: {name: grpo}\nmodel: {path: abacus}\ntask: {name: word_problems}\n"
 
-
-def recorded(directory: Path, steps: int, config: str = CONFIG) -> Path:
+def recorded(directory: Path, steps: int, config: str = FULL_CONFIG) -> Path:
     with RunRecord.create(directory, config) as record:
         for step in range(1, steps + 1):
             row = {"reward": step / 4, "completion_tokens": 100 * step, "time/total": 0.5, "tokens_per_second": 200.0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from grouprl import Trainer
 from lab_browser import Opened, needs_chromium, opened, served
 from letter_rewards import letters
+from page_numbers import near, read, table
 from small_runs import ROWS, rollouts, small_config
 from variants import variant
 
@@ -38,25 +38,6 @@ def page(browser: Opened) -> Iterator[Any]:
     browser.watched.forget()
     yield browser.page
     browser.watched.assert_quiet()
-
-
-def read(text: str) -> list[float]:
-    """The numbers in a text of the page, with its minus and its powers of ten."""
-    raised = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
-    text = re.sub(r" × 10([⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+)", lambda found: f"e{found[1].translate(raised)}", text).replace("−", "-")
-    return [float(one) for one in re.findall(r"[-+]?\d+(?:\.\d+)?(?:e-?\d+)?", text.replace(",", ""))]
-
-
-def near(expected: float | list[float]) -> Any:
-    """As far as the page writes numbers out: to three decimals, or to two digits of a very small one."""
-    return pytest.approx(expected, abs=6e-4, rel=6e-2 if isinstance(expected, float) and abs(expected) < 1e-3 else 1e-3)
-
-
-def table(page: Any, name: str) -> list[list[float]]:
-    """The numbers of a table's rows, that of the completion first."""
-    rows = page.get_by_role("region", name=name).locator("tbody tr")
-    rows.first.wait_for()
-    return [read(" ; ".join(row.locator("th, td").all_text_contents())) for row in rows.all()]
 
 
 def clipped(ratio: float, advantage: float, low: float, high: float) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,53 +13,25 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from grouprl.algorithms import policy_loss, token_weights
-from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
-from grouprl.learner import KlCoefficient, Learner, Optimizer, make_batch
-from grouprl.models import fingerprint, frozen_copy, load_model, load_tokenizer
-from grouprl.rollout import NativeEngine, Request
-from grouprl.types import Batch, Group, Problem, Sampling
-from losses import loss_of
+from grouprl.learner import Optimizer, make_batch
+from grouprl.models import fingerprint, frozen_copy
+from grouprl.types import Batch, Group, Sampling
+from learner_setting import (
+    ADVANTAGES,
+    SAMPLING,
+    SIGNAL,
+    batch_of,
+    gap,
+    learn,
+    learner_of,
+    loaded,
+    other_reference,
+    sampled,
+)
 from oracles import own_logits, own_model, slow_policy
 from variants import variant
-
-CPU = torch.device("cpu")
-SAMPLING = Sampling(max_tokens=12, temperature=0.7, top_p=0.9)
-# Two groups with signal, of which one holds an invalid completion, and one without.
-ADVANTAGES = torch.tensor([1.2, -0.4, -0.8, 0.0, 0.0, 0.0, -1.0, 0.0, 2.0, -0.5, -0.5])
-SIGNAL = [0, 1, 2, 6, 8, 9, 10]
-GRPO = Algorithm()
-
-
-@dataclass
-class GradientKeeper:
-    """In the optimizer's place: keeps the gradient and leaves the weights."""
-
-    model: PreTrainedModel
-    learning_rate: float = 0.0
-    updates: int = 0
-
-    def step(self) -> float:
-        self.gradient = {name: weight.grad.clone() for name, weight in self.model.named_parameters()}
-        self.model.zero_grad(set_to_none=True)
-        return 0.0
-
-
-def loaded(folder: Path) -> PreTrainedModel:
-    return load_model(str(folder), device=CPU)
-
-
-def sampled(folder: Path, sampling: Sampling) -> list[Group]:
-    """Groups of 3, 3 and 5 with completions of several lengths."""
-    model, tokenizer = loaded(folder), load_tokenizer(str(folder))
-    model.generation_config.eos_token_id = [1, *range(20, 44)]
-    prompts = ("John has 15 apples.", "4", "There are 4 boxes with 6 pens each.")
-    requests = [
-        Request(Problem(prompt, prompt), tuple(tokenizer(prompt)["input_ids"]), count)
-        for prompt, count in zip(prompts, (3, 3, 5), strict=True)
-    ]
-    return NativeEngine(model, tokenizer, seed=3, max_rows=8).generate(requests, sampling)
 
 
 @pytest.fixture(scope="module")
@@ -67,52 +39,10 @@ def groups(tiny: Path) -> list[Group]:
     return sampled(tiny, SAMPLING)
 
 
-def batch_of(groups: Sequence[Group]) -> Batch:
-    return make_batch(groups, SAMPLING)
-
-
-def credit_of(batch: Batch, advantages_N: Tensor = ADVANTAGES) -> Credit:
-    return Credit(torch.where(batch.mask_NT, advantages_N[:, None], 0.0))
-
-
-def learn(learner: Learner, batch: Batch, advantages_N: Tensor = ADVANTAGES) -> dict[str, float]:
-    return learner.learn(
-        batch, credit_of(batch, advantages_N), learner.evaluate(batch), loss_of(learner), step=2
-    ).metrics
-
-
 def moved(batch: Batch) -> Batch:
     """As if the policy had moved since it sampled: ratios between 0.6 and 1.6."""
     shift = 0.5 * torch.sin(torch.arange(batch.mask_NT.numel()) * 1.7).view(batch.mask_NT.shape)
     return replace(batch, old_logprobs_NT=batch.old_logprobs_NT + shift * batch.mask_NT)
-
-
-def other_reference(model: PreTrainedModel) -> PreTrainedModel:
-    reference = frozen_copy(model)
-    for weight in reference.parameters():
-        weight.mul_(1.05)
-    return reference
-
-
-def learner_of(model: PreTrainedModel, algorithm: Algorithm = GRPO, **changes: object) -> Learner:
-    fields = {
-        "policy": model,
-        "reference": other_reference(model) if algorithm.kl_coef else None,
-        "optimizer": GradientKeeper(model),
-        "algorithm": algorithm,
-        "kl_coefficient": KlCoefficient(algorithm),
-        "device": CPU,
-        "dtype": "float32",
-        "micro_batch_tokens": 10**6,
-    }
-    return Learner(**{**fields, **changes})
-
-
-def gap(got: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """Norm of the difference of two gradients, relative to the second."""
-    assert set(got) == set(expected)
-    difference = math.sqrt(sum(float((got[name] - expected[name]).double().square().sum()) for name in got))
-    return difference / math.sqrt(sum(float(value.double().square().sum()) for value in expected.values()))
 
 
 # The gradient

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_learner import ADVANTAGES, CPU, GradientKeeper, credit_of, gap, learn, learner_of, sampled
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -19,6 +18,7 @@ from grouprl.learner import KlCoefficient, Learner, Optimizer, make_batch
 from grouprl.models import fingerprint, frozen_copy, load_model
 from grouprl.models.critic import Critic
 from grouprl.types import Batch, Group, Sampling
+from learner_setting import ADVANTAGES, CPU, GradientKeeper, credit_of, gap, learn, learner_of, sampled
 from losses import loss_of
 from oracles import own_logits, own_model
 from variants import variant

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import recorded_steps
 from grouprl.record import export as exporting
 from grouprl.record.export import export
 from grouprl.record.read import RecordedGroup, read_json_lines, read_rollouts
@@ -32,11 +33,13 @@ from grouprl.types import (
     TokenTrace,
     UserError,
 )
+from recorded_steps import large_step
 from small_runs import rollouts
 
 duckdb = pytest.importorskip("duckdb")
 parquet = pytest.importorskip("pyarrow.parquet")
 
+SUPPORT = Path(recorded_steps.__file__).parent
 HOSTILE = [
     "",
     "\0",
@@ -253,8 +256,9 @@ def test_a_run_that_goes_on_is_exported_as_far_as_it_got(hostile: Path, tmp_path
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-sys.path[:0] = [sys.argv[2], sys.argv[2] + "/../support"]
-from test_export import RunRecord, large_step
+sys.path.insert(0, sys.argv[2])
+from grouprl.record.write import RunRecord
+from recorded_steps import large_step
 record = RunRecord.create(Path(sys.argv[1]), "task: x\\n")
 large_step(record, 1)
 database = record._rollouts
@@ -277,24 +281,6 @@ exporting.export(Path(sys.argv[1]), Path(sys.argv[1]).parent / "out.parquet")
 """
 
 
-def large_step(record: RunRecord, step: int) -> None:
-    """64 completions of 2,000 tokens, 8 of each problem; different in each step."""
-    groups = [
-        Group(
-            Problem(f"p{step}/{number}", "?" * 500, {}),
-            (1,) * 100,
-            tuple(
-                Completion(index, (step,) * 2000, (-0.5,) * 2000, (-0.5,) * 2000, "x" * 5000, StopReason.END, step)
-                for index in range(8)
-            ),
-        )
-        for number in range(8)
-    ]
-    record.step(
-        StepRecord(step, {"reward": 1.0}, groups, [[RewardOutcome(1.0, {"a": 1.0})] * 8] * 8, [[[0.0] * 2000] * 8] * 8)
-    )
-
-
 def killed(code: str, *arguments: object) -> None:
     ended = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
@@ -303,7 +289,7 @@ def killed(code: str, *arguments: object) -> None:
 @pytest.mark.parametrize("instructions", [50, 400, 1200])
 def test_a_kill_in_the_middle_of_a_step_leaves_the_steps_before_it(tmp_path: Path, instructions: int) -> None:
     run = tmp_path / "run"
-    killed(KILLED, run, Path(__file__).parent, instructions)
+    killed(KILLED, run, SUPPORT, instructions)
     kept = rollouts(run)
     assert rollouts(run, "PRAGMA integrity_check") == [("ok",)]
     assert rollouts(run, "SELECT step, COUNT(*) FROM completions GROUP BY step") == [(1, 64)]

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import recorded_steps
 from grouprl.record.files import json_text
 from grouprl.record.read import (
     RecordedGroup,
@@ -38,39 +39,9 @@ from grouprl.types import (
     TokenTrace,
     UserError,
 )
+from recorded_steps import ADVANTAGES, CHAT, CONFIG, OUTCOMES, PLAIN, SEEN, TRACES, completion, record_steps
 
-CONFIG = "task: word_problems\n"
-
-
-def completion(index: int, text: str, stop: StopReason = StopReason.END, version: int = 0) -> Completion:
-    # Log-probs that float32 holds exactly come back equal.
-    return Completion(index, (7, 11 + index, 2), (-0.5, -0.25, -3.0), (-0.5, -0.125, -4.0), text, stop, version)
-
-
-PLAIN = Group(
-    Problem("train-1", "3 + 4 = ?", {"answer": "7"}), (1, 9, 4), (completion(0, "\\boxed{7}"), completion(1, "ü\n'"))
-)
-CHAT = Group(
-    Problem("train-2", ({"role": "system", "content": "Think."}, {"role": "user", "content": "9 - 1?"}), {"answer": 8}),
-    (1, 8),
-    (completion(0, "7", StopReason.LENGTH, version=3), completion(1, "", StopReason.STOP_STRING, version=3)),
-)
-OUTCOMES = (
-    (RewardOutcome(1.5, {"correct": 1.0, "boxed": 0.5}), RewardOutcome(0.0, {"correct": 0.0, "boxed": 0.0})),
-    (
-        RewardOutcome(0.25, {"correct": 0.25, "boxed": None}),
-        RewardOutcome(math.nan, {"correct": None}, "correct: timed out"),
-    ),
-)
-# [P][G][tokens]: the same for every token, or each its own.
-ADVANTAGES = (((1.0,) * 3, (-1.0, -2.0, -6.0)), ((0.0,) * 3, (0.0,) * 3))
-SEEN = TokenTrace((-0.5, -0.25, -2.5), (1.5, 0.0, 0.25), (-0.75, -0.5, -3.0), (-0.25, -0.125, -2.0))
-TRACES = ((SEEN, TokenTrace(reference=(-1.0, -2.0, -4.0))), (TokenTrace(), TokenTrace()))
-
-
-def record_steps(record: RunRecord, steps: range) -> None:
-    for step in steps:
-        record.step(StepRecord(step, {"reward": step / 4}, (PLAIN, CHAT), OUTCOMES, ADVANTAGES, TRACES))
+SUPPORT = Path(recorded_steps.__file__).parent
 
 
 def query(directory: Path, sql: str) -> list[tuple[object, ...]]:
@@ -320,7 +291,8 @@ KILLED = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from test_record import CONFIG, RunRecord, record_steps
+from grouprl.record.write import RunRecord
+from recorded_steps import CONFIG, record_steps
 record_steps(RunRecord.create(Path(sys.argv[1]), CONFIG), range(1, 10**9))
 """
 
@@ -328,13 +300,14 @@ record_steps(RunRecord.create(Path(sys.argv[1]), CONFIG), range(1, 10**9))
 @pytest.mark.parametrize("attempt", range(3))
 def test_a_killed_run_leaves_whole_steps_and_can_go_on(tmp_path: Path, attempt: int) -> None:
     directory = tmp_path / "run"
-    writer = subprocess.Popen([sys.executable, "-c", KILLED, str(directory), str(Path(__file__).parent)])
-    while len(read_json_lines(directory / "metrics.jsonl")) < 5:
-        assert writer.poll() is None
-        time.sleep(0.01)
-    time.sleep(0.017 * attempt)
-    writer.send_signal(signal.SIGKILL)
-    writer.wait()
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(directory), str(SUPPORT)]) as writer:
+        try:
+            while len(read_json_lines(directory / "metrics.jsonl")) < 5:
+                assert writer.poll() is None
+                time.sleep(0.01)
+            time.sleep(0.017 * attempt)
+        finally:
+            writer.send_signal(signal.SIGKILL)
     assert query(directory, "PRAGMA integrity_check") == [("ok",)]
     assert query(directory, "SELECT DISTINCT COUNT(*) FROM completions GROUP BY step") == [(4,)]
     last = read_run(directory).metrics[-1]["step"]

@@ -10,10 +10,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from test_record import CONFIG, record_steps
 
 from grouprl.record.write import RunRecord
 from grouprl.types import UserError
+from recorded_steps import CONFIG, record_steps
 from small_runs import rollouts
 
 

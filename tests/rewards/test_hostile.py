@@ -100,6 +100,7 @@ def test_the_guard_sees_what_is_executed() -> None:
     assert [event.split()[0] for event in report["seen"]] == ["exec", "os.system"]
 
 
+@pytest.mark.slow
 def test_the_pool_survives_the_corpus() -> None:
     """All built-in rewards on groups of hostile completions beside a good one: that one always keeps its value."""
     pytest.importorskip("math_verify")

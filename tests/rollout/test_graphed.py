@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_rollout import DRAWN, Setting, all_of, assert_same, setting_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine_setting import DRAWN, Setting, all_of, assert_same, setting_of
 from grouprl.rollout import NativeEngine, graphed
 from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.decoding import Unit

@@ -213,7 +213,7 @@ def test_a_killed_run_goes_on_from_its_last_whole_checkpoint(
 
 
 def child_environment() -> dict[str, str]:
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    path = os.pathsep.join(filter(None, sys.path))  # tests/support is on it
     return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 

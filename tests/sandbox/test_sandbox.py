@@ -6,7 +6,6 @@ import math
 import os
 import re
 import shutil
-import stat
 import struct
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from escapes import open_to_everyone
 from grouprl.sandbox import (
     BACKENDS,
     Failed,
@@ -254,8 +254,7 @@ def test_a_sandbox_that_does_not_come_up_says_nothing_about_the_program(
 ):
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
-    for path in (broken, tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        path.chmod(path.stat().st_mode | stat.S_IXOTH | stat.S_IROTH | stat.S_IXUSR)
+    open_to_everyone(broken)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert shutil.which("bwrap") == str(broken)
     with pytest.raises(SandboxError, match=r"bubblewrap: ended its process \(status 1\): .*uid map: Permission denied"):

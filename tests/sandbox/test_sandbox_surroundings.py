@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from escapes import open_to_everyone
 from grouprl.sandbox import BACKENDS, SandboxError, run_in_sandbox, why_unavailable
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
@@ -75,8 +75,7 @@ def impostor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A `bwrap` that says it is ready on every channel, and leaves."""
     script = tmp_path / "bwrap"
     script.write_text("#!/bin/bash\nfor fd in {3..63}; do echo ready >&$fd; done 2>/dev/null\nexit 0\n")
-    for path in (script, tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        path.chmod(path.stat().st_mode | stat.S_IXOTH | stat.S_IROTH | stat.S_IXUSR)
+    open_to_everyone(script)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
 

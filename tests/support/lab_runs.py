@@ -11,6 +11,9 @@ from grouprl.record.write import RunRecord
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepRecord, StopReason
 
 CONFIG = "name: run\nsteps: 3\nalgorithm: {name: grpo}\n"
+FULL_CONFIG = (
+    "name: one\nsteps: 3\nseed: 4\nalgorithm: {name: grpo}\nmodel: {path: abacus}\ntask: {name: word_problems}\n"
+)
 
 
 @dataclass(frozen=True)

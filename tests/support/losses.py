@@ -1,7 +1,6 @@
 """The loss of GRPO's step, for a learner that is tested without one."""
 
 from functools import partial
-from types import SimpleNamespace
 
 from grouprl.learner.learner import Learner, TokenLoss
 from grouprl.step import token_loss
@@ -9,4 +8,4 @@ from grouprl.step import token_loss
 
 def loss_of(learner: Learner) -> TokenLoss:
     """As `grpo_step` gives it."""
-    return partial(token_loss, SimpleNamespace(algorithm=learner.algorithm, learner=learner))  # type: ignore[arg-type]
+    return partial(token_loss, learner)

@@ -31,8 +31,8 @@ _TOGETHER = 8  # rows of a group that one thread takes
 class CompiledCache:
     """Keys as tiles [head size, 16], values as [tokens, head size]; the layout is that of kernels/decode.c.
 
-    Room for the rows' own tokens grows with the longest of them: what is in use stays close together, which is read two
-    to three times as fast as rows far apart (benchmarks/decode_attention.py), and short completions take little.
+    Room for the rows' own tokens grows with the longest of them: what is in use stays close together, which the
+    processor reads faster than rows far apart, and short completions take little.
     """
 
     def __init__(self, shape: CacheShape, dtype: torch.dtype) -> None:
