@@ -68,10 +68,10 @@ class Course:
 def train_grouprl(held: Held, course: Course) -> None:
     """Step after step until the goal."""
     from grouprl.curriculum.pass_rates import PassRates
-    from grouprl.run.assemble import prepare
+    from grouprl.run.assemble import assemble
     from grouprl.step import grpo_step
 
-    rooms = prepare(held.config, held.task, held.judge, None, None).rooms
+    rooms = assemble(held.config, held.task, held.judge, None, None).rooms
     course.start()
     for step in range(1, held.config.steps + 1):
         grpo_step(rooms, step, PassRates())

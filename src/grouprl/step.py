@@ -109,11 +109,8 @@ def grpo_step(
         # Clipped ratio, KL to the reference, gradient, AdamW: see Learner.learn and algorithms.policy_loss.
         warms_up = isinstance(algorithm.critic, CopiedCritic) and step <= algorithm.critic.critic_warmup
         learned = rooms.learner.learn(batch, credit, before, critic_only=warms_up, watch=watches(step))
-        metrics, advantages, traces = (
-            metrics | learned.metrics,
-            token_rows(credit.advantages_NT, batch),
-            learned.trace.rows(batch),
-        )
+        metrics, traces = metrics | learned.metrics, learned.trace.rows(batch)
+        advantages = token_rows(credit.advantages_NT, batch)
 
     # The only arrow back: the engine samples the next step from the new weights.
     rooms.engine.load_weights(rooms.learner.optimizer.updates)

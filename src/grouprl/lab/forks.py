@@ -62,7 +62,7 @@ def fork_directory(source: Path, target: Path, step: int, config: RunConfig, con
 
 def _set_kl(state: Path, source: Path, config: RunConfig) -> None:
     """A checkpoint holds the coefficient of its step, which may have moved; one that was changed counts instead."""
-    then = load_config(RunConfig, [source / "config.yaml"], [])
+    then = load_config(RunConfig, [RunDirectory(source).config], [])
     if then.algorithm.kl_coef != config.algorithm.kl_coef:
         atomic_write_text(state, json_text({**read_json(state), "kl_coef": config.algorithm.kl_coef}, indent=2) + "\n")
 

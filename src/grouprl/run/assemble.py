@@ -36,7 +36,7 @@ from grouprl.types import UserError
 
 
 @dataclass(frozen=True)
-class Prepared:
+class RunParts:
     """A run that is ready for its next step."""
 
     rooms: Rooms
@@ -44,13 +44,13 @@ class Prepared:
     state: TrainerState
 
 
-def prepare(
+def assemble(
     config: RunConfig,
     task: Task,
     scorer: Scorer,
     checkpoint: Checkpoint | None,
     state: TrainerState | None,
-) -> Prepared:
+) -> RunParts:
     """The parts of a run.
 
     Args:
@@ -94,7 +94,7 @@ def prepare(
     _check_sampler(config, task)
     scorer.check_columns(task.problems("train")[: rooms.problems_per_step])
     rooms.engine.load_weights(state.updates)
-    return Prepared(rooms, held_out, state)
+    return RunParts(rooms, held_out, state)
 
 
 def _policy(config: RunConfig, start: PreTrainedModel, checkpoint: Checkpoint | None) -> PreTrainedModel:
