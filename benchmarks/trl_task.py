@@ -36,7 +36,7 @@ class Held:
 
     config: Any
     task: Any
-    judge: Any
+    scorer: Any
     evaluate: Callable[[Any], dict[str, float]]  # of a model in GroupRL's form
 
 
@@ -69,14 +69,14 @@ class Course:
 def train_grouprl(held: Held, course: Course) -> None:
     """Step after step until the goal."""
     from grouprl.curriculum.pass_rates import PassRates
-    from grouprl.run.assemble import prepare
+    from grouprl.run.assemble import assemble
     from grouprl.step import grpo_step
 
-    rooms = prepare(held.config, held.task, held.judge, None, None).rooms
+    parts = assemble(held.config, held.task, held.scorer, None, None).step_parts
     course.start()
     for step in range(1, held.config.steps + 1):
-        grpo_step(rooms, step, PassRates())
-        if course.look(rooms.learner.policy):
+        grpo_step(parts, step, PassRates())
+        if course.look(parts.learner.policy):
             return
 
 
@@ -174,16 +174,16 @@ def run(library: str, seed: int, steps: int, problems: int = 200) -> list[dict[s
         for problem in task.problems("test")[: config.evaluation.problems]
     ]
 
-    with configured_scorer(config, task, configured_rewards(config, task)) as judge:
+    with configured_scorer(config, task, configured_rewards(config, task)) as scorer:
 
         def looked(model: Any) -> dict[str, float]:
             engine = NativeEngine(model, tokenizer, seed=seed, max_rows=config.rollout.max_rows)
             found: dict[str, Any] = evaluate(
-                engine, task, judge, prompts, samples=config.evaluation.samples, max_tokens=64
+                engine, task, scorer, prompts, samples=config.evaluation.samples, max_tokens=64
             ).values
             return {name: float(found[name]) for name in MEASURES.values()}
 
-        held = Held(config, task, judge, looked)
+        held = Held(config, task, scorer, looked)
         course = Course(held)
         {"grouprl": train_grouprl, "trl": train_trl}[library](held, course)
     return course.points

@@ -311,7 +311,7 @@ def test_a_request_to_stop_saves_the_run_and_says_how_to_go_on(tmp_path: Path) -
     thread.start()
     found = compare(config, resolve)
     thread.join()
-    assert (found.completed, found.failed) == (False, ())
+    assert (found.finished, found.failed) == (False, ())
     assert list((tmp_path / "long" / "a-seed0" / "checkpoints").glob("step-*"))
     assert "go on with --resume" in (tmp_path / "long" / "a-seed0" / "console.txt").read_text()
     assert not (tmp_path / "long" / "b-seed0").exists()

@@ -10,6 +10,8 @@ import pytest
 
 from grouprl import report
 from grouprl.algorithms.named import NAMED
+from grouprl.record import metrics
+from grouprl.record.metric_tables import plain
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "run_directory.md").read_text(encoding="utf-8")
@@ -28,13 +30,7 @@ def table(heading: str) -> dict[str, str]:
     return {key: cell[2] for cell in cells if cell for key in re.findall(r"`([^`]+)`", cell[1])}
 
 
-def plain(cell: str) -> str:
-    """A cell without marks: code as text, a link as its text, a link in brackets of its own as nothing."""
-    cell = re.sub(r" \(\[[^\]]*\]\([^)]*\)\)", "", cell)
-    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", cell).replace("`", "")
-
-
-METRICS = table("## metrics.jsonl")
+METRICS = {metric.name: metric.meaning for metric in metrics.METRICS}
 MEASURES = table("## evaluations.jsonl and summary.json")
 
 

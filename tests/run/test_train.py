@@ -142,14 +142,14 @@ def test_the_first_ctrl_c_saves_and_the_run_goes_on_as_if_there_had_been_none(
     interrupted = InProcess(lambda calls: calls == 3 and signal.raise_signal(signal.SIGINT))
     config = small_config(tmp_path)
     stopped = run(tiny, config, rewards=[WeightedReward("letters", interrupted)])
-    assert not stopped.completed
+    assert not stopped.finished
     assert interrupted.calls == 3
     assert stopped.summary["steps"] == 3
     assert "after" not in stopped.summary
     assert checkpoint_names(stopped.directory) == ["step-000003"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finished = run(tiny, config, resume=True)
-    assert finished.completed
+    assert finished.finished
     assert_same_run(straight, finished.directory)
 
 
@@ -161,7 +161,7 @@ def test_a_stop_before_the_first_step_leaves_something_to_resume(tiny: Path, tmp
     )
     config = small_config(tmp_path)
     stopped = Trainer(tiny, pressed, [LETTERS], config=config).train()
-    assert (stopped.completed, stopped.summary["steps"]) == (False, 0)
+    assert (stopped.finished, stopped.summary["steps"]) == (False, 0)
     resumed = Trainer(tiny, judged, [LETTERS], config=config).train(resume=True)
     straight = Trainer(tiny, judged, [LETTERS], config=small_config(tmp_path, "straight")).train()
     assert_same_run(straight.directory, resumed.directory)
@@ -318,7 +318,7 @@ def test_a_directory_in_use_is_left_alone_by_start_and_resume(straight: Path, ti
             run(tiny, small_config(tmp_path, steps=9), resume=resume)
     assert tree(tmp_path) == before
     os.close(handle)
-    assert run(tiny, small_config(tmp_path, steps=7), resume=True).completed
+    assert run(tiny, small_config(tmp_path, steps=7), resume=True).finished
 
 
 def test_a_gradient_that_is_not_finite_ends_the_run_with_what_was_saved(tiny: Path, tmp_path: Path) -> None:

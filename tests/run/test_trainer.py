@@ -43,7 +43,7 @@ def test_ten_lines_are_enough(tiny: Path, tmp_path: Path, monkeypatch: pytest.Mo
     config = RunConfig(steps=1, threads=1, rollout=rollout, evaluation={"problems": 2})
     run = Trainer(model=str(tiny), task=problems, rewards=[short, "correct_answer"], config=config).train()
     # That was all.
-    assert (run.directory, run.completed, run.summary["steps"]) == (Path("runs/run"), True, 1)
+    assert (run.directory, run.finished, run.summary["steps"]) == (Path("runs/run"), True, 1)
     for text, components in rollouts(run.directory, "SELECT text, components FROM completions"):
         assert components == f'{{"short": {-float(len(text))}, "correct_answer": 0.0}}'
 
@@ -98,7 +98,7 @@ def test_chat_prompts_need_a_template_and_plain_ones_do_not(tmp_path: Path) -> N
     with pytest.raises(UserError, match="its prompt is chat messages, and the model's tokenizer has no chat template"):
         train(model, tmp_path / "runs", letters, task=CHAT)
     assert not (tmp_path / "runs").exists()
-    assert train(model, tmp_path / "runs", letters).completed
+    assert train(model, tmp_path / "runs", letters).finished
 
 
 def test_an_async_reward_and_weights(tiny: Path, tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_plain_prompts_for_a_chat_model_are_warned_of(
 
 
 def test_rows_of_any_kind_are_a_task(tiny: Path, tmp_path: Path) -> None:
-    assert train(tiny, tmp_path, letters, task=(row for row in ROWS)).completed
+    assert train(tiny, tmp_path, letters, task=(row for row in ROWS)).finished
     for task in ({"prompt": "x"}, 7):
         with pytest.raises(UserError, match="task: expected a task's name, a Task or rows such as"):
             train(tiny, tmp_path / "none", letters, task=task)

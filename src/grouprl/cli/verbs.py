@@ -47,8 +47,8 @@ def train(
     from grouprl.tasks import load_task
 
     loaded = load_task(**config.task.model_dump())
-    finished = run(config, loaded, configured_rewards(config, loaded), resume=resume)
-    if not finished.completed:
+    ended = run(config, loaded, configured_rewards(config, loaded), resume=resume)
+    if not ended.finished:
         raise typer.Exit(130)
 
 
@@ -163,7 +163,7 @@ def compare(
     compared = run(config, lambda given: config_of(RunConfig, given))
     if compared.failed:
         raise typer.Exit(1)
-    if not compared.completed:
+    if not compared.finished:
         raise typer.Exit(130)
 
 

@@ -33,15 +33,15 @@ POLL_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
-class Compared:
-    """A finished or stopped comparison."""
+class EndedComparison:
+    """A comparison that ended: finished, or stopped on request."""
 
     directory: Path
-    completed: bool  # False when it was asked to stop before its last run
+    finished: bool  # False when it was asked to stop before its last run
     failed: tuple[str, ...]  # folders of the runs that ended with an error
 
 
-def compare(config: CompareConfig, resolve: Resolve, *, terminal: Terminal | None = None) -> Compared:
+def compare(config: CompareConfig, resolve: Resolve, *, terminal: Terminal | None = None) -> EndedComparison:
     """Makes the runs of a comparison that are not made yet, seed by seed, and writes its report.
 
     A run that is finished is kept, one that was interrupted goes on from its checkpoint. A run that fails (a policy
@@ -76,7 +76,7 @@ def compare(config: CompareConfig, resolve: Resolve, *, terminal: Terminal | Non
     unfinished = [run for run in planned if not run.finished and run.config.name not in failed]
     if unfinished:
         terminal.say(f"Stopped with {len(unfinished)} runs to go; the same command goes on.")
-    return Compared(directory, not unfinished, failed)
+    return EndedComparison(directory, not unfinished, failed)
 
 
 # The runs

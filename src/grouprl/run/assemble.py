@@ -36,21 +36,21 @@ from grouprl.types import UserError
 
 
 @dataclass(frozen=True)
-class Prepared:
+class RunParts:
     """A run that is ready for its next step."""
 
-    parts: StepParts
+    step_parts: StepParts
     held_out: Sequence[Request]
     state: TrainerState
 
 
-def prepare(
+def assemble(
     config: RunConfig,
     task: Task,
     scorer: Scorer,
     checkpoint: Checkpoint | None,
     state: TrainerState | None,
-) -> Prepared:
+) -> RunParts:
     """The parts of a run.
 
     Args:
@@ -94,7 +94,7 @@ def prepare(
     _check_sampler(config, task)
     scorer.check_columns(task.problems("train")[: parts.problems_per_step])
     parts.engine.load_weights(state.updates)
-    return Prepared(parts, held_out, state)
+    return RunParts(parts, held_out, state)
 
 
 def _policy(config: RunConfig, start: PreTrainedModel, checkpoint: Checkpoint | None) -> PreTrainedModel:

@@ -24,7 +24,7 @@ from grouprl.report.verdict import verdict
 from grouprl.report.write import write_report
 from grouprl.rewards.configured import configured_scorer
 from grouprl.rewards.learned import LearnedReward
-from grouprl.run.assemble import Prepared, prepare
+from grouprl.run.assemble import RunParts, assemble
 from grouprl.run.checkpoint import (
     latest_checkpoint,
     save_checkpoint,
@@ -42,11 +42,11 @@ _EXAMPLES = 5
 
 @dataclass(frozen=True)
 class Run:
-    """A finished or stopped run."""
+    """A run that ended: finished, or stopped on request."""
 
     directory: Path
     summary: dict[str, Any]  # of summary.json
-    completed: bool  # False when it was asked to stop before its last step
+    finished: bool  # False when it was asked to stop before its last step
 
 
 def train(
@@ -79,28 +79,28 @@ def train(
         check_resumable(directory, config)
     with configured_scorer(config, task, rewards) as scorer:
         with terminal.status("loading the model"):
-            prepared = prepare(config, task, scorer, checkpoint, state)
-        _warn_of_bare_prompts(prepared, terminal)
-        _warn_of_slow_products(prepared, config, terminal)
+            parts = assemble(config, task, scorer, checkpoint, state)
+        _warn_of_bare_prompts(parts, terminal)
+        _warn_of_slow_products(parts, config, terminal)
         with (
-            _open(directory, config, prepared.state.step if resume else None) as record,
+            _open(directory, config, parts.state.step if resume else None) as record,
             stop_on_signal(terminal.say) as stop,
         ):
             record.rewards(*_reward_weights(rewards))
-            return _Loop(config, prepared, record, terminal, stop).run()
+            return _RunLoop(config, parts, record, terminal, stop).run()
 
 
-def _warn_of_bare_prompts(prepared: Prepared, terminal: Terminal) -> None:
-    parts = prepared.parts
-    if parts.tokenizer.chat_template is not None and isinstance(parts.task.problems("train")[0].prompt, str):
+def _warn_of_bare_prompts(parts: RunParts, terminal: Terminal) -> None:
+    step_parts = parts.step_parts
+    if step_parts.tokenizer.chat_template is not None and isinstance(step_parts.task.problems("train")[0].prompt, str):
         terminal.say(
             "Warning: the model has a chat template, and the prompts are plain text, which goes in without it. Write "
             'prompts as messages, [{"role": "user", "content": ...}], or set task.arguments.messages=true.'
         )
 
 
-def _warn_of_slow_products(prepared: Prepared, config: RunConfig, terminal: Terminal) -> None:
-    if is_emulated(prepared.parts.learner.device, config.model.dtype):
+def _warn_of_slow_products(parts: RunParts, config: RunConfig, terminal: Terminal) -> None:
+    if is_emulated(parts.step_parts.learner.device, config.model.dtype):
         terminal.say(
             "Warning: this processor has no products in bfloat16 and makes them in software, several times as slowly "
             "as in float32. Set model.dtype=float32."
@@ -121,16 +121,16 @@ def _open(directory: Path, config: RunConfig, after: int | None) -> RunRecord:
     return record
 
 
-class _Loop:
+class _RunLoop:
     """The steps of one run, and what is written around them."""
 
     def __init__(
-        self, config: RunConfig, prepared: Prepared, record: RunRecord, terminal: Terminal, stop: StopRequest
+        self, config: RunConfig, parts: RunParts, record: RunRecord, terminal: Terminal, stop: StopRequest
     ) -> None:
-        self._config, self._prepared, self._record = config, prepared, record
+        self._config, self._parts, self._record = config, parts, record
         self._terminal, self._stop = terminal, stop
-        self._state, self._started = prepared.state, time.perf_counter()
-        known = recorded_verdicts(record.directory, until=prepared.state.step)
+        self._state, self._started = parts.state, time.perf_counter()
+        known = recorded_verdicts(record.directory, until=parts.state.step)
         self._rates = update(PassRates(), known, half_life=config.curriculum.half_life)
 
     def run(self) -> Run:
@@ -139,13 +139,13 @@ class _Loop:
         saved = self._train()
         if saved < self._state.step or not self._state.step:
             self._save()
-        completed = self._state.step >= self._config.steps
-        if not completed:
-            return self._finish({"before": before}, completed)
+        finished = self._state.step >= self._config.steps
+        if not finished:
+            return self._finish({"before": before}, finished)
         after = self._evaluate("after")
         self._record.examples("after", self._examples(after))
         self._terminal.comparison(before, after.values)
-        return self._finish({"before": before, "after": after.values}, completed)
+        return self._finish({"before": before, "after": after.values}, finished)
 
     def _train(self) -> int:
         """The steps; gives the one that was saved last."""
@@ -164,12 +164,12 @@ class _Loop:
 
     def _one_step(self, bars: TrainingBars) -> None:
         began = time.perf_counter()
-        step, learner = self._state.step + 1, self._prepared.parts.learner
-        made = grpo_step(self._prepared.parts, step, self._rates, on_finished=bars.sampled)
+        step, learner = self._state.step + 1, self._parts.step_parts.learner
+        made = grpo_step(self._parts.step_parts, step, self._rates, on_finished=bars.sampled)
         bars.stepped()
         found = verdicts(made.groups, made.outcomes)
         self._rates = update(self._rates, found, half_life=self._config.curriculum.half_life)
-        known = curriculum_measures(self._rates) if self._prepared.parts.task.verifier else {}
+        known = curriculum_measures(self._rates) if self._parts.step_parts.task.verifier else {}
         metrics = {**made.metrics, **known, "rss_mib": peak_rss_mib()}
         self._record.step(replace(made, metrics=metrics))
         self._terminal.step(step, self._config.steps, metrics)
@@ -194,8 +194,8 @@ class _Loop:
         save_checkpoint(
             self._record.directory,
             self._state,
-            self._prepared.parts.learner,
-            self._prepared.parts.tokenizer,
+            self._parts.step_parts.learner,
+            self._parts.step_parts.tokenizer,
             keep=self._config.checkpoint.keep,
         )
         return self._state.step
@@ -210,12 +210,12 @@ class _Loop:
         return before.values
 
     def _evaluate(self, when: str) -> Evaluation:
-        config, prompts = self._config.evaluation, self._prepared.held_out
+        config, prompts = self._config.evaluation, self._parts.held_out
         with self._terminal.progress(f"evaluate {when}", len(prompts) * (config.samples + 1)) as advance:
             found = evaluate(
-                self._prepared.parts.engine,
-                self._prepared.parts.task,
-                self._prepared.parts.scorer,
+                self._parts.step_parts.engine,
+                self._parts.step_parts.task,
+                self._parts.step_parts.scorer,
                 prompts,
                 samples=config.samples,
                 max_tokens=self._config.rollout.max_tokens,
@@ -239,11 +239,11 @@ class _Loop:
         ]
 
     def _networks_mib(self) -> dict[str, float]:
-        parts = self._prepared.parts
+        parts = self._parts.step_parts
         learned = [reward.function.mib for reward in parts.scorer.rewards if isinstance(reward.function, LearnedReward)]
         return parts.learner.networks_mib() | ({"reward_model": sum(learned)} if learned else {})
 
-    def _finish(self, evaluations: dict[str, Any], completed: bool) -> Run:
+    def _finish(self, evaluations: dict[str, Any], finished: bool) -> Run:
         config, state, directory = self._config, self._state, self._record.directory
         summary = evaluations | {
             "train_seconds": state.train_seconds,
@@ -253,7 +253,7 @@ class _Loop:
             "peak_rss_mib": max(state.peak_rss_mib, peak_rss_mib()),
             "completion_tokens": state.completion_tokens,
             "model": config.model.path,
-            "task": self._prepared.parts.task.name,
+            "task": self._parts.step_parts.task.name,
             "algorithm": config.algorithm.name,
             "networks_mib": self._networks_mib(),
             "machine": machine_facts(resolve_device(config.model.device)),
@@ -263,6 +263,6 @@ class _Loop:
             report = write_report(directory)
         self._terminal.say(verdict(read_run(directory)))
         self._terminal.say(f"Report: {report}")
-        if not completed:
+        if not finished:
             self._terminal.say(f"Stopped after step {state.step} of {config.steps}; go on with --resume.")
-        return Run(directory, summary, completed)
+        return Run(directory, summary, finished)
