@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from grouprl.models import TreeLayout, fingerprint, frozen_copy, hidden_states, load_model, load_tokenizer
 from grouprl.models.load import verify
-from grouprl.models.scratch import new_tokenizer
+from grouprl.supervised.scratch import new_tokenizer
 from grouprl.types import UserError
 from tiny import TEXTS, tiny_model_folder
 

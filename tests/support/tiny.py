@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from grouprl.models.save import save_model
-from grouprl.models.scratch import new_tokenizer
+from grouprl.supervised.scratch import new_tokenizer
 
 Kind = Literal["qwen2", "llama", "qwen3"]
 

@@ -15,8 +15,8 @@ from grouprl.check_reward.trials import TrialScorer, score_trials
 from grouprl.check_reward.tricks import KINDS, trial_completions
 from grouprl.config.run import RunConfig
 from grouprl.models import load_tokenizer
+from grouprl.report.terminal import Terminal
 from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer
-from grouprl.run.terminal import Terminal
 from grouprl.scoring.functions import SOFT_OVERLONG, WeightedReward
 from grouprl.tasks import Task, load_task
 from grouprl.types import UserError

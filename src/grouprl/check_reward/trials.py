@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from grouprl.check_reward.tricks import KINDS, Kind
 from grouprl.models import authored_completion
-from grouprl.run.terminal import Advance
+from grouprl.report.terminal import Advance
 from grouprl.scoring.scorer import Scorer
 from grouprl.types import Group, Problem, RewardOutcome
 

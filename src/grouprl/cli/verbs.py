@@ -116,7 +116,7 @@ def evaluate(
     config = config_of(
         RunConfig, [*_run_of(checkpoint), *(settings or [])], {"model.path": checkpoint, "task.name": task}
     )
-    from grouprl.run.inspection import show_evaluation
+    from grouprl.cli.inspection import show_evaluation
 
     show_evaluation(config, as_json=as_json)
 
@@ -134,7 +134,7 @@ def sample(
     Example: grouprl sample abacus --problem 3 rollout.group_size=8
     """
     config = config_of(RunConfig, [*_run_of(model), *(settings or [])], {"model.path": model, "task.name": task})
-    from grouprl.run.inspection import show_group
+    from grouprl.cli.inspection import show_group
 
     show_group(config, problem=problem, prompt=prompt)
 

@@ -23,10 +23,10 @@ from grouprl.config.comparison import CompareConfig
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory, lock_directory
 from grouprl.record.read import read_run
+from grouprl.report.terminal import Advance, Terminal
 from grouprl.report.verdict import verdict
 from grouprl.run.interrupts import StopRequest, stop_on_signal
 from grouprl.run.process import start_run
-from grouprl.run.terminal import Advance, Terminal
 from grouprl.types import UserError
 
 POLL_SECONDS = 0.3

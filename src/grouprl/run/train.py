@@ -20,6 +20,7 @@ from grouprl.models.precision import is_emulated
 from grouprl.record.read import Example, read_run
 from grouprl.record.verdicts import recorded_verdicts
 from grouprl.record.write import RunRecord
+from grouprl.report.terminal import Terminal, TrainingBars
 from grouprl.report.verdict import verdict
 from grouprl.report.write import write_report
 from grouprl.rewards.configured import configured_scorer
@@ -32,7 +33,6 @@ from grouprl.run.checkpoint import (
 from grouprl.run.interrupts import StopRequest, stop_on_signal
 from grouprl.run.machine import machine_facts, peak_rss_mib
 from grouprl.run.resume import check_resumable
-from grouprl.run.terminal import Terminal, TrainingBars
 from grouprl.scoring.functions import WeightedReward
 from grouprl.step import grpo_step
 from grouprl.tasks import Task

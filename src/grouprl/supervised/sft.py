@@ -23,10 +23,10 @@ from grouprl.models import (
     resolve_device,
 )
 from grouprl.models.save import save_model
-from grouprl.models.scratch import new_model, new_tokenizer
 from grouprl.record.write import RunRecord, atomic_directory
+from grouprl.report.terminal import Terminal
 from grouprl.rewards import completion_text
-from grouprl.run.terminal import Terminal
+from grouprl.supervised.scratch import new_model, new_tokenizer
 from grouprl.supervised.training import Lesson, fit, model_folder
 from grouprl.tasks import WordProblems, load_task
 from grouprl.tasks.files import Row, read_rows, text_or_messages

@@ -25,7 +25,7 @@ from grouprl.models.recompute import recompute_activations
 from grouprl.models.save import save_model
 from grouprl.record.layout import RunDirectory
 from grouprl.record.write import RunRecord, atomic_directory
-from grouprl.run.terminal import Terminal
+from grouprl.report.terminal import Terminal
 from grouprl.supervised.preferences import load_preferences, refuse_longer, split_preferences, write_preferences
 from grouprl.types import Batch, Group, Sampling, StepRecord, UserError
 

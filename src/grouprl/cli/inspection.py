@@ -18,10 +18,10 @@ from grouprl.evaluation.evaluate import evaluate
 from grouprl.learner.credit import component
 from grouprl.models import context_length, load_model, load_tokenizer, prompt_token_ids, resolve_device
 from grouprl.record.read import interval_name
+from grouprl.report.terminal import Terminal
 from grouprl.report.words import counted
 from grouprl.rewards.configured import configured_rewards, configured_scorer
 from grouprl.rollout import NativeEngine, Request
-from grouprl.run.terminal import Terminal
 from grouprl.scoring.functions import SOFT_OVERLONG, WeightedReward
 from grouprl.tasks import Task, load_task
 from grouprl.types import Group, Problem, RewardOutcome, UserError

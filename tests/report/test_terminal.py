@@ -9,7 +9,7 @@ import re
 import pytest
 from rich.console import Console
 
-from grouprl.run.terminal import Terminal
+from grouprl.report.terminal import Terminal
 
 METRICS = {
     "reward": 0.75,
