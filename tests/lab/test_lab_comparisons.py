@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from starlette.testclient import TestClient
-from test_comparison_report import comparison, ones, record
 
+from comparisons import comparison, ones, record
 from grouprl.compare.read import read_comparison
 from grouprl.compare.report import comparison_answer
 from grouprl.lab.app import create_app

@@ -69,7 +69,7 @@ def said(page: Page) -> str:
 def test_the_page_says_what_came_of_the_run(page: Page) -> None:
     assert said(page) == "Greedy accuracy 31.2% → 97.4% on 500 held-out problems in 98 s of training."
     assert page.run["summary"] == SUMMARY
-    assert (page.run["status"], page.run["step"], page.run["steps"]) == ("stopped", 60, None)
+    assert (page.run["status"], page.run["step"], page.run["steps"]) == ("finished", 60, None)
     assert "kl_coef: 0.04" in page.run["config_yaml"]
     assert "report.html" not in page.run["files"]
     assert page.run["files"]["metrics.jsonl"] == "one line of numbers per step"
@@ -188,6 +188,7 @@ def test_a_run_that_did_nothing_yet_has_a_report(tmp_path: Path) -> None:
 def test_a_run_that_writes_its_own_report_is_not_called_running(tmp_path: Path) -> None:
     with RunRecord.create(tmp_path / "run", "steps: 1\n") as record:
         record.step(StepRecord(1, {"reward": 0.5}, [], [], []))
+        record.summary({"after": {}, "steps": 1})
         page = Page(write_report(tmp_path / "run"))
     assert page.run["status"] == page.answers["runs"]["runs"][0]["status"] == "finished"
 
