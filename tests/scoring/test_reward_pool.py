@@ -315,9 +315,10 @@ def test_a_stopped_worker_is_ended_whatever_is_sent_to_it() -> None:
 
 def test_a_stopped_zygote_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grouprl.scoring.zygote.REQUEST_SECONDS", 0.5)
+    others = set(zygotes())  # of the pool that the tests of this file share
     with pool_of(Limits(workers=1, seconds=1.0), it=misbehaves) as pool:
         assert scored(pool, "fine") == [1.0]
-        (zygote,) = zygotes()
+        (zygote,) = set(zygotes()) - others
         os.kill(zygote, signal.SIGSTOP)
         assert scored(pool, "exit", "fine")[1] == 1.0
         assert scored(pool, "fine") == [1.0]
@@ -329,9 +330,10 @@ def test_what_a_file_starts_while_it_is_imported_keeps_nothing_open(tmp_path: Pa
         "import os, subprocess\nsubprocess.Popen(['sleep', '30'], close_fds=False)\n"
         "def reward(completions):\n    return [1.0 for _ in completions]\n"
     )
+    others = set(zygotes())
     with RewardPool({"it": (str(path), "reward", {})}, LIMITS) as pool:
         assert scored(pool, "fine") == [1.0]
-        (zygote,) = zygotes()
+        (zygote,) = set(zygotes()) - others
         os.kill(zygote, signal.SIGKILL)
         started = time.monotonic()
         assert scored(pool, "fine") == [1.0]
