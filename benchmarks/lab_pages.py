@@ -28,7 +28,7 @@ from grouprl.lab.app import create_app
 from grouprl.record.rollouts import open_rollouts
 
 GROUP, PROBLEMS, TOKENS, ROUNDS = 8, 7473, 16, 20
-COMPLETIONS = f"INSERT INTO completions VALUES ({', '.join('?' * 22)})"
+COMPLETIONS = f"INSERT INTO completions VALUES ({', '.join('?' * 24)})"
 WORDS = "she has pens buys gives apples more left then so each total of the 12 + 7 = 19 boxed answer is"
 METRICS = (
     *("reward", "reward_std", "accuracy", "frac_reward_zero_std", "frac_invalid", "groups/sampled", "groups/kept"),
@@ -67,7 +67,22 @@ class Rows:
                 ids, numbers = self.ids[some % 31], self.numbers[some % 31]
                 said = (self.texts[some % 997], float(right), '{"correct": 1.0}', None, right, 0.5 - right)
                 drawn = (TOKENS, "end", step - 1, ids, numbers, numbers)
-                yield (step, group, index, problem, *said, *drawn, None, None, numbers, numbers, numbers, None)
+                yield (
+                    step,
+                    group,
+                    index,
+                    problem,
+                    *said,
+                    *drawn,
+                    None,
+                    None,
+                    numbers,
+                    numbers,
+                    numbers,
+                    None,
+                    float(right),
+                    1,
+                )
 
 
 def make_run(folder: Path, steps: int, rows: Rows) -> dict[str, list[float]]:

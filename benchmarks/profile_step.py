@@ -30,6 +30,7 @@ from grouprl.models import frozen_copy
 from grouprl.models.attention import NAME
 from grouprl.models.kernels import library
 from grouprl.rollout import NativeEngine, Request
+from grouprl.step import token_loss
 from grouprl.types import Problem, RewardOutcome, Sampling
 
 KINDS = {
@@ -82,11 +83,13 @@ def measured(dtype: str, shape: Shape) -> dict[str, dict[str, float]]:
     for counted in (False, True):
         groups, found["sampling"] = timed(partial(engine.generate, requests, sampling), counted)
         batch = make_batch(groups, sampling)
-        seen, found["reference"] = timed(partial(learner.evaluate, batch), counted)
+        before, found["reference"] = timed(partial(learner.evaluate, batch), counted)
         rewards = [sum(t % 2 for t in c.token_ids) / len(c) for group in groups for c in group.completions]
         outcomes = [RewardOutcome(reward, {}) for reward in rewards]
-        credit = assign_credit(outcomes, {}, batch, seen, algorithm, kl_coef=0.04)
-        _, found["learning"] = timed(partial(learner.learn, batch, credit, seen), counted)
+        credit = assign_credit(outcomes, {}, batch, before, algorithm, kl_coef=0.04)
+        _, found["learning"] = timed(
+            partial(learner.learn, batch, credit, before, partial(token_loss, learner), step=2), counted
+        )
     return found
 
 

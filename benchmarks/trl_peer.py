@@ -18,11 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 VERSION = "1.16.0"
 COMPLETIONS = 128  # of a step
 PARTS = ("generation", "reference", "learn", "optimizer")
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 Instant = tuple[float, float]  # wall clock and CPU of this process, seconds
 
 
@@ -86,10 +88,10 @@ class Meter:
         wall, cpu = (spent + end - begin for spent, end, begin in zip(before, now(), since, strict=True))
         self._parts[part] = (wall, cpu)
 
-    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(self, part: str, function: Callable[Given, Result]) -> Callable[Given, Result]:
         """The function, with every call of it counted as `part`."""
 
-        def call(*arguments: Any, **keywords: Any) -> Any:
+        def call(*arguments: Given.args, **keywords: Given.kwargs) -> Result:
             began = now()
             result = function(*arguments, **keywords)
             self.add(part, began)

@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ from grouprl.config.run import LearnerConfig
 from grouprl.learner import KlCoefficient, Learner, Optimizer, assign_credit, make_batch
 from grouprl.models import frozen_copy, load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request
+from grouprl.step import token_loss
 from grouprl.types import Group, Problem, RewardOutcome, Sampling
 
 HERE = Path(__file__).parent
@@ -106,8 +108,7 @@ def learn(
     before = meter.timed("reference", learner.evaluate)(batch)
     flat = [outcome for row in compress(outcomes, kept) for outcome in row]
     credit = assign_credit(flat, {"even": 1.0}, batch, before, algorithm, kl_coef=algorithm.kl_coef)
-    figures: dict[str, float] = meter.timed("learn", learner.learn)(batch, credit, before).metrics
-    return figures
+    return meter.timed("learn", learner.learn)(batch, credit, before, partial(token_loss, learner), step=2).metrics
 
 
 class TimedOptimizer(Optimizer):
