@@ -23,12 +23,11 @@ from grouprl.types import UserError
 from small_runs import Ended, assert_same_run, grouprl, metrics, rollouts, tree
 
 RECIPES = Path(__file__).parents[2] / "src" / "grouprl" / "recipes"
-ALGORITHMS = {"algorithm": {name: {**vars(algorithm)} for name, algorithm in NAMED.items()}}
 
 
 def resolve(given: Sequence[str]) -> RunConfig:
     files = [RECIPES / f"{text}.yaml" for text in given if "=" not in text]
-    return load_config(RunConfig, files, [text for text in given if "=" in text], named=ALGORITHMS)
+    return load_config(RunConfig, files, [text for text in given if "=" in text])
 
 
 def find(text: str) -> Path:

@@ -102,6 +102,9 @@ def test_the_page_shows_what_the_learner_would_learn(
     rewards: list[float], others: list[list[float]], name: str
 ) -> None:
     whole = [rewards, *others]
+    if name == "maxrl":  # refuses rewards below 0
+        whole = [[abs(reward) for reward in group] for group in whole]
+        rewards, *others = whole
     rewards_N = torch.tensor([reward for group in whole for reward in group], dtype=torch.float64)
     groups_N = torch.tensor([index for index, group in enumerate(whole) for _ in group])
     learned = NAMED[name].advantage.statistics(rewards_N, groups_N).advantages(rewards_N)[: len(rewards)].tolist()

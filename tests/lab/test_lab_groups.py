@@ -12,13 +12,13 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
-from grouprl.algorithms import kept_groups
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import options
 from grouprl.lab.app import create_app
 from grouprl.lab.search import Wanted, search
 from grouprl.learner import PolicyEvaluation, assign_credit, make_batch
+from grouprl.learner.credit import token_rows
 from grouprl.record.rollouts import open_recorded
 from grouprl.record.write import RunRecord
 from grouprl.report import recorded as recorded_module
@@ -234,13 +234,13 @@ def test_the_numbers_are_those_that_the_learner_makes(name: str, std: str) -> No
         algorithm = variant(algorithm, std=std)
     outcomes = [rewarded(1.0, 0.25, 0.0), rewarded(1.0, 1.0), rewarded(0.5, math.nan, 2.0, 0.5)]
     groups = [Made((0.0,) * len(row)).group() for row in outcomes]
-    kept = kept_groups([[one.total for one in row] for row in outcomes], **algorithm.filters)
+    kept = algorithm.groups.kept([[one.earned for one in row] for row in outcomes])
     learned = [place for place, keep in enumerate(kept) if keep]
     batch = make_batch([groups[place] for place in learned], Sampling())
-    seen = PolicyEvaluation(values_NT=torch.zeros(batch.mask_NT.shape) if algorithm.critic != "none" else None)
+    seen = PolicyEvaluation(values_NT=torch.zeros(batch.mask_NT.shape) if algorithm.critic is not None else None)
     rows = [outcome for place in learned for outcome in outcomes[place]]
     credit = assign_credit(rows, {"exact": 1.0}, batch, seen, algorithm, kl_coef=0.0)
-    advantages = iter(credit.rows(batch))
+    advantages = iter(token_rows(credit.advantages_NT, batch))
     scored = [
         Scored(place, None if math.isnan(outcome.total) else outcome.total)
         for place, row in enumerate(outcomes)
@@ -359,7 +359,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"rollouts.sqlite: expected rollouts that can be read, got 'file is not a"):
         groups_of_step(run, 1, offset=0, limit=1)
     (run / "config.yaml").write_text("algorithm: {colour: red}\n")
-    with pytest.raises(UserError, match="expected the fields of an algorithm"):
+    with pytest.raises(UserError, match="expected the options of an algorithm"):
         groups_of_step(run, 1, offset=0, limit=1)
 
 

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from grouprl.compare.read import COMPARISON_FILE, Variant, read_comparison
 from grouprl.compare.report import comparison_answer
 from grouprl.lab.runs import NoSuchRun
+from grouprl.record.layout import RunDirectory
 from grouprl.report.settings import parse_config
 from grouprl.types import UserError
 
@@ -54,5 +55,5 @@ def _folders(root: Path) -> Iterator[Path]:
 
 def _has_critic(variant: Variant) -> bool:
     run = next(iter(variant.runs.values()))
-    algorithm = parse_config(run.config, run.directory / "config.yaml").get("algorithm")
+    algorithm = parse_config(run.config, RunDirectory(run.directory).config).get("algorithm")
     return isinstance(algorithm, dict) and algorithm.get("critic") not in (None, "none")

@@ -19,7 +19,6 @@ Row = dict[str, Any]
 SPARK_POINTS = 60
 _SPARKS = ("reward", "accuracy", "completions/mean_length")
 _AXES = ("step", "tokens", "seconds")
-_LEFT_OUT = ("report.html", "plots")  # of the list of files: the page itself, and what older versions drew
 
 
 @dataclass(frozen=True)
@@ -98,9 +97,7 @@ def run_answer(identifier: str, folder: Path, files: RunFiles) -> dict[str, Any]
         "evaluations": files.evaluations,
         "examples": {when: [asdict(row) for row in rows] for when, rows in examples.items()},
         "checkpoints": [checkpoint.step for checkpoint in run.checkpoints()],
-        "files": {
-            name: what for name, what in WRITTEN_BY_A_RUN.items() if name not in _LEFT_OUT and (folder / name).exists()
-        },
+        "files": _files(folder),
         "metrics": [name for name in names if name not in _AXES],
     }
 
@@ -168,6 +165,7 @@ def _origin(found: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _files(folder: Path) -> dict[str, str]:
-    """What the folder holds, and how it is described to people."""
-    named = WRITTEN_BY_A_RUN.items()
-    return {name: what for name, what in named if name not in _LEFT_OUT and (folder / name).exists()}
+    """Name and description of each file, without the page itself and the pictures that older versions drew."""
+    run = RunDirectory(folder)
+    shown = {name: what for name, what in WRITTEN_BY_A_RUN.items() if name not in (run.report.name, run.plots.name)}
+    return {name: what for name, what in shown.items() if (folder / name).exists()}

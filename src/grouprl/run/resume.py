@@ -6,6 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from grouprl.config.algorithm import all_options
 from grouprl.config.run import RunConfig, load_config
 from grouprl.record.layout import RunDirectory
 from grouprl.types import UserError
@@ -32,7 +33,8 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
     Raises:
         UserError: a setting differs that the steps already made depend on, or every step is made.
     """
-    changed = differences(load_config(RunConfig, [saved_path(directory)], []), config, _FREE)
+    own = {config.algorithm.name: config.algorithm}  # a program may have made it
+    changed = differences(load_config(RunConfig, [saved_path(directory)], [], context=own), config, _FREE)
     if changed:
         raise UserError(
             f"--resume: expected the settings that {directory} was started with, got {'; '.join(changed)}: "
@@ -46,9 +48,14 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
 
 def differences(then: RunConfig, now: RunConfig, free: Collection[str]) -> list[str]:
     """What each setting was and is, of those that differ and are not in a section of `free`."""
-    old, new = _flat(then.model_dump()), _flat(now.model_dump())
+    old, new = (_flat(config.model_dump() | {"algorithm": _algorithm(config)}) for config in (then, now))
     changed = [key for key in sorted(old | new) if key.split(".")[0] not in free and old.get(key) != new.get(key)]
     return [f"{key}: {old.get(key)!r} then, {new.get(key)!r} now" for key in changed]
+
+
+def _algorithm(config: RunConfig) -> dict[str, Any]:
+    """By option name: a part that one of the two lacks is told by the option that turns it off."""
+    return {"name": config.algorithm.name, **all_options(config.algorithm)}
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
