@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grouprl.curriculum.edge import Edge
-from grouprl.curriculum.order import Sampler, Uniform
+from grouprl.curriculum.edge import EdgeOrder
+from grouprl.curriculum.order import ProblemOrder, UniformOrder
 from grouprl.curriculum.pass_rates import PassRates, update
 from grouprl.types import Problem
 
@@ -42,14 +42,14 @@ WORLDS = (
 )
 
 
-def simulate(world: World, sampler: Sampler, half_life: float, seed: int, *, steps: int) -> list[float]:
+def simulate(world: World, order: ProblemOrder, half_life: float, seed: int, *, steps: int) -> list[float]:
     """Share of groups with signal in each quarter and in all, mean pass rate of all problems at the end, and seen."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(world.centre, world.spread, world.problems)
     train = [Problem(str(number), "") for number in range(world.problems)]
     rates, signal = PassRates(), np.zeros(steps)
     for step in range(1, steps + 1):
-        visited = [int(problem.id) for problem, _ in sampler.visits(train, step=step, rates=rates)]
+        visited = [int(problem.id) for problem, _ in order.visits(train, step=step, rates=rates)]
         correct = rng.binomial(G, 1 / (1 + np.exp(-logits[visited])))
         moved = 2 * np.sqrt(correct / G * (1 - correct / G))
         signal[step - 1] = (moved > 0).mean()
@@ -61,14 +61,14 @@ def simulate(world: World, sampler: Sampler, half_life: float, seed: int, *, ste
     return [*quarters, signal.mean(), (1 / (1 + np.exp(-logits))).mean(), len(rates)]
 
 
-def variants(seed: int) -> dict[str, tuple[Sampler, float]]:
-    edge = Edge(P, seed, G)
+def variants(seed: int) -> dict[str, tuple[ProblemOrder, float]]:
+    edge = EdgeOrder(P, seed, G)
     return {
-        "uniform": (Uniform(P, seed), 1.0),
+        "uniform": (UniformOrder(P, seed), 1.0),
         "edge (the defaults)": (edge, 1.0),
         **{f"edge, half-life {value:g}": (edge, value) for value in (0.5, 2.0, 4.0, 1e9)},
-        **{f"edge, sharpness {value:g}": (Edge(P, seed, G, sharpness=value), 1.0) for value in (0.0, 1.0, 4.0)},
-        **{f"edge, floor {value:g}": (Edge(P, seed, G, floor=value), 1.0) for value in (0.1, 0.5)},
+        **{f"edge, sharpness {value:g}": (EdgeOrder(P, seed, G, sharpness=value), 1.0) for value in (0.0, 1.0, 4.0)},
+        **{f"edge, floor {value:g}": (EdgeOrder(P, seed, G, floor=value), 1.0) for value in (0.1, 0.5)},
     }
 
 
@@ -81,7 +81,7 @@ def main() -> None:
     print(f"{steps} steps of {P} problems x {G} completions, mean of {seeds} seeds")
     for world in worlds:
         print(f"\n{world}\n")
-        print("| sampler | signal, by quarter of the run | all | pass rate at the end | problems seen |")
+        print("| order | signal, by quarter of the run | all | pass rate at the end | problems seen |")
         print("|---|---|---|---|---|")
         for name in variants(0):
             rows = [simulate(world, *variants(seed)[name], seed, steps=steps) for seed in range(seeds)]

@@ -180,7 +180,7 @@ def run(library: str, seed: int, steps: int, problems: int = 200) -> list[dict[s
             engine = NativeEngine(model, tokenizer, seed=seed, max_rows=config.rollout.max_rows)
             found: dict[str, Any] = evaluate(
                 engine, task, scorer, prompts, samples=config.evaluation.samples, max_tokens=64
-            ).values
+            ).metrics
             return {name: float(found[name]) for name in MEASURES.values()}
 
         held = Held(config, task, scorer, looked)

@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.algorithms.spec import Algorithm
-from grouprl.curriculum.order import Sampler, rounds
+from grouprl.curriculum.order import ProblemOrder, rounds
 from grouprl.curriculum.pass_rates import PassRates
 from grouprl.evaluation.clock import Clock
-from grouprl.evaluation.measures import step_measures
+from grouprl.evaluation.metrics import step_metrics
 from grouprl.learner import Learner, TokenGrid, assign_credit, make_batch, token_record
 from grouprl.rollout import Engine, requests
 from grouprl.scoring.scorer import Scorer
@@ -38,7 +38,7 @@ class StepParts:
     longest_prompt: int  # tokens
     problems_per_step: int  # P
     group_size: int  # G
-    order: Sampler  # which problems come next
+    order: ProblemOrder  # which problems come next
 
 
 def grpo_step(
@@ -91,7 +91,7 @@ def grpo_step(
     if algorithm.refreshes_reference(step):
         learner.refresh_reference()
 
-    metrics = step_measures(parts.task, groups, outcomes) | parts.scorer.usage()
+    metrics = step_metrics(parts.task, groups, outcomes) | parts.scorer.usage()
     metrics |= {"groups/sampled": len(groups), "groups/kept": sum(kept)} | (learned.metrics if learned else {})
     metrics |= clock.metrics(metrics["completion_tokens"])
     advantages, traces = token_record(groups, kept, learned.tokens if learned else [])

@@ -1,4 +1,4 @@
-"""Pass rates against exact binomial sums and quadrature; samplers against enumeration, windows and a watched list."""
+"""Pass rates against binomial sums and quadrature; problem orders against enumeration, windows and a watched list."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grouprl.curriculum.edge import Edge
-from grouprl.curriculum.order import Sampler, Uniform, Visit, epoch_order
+from grouprl.curriculum.edge import EdgeOrder
+from grouprl.curriculum.order import ProblemOrder, UniformOrder, Visit, epoch_order
 from grouprl.curriculum.pass_rates import (
     PassRates,
     beta_probability,
     beta_quantile,
-    curriculum_measures,
+    curriculum_metrics,
     expected_signal,
     update,
     verdicts,
@@ -129,7 +129,7 @@ def judged(problem_id: str, *correct: bool | None) -> tuple[Group, tuple[RewardO
 JUDGED = (judged("p", True, False, True, None), judged("q", None, None), judged("p", False, False))
 
 
-def test_a_verifier_that_failed_says_neither_right_nor_wrong() -> None:
+def test_a_completion_without_a_verdict_counts_as_neither_correct_nor_wrong() -> None:
     assert verdicts(*zip(*JUDGED, strict=True)) == [("p", 2, 1), ("q", 0, 0), ("p", 0, 2)]
 
 
@@ -145,17 +145,17 @@ def test_the_record_gives_the_verdicts_back(tmp_path: Path) -> None:
         recorded_verdicts(tmp_path, until=2)
 
 
-def test_measures_of_a_hand_worked_state() -> None:
+def test_curriculum_metrics_of_a_hand_worked_state() -> None:
     # Means: 8.5/9 = 0.944 solved, 0.5/9 = 0.056 hopeless, 4.5/9 = 0.5, and 4.5/5 = 0.9, which counts as solved.
     rates = PassRates({"a": (8, 0), "b": (0, 8), "c": (4, 4), "d": (4, 0)})
-    assert curriculum_measures(rates) == {
+    assert curriculum_metrics(rates) == {
         "curriculum/mean_pass_rate": pytest.approx((8.5 / 9 + 0.5 / 9 + 0.5 + 0.9) / 4),
         "curriculum/edge": 1,
         "curriculum/seen": 4,
         "curriculum/solved": 2,
         "curriculum/hopeless": 1,
     }
-    assert math.isnan(curriculum_measures(NOTHING)["curriculum/mean_pass_rate"])
+    assert math.isnan(curriculum_metrics(NOTHING)["curriculum/mean_pass_rate"])
 
 
 @pytest.mark.parametrize("group_size", [2, 8, 31])
@@ -169,17 +169,17 @@ def test_expected_signal_never_rounds_to_nothing() -> None:
     assert expected_signal(*counts((1e20, 0)), 8)[0] > 0
 
 
-# Samplers
+# Orders of problems
 
 
-def frozen(sampler: Sampler, train: Sequence[Problem], steps: int) -> list[list[tuple[str, str]]]:
-    visits = (sampler.visits(train, step=step, rates=NOTHING) for step in range(1, steps + 1))
+def frozen(order: ProblemOrder, train: Sequence[Problem], steps: int) -> list[list[tuple[str, str]]]:
+    visits = (order.visits(train, step=step, rates=NOTHING) for step in range(1, steps + 1))
     return [[(problem.id, stream) for problem, stream in step] for step in visits]
 
 
 def test_the_uniform_order_is_the_one_it_has_always_been() -> None:
-    assert frozen(Uniform(3, seed=5), problems(7), 4) == UNIFORM
-    refill = Uniform(3, seed=5).refill(problems(7), 3, step=2, round_=1, rates=NOTHING, visited=3)
+    assert frozen(UniformOrder(3, seed=5), problems(7), 4) == UNIFORM
+    refill = UniformOrder(3, seed=5).refill(problems(7), 3, step=2, round_=1, rates=NOTHING, visited=3)
     assert names(refill) == ["p3", "p4", "p1"]
     assert {stream for _, stream in refill} == {"refill 2.1"}
 
@@ -193,7 +193,7 @@ UNIFORM = [
 
 
 def coin(problem_id: str, step: int, group_size: int) -> tuple[str, int, int]:
-    """What a verifier might say: easy, hard and middling problems by their id."""
+    """A made-up verdict: problems are easy, hard or in between by their id."""
     rng = random.Random(f"{problem_id}/{step}")
     share = random.Random(problem_id).choice([0.0, 0.0, 0.5, 1.0])
     correct = sum(rng.random() < share for _ in range(group_size))
@@ -201,16 +201,16 @@ def coin(problem_id: str, step: int, group_size: int) -> tuple[str, int, int]:
 
 
 def simulate(
-    sampler: Edge, train: Sequence[Problem], steps: int, refilled: int = 0
+    order: EdgeOrder, train: Sequence[Problem], steps: int, refilled: int = 0
 ) -> Iterator[tuple[PassRates, list[Visit]]]:
-    """Each step's visits, with the pass rates that they were chosen by."""
+    """The pass rates before each step, and the visits chosen by them."""
     rates = NOTHING
     for step in range(1, steps + 1):
-        visits = sampler.visits(train, step=step, rates=rates)
+        visits = order.visits(train, step=step, rates=rates)
         for round_ in range(1, 1 + refilled):
-            visits = visits + sampler.refill(train, 2, step=step, round_=round_, rates=rates, visited=len(visits))
+            visits = visits + order.refill(train, 2, step=step, round_=round_, rates=rates, visited=len(visits))
         yield rates, visits
-        rates = update(rates, [coin(name, step, sampler.group_size) for name in names(visits)])
+        rates = update(rates, [coin(name, step, order.group_size) for name in names(visits)])
 
 
 SHAPES = [(7, 3, 0.2), (40, 16, 0.2), (16, 16, 0.05), (30, 4, 0.3), (11, 1, 0.2), (9, 5, 1.0), (28, 7, 0.2)]
@@ -219,8 +219,8 @@ SHAPES = [(7, 3, 0.2), (40, 16, 0.2), (16, 16, 0.05), (30, 4, 0.3), (11, 1, 0.2)
 @pytest.mark.parametrize(("total", "per_step", "floor"), SHAPES)
 def test_the_floor_alone_visits_every_problem_in_every_window(total: int, per_step: int, floor: float) -> None:
     window = math.ceil(total / (Fraction(str(floor)) * per_step))
-    sampler = Edge(per_step, seed=3, group_size=8, floor=floor)
-    run = simulate(sampler, problems(total), 3 * window + 2)
+    order = EdgeOrder(per_step, seed=3, group_size=8, floor=floor)
+    run = simulate(order, problems(total), 3 * window + 2)
     on_floor = [{p.id for p, stream in visits if stream.startswith("epoch")} for _, visits in run]
     for start in range(len(on_floor) - window + 1):
         assert len(set().union(*on_floor[start : start + window])) == total, f"steps {start + 1} to {start + window}"
@@ -231,7 +231,7 @@ def test_the_floor_alone_visits_every_problem_in_every_window(total: int, per_st
 def test_no_problem_twice_in_a_step_and_no_stream_twice_in_a_run(
     total: int, per_step: int, floor: float, refilled: int
 ) -> None:
-    run = list(simulate(Edge(per_step, 3, 8, floor=floor), problems(total), 40, refilled))
+    run = list(simulate(EdgeOrder(per_step, 3, 8, floor=floor), problems(total), 40, refilled))
     for _, visits in run:
         first = names(visits)[:total]  # where there are more places than problems, refills may come again
         assert len(set(first)) == len(first) == min(total, per_step + 2 * refilled)
@@ -241,67 +241,69 @@ def test_no_problem_twice_in_a_step_and_no_stream_twice_in_a_run(
 
 @pytest.mark.parametrize("refilled", [0, 2])
 @pytest.mark.parametrize(("total", "per_step", "floor"), SHAPES)
-def test_those_seen_are_always_the_first_of_one_order(total: int, per_step: int, floor: float, refilled: int) -> None:
+def test_seen_problems_are_always_the_beginning_of_one_order(
+    total: int, per_step: int, floor: float, refilled: int
+) -> None:
     train, order = problems(total), epoch_order(3, 0, total)
-    for rates, _ in simulate(Edge(per_step, 3, 8, floor=floor), train, 40, refilled):
+    for rates, _ in simulate(EdgeOrder(per_step, 3, 8, floor=floor), train, 40, refilled):
         assert list(rates.counts) == [train[place].id for place in order[: len(rates)]]
 
 
-def test_visits_are_a_function_of_seed_step_and_what_was_found() -> None:
-    train, sampler = problems(60), Edge(6, 1, 4)
-    run = list(simulate(sampler, train, 30))
+def test_visits_are_a_function_of_seed_step_and_verdicts() -> None:
+    train, order = problems(60), EdgeOrder(6, 1, 4)
+    run = list(simulate(order, train, 30))
     found = [
-        coin(name, step, sampler.group_size) for step, (_, visits) in enumerate(run[:20], 1) for name in names(visits)
+        coin(name, step, order.group_size) for step, (_, visits) in enumerate(run[:20], 1) for name in names(visits)
     ]
-    assert Edge(6, 1, 4).visits(problems(60), step=21, rates=update(NOTHING, found)) == run[20][1]
-    assert Edge(6, 2, 4).visits(train, step=1, rates=NOTHING) != run[0][1]
-    assert len({tuple(names(sampler.visits(train, step=step, rates=run[20][0]))) for step in range(21, 31)}) == 10
+    assert EdgeOrder(6, 1, 4).visits(problems(60), step=21, rates=update(NOTHING, found)) == run[20][1]
+    assert EdgeOrder(6, 2, 4).visits(train, step=1, rates=NOTHING) != run[0][1]
+    assert len({tuple(names(order.visits(train, step=step, rates=run[20][0]))) for step in range(21, 31)}) == 10
 
 
-class Watched(Sequence[Problem]):
-    """A hundred thousand problems, made when looked at."""
+class WatchedList(Sequence[Problem]):
+    """A hundred thousand problems, each made on access, that remember which were read."""
 
     def __init__(self) -> None:
-        self.looked_at: set[int] = set()
+        self.read: set[int] = set()
 
     def __len__(self) -> int:
         return 100_000
 
     def __getitem__(self, place: Any) -> Any:
-        self.looked_at.add(place)
+        self.read.add(place)
         return Problem(f"p{place}", f"{place}?")
 
 
-def test_of_a_huge_train_set_only_the_visited_problems_are_looked_at() -> None:
-    train = Watched()
-    visited = {name for _, visits in simulate(Edge(16, 0, 8), train, 60) for name in names(visits)}
-    assert {f"p{place}" for place in train.looked_at} == visited
+def test_a_huge_train_set_gives_only_the_visited_problems() -> None:
+    train = WatchedList()
+    visited = {name for _, visits in simulate(EdgeOrder(16, 0, 8), train, 60) for name in names(visits)}
+    assert {f"p{place}" for place in train.read} == visited
     assert 200 < len(visited) < 60 * 16  # some were new, some came again
 
 
-@pytest.mark.parametrize("sampler", [Edge(4, 0, 8), Uniform(4, 0)], ids=["edge", "uniform"])
-def test_what_a_run_visits_is_among_what_it_was_said_to_be_able_to(sampler: Sampler) -> None:
+@pytest.mark.parametrize("order", [EdgeOrder(4, 0, 8), UniformOrder(4, 0)], ids=["edge", "uniform"])
+def test_a_run_visits_only_problems_that_possible_names(order: ProblemOrder) -> None:
     train, rates = problems(500), NOTHING
-    possible = {problem.id for problem in sampler.possible(train, steps=range(1, 11), refills=2)}
+    possible = {problem.id for problem in order.possible(train, steps=range(1, 11), refills=2)}
     for step in range(1, 11):
-        visits = sampler.visits(train, step=step, rates=rates)
+        visits = order.visits(train, step=step, rates=rates)
         for round_ in (1, 2):
-            visits = visits + sampler.refill(train, 4, step=step, round_=round_, rates=rates, visited=len(visits))
+            visits = visits + order.refill(train, 4, step=step, round_=round_, rates=rates, visited=len(visits))
         assert set(names(visits)) <= possible
         rates = update(rates, [coin(name, step, 8) for name in names(visits)])
     assert len(possible) <= 10 * 4 * 3
 
 
-def test_a_refill_goes_on_where_the_draw_ended() -> None:
-    train, sampler = problems(50), Edge(6, 1, 8)
-    rates = [rates for rates, _ in simulate(sampler, train, 20)][-1]
+def test_a_refill_continues_the_draw_of_its_step() -> None:
+    train, order = problems(50), EdgeOrder(6, 1, 8)
+    rates = [rates for rates, _ in simulate(order, train, 20)][-1]
     refills = {
-        cut: sampler.refill(train, cut, step=20, round_=1, rates=rates, visited=6)
-        + sampler.refill(train, 9 - cut, step=20, round_=2, rates=rates, visited=6 + cut)
+        cut: order.refill(train, cut, step=20, round_=1, rates=rates, visited=6)
+        + order.refill(train, 9 - cut, step=20, round_=2, rates=rates, visited=6 + cut)
         for cut in range(1, 9)
     }
     assert all(refill == refills[1] for refill in refills.values())
-    assert len({*names(sampler.visits(train, step=20, rates=rates)), *names(refills[1])}) == 6 + 9
+    assert len({*names(order.visits(train, step=20, rates=rates)), *names(refills[1])}) == 6 + 9
 
 
 def shares(visits: Iterator[list[Visit]]) -> dict[tuple[str, ...], float]:
@@ -316,8 +318,8 @@ def test_draws_are_proportional_to_the_signal_without_replacement(sharpness: flo
     pairs = {"p0": (8.0, 0.0), "p1": (0.0, 8.0), "p2": (4.0, 4.0), "p3": (7.0, 1.0)}
     rates = PassRates({train[place].id: pairs[train[place].id] for place in epoch_order(0, 0, 4)})
     weight = {name: quadrature(*pair, lambda p: 1 - p**8 - (1 - p) ** 8) ** sharpness for name, pair in pairs.items()}
-    sampler, steps = Edge(3, 0, 8, floor=1 / 3, sharpness=sharpness), 5_000
-    found = shares(sampler.visits(train, step=step, rates=rates) for step in range(10, 10 + steps))
+    order, steps = EdgeOrder(3, 0, 8, floor=1 / 3, sharpness=sharpness), 5_000
+    found = shares(order.visits(train, step=step, rates=rates) for step in range(10, 10 + steps))
     for first, second in itertools.permutations(pairs, 2):
         expected = 0.0
         for floor in pairs.keys() - {first, second}:
@@ -326,7 +328,7 @@ def test_draws_are_proportional_to_the_signal_without_replacement(sharpness: flo
         assert found.get((first, second), 0.0) == pytest.approx(expected, abs=4 * math.sqrt(expected / steps))
 
 
-def test_new_problems_weigh_what_the_prior_says_and_at_most_as_many_as_were_seen() -> None:
+def test_new_problems_have_the_prior_as_weight_and_at_most_as_many_as_were_seen_are_drawn() -> None:
     # Four were seen, rank 0 at the edge and the others hopeless. Of the three places of step 2 one is on the floor
     # (rank 1), and two are drawn from ranks 0, 2, 3 and as many new ones as were seen: four of ninety-six.
     edge, hopeless, new = (
@@ -342,7 +344,7 @@ def test_new_problems_weigh_what_the_prior_says_and_at_most_as_many_as_were_seen
     for seed in range(runs):
         ids = [train[place].id for place in epoch_order(seed, 0, 100)[:4]]
         rates = PassRates({name: (4.0, 4.0) if rank == 0 else (0.0, 8.0) for rank, name in enumerate(ids)})
-        floor, *drawn = names(Edge(3, seed, 8, floor=1 / 3).visits(train, step=2, rates=rates))
+        floor, *drawn = names(EdgeOrder(3, seed, 8, floor=1 / 3).visits(train, step=2, rates=rates))
         assert floor == ids[1]
         found[tuple({ids[0]: "edge", ids[2]: "hopeless", ids[3]: "hopeless"}.get(name, "new") for name in drawn)] += 1
     for pair, chance in expected.items():
@@ -351,7 +353,7 @@ def test_new_problems_weigh_what_the_prior_says_and_at_most_as_many_as_were_seen
 
 def test_problems_at_the_edge_come_more_often() -> None:
     often: Counter[float] = Counter()
-    for _, visits in simulate(Edge(8, 0, 8), problems(40), 200):
+    for _, visits in simulate(EdgeOrder(8, 0, 8), problems(40), 200):
         often.update(random.Random(name).choice([0.0, 0.0, 0.5, 1.0]) for name in names(visits))
     there = Counter(random.Random(f"p{number}").choice([0.0, 0.0, 0.5, 1.0]) for number in range(40))
     per_problem = {share: often[share] / there[share] for share in there}
@@ -359,14 +361,14 @@ def test_problems_at_the_edge_come_more_often() -> None:
     assert per_problem[0.5] > 2 * per_problem[1.0] > 0
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_too_few_problems_and_foreign_pass_rates_are_refused() -> None:
     with pytest.raises(UserError, match=r"problems_per_step: expected at most 7, .* got 8"):
-        Edge(8, 0, 8).visits(problems(7), step=1, rates=NOTHING)
+        EdgeOrder(8, 0, 8).visits(problems(7), step=1, rates=NOTHING)
     with pytest.raises(ValueError, match="expected the pass rates of all steps before 9, got those of 0 problems"):
-        Edge(4, 0, 8).visits(problems(7), step=9, rates=NOTHING)
+        EdgeOrder(4, 0, 8).visits(problems(7), step=9, rates=NOTHING)
     another = PassRates({f"other{number}": (4, 4) for number in range(7)})
     with pytest.raises(ValueError, match=r"expected p\d as number \d of the pass rates, got other\d"):
-        Edge(4, 0, 8).visits(problems(7), step=9, rates=another)
+        EdgeOrder(4, 0, 8).visits(problems(7), step=9, rates=another)
 
 
 @pytest.mark.parametrize(
@@ -376,4 +378,4 @@ def test_what_cannot_be_is_refused() -> None:
 )
 def test_settings_out_of_range_are_refused(name: str, settings: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=rf"{name}: expected .*, got .*: change it"):
-        Edge(**{"problems_per_step": 4, "seed": 0, "group_size": 8, **settings})
+        EdgeOrder(**{"problems_per_step": 4, "seed": 0, "group_size": 8, **settings})

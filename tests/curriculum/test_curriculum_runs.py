@@ -7,7 +7,7 @@ from pathlib import Path
 
 from grouprl.curriculum.pass_rates import (
     PassRates,
-    curriculum_measures,
+    curriculum_metrics,
     update,
 )
 from grouprl.record.read import read_run
@@ -24,7 +24,7 @@ def test_a_resumed_run_visits_what_a_whole_one_does(tmp_path: Path) -> None:
         rollout={"problems_per_step": 4, "group_size": 3, "max_tokens": 32},
         learner={"learning_rate": 0.001},
         algorithm="dapo",  # drops groups without signal, and refills
-        curriculum={"sampler": "edge", "floor": 0.3},
+        curriculum={"order": "edge", "floor": 0.3},
         evaluation={"problems": 1, "samples": 0},
         checkpoint={"every": 2, "keep": 2},
         steps=4,
@@ -37,7 +37,7 @@ def test_a_resumed_run_visits_what_a_whole_one_does(tmp_path: Path) -> None:
     assert_same_run(tmp_path / "whole", tmp_path / "broken", 4)
     last = read_run(tmp_path / "whole").metrics[-1]
     known = update(NOTHING, recorded_verdicts(tmp_path / "whole", until=4))
-    assert {name: value for name, value in last.items() if name.startswith("curriculum/")} == curriculum_measures(known)
+    assert {name: value for name, value in last.items() if name.startswith("curriculum/")} == curriculum_metrics(known)
     assert last["curriculum/seen"] > 4
     groups = rollouts(tmp_path / "whole", "SELECT step, COUNT(*), COUNT(DISTINCT problem_id) FROM groups GROUP BY step")
     assert all(different == min(count, 12) for _, count, different in groups)

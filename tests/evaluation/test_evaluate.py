@@ -1,4 +1,4 @@
-"""Evaluation and the measures of a step, against groups that are counted by hand."""
+"""Evaluation and the metrics of a step, against groups that are counted by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from grouprl.evaluation import ProblemResults
 from grouprl.evaluation.evaluate import evaluate
-from grouprl.evaluation.measures import step_measures, trait_shares
+from grouprl.evaluation.metrics import step_metrics, trait_shares
 from grouprl.models import load_model, load_tokenizer, prompt_token_ids
 from grouprl.rollout import NativeEngine, Request
 from grouprl.scoring.functions import WeightedReward
@@ -54,8 +54,8 @@ def group(identity: str, *texts: str, stops: Mapping[int, StopReason] | None = N
 
 
 @dataclass
-class Scripted:
-    """An engine whose completions are written down."""
+class ScriptedEngine:
+    """An engine that returns given completions and keeps the requests it gets."""
 
     greedy: Mapping[str, str]
     sampled: Mapping[str, Sequence[str]]
@@ -80,7 +80,7 @@ def requests(*names: str) -> list[Request]:
 
 
 def test_evaluation_of_three_problems_counted_by_hand(scorer: Scorer) -> None:
-    engine = Scripted(
+    engine = ScriptedEngine(
         greedy={"a": "no", "b": "yes", "c": "no"},
         sampled={
             "a": ["no", "no", WORKED, "no"],  # 0 of 4 right
@@ -91,7 +91,7 @@ def test_evaluation_of_three_problems_counted_by_hand(scorer: Scorer) -> None:
     finished: list[int] = []
     found = evaluate(
         engine, TASK, scorer, requests("a", "b", "c"), samples=4, max_tokens=33, on_finished=finished.append
-    ).values
+    ).metrics
     assert found["greedy_accuracy"] == pytest.approx(1 / 3)
     assert found["pass_at_1"] == pytest.approx((0 + 1 / 4 + 1) / 3)
     assert found["pass_at_2"] == pytest.approx((0 + 1 / 2 + 1) / 3)  # of the 6 pairs of b, 3 hold the right one
@@ -109,15 +109,15 @@ def test_evaluation_of_three_problems_counted_by_hand(scorer: Scorer) -> None:
     assert sum(finished) == 3 * (1 + 4)
 
 
-def test_evaluation_asks_for_one_greedy_completion_and_plain_samples_from_a_stream_of_its_own(scorer: Scorer) -> None:
-    engine = Scripted(greedy={"a": "yes"}, sampled={"a": ["yes"] * 6})
+def test_an_evaluation_draws_one_greedy_completion_and_plain_samples_from_its_own_stream(scorer: Scorer) -> None:
+    engine = ScriptedEngine(greedy={"a": "yes"}, sampled={"a": ["yes"] * 6})
     found = evaluate(engine, TASK, scorer, requests("a"), samples=6, max_tokens=33)
     (greedy, greedily), (sampled, plainly) = engine.asked
     assert (greedily, plainly) == (Sampling(33, temperature=0.0), Sampling(33))
     assert not plainly.truncates
     assert [request.completions for request in (*greedy, *sampled)] == [1, 6]
     assert greedy[0].stream == sampled[0].stream != Request(Problem("a", "a"), (1,), 1).stream
-    assert [key for key in found.values if key.startswith("pass_at") and "interval" not in key] == [
+    assert [key for key in found.metrics if key.startswith("pass_at") and "interval" not in key] == [
         "pass_at_1",
         "pass_at_2",
         "pass_at_4",
@@ -126,8 +126,8 @@ def test_evaluation_asks_for_one_greedy_completion_and_plain_samples_from_a_stre
     assert found.greedy[0].completions[0].text == "yes"
 
 
-def test_each_problem_is_told_apart(scorer: Scorer) -> None:
-    engine = Scripted(
+def test_each_problem_has_its_own_results(scorer: Scorer) -> None:
+    engine = ScriptedEngine(
         greedy={"a": "no", "b": "yes", "never": "yes"},
         sampled={"a": ["no", "yes"], "b": ["yes", "yes"], "never": ["yes", "no"]},
     )
@@ -135,40 +135,44 @@ def test_each_problem_is_told_apart(scorer: Scorer) -> None:
     assert found == ProblemResults(("b", "never", "a"), greedy=(1, 0, 0), correct=(2, 0, 1), samples=2)
 
 
-def test_what_cannot_be_judged_is_not_counted_as_correct(scorer: Scorer) -> None:
-    engine = Scripted(greedy={"a": "?", "b": "yes"}, sampled={"a": ["yes", "?"], "b": ["?", "?"]})
+def test_a_completion_that_the_verifier_fails_on_does_not_count_as_correct(scorer: Scorer) -> None:
+    engine = ScriptedEngine(greedy={"a": "?", "b": "yes"}, sampled={"a": ["yes", "?"], "b": ["?", "?"]})
     found = evaluate(engine, TASK, scorer, requests("a", "b"), samples=2, max_tokens=5)
     assert found.results == ProblemResults(("a", "b"), greedy=(0, 1), correct=(1, 0), samples=2)
-    assert (found.values["greedy_accuracy"], found.values["pass_at_1"], found.values["pass_at_2"]) == (0.5, 0.25, 0.5)
-    assert found.values["unverified_share"] == pytest.approx(4 / 6)  # of both greedy and four sampled completions
+    assert (found.metrics["greedy_accuracy"], found.metrics["pass_at_1"], found.metrics["pass_at_2"]) == (
+        0.5,
+        0.25,
+        0.5,
+    )
+    assert found.metrics["unverified_share"] == pytest.approx(4 / 6)  # of both greedy and four sampled completions
     assert found.verdicts == (None, True)
 
 
-def test_without_a_verifier_there_is_nothing_about_being_correct() -> None:
-    engine = Scripted(greedy={"a": "no", "b": "yes"}, sampled={"a": [WORKED, "no"], "b": ["yes", "yes"]})
+def test_an_evaluation_without_a_verifier_has_no_accuracy() -> None:
+    engine = ScriptedEngine(greedy={"a": "no", "b": "yes"}, sampled={"a": [WORKED, "no"], "b": ["yes", "yes"]})
     with open_scorer([]) as unable:
         found = evaluate(engine, UNJUDGED, unable, requests("a", "b"), samples=2, max_tokens=5)
         greedily = evaluate(engine, UNJUDGED, unable, requests("a", "b"), samples=0, max_tokens=5)
-    assert found.values == {"worked_share": 0.25, "mean_length": pytest.approx((11 + 2 + 3 + 3) / 4), "problems": 2}
-    assert greedily.values == {"problems": 2}
+    assert found.metrics == {"worked_share": 0.25, "mean_length": pytest.approx((11 + 2 + 3 + 3) / 4), "problems": 2}
+    assert greedily.metrics == {"problems": 2}
     assert found.results == ProblemResults((), (), (), samples=2)
     assert found.verdicts == (None, None)
     assert [group.problem.id for group in found.greedy] == ["a", "b"]
 
 
-def test_without_samples_there_is_the_greedy_completion_alone(scorer: Scorer) -> None:
-    engine = Scripted(greedy={"a": "no", "b": "yes"}, sampled={})
+def test_an_evaluation_without_samples_has_only_the_greedy_completion(scorer: Scorer) -> None:
+    engine = ScriptedEngine(greedy={"a": "no", "b": "yes"}, sampled={})
     finished: list[int] = []
     found = evaluate(engine, TASK, scorer, requests("a", "b"), samples=0, max_tokens=5, on_finished=finished.append)
-    assert found.values == {"greedy_accuracy": 0.5, "greedy_interval": pytest.approx((0.0945, 0.9055), abs=1e-4),
+    assert found.metrics == {"greedy_accuracy": 0.5, "greedy_interval": pytest.approx((0.0945, 0.9055), abs=1e-4),
                             "problems": 2}  # fmt: skip
     assert found.results == ProblemResults(("a", "b"), greedy=(0, 1), correct=(0, 0), samples=0)
     assert (len(engine.asked), sum(finished)) == (1, 2)
 
 
 def test_a_single_sample_is_a_share(scorer: Scorer) -> None:
-    engine = Scripted(greedy={"a": "no", "b": "no"}, sampled={"a": ["yes"], "b": ["no"]})
-    found = evaluate(engine, TASK, scorer, requests("a", "b"), samples=1, max_tokens=5).values
+    engine = ScriptedEngine(greedy={"a": "no", "b": "no"}, sampled={"a": ["yes"], "b": ["no"]})
+    found = evaluate(engine, TASK, scorer, requests("a", "b"), samples=1, max_tokens=5).metrics
     assert found["pass_at_1"] == 0.5
     assert found["pass_at_1_interval"] == pytest.approx((0.0945, 0.9055), abs=1e-4)  # Wilson, 1 of 2
     assert found["greedy_interval"] == pytest.approx((0.0, 0.6576), abs=1e-4)  # Wilson, 0 of 2
@@ -217,8 +221,8 @@ OUTCOMES = (
 )
 
 
-def test_measures_of_four_groups_counted_by_hand() -> None:
-    found = step_measures(TASK, GROUPS, OUTCOMES)
+def test_metrics_of_four_groups_counted_by_hand() -> None:
+    found = step_metrics(TASK, GROUPS, OUTCOMES)
     assert found.pop("reward") == pytest.approx((3 * 1.0 + 1.0 + 0 + 0 + 0 + 2 + 4) / 9)
     assert found.pop("reward_std") == pytest.approx((0 + math.sqrt(2) / 3 + 1) / 3)
     assert found.pop("rewards/right/mean") == pytest.approx(10 / 9)
@@ -239,33 +243,33 @@ def test_measures_of_four_groups_counted_by_hand() -> None:
 
 
 def test_a_step_of_invalid_rewards_has_no_reward_and_no_signal() -> None:
-    found = step_measures(TASK, GROUPS[:1], ((replace(INVALID, correct=True),) * 3,))
+    found = step_metrics(TASK, GROUPS[:1], ((replace(INVALID, correct=True),) * 3,))
     assert math.isnan(found["reward"])
     assert math.isnan(found["rewards/right/mean"])
     assert (found["frac_reward_zero_std"], found["frac_invalid"], found["accuracy"]) == (1.0, 1.0, 1.0)
 
 
-def test_a_group_is_solved_when_all_that_could_be_judged_is_correct() -> None:
+def test_a_group_is_solved_when_all_its_verified_completions_are_correct() -> None:
     rows = (((True, None, True), (None, None, False)), ((True, True, True), (False, True, None)))
     found = [
-        step_measures(TASK, GROUPS[:2], [[outcome(1.0, right=said) for said in row] for row in step]) for step in rows
+        step_metrics(TASK, GROUPS[:2], [[outcome(1.0, right=said) for said in row] for row in step]) for step in rows
     ]
     assert [step["frac_solved"] for step in found] == [0.5, 0.5]
     assert [step["frac_hopeless"] for step in found] == [0.5, 0.0]
     assert [step["frac_unverified"] for step in found] == [3 / 6, 1 / 6]
 
 
-def test_measures_without_a_verifier_say_nothing_about_being_correct() -> None:
+def test_metrics_without_a_verifier_have_no_accuracy() -> None:
     unjudged = [[outcome(1.0, right=None) for _ in row] for row in OUTCOMES]
     said = {"accuracy", "frac_solved", "frac_hopeless", "frac_unverified"}
-    assert said.isdisjoint(step_measures(UNJUDGED, GROUPS, unjudged))
-    failed = step_measures(TASK, GROUPS, unjudged)
+    assert said.isdisjoint(step_metrics(UNJUDGED, GROUPS, unjudged))
+    failed = step_metrics(TASK, GROUPS, unjudged)
     assert failed["frac_unverified"] == 1.0
     assert all(math.isnan(failed[name]) for name in said - {"frac_unverified"})
 
 
 def test_a_verifier_that_never_fails_has_no_share_of_failures() -> None:
-    assert "frac_unverified" not in step_measures(TASK, GROUPS[:1], OUTCOMES[:1])
+    assert "frac_unverified" not in step_metrics(TASK, GROUPS[:1], OUTCOMES[:1])
 
 
 def test_trait_shares_count_completions_not_groups() -> None:

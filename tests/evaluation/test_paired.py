@@ -1,4 +1,4 @@
-"""Paired differences by worked numbers, by simulation of what their intervals promise, and problem by problem."""
+"""Paired differences: worked numbers, a simulation of the intervals' coverage, and results problem by problem."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_swapping_turns_the_sign_and_shifting_moves_the_ends(pairs: list[tuple[f
 
 
 @pytest.mark.parametrize("pairs", [3, 40])
-def test_the_interval_holds_the_truth_as_often_as_it_says(pairs: int) -> None:
+def test_the_interval_covers_the_true_mean_as_often_as_its_confidence_says(pairs: int) -> None:
     # Differences drawn from a normal distribution of mean 0.3, on top of hardness that varies ten times as much.
     noise, held, rounds = random.Random(pairs), 0, 2000
     for _ in range(rounds):
@@ -64,7 +64,7 @@ def test_one_pair_has_no_interval_and_equal_differences_one_without_width() -> N
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [([], []), ([1.0], []), ([1.0, 2.0], [1.0])])
-def test_values_that_are_no_pairs_are_refused(ours: list[float], theirs: list[float]) -> None:
+def test_numbers_that_are_no_pairs_are_refused(ours: list[float], theirs: list[float]) -> None:
     with pytest.raises(ValueError, match=f"got {len(ours)} and {len(theirs)} values"):
         paired_difference(ours, theirs)
 
@@ -76,7 +76,7 @@ def test_names_are_paired_whatever_their_order() -> None:
     assert paired_by_name({"a": 1.0}, {"b": 1.0}) is None
 
 
-def test_mean_by_problem_keeps_what_all_runs_were_judged_on() -> None:
+def test_mean_by_problem_keeps_the_problems_that_all_runs_were_evaluated_on() -> None:
     runs = [{"a": 1.0, "b": 0.0, "c": 1.0}, {"b": 1.0, "a": 1.0}, {"a": 0.0, "b": 1.0, "d": 1.0}]
     assert mean_by_problem(runs) == pytest.approx({"a": 2 / 3, "b": 2 / 3})
     assert mean_by_problem([]) == {}
@@ -96,7 +96,7 @@ def test_two_checkpoints_are_compared_on_the_problems_of_both() -> None:
     assert found["pass_at_1"].pairs == 3
 
 
-def test_greedy_evaluations_are_compared_by_what_they_have() -> None:
+def test_greedy_evaluations_are_compared_by_greedy_accuracy_alone() -> None:
     greedy = ProblemResults(("p0", "p1"), (1, 1), (0, 0), samples=0)
     assert greedy.sampled_by_problem == {}
     assert list(compare_results(greedy, BEFORE)) == ["greedy_accuracy"]

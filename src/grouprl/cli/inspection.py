@@ -46,7 +46,7 @@ def show_evaluation(config: RunConfig, *, as_json: bool) -> None:
             samples=config.evaluation.samples,
             max_tokens=config.rollout.max_tokens,
             on_finished=advance,
-        ).values
+        ).metrics
     if as_json:
         print(json.dumps(values))
         return

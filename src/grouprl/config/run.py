@@ -149,10 +149,18 @@ class LearnerConfig(UpdateConfig):
 class CurriculumConfig(Section):
     """Which of the train problems a step visits."""
 
-    sampler: Literal["uniform", "edge"] = Field("uniform", description="edge prefers problems solved now and then")
-    floor: float = Field(0.2, gt=0.0, le=1.0, description="of edge: share of the visits that go round all problems")
+    order: Literal["uniform", "edge"] = Field("uniform", description="edge prefers problems solved now and then")
+    floor: float = Field(0.2, gt=0.0, le=1.0, description="of edge: share of visits that cycle through all problems")
     sharpness: float = Field(2.0, ge=0.0, le=16.0, description="of edge: how strongly it prefers; 0 = not at all")
-    half_life: float = Field(1.0, gt=0.0, description="visits after which what was counted of a problem counts half")
+    half_life: float = Field(1.0, gt=0.0, description="visits to a problem after which its earlier counts weigh half")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_sampler(cls, given: Any) -> Any:
+        # Development versions before 0.1.0 wrote `sampler` into config.yaml; their runs can be read and resumed.
+        if not isinstance(given, Mapping) or "sampler" not in given:
+            return given
+        return {"order": given["sampler"], **{key: value for key, value in given.items() if key != "sampler"}}
 
 
 class EvaluationConfig(Section):
@@ -243,8 +251,8 @@ def check_sections(config: RunConfig) -> None:
         )
     chosen, usual = config.curriculum, CurriculumConfig()
     for field in ("floor", "sharpness"):
-        if chosen.sampler == "uniform" and getattr(chosen, field) != getattr(usual, field):
-            raise UserError(f"curriculum.{field}: expected sampler=edge, which alone has it, got uniform: leave it out")
+        if chosen.order == "uniform" and getattr(chosen, field) != getattr(usual, field):
+            raise UserError(f"curriculum.{field}: expected order=edge, which alone has it, got uniform: leave it out")
     alone = {"mean", "leave_one_out", "group_std"} if size == 1 else set()
     if size * config.rollout.problems_per_step == 1 and algorithm.advantage.credit == "completion":
         alone |= {"batch_mean", "batch_std"}

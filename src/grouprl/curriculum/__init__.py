@@ -1,4 +1,4 @@
-"""Which problems a step visits, from the seed, the step and the pass rates found so far.
+"""The curriculum chooses the problems of a step from the seed, the step and the pass rates found so far.
 
-In: problems and verdicts. Out: visits. Never samples or scores; its state can be rebuilt from the record.
+In: problems and verdicts. Out: visits. It never samples or scores; its state can be rebuilt from the record.
 """

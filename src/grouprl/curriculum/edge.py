@@ -1,4 +1,4 @@
-"""The sampler that prefers problems at the edge of the policy's ability, and never starves the rest."""
+"""The problem order that prefers problems at the edge of the policy's ability and still visits all others."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from grouprl.types import Problem, UserError
 
 
 @dataclass(frozen=True)
-class Edge:
+class EdgeOrder:
     """Prefers problems whose next group is likely to have both correct and wrong completions.
 
-    All problems stand in one fixed order, a shuffle by the seed. A share `floor` of the visits goes round that order
-    without end, so that any ceil(problems / (floor * P)) steps in a row visit every problem. The other places of a
-    step are drawn without replacement, a problem's chance in proportion to `expected_signal ** sharpness`.
+    A shuffle by the seed puts all problems in one fixed order. A share `floor` of the visits cycles through that order,
+    so that any ceil(problems / (floor * P)) consecutive steps visit every problem. The other visits of a step are drawn
+    without replacement; the chance of a problem is proportional to `expected_signal ** sharpness`.
 
-    New problems are all alike, so they are taken in that order too: those seen so far are always the first of it, and
-    a step looks at no others, however many there are. New ones weigh in the draw what the prior says of them, but no
-    more of them than have been seen: of an endless data set no problem would come twice otherwise.
+    Unseen problems all have the prior's expected signal, so they also come in the fixed order: the problems seen so far
+    are always its beginning, and a step reads no others. At most as many unseen problems take part in the draw as have
+    been seen; otherwise no problem of an endless data set would come twice.
 
     Raises UserError for a setting out of range.
     """
@@ -35,11 +35,11 @@ class Edge:
     seed: int  # of the run
     group_size: int  # G
     floor: float = 0.2
-    sharpness: float = 2.0  # 0 = all that were seen alike
+    sharpness: float = 2.0  # 0 = every seen problem has the same chance
 
     def __post_init__(self) -> None:
         for name, value, ok, expected in (
-            ("rollout.group_size", self.group_size, self.group_size >= 2, "2 or more with curriculum.sampler=edge"),
+            ("rollout.group_size", self.group_size, self.group_size >= 2, "2 or more with curriculum.order=edge"),
             ("curriculum.floor", self.floor, 0 < self.floor <= 1, "more than 0 and at most 1"),
             ("curriculum.sharpness", self.sharpness, 0 <= self.sharpness <= 16, "0 to 16"),
         ):
@@ -47,33 +47,33 @@ class Edge:
                 raise UserError(f"{name}: expected {expected}, got {value!r}: change it")
 
     def visits(self, problems: Sequence[Problem], *, step: int, rates: PassRates) -> list[Visit]:
-        """The floor's problems, then those drawn, all different; see `Sampler.visits`.
+        """The problems of the floor, then the drawn ones, all different; see `ProblemOrder.visits`.
 
         Raises:
             UserError: there are fewer problems than a step visits.
-            ValueError: the pass rates are not those of the steps before this one.
+            ValueError: the pass rates do not belong to the steps before this one.
         """
         if len(problems) < self.problems_per_step:
             raise UserError(
                 f"rollout.problems_per_step: expected at most {len(problems)}, as many as there are train problems, "
-                f"with curriculum.sampler=edge, got {self.problems_per_step}: lower it, or use sampler=uniform"
+                f"with curriculum.order=edge, got {self.problems_per_step}: lower it, or use order=uniform"
             )
         return self._first(self.problems_per_step, problems, step, rates)
 
     def refill(
         self, problems: Sequence[Problem], count: int, *, step: int, round_: int, rates: PassRates, visited: int
     ) -> list[Visit]:
-        """Those that came next in the step's draw; any again once all were visited. See `Sampler.refill`."""
+        """The next problems of the step's draw; random ones once all were visited. See `ProblemOrder.refill`."""
         further = self._first(visited + count, problems, step, rates)[visited:]
         return further or refill_visits(problems, count, step=step, seed=self.seed, round_=round_)
 
     def possible(self, problems: Sequence[Problem], *, steps: range, refills: int) -> Iterator[Problem]:
-        """As many of the order as steps that meet only new problems would visit; see `Sampler.possible`."""
+        """The problems that these steps would visit if each of them was new; see `ProblemOrder.possible`."""
         most = (steps.stop - 1) * self.problems_per_step * (1 + refills)
         return (problems[place] for place in epoch_order(self.seed, 0, len(problems))[:most])
 
     def _first(self, count: int, problems: Sequence[Problem], step: int, rates: PassRates) -> list[Visit]:
-        """The first visits of a step; a larger `count` goes on where a smaller one ends."""
+        """The first `count` visits of a step; the visits of a smaller count begin those of a larger one."""
         total, known = len(problems), list(rates.counts)
         share = Fraction(str(self.floor)) * self.problems_per_step  # exact: 15 * 3.2 is 48, not a little more
         turns = range(math.ceil((step - 1) * share), math.ceil(step * share))
@@ -90,16 +90,16 @@ class Edge:
         return visits
 
     def _drawn(self, count: int, total: int, taken: Collection[int], step: int, rates: PassRates) -> list[int]:
-        """Ranks in the order, none of them taken, as an exponential race brings them in.
+        """Ranks in the fixed order, none of them taken, sorted by arrival in an exponential race.
 
-        A problem comes in at -log(u) / weight. The first to come in are a draw without replacement in proportion to
-        the weights (Efraimidis and Spirakis 2006).
+        A problem arrives at time -log(u) / weight. The first arrivals are a draw without replacement with chances
+        proportional to the weights (Efraimidis and Spirakis 2006).
         """
         seen, first_new = len(rates), max(len(rates), 1 + max(taken, default=-1))
         times = self._waits("seen", step, seen)
         times /= expected_signal(*rates.columns(), self.group_size) ** self.sharpness
         times[[rank for rank in taken if rank < seen]] = np.inf
-        # New problems have equal weights: the next of k comes in k times as fast as one, whichever it is.
+        # Unseen problems have equal weights: the first of k of them arrives k times as fast as one alone.
         new = min(total - first_new, seen)
         prior = expected_signal(np.zeros(1), np.zeros(1), self.group_size)[0] ** self.sharpness
         waits = self._waits("new", step, min(count, new))
@@ -114,6 +114,6 @@ class Edge:
         return list(islice(chain(ranks, upcoming), count))
 
     def _waits(self, of: str, step: int, count: int) -> Array:
-        """Exponential waiting times of mean 1, float64 [count]; more of them go on where fewer end."""
+        """Exponential waiting times of mean 1, float64 [count]; a smaller count gives the beginning of a larger one."""
         rng = random.Random(f"{of}/{self.seed}/{step}")
         return np.array([-math.log1p(-rng.random()) for _ in range(count)], np.float64)

@@ -1,6 +1,6 @@
-"""Which problems a step visits: a function of the seed and the step, and of the pass rates found before it.
+"""Problem orders choose the problems of a step from the seed, the step and the pass rates found before it.
 
-Beyond those, which come from the record, a resumed run needs no state. `edge.Edge` is the other sampler.
+The pass rates come from the record, so a resumed run needs no other state. `edge.EdgeOrder` is the other problem order.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from grouprl.curriculum.pass_rates import PassRates
 from grouprl.types import Problem
 
 Visit = tuple[Problem, str]
-"""A problem, and the name of the random stream that its completions are drawn from at this visit."""
+"""A problem, and the name of the random stream that draws its completions at this visit."""
 
 
-class Sampler(Protocol):
+class ProblemOrder(Protocol):
     """Chooses the problems of every step."""
 
     def visits(self, problems: Sequence[Problem], *, step: int, rates: PassRates) -> list[Visit]:
-        """The problems of a step (1, 2, ...), given what the steps before it found."""
+        """The problems of a step (1, 2, ...), given the pass rates found by the steps before it."""
         ...
 
     def refill(
         self, problems: Sequence[Problem], count: int, *, step: int, round_: int, rates: PassRates, visited: int
     ) -> list[Visit]:
-        """Further problems for a step whose groups were dropped.
+        """Further problems for a step whose groups were dropped by the algorithm's filter.
 
         Args:
             problems: of the train split.
-            count: how many.
+            count: the number of further problems.
             step: 1, 2, ...
-            round_: of the refills of this step, 1, 2, ...
-            rates: the same that `visits` was given.
-            visited: how many problems this step has visited so far.
+            round_: number of this refill within the step, 1, 2, ...
+            rates: the pass rates that `visits` got.
+            visited: the number of problems that this step has visited so far.
         """
         ...
 
     def possible(self, problems: Sequence[Problem], *, steps: range, refills: int) -> Iterator[Problem]:
-        """Every problem that these steps can visit, whatever is found, refills included; some come more than once."""
+        """Every problem that these steps and their refills can visit, whatever the verdicts; may repeat problems."""
         ...
 
 
 def rounds(
-    order: Sampler,
+    order: ProblemOrder,
     problems: Sequence[Problem],
     *,
     step: int,
@@ -77,24 +77,24 @@ def rounds(
 
 
 @dataclass(frozen=True)
-class Uniform:
-    """Every epoch visits all problems, in an order of its own."""
+class UniformOrder:
+    """Visits all problems once in every epoch; each epoch has an order of its own."""
 
     problems_per_step: int  # P
     seed: int  # of the run
 
     def visits(self, problems: Sequence[Problem], *, step: int, rates: PassRates) -> list[Visit]:
-        """The next P of the epoch's order; see `Sampler.visits`."""
+        """The next P problems of the epoch's order; see `ProblemOrder.visits`."""
         return step_visits(problems, self.problems_per_step, step=step, seed=self.seed)
 
     def refill(
         self, problems: Sequence[Problem], count: int, *, step: int, round_: int, rates: PassRates, visited: int
     ) -> list[Visit]:
-        """Drawn at random; see `Sampler.refill`."""
+        """Random problems; see `ProblemOrder.refill`."""
         return refill_visits(problems, count, step=step, seed=self.seed, round_=round_)
 
     def possible(self, problems: Sequence[Problem], *, steps: range, refills: int) -> Iterator[Problem]:
-        """Exactly those that a run without a kept group would visit; see `Sampler.possible`."""
+        """Exactly the problems of a run that keeps no group; see `ProblemOrder.possible`."""
         count = self.problems_per_step
         for step in steps:
             yield from (p for p, _ in step_visits(problems, count, step=step, seed=self.seed))
@@ -103,7 +103,7 @@ class Uniform:
 
 
 def step_visits(problems: Sequence[Problem], count: int, *, step: int, seed: int) -> list[Visit]:
-    """The problems of a step. Every epoch visits all of them, in an order of its own.
+    """The problems of a step. Every epoch visits all problems once, in an order of its own.
 
     Args:
         problems: of the train split.
@@ -120,9 +120,9 @@ def step_visits(problems: Sequence[Problem], count: int, *, step: int, seed: int
 
 
 def refill_visits(problems: Sequence[Problem], count: int, *, step: int, seed: int, round_: int) -> list[Visit]:
-    """Further problems for a step whose groups were dropped, drawn at random, each at most once in a round.
+    """Random further problems for a step whose groups were dropped, each at most once in a round.
 
-    A larger `count` goes on where a smaller one ends.
+    The problems of a smaller `count` begin those of a larger one.
     """
     rng = random.Random(f"refill/{seed}/{step}/{round_}")
     places: dict[int, None] = {}
@@ -133,7 +133,7 @@ def refill_visits(problems: Sequence[Problem], count: int, *, step: int, seed: i
 
 @lru_cache(maxsize=2)
 def epoch_order(seed: int, epoch: int, count: int) -> list[int]:
-    """The numbers below `count` in the order of an epoch (0, 1, ...); not to be changed."""
+    """The numbers below `count` in the order of an epoch (0, 1, ...). The list is cached: do not change it."""
     order = list(range(count))
     random.Random(f"order/{seed}/{epoch}").shuffle(order)
     return order

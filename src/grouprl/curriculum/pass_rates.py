@@ -1,12 +1,12 @@
-"""What a run has found out about each problem it visited: its pass rate, how sure that is, and what it is worth.
+"""Pass rates of the problems that a run has visited: posterior mean, interval and expected signal.
 
 The pass rate p of a problem (the chance that a completion of it is correct) has the posterior Beta(successes + 1/2,
-failures + 1/2). The prior is Jeffreys' Beta(1/2, 1/2), because pass rates are U-shaped: most problems of a data set are
-nearly always solved or nearly never, and the flat prior takes an all-wrong group for less than it says.
+failures + 1/2). The prior is Jeffreys' Beta(1/2, 1/2), because pass rates are U-shaped: the policy solves most problems
+of a data set nearly always or nearly never, and the flat prior underestimates what an all-wrong group says.
 
-The policy moves, so at every visit the earlier counts of that problem fade: what was counted `half_life` visits ago
-counts half. Everything here is a pure function of the verdicts in the order in which they were recorded, so that a
-resumed run rebuilds it from its record, to the last bit.
+The policy moves, so at every visit the earlier counts of that problem fade: counts from `half_life` visits ago weigh
+half. Everything here is a pure function of the verdicts in their recorded order, so that a resumed run rebuilds the
+pass rates from its record, to the last bit.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import numpy as np
 from grouprl.types import Group, RewardOutcome
 
 PRIOR = 0.5  # of both parameters of the Beta distribution
-HOPELESS, SOLVED = 0.1, 0.9  # posterior means up to, and from, which a problem counts as such
+HOPELESS, SOLVED = 0.1, 0.9  # a posterior mean <= HOPELESS makes a problem hopeless, one >= SOLVED solved
 
 Verdict = tuple[str, int, int]
-"""Of one group: the problem's id, how many completions are correct, and how many are not."""
+"""The problem's id of one group, and the numbers of its correct and of its wrong completions."""
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
 class PassRates:
-    """The faded counts of every problem seen so far, in the order in which they were first met.
+    """The faded counts of every problem seen so far, in the order of their first visits.
 
     >>> update(PassRates(), [("train-1", 3, 1)]).mean("train-1")
     0.7
@@ -49,7 +49,7 @@ class PassRates:
         return (successes + PRIOR) / (successes + failures + 2 * PRIOR)
 
     def interval(self, problem_id: str, mass: float = 0.9) -> tuple[float, float]:
-        """(low, high) that holds the pass rate with probability `mass`, as much of the rest below it as above.
+        """The central interval (low, high) that holds the pass rate with probability `mass`; the tails are equal.
 
         Raises KeyError for a problem that was never visited.
         """
@@ -59,24 +59,24 @@ class PassRates:
         return beta_quantile(tail, a, b), beta_quantile(1 - tail, a, b)
 
     def columns(self) -> tuple[Array, Array]:
-        """(successes_M, failures_M): the counts of the M problems seen, each float64 [M]."""
+        """The counts (successes_M, failures_M) of the M problems seen, each float64 [M]."""
         counts_M2 = np.array(list(self.counts.values()), np.float64).reshape(-1, 2)
         return counts_M2[:, 0], counts_M2[:, 1]
 
 
 def verdicts(groups: Sequence[Group], outcomes: Sequence[Sequence[RewardOutcome]]) -> list[Verdict]:
-    """What the verifier said of the groups [P] by their outcomes [P][G]; where it failed, it counts as neither."""
-    said = [[outcome.correct for outcome in row] for row in outcomes]
-    return [(group.problem.id, row.count(True), row.count(False)) for group, row in zip(groups, said, strict=True)]
+    """One verdict per group [P] from its outcomes [P][G]; completions that the verifier failed on are not counted."""
+    correct = [[outcome.correct for outcome in row] for row in outcomes]
+    return [(group.problem.id, row.count(True), row.count(False)) for group, row in zip(groups, correct, strict=True)]
 
 
 def update(rates: PassRates, found: Iterable[Verdict], *, half_life: float = 1.0) -> PassRates:
     """The pass rates after some more groups.
 
     Args:
-        rates: what was known before.
-        found: the groups in the order of their step; several steps in one call come to the same as one by one.
-        half_life: visits to a problem after which what was counted before counts half, > 0; infinity = never.
+        rates: the pass rates before these groups.
+        found: the groups in the order of their steps; one call for several steps gives the same as one call each.
+        half_life: visits to a problem after which its earlier counts weigh half, > 0; infinity = they never fade.
     """
     kept, counts = 0.5 ** (1 / half_life), dict(rates.counts)
     for problem_id, correct, wrong in found:
@@ -103,8 +103,8 @@ def expected_signal(successes_M: Array, failures_M: Array, group_size: int) -> A
     return np.maximum(1 - all_right_M - all_wrong_M, 1e-12)  # rounding must not make a weight of 0
 
 
-def curriculum_measures(rates: PassRates) -> dict[str, float]:
-    """What a step records of the problems seen so far.
+def curriculum_metrics(rates: PassRates) -> dict[str, float]:
+    """Metrics of the problems seen so far, recorded by each step.
 
     `curriculum/seen` counts them; `solved` and `hopeless` those with a posterior mean of at least 0.9 and of at most
     0.1; `edge` the others; `mean_pass_rate` is the mean of all posterior means.
@@ -122,7 +122,7 @@ def curriculum_measures(rates: PassRates) -> dict[str, float]:
 
 
 def beta_quantile(probability: float, a: float, b: float) -> float:
-    """x with P(p <= x) = probability for p ~ Beta(a, b), by bisection, to the precision of a float64."""
+    """The x with P(p <= x) = probability for p ~ Beta(a, b), by bisection, to the precision of a float64."""
     low, high = 0.0, 1.0
     while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if beta_probability(middle, a, b) < probability else (low, middle)
@@ -130,9 +130,9 @@ def beta_quantile(probability: float, a: float, b: float) -> float:
 
 
 def beta_probability(x: float, a: float, b: float) -> float:
-    """P(p <= x) for p ~ Beta(a, b) and x in [0, 1]: the regularised incomplete beta function.
+    """P(p <= x) for p ~ Beta(a, b) and x in [0, 1]: the regularized incomplete beta function.
 
-    Its continued fraction, DLMF 8.17.22, on the side of the mean where that converges fast.
+    Computed by the continued fraction DLMF 8.17.22, on the side of the mean where it converges fast.
     """
     if x <= 0 or x >= 1:
         return float(x >= 1)
@@ -143,7 +143,7 @@ def beta_probability(x: float, a: float, b: float) -> float:
 
 
 def _beta_fraction(x: float, a: float, b: float) -> float:
-    """1 / (1 + d1 / (1 + d2 / (1 + ...))), from its tail: enough terms for the tail to be below a rounding error."""
+    """1 / (1 + d1 / (1 + d2 / (1 + ...))), with enough terms that the rest is below a rounding error."""
     terms = 40 + int(4 * math.sqrt(max(a, b)))
     value = 1.0
     for m in range(terms, 0, -1):

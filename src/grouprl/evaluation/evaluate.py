@@ -1,4 +1,4 @@
-"""Judges a policy on held-out problems: greedy accuracy, pass@k and their intervals."""
+"""Evaluates a policy on held-out problems: greedy accuracy, pass@k and their intervals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from grouprl.evaluation.measures import trait_shares
+from grouprl.evaluation.metrics import trait_shares
 from grouprl.evaluation.paired import ProblemResults
 from grouprl.evaluation.statistics import mean_interval, pass_at_k, wilson_interval
 from grouprl.rollout import Engine, Request
@@ -14,17 +14,17 @@ from grouprl.scoring.scorer import Scorer
 from grouprl.tasks.base import Task
 from grouprl.types import Group, Sampling
 
-STREAM = "evaluation"  # the same random numbers at every evaluation, so that two of them are paired
+STREAM = "evaluation"  # every evaluation draws the same random numbers, so that two evaluations are paired
 
-Values = dict[str, float | int | tuple[float, float]]
+Metrics = dict[str, float | int | tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was found: the plain values of summary.json, each problem's own, and the greedy completions to read."""
+    """Metrics of an evaluation for summary.json, the results of each problem, and the greedy completions."""
 
-    values: Values
-    results: ProblemResults  # of no problem when nothing says what is correct
+    metrics: Metrics
+    results: ProblemResults  # empty where the task has no verifier
     greedy: tuple[Group, ...]
     verdicts: tuple[bool | None, ...]  # of the greedy completions; None = the verifier failed, or there is none
 
@@ -39,59 +39,59 @@ def evaluate(
     max_tokens: int,
     on_finished: Callable[[int], None] | None = None,
 ) -> Evaluation:
-    """One greedy completion and `samples` sampled ones (temperature 1, nothing cut) of every problem.
+    """Verifies one greedy completion and `samples` sampled ones (temperature 1, no truncation) of every problem.
 
     Args:
         engine: samples from the policy.
-        task: whose traits are counted.
-        scorer: its verifier says what is correct; a completion that it cannot judge counts as not correct.
+        task: names the traits to count.
+        scorer: runs the verifier; a completion that the verifier fails on counts as not correct.
         prompts: the problems; their number of completions is ignored.
-        samples: completions per problem for pass@k; 0 = the greedy one alone.
-        max_tokens: of a completion.
-        on_finished: see `Engine.generate`; len(prompts) * (samples + 1) completions are made in all.
+        samples: completions per problem for pass@k; 0 = only the greedy one.
+        max_tokens: limit of a completion.
+        on_finished: see `Engine.generate`; the evaluation makes len(prompts) * (samples + 1) completions.
 
     Returns:
-        values: the number of problems; with a verifier greedy_accuracy, and unverified_share, the share of all
-        completions that it could not scorer, when above 0; with samples the share of each trait among the sampled
-        completions, their mean_length in tokens, and with both pass_at_1, pass_at_2, pass_at_4, ... up to `samples`.
-        Accuracies have their 95 % interval (Wilson's for shares of problems, Student's t for means).
+        Its `metrics` hold the number of problems. With a verifier they hold greedy_accuracy, and unverified_share when
+        the verifier failed on some completions. With samples they hold trait shares and mean_length (tokens)
+        of the sampled completions. With both they hold pass_at_1, pass_at_2, pass_at_4, ... up to `samples`.
+        Accuracies have 95 % intervals (Wilson's for shares of problems, Student's t for means).
     """
     greedy = _generate(engine, prompts, 1, Sampling(max_tokens, temperature=0.0), on_finished)
     sampled = _generate(engine, prompts, samples, Sampling(max_tokens), on_finished) if samples else []
-    said, drawn = scorer.verify(greedy), scorer.verify(sampled)
+    greedy_verdicts, verdicts = scorer.verify(greedy), scorer.verify(sampled)
     results = ProblemResults((), (), (), samples)
-    values: Values = {}
+    metrics: Metrics = {}
     if scorer.verifier is not None:
         names = tuple(prompt.problem.id for prompt in prompts)
-        hits = tuple(int(bool(row[0])) for row in said)
-        correct = tuple(sum(map(bool, row)) for row in drawn) or (0,) * len(prompts)
+        hits = tuple(int(bool(row[0])) for row in greedy_verdicts)
+        correct = tuple(sum(map(bool, row)) for row in verdicts) or (0,) * len(prompts)
         results = ProblemResults(names, hits, correct, samples)
-        values = _accuracies(results) | _unverified([*said, *drawn])
-    values |= {**(_written(task, sampled) if samples else {}), "problems": len(prompts)}
-    return Evaluation(values, results, tuple(greedy), tuple(row[0] for row in said))
+        metrics = _accuracies(results) | _unverified_share([*greedy_verdicts, *verdicts])
+    metrics |= {**(_traits_and_length(task, sampled) if samples else {}), "problems": len(prompts)}
+    return Evaluation(metrics, results, tuple(greedy), tuple(row[0] for row in greedy_verdicts))
 
 
-def _accuracies(results: ProblemResults) -> Values:
+def _accuracies(results: ProblemResults) -> Metrics:
     greedy, samples = results.greedy, results.samples
-    values: Values = {
+    metrics: Metrics = {
         "greedy_accuracy": sum(greedy) / len(greedy),
         "greedy_interval": wilson_interval(sum(greedy), len(greedy)),
     }
     if not samples:
-        return values
+        return metrics
     for k in sorted({1, samples} | {2**power for power in range(10) if 2**power < samples}):
         chances = [pass_at_k(count, samples, k) for count in results.correct]
-        values[f"pass_at_{k}"] = statistics.fmean(chances)
-        values[f"pass_at_{k}_interval"] = _interval(chances, whole=k == samples)
-    return values
+        metrics[f"pass_at_{k}"] = statistics.fmean(chances)
+        metrics[f"pass_at_{k}_interval"] = _interval(chances, whole=k == samples)
+    return metrics
 
 
-def _unverified(verdicts: Sequence[Sequence[bool | None]]) -> Values:
-    flat = [said is None for row in verdicts for said in row]
+def _unverified_share(verdicts: Sequence[Sequence[bool | None]]) -> Metrics:
+    flat = [verdict is None for row in verdicts for verdict in row]
     return {"unverified_share": statistics.fmean(flat)} if any(flat) else {}
 
 
-def _written(task: Task, sampled: Sequence[Group]) -> Values:
+def _traits_and_length(task: Task, sampled: Sequence[Group]) -> Metrics:
     lengths = [len(completion) for group in sampled for completion in group.completions]
     return {**trait_shares(task, sampled), "mean_length": statistics.fmean(lengths)}
 
@@ -108,7 +108,7 @@ def _generate(
 
 
 def _interval(chances: Sequence[float], *, whole: bool) -> tuple[float, float]:
-    # With k of k samples every chance is 0 or 1: a share, for which Wilson's interval holds near 0 and 1 as well.
+    # pass@k of k samples is 0 or 1 for each problem: Wilson's interval for a share holds near 0 and 1 as well.
     if whole or len(chances) < 2:
         return wilson_interval(round(sum(chances)), len(chances))
     low, high = mean_interval(chances)

@@ -1,4 +1,4 @@
-"""Comparing two policies on the same problems: differences of pairs, which cancel how hard each problem is."""
+"""Compares two policies on the same problems by paired differences, which cancel how hard each problem is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grouprl.evaluation.statistics import mean_interval
 
 @dataclass(frozen=True)
 class ProblemResults:
-    """What an evaluation found for each of its problems: a line of held_out.jsonl without its step.
+    """The results of an evaluation problem by problem: a line of held_out.jsonl without its step.
 
     >>> ProblemResults(("test-0", "test-1"), (1, 0), (8, 3), samples=8).correct[1]
     3
@@ -19,42 +19,42 @@ class ProblemResults:
 
     problem_ids: tuple[str, ...]
     greedy: tuple[int, ...]  # 1 where the greedy completion is correct, else 0
-    correct: tuple[int, ...]  # how many of the sampled completions are
+    correct: tuple[int, ...]  # number of correct sampled completions
     samples: int  # sampled completions of each problem; 0 = greedy only
 
     @property
     def greedy_by_problem(self) -> dict[str, float]:
-        """0 or 1 of each problem."""
+        """1.0 for each problem whose greedy completion is correct, else 0.0."""
         return dict(zip(self.problem_ids, map(float, self.greedy), strict=True))
 
     @property
     def sampled_by_problem(self) -> dict[str, float]:
-        """Share of each problem's sampled completions that are correct; empty when none were sampled."""
+        """The share of correct sampled completions of each problem; empty when none were sampled."""
         counted = zip(self.problem_ids, self.correct, strict=True) if self.samples else ()
         return {name: count / self.samples for name, count in counted}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean of paired differences, and where the true one lies with a confidence of 95 %."""
+    """The mean of paired differences and its 95 % confidence interval."""
 
     mean: float
-    interval: tuple[float, float] | None  # None for a single pair, which says nothing of its own spread
+    interval: tuple[float, float] | None  # None for a single pair, which has no spread
     pairs: int
 
 
 def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
     """Mean of ours - theirs with its 95 % Student interval over the pairs.
 
-    The interval covers what the pairs were drawn from and nothing else: pairs of problems speak of other problems for
-    the same trained weights, pairs of seeds of other seeds on the same problems. Pairs whose differences are all
-    equal give an interval without width.
+    The interval covers only the population that the pairs were drawn from. Pairs of problems say something about other
+    problems for the same trained weights; pairs of seeds say something about other seeds on the same problems. Equal
+    differences give an interval without width.
 
     Args:
-        ours, theirs: one value for each pair, in the same order; in the unit of the result.
+        ours, theirs: one number for each pair, in the same order; in the unit of the result.
 
     Raises:
-        ValueError: unless both have the same number of values, at least one.
+        ValueError: the two have different lengths, or are empty.
 
     >>> paired_difference([3.0, 5.0, 4.0], [1.0, 2.0, 3.0]).mean
     2.0
@@ -70,28 +70,28 @@ def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Differe
 
 
 def paired_by_name(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Difference | None:
-    """`paired_difference` over the names that both have, None when there are none."""
+    """The `paired_difference` over the names that both mappings have; None when they share no name."""
     names = [name for name in ours if name in theirs]
     return paired_difference([ours[n] for n in names], [theirs[n] for n in names]) if names else None
 
 
 def mean_by_problem(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Per problem, the mean over several runs, of the problems that all of them were judged on."""
+    """The mean over several runs for each problem that all of these runs were evaluated on."""
     shared = [name for name in results[0] if all(name in other for other in results)] if results else []
     return {name: fmean(result[name] for result in results) for name in shared}
 
 
 def compare_results(ours: ProblemResults, theirs: ProblemResults) -> dict[str, Difference]:
-    """Two checkpoints, of one run or of two, paired over the problems that both were judged on.
+    """Compares two checkpoints, of one run or of two, over the problems that both were evaluated on.
 
     Returns:
-        `greedy_accuracy`, and `pass_at_1` when both drew samples: ours - theirs in shares of [0, 1].
+        Differences ours - theirs of shares in [0, 1]: `greedy_accuracy`, and `pass_at_1` when both drew samples.
 
     Raises:
-        ValueError: no problem is in both.
+        ValueError: the two share no problem.
     """
     greedy = paired_by_name(ours.greedy_by_problem, theirs.greedy_by_problem)
     if greedy is None:
-        raise ValueError("compare_results: expected problems that both were judged on, got none in common")
+        raise ValueError("compare_results: expected problems that both were evaluated on, got none in common")
     sampled = paired_by_name(ours.sampled_by_problem, theirs.sampled_by_problem)
     return {"greedy_accuracy": greedy, **({} if sampled is None else {"pass_at_1": sampled})}

@@ -1,4 +1,4 @@
-"""How well a policy does, and how sure one can be of it: pass@k and confidence intervals."""
+"""pass@k and confidence intervals for shares and means."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from statistics import NormalDist, fmean, stdev
 
 
 def pass_at_k(correct: int, total: int, k: int) -> float:
-    """Chance that at least one of `k` completions is correct, from `correct` of `total` drawn for one problem.
+    """The chance that at least one of `k` completions is correct, estimated from `total` completions of one problem.
 
-    Unbiased (Chen et al. 2021, arXiv:2107.03374, equation 1): the share of the k-subsets of the `total` completions
-    that hold a correct one. In [0, 1]; exact to the last bit for any size.
+    The estimate is unbiased (Chen et al. 2021, arXiv:2107.03374, equation 1): it is the share of the k-subsets of the
+    `total` completions that hold a correct one. It is in [0, 1] and exact to the last bit for any size.
 
     Raises:
-        ValueError: unless 0 <= correct <= total and 1 <= k <= total.
+        ValueError: correct is outside 0..total, or k is outside 1..total.
 
     >>> pass_at_k(correct=1, total=4, k=2)
     0.5
@@ -28,12 +28,12 @@ def pass_at_k(correct: int, total: int, k: int) -> float:
 
 
 def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Interval (low, high) for a share counted as `successes` of `total` yes/no outcomes (Wilson 1927).
+    """Wilson's interval (low, high) for a share counted as `successes` of `total` yes/no outcomes (Wilson 1927).
 
-    Stays inside [0, 1] and keeps a width at 0 % and 100 %, where the plain normal interval claims certainty.
+    It stays inside [0, 1] and keeps a width at 0 % and 100 %, where the plain normal interval has none.
 
     Raises:
-        ValueError: unless total >= 1, 0 <= successes <= total and 0 < confidence < 1.
+        ValueError: total is 0, successes is outside 0..total, or confidence is outside (0, 1).
     """
     if total < 1 or not 0 <= successes <= total:
         raise ValueError(f"wilson_interval: expected 0 <= successes <= total >= 1, got {successes} of {total}")
@@ -42,18 +42,18 @@ def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> tup
     center = share + z * z / (2 * total)
     margin = z * math.sqrt(share * (1 - share) / total + (z / (2 * total)) ** 2)
     scale = 1 + z * z / total
-    # The share itself bounds both ends: at 0 and 1 rounding would leave it just outside.
+    # The share itself bounds both ends: without it rounding leaves a share of 0 or 1 just outside.
     return max(0.0, min(share, (center - margin) / scale)), min(1.0, max(share, (center + margin) / scale))
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Student t interval (low, high) for the mean of independent values, one per problem; n - 1 degrees of freedom.
+    """Student's t interval (low, high) for the mean of independent numbers, with n - 1 degrees of freedom.
 
-    For yes/no values use `wilson_interval`. The ends may lie outside the range of the values, and equal values give
+    For yes/no outcomes use `wilson_interval`. The ends may lie outside the range of the numbers, and equal numbers give
     an interval without width.
 
     Raises:
-        ValueError: with fewer than two values, or unless 0 < confidence < 1.
+        ValueError: there are fewer than two numbers, or confidence is outside (0, 1).
     """
     upper = _upper_probability(confidence)
     if len(values) < 2:
@@ -70,7 +70,7 @@ def _upper_probability(confidence: float) -> float:
 
 
 def _t_quantile(probability: float, degrees: int) -> float:
-    # Bisection over the angle atan(t / sqrt(degrees)): the central probability grows with it from 0 to 1.
+    # Bisection over the angle atan(t / sqrt(degrees)): the central probability grows from 0 to 1 with the angle.
     low, high = 0.0, math.pi / 2
     for _ in range(60):
         middle = (low + high) / 2

@@ -9,8 +9,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.algorithms.values import SharedCritic
 from grouprl.config.run import RunConfig, check_sections
-from grouprl.curriculum.edge import Edge
-from grouprl.curriculum.order import Sampler, Uniform
+from grouprl.curriculum.edge import EdgeOrder
+from grouprl.curriculum.order import ProblemOrder, UniformOrder
 from grouprl.curriculum.pass_rates import PassRates
 from grouprl.learner import KlCoefficient, Learner, Optimizer
 from grouprl.models import (
@@ -91,7 +91,7 @@ def assemble(
         for problem in task.problems(config.evaluation.split)[: config.evaluation.problems]
     ]
     _check_prompts(parts, state.step + 1, config.steps)
-    _check_sampler(config, task)
+    _check_order(config, task)
     scorer.check_columns(task.problems("train")[: parts.problems_per_step])
     parts.engine.load_weights(state.updates)
     return RunParts(parts, held_out, state)
@@ -163,17 +163,17 @@ def _parts(
     )
 
 
-def _order(config: RunConfig) -> Sampler:
+def _order(config: RunConfig) -> ProblemOrder:
     count, curriculum = config.rollout.problems_per_step, config.curriculum
-    if curriculum.sampler == "uniform":
-        return Uniform(count, config.seed)
-    return Edge(count, config.seed, config.rollout.group_size, curriculum.floor, curriculum.sharpness)
+    if curriculum.order == "uniform":
+        return UniformOrder(count, config.seed)
+    return EdgeOrder(count, config.seed, config.rollout.group_size, curriculum.floor, curriculum.sharpness)
 
 
-def _check_sampler(config: RunConfig, task: Task) -> None:
-    if config.curriculum.sampler == "edge" and task.verifier is None:
+def _check_order(config: RunConfig, task: Task) -> None:
+    if config.curriculum.order == "edge" and task.verifier is None:
         raise UserError(
-            f"curriculum.sampler: expected a task that knows what is correct with edge, got {task.name}, which has no "
+            f"curriculum.order: expected a task that knows what is correct with edge, got {task.name}, which has no "
             "verifier: give the problems an answer, the task a verifier, or use uniform"
         )
     _order(config).visits(task.problems("train"), step=1, rates=PassRates())  # there are enough of them

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from grouprl.config.run import RunConfig, dump_config
-from grouprl.curriculum.pass_rates import PassRates, curriculum_measures, update, verdicts
+from grouprl.curriculum.pass_rates import PassRates, curriculum_metrics, update, verdicts
 from grouprl.evaluation.evaluate import Evaluation, evaluate
 from grouprl.models import (
     resolve_device,
@@ -144,8 +144,8 @@ class _RunLoop:
             return self._finish({"before": before}, finished)
         after = self._evaluate("after")
         self._record.examples("after", self._examples(after))
-        self._terminal.comparison(before, after.values)
-        return self._finish({"before": before, "after": after.values}, finished)
+        self._terminal.comparison(before, after.metrics)
+        return self._finish({"before": before, "after": after.metrics}, finished)
 
     def _train(self) -> int:
         """The steps; gives the one that was saved last."""
@@ -169,7 +169,7 @@ class _RunLoop:
         bars.stepped()
         found = verdicts(made.groups, made.outcomes)
         self._rates = update(self._rates, found, half_life=self._config.curriculum.half_life)
-        known = curriculum_measures(self._rates) if self._parts.step_parts.task.verifier else {}
+        known = curriculum_metrics(self._rates) if self._parts.step_parts.task.verifier else {}
         metrics = {**made.metrics, **known, "rss_mib": peak_rss_mib()}
         self._record.step(replace(made, metrics=metrics))
         self._terminal.step(step, self._config.steps, metrics)
@@ -207,7 +207,7 @@ class _RunLoop:
                 return {name: value for name, value in row.items() if name != "step"}
         before = self._evaluate("before")
         self._record.examples("before", self._examples(before))
-        return before.values
+        return before.metrics
 
     def _evaluate(self, when: str) -> Evaluation:
         config, prompts = self._config.evaluation, self._parts.held_out
@@ -223,7 +223,7 @@ class _RunLoop:
             )
         if found.results.problem_ids:
             self._record.held_out(self._state.step, asdict(found.results))
-        self._record.evaluation(self._state.step, found.values)
+        self._record.evaluation(self._state.step, found.metrics)
         return found
 
     def _examples(self, evaluation: Evaluation) -> list[Example]:

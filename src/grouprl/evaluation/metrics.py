@@ -1,4 +1,4 @@
-"""What a step's completions say about the policy: shares and means of a batch of judged groups."""
+"""Metrics of a step's completions: rewards, accuracy, groups with signal, traits and lengths."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from grouprl.tasks.base import Task
 from grouprl.types import Group, RewardOutcome, StopReason
 
 
-def step_measures(task: Task, groups: Sequence[Group], outcomes: Sequence[Sequence[RewardOutcome]]) -> dict[str, float]:
+def step_metrics(task: Task, groups: Sequence[Group], outcomes: Sequence[Sequence[RewardOutcome]]) -> dict[str, float]:
     """Rewards, accuracy, traits, groups with signal and lengths of one step, under TRL's names where they exist.
 
-    `frac_reward_zero_std` is the share of groups whose rewards are all equal: they carry no signal. Where the task has
-    a verifier, `accuracy` is the share of the completions it could judge that are correct; `frac_solved` and
-    `frac_hopeless` are the shares of the groups with such a completion in which all of these are, and none of them is;
-    `frac_unverified`, when it is above 0, is the share of completions it could not judge.
+    `frac_reward_zero_std` is the share of groups without signal, whose rewards are all equal. The others need a
+    verifier and count verified completions, on which it did not fail. `accuracy` is the share of correct ones.
+    `frac_solved` and `frac_hopeless` are the shares of groups whose verified completions are all correct or all wrong.
+    `frac_unverified` is the share of completions that the verifier failed on, recorded when it is above 0.
     """
     return {
-        **_reward_measures(outcomes),
-        **({} if task.verifier is None else _verdict_measures(outcomes)),
+        **_reward_metrics(outcomes),
+        **({} if task.verifier is None else _verdict_metrics(outcomes)),
         **trait_shares(task, groups),
-        **_length_measures(groups),
+        **_length_metrics(groups),
     }
 
 
-def _verdict_measures(outcomes: Sequence[Sequence[RewardOutcome]]) -> dict[str, float]:
+def _verdict_metrics(outcomes: Sequence[Sequence[RewardOutcome]]) -> dict[str, float]:
     verdicts = [[outcome.correct for outcome in row if outcome.correct is not None] for row in outcomes]
-    judged = [row for row in verdicts if row]
+    verified = [row for row in verdicts if row]
     failed = _mean([outcome.correct is None for row in outcomes for outcome in row])
     return {
-        "accuracy": _mean([said for row in judged for said in row]),
-        "frac_solved": _mean([all(row) for row in judged]),
-        "frac_hopeless": _mean([not any(row) for row in judged]),
+        "accuracy": _mean([correct for row in verified for correct in row]),
+        "frac_solved": _mean([all(row) for row in verified]),
+        "frac_hopeless": _mean([not any(row) for row in verified]),
         **({"frac_unverified": failed} if failed else {}),
     }
 
 
 def trait_shares(task: Task, groups: Sequence[Group]) -> dict[str, float]:
-    """Share of the completions that have each of the task's traits, as `<trait>_share`."""
+    """The share of completions with each trait of the task, in [0, 1], as `<trait>_share`."""
     traits = [task.traits(completion.text) for group in groups for completion in group.completions]
-    return {f"{name}_share": _mean([found[name] for found in traits]) for name in traits[0]}
+    return {f"{name}_share": _mean([has[name] for has in traits]) for name in traits[0]}
 
 
-def _reward_measures(outcomes: Sequence[Sequence[RewardOutcome]]) -> dict[str, float]:
+def _reward_metrics(outcomes: Sequence[Sequence[RewardOutcome]]) -> dict[str, float]:
     flat = [outcome for group in outcomes for outcome in group]
     totals = [[outcome.total for outcome in group if outcome.valid] for group in outcomes]
     components = {
@@ -59,7 +59,7 @@ def _reward_measures(outcomes: Sequence[Sequence[RewardOutcome]]) -> dict[str, f
     }
 
 
-def _length_measures(groups: Sequence[Group]) -> dict[str, float]:
+def _length_metrics(groups: Sequence[Group]) -> dict[str, float]:
     completions = [completion for group in groups for completion in group.completions]
     lengths = [len(completion) for completion in completions]
     return {
