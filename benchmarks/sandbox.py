@@ -15,13 +15,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from grouprl.sandbox import BACKENDS, Returned, run_in_sandbox, why_unavailable
+from grouprl.sandbox import BACKENDS, ReturnValue, run_in_sandbox, why_unavailable
 from grouprl.sandbox.interpreter import EXECUTABLE
 
 ROUNDS, TOGETHER = 60, 200
 PROGRAM = "def add(a, b):\n    return a + b"
 CALLS = [f"add({n}, 1)" for n in range(3)]
-RIGHT = tuple(Returned(n + 1) for n in range(3))
+RIGHT = tuple(ReturnValue(n + 1) for n in range(3))
 BWRAP_TRUE = "bwrap --unshare-all --ro-bind / / --die-with-parent true"
 
 

@@ -27,7 +27,7 @@ VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 # Functions and columns on their way from a run to its own workers; nothing that was stored or downloaded.
 MAY_PICKLE = "grouprl.scoring.parcels"
 # What starts model-written programs, inside the sandbox only; and what asks whether a test is Python, and runs nothing.
-MAY_COMPILE = ("grouprl.sandbox.inside", "grouprl.tasks.asserts")
+MAY_COMPILE = ("grouprl.sandbox.guest", "grouprl.tasks.asserts")
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -247,7 +247,7 @@ BAD = [
     (nothing_runs_or_unpickles_data, "tasks.base", "torch.load('x')"),
     (nothing_runs_or_unpickles_data, "tasks.base", "eval('1')"),
     (nothing_runs_or_unpickles_data, "tasks.base", "exec('1')"),
-    (nothing_runs_or_unpickles_data, "sandbox.running", "compile('1', 'it', 'exec')"),
+    (nothing_runs_or_unpickles_data, "sandbox.runner", "compile('1', 'it', 'exec')"),
     (nothing_runs_or_unpickles_data, "tasks.base", "f(trust_remote_code=True)"),
     (nothing_runs_or_unpickles_data, "tasks.base", "f(trust_remote_code=asked)"),
     (module_state_is_not_rebound, "tasks.base", "def f():\n    global cache\n    cache = 1"),

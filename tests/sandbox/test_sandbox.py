@@ -17,18 +17,18 @@ import pytest
 from escapes import open_to_everyone
 from grouprl.sandbox import (
     BACKENDS,
-    Failed,
+    CallFailure,
     Limits,
-    Returned,
+    ReturnValue,
     SandboxError,
+    backends,
     choose_backend,
-    choosing,
-    inside,
+    guest,
     run_in_sandbox,
     why_unavailable,
 )
 from grouprl.sandbox.interpreter import Launch
-from grouprl.sandbox.running import LAUNCHERS
+from grouprl.sandbox.runner import LAUNCHERS
 from grouprl.sandbox.seccomp import filter_program, machines
 from grouprl.sandbox.values import outcome
 from grouprl.types import UserError
@@ -59,14 +59,14 @@ def same(a: Any, b: Any) -> bool:
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_a_plain_value_comes_back_with_its_type(value: Any):
-    read = outcome(inside.encode(value).encode())
-    assert isinstance(read, Returned)
+    read = outcome(guest.encode(value).encode())
+    assert isinstance(read, ReturnValue)
     assert same(read.value, value)
 
 
 def test_not_a_number_comes_back():
-    read = outcome(inside.encode(math.nan).encode())
-    assert isinstance(read, Returned)
+    read = outcome(guest.encode(math.nan).encode())
+    assert isinstance(read, ReturnValue)
     assert math.isnan(read.value)
 
 
@@ -74,7 +74,7 @@ def test_not_a_number_comes_back():
     "value", [collections.Counter("aab"), collections.defaultdict(int, a=1), collections.OrderedDict(a=1)]
 )
 def test_dictionaries_of_the_standard_library_come_back_as_plain_ones(value: dict[str, int]):
-    assert outcome(inside.encode(value).encode()) == Returned(dict(value))
+    assert outcome(guest.encode(value).encode()) == ReturnValue(dict(value))
 
 
 class Anything(int):
@@ -88,9 +88,9 @@ class Mapping(dict[str, int]): ...
 
 
 @pytest.mark.parametrize("value", [Anything(), [Anything()], {1: Anything()}, object(), int, Mapping(), iter([])])
-def test_what_has_behaviour_of_its_own_does_not_come_back(value: object):
+def test_what_has_behavior_of_its_own_does_not_come_back(value: object):
     with pytest.raises(TypeError, match="expected plain data"):
-        inside.encode(value)
+        guest.encode(value)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_what_has_behaviour_of_its_own_does_not_come_back(value: object):
     ],
 )
 def test_a_malformed_report_is_a_failed_call(line: bytes):
-    assert isinstance(outcome(line), Failed)
+    assert isinstance(outcome(line), CallFailure)
 
 
 @pytest.mark.parametrize(
@@ -142,11 +142,11 @@ def test_calls_are_answered_in_order_in_the_program_s_namespace(backend: str):
     program = "total = 0\ndef add(n):\n    global total\n    total += n\n    print('adding', n)\n    return total"
     result = run_in_sandbox(program, ["add(2)", "add(3)", "1 / 0", "add", "__name__"], backend=backend)
     assert result.outcomes == (
-        Returned(2),
-        Returned(5),
-        Failed("ZeroDivisionError: division by zero"),
-        Failed("TypeError: expected plain data, got function"),
-        Returned("program"),
+        ReturnValue(2),
+        ReturnValue(5),
+        CallFailure("ZeroDivisionError: division by zero"),
+        CallFailure("TypeError: expected plain data, got function"),
+        ReturnValue("program"),
     )
     assert (result.error, result.output) == ("", "adding 2\nadding 3\n")
     assert 0 < result.seconds < 4
@@ -156,8 +156,8 @@ def test_calls_are_answered_in_order_in_the_program_s_namespace(backend: str):
 def test_what_came_before_the_end_is_kept(backend: str):
     program = "import os\ndef leave():\n    os._exit(0)"
     result = run_in_sandbox(program, ["1", "leave()", "2"], backend=backend)
-    gone = Failed("no result: ended its process (status 0)")
-    assert result.outcomes == (Returned(1), gone, gone)
+    gone = CallFailure("no result: ended its process (status 0)")
+    assert result.outcomes == (ReturnValue(1), gone, gone)
     assert result.error == "ended its process (status 0)"
 
 
@@ -175,12 +175,12 @@ def test_what_came_before_the_end_is_kept(backend: str):
 def test_a_program_that_fails_is_a_result(backend: str, program: str, error: str):
     result = run_in_sandbox(program, ["1"], backend=backend)
     assert result.error.startswith(error)
-    assert isinstance(result.outcomes[0], Failed)
+    assert isinstance(result.outcomes[0], CallFailure)
 
 
 @linux
 def test_the_set_up_runs_first_and_its_failure_is_no_verdict(backend: str):
-    assert run_in_sandbox("y = x + 1", ["y"], setup="x = 1", backend=backend).outcomes == (Returned(2),)
+    assert run_in_sandbox("y = x + 1", ["y"], setup="x = 1", backend=backend).outcomes == (ReturnValue(2),)
     with pytest.raises(ValueError, match=r"expected a set-up that runs(.|\n)*NameError"):
         run_in_sandbox("y = 1", ["y"], setup="x = missing", backend=backend)
 
@@ -192,14 +192,14 @@ def test_the_standard_library_is_there_and_the_same_program_gives_the_same_resul
     program += "@dataclasses.dataclass\nclass P:\n    x: int = 3\n"
     calls = ["P().x", "sys.version_info[:2]", "list({'a', 'b', 'c', 'd', 'e', 'f'})"]
     first = run_in_sandbox(program, calls, setup="import sys", backend=backend).outcomes
-    assert first[:2] == (Returned(3), Returned(sys.version_info[:2]))
+    assert first[:2] == (ReturnValue(3), ReturnValue(sys.version_info[:2]))
     assert run_in_sandbox(program, calls, setup="import sys", backend=backend).outcomes == first
 
 
 @linux
 def test_there_is_nothing_to_read_from_standard_input(backend: str):
     outcomes = run_in_sandbox("import sys", ["input()", "sys.stdin.read()"], backend=backend).outcomes
-    assert outcomes == (Failed("EOFError: EOF when reading a line"), Returned(""))
+    assert outcomes == (CallFailure("EOFError: EOF when reading a line"), ReturnValue(""))
 
 
 # Backends
@@ -214,8 +214,8 @@ def test_the_choice_is_the_first_backend_that_works():
 
 
 def test_without_linux_every_backend_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(choosing.sys, "platform", "darwin")
-    monkeypatch.setattr(choosing, "why_unavailable", why_unavailable.__wrapped__)
+    monkeypatch.setattr(backends.sys, "platform", "darwin")
+    monkeypatch.setattr(backends, "why_unavailable", why_unavailable.__wrapped__)
     with pytest.raises(UserError, match=r"bubblewrap: it needs Linux.*landlock: it needs Linux.*install bubblewrap"):
         choose_backend.__wrapped__()
 
@@ -264,13 +264,13 @@ def test_a_sandbox_that_does_not_come_up_says_nothing_about_the_program(
 @linux
 def test_a_backend_that_locks_nothing_in_is_not_used(monkeypatch: pytest.MonkeyPatch):
     def bare(channels: Any, limits: Limits) -> Launch:
-        text = Path(inside.__file__).read_text()
+        text = Path(guest.__file__).read_text()
         return Launch((sys.executable, "-S", "-c", f"{text}\nmain({channels.result})"), {}, (channels.result,), None)
 
     monkeypatch.setitem(LAUNCHERS, "bare", bare)
     reason = why_unavailable.__wrapped__("bare")
     assert reason is not None
-    assert reason.startswith("a first program was not locked in, it ")
+    assert reason.startswith("a test program was not confined, it ")
     for loose in ("reads files", "lists folders", "opens sockets", "starts processes"):
         assert loose in reason
 

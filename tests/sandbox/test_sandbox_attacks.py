@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from escapes import BLOCKED, CALLS, HELPER, ORDINARY, REACHABLE, ROOT, source, told_by
-from grouprl.sandbox import BACKENDS, Failed, Returned, run_in_sandbox
+from grouprl.sandbox import BACKENDS, CallFailure, ReturnValue, run_in_sandbox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
 
@@ -22,13 +22,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need 
 def test_a_way_out_is_blocked(backend: str, name: str, secret: Path):
     result = run_in_sandbox(source(BLOCKED[name], secret), ["attack()"], backend=backend)
     [outcome] = result.outcomes
-    assert isinstance(outcome, Returned), result
+    assert isinstance(outcome, ReturnValue), result
     assert set(outcome.value) == {"blocked"}, outcome.value
     assert secret.read_text() == "a secret"
 
 
 def test_the_same_programs_succeed_outside(secret: Path):
-    """So that "blocked" means the sandbox, not a mistake in the attack."""
+    """An attack that works outside shows that the sandbox blocks it, not a bug in the attack."""
     body = textwrap.indent(textwrap.dedent("return [tried(open, {secret!r}), tried(os.fork)]"), "    ")
     program = source(f"def attack():\n{body}\nprint(attack())", secret)
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -41,9 +41,9 @@ def test_a_system_call_is_refused_or_deadly(backend: str):
     refused = {name: call for name, call in CALLS.items() if not name.startswith("x32")}
     program = HELPER + f"def attack():\n    return {{name: call(*numbers) for name, numbers in {refused!r}.items()}}"
     [outcome] = run_in_sandbox(program, ["attack()"], backend=backend).outcomes
-    assert outcome == Returned(dict.fromkeys(refused, "blocked"))
+    assert outcome == ReturnValue(dict.fromkeys(refused, "blocked"))
     [outcome] = run_in_sandbox(HELPER, [f"call({CALLS['x32 getpid'][0]})"], backend=backend).outcomes
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, CallFailure)
 
 
 def test_no_connection_is_made_to_a_server_that_listens(backend: str):
@@ -57,11 +57,11 @@ def test_no_connection_is_made_to_a_server_that_listens(backend: str):
             server.accept()
 
 
-def test_the_environment_is_empty_and_the_user_nobody_in_particular(backend: str, monkeypatch: pytest.MonkeyPatch):
+def test_the_environment_is_empty_and_the_user_has_no_name(backend: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("API_TOKEN", "a secret")
     program = "import os, sys\ndef attack():\n    return dict(os.environ), os.getuid() != 0, os.getgroups(), sys.path"
     [outcome] = run_in_sandbox(program, ["attack()"], backend=backend).outcomes
-    assert isinstance(outcome, Returned)
+    assert isinstance(outcome, ReturnValue)
     environment, unprivileged, groups, path = outcome.value
     assert environment == {}
     assert unprivileged
@@ -82,7 +82,7 @@ def attack():
     return [kinds.pop(0) == stat.S_IFCHR, sorted(kinds.values()).count(stat.S_IFSOCK), set(kinds.values())]
 """
     [outcome] = run_in_sandbox(program, ["attack()"], backend=backend).outcomes
-    assert isinstance(outcome, Returned)
+    assert isinstance(outcome, ReturnValue)
     null, sockets, kinds = outcome.value
     assert null
     assert sockets == 3  # standard output and error, and results

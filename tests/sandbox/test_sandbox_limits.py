@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from escapes import HELPER, ORDINARY, REACHABLE, ROOT, ends, running, told_by
-from grouprl.sandbox import BACKENDS, Failed, Limits, Returned, landlock, run_in_sandbox
+from grouprl.sandbox import BACKENDS, CallFailure, Limits, ReturnValue, landlock, run_in_sandbox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
 
@@ -22,14 +22,14 @@ def test_memory_is_bounded(backend: str):
     [once, again, after] = run_in_sandbox(
         program, ["attack()", "bytearray(1 << 40)", "len(bytearray(1 << 20))"], backend=backend
     ).outcomes
-    assert once == again == Failed("MemoryError: ")
-    assert after == Returned(1 << 20)
+    assert once == again == CallFailure("MemoryError: ")
+    assert after == ReturnValue(1 << 20)
 
 
 def test_mapped_memory_is_bounded(backend: str):
     program = "import mmap\ndef attack():\n    held = [mmap.mmap(-1, 1 << 24) for _ in range(99)]"
     [outcome] = run_in_sandbox(program, ["attack()"], backend=backend).outcomes
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, CallFailure)
 
 
 def test_files_are_bounded(backend: str):
@@ -46,7 +46,7 @@ def attack():
     return written
 """
     [outcome] = run_in_sandbox(program, ["attack()"], limits=Limits(files_mib=8), backend=backend).outcomes
-    assert isinstance(outcome, Returned)
+    assert isinstance(outcome, ReturnValue)
     assert outcome.value <= 8 << 20
     assert (outcome.value > 0) == (backend == "bubblewrap")
 
@@ -67,7 +67,7 @@ def attack():
     [outcome] = run_in_sandbox(
         program, ["attack()"], limits=Limits(threads=8, memory_mib=4096), backend=backend
     ).outcomes
-    assert isinstance(outcome, Returned)
+    assert isinstance(outcome, ReturnValue)
     exact = os.geteuid() == 0 or backend == "bubblewrap"  # else other processes of the same user count as well
     assert 1 <= outcome.value <= (9 if exact else 9 + landlock._tasks())
 
@@ -113,7 +113,7 @@ def test_a_flood_ends_the_program(backend: str, flood: str):
         f"{HELPER}\nwhile True:\n    {flood}", ["1"], limits=Limits(output_kib=32, cpu_seconds=9), backend=backend
     )
     assert result.error == "wrote more than 32 KiB"
-    assert result.outcomes == (Failed("no result: wrote more than 32 KiB"),)
+    assert result.outcomes == (CallFailure("no result: wrote more than 32 KiB"),)
     assert len(result.output) <= 32 << 10
     assert result.seconds < 3
 
@@ -134,7 +134,7 @@ def itself():
     return value
 """
     [outcome] = run_in_sandbox(program, [result], backend=backend).outcomes
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, CallFailure)
 
 
 def test_time_ends_a_program_that_ignores_every_signal(backend: str):
@@ -189,7 +189,7 @@ time.sleep(60)
     assert ends(running() - before)
 
 
-def test_nothing_survives_the_one_who_started_it(backend: str, tmp_path: Path):
+def test_nothing_survives_the_process_that_started_it(backend: str, tmp_path: Path):
     before = running()
     program = "import time\nprint('up', flush=True)\ntime.sleep(60)"
     runner = f"""
@@ -223,16 +223,16 @@ def test_a_crash_is_a_result_and_the_next_program_runs(backend: str, crash: str)
     assert first.outcomes[0].reason.startswith("no result")
     assert first.error
     within = run_in_sandbox(program, ["7", crash, "8"], backend=backend)
-    assert within.outcomes[0] == Returned(7)
-    assert isinstance(within.outcomes[1], Failed)
-    assert run_in_sandbox("x = 1", ["x"], backend=backend).outcomes == (Returned(1),)
+    assert within.outcomes[0] == ReturnValue(7)
+    assert isinstance(within.outcomes[1], CallFailure)
+    assert run_in_sandbox("x = 1", ["x"], backend=backend).outcomes == (ReturnValue(1),)
 
 
 def test_deep_recursion_is_an_error_of_the_call_alone(backend: str):
     outcomes = run_in_sandbox("def f(n):\n    return f(n + 1)", ["f(0)", "2"], backend=backend).outcomes
-    assert isinstance(outcomes[0], Failed)
+    assert isinstance(outcomes[0], CallFailure)
     assert "RecursionError" in outcomes[0].reason
-    assert outcomes[1] == Returned(2)
+    assert outcomes[1] == ReturnValue(2)
 
 
 def test_a_sandbox_is_fresh(backend: str):
@@ -240,5 +240,5 @@ def test_a_sandbox_is_fresh(backend: str):
         "import builtins, os\nbuiltins.x = 1\nopen('/tmp/x', 'w') if os.access('/tmp', 2) else 0", backend=backend
     )
     [name, file] = run_in_sandbox("import os", ["x", "os.path.exists('/tmp/x')"], backend=backend).outcomes
-    assert name == Failed("NameError: name 'x' is not defined")
-    assert file == Returned(False)
+    assert name == CallFailure("NameError: name 'x' is not defined")
+    assert file == ReturnValue(False)

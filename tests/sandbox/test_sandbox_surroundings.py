@@ -1,4 +1,4 @@
-"""Sandboxes in odd surroundings: what the worker that starts them was started with, and what its machine lacks."""
+"""Sandboxes in unusual surroundings: workers without standard channels or /proc, with a hostile environment."""
 
 from __future__ import annotations
 
@@ -82,6 +82,6 @@ def impostor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(shutil.which("bash", path="/bin") is None, reason="needs bash")
 @pytest.mark.usefixtures("impostor")
 def test_a_backend_that_only_says_that_it_is_ready_is_refused_with_a_reason():
-    assert "said that it was ready, then ended" in str(why_unavailable.__wrapped__("bubblewrap"))
-    with pytest.raises(SandboxError, match="said that it was ready"):
+    assert "reported that it was ready, then ended" in str(why_unavailable.__wrapped__("bubblewrap"))
+    with pytest.raises(SandboxError, match="reported that it was ready"):
         run_in_sandbox("x = 1", ["x"], backend="bubblewrap")

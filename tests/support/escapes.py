@@ -1,4 +1,4 @@
-"""Programs that try to get out of the sandbox, and what tells whether one is still running."""
+"""Programs that try to get out of the sandbox, and a check whether one is still running."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from grouprl.sandbox.interpreter import text_of
-from grouprl.sandbox.shown import STDLIB
+from grouprl.sandbox.visible_files import STDLIB
 
 ROOT = Path(__file__).parents[2]
 REACHABLE = shutil.which("python3", path="/usr/bin:/bin")
@@ -173,13 +173,13 @@ import grouprl
 rewards = types.ModuleType("grouprl.rewards")  # without what the package itself imports, which may not be installed
 rewards.__path__ = [sys.argv[1] + "/grouprl/rewards"]
 sys.modules["grouprl.rewards"] = rewards
-from grouprl.sandbox import Returned, run_in_sandbox, why_unavailable
+from grouprl.sandbox import ReturnValue, run_in_sandbox, why_unavailable
 backend, programs = json.load(sys.stdin)
 told = {"user": os.getuid(), "reason": why_unavailable(backend)}
 if not told["reason"]:
     for name, program in programs.items():
         [outcome] = run_in_sandbox(program, ["attack()"], backend=backend).outcomes
-        told[name] = outcome.value if isinstance(outcome, Returned) else [outcome.reason]
+        told[name] = outcome.value if isinstance(outcome, ReturnValue) else [outcome.reason]
 print(json.dumps(told))
 """
 
@@ -204,7 +204,7 @@ ORDINARY: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": [], "
 
 def running() -> set[int]:
     """Processes on this machine that run what a sandbox runs, or wait for it."""
-    mark = text_of("inside.py")[:80].encode()
+    mark = text_of("guest.py")[:80].encode()
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from grouprl.rewards.programs import program
 from grouprl.rewards.rules import Text, completion_text
-from grouprl.sandbox import BACKENDS, Limits, Returned, choose_backend, run_in_sandbox, why_unavailable
+from grouprl.sandbox import BACKENDS, Limits, ReturnValue, choose_backend, run_in_sandbox, why_unavailable
 from grouprl.tasks.asserts import Check, holds
 from grouprl.tasks.asserts import unit_tests as cut
 from grouprl.types import UserError
@@ -94,7 +94,7 @@ class UnitTests:
         passed = 0
         for check in checks:
             values = enumerate([next(outcomes) for _ in check.calls])
-            passed += holds(check, {n: value.value for n, value in values if isinstance(value, Returned)})
+            passed += holds(check, {n: value.value for n, value in values if isinstance(value, ReturnValue)})
         return passed / len(checks) if self.share else float(passed == len(checks))
 
 

@@ -1,21 +1,21 @@
-"""The sandbox for model-written code: a fresh one for each program, and nothing but data comes out of it.
+"""The sandbox runs model-written code: each program gets a fresh one.
 
-See docs/sandbox.md for what it protects from and what it does not.
+In: a program and calls. Out: plain data and error texts. It never gives expected values to a program (docs/sandbox.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from grouprl.sandbox.choosing import choose_backend, why_unavailable
-from grouprl.sandbox.running import LAUNCHERS, run_with
-from grouprl.sandbox.values import Failed, Limits, Returned, SandboxError, SandboxResult
+from grouprl.sandbox.backends import choose_backend, why_unavailable
+from grouprl.sandbox.runner import LAUNCHERS, run_with
+from grouprl.sandbox.values import CallFailure, Limits, ReturnValue, SandboxError, SandboxResult
 
 __all__ = [
     "BACKENDS",
-    "Failed",
+    "CallFailure",
     "Limits",
-    "Returned",
+    "ReturnValue",
     "SandboxError",
     "SandboxResult",
     "choose_backend",
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 BACKENDS = tuple(LAUNCHERS)
-"""The names of the backends, the stronger one first."""
+"""Names of the backends; the stronger one comes first."""
 
 
 def run_in_sandbox(
@@ -35,22 +35,22 @@ def run_in_sandbox(
     limits: Limits | None = None,
     backend: str | None = None,
 ) -> SandboxResult:
-    """Runs a program in a fresh sandbox, then evaluates calls in its namespace; blocks until it is gone.
+    """Runs a program in a fresh sandbox, evaluates calls in its namespace, and blocks until the sandbox has ended.
 
-    What comes back is data that the program claims: compare it outside, with values that were never inside.
+    The returned data is only a claim of the program: compare it outside, with values that were never inside.
 
     Args:
         source: the program, as a module's text. Its `__name__` is "program".
         calls: expressions, such as "add(2, 3)", evaluated one after another in one process.
-        setup: text that runs before the program in the same namespace. Trusted.
-        limits: of this run; None = `Limits()`.
+        setup: trusted text that runs before the program in the same namespace.
+        limits: the limits of this run; None = `Limits()`.
         backend: one of `BACKENDS`; None = `choose_backend()`.
 
     Returns:
-        One outcome per call, in order. A program that fails is a result, not an error.
+        One outcome per call, in order. The failure of a program is a result, not an error.
 
     Raises:
-        SandboxError: the sandbox itself failed: nothing is known about the program.
+        SandboxError: the sandbox itself failed, which says nothing about the program.
         ValueError: `setup` failed.
         UserError: no backend works on this machine.
     """

@@ -1,8 +1,8 @@
 """The system calls that a program may make, as a filter that the kernel runs (seccomp mode 2).
 
-What is listed is allowed, all else is refused: sockets of every kind, new processes, signals to others, debugging,
-namespaces, mounts, keys, io_uring, and whatever future kernels add. The numbers are those of the Linux headers
-(asm/unistd_64.h and asm-generic/unistd.h); the instructions those of classic BPF (linux/filter.h, linux/seccomp.h).
+The filter allows the listed calls and refuses all others: sockets of every kind, new processes, signals to others,
+debugging, namespaces, mounts, keys, io_uring, and whatever future kernels add. The numbers come from the Linux headers
+(asm/unistd_64.h and asm-generic/unistd.h), the instructions from classic BPF (linux/filter.h, linux/seccomp.h).
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ sysinfo 99/179 arch_prctl 158/- getpid 39/172 getppid 110/173 gettid 186/178 get
 getgid 104/176 getegid 108/177 getresuid 118/148 getresgid 120/150 getgroups 115/158 getpgrp 111/- getpgid 121/155
 getsid 124/156 getpriority 140/141
 """
-# Allowed for some values of one argument: name, numbers, which argument, values. The kernel reads 32 bits of each.
+# Calls allowed for some values of one argument: name, numbers, argument, values. The kernel reads 32 bits of each.
 _ALLOWED_VALUES = (
     ("prctl", (157, 167), 0, (15, 16, 0x53564D41)),  # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA
-    ("prlimit64", (302, 261), 0, (0,)),  # of itself: a process of the same user could otherwise be starved
-    # Not F_SETOWN, which sends signals to others, and no locks, which would reach whoever uses the same file.
+    ("prlimit64", (302, 261), 0, (0,)),  # its own limits only: it could starve another process of the same user
+    # Without F_SETOWN, which sends signals to others, and without locks, which would block other users of the file.
     ("fcntl", (72, 25), 1, (0, 1, 2, 3, 4, 1030)),
     ("ioctl", (16, 29), 1, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),  # TCGETS, TIOCGWINSZ, FIO*
 )
 _CLONE, _CLONE_THREAD = (56, 220), 0x10000
 _CLONE_NEW = 0x7E020000  # all namespaces
 _X32 = 0x40000000  # the same calls of x86_64 under other numbers
-_FIRST_NEW = 424  # calls from here on are new enough for libc to do without them (clone3 is 435)
+_FIRST_NEW = 424  # libc works without the calls from this number on, which are new (clone3 is 435)
 
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -53,13 +53,13 @@ _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 
 Instruction = tuple[int, int, int, int]
-"""Code, how many to skip if true, how many if false, operand."""
+"""Code, instructions to skip if true, instructions to skip if false, operand."""
 
 _REFUSAL: Instruction = (_RETURN, 0, 0, _REFUSE | errno.EPERM)
 
 
 def machines() -> Sequence[str]:
-    """The kinds of processor that there is a filter for."""
+    """The processors that have a filter."""
     return tuple(_AUDIT)
 
 
@@ -98,6 +98,6 @@ def _numbers(place: int) -> list[int]:
 
 
 def _where(number: int, argument: int, tests: Sequence[Instruction]) -> list[Instruction]:
-    """For one call: the tests of its argument, and a refusal where none of them decides."""
+    """The tests of one call's argument, followed by a refusal where none of them decides."""
     load = (_LOAD, 0, 0, _ARGUMENTS + 8 * argument)  # the lower half: both machines are little-endian
     return [(_EQUAL, 0, len(tests) + 2, number), load, *tests, _REFUSAL]

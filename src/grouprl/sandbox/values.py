@@ -1,4 +1,4 @@
-"""What goes into a sandbox and what comes out of it, and how the outside reads it."""
+"""The limits that go into a sandbox, the results that come out of it, and the reader of its reports."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from grouprl.types import UserError
 
 
 class SandboxError(RuntimeError):
-    """The sandbox itself failed, before it ran a line of the program: this says nothing about the program."""
+    """The sandbox itself failed before it ran a line of the program, which says nothing about the program."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one program may use. Raises UserError for a limit that is not above 0."""
+    """The resources that one program may use. Raises UserError for a limit that is not above 0."""
 
-    seconds: float = 4.0  # of the clock, its start included
-    cpu_seconds: int = 2  # of all its threads together
-    memory_mib: int = 512  # of address space, the interpreter's own included
-    output_kib: int = 64  # of what it prints, and again of what it returns
-    files_mib: int = 16  # in its temporary folder
-    threads: int = 16  # besides the first one; a program may not start processes at all
+    seconds: float = 4.0  # wall clock, including the start
+    cpu_seconds: int = 2  # all threads together
+    memory_mib: int = 512  # address space, including the interpreter's own
+    output_kib: int = 64  # printed text, and separately return values
+    files_mib: int = 16  # files in the temporary folder
+    threads: int = 16  # besides the first one; a program cannot start processes
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -37,52 +37,52 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Returned:
-    """What a call gave: a plain value of a builtin type."""
+class ReturnValue:
+    """The return value of a call: plain data of a builtin type."""
 
     value: Any
 
 
 @dataclass(frozen=True)
-class Failed:
-    """Why a call gave nothing: it raised, it was never reached, or what it gave is not plain data."""
+class CallFailure:
+    """The reason why a call has no return value: it raised, it was not reached, or it returned no plain data."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class SandboxResult:
-    """What became of a program. Every word of it is the program's own claim, and nothing in it is code."""
+    """The result of a program. All of it is a claim of the program itself, and none of it is code."""
 
-    outcomes: tuple[Returned | Failed, ...]  # one for each call, in order
-    error: str  # why the program did not come to its end; "" = it did
-    output: str  # what it printed, cut at the limit
-    seconds: float  # of the clock
+    outcomes: tuple[ReturnValue | CallFailure, ...]  # one for each call, in order
+    error: str  # why the program did not reach its end; "" = it did
+    output: str  # printed text, cut at the limit
+    seconds: float  # wall clock
 
 
 READY, PREPARED, STARTED = b"ready", b"prepared", b"started"
-"""What the inside reports in this order: it is confined, the set-up has run, the program has run."""
+"""Reports of the guest, in this order: it is confined, the set-up has run, the program has run."""
 
 
-def outcome(line: bytes) -> Returned | Failed:
-    """Reads what the inside reports of a call. Whatever is malformed is a failed call, never an error.
+def outcome(line: bytes) -> ReturnValue | CallFailure:
+    """Reads the guest's report of a call. A malformed report is a failed call, never an error.
 
     >>> outcome(b'["list",[["i","0x7"],true]]')
-    Returned(value=[7, True])
+    ReturnValue(value=[7, True])
     """
     try:
-        told = json.loads(line)
-        if isinstance(told, list) and told[:1] == ["error"]:
-            return Failed(_text(told[1])[:300])
-        return Returned(_value(told))
+        data = json.loads(line)
+        if isinstance(data, list) and data[:1] == ["error"]:
+            return CallFailure(_text(data[1])[:300])
+        return ReturnValue(_value(data))
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
-        return Failed(f"returned something that is not plain data ({type(error).__name__})")
+        return CallFailure(f"returned something that is not plain data ({type(error).__name__})")
 
 
-def _value(told: Any) -> Any:
-    if told is None or isinstance(told, bool):
-        return told
-    kind, content = told
+def _value(data: Any) -> Any:
+    if data is None or isinstance(data, bool):
+        return data
+    kind, content = data
     return _READERS[kind](content)
 
 

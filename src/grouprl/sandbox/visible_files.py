@@ -1,7 +1,7 @@
-"""What of this machine a sandbox shows: the standard library without what was installed, and the shared libraries.
+"""The files of this machine that a sandbox shows: the standard library without installed packages, and its libraries.
 
-A list of what is shown, not of what is hidden: next to a standard library lie other people's packages, and this
-project's own tests and solutions where it was installed.
+This is an allow list. Other people's packages lie beside a standard library, and so do this project's own tests and
+solutions where it is installed.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from grouprl.sandbox.values import SandboxError
 
 STDLIB = Path(sysconfig.get_path("stdlib")).resolve()
 PACKAGES = ("site-packages", "dist-packages")
-"""Folders of a standard library that hold what was installed."""
+"""Folders of a standard library that hold installed packages."""
 
-# Debian keeps nothing but libraries there, so it can be shown as a whole: a mount for each file takes 0.3 ms.
+# Debian keeps only libraries there, so the folder is shown as a whole: a mount for each file would take 0.3 ms.
 _MULTIARCH = f"{platform.machine()}-linux-gnu"
 _NAMED = re.compile(rb"lib[\w.+-]+\.so(?:\.\d+)*(?=\0)")
 _LOADER = re.compile(rb"/[\w./-]+/ld-[\w.-]+\.so\.\d+(?=\0)")
 
 
 def place(path: Path, prefix: str) -> str:
-    """Where `path` lies when the interpreter's prefix is seen at `prefix`."""
+    """The path of `path` inside a sandbox that shows the interpreter's prefix at `prefix`."""
     return f"{prefix}/{path.relative_to(PREFIX)}" if path.is_relative_to(PREFIX) else str(path)
 
 
 @lru_cache(maxsize=1)
 def standard_library() -> tuple[Path, ...]:
-    """Files and folders of the standard library, without the folders of packages and links that lead elsewhere."""
+    """Files and folders of the standard library, without package folders and links that lead elsewhere."""
     return tuple(
         sorted(part for part in STDLIB.iterdir() if part.name not in PACKAGES and part.resolve().is_relative_to(STDLIB))
     )
 
 
 def packages() -> tuple[Path, ...]:
-    """Folders within the standard library that have to be hidden where it is shown as a whole."""
+    """Folders to hide where the standard library is shown as a whole."""
     return tuple(folder for folder in (STDLIB / name for name in PACKAGES) if folder.is_dir())
 
 
 @lru_cache(maxsize=1)
 def libraries() -> tuple[Path, ...]:
-    """The shared libraries that the interpreter and its extension modules name, and those that these name in turn.
+    """The shared libraries that the interpreter and its extension modules name, directly and through each other.
 
-    Where they lie in a folder for nothing else, the folder stands for them. Reads some 20 MB, once: up to 0.1 s.
+    A folder that holds only libraries stands for them. The first call reads some 20 MB, which takes up to 0.1 s.
     """
     waiting = [EXECUTABLE, *(module for module in STDLIB.glob("lib-dynload/*.so") if "_tkinter" not in module.name)]
     shown: dict[Path, None] = {}
@@ -62,22 +62,22 @@ def libraries() -> tuple[Path, ...]:
 
 
 def library_path(prefix: str) -> str:
-    """The folders of the shared libraries in the loader's form, in the order in which they were searched."""
+    """The folders of the shared libraries in the loader's form, in search order."""
     holding = {path if path.is_dir() else path.parent for path in libraries()}
     return ":".join(place(folder, prefix) for folder in _folders() if folder in holding)
 
 
 @lru_cache(maxsize=1)
 def loader() -> str:
-    """The path of the dynamic loader, as the interpreter asks the kernel for it. Raises SandboxError without one."""
-    asked = _LOADER.search(EXECUTABLE.read_bytes())
-    if asked is None:
+    """The path of the dynamic loader that the interpreter names. Raises SandboxError when it names none."""
+    match = _LOADER.search(EXECUTABLE.read_bytes())
+    if match is None:
         raise SandboxError(f"{EXECUTABLE} names no dynamic loader")
-    return asked[0].decode()
+    return match[0].decode()
 
 
 def _found(name: str) -> Path | None:
-    """The first library of that name, or the folder that stands for it."""
+    """The first library of that name in search order, or the folder that stands for it."""
     for folder in _folders():
         if (folder / name).is_file():
             return folder if folder.name == _MULTIARCH else folder / name
@@ -86,7 +86,7 @@ def _found(name: str) -> Path | None:
 
 @lru_cache(maxsize=1)
 def _folders() -> tuple[Path, ...]:
-    """Where a loader looks: the interpreter's own folder first, then the system's as Debian orders them."""
+    """The search path of a loader: the interpreter's own folders, then those of the system in Debian's order."""
     own = (PREFIX / "lib", PREFIX / sys.platlibdir)
     system = (
         "/usr/local/lib",

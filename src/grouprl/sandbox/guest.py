@@ -1,8 +1,8 @@
-"""What runs inside a sandbox: it takes the program, runs it, and reports what the calls return as data.
+"""The guest inside a sandbox: it reads the program, runs it, and reports the return values of the calls as data.
 
-Nothing imports this file; its text is handed to a fresh interpreter. It shares that interpreter with the program, which
-can therefore take over all that follows here: what is reported is worth no more than a claim. That is enough, because
-the values that a claim is compared with are not handed in.
+No module imports this file; a fresh interpreter gets its text. The guest shares that interpreter with the program,
+which can take over everything below, so a report is only a claim. A claim is enough, because the expected values stay
+outside.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import resource
 import sys
 from types import FunctionType, ModuleType
 
-TYPE_CHECKING = False  # the module typing takes as long to import as the interpreter to start: 8 ms
+TYPE_CHECKING = False  # importing typing takes as long as starting the interpreter: 8 ms
 if TYPE_CHECKING:
     from typing import Any
 
@@ -33,18 +33,18 @@ def main(result: int) -> None:
     report(result, "prepared")
     try:
         run(source, module.__dict__)
-    except BaseException as error:  # noqa: BLE001  SystemExit as well: a program that leaves has not come to its end
+    except BaseException as error:  # noqa: BLE001  SystemExit too: a program that exits has not reached its end
         report(result, failure(error))
         os._exit(1)
     report(result, "started")
     for call in calls:
         report(result, attempt(call, module.__dict__))
     flush()
-    os._exit(0)  # threads of the program and its exit handlers do not matter
+    os._exit(0)  # without waiting for threads and exit handlers of the program
 
 
 def request() -> tuple[list[int], str, str, list[str]]:
-    """A line of numbers (four limits, then the size of each text in bytes), and the texts."""
+    """Reads a line of numbers (four limits, then the size of each text in bytes) and the texts."""
     parts = []
     while part := os.read(0, 1 << 20):
         parts.append(part)
@@ -58,7 +58,7 @@ def request() -> tuple[list[int], str, str, list[str]]:
 
 
 def limit(cpu_seconds: int, memory: int, file_size: int, tasks: int) -> None:
-    """Limits of this process for good: soft and hard ones alike."""
+    """Sets the soft and the hard limits of this process, which cannot be raised again."""
     for what, value in (
         (resource.RLIMIT_CPU, cpu_seconds),
         (resource.RLIMIT_AS, memory),
@@ -81,19 +81,19 @@ def run(source: str, namespace: dict[str, Any]) -> None:
 
 
 def attempt(call: str, namespace: dict[str, Any]) -> str:
-    """What a call returns, or the error that it raises, as JSON."""
+    """Evaluates a call; gives its return value, or the error that it raises, as JSON."""
     try:
         return encode(FunctionType(compile(call, "call", "eval", dont_inherit=True), namespace)())
-    except BaseException as error:  # noqa: BLE001  a stranger's code
+    except BaseException as error:  # noqa: BLE001  untrusted code can raise anything
         return failure(error)
 
 
 def failure(error: BaseException) -> str:
-    """An error as JSON; its own text may be beyond telling."""
+    """An error as JSON; the text is empty when the error cannot be formatted."""
     try:
         text = f"{type(error).__name__}: {error}"
         return f'["error","{text[:300].encode("utf-8", "surrogatepass").hex()}"]'
-    except BaseException:  # noqa: BLE001  a stranger's __str__
+    except BaseException:  # noqa: BLE001  an untrusted __str__ can raise anything
         return '["error",""]'
 
 
@@ -120,21 +120,21 @@ def encode(value: Any) -> str:
 
 
 def is_standard_dict(kind: type) -> bool:
-    """Whether it is a dictionary of `collections`, which equals a plain one with the same items."""
+    """Whether a type is a dictionary of `collections`, which equals a plain dictionary with the same items."""
     collections = sys.modules.get("collections")
     names = ("Counter", "defaultdict", "OrderedDict")
     return collections is not None and any(kind is getattr(collections, name, None) for name in names)
 
 
 def report(result: int, line: str) -> None:
-    """Writes a line, all of it."""
+    """Writes a whole line, in as many writes as it takes."""
     rest = line.encode() + b"\n"
     while rest:
         rest = rest[os.write(result, rest) :]
 
 
 def flush() -> None:
-    """What was printed and is still held back."""
+    """Writes out what the program printed and Python still buffers."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,7 +1,7 @@
-"""How an interpreter locks itself in, in place of bubblewrap: Landlock, seccomp and a parent's death, for good.
+"""The Landlock backend's confinement: an interpreter confines itself for good by Landlock, seccomp and a death signal.
 
-Nothing imports this file; its text is handed to a fresh interpreter in front of `inside.py`, and runs before a line of
-the program does. Numbers and structures are those of linux/landlock.h, linux/prctl.h and linux/seccomp.h.
+No module imports this file. A fresh interpreter gets its text before that of `guest.py`, and runs it before the first
+line of the program. Numbers and structures come from linux/landlock.h, linux/prctl.h and linux/seccomp.h.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import struct
 import sys
 
-OLDEST_LANDLOCK = 3  # the first that also governs truncation (Linux 6.2)
+OLDEST_LANDLOCK = 3  # the first version that also restricts truncation (Linux 6.2)
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF, _SECCOMP = 444, 445, 446, 317 if os.uname().machine == "x86_64" else 277
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _READ_FILE, _READ_DIR, _WRITE_FILE = 1 << 2, 1 << 3, 1 << 1
@@ -22,20 +22,23 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
 
 def confine(parent: int, filter_program: bytes, files: list[str], folders: list[str]) -> None:
-    """Only these to read, no network, no new processes, and death with the process `parent`. Raises OSError."""
+    """Leaves this process only these files and folders to read: no network, no new processes, death with `parent`.
+
+    Raises OSError when the kernel refuses one of the restrictions.
+    """
     keep_listing(os.path.dirname(os.__file__))
     libc = ctypes.CDLL(None, use_errno=True)
 
     def call(name: str, *arguments: object) -> int:
-        done: int = getattr(libc, name)(*arguments)
-        if done < 0:
+        status: int = getattr(libc, name)(*arguments)
+        if status < 0:
             number = ctypes.get_errno()
             raise OSError(number, f"{name}: {os.strerror(number)}")
-        return done
+        return status
 
     call("prctl", _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
-        os._exit(1)  # it died before it could take this process along
+        os._exit(1)  # the parent died before its death could be signaled
     call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     version = call("syscall", _CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     if version < OLDEST_LANDLOCK:
@@ -60,9 +63,9 @@ def confine(parent: int, filter_program: bytes, files: list[str], folders: list[
 
 
 def keep_listing(library: str) -> None:
-    """The import system goes on with the list of the library's files that it has.
+    """Makes the import system keep the list of the library's files that it has read.
 
-    It cannot be read again: a right to list a folder would hold for all below it, installed packages among them.
+    The list cannot be read again: a right to list a folder would also cover the installed packages below it.
     """
     finder = sys.path_importer_cache[library]
     setattr(finder, "invalidate_caches", lambda: None)  # noqa: B010  a method, of one object

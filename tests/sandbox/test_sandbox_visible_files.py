@@ -1,4 +1,4 @@
-"""What a sandbox shows of the machine: the interpreter's own files, and nothing that lies beside them."""
+"""The files that a sandbox shows: the interpreter's own, and none that lie beside them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from escapes import HELPER, ROOT, told_by
-from grouprl.sandbox import BACKENDS, Returned, run_in_sandbox, shown, why_unavailable
+from grouprl.sandbox import BACKENDS, ReturnValue, run_in_sandbox, visible_files, why_unavailable
 from grouprl.sandbox.interpreter import EXECUTABLE, PREFIX
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
@@ -36,9 +36,9 @@ def relocated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prefix of its own, as conda's or python.org's: libraries of its own, and this package in its site-packages."""
     prefix = tmp_path_factory.mktemp("prefix")
     prefix.chmod(0o755)
-    library = prefix / shown.STDLIB.relative_to(PREFIX)
+    library = prefix / visible_files.STDLIB.relative_to(PREFIX)
     left_out = shutil.ignore_patterns("*-packages", "test", "idlelib", "lib2to3", "tkinter", "ensurepip", "config-*")
-    shutil.copytree(shown.STDLIB, library, ignore=left_out, symlinks=True, ignore_dangling_symlinks=True)
+    shutil.copytree(visible_files.STDLIB, library, ignore=left_out, symlinks=True, ignore_dangling_symlinks=True)
     (prefix / "bin").mkdir()
     shutil.copy(EXECUTABLE, prefix / "bin")
     for path in (PREFIX / "lib").glob("libpython*.so*"):
@@ -53,7 +53,7 @@ def relocated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_tests_of_a_package_installed_beside_the_standard_library_cannot_be_read(backend: str, relocated: Path):
-    library = relocated / shown.STDLIB.relative_to(PREFIX)
+    library = relocated / visible_files.STDLIB.relative_to(PREFIX)
     packages = library / "site-packages"
     data = "grouprl/tasks/data/code.jsonl"
     assert (packages / data).is_file()
@@ -75,40 +75,42 @@ def attack():
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_no_backend_is_out_of_use_for_what_it_shows(name: str):
-    """All other tests pass over a backend that does not work; this one does not."""
-    assert "not locked in" not in str(why_unavailable(name))
+    """All other tests skip a backend that does not work; this one does not."""
+    assert "not confined" not in str(why_unavailable(name))
 
 
 def test_the_interpreter_inside_is_the_one_outside(backend: str):
-    assert run_in_sandbox("import sys", ["sys.version"], backend=backend).outcomes == (Returned(sys.version),)
+    assert run_in_sandbox("import sys", ["sys.version"], backend=backend).outcomes == (ReturnValue(sys.version),)
 
 
 def test_every_extension_module_that_works_outside_works_inside(backend: str):
-    names = sorted(path.name.split(".")[0] for path in shown.STDLIB.glob("lib-dynload/*.so") if "test" not in path.name)
+    names = sorted(
+        path.name.split(".")[0] for path in visible_files.STDLIB.glob("lib-dynload/*.so") if "test" not in path.name
+    )
     names = [name for name in names if name != "_tkinter"]
     command = [str(EXECUTABLE), "-I", "-S", "-c", f"{_IMPORTS}\nimport json\nprint(json.dumps(attempts({names!r})))"]
     outside = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     assert len(outside) < len(names) / 2
-    assert run_in_sandbox(_IMPORTS, [f"attempts({names!r})"], backend=backend).outcomes == (Returned(outside),)
+    assert run_in_sandbox(_IMPORTS, [f"attempts({names!r})"], backend=backend).outcomes == (ReturnValue(outside),)
 
 
 def test_modules_are_found_after_the_lists_of_files_were_thrown_away(backend: str):
     [outcome] = run_in_sandbox(
         _IMPORTS, ["importlib.invalidate_caches() or attempts(['bisect', 'json.tool', 'wave'])"], backend=backend
     ).outcomes
-    assert outcome == Returned([])
+    assert outcome == ReturnValue([])
 
 
 @pytest.mark.skipif(shutil.which("ldd") is None, reason="needs ldd")
 def test_the_libraries_are_those_that_the_loader_takes_and_no_others(monkeypatch: pytest.MonkeyPatch):
-    modules = [path for path in shown.STDLIB.glob("lib-dynload/*.so") if "_tkinter" not in path.name]
+    modules = [path for path in visible_files.STDLIB.glob("lib-dynload/*.so") if "_tkinter" not in path.name]
     told = subprocess.run(["ldd", EXECUTABLE, *modules], capture_output=True, text=True, check=False).stdout
     taken = set(re.findall(r"^\s+(lib\S+) => /", told, re.MULTILINE))
     assert len(taken) > 3
-    folders = shown._folders()
-    monkeypatch.setattr(shown, "_MULTIARCH", "no folder stands for its files")
-    monkeypatch.setattr(shown, "_folders", lambda: folders)
-    found = {path.name for path in shown.libraries.__wrapped__()}
+    folders = visible_files._folders()
+    monkeypatch.setattr(visible_files, "_MULTIARCH", "no folder stands for its files")
+    monkeypatch.setattr(visible_files, "_folders", lambda: folders)
+    found = {path.name for path in visible_files.libraries.__wrapped__()}
     assert taken <= found
     assert len(found) < 60
     assert not any(name.startswith(("libX11", "libcuda", "libtk")) for name in found)
@@ -116,4 +118,4 @@ def test_the_libraries_are_those_that_the_loader_takes_and_no_others(monkeypatch
 
 def test_the_loader_is_the_one_that_the_kernel_starts():
     told = subprocess.run(["ldd", EXECUTABLE], capture_output=True, text=True, check=True).stdout
-    assert re.search(rf"^\s+{re.escape(shown.loader())} \(", told, re.MULTILINE)
+    assert re.search(rf"^\s+{re.escape(visible_files.loader())} \(", told, re.MULTILINE)

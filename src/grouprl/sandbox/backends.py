@@ -1,4 +1,4 @@
-"""Which backend this machine can use: found out by running a program in it that tries to get out."""
+"""Finds the backend that this machine can use by running a program in it that tries to get out."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from grouprl.sandbox.interpreter import user
-from grouprl.sandbox.running import LAUNCHERS, run_with
-from grouprl.sandbox.shown import STDLIB
-from grouprl.sandbox.values import Failed, Limits, Returned, SandboxError
+from grouprl.sandbox.runner import LAUNCHERS, run_with
+from grouprl.sandbox.values import CallFailure, Limits, ReturnValue, SandboxError
+from grouprl.sandbox.visible_files import STDLIB
 from grouprl.types import UserError
 
 _CAP_KILL = 5
@@ -19,7 +19,7 @@ _REMEDY = (
     "run as an ordinary user, install bubblewrap (apt install bubblewrap) and allow user namespaces, or use Linux 6.2 "
     "or newer with Landlock; model-written code is never run without one of them"
 )
-# Tells what is wrong. Nothing may be: reading a file of the standard library has to succeed, all else has to fail.
+# Returns the checks that fail. Reading a file of the standard library must work; everything else must be refused.
 _PROBE = """
 import os
 def refused(act):
@@ -53,9 +53,9 @@ def probe(path, here):
 
 @lru_cache(maxsize=1)
 def choose_backend() -> str:
-    """The strongest backend that works here: `bubblewrap`, else `landlock`. Tried out once, then remembered.
+    """The strongest backend that works here: `bubblewrap`, else `landlock`. The first call tries them, and is cached.
 
-    Raises UserError, with a reason for each, when none does.
+    Raises UserError with a reason for each backend when none works.
     """
     reasons = []
     for name in LAUNCHERS:
@@ -64,13 +64,13 @@ def choose_backend() -> str:
             return name
         reasons.append(f"{name}: {why_not}")
     raise UserError(
-        f"sandbox: expected a way to lock model-written code in, got none ({'; '.join(reasons)}): {_REMEDY}"
+        f"sandbox: expected a backend that confines model-written code, got none ({'; '.join(reasons)}): {_REMEDY}"
     )
 
 
 @lru_cache(maxsize=len(LAUNCHERS))
 def why_unavailable(name: str) -> str | None:
-    """Why a backend cannot be used here; None = it can. Runs a program in it on the first call."""
+    """The reason why a backend cannot be used here; None = it works. The first call runs a program in it."""
     if sys.platform != "linux":
         return f"it needs Linux, this is {sys.platform}"
     path = Path(__file__).resolve()
@@ -83,12 +83,12 @@ def why_unavailable(name: str) -> str | None:
         return str(error)
     except OSError as error:
         return f"something that it needs is missing, such as /proc: {error}"
-    if isinstance(found, Failed):
-        return f"a first program failed: {found.reason}"
-    return None if found == Returned([]) else f"a first program was not locked in, it {', '.join(found.value)}"
+    if isinstance(found, CallFailure):
+        return f"a test program failed: {found.reason}"
+    return None if found == ReturnValue([]) else f"a test program was not confined, it {', '.join(found.value)}"
 
 
 def _may_end_others() -> bool:
-    """Whether this process has CAP_KILL, without which root could start sandboxes and never end them."""
+    """Whether this process has CAP_KILL; without it root could start sandboxes but never end them."""
     [capabilities] = re.findall(r"^CapEff:\s*(\w+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
     return bool(int(capabilities, 16) >> _CAP_KILL & 1)

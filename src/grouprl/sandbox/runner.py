@@ -21,9 +21,9 @@ from grouprl.sandbox.values import (
     PREPARED,
     READY,
     STARTED,
-    Failed,
+    CallFailure,
     Limits,
-    Returned,
+    ReturnValue,
     SandboxError,
     SandboxResult,
     outcome,
@@ -33,75 +33,76 @@ LAUNCHERS: Mapping[str, Callable[[Channels, Limits], Launch]] = {
     "bubblewrap": bubblewrap.launch,
     "landlock": landlock.launch,
 }
-"""The backends by name, the stronger one first."""
+"""The backends by name; the stronger one comes first."""
 
 _CHUNK = 1 << 16
 _GRACE_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class _Told:
-    """What came out of a sandbox."""
+class _Transcript:
+    """Everything that a sandbox wrote."""
 
-    result: bytes
-    output: bytes
-    ending: str  # why no more came
+    result: bytes  # reports of the guest
+    output: bytes  # printed by the program
+    ending: str  # why the sandbox wrote no more
 
 
 def run_with(backend: str, source: str, calls: Sequence[str], setup: str, limits: Limits) -> SandboxResult:
-    """Runs `setup`, then `source`, then each of `calls`, in a sandbox that is made for this and gone afterwards.
+    """Runs `setup`, then `source`, then each of `calls`, in a fresh sandbox, and ends the sandbox.
 
     Raises:
-        SandboxError: the sandbox did not come up.
-        ValueError: `setup`, which no model wrote, failed.
+        SandboxError: the sandbox did not start.
+        ValueError: `setup`, which is trusted, failed.
     """
     started = time.monotonic()
-    told = _run(LAUNCHERS[backend], (setup, source, *calls), limits)
-    lines = told.result.split(b"\n")[:-1]  # the last one has no end: it was cut
-    output = told.output.decode("utf-8", "replace")
+    transcript = _run(LAUNCHERS[backend], (setup, source, *calls), limits)
+    ending = transcript.ending
+    lines = transcript.result.split(b"\n")[:-1]  # text after the last line end is an incomplete line
+    output = transcript.output.decode("utf-8", "replace")
     if lines[:1] != [READY]:
-        raise SandboxError(f"{backend}: {told.ending}: {output.strip()[-300:]}")
+        raise SandboxError(f"{backend}: {ending}: {output.strip()[-300:]}")
     if lines[1:2] != [PREPARED]:
         if not setup:
-            raise SandboxError(f"{backend}: said that it was ready, then {told.ending}: {output.strip()[-300:]}")
-        raise ValueError(f"expected a set-up that runs, got {told.ending}: {output.strip()[-300:]}")
+            raise SandboxError(f"{backend}: reported that it was ready, then {ending}: {output.strip()[-300:]}")
+        raise ValueError(f"expected a set-up that runs, got {ending}: {output.strip()[-300:]}")
     ran = lines[2:3] == [STARTED]
     outcomes = [outcome(line) for line in lines[3 : 3 + len(calls)]] if ran else []
-    missing: list[Returned | Failed] = [Failed(f"no result: {told.ending}")] * (len(calls) - len(outcomes))
+    missing: list[ReturnValue | CallFailure] = [CallFailure(f"no result: {ending}")] * (len(calls) - len(outcomes))
     return SandboxResult(
         outcomes=(*outcomes, *missing),
-        error="" if ran and not missing else _error(lines[2:3], told.ending),
+        error="" if ran and not missing else _error(lines[2:3], ending),
         output=output,
         seconds=time.monotonic() - started,
     )
 
 
 def _error(line: Sequence[bytes], ending: str) -> str:
-    told = outcome(line[0]) if line and line[0] != STARTED else None
-    return told.reason if isinstance(told, Failed) else ending
+    reported = outcome(line[0]) if line and line[0] != STARTED else None
+    return reported.reason if isinstance(reported, CallFailure) else ending
 
 
 def _request(texts: Sequence[str], limits: Limits, others: int) -> bytes:
-    """See `inside.request`."""
+    """The request in the form that `guest.request` reads."""
     contents = [text.encode("utf-8", "surrogatepass") for text in texts]
     tasks = limits.threads + 2 + others
     numbers = (limits.cpu_seconds, limits.memory_mib << 20, limits.files_mib << 20, tasks, *map(len, contents))
     return b"\n".join((" ".join(map(str, numbers)).encode(), b"".join(contents)))
 
 
-def _run(launcher: Callable[[Channels, Limits], Launch], texts: Sequence[str], limits: Limits) -> _Told:
+def _run(launcher: Callable[[Channels, Limits], Launch], texts: Sequence[str], limits: Limits) -> _Transcript:
     with ExitStack() as ours, ExitStack() as theirs:
-        result, channel = _pair(ours, theirs)
-        output, printing = _pair(ours, theirs)
-        home = _held(theirs, os.open(PREFIX, os.O_PATH | os.O_CLOEXEC))
-        seccomp = _held(theirs, _memory_file(filter_program()))
+        result, channel = _socket_pair(ours, theirs)
+        output, printing = _socket_pair(ours, theirs)
+        home = _close_with(theirs, os.open(PREFIX, os.O_PATH | os.O_CLOEXEC))
+        seccomp = _close_with(theirs, _memory_file(filter_program()))
         launch = launcher(Channels(channel, seccomp, home), limits)
-        asked = _held(theirs, _memory_file(_request(texts, limits, launch.others)))
+        request = _close_with(theirs, _memory_file(_request(texts, limits, launch.others)))
         try:
             process = subprocess.Popen(
                 launch.command,
                 env=launch.environment,
-                stdin=asked,
+                stdin=request,
                 stdout=printing,
                 stderr=printing,
                 pass_fds=launch.descriptors,
@@ -115,36 +116,36 @@ def _run(launcher: Callable[[Channels, Limits], Launch], texts: Sequence[str], l
             raise SandboxError(f"could not be started: {error}") from error
         try:
             theirs.close()
-            return _collected(process, result, output, limits)
+            return _collect(process, result, output, limits)
         finally:
             _end(process)
 
 
-def _collected(process: subprocess.Popen[bytes], result: int, output: int, limits: Limits) -> _Told:
-    """All that comes until both ends are closed, a limit is reached or time is up."""
+def _collect(process: subprocess.Popen[bytes], result: int, output: int, limits: Limits) -> _Transcript:
+    """Reads both channels until the sandbox closes them, a limit is reached or time is up."""
     deadline = time.monotonic() + limits.seconds
     most = limits.output_kib << 10
-    kept = {result: b"", output: b""}
-    cut = ""
+    written = {result: b"", output: b""}
+    exceeded = ""
     with selectors.DefaultSelector() as selector:
-        for descriptor in kept:
+        for descriptor in written:
             selector.register(descriptor, selectors.EVENT_READ)
-        while selector.get_map() and not cut:
+        while selector.get_map() and not exceeded:
             ready = selector.select(max(0.0, deadline - time.monotonic()))
             if not ready:
-                cut = f"took longer than {limits.seconds:g} s"
+                exceeded = f"took longer than {limits.seconds:g} s"
             for key, _ in ready:
                 chunk = os.read(key.fd, _CHUNK)
-                kept[key.fd] += chunk
+                written[key.fd] += chunk
                 if not chunk:
                     selector.unregister(key.fd)
-                elif len(kept[key.fd]) > most:
-                    cut = f"wrote more than {limits.output_kib} KiB"
-    return _Told(kept[result], kept[output][:most], cut or _ending(process))
+                elif len(written[key.fd]) > most:
+                    exceeded = f"wrote more than {limits.output_kib} KiB"
+    return _Transcript(written[result], written[output][:most], exceeded or _ending(process))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kills what is left. Bubblewrap's child goes first, so that bubblewrap is there to collect it."""
+    """Kills the processes that are left. Bubblewrap's child is killed first, so that bubblewrap can reap it."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     if process.poll() is None and children.is_file():
         for child in children.read_text().split():
@@ -156,7 +157,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _ending(process: subprocess.Popen[bytes]) -> str:
-    """How a process ended that has closed its ends; one that lives on will not report anything any more."""
+    """How a process ended that has closed its channels; a process that still runs can report nothing any more."""
     try:
         status = process.wait(_GRACE_SECONDS)
     except subprocess.TimeoutExpired:
@@ -166,20 +167,20 @@ def _ending(process: subprocess.Popen[bytes]) -> str:
     return f"ended its process (status {status})"
 
 
-def _pair(ours: ExitStack, theirs: ExitStack) -> tuple[int, int]:
-    """Sockets, to be read and written. Of a pipe a program could open the other end in /proc/self/fd, and empty it."""
+def _socket_pair(ours: ExitStack, theirs: ExitStack) -> tuple[int, int]:
+    """Sockets to read from and to write to. A program could reopen the read end of a pipe in /proc/self/fd."""
     reading, writing = socket.socketpair()
-    return _held(ours, reading.detach()), _held(theirs, writing.detach())
+    return _close_with(ours, reading.detach()), _close_with(theirs, writing.detach())
 
 
-def _held(stack: ExitStack, descriptor: int) -> int:
+def _close_with(stack: ExitStack, descriptor: int) -> int:
     descriptor = above_standard(descriptor)
     stack.callback(os.close, descriptor)
     return descriptor
 
 
 def _memory_file(content: bytes) -> int:
-    """A file without a name that cannot be changed any more, to be read from its start."""
+    """A nameless read-only file with this content, positioned at its start."""
     descriptor = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(descriptor, "wb", closefd=False) as file:
         file.write(content)
