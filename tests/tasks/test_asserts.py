@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grouprl.tasks.asserts import CannotSplitError, Check, body_of_check, holds, unit_tests
+from grouprl.tasks.asserts import Check, SplitError, asserts_of_check, holds, parse_asserts
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ from grouprl.tasks.asserts import CannotSplitError, Check, body_of_check, holds,
 def test_an_assert_is_cut_into_calls_and_a_condition(
     source: str, calls: list[str], passing: list[list[Any]], failing: list[list[Any]]
 ):
-    [check] = unit_tests([source])
+    [check] = parse_asserts([source])
     assert list(check.calls) == calls
     assert [holds(check, values) for values in passing] == [True] * len(passing)
     assert [holds(check, values) for values in failing] == [False] * len(failing)
@@ -102,11 +102,11 @@ def test_an_assert_is_cut_into_calls_and_a_condition(
         ("assert [range(3)] == [f(1)]", "can return"),
         ("assert str(f(1), 'idna') == 'a'", "plain arguments of str"),
         ("assert sum(f(1), []) == [1]", "plain arguments of sum"),
-        ("assert f(1) == 1 / 0", "worked out"),
-        ("assert f(1) == int('x')", "worked out"),
-        ("assert f(1) == {[]: 1}", "worked out"),
-        ("assert f(1) == [1, 2][2]", "worked out"),
-        ("assert f(1) == len(3)", "worked out"),
+        ("assert f(1) == 1 / 0", "can be computed"),
+        ("assert f(1) == int('x')", "can be computed"),
+        ("assert f(1) == {[]: 1}", "can be computed"),
+        ("assert f(1) == [1, 2][2]", "can be computed"),
+        ("assert f(1) == len(3)", "can be computed"),
         ("assert f('\ud800') == 2", "UnicodeEncodeError"),
         ("assert f(1) == 2\0", "expected Python"),
         ("assert f(1) == " + "+".join(["1"] * 150), "levels"),
@@ -121,8 +121,8 @@ def test_an_assert_is_cut_into_calls_and_a_condition(
     ids=lambda text: ascii(text[:40]),
 )
 def test_an_assert_that_cannot_be_cut_is_refused(source: str, reason: str):
-    with pytest.raises(CannotSplitError, match=reason):
-        unit_tests([source])
+    with pytest.raises(SplitError, match=reason):
+        parse_asserts([source])
 
 
 def in_python(source: str, function: Callable[..., Any]) -> bool:
@@ -185,8 +185,8 @@ def outside(check: Check, function: Callable[..., Any]) -> bool:
 def test_the_verdict_is_python_s_or_the_assert_is_refused(source: str, right: Callable[..., Any]):
     assert in_python(source, right)
     try:
-        checks = unit_tests([source])
-    except CannotSplitError:
+        checks = parse_asserts([source])
+    except SplitError:
         assert any(part in source for part in ("f(1) + f(2)", "sum(f(1), [])", "== range", "[0:1]"))
         return
     for function in (
@@ -240,17 +240,17 @@ def test_any_condition_is_judged_as_python_does_or_refused(condition: str, retur
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python has an opinion of `1[0]`
         try:
-            [check] = unit_tests([source])
-        except CannotSplitError:
+            [check] = parse_asserts([source])
+        except SplitError:
             return
         assert holds(check, [value] * len(check.calls)) == in_python(source, lambda _: value)
 
 
 def test_all_asserts_of_a_problem_call_one_function():
-    with pytest.raises(CannotSplitError, match="one function, got f, g"):
-        unit_tests(["assert f(1) == 1", "assert g(1) == 1"])
-    with pytest.raises(CannotSplitError, match="got no assert"):
-        unit_tests([])
+    with pytest.raises(SplitError, match="one function, got f, g"):
+        parse_asserts(["assert f(1) == 1", "assert g(1) == 1"])
+    with pytest.raises(SplitError, match="got no assert"):
+        parse_asserts([])
 
 
 ENDLESS = [
@@ -273,7 +273,7 @@ ENDLESS = [
 
 @pytest.mark.parametrize(("condition", "value"), ENDLESS, ids=[condition for condition, _ in ENDLESS])
 def test_no_value_makes_a_condition_work_for_long(condition: str, value: Any):
-    [check] = unit_tests([f"assert {condition.replace('{}', 'f(1)', 1).replace('{}', '2')}"])
+    [check] = parse_asserts([f"assert {condition.replace('{}', 'f(1)', 1).replace('{}', '2')}"])
     started = time.perf_counter()
     assert not holds(check, [value])
     assert time.perf_counter() - started < 1.0
@@ -298,13 +298,13 @@ def test_no_value_makes_a_condition_work_for_long(condition: str, value: Any):
 )
 def test_no_constant_makes_the_reading_work_for_long(constant: str):
     started = time.perf_counter()
-    with pytest.raises(CannotSplitError, match=r"worked out|plain arguments"):
-        unit_tests([f"assert f(1) == {constant}"])
+    with pytest.raises(SplitError, match=r"can be computed|plain arguments"):
+        parse_asserts([f"assert f(1) == {constant}"])
     assert time.perf_counter() - started < 2.0
 
 
 def test_constants_of_a_usual_size_are_worked_out():
-    [check] = unit_tests(["assert f(1) == [0] * 1000 + list(range(1000)) + [2 ** 4000 % 7, 'ab' * 3, 10 ** 300]"])
+    [check] = parse_asserts(["assert f(1) == [0] * 1000 + list(range(1000)) + [2 ** 4000 % 7, 'ab' * 3, 10 ** 300]"])
     assert holds(check, [[*[0] * 1000, *range(1000), 2**4000 % 7, "ababab", 10**300]])
 
 
@@ -319,9 +319,9 @@ def check(candidate):
 
     assert True, "This prints if this assert fails"
 """
-    found = body_of_check(test, "near")
+    found = asserts_of_check(test, "near")
     assert found == ["assert near([1.5]) == True, 'case 1'", "assert abs(near([2]) - 0.33) < 1e-06"]
-    assert [check.calls for check in unit_tests(found)] == [("near([1.5])",), ("near([2])",)]
+    assert [check.calls for check in parse_asserts(found)] == [("near([1.5])",), ("near([2])",)]
 
 
 @pytest.mark.parametrize(
@@ -333,5 +333,5 @@ def check(candidate):
     ],
 )
 def test_a_check_that_does_more_than_assert_is_refused(test: str):
-    with pytest.raises(CannotSplitError):
-        body_of_check(test, "f")
+    with pytest.raises(SplitError):
+        asserts_of_check(test, "f")

@@ -111,7 +111,7 @@ def test_a_row_that_is_no_problem_is_named(tmp_path: Path, row: dict[str, Any], 
         Code(path).problems("train")
 
 
-def test_problems_whose_tests_cannot_be_taken_apart_can_be_left_out(tmp_path: Path):
+def test_problems_whose_tests_cannot_be_split_can_be_skipped(tmp_path: Path):
     rows = [*map(mbpp, range(9)), mbpp(10, test_list=["assert plus_10(1) == [x for x in ()]"])]
     problems = every(Code(write(tmp_path / "a.jsonl", rows), leave_out=True))
     assert len(problems) == 9

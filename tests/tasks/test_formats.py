@@ -10,7 +10,7 @@ from grouprl.rewards.formats import ThinkFormat
 from grouprl.tasks.answers import final_text
 from grouprl.tasks.base import Task
 from grouprl.tasks.countdown import Countdown
-from grouprl.tasks.formats import THINK_PROMPT, in_tags, with_format
+from grouprl.tasks.formats import THINK_PROMPT, with_format, with_think_tags
 from grouprl.tasks.from_list import task_from_list
 from grouprl.tasks.gsm8k import Gsm8k
 from grouprl.tasks.math_problems import MathProblems
@@ -91,14 +91,14 @@ def test_gold_of_other_forms() -> None:
         gold = with_format(task, "think").gold(example) or ""
         assert well_formed(gold)
         assert final_text(gold) == final_text(task.gold(example) or "")
-    assert well_formed(in_tags("```python\nprint(7)\n```"))
-    assert final_text(in_tags("```python\nprint(7)\n```")) == "```python\nprint(7)\n```"
-    assert well_formed(in_tags(r"\boxed{7}"))
-    assert in_tags("<answer>7</answer>") == "<think>The answer is known.</think>\n<answer>7</answer>"
+    assert well_formed(with_think_tags("```python\nprint(7)\n```"))
+    assert final_text(with_think_tags("```python\nprint(7)\n```")) == "```python\nprint(7)\n```"
+    assert well_formed(with_think_tags(r"\boxed{7}"))
+    assert with_think_tags("<answer>7</answer>") == "<think>The answer is known.</think>\n<answer>7</answer>"
 
 
 @given(st.text(alphabet="ab {}\\$\n7", max_size=20).filter(str.strip), st.sampled_from(["7", "x^2", r"\frac{1}{2}"]))
 def test_the_answer_survives(thought: str, answer: str) -> None:
-    changed = in_tags(rf"{thought} \boxed{{{answer}}}")
+    changed = with_think_tags(rf"{thought} \boxed{{{answer}}}")
     assert well_formed(changed)
     assert final_text(changed) == answer

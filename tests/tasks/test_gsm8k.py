@@ -53,7 +53,7 @@ def test_the_cut_ignores_the_order_of_lines_and_each_split_keeps_it(tmp_path: Pa
 def test_three_questions_are_enough_and_two_are_not(tmp_path: Path) -> None:
     task = Gsm8k(str(write(tmp_path / "a.jsonl", [row(n) for n in range(3)])))
     assert [len(task.problems(split)) for split in SPLITS] == [1, 1, 1]
-    with pytest.raises(UserError, match="expected more than 2 different questions, got 2"):
+    with pytest.raises(UserError, match="expected more than 2 different prompts, got 2"):
         Gsm8k(str(write(tmp_path / "b.jsonl", [row(0), row(1), row(1)]))).problems("train")
 
 

@@ -82,7 +82,7 @@ def test_answers_are_compared_by_what_they_mean() -> None:
         ([row(1), {"problem": "?", "answer": " "}], r"a\.jsonl:2: expected an answer of 1 to 10000 characters"),
         (
             [{"problem": "?", "answer": [7]}],
-            r"a\.jsonl:1: expected text or a finite number in column 'answer', .* got \[7\]",
+            r"a\.jsonl:1: expected text or a finite number in column 'answer', got \[7\]",
         ),
         ([{"solution": r"\boxed{7}"}], r":1: expected a column 'problem', got solution"),
         ([{"problem": "?"}], r":1: expected a column 'solution', got problem"),

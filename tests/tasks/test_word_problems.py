@@ -15,12 +15,12 @@ from grouprl.tasks.base import Split
 from grouprl.tasks.named import load_task
 from grouprl.tasks.stories import Operation, Story
 from grouprl.tasks.word_problems import (
-    all_different,
     cold_start_pairs,
     direct_guess,
     operations,
-    to_jsonl,
+    unique_stories,
     worked_solution,
+    write_jsonl,
 )
 from grouprl.types import Problem, UserError
 from verifying import verdict
@@ -94,7 +94,7 @@ def test_the_split_follows_from_the_text_alone() -> None:
 
 def test_a_story_met_before_is_drawn_again() -> None:
     a, b, c, d = (Story(text, (Operation(1, "+", 1),)) for text in "abcd")
-    assert all_different([iter([a, b]), iter([a, c]), iter([c, a, b, d])]) == [a, c, b]
+    assert unique_stories([iter([a, b]), iter([a, c]), iter([c, a, b, d])]) == [a, c, b]
 
 
 def test_a_problem_depends_on_seed_split_and_number_alone() -> None:
@@ -200,7 +200,7 @@ def test_cold_start_pairs_mix_worked_and_direct() -> None:
 
 def test_a_written_file_reads_back_through_the_gsm8k_reader(tmp_path: Path) -> None:
     problems = TASK.problems("train")[:40]
-    to_jsonl(tmp_path / "problems.jsonl", problems)
+    write_jsonl(tmp_path / "problems.jsonl", problems)
     task = Gsm8k(str(tmp_path / "problems.jsonl"))
     read = {p.columns["question"]: p.columns["answer"] for split in SPLITS for p in task.problems(split)}
     assert read == {p.columns["question"]: p.columns["answer"] for p in problems}

@@ -10,8 +10,7 @@ from typing import Any
 from grouprl.rewards.programs import program
 from grouprl.rewards.rules import Text, completion_text
 from grouprl.sandbox import BACKENDS, Limits, ReturnValue, choose_backend, run_in_sandbox, why_unavailable
-from grouprl.tasks.asserts import Check, holds
-from grouprl.tasks.asserts import unit_tests as cut
+from grouprl.tasks.asserts import Check, holds, parse_asserts
 from grouprl.types import UserError
 
 _MARGIN_SECONDS = 1.0  # for the end of a program that is out of time, and for the verdict
@@ -100,4 +99,4 @@ class UnitTests:
 
 @lru_cache(maxsize=1024)
 def _checks(tests: tuple[str, ...]) -> tuple[Check, ...]:
-    return cut(tests)
+    return parse_asserts(tests)

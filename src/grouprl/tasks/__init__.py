@@ -1,4 +1,7 @@
-"""Tasks: problems to train on, and the rewards that judge them. `TASKS` holds those that a name can load."""
+"""A task gives problems and names the rewards that score their completions. `TASKS` holds the built-in tasks by name.
+
+In: a name, options, data files. Out: problems. It never samples or scores.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Final answers: finding them in text and comparing them by value. Nothing is ever evaluated as code."""
+r"""Finds final answers in text and compares them by value. It never evaluates text as code."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from grouprl.types import UserError
 
-LONGEST_VALUE = 64  # characters; longer text is no plain number, and turning huge digit strings into integers is slow
-LONGEST_ANSWER = 10_000  # characters; what is longer is no final answer, and comparing it might be slow
+LONGEST_VALUE = 64  # characters; longer text is no plain number, and parsing huge digit strings is slow
+LONGEST_ANSWER = 10_000  # characters; longer text is no final answer, and comparing it might be slow
 
 _BOX = re.compile(r"\\boxed\s?\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is text, not structure
@@ -21,7 +21,7 @@ _LATEX_RATIO = re.compile(rf"([+-]?) ?\\[dt]?frac\{{ ?({_SIGNED}) ?\}}\{{ ?({_SI
 _UNIT = re.compile(r"(?<=[0-9}%.])\s*\\(?:text|mathrm)\{[^{}]*\}$")
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
 _CURRENCY = re.compile(r"^([+-]?) ?(?:\\\$|[$€£]) ?")
-# Runs are bounded so that a completion of nothing but digits costs linear time.
+# Bounded repeats keep the time linear for a completion that is only digits.
 _TERM = r"\$?[0-9][0-9,.]{0,15}"
 _EQUATION = re.compile(
     rf"{_TERM}\s{{0,3}}(?:[-+*/x×÷−]|\\times|\\div|\\cdot)\s{{0,3}}{_TERM}\s{{0,3}}=\s{{0,3}}-?{_TERM}"
@@ -29,7 +29,7 @@ _EQUATION = re.compile(
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last \boxed{...}, braces balanced; None without one or when the last one is never closed.
+    r"""The content of the last \boxed{...}, with balanced braces; None without a box or when the last is not closed.
 
     >>> last_boxed(r"\boxed{3}, no: \boxed{\frac{14}{2}}")
     '\\frac{14}{2}'
@@ -46,10 +46,11 @@ def last_boxed(text: str) -> str | None:
 
 
 def final_text(text: str) -> str | None:
-    r"""The final answer of a completion, or None: where exactly one place is looked at, several answers never pay.
+    r"""The final answer of a completion, or None. It has exactly one place, so writing several answers never pays.
 
-    It stands in the last `<answer>...</answer>` (there in the last box, if there is one), or, without any such tag, in
-    the last \boxed{...}. A last tag or box that is never closed, and more than LONGEST_ANSWER characters, are none.
+    The answer is the text in the last `<answer>...</answer>`, or in the last box inside that tag. Without a tag it is
+    the text in the last \boxed{...}. A last tag or box that is not closed, or more than LONGEST_ANSWER characters,
+    give None.
 
     >>> final_text(r"\boxed{3} <answer>so it is \boxed{4}</answer> \boxed{5}"), final_text("It is 4.")
     ('4', None)
@@ -64,14 +65,14 @@ def final_text(text: str) -> str | None:
 
 
 def completion_text(completion: str | Sequence[Mapping[str, Any]]) -> str:
-    """What the policy wrote, whether it comes as text or as an assistant message."""
+    """The text of a completion, which comes as text or as an assistant message."""
     return completion if isinstance(completion, str) else str(completion[-1]["content"])
 
 
 def gold_answer(text: str) -> str:
-    """The final answer of a GSM8K solution: what follows its last `####`.
+    """The final answer of a GSM8K solution: the text after its last `####`.
 
-    Raises UserError when there is no `####` or nothing behind it.
+    Raises UserError when there is no `####` or no text after it.
     """
     _, mark, answer = text.rpartition("####")
     if not mark or not answer.strip():
@@ -80,13 +81,13 @@ def gold_answer(text: str) -> str:
 
 
 def final_answer(answer: object) -> str:
-    """The bare answer of an `answer` column, which holds either the answer itself or a solution ending in `#### 7`."""
+    """The bare answer of an `answer` column, which holds the answer itself or a solution that ends in `#### 7`."""
     text = str(answer)
     return gold_answer(text) if "####" in text else text.strip()
 
 
 def _bare(text: str) -> str:
-    r"""Text without what people put around a number: math and currency signs, units in \text, a full stop."""
+    r"""Text without the usual decoration of a number: math and currency signs, units in \text, a full stop."""
     text = text.replace("{,}", ",").replace("\\!", "").replace("−", "-").strip().removesuffix(".")
     text = text.removeprefix("\\(").removesuffix("\\)").strip().strip("$").strip()
     text = _WRAPPED.sub(r"\1", _UNIT.sub("", text)).strip().removesuffix(".").strip()
@@ -94,10 +95,10 @@ def _bare(text: str) -> str:
 
 
 def parse_value(text: str) -> Fraction | None:
-    r"""The number a short text stands for, or None.
+    r"""The number that a short text means, or None.
 
-    Understands 1,000; 7.0; -3; 14/2; \frac{14}{2}; a currency sign before and a full stop, a percent sign or a
-    \text{unit} after the number. A percent sign is dropped, not divided by: `50%` is 50, as GSM8K writes its answers.
+    It reads 1,000; 7.0; -3; 14/2; \frac{14}{2}; a currency sign before the number; a full stop, a percent sign or a
+    \text{unit} after it. It drops a percent sign without dividing: `50%` is 50, as GSM8K writes its answers.
 
     >>> parse_value("$1,000.50"), parse_value("5 or 6")
     (Fraction(2001, 2), None)
@@ -118,7 +119,7 @@ def _ratio(*numbers: str) -> Fraction | None:
 
 
 def same_value(a: str, b: str) -> bool:
-    """Whether two answers are equal: as numbers when both are numbers, else as text without its wrapping."""
+    """Whether two answers are equal: as numbers when both are numbers, else as text without decoration."""
     values = parse_value(a), parse_value(b)
     if None in values:
         return _bare(a) == _bare(b)

@@ -1,4 +1,4 @@
-"""Reads arithmetic that a model wrote. It is parsed, never evaluated as code, and the text is bounded first."""
+"""Parses arithmetic that a model wrote. It checks the length of the text first, and never evaluates it as code."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ _FRACTION = re.compile(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
 
 
 class UnreadableError(ValueError):
-    """The text is no arithmetic of the grammar, or has no value (division by zero)."""
+    """The text is not arithmetic of the grammar, or has no value (division by zero)."""
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """What a text may hold besides `+ - * /` and parentheses, and what its parts stand for."""
+    """The syntax that a text may use besides `+ - * /` and parentheses, and the meaning of its numbers and names."""
 
-    number: Callable[[str], Any] = Fraction
-    names: Mapping[str, Any] = field(default_factory=dict)  # of values, and of functions of one argument
-    signs: bool = False  # -3 at the start of a text, of a bracket or of a factor
-    powers: bool = False  # x**2 and x^2
+    number: Callable[[str], Any] = Fraction  # turns digits into a number
+    names: Mapping[str, Any] = field(default_factory=dict)  # constants, and functions of one argument
+    signs: bool = False  # allows -3 at the start of a text, of a bracket or of a factor
+    powers: bool = False  # allows x**2 and x^2
 
 
 PLAIN = Grammar()
 
 
 def evaluate(text: str, grammar: Grammar = PLAIN) -> Any:
-    r"""The value of a text, exact where the grammar's numbers are.
+    r"""The value of an arithmetic text, exact where the grammar's numbers are exact.
 
-    Multiplication is always written, as `*`, `×`, `·`, `\times` or `\cdot`; division as `/`, `÷`, `\div` or
-    `\frac{..}{..}` without inner braces. Costs linear time in the text, besides the arithmetic itself.
+    Multiplication needs a sign: `*`, `×`, `·`, `\times` or `\cdot`. Division is `/`, `÷`, `\div` or `\frac{..}{..}`
+    without inner braces. Parsing takes linear time in the length of the text.
 
     Raises:
-        UnreadableError: the text is longer or deeper than allowed, holds anything else, or has no value.
+        UnreadableError: the text is too long, too deeply nested, not arithmetic, or has no value.
 
     >>> evaluate("(3 + 5) * 7 / 2")
     Fraction(28, 1)
@@ -58,7 +58,7 @@ def evaluate(text: str, grammar: Grammar = PLAIN) -> Any:
 
 
 def numbers(text: str) -> list[int]:
-    """The whole numbers written in a text, in order; of anything else it raises UnreadableError."""
+    """The whole numbers written in a text, in order. Raises UnreadableError for other numbers or symbols."""
     written = [token for token in tokens(text) if token[0].isdigit()]
     if not all(token.isdigit() for token in written):
         raise UnreadableError("expected whole numbers")
@@ -66,7 +66,7 @@ def numbers(text: str) -> list[int]:
 
 
 def tokens(text: str) -> list[str]:
-    """Numbers, names and operators. Raises UnreadableError at anything else, and beyond LONGEST characters."""
+    """The numbers, names and operators of a text. Raises UnreadableError for other symbols or too long a text."""
     if len(text) > LONGEST:
         raise UnreadableError(f"expected at most {LONGEST} characters, got {len(text)}")
     for written, meant in (_SYMBOLS | _LATEX).items():
@@ -83,7 +83,7 @@ def tokens(text: str) -> list[str]:
 
 
 class _Reader:
-    """One function for each level of precedence; each leaves `place` behind what it read."""
+    """A recursive-descent parser: one method for each level of precedence, which moves `_place` past what it reads."""
 
     def __init__(self, found: list[str], grammar: Grammar) -> None:
         self._tokens, self._grammar = found, grammar
@@ -130,7 +130,7 @@ class _Reader:
         if not callable(found):
             return found
         if self._take() != "(":
-            raise UnreadableError(f"expected ( behind {token}")
+            raise UnreadableError(f"expected ( after {token}")
         return found(self._bracket())
 
     def _bracket(self) -> Any:

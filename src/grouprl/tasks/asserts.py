@@ -1,7 +1,7 @@
-"""Unit tests cut in two: the calls of a program, and the condition on what they return, which is judged outside.
+"""Splits unit tests into calls, which run inside the sandbox, and conditions on return values, which run outside.
 
-Of `assert abs(area(2) - 12.57) < 0.01` the program gets `area(2)` and nothing else; the rest is worked out here, on
-data, by the few operations of `tasks.conditions`. No expected value ever meets the program.
+The program of `assert abs(area(2) - 12.57) < 0.01` gets only the call `area(2)`. `tasks.conditions` computes the rest
+outside, on plain data, with a few operations. The program never sees an expected value.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from grouprl.tasks.conditions import ERRORS, FUNCTIONS, OF_ONE_ARGUMENT, OPERATIONS, value
 
-_DEEPEST = 100  # levels of an assert: far from where Python itself gives up, here and inside the sandbox
+_DEEPEST = 100  # levels of an assert, far below the recursion limit of Python here and inside the sandbox
 _NODES = (
     *OPERATIONS,
     *(ast.Compare, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.BinOp, ast.Constant),
@@ -23,70 +23,70 @@ _NODES = (
 )
 
 
-class CannotSplitError(ValueError):
-    """A unit test that cannot be cut in two; the text says why."""
+class SplitError(ValueError):
+    """A unit test that cannot be split into calls and a condition; the text gives the reason."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One assert.
+    """One assert, split into calls and a condition.
 
-    >>> check = unit_tests(["assert abs(area(2) - 12.57) < 0.01"])[0]
+    >>> check = parse_asserts(["assert abs(area(2) - 12.57) < 0.01"])[0]
     >>> check.calls, holds(check, [12.566]), holds(check, [12.6])
     (('area(2)',), True, False)
     """
 
-    source: str  # the assert as it was written
-    calls: tuple[str, ...]  # expressions for the program
-    condition: ast.expr  # in which the name `N` stands for what call N returned
+    source: str  # the assert as written
+    calls: tuple[str, ...]  # expressions to evaluate in the program's namespace
+    condition: ast.expr  # the name `N` in it means the return value of call N
 
     @property
     def function(self) -> str:
-        """The name of the function that it calls."""
+        """The name of the function that the check calls."""
         return self.calls[0].partition("(")[0]
 
 
-def unit_tests(asserts: Sequence[str]) -> tuple[Check, ...]:
+def parse_asserts(asserts: Sequence[str]) -> tuple[Check, ...]:
     """The checks of a problem from its asserts, such as `assert add(2, 3) == 5`.
 
-    An assert is made of literals, comparisons, arithmetic, the functions of `tasks.conditions` and calls of the
-    program's function: one in every part between `and`, `or` and `not`, so that no part is true without the program or
-    compares it with itself. What does not hang on a call is worked out here.
+    An assert consists of literals, comparisons, arithmetic, the functions of `tasks.conditions` and calls of the
+    program's function. Every part between `and`, `or` and `not` has exactly one call, so that no part is true without
+    the program or compares the program with itself. Parts without a call become constants.
 
-    Raises CannotSplitError for none, for anything else, for asserts that call more than one function, and for what
-    would fail whatever is returned: constants that cannot be worked out or would take too long, other objects' `is`.
+    Raises SplitError for no assert, for other syntax, for calls of more than one function, for constants that cannot be
+    computed or would take too long, and for `is` with an object that no program can return.
     """
     checks = tuple(_check(source) for source in asserts)
     names = sorted({call.partition("(")[0] for check in checks for call in check.calls})
     if len(names) != 1:
-        raise CannotSplitError(f"expected asserts that call one function, got {', '.join(names) or 'no assert'}")
+        raise SplitError(f"expected asserts that call one function, got {', '.join(names) or 'no assert'}")
     return checks
 
 
-def body_of_check(test: str, entry_point: str) -> list[str]:
+def asserts_of_check(test: str, entry_point: str) -> list[str]:
     """The asserts of `def check(candidate)` (HumanEval), with the function's own name in place of `candidate`.
 
-    Asserts that call nothing, such as `assert True, "this prints if it fails"`, are left out.
-    Raises CannotSplitError when there is no such function or it does anything but assert.
+    It skips asserts without a call, such as `assert True, "this prints if it fails"`.
+    Raises SplitError when the function is missing or holds other statements than asserts.
     """
-    functions = [node for node in _parsed(test).body if isinstance(node, ast.FunctionDef) and node.name == "check"]
+    functions = [node for node in _parse(test).body if isinstance(node, ast.FunctionDef) and node.name == "check"]
     if not functions:
-        raise CannotSplitError(f"expected a function check(candidate), got {test[:60]!r}")
+        raise SplitError(f"expected a function check(candidate), got {test[:60]!r}")
     asserts = []
     for statement in functions[-1].body:
         text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
         if not isinstance(statement, ast.Assert | ast.Pass) and not text:
-            raise CannotSplitError(f"expected nothing but asserts in check, got {ast.unparse(statement)[:60]!r}")
+            raise SplitError(f"expected nothing but asserts in check, got {ast.unparse(statement)[:60]!r}")
         if any(isinstance(node, ast.Call) for node in ast.walk(statement)):
-            asserts.append(ast.unparse(_Renamed("candidate", entry_point).visit(statement)))
+            asserts.append(ast.unparse(_NameReplacer("candidate", entry_point).visit(statement)))
     return asserts
 
 
 def holds(check: Check, returned: Mapping[int, Any] | Sequence[Any]) -> bool:
-    """Whether an assert passes when its calls returned these values, by number; those that returned none are left out.
+    """Whether an assert passes for these return values by call number; a call without a return value has no entry.
 
-    One that raises, as on a wrong type or a missing value, does not pass; nor does one that would make more than
-    `tasks.conditions.LARGEST` items, characters or bits out of a returned value.
+    An assert does not pass if it raises, for example on a wrong type or a missing value, or if it would make more than
+    `tasks.conditions.LARGEST` items, characters or bits out of a return value.
     """
     try:
         return bool(value(check.condition, returned))
@@ -94,53 +94,53 @@ def holds(check: Check, returned: Mapping[int, Any] | Sequence[Any]) -> bool:
         return False
 
 
-def _parsed(source: str) -> ast.Module:
-    """The syntax tree of a text that Python can also compile, as it cannot `f(await x)`."""
+def _parse(source: str) -> ast.Module:
+    """The syntax tree of a text that Python can parse and compile; it parses `f(await x)` but cannot compile it."""
     try:
         module = ast.parse(source)
-        with warnings.catch_warnings(action="ignore"):  # of what is refused later, such as `is 5`
+        with warnings.catch_warnings(action="ignore"):  # about code that is refused later, such as `is 5`
             compile(module, "assert", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # a lone surrogate, a null, a long sum
         kind = type(error).__name__
-        raise CannotSplitError(f"expected Python, got {source[:60]!r}: {kind} {str(error)[:120]!r}") from error
+        raise SplitError(f"expected Python, got {source[:60]!r}: {kind} {str(error)[:120]!r}") from error
     level: list[ast.AST] = [module]
     for _ in range(_DEEPEST):
         level = [child for node in level for child in ast.iter_child_nodes(node)]
     if level:
-        raise CannotSplitError(f"expected at most {_DEEPEST} levels, got more: {source[:60]!r}")
+        raise SplitError(f"expected at most {_DEEPEST} levels, got more: {source[:60]!r}")
     return module
 
 
 def _check(source: str) -> Check:
-    match _parsed(source).body:
+    match _parse(source).body:
         case [ast.Assert(test=condition)]:
-            cut = _Cut(source)
+            cut = _CallExtractor(source)
             condition = cut.visit(condition)
         case _:
-            raise CannotSplitError(f"expected one assert, got {source[:60]!r}")
+            raise SplitError(f"expected one assert, got {source[:60]!r}")
     for part in _parts(condition):
         _check_part(part, source)
     return Check(source, tuple(cut.calls), condition)
 
 
 def _check_part(part: ast.expr, source: str) -> None:
-    """Refuses a part that says nothing of the program, or is more than one comparison."""
+    """Raises SplitError for a part that does not test the program, or is more than one comparison."""
     inside = list(ast.walk(part))
     calls = sum(map(_is_call, inside))
     if not calls:
-        raise CannotSplitError(f"expected an assert that calls a function in every part, got {source[:60]!r}")
+        raise SplitError(f"expected an assert that calls a function in every part, got {source[:60]!r}")
     if calls > 1:
-        raise CannotSplitError(
-            f"expected one call in every part, for the program is not compared with itself, got {source[:60]!r}"
+        raise SplitError(
+            f"expected one call in every part, so that no part compares the program with itself, got {source[:60]!r}"
         )
     if any(isinstance(node, ast.BoolOp) for node in inside):
-        raise CannotSplitError(f"expected `and` and `or` outside of comparisons, got {source[:60]!r}")
+        raise SplitError(f"expected `and` and `or` outside of comparisons, got {source[:60]!r}")
     if isinstance(part, ast.List | ast.Tuple | ast.Set | ast.Dict):
-        raise CannotSplitError(f"expected a comparison, got what is always true: {source[:60]!r}")
+        raise SplitError(f"expected a comparison, got a display that is always true: {source[:60]!r}")
 
 
 def _parts(condition: ast.expr) -> Iterator[ast.expr]:
-    """What stands between `and`, `or` and `not`."""
+    """The operands of `and`, `or` and `not`, at any depth."""
     match condition:
         case ast.BoolOp(values=inner):
             for part in inner:
@@ -152,7 +152,7 @@ def _parts(condition: ast.expr) -> Iterator[ast.expr]:
 
 
 @dataclass
-class _Renamed(ast.NodeTransformer):
+class _NameReplacer(ast.NodeTransformer):
     old: str
     new: str
 
@@ -160,8 +160,8 @@ class _Renamed(ast.NodeTransformer):
         return ast.Name(self.new, node.ctx) if node.id == self.old else node
 
 
-class _Cut(ast.NodeTransformer):
-    """Puts the name `N` in the place of the program's Nth call, and a constant in the place of what has no call."""
+class _CallExtractor(ast.NodeTransformer):
+    """Replaces the Nth call of the program by the name `N`, and expressions without a call by constants."""
 
     def __init__(self, source: str) -> None:
         self._source = source[:60]
@@ -171,15 +171,13 @@ class _Cut(ast.NodeTransformer):
         if isinstance(node, ast.Call):
             return self._call(node)
         if not isinstance(node, _NODES) or (isinstance(node, ast.Dict) and None in node.keys):
-            raise CannotSplitError(
-                f"expected calls, literals, comparisons and arithmetic, got {ast.unparse(node)[:60]!r}"
-            )
+            raise SplitError(f"expected calls, literals, comparisons and arithmetic, got {ast.unparse(node)[:60]!r}")
         cut = self.generic_visit(node)
         if not isinstance(cut, ast.expr):
             return cut
         parts = [child for child in ast.iter_child_nodes(cut) if isinstance(child, ast.expr)]
         self._check_constants(cut, parts)
-        return self._worked_out(cut, parts)
+        return self._fold_constants(cut, parts)
 
     def _call(self, node: ast.Call) -> ast.expr:
         name = ast.unparse(node.func)
@@ -191,34 +189,32 @@ class _Cut(ast.NodeTransformer):
             plain &= name != "range" or not any(map(_has_call, parts))
             plain &= name not in OF_ONE_ARGUMENT or (len(arguments), len(keywords)) == (1, 0)
             if not plain:
-                raise CannotSplitError(f"expected plain arguments of {name}, got {self._source!r}")
-            return self._worked_out(ast.Call(ast.Name(name, ast.Load()), arguments, keywords), parts)
-        # Another builtin would be looked up among names that the program can change, and might hold what is expected.
+                raise SplitError(f"expected plain arguments of {name}, got {self._source!r}")
+            return self._fold_constants(ast.Call(ast.Name(name, ast.Load()), arguments, keywords), parts)
+        # The program could replace any other builtin, and its arguments might hold the expected value.
         if not isinstance(node.func, ast.Name) or hasattr(builtins, name):
-            raise CannotSplitError(f"expected a call of the program's function, got {ast.unparse(node)[:60]!r}")
+            raise SplitError(f"expected a call of the program's function, got {ast.unparse(node)[:60]!r}")
         self.calls.append(ast.unparse(node))
         return ast.Name(str(len(self.calls) - 1), ast.Load())
 
     def _check_constants(self, node: ast.expr, parts: Sequence[ast.expr]) -> None:
-        """Refuses what no returned value equals, as it is never the same object, or of another type."""
+        """Raises SplitError for constants that no return value equals: another object under `is`, or another type."""
         constants: list[object] = [part.value for part in (node, *parts) if isinstance(part, ast.Constant)]
         inside = isinstance(node, ast.Compare) and all(isinstance(one, ast.In | ast.NotIn) for one in node.ops)
         if any(constant is ... or (isinstance(constant, range) and not inside) for constant in constants):
-            raise CannotSplitError(f"expected something that a program can return, got {self._source!r}")
+            raise SplitError(f"expected something that a program can return, got {self._source!r}")
         if isinstance(node, ast.Compare):
             for operation, *sides in zip(node.ops, (node.left, *node.comparators), node.comparators, strict=False):
-                if isinstance(operation, ast.Is | ast.IsNot) and not any(map(_is_one_of_a_kind, sides)):
-                    raise CannotSplitError(f"expected `is` with None, True or False, got {self._source!r}")
+                if isinstance(operation, ast.Is | ast.IsNot) and not any(map(_is_singleton, sides)):
+                    raise SplitError(f"expected `is` with None, True or False, got {self._source!r}")
 
-    def _worked_out(self, node: ast.expr, parts: Sequence[ast.expr]) -> ast.expr:
+    def _fold_constants(self, node: ast.expr, parts: Sequence[ast.expr]) -> ast.expr:
         if not all(isinstance(part, ast.Constant) for part in parts):
             return node
         try:
             return ast.Constant(value(node, ()))
         except ERRORS as error:
-            raise CannotSplitError(
-                f"expected constants that can be worked out, got {self._source!r}: {error}"
-            ) from error
+            raise SplitError(f"expected constants that can be computed, got {self._source!r}: {error}") from error
 
 
 def _is_call(node: ast.AST) -> bool:
@@ -229,5 +225,5 @@ def _has_call(node: ast.AST) -> bool:
     return any(map(_is_call, ast.walk(node)))
 
 
-def _is_one_of_a_kind(node: ast.expr) -> bool:
+def _is_singleton(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool))

@@ -1,4 +1,4 @@
-"""What a task is: it gives problems and names the reward that knows a correct completion when it sees one."""
+"""The protocol of tasks: a task gives problems and names the reward that verifies their completions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Split = Literal["train", "validation", "test"]
 
 
 class Task(Protocol):
-    """Problems to train and to be judged on. One short file per task implements this."""
+    """Problems to train and to evaluate on. One short file per task implements this protocol."""
 
     @property
     def name(self) -> str:
@@ -20,25 +20,25 @@ class Task(Protocol):
 
     @property
     def default_rewards(self) -> Mapping[str, float]:
-        """Reward names and weights, used when the configuration names none."""
+        """Names and weights of the rewards of a run whose configuration names none."""
         ...
 
     @property
     def default_step_rewards(self) -> Mapping[str, float]:
-        """Process rewards and weights, used besides them where the algorithm gives credit to steps; may be empty."""
+        """Names and weights of further process rewards, for algorithms that give credit to reasoning steps."""
         ...
 
     @property
     def verifier(self) -> str | None:
-        """The reward that gives 1.0 or more for a correct completion; accuracy and evaluation count by it.
+        """The reward that gives 1.0 or more for a correct completion; accuracy and evaluation use it.
 
-        None where nothing says what is correct: accuracy is then 0.
+        None for a task without a verifier, which has no accuracy.
         """
         ...
 
     @property
     def own_rewards(self) -> Mapping[str, Callable[..., Any]]:
-        """Reward functions in TRL's form that belong to this task alone, found by name before the built-in ones."""
+        """Reward functions in TRL's form that only this task has; their names come before those of built-in rewards."""
         ...
 
     def problems(self, split: Split) -> Sequence[Problem]:
@@ -46,9 +46,9 @@ class Task(Protocol):
         ...
 
     def gold(self, problem: Problem) -> str | None:
-        """The text of a completion that solves the problem; None where none is known."""
+        """The text of a completion that solves the problem; None where the task knows none."""
         ...
 
     def traits(self, text: str) -> Mapping[str, bool]:
-        """Yes/no properties of a completion that are reported but never rewarded, e.g. {"worked": True}."""
+        """Yes/no properties of a completion for the metrics, never for the reward, such as {"worked": True}."""
         ...

@@ -8,32 +8,32 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from grouprl.tasks.asserts import CannotSplitError, body_of_check, unit_tests
+from grouprl.tasks.asserts import SplitError, asserts_of_check, parse_asserts
 from grouprl.tasks.base import Split
 from grouprl.tasks.files import Row, column
-from grouprl.tasks.sources import Asked, read_questions
+from grouprl.tasks.sources import PromptRow, read_prompts
 from grouprl.types import Problem, UserError
 
 BUNDLED = Path(__file__).parent / "data" / "code.jsonl"
 FENCE = "Write the code in one ```python block."
 
-_LEFT_OUT = "left_out"
+_SKIPPED = "left_out"
 
 
 @dataclass(frozen=True)
 class Code:
     """The task `code`: write a Python function that passes unit tests, which run in the sandbox.
 
-    `path` is a data file, a folder or a hub data set (see `tasks.sources.read_questions`), or None for 25 bundled
-    problems. A row has MBPP's columns (`text` or `prompt`, `test_list`, and if you like `code`, `test_setup_code`,
-    `test_imports`), or HumanEval's (`prompt`, `test`, `entry_point`, and if you like `canonical_solution`). Either way
-    the problem has MBPP's columns `test_list` and `test_setup_code`, which the reward `unit_tests` wants.
+    `path` is a data file, a folder or a hub data set (see `tasks.sources.read_prompts`), or None for 25 built-in
+    problems. A row has MBPP's columns (`text` or `prompt`, `test_list`, optionally `code`, `test_setup_code` and
+    `test_imports`), or HumanEval's (`prompt`, `test`, `entry_point`, optionally `canonical_solution`). Both give
+    problems with MBPP's columns `test_list` and `test_setup_code`, which the reward `unit_tests` needs.
 
-    The prompt is the text and the first `shown_tests` asserts, which tell the function's name (MBPP shows all three,
-    and with them all the answers); HumanEval's is the function's head, which has its examples in it.
+    The prompt of an MBPP row is its text and the first `shown_tests` asserts, which show the function's name. MBPP
+    itself shows all three, and with them all answers. The prompt of a HumanEval row is the head of the function.
 
-    A problem whose tests are more than the sandbox can take apart (`tasks.asserts`) is refused with file and line when
-    it is read; `leave_out` passes over it instead.
+    Reading raises UserError with file and line for a problem whose tests cannot be split (`tasks.asserts`); with
+    `leave_out` it skips the problem instead.
     """
 
     path: str | None = None
@@ -51,12 +51,12 @@ class Code:
 
     @property
     def default_rewards(self) -> Mapping[str, float]:
-        """1.0 for passing every test."""
+        """1.0 for a program that passes every test."""
         return {"unit_tests": 1.0}
 
     @property
     def default_step_rewards(self) -> Mapping[str, float]:
-        """None: a program is judged as a whole."""
+        """None: the tests score a program as a whole."""
         return {}
 
     @property
@@ -89,37 +89,37 @@ class Code:
         return None if solution is None else f"```python\n{solution.strip()}\n```"
 
     def traits(self, text: str) -> Mapping[str, bool]:
-        """`fenced`: it has a ```python block."""
+        """`fenced`: the completion has a ```python block."""
         return {"fenced": "```python" in text}
 
     @cached_property
     def _splits(self) -> Mapping[Split, Sequence[Problem]]:
-        questions = read_questions(self.path or str(BUNDLED), self._read)
-        kept = {split: [asked for asked in part if _LEFT_OUT not in asked[1]] for split, part in questions.items()}
+        questions = read_prompts(self.path or str(BUNDLED), self._read)
+        kept = {split: [asked for asked in part if _SKIPPED not in asked[1]] for split, part in questions.items()}
         if not kept["train"]:
-            raise UserError(f"task.path: expected problems to train on, got none that is not left out in {self.path}")
+            raise UserError(f"task.path: expected problems to train on, got none in {self.path} that is not skipped")
         return {
             split: tuple(_problem(f"code/{split}/{n}", *asked) for n, asked in enumerate(part))
             for split, part in kept.items()
         }
 
-    def _read(self, row: Row) -> Asked:
+    def _read(self, row: Row) -> PromptRow:
         try:
             return _human_eval(row) if "entry_point" in row[1] else _mbpp(row, self.shown_tests)
-        except CannotSplitError as error:
+        except SplitError as error:
             if self.leave_out:
-                return row[0], {_LEFT_OUT: True}
+                return row[0], {_SKIPPED: True}
             raise UserError(
-                f"{row[0]}: {error}: rewrite the test, or pass over such problems with task.arguments.leave_out=true"
+                f"{row[0]}: {error}: rewrite the test, or skip such problems with task.arguments.leave_out=true"
             ) from error
 
 
-def _mbpp(row: Row, shown_tests: int) -> Asked:
+def _mbpp(row: Row, shown_tests: int) -> PromptRow:
     columns = row[1]
     tests = columns.get("test_list")
     if not isinstance(tests, Sequence) or isinstance(tests, str) or not all(isinstance(test, str) for test in tests):
         raise UserError(f"{row[0]}: expected asserts in column 'test_list', got {tests!r:.60}: write a list of texts")
-    function = unit_tests(tests)[0].function
+    function = parse_asserts(tests)[0].function
     shown = "\n".join(tests[:shown_tests])
     pass_this = f"\nIt should pass this test:\n```python\n{shown}\n```" if shown else ""
     text = column(row, "text" if "text" in columns else "prompt")
@@ -131,13 +131,13 @@ def _mbpp(row: Row, shown_tests: int) -> Asked:
     }
 
 
-def _human_eval(row: Row) -> Asked:
+def _human_eval(row: Row) -> PromptRow:
     head, solution = column(row, "prompt"), row[1].get("canonical_solution")
-    tests = body_of_check(column(row, "test"), column(row, "entry_point"))
-    unit_tests(tests)
+    tests = asserts_of_check(column(row, "test"), column(row, "entry_point"))
+    parse_asserts(tests)
     return f"Complete this function:\n```python\n{head.rstrip()}\n```\n{FENCE}", {
         "test_list": tests,
-        "test_setup_code": head,  # its imports, and its names where a completion goes on from there
+        "test_setup_code": head,  # its imports and names; a completion may continue the head instead of repeating it
         "solution": None if solution is None else head + solution,
     }
 

@@ -1,7 +1,7 @@
-"""Conditions of unit tests, worked out on data by a few operations, each with a bound on its work.
+"""Computes the conditions of unit tests on plain data by a few operations with bounded work.
 
-Nothing is evaluated as Python. What an operation may cost is known before it is done, so that neither a returned value
-nor a slip in a data file (`10**10**8`) makes a process work for long.
+It evaluates nothing as Python. Each operation checks its cost before it runs, so that neither a return value nor a
+mistake in a data file (`10**10**8`) keeps a process busy for long.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from numbers import Number
 from typing import Any
 
 LARGEST = 10**6
-"""Items, characters and bits that an operation may make."""
+"""Most items, characters or bits that an operation may make."""
 
 ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, RecursionError)
-"""What `value` raises for operands that do not fit, as Python does, and for too much work."""
+"""Errors that `value` raises for operands that do not fit, as Python does, and for too much work."""
 
-_WIDE = re.compile(r"\*|\d{4}")  # of a field in a text such as "%5d": taken from the values, or a thousand and more
+_WIDE = re.compile(r"\*|\d{4}")  # a width such as the 5 in "%5d" that comes from the values or is 1000 or more
 _WIDEST = 999
 
 
-class TooMuchError(ValueError):
-    """An operation that would take too long, or too much memory."""
+class WorkLimitError(ValueError):
+    """An operation that would take too much time or memory."""
 
 
 def value(node: ast.AST, returned: Mapping[int, Any] | Sequence[Any]) -> Any:
-    """What an expression is worth. The name `N` in it stands for what call N returned, `returned[N]`.
+    """The value of an expression, in which the name `N` means the return value of call N, `returned[N]`.
 
-    `and`, `or` and `not` are Python's: what stands behind the part that decides is not looked at.
-    Raises ERRORS.
+    `and` and `or` stop at the part that decides, as in Python. Raises one of ERRORS.
     """
 
     def part(node: ast.AST) -> Any:
@@ -66,16 +65,16 @@ def value(node: ast.AST, returned: Mapping[int, Any] | Sequence[Any]) -> Any:
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=keywords):
             named = {keyword.arg: part(keyword.value) for keyword in keywords if keyword.arg}
             return FUNCTIONS[name](*map(part, arguments), **named)
-    raise TypeError(f"cannot work out {node!r}")
+    raise TypeError(f"cannot compute {node!r}")
 
 
 def _within(size: int, most: int = LARGEST) -> None:
     if size > most:
-        raise TooMuchError(f"expected at most {most} items, characters or bits")
+        raise WorkLimitError(f"expected at most {most} items, characters or bits")
 
 
 def _size(data: Any) -> int:
-    """How many items and characters there are in all."""
+    """The number of items and characters in all levels of the data."""
     match data:
         case int():
             return 1 + data.bit_length() // 64
@@ -116,7 +115,7 @@ def _remainder(left: Any, right: Any) -> Any:
     if isinstance(left, str | bytes):
         text = left if isinstance(left, str) else left.decode("latin-1")
         if _WIDE.search(text):
-            raise TooMuchError(f"expected fields of at most {_WIDEST} characters")
+            raise WorkLimitError(f"expected fields of at most {_WIDEST} characters")
         _within(text.count("%") * (_WIDEST + _size(right)) + len(text))
     else:
         _within(_bits(left, right))
@@ -131,7 +130,7 @@ def _power(base: Any, exponent: Any) -> Any:
 
 def _range(*bounds: int) -> range:
     for bound in bounds:
-        _within(abs(bound))  # of the numbers too: there are huge ones that collide in a set
+        _within(abs(bound))  # bounds the numbers too: huge ones that collide in a set would take quadratic time
     return range(*bounds)
 
 
@@ -162,10 +161,10 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "str": _text,
     "sum": _total,
 }
-"""What a condition may call besides the program."""
+"""Functions that a condition may call besides the program."""
 
 OF_ONE_ARGUMENT = frozenset({"str", "sum"})
-"""Those that are given one argument: no decoder by name, and no sum of lists, whose time grows with the square."""
+"""Functions that take one argument here: `str` without a codec, `sum` without lists, whose time would be quadratic."""
 
 OPERATIONS: Mapping[type[ast.AST], Callable[..., Any]] = {
     ast.Eq: operator.eq,
@@ -189,4 +188,4 @@ OPERATIONS: Mapping[type[ast.AST], Callable[..., Any]] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
 }
-"""Its operators."""
+"""Operators of a condition."""

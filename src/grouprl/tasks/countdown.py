@@ -1,7 +1,7 @@
-r"""Countdown: reach a target with given numbers. Procedural; the form of TinyZero (Jiayi Pan et al. 2025).
+r"""Countdown: reach a target with given numbers; procedural problems in the form of TinyZero (Jiayi Pan et al. 2025).
 
-Problem i of a split is a pure function of (seed, split, i), and its split follows from a hash of its numbers and
-target, so that no two splits share a problem, whatever the seeds and the order of the numbers.
+Problem i of a split is a pure function of (seed, split, i). Its split follows from a hash of its numbers and target,
+so that no two splits share a problem, whatever the seeds and the order of the numbers.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any
 from grouprl.tasks.answers import completion_text, final_text
 from grouprl.tasks.arithmetic import UnreadableError, evaluate, numbers
 from grouprl.tasks.base import Split
-from grouprl.tasks.boxed import BoxedAnswers, asked, boxed
-from grouprl.tasks.lazy import LazyProblems
+from grouprl.tasks.boxed_answers import BoxedAnswers, boxed, boxed_prompt
+from grouprl.tasks.lazy_problems import LazyProblems
 from grouprl.tasks.splits import split_of
 from grouprl.types import Problem, UserError
 
 LARGEST_NUMBER = 99
 TARGETS = range(10, 100)
-ATTEMPTS = 20_000  # to draw one problem; some settings have only a few thousand different ones
+ATTEMPTS = 20_000  # draws for one problem; some settings have only a few thousand different problems
 
 
 @dataclass(frozen=True)
 class Countdown(BoxedAnswers):
     """The task `countdown`.
 
-    `difficulty` is how many numbers are given, 2..6. Every number is used exactly once, or with `use_all` off at most
-    once. Every problem has a solution that uses all. Raises UserError for a value out of range.
+    `difficulty` is the number of given numbers, 2..6. A solution uses every number exactly once; with `use_all` off, at
+    most once. Every problem has a solution that uses all numbers. Raises UserError for an option out of range.
     """
 
     difficulty: int = 3
@@ -57,12 +57,12 @@ class Countdown(BoxedAnswers):
 
     @property
     def verifier(self) -> str | None:
-        """`countdown`: the task's own."""
+        """`countdown`, the task's own reward."""
         return "countdown"
 
     @property
     def own_rewards(self) -> Mapping[str, Callable[..., Any]]:
-        """`countdown`, by the rule of `use_all`."""
+        """`countdown` with the rule of `use_all`."""
         return {"countdown": countdown if self.use_all else countdown_any}
 
     @classmethod
@@ -71,13 +71,13 @@ class Countdown(BoxedAnswers):
         return cls().problems("train")[0]
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """The problems of a split. Train problems are made when looked at; held-out ones are all different."""
+        """The problems of a split. Train problems are made on access; held-out problems are all different."""
         if split == "train":
             return LazyProblems(self.train_problems, partial(_train_problem, self))
         return _held_out(self, split)
 
     def gold(self, problem: Problem) -> str | None:
-        """The solution, checked and boxed."""
+        """The solution with its result, and in a box."""
         solution = problem.columns["solution"]
         return f"{solution} = {problem.columns['target']}. {boxed(solution)}"
 
@@ -91,14 +91,14 @@ def countdown(
     target: Sequence[int],
     **columns: Any,
 ) -> list[float | None]:
-    r"""1.0 when the final answer is an expression of the target that uses every number exactly once, else 0.0.
+    r"""1.0 when the final answer is an expression that equals the target and uses every number exactly once, else 0.0.
 
-    The answer is what `tasks.answers.final_text` finds; `expression = target` is read as well. Read are whole numbers,
-    `+ - * /` (also × ÷ \times \cdot \div \frac) and parentheses, computed exactly; anything else (powers, a minus
-    sign in front, juxtaposed numbers, names, 1000 characters, 20 nested brackets) is no solution.
+    `tasks.answers.final_text` finds the answer, which may also read `expression = target`. An expression has whole
+    numbers, `+ - * /` (also × ÷ \times \cdot \div \frac) and parentheses, and is computed exactly. Other text is no
+    solution: powers, a leading minus sign, juxtaposed numbers, names, over 1000 characters, over 20 nested brackets.
 
-    Range: 0 or 1, nothing for coming near. Failure modes: it does not look at the reasoning, so that trying
-    combinations in the text is as good as thinking; a right solution outside of the answer is not seen.
+    Range: 0 or 1, without partial credit. Failure modes: it ignores the reasoning, so trying combinations pays as much
+    as thinking; it ignores a right solution outside of the final answer.
     """
     return [
         float(_solves(completion, given, goal, use_all=True))
@@ -115,7 +115,7 @@ def countdown_any(
     target: Sequence[int],
     **columns: Any,
 ) -> list[float | None]:
-    """As `countdown`, with every number used at most once."""
+    """1.0 when the final answer equals the target and uses every number at most once, else 0.0; see `countdown`."""
     return [
         float(_solves(completion, given, goal, use_all=False))
         for completion, given, goal in zip(completions, numbers, target, strict=True)
@@ -128,7 +128,7 @@ def _solves(completion: Any, given: Sequence[int], target: int, *, use_all: bool
         return False
     expression, equals, result = answer.partition("=")
     try:
-        used = Counter(numbers(expression))  # before anything is computed: what remains to compute is then small
+        used = Counter(numbers(expression))  # checked before the computation, which it bounds
         fits = used == Counter(given) if use_all else used <= Counter(given)
         return fits and evaluate(expression) == target and (not equals or evaluate(result) == target)
     except UnreadableError:
@@ -164,19 +164,19 @@ class _Puzzle:
 
     @property
     def key(self) -> str:
-        """What decides its split."""
+        """The text whose hash decides the split."""
         return f"{sorted(self.numbers)} -> {self.target}"
 
 
 def _puzzles(task: Countdown, split: Split, index: int) -> Iterator[_Puzzle]:
-    """Candidates for problem `index` of a split, best first."""
+    """Candidates for problem `index` of a split; the first one that is not taken becomes the problem."""
     rng = random.Random(f"countdown/{task.difficulty}/{task.seed}/{split}/{index}")
     drawn = (_draw(rng, task.difficulty) for _ in range(ATTEMPTS))
     return (p for p in drawn if p.target in TARGETS and p.target not in p.numbers and split_of(p.key) == split)
 
 
 def _draw(rng: random.Random, count: int) -> _Puzzle:
-    """Numbers, joined two by two with an operation whose result is whole and positive, until one is left."""
+    """Draws numbers and joins two at a time by an operation with a whole, positive result until one is left."""
     given = tuple(rng.randint(1, LARGEST_NUMBER) for _ in range(count))
     parts = [(number, str(number), "atom") for number in given]
     while len(parts) > 1:
@@ -199,6 +199,6 @@ def _problem(task: Countdown, split: Split, index: int, puzzle: _Puzzle) -> Prob
     )
     return Problem(
         f"countdown/{split}/{index}",
-        asked(question),
+        boxed_prompt(question),
         {"numbers": list(puzzle.numbers), "target": puzzle.target, "solution": puzzle.solution},
     )

@@ -1,6 +1,6 @@
-"""Rows of data files: JSON and CSV in core, Parquet and the Hugging Face hub through the extra `data`.
+"""Reads rows of data files: JSON and CSV in core, Parquet and the Hugging Face hub through the extra `data`.
 
-The hub is read only where an address asks for it: `hub:owner/name`, `hub:owner/name:configuration`.
+It reads the hub only for an address such as `hub:owner/name` or `hub:owner/name:configuration`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from grouprl.tasks.columns import MOST_DIGITS, shown
+from grouprl.tasks.columns import MOST_DIGITS, short_repr
 from grouprl.tasks.columns import Row as Row
 from grouprl.tasks.columns import column as column
 from grouprl.tasks.columns import text_or_messages as text_or_messages
@@ -27,7 +27,7 @@ HUB = "hub:"
 def read_rows(path: str | Path, split: str = "train") -> list[Row]:
     """All rows of a .jsonl, .json (a list), .csv or .parquet file, or of one split of a data set on the hub.
 
-    Raises UserError for a missing, empty or unreadable file, for another kind of file, and for a row that is no object.
+    Raises UserError for a missing, empty or unreadable file, another kind of file, or a row that is not an object.
     """
     if is_hub(path):
         return _hub_rows(str(path), split)
@@ -47,9 +47,9 @@ def read_rows(path: str | Path, split: str = "train") -> list[Row]:
 
 
 def read_splits(path: str | Path, names: Sequence[str]) -> dict[str, list[Row]] | None:
-    """Rows of every name: `NAME.jsonl` (or another kind of file) in a folder, or splits of a data set on the hub.
+    """The rows of each split: of `NAME.jsonl` (or another kind of file) in a folder, or of a data set on the hub.
 
-    None when the path is a single file. Raises UserError when one of them is missing.
+    None when the path is a single file. Raises UserError when a split is missing.
     """
     if is_hub(path):
         return {name: read_rows(path, name) for name in names}
@@ -63,12 +63,12 @@ def read_splits(path: str | Path, names: Sequence[str]) -> dict[str, list[Row]] 
 
 
 def is_hub(path: str | Path) -> bool:
-    """Whether it is the address of a data set on the hub."""
+    """Whether a path is the address of a data set on the hub."""
     return str(path).startswith(HUB)
 
 
 def _hub_rows(address: str, split: str) -> list[Row]:
-    """From the hub, or from its cache when there is no network. No code of the data set is run."""
+    """Rows from the hub, or from its cache without a network. It never runs code of the data set."""
     repository, _, configuration = address.removeprefix(HUB).partition(":")
     datasets = _extra("datasets", f"the data set {repository}")
     try:
@@ -90,7 +90,7 @@ def _json_list(path: Path) -> list[Row]:
     try:
         rows = _json(_text(path))
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: expected JSON, got {error.msg}: mend the line") from error
+        raise UserError(f"{path}:{error.lineno}: expected JSON, got {error.msg}: fix the line") from error
     except RecursionError as error:
         raise _too_deep(str(path)) from error
     if not isinstance(rows, list):
@@ -107,12 +107,12 @@ def _csv(path: Path) -> list[Row]:
             names, count = reader.fieldnames or (), len(values) + len(row.get(None) or ())
             if count != len(names):
                 raise UserError(
-                    f"{path}:{reader.line_num}: expected {len(names)} values ({', '.join(names)}), got {count}: mend "
-                    "the line; text that holds a comma stands in double quotes"
+                    f"{path}:{reader.line_num}: expected {len(names)} values ({', '.join(names)}), got {count}: fix "
+                    "the line; put text that holds a comma in double quotes"
                 )
             rows.append((f"{path}:{reader.line_num}", row))
     except csv.Error as error:
-        raise UserError(f"{path}:{reader.line_num}: expected CSV, got {error}: mend the line") from error
+        raise UserError(f"{path}:{reader.line_num}: expected CSV, got {error}: fix the line") from error
     return rows
 
 
@@ -127,20 +127,20 @@ def _json_object(where: str, line: str) -> Row:
     try:
         row = _json(line)
     except json.JSONDecodeError as error:
-        raise UserError(f"{where}: expected one JSON object, got {line[:60]!r} ({error}): mend the line") from error
+        raise UserError(f"{where}: expected one JSON object, got {line[:60]!r} ({error}): fix the line") from error
     except RecursionError as error:
         raise _too_deep(where) from error
     return _json_row(where, row)
 
 
 def _json(text: str) -> Any:
-    # What is too long to be read becomes infinite, and is refused with that where its row is known.
+    # A number that is too long to parse becomes infinite; `_json_row` refuses it with its place.
     return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= MOST_DIGITS else math.inf)
 
 
 def _json_row(where: str, row: object) -> Row:
     if not isinstance(row, dict):
-        raise UserError(f"{where}: expected a JSON object, got {shown(row)}: write {{...}}")
+        raise UserError(f"{where}: expected a JSON object, got {short_repr(row)}: write {{...}}")
     try:
         json.dumps(row, allow_nan=False)
     except ValueError as error:
@@ -171,6 +171,5 @@ def _extra(module: str, needed_for: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise UserError(
-            f"expected the package {module.split('.')[0]} for {needed_for}, it is not installed: "
-            "run pip install 'grouprl[data]'"
+            f"expected the package {module.split('.')[0]} for {needed_for}, got none: run pip install 'grouprl[data]'"
         ) from error

@@ -1,4 +1,4 @@
-r"""The form that a task asks for: an answer in \boxed{...}, or DeepSeek-R1's tags; and a system prompt of one's own."""
+r"""Changes the format that a task asks for, \boxed{...} or DeepSeek-R1's tags, and its system prompt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from grouprl.tasks.answers import final_text
 from grouprl.tasks.base import Split, Task
-from grouprl.tasks.lazy import mapped
+from grouprl.tasks.lazy_problems import map_problems
 from grouprl.types import Problem
 
 Format = Literal["boxed", "think"]
@@ -20,24 +20,24 @@ THINK_PROMPT = (
 
 
 def with_format(task: Task, format: Format = "boxed", system_prompt: str | None = None) -> Task:  # noqa: A002  as in a configuration
-    """The task with another form of its completions, or another system prompt, or as it is.
+    """The task with another format of its completions and another system prompt, or unchanged.
 
     Args:
         task: any task.
-        format: `think` asks for `<think>...</think><answer>...</answer>` (DeepSeek-R1, arXiv:2501.12948) and rewards it
-            in place of the box; `boxed` leaves that to the task.
-        system_prompt: in place of the task's; what `think` asks for is put behind it. "" = none at all. It is a message
-            before those of the user, or a paragraph before a prompt that is plain text.
+        format: `think` asks for `<think>...</think><answer>...</answer>` (DeepSeek-R1, arXiv:2501.12948) and rewards
+            these tags in place of the box; `boxed` keeps the task's own format.
+        system_prompt: replaces the task's; `think` appends its instruction. "" = no system prompt. It is a message
+            before the user's, or a paragraph before a plain-text prompt. None = the task's own.
     """
-    words = system_prompt
+    instruction = system_prompt
     if format == "think" and system_prompt != "":
-        words = "\n\n".join(filter(None, (system_prompt, THINK_PROMPT)))
-    return task if words is None and format == "boxed" else FormattedTask(task, format, words)
+        instruction = "\n\n".join(filter(None, (system_prompt, THINK_PROMPT)))
+    return task if instruction is None and format == "boxed" else FormattedTask(task, format, instruction)
 
 
 @dataclass(frozen=True)
 class FormattedTask:
-    """Another task's problems, asked for in another form; made by `with_format`."""
+    """Another task's problems in another format; made by `with_format`."""
 
     task: Task
     format: Format
@@ -45,44 +45,44 @@ class FormattedTask:
 
     @property
     def name(self) -> str:
-        """That of the task."""
+        """The name of the task."""
         return self.task.name
 
     @property
     def default_rewards(self) -> Mapping[str, float]:
-        """Those of the task, for the form that was asked for."""
+        """The rewards of the task, for this format."""
         renamed = {"boxed_format": "think_format"} if self.format == "think" else {}
         return {renamed.get(name, name): weight for name, weight in self.task.default_rewards.items()}
 
     @property
     def default_step_rewards(self) -> Mapping[str, float]:
-        """Those of the task."""
+        """The process rewards of the task."""
         return self.task.default_step_rewards
 
     @property
     def verifier(self) -> str | None:
-        """That of the task: it finds an answer in either form."""
+        """The verifier of the task, which finds an answer in either format."""
         return self.task.verifier
 
     @property
     def own_rewards(self) -> Mapping[str, Callable[..., Any]]:
-        """Those of the task."""
+        """The own rewards of the task."""
         return self.task.own_rewards
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """Those of the task, with the system prompt; as lazy as they were."""
-        return mapped(self.task.problems(split), self._asked)
+        """The problems of the task with the system prompt; lazy where the task's are lazy."""
+        return map_problems(self.task.problems(split), self._with_system_prompt)
 
     def gold(self, problem: Problem) -> str | None:
-        """That of the task, in the form that was asked for."""
+        """The task's solution in this format."""
         written = self.task.gold(problem)
-        return written if written is None or self.format == "boxed" else in_tags(written)
+        return written if written is None or self.format == "boxed" else with_think_tags(written)
 
     def traits(self, text: str) -> Mapping[str, bool]:
-        """Those of the task."""
+        """The traits of the task."""
         return self.task.traits(text)
 
-    def _asked(self, problem: Problem) -> Problem:
+    def _with_system_prompt(self, problem: Problem) -> Problem:
         if self.system_prompt is None:
             return problem
         if isinstance(problem.prompt, str):
@@ -93,10 +93,10 @@ class FormattedTask:
         return replace(problem, prompt=(*system, *others))
 
 
-def in_tags(completion: str) -> str:
-    r"""A completion in R1's form: what stands before its answer as the thought; the whole as the answer if it has none.
+def with_think_tags(completion: str) -> str:
+    r"""A completion in R1's format: the text before its answer is the thought; without an answer the whole text is one.
 
-    >>> in_tags("15 - 3 = 12. \\boxed{12}")
+    >>> with_think_tags("15 - 3 = 12. \\boxed{12}")
     '<think>15 - 3 = 12.</think>\n<answer>12</answer>'
     """
     answer = final_text(completion)

@@ -1,4 +1,4 @@
-"""A task from a list of your own: rows with a prompt and whatever columns your reward functions want."""
+"""Makes a task from a list of rows, each with a prompt and the columns that your reward functions need."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 from grouprl.tasks.answers import final_answer, is_worked
 from grouprl.tasks.base import Split
-from grouprl.tasks.boxed import boxed
-from grouprl.tasks.columns import Row, check_answer, shown, text_or_messages
+from grouprl.tasks.boxed_answers import boxed
+from grouprl.tasks.columns import Row, check_answer, short_repr, text_or_messages
 from grouprl.tasks.splits import partition
 from grouprl.types import Problem, UserError
 
@@ -21,14 +21,14 @@ Rows = Iterable[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Which columns of a row are what, and how a user says so."""
+class RowFormat:
+    """The names of a row's columns, and the settings that name them."""
 
     prompt_column: str = "prompt"
     answer_column: str = "answer"
     gold_column: str | None = None
-    messages: bool = False  # text prompts become a user's message
-    setting: str = ""  # what stands before these names where they are set
+    messages: bool = False  # turns a text prompt into a user message
+    setting: str = ""  # prefix of these names in a configuration, for errors
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class ListTask:
 
     name: str
     splits: Mapping[Split, Sequence[Problem]]
-    verifier: str | None = None  # the reward that judges; None = nothing says what is correct
+    verifier: str | None = None  # reward that verifies completions; None = the task has no verifier
     own_rewards: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    gold_column: str | None = None  # where a completion that solves the problem stands
+    gold_column: str | None = None  # holds a completion that solves the problem
 
     @property
     def default_rewards(self) -> Mapping[str, float]:
-        """The verifier, and for one that compares answers half as much for the box.
+        """1.0 for the verifier, and 0.5 for a box where the verifier compares answers.
 
-        None without a verifier and with one in a file, which only the run knows: the rewards have to be named.
+        Empty without a verifier and with a verifier in a file, which only the run can load: the run names its rewards.
         """
         if self.verifier is None or is_in_file(self.verifier):
             return {}
@@ -53,15 +53,15 @@ class ListTask:
 
     @property
     def default_step_rewards(self) -> Mapping[str, float]:
-        """1.0 for each worked equation, where answers are compared by value."""
+        """1.0 for each worked equation, where the verifier compares answers by value."""
         return {"equation_steps": 1.0} if self.verifier == "correct_answer" else {}
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """The problems of a split, in the order they were given."""
+        """The problems of a split, in the order of the rows."""
         return self.splits[split]
 
     def gold(self, problem: Problem) -> str | None:
-        """The column `gold_column`, else the boxed answer where a built-in reward judges by it."""
+        """The text in `gold_column`, else the boxed answer where a built-in verifier compares it."""
         if self.gold_column is not None:
             written = problem.columns.get(self.gold_column)
             return None if written is None else str(written)
@@ -90,34 +90,34 @@ def task_from_list(
     gold_column: str | None = None,
     messages: bool = False,
 ) -> ListTask:
-    """A task from rows with a prompt (text, or chat messages) and any other columns, which rewards get by name.
+    """A task from rows with a prompt (text or chat messages) and any other columns, which rewards get by name.
 
-    A held-out split that is not given is cut from `rows`: 10 % of the different prompts, chosen by their hash.
+    A held-out split that is not given takes 10 % of the different prompts of `rows`, chosen by their hash.
 
     Args:
         rows: the problems.
-        name: of the task, in records.
+        name: the task's name in records.
         verifier: the reward that gives 1.0 or more for a correct completion: a function in TRL's form, the name of a
-            built-in one or of one of the run's rewards, or `FILE.py:FUNCTION`. None = `correct_answer` where every row
-            has an answer, else nothing is counted as solved.
+            built-in reward or of one of the run's rewards, or `FILE.py:FUNCTION`. None = `correct_answer` where every
+            row has an answer, else the task has no verifier.
         validation, test: held-out problems.
-        prompt_column: where the prompt stands.
-        answer_column: what becomes the column `answer`, in the place of another one of that name.
-        gold_column: where a completion that solves the problem stands, if anywhere.
-        messages: whether a prompt that is text becomes a message of the user, for the model's chat template.
+        prompt_column: the column with the prompt.
+        answer_column: the column that becomes `answer`, and replaces a column of that name.
+        gold_column: the column with a completion that solves the problem, if there is one.
+        messages: whether a text prompt becomes a user message, for the model's chat template.
 
     Raises:
-        UserError: no rows, a row without a usable prompt or with an answer that nothing can equal, a prompt that is in
-            two splits, or too few prompts.
+        UserError: there are no rows or too few prompts, a row has no usable prompt, no completion could equal an
+            answer, or two splits share a prompt.
     """
-    reading = Reading(prompt_column, answer_column, gold_column, messages)
+    row_format = RowFormat(prompt_column, answer_column, gold_column, messages)
     given: dict[Split, Rows | None] = {"train": rows, "validation": validation, "test": test}
     parts: dict[Split, list[Row]] = {
         split: [(f"{name}/{split}/{number}", row) for number, row in enumerate(part)]
         for split, part in given.items()
         if part is not None
     }
-    return task_from_rows(parts, name=name, verifier=verifier, reading=reading)
+    return task_from_rows(parts, name=name, verifier=verifier, row_format=row_format)
 
 
 def task_from_rows(
@@ -125,15 +125,15 @@ def task_from_rows(
     *,
     name: str,
     verifier: str | Callable[..., Any] | None,
-    reading: Reading,
+    row_format: RowFormat,
 ) -> ListTask:
-    """As `task_from_list`, from rows that know where they stand; `parts` holds at least those of train."""
-    problems = {split: _problems(f"{name}/{split}", part, reading) for split, part in parts.items()}
+    """A task from rows with places, for errors; `parts` has at least the rows of train. See `task_from_list`."""
+    problems = {split: _problems(f"{name}/{split}", part, row_format) for split, part in parts.items()}
     everything = [problem for part in problems.values() for problem in part]
     if verifier is None and all(problem.columns.get("answer") is not None for problem in everything):
         verifier = "correct_answer"
     if isinstance(verifier, str) and verifier in BY_ANSWER:
-        _check_answers([row for part in parts.values() for row in part], reading.answer_column)
+        _check_answers([row for part in parts.values() for row in part], row_format.answer_column)
     _refuse_overlap(problems)
     missing = {split: HELD_OUT for split in get_args(Split) if split not in problems}
     cut = partition(
@@ -142,45 +142,47 @@ def task_from_rows(
         test=missing.get("test", 0.0),
     )
     for split in (*missing, "train"):
-        uncut = _problems(f"{name}/{split}", parts["train"], reading)
+        uncut = _problems(f"{name}/{split}", parts["train"], row_format)
         problems[split] = [problem for problem in uncut if cut[problem.prompt_text] == split]
     if callable(verifier):
         called = getattr(verifier, "__name__", type(verifier).__name__)
-        return ListTask(name, problems, called, {called: verifier}, reading.gold_column)
-    return ListTask(name, problems, verifier, {}, reading.gold_column)
+        return ListTask(name, problems, called, {called: verifier}, row_format.gold_column)
+    return ListTask(name, problems, verifier, {}, row_format.gold_column)
 
 
-def _problems(prefix: str, rows: Sequence[Row], reading: Reading) -> list[Problem]:
+def _problems(prefix: str, rows: Sequence[Row], row_format: RowFormat) -> list[Problem]:
     if not rows:
         raise UserError(
-            f"{prefix}: expected a list of rows such as {{{reading.prompt_column!r}: '2 + 2 = ?'}}, got none: add "
+            f"{prefix}: expected a list of rows such as {{{row_format.prompt_column!r}: '2 + 2 = ?'}}, got none: add "
             "problems"
         )
-    return [_problem(f"{prefix}/{number}", row, reading) for number, row in enumerate(rows)]
+    return [_problem(f"{prefix}/{number}", row, row_format) for number, row in enumerate(rows)]
 
 
-def _problem(identity: str, row: Row, reading: Reading) -> Problem:
+def _problem(identity: str, row: Row, row_format: RowFormat) -> Problem:
     where, columns = row
     if not isinstance(columns, Mapping):
-        raise UserError(f"{where}: expected a row with columns, got {shown(columns)}: write {{'prompt': '2 + 2 = ?'}}")
-    remedy = f"name the column of the prompt with {reading.setting}prompt_column=NAME"
-    prompt = text_or_messages(row, reading.prompt_column, remedy=remedy)
-    if reading.messages and isinstance(prompt, str):
+        raise UserError(
+            f"{where}: expected a row with columns, got {short_repr(columns)}: write {{'prompt': '2 + 2 = ?'}}"
+        )
+    remedy = f"name the column of the prompt with {row_format.setting}prompt_column=NAME"
+    prompt = text_or_messages(row, row_format.prompt_column, remedy=remedy)
+    if row_format.messages and isinstance(prompt, str):
         prompt = ({"role": "user", "content": prompt},)
-    others = {key: value for key, value in columns.items() if key != reading.prompt_column}
-    if reading.answer_column != "answer":
-        if reading.answer_column not in others:
+    others = {key: value for key, value in columns.items() if key != row_format.prompt_column}
+    if row_format.answer_column != "answer":
+        if row_format.answer_column not in others:
             raise UserError(
-                f"{where}: expected a column {reading.answer_column!r} with the answer, got "
-                f"{', '.join(map(str, others)) or 'none'}: name it with {reading.setting}answer_column=NAME"
+                f"{where}: expected a column {row_format.answer_column!r} with the answer, got "
+                f"{', '.join(map(str, others)) or 'none'}: name it with {row_format.setting}answer_column=NAME"
             )
-        others["answer"] = others.pop(reading.answer_column)
+        others["answer"] = others.pop(row_format.answer_column)
     return Problem(identity, prompt, others)
 
 
 def _check_answers(rows: Sequence[Row], name: str) -> None:
     for row in rows:
-        if row[1].get(name) is not None:  # a problem without an answer is one that the reward does not apply to
+        if row[1].get(name) is not None:  # the verifier does not apply to a problem without an answer
             check_answer(row, name)
 
 

@@ -8,10 +8,10 @@ from functools import cached_property
 
 from grouprl.tasks.answers import gold_answer
 from grouprl.tasks.base import Split
-from grouprl.tasks.boxed import asked
+from grouprl.tasks.boxed_answers import boxed_prompt
 from grouprl.tasks.files import Row, column
-from grouprl.tasks.marked import MarkedSolutions
-from grouprl.tasks.sources import Asked, read_questions
+from grouprl.tasks.marked_solutions import MarkedSolutions
+from grouprl.tasks.sources import PromptRow, read_prompts
 from grouprl.types import Problem, UserError
 
 ON_THE_HUB = "hub:openai/gsm8k:main"
@@ -21,9 +21,9 @@ ON_THE_HUB = "hub:openai/gsm8k:main"
 class Gsm8k(MarkedSolutions):
     """The task `gsm8k`.
 
-    `path` is a data file, a folder with train and test (see `tasks.sources.read_questions`), or None: the task is the
-    name of a data set on the Hugging Face hub, and who asks for it without a file asks for that one.
-    Reading raises UserError for anything missing or malformed, naming file and line.
+    `path` is a data file, a folder with train and test (see `tasks.sources.read_prompts`), or None for the data set
+    openai/gsm8k on the Hugging Face hub.
+    Reading raises UserError with file and line for missing or malformed data.
     """
 
     path: str | None = None
@@ -48,15 +48,15 @@ class Gsm8k(MarkedSolutions):
     def _splits(self) -> Mapping[Split, Sequence[Problem]]:
         return {
             split: tuple(_problem(f"gsm8k/{split}/{n}", *question) for n, question in enumerate(questions))
-            for split, questions in read_questions(self.path or ON_THE_HUB, _read).items()
+            for split, questions in read_prompts(self.path or ON_THE_HUB, _read).items()
         }
 
 
 def _problem(identity: str, question: str, columns: Mapping[str, str]) -> Problem:
-    return Problem(identity, asked(question), columns)
+    return Problem(identity, boxed_prompt(question), columns)
 
 
-def _read(row: Row) -> Asked:
+def _read(row: Row) -> PromptRow:
     question, answer = column(row, "question"), column(row, "answer")
     try:
         gold_answer(answer)

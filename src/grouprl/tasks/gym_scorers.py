@@ -1,9 +1,9 @@
-"""Scorers in place of thirteen of reasoning-gym's (0.1.25).
+"""Scorers that replace thirteen of reasoning-gym's (0.1.25).
 
-Nine of those hand the answer to Python's `eval` or sympy's `parse_expr`, and a model must not be able to write what is
-run. Of the others, `coin_flip` gives full marks to 0, `complex_arithmetic` to nan and `game_of_life_halting` to
-anything, and `prime_factorization` raises at a wrong answer that is no number. Two more raise at JSON of another kind
-than theirs, before which `is_judged` stands.
+Nine of them pass the answer to Python's `eval` or sympy's `parse_expr`, which would run text that a model wrote. Of the
+others, `coin_flip` gives full marks to 0, `complex_arithmetic` to nan and `game_of_life_halting` to any text, and
+`prime_factorization` raises for a wrong answer that is no number. Two more raise for JSON of another type than theirs,
+which `can_score` finds first.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Scorer = Callable[[str, str, Mapping[str, Any]], bool]
 """Whether an answer is right, from the library's answer and metadata."""
 
 _SIGNED = Grammar(signs=True)
-# Where functions are compared. Some lie outside of a root's or logarithm's domain and are left out.
+# Points at which functions are compared. Points outside of the domain of a root or logarithm are skipped.
 _POINTS = (-0.61, 0.19, 0.37, 0.83, 1.31, 1.87, 2.29)
-_AGREE = 1e-6  # relative; an expanded power loses half of a float's 16 digits near its zero
+_AGREE = 1e-6  # relative tolerance; an expanded power loses half of a float's 16 digits near its zero
 _PART = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _COMPLEX = re.compile(rf"(?:([+-]?{_PART})(?![0-9.i]))?(?:([+-]?(?:{_PART})?)i)?")
 _FACTOR = re.compile(r"([0-9]+)|([A-Za-z])(?:\^([0-9]{1,4}))?")
@@ -72,18 +72,18 @@ def _factors(answer: str, _: str, metadata: Mapping[str, Any]) -> bool:
 
 
 def _antiderivative(answer: str, _: str, metadata: Mapping[str, Any]) -> bool:
-    """Whether the slope of the answer is the integrand: computed beside its value, exactly to rounding."""
+    """Whether the derivative of the answer is the integrand, by automatic differentiation."""
     variable = metadata["variable"]
     pairs = []
     for point in _POINTS:
         names: dict[str, Any] = {
             **_FUNCTIONS,
-            "C": Dual(1.0),
-            "E": Dual(math.e),
-            "pi": Dual(math.pi),
-            variable: Dual(point, 1.0),
+            "C": DualNumber(1.0),
+            "E": DualNumber(math.e),
+            "pi": DualNumber(math.pi),
+            variable: DualNumber(point, 1.0),
         }
-        grammar = Grammar(lambda digits: Dual(float(digits)), names, signs=True, powers=True)
+        grammar = Grammar(lambda digits: DualNumber(float(digits)), names, signs=True, powers=True)
         expected = _value(metadata["integrand"], grammar)
         if expected is not None:
             pairs.append((_value(answer, grammar), expected.value))
@@ -95,50 +95,52 @@ def _antiderivative(answer: str, _: str, metadata: Mapping[str, Any]) -> bool:
     )
 
 
-def _value(text: str, grammar: Grammar) -> Dual | None:
+def _value(text: str, grammar: Grammar) -> DualNumber | None:
     try:
-        value: Dual = evaluate(text, grammar)
+        value: DualNumber = evaluate(text, grammar)
     except ValueError:
         return None
     return value if cmath.isfinite(value.value) and cmath.isfinite(value.slope) else None
 
 
 @dataclass(frozen=True)
-class Dual:
-    """A number and its slope in the variable: arithmetic that differentiates as it goes."""
+class DualNumber:
+    """A dual number: a value and its derivative in the variable, for automatic differentiation."""
 
     value: complex
     slope: complex = 0.0
 
-    def __add__(self, other: Dual) -> Dual:
-        return Dual(self.value + other.value, self.slope + other.slope)
+    def __add__(self, other: DualNumber) -> DualNumber:
+        return DualNumber(self.value + other.value, self.slope + other.slope)
 
-    def __sub__(self, other: Dual) -> Dual:
-        return Dual(self.value - other.value, self.slope - other.slope)
+    def __sub__(self, other: DualNumber) -> DualNumber:
+        return DualNumber(self.value - other.value, self.slope - other.slope)
 
-    def __mul__(self, other: Dual) -> Dual:
-        return Dual(self.value * other.value, self.slope * other.value + self.value * other.slope)
+    def __mul__(self, other: DualNumber) -> DualNumber:
+        return DualNumber(self.value * other.value, self.slope * other.value + self.value * other.slope)
 
-    def __truediv__(self, other: Dual) -> Dual:
+    def __truediv__(self, other: DualNumber) -> DualNumber:
         slope = (self.slope * other.value - self.value * other.slope) / other.value**2
-        return Dual(self.value / other.value, slope)
+        return DualNumber(self.value / other.value, slope)
 
-    def __neg__(self) -> Dual:
-        return Dual(-self.value, -self.slope)
+    def __neg__(self) -> DualNumber:
+        return DualNumber(-self.value, -self.slope)
 
-    def __pow__(self, other: Dual) -> Dual:
+    def __pow__(self, other: DualNumber) -> DualNumber:
         power = complex(self.value) ** other.value
         if other.slope == 0:
-            return Dual(power, other.value * complex(self.value) ** (other.value - 1) * self.slope)
+            return DualNumber(power, other.value * complex(self.value) ** (other.value - 1) * self.slope)
         log = cmath.log(self.value)
-        return Dual(power, power * (other.slope * log + other.value * self.slope / self.value))
+        return DualNumber(power, power * (other.slope * log + other.value * self.slope / self.value))
 
 
-def _function(value: Callable[[complex], complex], slope: Callable[[complex], complex]) -> Callable[[Dual], Dual]:
-    return lambda at: Dual(value(at.value), slope(at.value) * at.slope)
+def _function(
+    value: Callable[[complex], complex], slope: Callable[[complex], complex]
+) -> Callable[[DualNumber], DualNumber]:
+    return lambda at: DualNumber(value(at.value), slope(at.value) * at.slope)
 
 
-_FUNCTIONS: Mapping[str, Callable[[Dual], Dual]] = {
+_FUNCTIONS: Mapping[str, Callable[[DualNumber], DualNumber]] = {
     "exp": _function(cmath.exp, cmath.exp),
     "log": _function(cmath.log, lambda x: 1 / x),
     "ln": _function(cmath.log, lambda x: 1 / x),
@@ -155,13 +157,13 @@ _FUNCTIONS: Mapping[str, Callable[[Dual], Dual]] = {
 
 
 def _same_polynomial(answer: str, expected: str, _: Mapping[str, Any]) -> bool:
-    """Whether the answer is the product written out: a sum of terms, without any bracket left."""
+    """Whether the answer is the expanded product: a sum of terms without brackets."""
     written = polynomial(answer)
     return written is not None and written == polynomial(expected)
 
 
 def polynomial(text: str) -> dict[str, int] | None:
-    """The coefficient of every monomial that is not 0, or None when the text is no sum of terms such as `-3*x**2*y`.
+    """The nonzero coefficient of each monomial; None when the text is not a sum of terms such as `-3*x**2*y`.
 
     >>> polynomial("2*x**2 + x*x - 7")
     {'x^2': 3, '': -7}
@@ -202,8 +204,8 @@ SCORERS: Mapping[str, Scorer] = {
 _JSON_KINDS: Mapping[str, type] = {"boxnet": dict, "game_of_life": list}
 
 
-def is_judged(dataset: str, answer: str) -> bool:
-    """False for an answer that is plainly wrong, and that the library's scorer would raise at."""
+def can_score(dataset: str, answer: str) -> bool:
+    """Whether the scorer can read an answer; False for a wrong answer for which the library's scorer would raise."""
     if dataset not in _JSON_KINDS:
         return True
     try:

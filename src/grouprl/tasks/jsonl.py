@@ -1,4 +1,4 @@
-"""Any data file as a task: a column with the prompt, and whatever columns the rewards want."""
+"""A data file as a task: one column holds the prompt, the rewards get the others by name."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 from grouprl.tasks.base import Split
-from grouprl.tasks.boxed import BoxedAnswers
+from grouprl.tasks.boxed_answers import BoxedAnswers
 from grouprl.tasks.files import Row, read_rows
-from grouprl.tasks.from_list import ListTask, Reading, task_from_rows
+from grouprl.tasks.from_list import ListTask, RowFormat, task_from_rows
 from grouprl.types import Problem, UserError
 
 
@@ -40,7 +40,7 @@ class Jsonl(BoxedAnswers):
                     f"task.arguments.{setting.name}: expected {'true or false' if kind is bool else 'text'}, got "
                     f"{value!r:.80}: write it so"
                 )
-        if self.verifier is None:  # the rows say whether there are answers
+        if self.verifier is None:  # it depends on the rows: whether all have answers
             object.__setattr__(self, "verifier", self._task.verifier)
 
     @property
@@ -50,12 +50,12 @@ class Jsonl(BoxedAnswers):
 
     @property
     def default_rewards(self) -> Mapping[str, float]:
-        """0.5 for a boxed answer and 1.0 for the right one; none where nothing says what is right."""
+        """0.5 for a boxed answer and 1.0 for the right one; empty without a verifier."""
         return self._task.default_rewards
 
     @property
     def default_step_rewards(self) -> Mapping[str, float]:
-        """1.0 for each worked equation, where answers are compared by value."""
+        """1.0 for each worked equation, where the verifier compares answers by value."""
         return self._task.default_step_rewards
 
     @classmethod
@@ -70,7 +70,7 @@ class Jsonl(BoxedAnswers):
         return self._task.problems(split)
 
     def gold(self, problem: Problem) -> str | None:
-        """The column `gold_column`, else the boxed answer where a built-in reward judges by it."""
+        """The text in `gold_column`, else the boxed answer where a built-in verifier compares it."""
         return self._task.gold(problem)
 
     @cached_property
@@ -80,7 +80,7 @@ class Jsonl(BoxedAnswers):
         parts: dict[Split, Sequence[Row]] = {"train": read_rows(self.path)}
         if self.test_path is not None:
             parts["test"] = read_rows(self.test_path, "test")
-        reading = Reading(
+        row_format = RowFormat(
             self.prompt_column, self.answer_column, self.gold_column, self.messages, setting="task.arguments."
         )
-        return task_from_rows(parts, name=self.name, verifier=self.verifier, reading=reading)
+        return task_from_rows(parts, name=self.name, verifier=self.verifier, row_format=row_format)

@@ -9,10 +9,10 @@ from typing import Any
 
 from grouprl.tasks.answers import final_text, last_boxed
 from grouprl.tasks.base import Split
-from grouprl.tasks.boxed import BoxedAnswers, asked, boxed
+from grouprl.tasks.boxed_answers import BoxedAnswers, boxed, boxed_prompt
 from grouprl.tasks.columns import Row, check_answer, column
 from grouprl.tasks.from_list import is_in_file
-from grouprl.tasks.sources import Asked, read_questions
+from grouprl.tasks.sources import PromptRow, read_prompts
 from grouprl.types import Problem, UserError
 
 
@@ -20,12 +20,12 @@ from grouprl.types import Problem, UserError
 class MathProblems(BoxedAnswers):
     r"""The task `math`.
 
-    `path` is a data file, a folder with train and test, or `hub:owner/name` (see `tasks.sources.read_questions`). Rows
-    have a `problem`, and a `solution` whose last box is the answer, or an `answer` of their own, or both; `level`,
-    `type` and all other columns are kept. `verifier` is `math_verify`, which compares what answers mean and needs the
-    extra `math`; `correct_answer`, which compares numbers by value and the rest as text; the name of another reward of
-    the run; or `FILE.py:FUNCTION`.
-    Reading raises UserError for anything missing or malformed, naming file and line.
+    `path` is a data file, a folder with train and test, or `hub:owner/name` (see `tasks.sources.read_prompts`). A row
+    has a `problem`, and a `solution` whose last box is the answer, or an `answer`, or both; all other columns are kept.
+    `verifier` is one of these: `math_verify`, which compares the meaning of answers and needs the extra `math`;
+    `correct_answer`, which compares numbers by value and other answers as text; the name of another reward of the run;
+    or `FILE.py:FUNCTION`.
+    Reading raises UserError with file and line for missing or malformed data.
     """
 
     path: str | None = None
@@ -38,7 +38,7 @@ class MathProblems(BoxedAnswers):
 
     @property
     def default_rewards(self) -> Mapping[str, float]:
-        """0.5 for a boxed answer, 1.0 for the right one; none with a verifier in a file, which only the run knows."""
+        """0.5 for a boxed answer, 1.0 for the right one; empty with a verifier in a file, which only the run loads."""
         return {} if is_in_file(self.verifier) else super().default_rewards
 
     @classmethod
@@ -50,7 +50,7 @@ class MathProblems(BoxedAnswers):
             "$\\boxed{\\frac{7}{2}}$."
         )
         row = {"problem": problem, "solution": solution, "level": "Level 3", "type": "Algebra"}
-        return Problem("math/example", asked(problem), _read(("example", row))[1])
+        return Problem("math/example", boxed_prompt(problem), _read(("example", row))[1])
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split, in the order of the file; read on the first call."""
@@ -69,12 +69,14 @@ class MathProblems(BoxedAnswers):
                 "problem and solution), or task.path=hub:OWNER/NAME to load a data set from the Hugging Face hub"
             )
         return {
-            split: tuple(Problem(f"math/{split}/{n}", asked(text), row) for n, (text, row) in enumerate(questions))
-            for split, questions in read_questions(self.path, _read).items()
+            split: tuple(
+                Problem(f"math/{split}/{n}", boxed_prompt(text), row) for n, (text, row) in enumerate(questions)
+            )
+            for split, questions in read_prompts(self.path, _read).items()
         }
 
 
-def _read(row: Row) -> Asked:
+def _read(row: Row) -> PromptRow:
     where, columns = row
     given: Any = columns.get("answer")
     if given is not None:

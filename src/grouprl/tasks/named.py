@@ -1,4 +1,4 @@
-"""Tasks that a name can load. One line here, one short file for the task."""
+"""The built-in tasks by name; each is one short file and one line here."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def load_task(
     format: Format = "boxed",  # noqa: A002  as in a configuration
     arguments: Mapping[str, Any] | None = None,
 ) -> Task:
-    """The task of that name, in the form that is asked for.
+    """The task of this name, with its options and in this format.
 
-    None leaves an option to the task; a task without random problems has no use for `seed`. `arguments` are settings of
-    that task alone: the other fields of its class, or what the generator of `reasoning_gym:NAME` takes.
+    None takes the task's default. A task without random problems ignores `seed`. `arguments` are settings of this task
+    alone: the other fields of its class, or the arguments of the generator of `reasoning_gym:NAME`.
 
-    Raises UserError for an unknown name, for an option that the task does not have, and for a value it refuses.
+    Raises UserError for an unknown name, for an option that the task does not have, and for a setting out of range.
     """
     kind, _, data_set = name.partition(":")
     if kind not in TASKS or (data_set and kind != _GYM):
@@ -69,7 +69,7 @@ def load_task(
     options: dict[str, Any] = {key: value for key, value in named.items() if value is not None}
     for option in options.keys() - known:
         raise UserError(
-            f"task.{option}: the task {name} has no such option, only {', '.join(sorted(known))}: leave it out"
+            f"task.{option}: the task {name} has no such option, only {', '.join(sorted(known))}: remove it"
         )
     options |= {"seed": seed} if "seed" in known else {}
     if kind == _GYM:
@@ -82,7 +82,7 @@ def load_task(
 def _own_settings(name: str, arguments: Mapping[str, Any], known: set[str]) -> Mapping[str, Any]:
     for argument in arguments:
         if not known:
-            raise UserError(f"task.arguments: the task {name} has none, got {argument!r}: leave it out")
+            raise UserError(f"task.arguments: the task {name} has none, got {argument!r}: remove it")
         if argument not in known:
             raise unknown_name("task.arguments", argument, known)
     return arguments

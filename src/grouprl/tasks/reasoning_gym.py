@@ -1,4 +1,4 @@
-"""Every task of reasoning-gym (Stojanovski et al. 2025, arXiv:2505.24760) by its name. Needs the extra `gym`.
+"""Every task of reasoning-gym (Stojanovski et al. 2025, arXiv:2505.24760) by its name; needs the extra `gym`.
 
 A problem is a pure function of (arguments, seed, split, i), and its split follows from a hash of its question.
 """
@@ -17,18 +17,18 @@ from typing import Any
 
 from grouprl.tasks.answers import completion_text, final_text
 from grouprl.tasks.base import Split
-from grouprl.tasks.boxed import BoxedAnswers, asked, boxed
-from grouprl.tasks.gym_scorers import SCORERS, is_judged
-from grouprl.tasks.lazy import LazyProblems
+from grouprl.tasks.boxed_answers import BoxedAnswers, boxed, boxed_prompt
+from grouprl.tasks.gym_scorers import SCORERS, can_score
+from grouprl.tasks.lazy_problems import LazyProblems
 from grouprl.tasks.splits import split_of
 from grouprl.types import Problem, UserError, unknown_name
 
-ATTEMPTS = 300  # to draw a problem of a split, of which a held-out one gets every tenth
-_NO_TASKS = frozenset({"composite"})  # a mixture of others
-# These make all their problems in advance; the others make problem n of two billion when it is asked for.
-_MADE_IN_ADVANCE = frozenset({"acre", "gsm_symbolic", "list_functions", "word_ladder"})
+ATTEMPTS = 300  # draws for one problem; every tenth question belongs to a given held-out split
+_MIXTURES = frozenset({"composite"})  # a mixture of others
+# These data sets make all their problems in advance; the others make problem n of two billion on access.
+_EAGER_DATASETS = frozenset({"acre", "gsm_symbolic", "list_functions", "word_ladder"})
 _BATCHES, _BATCH = 64, 500
-_TUPLES = frozenset({"arc_agi", "rearc"})  # whose scorers compare tuples, which JSON makes lists
+_TUPLES = frozenset({"arc_agi", "rearc"})  # their scorers compare tuples, which JSON turns into lists
 _EXAMPLE_KEYS = ("example_correct_answer", "example_answer", "possible_answer")
 
 
@@ -36,7 +36,7 @@ _EXAMPLE_KEYS = ("example_correct_answer", "example_answer", "possible_answer")
 class ReasoningGym(BoxedAnswers):
     """The task `reasoning_gym:DATASET`.
 
-    `arguments` go to the generator (its difficulty); the library lists them with their defaults.
+    `arguments` go to the generator and set its difficulty; the library lists them with their defaults.
     Raises UserError without the package, for an unknown name, and for arguments that the generator refuses.
     """
 
@@ -59,7 +59,7 @@ class ReasoningGym(BoxedAnswers):
             _library(self.dataset, self._settings, self.seed, 1)
         except (AssertionError, TypeError, ValueError) as error:
             raise UserError(
-                f"task.arguments of {self.name}: expected what its generator takes (defaults: {known}), got "
+                f"task.arguments of {self.name}: expected arguments of its generator (defaults: {known}), got "
                 f"{dict(self.arguments)}: {error}"
             ) from error
 
@@ -70,32 +70,34 @@ class ReasoningGym(BoxedAnswers):
 
     @property
     def verifier(self) -> str | None:
-        """`reasoning_gym`: the library's own scorer, or ours in its place."""
+        """`reasoning_gym`: the library's scorer, or a scorer of `tasks.gym_scorers` in its place."""
         return "reasoning_gym"
 
     @property
     def own_rewards(self) -> Mapping[str, Callable[..., Any]]:
-        """`reasoning_gym`, for this data set."""
+        """`reasoning_gym`, the reward of this data set."""
         return {"reasoning_gym": GymReward(self.dataset, self.arguments)}
 
     @classmethod
     def example(cls) -> Problem:
         """A problem of `spell_backward`, which needs no package."""
         question = "Spell this word backward (example: sun -> nus): group"
-        return Problem("reasoning_gym:spell_backward/example", asked(question), {"answer": "puorg", "metadata": {}})
+        return Problem(
+            "reasoning_gym:spell_backward/example", boxed_prompt(question), {"answer": "puorg", "metadata": {}}
+        )
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """The problems of a split. Train problems are made when looked at; held-out ones are all different."""
+        """The problems of a split. Train problems are made on access; held-out problems are all different."""
         if split == "train":
             return LazyProblems(self.train_problems, partial(_train_problem, self.dataset, self._settings, self.seed))
         return _held_out(self.dataset, self._settings, self.seed, split, self.eval_problems)
 
     def gold(self, problem: Problem) -> str | None:
-        """The library's answer, or its example of one, where the reward finds it right."""
+        """A completion with the library's answer, or its example answer, that the reward scores 1.0; else None."""
         metadata = problem.columns["metadata"]
         known = [problem.columns["answer"], *(metadata.get(key) for key in _EXAMPLE_KEYS)]
         texts = [answer if isinstance(answer, str) else json.dumps(answer) for answer in known if answer is not None]
-        # Not every answer can stand in a box: braces may be unbalanced.
+        # Some answers have unbalanced braces, which a box cannot hold.
         for completion in (form for text in texts for form in (boxed(text), f"<answer>{text}</answer>")):
             if _is_right(self.dataset, self._settings, completion, problem.columns["answer"], metadata):
                 return completion
@@ -108,13 +110,12 @@ class ReasoningGym(BoxedAnswers):
 
 @dataclass(frozen=True)
 class GymReward:
-    """1.0 when reasoning-gym's scorer of that data set gives the final answer full marks, else 0.0.
+    """1.0 when reasoning-gym's scorer of this data set gives the final answer full marks, else 0.0.
 
-    The answer is what `tasks.answers.final_text` finds. Where the library's scorer would run the answer as code, it is
-    replaced (`tasks.gym_scorers`).
+    `tasks.answers.final_text` finds the answer. `tasks.gym_scorers` replaces scorers that would run it as code.
 
-    Range: 0 or 1; the library's partial marks are dropped, because several can be had for any answer of the right form.
-    Failure modes: those of the library's scorer. What it raises is not caught.
+    Range: 0 or 1. Partial marks of the library count 0, because some scorers give them to any answer of the right form.
+    Failure modes: those of the library's scorer. Its errors are not caught.
     """
 
     dataset: str
@@ -139,24 +140,24 @@ class GymReward:
 
 
 def gym_names() -> list[str]:
-    """The data sets that can be named. Raises UserError without the package."""
-    return sorted(_registered().keys() - _NO_TASKS)
+    """The names of the data sets. Raises UserError without the package."""
+    return sorted(_datasets().keys() - _MIXTURES)
 
 
 def default_arguments(dataset: str) -> dict[str, Any]:
-    """The generator's arguments and their defaults; seed and size are the task's."""
-    _, settings = _registered()[dataset]
+    """The generator's arguments and their defaults, without seed and size, which the task sets."""
+    _, settings = _datasets()[dataset]
     made = settings()
     return {entry.name: getattr(made, entry.name) for entry in fields(settings) if entry.name not in ("seed", "size")}
 
 
-def _registered() -> Mapping[str, tuple[Any, Any]]:
+def _datasets() -> Mapping[str, tuple[Any, Any]]:
     try:
         import_module("reasoning_gym")
     except ImportError as error:
         raise UserError(
-            "task.name: expected the package reasoning-gym for reasoning_gym:NAME, it is not installed: "
-            "run pip install 'grouprl[gym]'"
+            "task.name: expected the package reasoning-gym for reasoning_gym:NAME, got none: run pip install "
+            "'grouprl[gym]'"
         ) from error
     known: Mapping[str, tuple[Any, Any]] = import_module("reasoning_gym.factory").DATASETS
     return known
@@ -164,18 +165,18 @@ def _registered() -> Mapping[str, tuple[Any, Any]]:
 
 @lru_cache(maxsize=_BATCHES + 8)
 def _library(dataset: str, settings: str, seed: int, size: int) -> Any:
-    with _contained(seed):
+    with _isolate(seed):
         return import_module("reasoning_gym").create_dataset(dataset, seed=seed, size=size, **json.loads(settings))
 
 
 def _is_right(dataset: str, settings: str, completion: str, expected: str | None, metadata: Mapping[str, Any]) -> bool:
     answer = final_text(completion)
-    if answer is None or not is_judged(dataset, answer):
+    if answer is None or not can_score(dataset, answer):
         return False
     if dataset in SCORERS:
         return SCORERS[dataset](answer, expected or "", metadata)
     facts = {key: _as_tuples(value) for key, value in metadata.items()} if dataset in _TUPLES else dict(metadata)
-    with _contained(0):
+    with _isolate(0):
         score = _library(dataset, settings, 0, 1).score_answer(answer, {"answer": expected, "metadata": facts})
     return bool(score >= 1.0)
 
@@ -202,14 +203,14 @@ def _held_out(dataset: str, settings: str, seed: int, split: Split, count: int) 
         problems.append(_problem(dataset, split, index, entry))
     if len(problems) < count:
         raise UserError(
-            f"task.eval_problems: expected no more different problems for {split} than reasoning_gym:{dataset} gives "
+            f"task.eval_problems: expected no more different problems for {split} than reasoning_gym:{dataset} has "
             f"with these arguments (about {len(problems)}), got {count}: lower it, or make the problems harder"
         )
     return tuple(problems)
 
 
 def _entries(dataset: str, settings: str, seed: int, split: Split, index: int) -> Iterator[Mapping[str, Any]]:
-    """Candidates for problem `index` of a split, best first: those whose question belongs to the split."""
+    """Candidates for problem `index` of a split: drawn problems whose question belongs to the split."""
     rng = random.Random(f"reasoning_gym/{seed}/{split}/{index}")
     for _ in range(ATTEMPTS):
         number = rng.randrange(2**31)
@@ -224,19 +225,19 @@ def _entries(dataset: str, settings: str, seed: int, split: Split, index: int) -
 
 
 def _entry(dataset: str, settings: str, number: int) -> Mapping[str, Any]:
-    if dataset in _MADE_IN_ADVANCE:
+    if dataset in _EAGER_DATASETS:
         batch, place = number % _BATCHES, number // _BATCHES % _BATCH
         library = _library(dataset, settings, batch, _BATCH)
     else:
         library, place = _library(dataset, settings, 0, 2**31), number
-    with _contained(number):
+    with _isolate(number):
         entry: Mapping[str, Any] = library[place]
     return entry
 
 
 @contextlib.contextmanager
-def _contained(seed: int) -> Iterator[None]:
-    """Some generators draw from the global random numbers, or print: neither may touch the run."""
+def _isolate(seed: int) -> Iterator[None]:
+    """Keeps generators that draw from the global random state or print from changing the run."""
     numpy = import_module("numpy")
     states = random.getstate(), numpy.random.get_state()
     random.seed(seed)
@@ -250,7 +251,7 @@ def _contained(seed: int) -> Iterator[None]:
 
 
 def _problem(dataset: str, split: Split, index: int, entry: Mapping[str, Any]) -> Problem:
-    # As JSON has it, so that a problem is judged alike from memory and from a record.
+    # Through JSON, so that a problem in memory is scored like the same problem from a record.
     metadata = json.loads(json.dumps(entry["metadata"], default=str))
     identity = f"reasoning_gym:{dataset}/{split}/{index}"
-    return Problem(identity, asked(entry["question"]), {"answer": entry["answer"], "metadata": metadata})
+    return Problem(identity, boxed_prompt(entry["question"]), {"answer": entry["answer"], "metadata": metadata})

@@ -1,7 +1,7 @@
-"""Short stories about things that come, go, multiply and are shared: the language of the task `word_problems`.
+"""Short stories about somebody who gains, loses, multiplies and shares things: the language of `word_problems`.
 
 A story is a chain: somebody has a number of things, and every operation changes that number. Clauses are verb phrases,
-so that the same ones make "John has 9 pens, loses 2, and then gives 3 to Mary" and "John has 9 pens. He loses 2. ...".
+so that the same clauses make "John has 9 pens, loses 2, and then gives 3 to Mary" and "John has 9 pens. He loses 2.".
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ITEMS = _words(
 )
 CONTAINERS = {"boxes": "box", "bags": "bag", "baskets": "basket", "jars": "jar", "trays": "tray", "packs": "pack"}
 
-WEIGHTS = {"+": 3, "-": 3, "*": 2, "/": 2}  # how often an operation is chosen where it is possible
+WEIGHTS = {"+": 3, "-": 3, "*": 2, "/": 2}  # weights of the draw among the possible operations
 
 NOW = ("How many {items} does {name} have now?", "How many {items} does {name} have in the end?")
 LEFT = (*NOW, "How many are left?", "How many {items} are left?", "How many {items} does {name} have left?")
@@ -41,7 +41,7 @@ TOTAL = (*NOW, "How many {items} does {name} have in total?", "How many {items} 
 
 @dataclass(frozen=True)
 class Operation:
-    """One step of the arithmetic. `left` is the number of things before it."""
+    """One operation of the chain. `left` is the number of things before it."""
 
     left: int
     symbol: str  # "+" | "-" | "*" | "/"
@@ -49,7 +49,7 @@ class Operation:
 
     @property
     def result(self) -> int:
-        """The number of things after the step."""
+        """The number of things after the operation."""
         return SYMBOLS[self.symbol](self.left, self.right)
 
 
@@ -63,12 +63,12 @@ class Story:
 
 @dataclass(frozen=True)
 class Clause:
-    """A verb phrase. {k} is the number it brings, {a} the number before it."""
+    """A verb phrase; {k} is the number of the operation, {a} the number of things before it."""
 
     text: str
     questions: tuple[str, ...] = NOW
-    becomes: str = ""  # "owner": the story goes on with {friend}; "items": it goes on with {others}
-    last: bool = False  # nothing can follow
+    becomes: str = ""  # "owner": the story continues with {friend}; "items": it continues with {others}
+    is_last: bool = False  # no clause can follow
 
 
 STARTS = (
@@ -110,7 +110,7 @@ CLAUSES = {
         Clause("has {k} times as many {items} as {name}", becomes="owner"),
         Clause("collects {k} times as many {items} as {name} has", becomes="owner"),
         Clause("trades each of the {items} for {k} {others}", becomes="items"),
-        Clause("sells all of the {items} for {k} dollars each", ("How many dollars does {name} get?",), last=True),
+        Clause("sells all of the {items} for {k} dollars each", ("How many dollars does {name} get?",), is_last=True),
     ),
     "/": (
         Clause("splits all of the {items} into {k} equal piles and keeps only one pile"),
@@ -118,14 +118,14 @@ CLAUSES = {
         Clause(
             "shares all of the {items} equally among {k} friends",
             ("How many {items} does each friend get?", "How many does each of the friends get?"),
-            last=True,
+            is_last=True,
         ),
         Clause(
-            "packs all of the {items} equally into {k} {boxes}", ("How many {items} are in each {box}?",), last=True
+            "packs all of the {items} equally into {k} {boxes}", ("How many {items} are in each {box}?",), is_last=True
         ),
     ),
 }
-# Numbers that play no part. Those about a person open the story, where no pronoun can be taken for somebody else.
+# Distractors. A sentence about a person opens the story, where no pronoun can mean somebody else.
 PERSONAL = ("{name} is {k} years old.", "{name} has {k} cousins.", "{name} lives {k} blocks from the park.")
 AROUND = (
     "There are {k} shops on the street.",
@@ -141,12 +141,12 @@ LINKS = ("{They} ", "Then {they} ", "After that, {they} ", "Later, {they} ", "Ne
 
 @dataclass(frozen=True)
 class _Scene:
-    """Who and what the story is about at one moment."""
+    """The owner, the things and the clauses of a story so far."""
 
     name: str
     items: str
     boxes: str
-    told: tuple[tuple[str, ...], ...] = ()  # clauses, one inner tuple for each owner
+    clauses: tuple[tuple[str, ...], ...] = ()  # one inner tuple for each owner
     owners: tuple[str, ...] = ()
 
     def names(self, rng: Random) -> dict[str, str]:
@@ -163,19 +163,19 @@ class _Scene:
         }
 
 
-def tell(rng: Random, difficulty: int) -> Story:
-    """One story of 1 to `difficulty` operations; every number on the way is whole and in 1..25*difficulty."""
+def make_story(rng: Random, difficulty: int) -> Story:
+    """One story of 1 to `difficulty` operations; every intermediate number is whole and in 1..25*difficulty."""
     operations, product_start = _chain(rng, difficulty)
     scene = _Scene(rng.choice(GIRLS + BOYS), rng.choice(ITEMS), rng.choice(list(CONTAINERS)))
     first, rest = operations[0], operations[1:] if product_start else operations
     opening = rng.choice(PRODUCT_STARTS if product_start else STARTS)
     opening = opening.format(a=first.left, k=first.right, **scene.names(rng))
-    scene = replace(scene, told=((opening,),), owners=(scene.name,))
+    scene = replace(scene, clauses=((opening,),), owners=(scene.name,))
     questions: tuple[str, ...] = TOTAL if product_start else NOW
     for operation in rest:
         final = operation is rest[-1]
-        clause = rng.choice([clause for clause in CLAUSES[operation.symbol] if final or not clause.last])
-        scene, questions = _follow(rng, scene, clause, operation.right), clause.questions
+        clause = rng.choice([clause for clause in CLAUSES[operation.symbol] if final or not clause.is_last])
+        scene, questions = _add_clause(rng, scene, clause, operation.right), clause.questions
     question = rng.choice(questions).format(**scene.names(rng))
     return Story(_write(rng, scene, question), operations)
 
@@ -201,28 +201,28 @@ def _chain(rng: Random, difficulty: int) -> tuple[tuple[Operation, ...], bool]:
     return tuple(operations), product_start
 
 
-def _follow(rng: Random, scene: _Scene, clause: Clause, k: int) -> _Scene:
-    """The scene after one more clause."""
+def _add_clause(rng: Random, scene: _Scene, clause: Clause, k: int) -> _Scene:
+    """The scene with one more clause."""
     names = scene.names(rng)
-    told = clause.text.format(k=k, **names)
+    clauses = clause.text.format(k=k, **names)
     if clause.becomes == "owner":
         friend = names["friend"]
-        return replace(scene, name=friend, told=(*scene.told, (told,)), owners=(*scene.owners, friend))
+        return replace(scene, name=friend, clauses=(*scene.clauses, (clauses,)), owners=(*scene.owners, friend))
     items = names["others"] if clause.becomes == "items" else scene.items
-    return replace(scene, items=items, told=(*scene.told[:-1], (*scene.told[-1], told)))
+    return replace(scene, items=items, clauses=(*scene.clauses[:-1], (*scene.clauses[-1], clauses)))
 
 
 def _write(rng: Random, scene: _Scene, question: str) -> str:
-    """The text of the story, in one of three forms, with 0 to 2 sentences whose numbers play no part."""
+    """The text of the story in one of three forms, with 0 to 2 distractors."""
     form = rng.choice(("list", "sentences", "if"))
     sentences: list[str] = []
-    for owner, clauses in zip(scene.owners, scene.told, strict=True):
+    for owner, clauses in zip(scene.owners, scene.clauses, strict=True):
         they = "she" if owner in GIRLS else "he"
         if form == "sentences":
             links = [rng.choice(LINKS).format(They=they.capitalize(), they=they, name=owner) for _ in clauses[1:]]
             sentences += [f"{link}{clause}." for link, clause in zip([f"{owner} ", *links], clauses, strict=True)]
         else:
-            sentences.append(f"{owner} {_listed(clauses)}.")
+            sentences.append(f"{owner} {_join_clauses(clauses)}.")
     if form == "if":
         last = sentences.pop()
         question = f"If {last[:-1]}, {question[0].lower()}{question[1:]}"
@@ -232,7 +232,7 @@ def _write(rng: Random, scene: _Scene, question: str) -> str:
     return " ".join([*sentences, question])
 
 
-def _listed(clauses: tuple[str, ...]) -> str:
+def _join_clauses(clauses: tuple[str, ...]) -> str:
     if len(clauses) == 1:
         return clauses[0]
     comma = "," if len(clauses) > 2 else ""

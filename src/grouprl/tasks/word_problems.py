@@ -1,8 +1,7 @@
-r"""Procedural grade-school word problems in GSM8K's form, and the cold-start texts that a small model learns to write.
+r"""Procedural grade-school word problems in GSM8K's form, and cold-start completions for a small model to imitate.
 
-A problem is a short story (`stories.py`) whose number changes 1 to 4 times. Problem i of a split is a pure function of
-(seed, split, i), and a question's split follows from a hash of its text, so that no two splits share a question,
-whatever the seeds.
+A problem is a short story (`stories.py`) with 1 to 4 operations. Problem i of a split is a pure function of (seed,
+split, i), and its split follows from a hash of its text, so that no two splits share a problem, whatever the seeds.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from pathlib import Path
 
 from grouprl.tasks.answers import gold_answer
 from grouprl.tasks.base import Split
-from grouprl.tasks.lazy import LazyProblems
-from grouprl.tasks.marked import MarkedSolutions
+from grouprl.tasks.lazy_problems import LazyProblems
+from grouprl.tasks.marked_solutions import MarkedSolutions
 from grouprl.tasks.splits import split_of
-from grouprl.tasks.stories import SYMBOLS, Operation, Story, tell
+from grouprl.tasks.stories import SYMBOLS, Operation, Story, make_story
 from grouprl.types import Problem, UserError
 
 _STEP = re.compile(r"<<([0-9]+)([-+*/])([0-9]+)=[0-9]+>>")
@@ -33,8 +32,8 @@ _GUESSES = (
     "It must be {0}. \\boxed{{{0}}}",
     "I guess {0}. \\boxed{{{0}}}",
 )
-# How a direct guess goes wrong, and how often it is right. Forgetting the last operation is more likely than being
-# right, so that the single most likely guess is usually wrong.
+# The shares of right guesses and of each mistake. Dropping the last operation is more likely than being right, so that
+# the most likely guess is usually wrong.
 _GUESS_SHARES = {"right": 0.25, "last_dropped": 0.45, "other_operation": 0.1, "distractor": 0.1, "slip": 0.1}
 
 
@@ -42,9 +41,8 @@ _GUESS_SHARES = {"right": 0.25, "last_dropped": 0.45, "other_operation": 0.1, "d
 class WordProblems(MarkedSolutions):
     """The task `word_problems`.
 
-    `difficulty` is the largest number of operations, 1..4; it bounds the numbers too (25 * difficulty).
-    `train_problems` and `eval_problems` (for validation and for test) are at least 1.
-    Raises UserError for anything else.
+    `difficulty` is the largest number of operations, 1..4; all numbers are at most 25 * difficulty. `eval_problems` is
+    the size of validation and of test. Raises UserError for an option out of range.
     """
 
     difficulty: int = 4
@@ -67,7 +65,7 @@ class WordProblems(MarkedSolutions):
         return "word_problems"
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """The problems of a split. Train problems are made when looked at; held-out ones are all different."""
+        """The problems of a split. Train problems are made on access; held-out problems are all different."""
         if split == "train":
             return LazyProblems(self.train_problems, partial(_train_problem, self))
         return _held_out(self, split)
@@ -89,12 +87,12 @@ def _train_problem(task: WordProblems, index: int) -> Problem:
 
 @lru_cache(maxsize=8)
 def _held_out(task: WordProblems, split: Split) -> tuple[Problem, ...]:
-    stories = all_different(_stories(task, split, index) for index in range(task.eval_problems))
+    stories = unique_stories(_stories(task, split, index) for index in range(task.eval_problems))
     return tuple(_problem(split, index, story) for index, story in enumerate(stories))
 
 
-def all_different(candidates: Iterable[Iterator[Story]]) -> list[Story]:
-    """From every iterator in turn, the first story whose question has not been taken yet."""
+def unique_stories(candidates: Iterable[Iterator[Story]]) -> list[Story]:
+    """Takes from every iterator in turn the first story whose question is not taken yet."""
     taken: dict[str, Story] = {}
     for stories in candidates:
         story = next(story for story in stories if story.question not in taken)
@@ -103,9 +101,9 @@ def all_different(candidates: Iterable[Iterator[Story]]) -> list[Story]:
 
 
 def _stories(task: WordProblems, split: Split, index: int) -> Iterator[Story]:
-    """Candidates for problem `index` of a split, best first: those whose text belongs to the split."""
+    """Candidates for problem `index` of a split: drawn stories whose text belongs to the split."""
     drawn = (
-        tell(random.Random(f"word_problems/{task.seed}/{split}/{index}/{attempt}"), task.difficulty)
+        make_story(random.Random(f"word_problems/{task.seed}/{split}/{index}/{attempt}"), task.difficulty)
         for attempt in itertools.count()
     )
     return (story for story in drawn if split_of(story.question) == split)
@@ -138,7 +136,7 @@ def worked_solution(problem: Problem) -> str:
 
 
 def direct_guess(problem: Problem, rng: random.Random) -> str:
-    r"""An answer without steps, such as `I think there are 7. \boxed{7}`: right a quarter of the time."""
+    r"""A completion without reasoning steps, such as `I think there are 7. \boxed{7}`; a quarter of them are right."""
     chain = operations(problem)
     last = chain[-1]
     used = {str(number) for step in chain for number in (step.left, step.right)}
@@ -158,7 +156,7 @@ def direct_guess(problem: Problem, rng: random.Random) -> str:
 def cold_start_pairs(task: WordProblems, count: int, worked_share: float, seed: int) -> Iterator[tuple[Problem, str]]:
     """`count` pairs of a train problem and a completion: worked with probability `worked_share`, else a direct guess.
 
-    Passes over the train problems in order, again and again; the completions are drawn anew in every pass.
+    The train problems come in order and start again after the last one; every pair draws its own completion.
     """
     train = task.problems("train")
     for index in range(count):
@@ -167,7 +165,7 @@ def cold_start_pairs(task: WordProblems, count: int, worked_share: float, seed: 
         yield problem, worked_solution(problem) if rng.random() < worked_share else direct_guess(problem, rng)
 
 
-def to_jsonl(path: str | Path, problems: Iterable[Problem]) -> None:
+def write_jsonl(path: str | Path, problems: Iterable[Problem]) -> None:
     """Writes problems as GSM8K does: one line of JSON each, with `question` and `answer`."""
     lines = [json.dumps({key: problem.columns[key] for key in ("question", "answer")}) for problem in problems]
     Path(path).write_text("\n".join([*lines, ""]), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Problems that are made when they are looked at, so that a run pays only for those that it visits."""
+"""Problems that are made on access, so that a run makes only the problems that it visits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from grouprl.types import Problem
 
 
 class LazyProblems(Sequence[Problem]):
-    """`count` problems, the one at `place` made by `make(place)`: a pure function, which may keep what it made."""
+    """A sequence of `count` problems; the pure function `make(place)` makes each of them and may cache it."""
 
     def __init__(self, count: int, make: Callable[[int], Problem]) -> None:
         self._count, self._make = count, make
@@ -26,8 +26,8 @@ class LazyProblems(Sequence[Problem]):
         return [self._make(place) for place in places] if isinstance(places, range) else self._make(places)
 
 
-def mapped(problems: Sequence[Problem], change: Callable[[Problem], Problem]) -> Sequence[Problem]:
-    """Every problem changed: at once where they are in memory, else when it is looked at."""
+def map_problems(problems: Sequence[Problem], change: Callable[[Problem], Problem]) -> Sequence[Problem]:
+    """Applies `change` to every problem: at once where they are in memory, else on access."""
     if isinstance(problems, list | tuple):
         return tuple(map(change, problems))
     return LazyProblems(len(problems), lambda place: change(problems[place]))

@@ -1,4 +1,4 @@
-r"""What tasks share whose completions end in an answer: in \boxed{...}, or between answer tags."""
+r"""The rewards and the prompt of tasks whose completions end in an answer in \boxed{...} or between answer tags."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ BOXED_PROMPT = "Reason step by step, and put your final answer within \\boxed{}.
 
 
 class BoxedAnswers:
-    """The judging half of a `Task` that has a verifier, and pays half as much for the form of an answer."""
+    """The rewards of a `Task` whose verifier compares answers: 1.0 for the right answer, 0.5 for a box."""
 
     @property
     def verifier(self) -> str | None:
-        """`correct_answer`: the answer compared by value."""
+        """`correct_answer`, which compares the answer by value."""
         return "correct_answer"
 
     @property
@@ -26,12 +26,12 @@ class BoxedAnswers:
 
     @property
     def default_step_rewards(self) -> Mapping[str, float]:
-        """None: nothing says which steps lead to a solution."""
+        """None: the answer alone does not say which reasoning steps lead to a solution."""
         return {}
 
     @property
     def own_rewards(self) -> Mapping[str, Callable[..., Any]]:
-        """None: a built-in reward judges."""
+        """None: the verifier is a built-in reward."""
         return {}
 
     def traits(self, text: str) -> Mapping[str, bool]:
@@ -39,13 +39,13 @@ class BoxedAnswers:
         return {"worked": is_worked(text)}
 
 
-def asked(question: str) -> tuple[Message, ...]:
-    """The question as chat messages, told where to put the answer."""
+def boxed_prompt(question: str) -> tuple[Message, ...]:
+    """The question as chat messages with the instruction to box the final answer."""
     return {"role": "system", "content": BOXED_PROMPT}, {"role": "user", "content": question}
 
 
 def boxed(answer: str) -> str:
-    r"""The shortest completion with that answer.
+    r"""The shortest completion with this answer.
 
     >>> boxed("7")
     '\\boxed{7}'
