@@ -34,10 +34,10 @@ from grouprl.models.precision import autocast
 from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.decoding import Decoding, FinishedRow, Unit
 from grouprl.rollout.forward import Forward, ModuleForward
-from grouprl.rollout.graphed import GraphedForward
 from grouprl.rollout.random_numbers import row_key
-from grouprl.rollout.recorders import Uncaptured
+from grouprl.rollout.recorders import NoRecorder
 from grouprl.rollout.rows import Rows
+from grouprl.rollout.static_forward import StaticForward
 from grouprl.run.machine import machine_facts
 from grouprl.step import token_loss
 from grouprl.types import Completion, Group, Problem, RewardOutcome, Sampling, StopReason
@@ -71,7 +71,7 @@ def forward_of(form: str, model: PreTrainedModel, size: Size, work: Work, tokens
     )
     if form == "modules":
         return ModuleForward(model, shape, torch.bfloat16)
-    return GraphedForward(model, shape, torch.bfloat16, Uncaptured() if form == "no graphs" else None)
+    return StaticForward(model, shape, torch.bfloat16, NoRecorder() if form == "no graphs" else None)
 
 
 class Timed:
@@ -84,9 +84,9 @@ class Timed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._forward, name)
 
-    def step(self, rows: Rows, members: int, lengths: Sequence[int]) -> Tensor:
+    def decode_step(self, rows: Rows, members: int, lengths: Sequence[int]) -> Tensor:
         made: list[Tensor] = []
-        self.seconds += self._bench.seconds(lambda: made.append(self._forward.step(rows, members, lengths)))
+        self.seconds += self._bench.seconds(lambda: made.append(self._forward.decode_step(rows, members, lengths)))
         return made[0]
 
 

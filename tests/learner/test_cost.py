@@ -22,7 +22,7 @@ from grouprl.models.kernels import library
 from grouprl.models.precision import autocast
 from grouprl.rollout import NativeEngine, Request
 from grouprl.rollout.cache import CacheShape
-from grouprl.rollout.compiled import CompiledForward
+from grouprl.rollout.compiled_forward import CompiledForward
 from grouprl.rollout.decoding import Decoding, Unit
 from grouprl.rollout.forward import ModuleForward
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from grouprl.models import token_logprobs
-from grouprl.models.truncation import truncated
+from grouprl.models.truncation import truncate_logits
 from grouprl.types import Sampling
 from oracles import slow_policy
 
@@ -154,7 +154,7 @@ CUTS = st.builds(
 @given(sampling=CUTS, seed=st.integers(0, 10**6))
 def test_the_cuts_equal_the_slow_reference(sampling: Sampling, seed: int):
     logits_NV = 2 * torch.randn(3, 12, generator=torch.Generator().manual_seed(seed))
-    got = truncated(logits_NV, sampling).softmax(-1)
+    got = truncate_logits(logits_NV, sampling).softmax(-1)
     expected = torch.tensor([slow_policy(row, sampling) for row in logits_NV.tolist()])
     assert torch.equal(got > 0, expected > 0)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
@@ -164,7 +164,7 @@ def test_the_cuts_by_hand():
     logits = torch.tensor([[0.4, 0.1, 0.3, 0.2]]).log()
 
     def kept(**cuts: float) -> list[int]:
-        return truncated(logits, Sampling(**cuts))[0].isfinite().nonzero()[:, 0].tolist()
+        return truncate_logits(logits, Sampling(**cuts))[0].isfinite().nonzero()[:, 0].tolist()
 
     assert kept() == [0, 1, 2, 3]
     assert kept(top_k=1) == [0]
@@ -183,14 +183,14 @@ def test_the_cuts_by_hand():
 
 @pytest.mark.parametrize("cuts", [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.99}])
 def test_ties_at_a_threshold_are_kept(cuts: dict[str, float]):
-    got = truncated(torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0]]), Sampling(**cuts))
+    got = truncate_logits(torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0]]), Sampling(**cuts))
     assert got.isfinite().tolist() == [[False, True, True, True, False]]
 
 
 def test_without_cuts_nothing_happens():
     logits = torch.randn(2, 5)
-    assert torch.equal(truncated(logits, Sampling()), logits)
-    torch.testing.assert_close(truncated(logits, Sampling(temperature=0.5)), 2 * logits)
+    assert torch.equal(truncate_logits(logits, Sampling()), logits)
+    torch.testing.assert_close(truncate_logits(logits, Sampling(temperature=0.5)), 2 * logits)
 
 
 @pytest.mark.parametrize("cuts", [{"top_k": 2}, {"top_p": 0.3}, {"min_p": 0.5}])

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine_setting import DRAWN, Setting, all_of, assert_same, setting_of
-from grouprl.rollout import NativeEngine, graphed
+from grouprl.rollout import NativeEngine, static_forward
 from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.decoding import Unit
 from grouprl.rollout.forward import Forward, ModuleForward
-from grouprl.rollout.graphed import GraphedForward
-from grouprl.rollout.recorders import HostReads, Recorder, Uncaptured
+from grouprl.rollout.recorders import HostReads, NoRecorder, Recorder
 from grouprl.rollout.rows import Rows
+from grouprl.rollout.static_forward import StaticForward
 from grouprl.types import Group, Sampling, StopReason
 from oracles import own_logits
 from tiny import tiny_model_folder
@@ -111,7 +111,7 @@ class Watched:
 
 
 class Graphed(NativeEngine):
-    """The native engine on `GraphedForward`."""
+    """The native engine on `StaticForward`."""
 
     def __init__(self, setting: Setting, max_rows: int, recorder: Recorder, dtype: str = "float32") -> None:
         super().__init__(setting.model, setting.tokenizer, seed=0, max_rows=max_rows, dtype=dtype)
@@ -119,7 +119,7 @@ class Graphed(NativeEngine):
 
     def _forward(self, units: Sequence[Unit], sampling: Sampling) -> Forward:
         shape = super()._forward(units, sampling).shape
-        return GraphedForward(self._model, shape, self._precise, self._recorder)
+        return StaticForward(self._model, shape, self._precise, self._recorder)
 
 
 def watched_by_somebody(folder: Path) -> Setting:
@@ -143,7 +143,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Setting:
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Own tokens in steps of 8, so that short completions pass through several sizes."""
-    monkeypatch.setattr(graphed, "_OWN", 8)
+    monkeypatch.setattr(static_forward, "_OWN", 8)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def drawn(setting: Setting) -> list[Group]:
 
 
 @pytest.mark.parametrize(
-    ("recorder", "max_rows"), [(Uncaptured, 1), (Taped, 3), (Taped, 9), (Taped, 64), (Watched, 9), (Watched, 64)]
+    ("recorder", "max_rows"), [(NoRecorder, 1), (Taped, 3), (Taped, 9), (Taped, 64), (Watched, 9), (Watched, 64)]
 )
 def test_completions_are_those_of_the_modules(
     setting: Setting, drawn: list[Group], recorder: type[Recorder], max_rows: int
@@ -183,7 +183,7 @@ def test_stop_strings(setting: Setting, drawn: list[Group], recorder: type[Recor
 
 
 def test_completions_wider_than_one_size(one: Setting, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(graphed, "_OWN", 128)
+    monkeypatch.setattr(static_forward, "_OWN", 128)
     monkeypatch.setattr(one.model.generation_config, "eos_token_id", 1)
     requests, sampling, recorder = [one.request(0, 3), one.request(3, 2)], Sampling(max_tokens=140), Taped()
     got = Graphed(one, 8, recorder).generate(requests, sampling)
@@ -210,7 +210,7 @@ def test_log_probs_are_those_of_a_full_forward(setting: Setting):
     [(1, 8), (8, 8), (9, 16), (64, 64), (65, 80), (128, 128), (129, 160), (257, 320), (449, 512), (512, 512)],
 )
 def test_rows_are_rounded_up_by_at_most_a_quarter_above_64(rows: int, most: int):
-    assert graphed._more_rows(rows) == most
+    assert static_forward._padded_rows(rows) == most
 
 
 # What cannot be recorded
@@ -288,7 +288,7 @@ def logits_of(setting: Setting, forward: Forward) -> Tensor:
     for tokens in WRITTEN:
         write(rows, tokens)
         lengths = [int(rows.prompt[0]), int(rows.prompt[3])]
-        made.append(forward.step(rows, 3, lengths).float().clone())
+        made.append(forward.decode_step(rows, 3, lengths).float().clone())
     return torch.stack(made)
 
 
@@ -297,12 +297,12 @@ def test_bfloat16_is_autocast_of_the_float32_weights(one: Setting):
     exact = logits_of(one, ModuleForward(one.model, SHAPE, torch.float32))
     with torch.autocast("cpu", torch.bfloat16):
         expected = logits_of(one, ModuleForward(one.model, SHAPE, torch.bfloat16))
-        got = logits_of(one, GraphedForward(one.model, SHAPE, torch.bfloat16, Taped()))
+        got = logits_of(one, StaticForward(one.model, SHAPE, torch.bfloat16, Taped()))
     rounding = (expected - exact).std()
     assert rounding > 0.01
     assert (got - expected).std() < 0.5 * rounding  # many operations are the very same
     assert (got - exact).std() < 1.1 * rounding
-    alone = logits_of(one, GraphedForward(one.model, SHAPE, torch.bfloat16, Taped()))
+    alone = logits_of(one, StaticForward(one.model, SHAPE, torch.bfloat16, Taped()))
     assert torch.equal(alone, got)  # it brings its own autocast
     assert {weight.dtype for weight in one.model.parameters()} == {torch.float32}
 
@@ -314,7 +314,7 @@ def test_bfloat16_is_autocast_of_the_float32_weights(one: Setting):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_renewed_it_has_the_new_weights_and_its_old_recordings(tmp_path: Path, dtype: torch.dtype):
     setting, recorder = watched_by_somebody(tiny_model_folder(tmp_path)), Taped()
-    forward = GraphedForward(setting.model, SHAPE, dtype, recorder)
+    forward = StaticForward(setting.model, SHAPE, dtype, recorder)
     before = logits_of(setting, forward)
     tapes = recorder.tapes
     assert tapes == 3
@@ -323,14 +323,14 @@ def test_renewed_it_has_the_new_weights_and_its_old_recordings(tmp_path: Path, d
     assert forward.renew(SHAPE)
     after = logits_of(setting, forward)
     assert recorder.tapes == tapes
-    assert torch.equal(after, logits_of(setting, GraphedForward(setting.model, SHAPE, dtype, Taped())))
+    assert torch.equal(after, logits_of(setting, StaticForward(setting.model, SHAPE, dtype, Taped())))
     assert (after - before).abs().max() > 0.1
 
 
 @torch.no_grad()
 def test_it_is_not_renewed_without_the_room_or_for_other_weights(tmp_path: Path):
     setting = setting_of(tiny_model_folder(tmp_path))
-    forward = GraphedForward(setting.model, SHAPE, torch.float32)
+    forward = StaticForward(setting.model, SHAPE, torch.float32)
     assert forward.shape == SHAPE
     smaller = CacheShape(2, 2, 16, groups=1, rows=1, prompt_tokens=1, own_tokens=1)
     assert forward.renew(smaller)

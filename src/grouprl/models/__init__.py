@@ -1,4 +1,7 @@
-"""Policy, reference and tokenizer: loading, packed forward passes, log-probs."""
+"""Models load policy, reference, critic, reward model and tokenizer, and compute hidden states and log-probs.
+
+In: a checkpoint's name, packed tokens. Out: modules and tensors. They never sample or update.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

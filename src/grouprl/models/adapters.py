@@ -1,4 +1,4 @@
-"""LoRA adapters (arXiv:2106.09685): small weights that learn beside frozen ones, kept in PEFT's folder layout.
+"""LoRA adapters (arXiv:2106.09685): small trained weights beside frozen ones, in PEFT's folder layout.
 
 One copy of the model serves as policy and as reference: the reference is the policy with its adapter switched off.
 """
@@ -22,11 +22,11 @@ from grouprl.config.run import ALL_LINEAR, LoraConfig
 from grouprl.types import UserError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_REASON = 300  # characters of another library's error that are told
-_NAME = "default"  # what transformers and PEFT call the only adapter of a model
+_REASON = 300  # characters of another library's error in a message
+_NAME = "default"  # name of a model's only adapter in transformers and PEFT
 
-# What a LoRA adapter may say of itself; anything else (DoRA, further trained modules, ...) would have to be at PEFT's
-# default, because it changes a forward pass or base weights in ways that nothing here checks.
+# Settings that a LoRA adapter may change. All others (DoRA, further trained modules, ...) must have PEFT's defaults,
+# because they change a forward pass or base weights in ways that no check here covers.
 _PLAIN = {
     "r", "lora_alpha", "target_modules", "exclude_modules", "rank_pattern", "alpha_pattern", "layers_to_transform",
     "layers_pattern", "use_rslora", "lora_dropout", "fan_in_fan_out",
@@ -35,18 +35,18 @@ _PLAIN = {
 
 
 def add_adapter(model: PreTrainedModel, lora: LoraConfig, *, seed: int) -> PreTrainedModel:
-    """Puts a new adapter on a model, in place: B is 0, so nothing changes yet, and A is drawn from `seed`.
+    """Adds a new adapter to a model, in place. B is 0, so the outputs stay equal; A is drawn from `seed`.
 
-    From then on the adapter's weights alone take gradients.
+    From then on only the adapter's weights take gradients.
 
     Raises:
-        UserError: PEFT is missing, the model has an adapter, or no layers of these names.
+        UserError: PEFT is missing, the model has an adapter already, or has no layers of these names.
     """
     peft = _peft()
     if has_adapter(model):
         raise UserError(
             "model.lora: expected null for a model that is an adapter already, got settings of a new one: "
-            "leave it out to train that adapter on, or merge it into its base model first (docs/lora.md)"
+            "remove them to continue with that adapter, or merge it into its base model first (docs/lora.md)"
         )
     config = peft.LoraConfig(
         r=lora.rank,
@@ -60,7 +60,7 @@ def add_adapter(model: PreTrainedModel, lora: LoraConfig, *, seed: int) -> PreTr
 
 
 def attach_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Puts the adapter of a folder on its base model, in place; it takes gradients, the base takes none.
+    """Adds the adapter of a folder to its base model, in place; only the adapter takes gradients.
 
     Raises:
         UserError: PEFT is missing, or the folder holds no plain LoRA adapter for this model.
@@ -82,7 +82,7 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Writes adapter_config.json and adapter_model.safetensors, without the base model's weights."""
-    # Not model.save_pretrained, which asks the hub about the base model at each save.
+    # Not model.save_pretrained, which queries the hub for the base model at each save.
     tensors = _peft().get_peft_model_state_dict(model, save_embedding_layers=False)
     plain = {f"base_model.model.{name}": value.detach().cpu().contiguous() for name, value in tensors.items()}
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,20 +91,20 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
 
 
 def has_adapter(model: PreTrainedModel) -> bool:
-    """Whether an adapter is on the model."""
+    """Whether the model has an adapter."""
     return bool(getattr(model, "peft_config", None))
 
 
 def is_adapter(folder: str) -> bool:
-    """Whether a folder holds an adapter, and not a whole model."""
+    """Whether a folder holds an adapter instead of a whole model."""
     return (Path(folder) / CONFIG).is_file()
 
 
 def base_of(folder: str) -> str:
-    """Folder or hub id of the model that an adapter belongs to, as its adapter_config.json has it.
+    """Folder or hub id of an adapter's base model, from its adapter_config.json.
 
     Raises:
-        UserError: it says nothing of it.
+        UserError: the file cannot be read, or names no base model.
     """
     try:
         named = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
@@ -117,9 +117,9 @@ def base_of(folder: str) -> str:
 
 @contextmanager
 def as_reference(reference: PreTrainedModel, policy: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """The reference as a network to run: a copy as it is, the policy itself with its adapter switched off.
+    """The reference model inside the block: a copy as it is, or the policy itself with its adapter switched off.
 
-    The adapter is on again after the block, however it ends.
+    The adapter is switched on again after the block, also after an error.
     """
     if reference is not policy:
         yield reference
@@ -137,7 +137,7 @@ def _inject(model: PreTrainedModel, config: Any, seed: int) -> None:
         torch.default_generator.manual_seed(seed)
         model.add_adapter(config, _NAME)
     base = Path(model.name_or_path)
-    # A relative folder would be another one, or none, when the adapter is loaded from elsewhere.
+    # A relative path would name another folder when the adapter is loaded from another working directory.
     config.base_model_name_or_path = str(base.resolve()) if base.is_dir() else model.name_or_path
     model.eval()
 
@@ -151,7 +151,7 @@ def _refuse_heads(model: PreTrainedModel, folder: Path) -> None:
 
 
 def _layers(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
-    """Names of the layers that get an adapter, of the decoder alone: see `_refuse_heads`."""
+    """Names of the decoder's layers that get an adapter; `_refuse_heads` gives the reason for the decoder alone."""
     modules = model.get_decoder().named_modules()
     known = sorted({name.rpartition(".")[2] for name, module in modules if isinstance(module, nn.Linear)})
     unknown = [name for name in targets if name not in (*known, ALL_LINEAR)]

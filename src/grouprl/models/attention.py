@@ -1,8 +1,8 @@
 """Attention over groups: a prompt is stored once, and each of its completions attends to it and to itself.
 
-Any Hugging Face decoder runs on packed tokens here: the modules compute everything that is per token on [1, S], and
-this file, registered as the attention implementation "grouprl", decides who sees whom. A `Layout` travels from the
-caller to each attention module as a keyword argument of the model's forward.
+Any Hugging Face decoder runs on packed tokens. Its modules compute all per-token operations on [1, S]; the attention
+implementation "grouprl", registered here, decides which tokens each token attends to. The caller passes a `Layout` to
+each attention module as a keyword argument of the model's forward.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ NAME = "grouprl"
 
 
 class Layout(Protocol):
-    """Who attends to whom among the packed tokens of one forward pass."""
+    """The rule by which the packed tokens of one forward pass attend to each other."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Attention of one layer.
 
         Args:
-            layer: index of the layer, for layouts that keep keys and values.
-            query: [S, heads, d]; key, value: [S, kv_heads, d], positions already applied.
+            layer: index of the layer, for layouts that cache keys and values.
+            query: [S, heads, d]; key, value: [S, kv_heads, d], with positions applied.
             scaling: multiplies the scores.
 
         Returns:
@@ -54,7 +54,7 @@ def _grouprl_attention(
     """The attention function in Hugging Face's form: query [1, heads, S, d] -> [1, S, heads, d].
 
     Raises:
-        UserError: no layout was given, or the model asks for something that a layout does not do.
+        UserError: no layout was given, or the model needs attention that layouts do not support.
     """
     if layout is None:
         raise UserError("expected a token layout for this forward pass, got none: call grouprl.models.hidden_states")
@@ -88,7 +88,7 @@ def hidden_states(model: PreTrainedModel, input_ids_S: Tensor, position_ids_S: T
     hidden: Tensor = decoder(
         input_ids=input_ids_S[None],
         position_ids=position_ids_S[None],
-        use_cache=False,  # transformers would take restarting positions for a cache and mix the rows up
+        use_cache=False,  # with a cache transformers misreads restarting positions (logit error 1.19)
         layout=layout,
     ).last_hidden_state[0]
     return hidden
@@ -97,13 +97,13 @@ def hidden_states(model: PreTrainedModel, input_ids_S: Tensor, position_ids_S: T
 def merged_attention(
     query: Tensor, prompt_key: Tensor, prompt_value: Tensor, own_key: Tensor, own_value: Tensor, bias: Tensor
 ) -> Tensor:
-    """Softmax attention over two blocks of keys, one shared by the queries of a group, one of each completion.
+    """Softmax attention over two blocks of keys: the prompt's, shared by its group, and each completion's own.
 
     Args:
         query: [P, G, T, kv_heads, r, d], already scaled; r query heads share a key/value head.
         prompt_key, prompt_value: [P, L, kv_heads, d].
         own_key, own_value: [P, G, K, kv_heads, d].
-        bias: added to the scores [P, G, T, L + K] (broadcast over heads): 0 where seen, -inf where not.
+        bias: added to the scores [P, G, T, L + K] (broadcast over heads): 0 for visible keys, -inf for masked ones.
 
     Returns:
         [P, G, T, kv_heads, r, d].

@@ -1,4 +1,4 @@
-"""The critic of PPO: a value for each token, from a copy of the policy or from the policy's own hidden states."""
+"""PPO's critic predicts a value for each token from a copy of the policy or from the policy's own hidden states."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from transformers import PreTrainedModel
 
 
 class Critic(nn.Module):
-    """A linear head on hidden states; with a trunk of its own, or on the policy's.
+    """A linear value head on the hidden states of its own trunk, or of the policy's.
 
-    The head starts at 0: before it has learned anything it says 0 and adds no noise to the advantages.
+    The head starts at 0, so an untrained critic predicts 0 and adds no noise to the advantages.
     """
 
     def __init__(self, policy: PreTrainedModel, *, shared: bool) -> None:
-        """The trunk is a copy of the policy's decoder as it is now, without an output embedding."""
+        """Copies the policy's current decoder, without an output embedding, as the trunk unless `shared`."""
         super().__init__()
         embedding = policy.get_input_embeddings().weight
-        # Frozen weights, beside an adapter, are the policy's own; what is in the memo is not copied.
+        # The frozen weights beside an adapter are shared with the policy: deepcopy skips what its memo holds.
         frozen = {id(weight): weight for weight in policy.parameters() if not weight.requires_grad}
         self.trunk: PreTrainedModel | None = None if shared else copy.deepcopy(policy.get_decoder(), frozen)
         self.head = nn.Linear(policy.config.hidden_size, 1, device=embedding.device, dtype=embedding.dtype)

@@ -1,4 +1,4 @@
-"""The tree layout: packed groups, each a prompt followed by completions that see it and themselves."""
+"""The tree layout: packed groups, each a prompt followed by completions that attend to it and to themselves."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class TreeLayout:
     """Packed groups in the order prompt, completion 0, completion 1, ... (positions restart after the prompt).
 
     Worked example: one group, prompt of 2 tokens, completions of 2 and 1, is packed into S = 5 tokens with positions
-    0 1 2 3 2; token 4 (the second completion) sees tokens 0, 1 and 4.
+    0 1 2 3 2; token 4 (the second completion) attends to tokens 0, 1 and 4.
     """
 
-    prompt_lengths: tuple[int, ...]  # of each of P groups
-    completion_lengths: tuple[tuple[int, ...], ...]  # of each group's completions; () = prompt alone
+    prompt_lengths: tuple[int, ...]  # tokens of each of P prompts
+    completion_lengths: tuple[tuple[int, ...], ...]  # tokens of each group's completions; () = only the prompt
     device: torch.device
 
     @property
@@ -38,7 +38,7 @@ class TreeLayout:
 
     @property
     def size(self) -> int:
-        """S, the packed tokens."""
+        """S, the number of packed tokens."""
         return sum(self.prompt_lengths) + sum(map(sum, self.completion_lengths))
 
     @cached_property
@@ -65,12 +65,12 @@ class TreeLayout:
 
     @cached_property
     def prompt_index_PL(self) -> Tensor:
-        """Where each prompt token stands in S; padding points at token 0."""
+        """Index in S of each prompt token; padding is 0."""
         return _index_grid(self._starts[0], self.prompt_lengths).to(self.device)
 
     @cached_property
     def completion_index_PGT(self) -> Tensor:
-        """Where each completion token stands in S; padding points at token 0."""
+        """Index in S of each completion token; padding is 0."""
         widest = max(map(len, self.completion_lengths))
         starts = [[*row, *[0] * (widest - len(row))] for row in self._starts[1]]
         lengths = [[*row, *[0] * (widest - len(row))] for row in self.completion_lengths]
@@ -79,7 +79,7 @@ class TreeLayout:
 
     @cached_property
     def _slot_S(self) -> Tensor:
-        """Where each packed token stands among the flattened [P, L] prompts followed by [P, G, T] completions."""
+        """Index of each packed token in the flattened [P, L] prompts followed by the [P, G, T] completions."""
         P, L = self.prompt_index_PL.shape
         _, G, T = self.completion_index_PGT.shape
         spans = []
@@ -90,7 +90,7 @@ class TreeLayout:
 
     @cached_property
     def _bias(self) -> Tensor:
-        """[P, 1, T, L + T]: completions see the real tokens of their prompt, and their own past."""
+        """[P, 1, T, L + T]: completions attend to the unpadded tokens of their prompt, and to their own past."""
         L, T = self.prompt_index_PL.shape[1], self.completion_index_PGT.shape[2]
         lengths_P = torch.tensor(self.prompt_lengths, device=self.device)
         prompt_PTL = (torch.arange(L, device=self.device) < lengths_P[:, None])[:, None].expand(-1, T, -1)
@@ -116,7 +116,7 @@ class TreeLayout:
 
     @cached_property
     def tree(self) -> tuple[Tensor, Tensor]:
-        """[P, 1 + G] starts in S and lengths of each group's prompt and completions; 0 where there is none."""
+        """[P, 1 + G] starts in S and lengths of each group's prompt and completions; 0 for a missing completion."""
         widest = max(map(len, self.completion_lengths))
         pairs = zip(*self._starts, strict=True), zip(self.prompt_lengths, self.completion_lengths, strict=True)
         rows = [[[one, *several, *[0] * (widest - len(several))] for one, several in pair] for pair in pairs]
@@ -129,7 +129,7 @@ class TreeLayout:
         return torch.cat([torch.arange(n) + p * L for p, n in enumerate(self.prompt_lengths)]).to(self.device)
 
     def _attend_prompts(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        # Padding stands to the right of the prompt, where a causal query never looks.
+        # Padding is right of the prompt, where the causal mask hides it.
         q, k, v = (_take(tensor, self.prompt_index_PL).transpose(1, 2) for tensor in (query, key, value))
         gqa = q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=gqa).transpose(1, 2)
@@ -159,9 +159,9 @@ class TreeLayout:
 
     @cached_property
     def sees(self) -> Callable[[Any, Any, Tensor, Tensor], Tensor]:
-        """The tree mask as flex_attention wants it, (batch, head, query, key) -> bool: packed token query sees key.
+        """The tree mask for flex_attention, (batch, head, query, key) -> bool: whether token query attends to key.
 
-        Not a method: flex_attention counts `self` among the arguments and takes five for another kind of function.
+        Not a method: flex_attention counts `self` among the arguments and misreads a function of five.
         """
         group_S, branch_S = self._branches_S
 
@@ -191,7 +191,7 @@ def _compiled_flex() -> Any:
 
 
 def _take(tensor: Tensor, index: Tensor) -> Tensor:
-    # Forward and backward take less than half of tensor[index] on a CPU (benchmarks/attention_forms.py).
+    # Forward and backward take less than half the time of tensor[index] on a CPU (benchmarks/attention_forms.py).
     return tensor.index_select(0, index.flatten()).view(*index.shape, *tensor.shape[1:])
 
 

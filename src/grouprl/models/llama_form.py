@@ -1,7 +1,7 @@
-"""The forward pass of decoders in Llama's form on the CPU, with what is done to each token alone in compiled kernels.
+"""The forward pass of decoders in Llama's form on the CPU, with compiled kernels for the per-token operations.
 
-The modules and weights are the model's own; only the order of calls is written out here. `verify` holds it to the
-model's own forward pass when a model is loaded.
+The modules and weights are the model's own; this file only repeats their order of calls. `load.verify` compares it with
+the model's own forward pass when a model is loaded.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from grouprl.models.kernels import add_norm, fits, swiglu
 from grouprl.models.precision import padded_rows
 from grouprl.models.recompute import recomputes
 
-# Attention with rotary positions, RMS norms before attention and MLP (and, in Qwen3, of each head's queries and keys),
-# silu(gate) * up: nothing else.
+# Decoders of exactly these parts: attention with rotary positions, RMS norms before attention and MLP (and, in Qwen3,
+# of each head's queries and keys), silu(gate) * up.
 _DECODERS = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
 _KNOWN = (
     *(f"transformers.models.{family}." for family in ("llama", "mistral", "qwen2", "qwen3")),
@@ -26,22 +26,22 @@ _KNOWN = (
     "torch.nn.modules.",
     "peft.tuners.lora.",
 )
-# Rotations that depend on how long the longest sequence is.
+# Rotations that depend on the length of the longest sequence.
 _CHANGING_ROTATIONS = ("dynamic", "longrope")
 
 
 class RotatingLayout(Protocol):
-    """Who attends to whom, for queries and keys whose positions are not yet applied."""
+    """A layout for queries and keys without positions applied."""
 
     def attend_rotated(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, cosine: Tensor, sine: Tensor, scaling: float
     ) -> Tensor:
-        """As `Layout.attend`, with the [S, d] rotations of the positions."""
+        """Applies the rotations [S, d] of the positions, then attends as `Layout.attend`."""
         ...
 
 
 def has_llama_form(decoder: nn.Module) -> bool:
-    """Whether `llama_hidden_states` computes what this decoder does, on this machine."""
+    """Whether `llama_hidden_states` computes this decoder's forward pass on this machine."""
     if type(decoder).__name__ not in _DECODERS or not all(map(_is_untouched, decoder.modules())):
         return False
     config: Any = decoder.config
@@ -58,7 +58,7 @@ def has_llama_form(decoder: nn.Module) -> bool:
 
 
 def _is_untouched(module: nn.Module) -> bool:
-    """Whether a module is one that is known here, and nobody waits to be called with it."""
+    """Whether a module is of a known class and has no hooks."""
     return type(module).__module__.startswith(_KNOWN) and not (module._forward_hooks or module._forward_pre_hooks)
 
 
@@ -66,7 +66,7 @@ def llama_hidden_states(decoder: Any, input_ids_S: Tensor, position_ids_S: Tenso
     """Last hidden states [S, H] of packed tokens under a layout."""
     size = len(input_ids_S)
     if torch.is_autocast_enabled("cpu"):
-        # The tokens beyond the layout are seen by none and see nothing.
+        # No token attends to the padding beyond the layout, and the padding attends to none.
         beyond = (0, padded_rows(size) - size)
         input_ids_S, position_ids_S = F.pad(input_ids_S, beyond), F.pad(position_ids_S, beyond)
     x = decoder.embed_tokens(input_ids_S)
@@ -85,7 +85,7 @@ def llama_hidden_states(decoder: Any, input_ids_S: Tensor, position_ids_S: Tenso
 def _layer(
     layer: Any, index: int, x: Tensor, delta: Tensor | None, rotation: tuple[Tensor, Tensor], layout: RotatingLayout
 ) -> tuple[Tensor, Tensor]:
-    """One layer on the sum x + delta; gives such a pair, because the next norm adds it up on its way."""
+    """Runs one layer on the sum x + delta; gives such a pair, because the next norm computes the sum."""
     dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else torch.float32
     attention, mlp = layer.self_attn, layer.mlp
     x, normed = add_norm(x, delta, layer.input_layernorm.weight, layer.input_layernorm.variance_epsilon, dtype)
@@ -103,6 +103,6 @@ def _layer(
 
 
 def head_norm(x: Tensor, norm: Any) -> Tensor:
-    """RMS norm of each head's [S, heads, d] own values."""
+    """RMS norm over each head of [S, heads, d]."""
     _, normed = add_norm(x.float().flatten(0, 1), None, norm.weight, norm.variance_epsilon, x.dtype)
     return normed.view_as(x)

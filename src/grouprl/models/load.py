@@ -1,10 +1,11 @@
-"""Loads models and tokenizers from Hugging Face folders, the hub, or the ones that come with GroupRL."""
+"""Loads models and tokenizers from Hugging Face folders or the hub, or the bundled ones."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,20 +20,19 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
-from transformers.utils import find_adapter_config_file
+from transformers.utils import find_adapter_config_file, logging
 
 from grouprl.models.adapters import attach_adapter, base_of, is_adapter
 from grouprl.models.attention import NAME, hidden_states
 from grouprl.models.layouts import TreeLayout
-from grouprl.models.quiet import quiet
 from grouprl.types import UserError
 
 BUNDLED = {"abacus": Path(__file__).parent / "assets" / "abacus"}
 
-# Scores that a model computes after its output embedding would be lost, because log-probs come from hidden states.
+# Settings that change logits after the output embedding: log-probs come from hidden states and would miss them.
 _LOGIT_CHANGES = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
 
-# Classes that are whatever their tokenizer.json says.
+# Tokenizer classes that their tokenizer.json defines completely.
 _PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
@@ -40,7 +40,7 @@ def resolve_device(name: str) -> torch.device:
     """The device of a configuration: "auto" is the first GPU, else the CPU.
 
     Raises:
-        UserError: a GPU was asked for that is not there.
+        UserError: this machine lacks the GPU.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -55,47 +55,47 @@ def resolve_device(name: str) -> torch.device:
 def load_model(path: str, *, device: torch.device) -> PreTrainedModel:
     """A causal language model with float32 weights, in eval mode, on GroupRL's attention.
 
-    It stays in eval mode while it is trained: dropout would make the learner disagree with the sampler. The folder of a
-    LoRA adapter is loaded as the base model that it names with the adapter on it, which alone takes gradients.
+    The model stays in eval mode in training, because dropout would make learner and sampler disagree. The folder of a
+    LoRA adapter gives its base model with the adapter, which alone takes gradients.
 
     Raises:
-        UserError: no such model, or one whose forward pass GroupRL does not reproduce.
+        UserError: there is no such model, or GroupRL does not reproduce its forward pass.
     """
     adapter, what = _resolve(path), "a causal language model in safetensors"
     if is_adapter(adapter):
         base, what = _base(adapter), f"{what}, the base of the adapter {path!r}"
-        model = pretrained(AutoModelForCausalLM, base, what)[0].to(device).eval()
+        model = load_pretrained(AutoModelForCausalLM, base, what)[0].to(device).eval()
         attach_adapter(model, Path(adapter))
     else:
-        model = pretrained(AutoModelForCausalLM, path, what)[0].to(device).eval()
+        model = load_pretrained(AutoModelForCausalLM, path, what)[0].to(device).eval()
     _check_logits(path, model.config)
     verify(path, model)
     return model
 
 
-def pretrained(
+def load_pretrained(
     auto: Any, path: str, what: str, options: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[PreTrainedModel, set[str]]:
-    """A checkpoint as float32 weights on GroupRL's attention.
+    """Loads a checkpoint as float32 weights on GroupRL's attention.
 
     Args:
-        auto: the class of transformers that finds the model's own.
+        auto: the Auto class of transformers.
         path: bundled name, folder or hub id.
-        what: what is expected there, for the error.
-        options: for the model's configuration.
+        what: description of the expected model, for the error.
+        options: changes to the model's configuration.
 
     Returns:
-        The model, and the names of the weights that the checkpoint lacks, which are random.
+        The model, and the names of weights that the checkpoint lacks, which are random.
 
     Raises:
-        UserError: no such model, or an adapter: transformers would load it by itself, from a pickle if it is one.
+        UserError: there is no such model, or it is an adapter, which transformers might load from a pickle.
     """
-    with quiet():
+    with hide_progress_bars():
         try:
             if find_adapter_config_file(_resolve(path)) is not None:
                 raise UserError(
                     f"model {path!r}: expected {what}, got an adapter: merge it into its base model (docs/lora.md); "
-                    "train, eval, sample, sft and dpo take a local folder of it as it is"
+                    "train, eval, sample, sft and dpo accept a local folder with an adapter"
                 )
             model, info = auto.from_pretrained(
                 _resolve(path),
@@ -110,18 +110,41 @@ def pretrained(
     return model, set(info["missing_keys"])
 
 
+@contextmanager
+def hide_progress_bars() -> Iterator[None]:
+    """Hides the progress bars of transformers inside the block; GroupRL draws its own."""
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def hide_warnings() -> Iterator[None]:
+    """Hides the warnings of transformers inside the block, for callers that check the loaded model themselves."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer that belongs to a model; that of its base, for an adapter that was saved without one.
+    """The tokenizer of a model; an adapter that was saved without one has the tokenizer of its base model.
 
     Raises:
-        UserError: no such tokenizer, or one without an end token.
+        UserError: there is no such tokenizer, or it has no end token.
     """
     folder = _resolve(path)
     if is_adapter(folder) and not (Path(folder) / "tokenizer_config.json").is_file():
         folder = _resolve(_base(folder))
     try:
         declared = get_tokenizer_config(folder).get("tokenizer_class")
-        # AutoTokenizer puts Qwen2Tokenizer, with its own splitting of text, in place of a Qwen2 model's own tokenizer.
+        # AutoTokenizer replaces a Qwen2 model's own tokenizer by Qwen2Tokenizer, which splits text in another way.
         loader = PreTrainedTokenizerFast if declared in _PLAIN_TOKENIZERS else AutoTokenizer
         tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder)
     except (OSError, ValueError) as error:
@@ -132,19 +155,19 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy that takes no gradient: the reference."""
+    """A copy of the model that takes no gradient: the reference."""
     return copy.deepcopy(model).requires_grad_(False)
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Every token that ends a completion: the tokenizer's and those of the model's generation config."""
+    """The tokens that end a completion: the tokenizer's end token and those of the model's generation config."""
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     several = configured if isinstance(configured, list) else [configured]
     return tuple(sorted({tokenizer.eos_token_id, *(token for token in several if token is not None)}))
 
 
 def context_length(model: PreTrainedModel) -> int:
-    """The longest sequence, prompt and completion, that the model's positions allow."""
+    """The most tokens of a prompt and its completion that the model's positions allow."""
     return int(getattr(model.config, "max_position_embeddings", 1 << 30))
 
 
@@ -159,10 +182,10 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 @torch.no_grad()
 def verify(path: str, model: PreTrainedModel) -> None:
-    """Checks, on two tiny completions of one prompt, that packed hidden states are the model's own.
+    """Checks on two tiny completions of one prompt that packed hidden states equal the model's own.
 
-    An architecture that keeps state outside attention, or positions that GroupRL does not know, fails here and not
-    as a silent error in training.
+    An architecture that keeps state outside attention, or with unknown positions, fails here instead of training with
+    wrong log-probs.
 
     Raises:
         UserError: hidden states differ by more than 1e-3.
@@ -179,7 +202,7 @@ def verify(path: str, model: PreTrainedModel) -> None:
     if not gap < 1e-3:
         raise UserError(
             f"model {path!r}: expected packed hidden states equal to the model's own, got a difference of {gap:.2g}: "
-            f"{type(model).__name__} does something with tokens that GroupRL does not know; choose another model"
+            f"{type(model).__name__} processes tokens in a way that GroupRL does not support; choose another model"
         )
 
 
@@ -196,15 +219,15 @@ def _resolve(path: str) -> str:
 
 
 def _base(adapter: str) -> str:
-    """Where the base model of an adapter is now: folder or hub id."""
+    """The present folder or hub id of an adapter's base model."""
     named = base_of(adapter)
     for bundled in BUNDLED.values():
-        if Path(named).parts[-4:] == bundled.parts[-4:]:  # that of another installation is this one
+        if Path(named).parts[-4:] == bundled.parts[-4:]:  # the bundled model of another installation
             return str(bundled)
     if Path(named).is_absolute() and not Path(named).is_dir():
         raise UserError(
-            f"adapter {adapter!r}: expected its base model in {named}, found none: put it back, or write where it is "
-            f"now into base_model_name_or_path of {adapter}/adapter_config.json"
+            f"adapter {adapter!r}: expected its base model in {named}, found none: put it back, or write its new "
+            f"folder into base_model_name_or_path of {adapter}/adapter_config.json"
         )
     return named
 

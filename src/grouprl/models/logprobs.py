@@ -1,4 +1,4 @@
-"""Log-probs of given tokens from hidden states, without ever keeping the full logits."""
+"""Computes log-probs of given tokens from hidden states without keeping the full logits."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch.utils.checkpoint import checkpoint
 
 from grouprl.models.kernels import fits, linear_logprobs
 from grouprl.models.precision import padded_rows
-from grouprl.models.truncation import truncated
+from grouprl.models.truncation import truncate_logits
 from grouprl.types import Sampling
 
-# 128 MiB of float32. Each chunk reads the whole head, so small ones cost time: 220 rows of a vocabulary of 152,000.
+# 128 MiB of float32, or 220 rows of a vocabulary of 152,000. Each chunk reads the whole head, so small chunks are slow.
 CHUNK_ELEMENTS = 1 << 25
-_ARRAYS = 8  # of the logits' size, that torch holds at once where the kernel holds one
+_ARRAYS = 8  # arrays of the logits' size that torch holds at once; the kernel holds one
 
 
 def token_logprobs(
@@ -28,15 +28,15 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of each target token, and the entropy of its distribution, both under `sampling`.
 
-    Logits are made chunk by chunk and again in the backward pass, so that at most `chunk_elements` of them live.
+    It computes logits in chunks, and again in the backward pass; at most `chunk_elements` of them are in memory.
 
     Args:
         head: maps [S, H] to [S, V] (the model's output embedding).
         hidden_SH: [S, H] last hidden states that predict the targets.
         targets_S: [S] token ids.
-        sampling: temperature and truncation of the policy; its target is never cut.
-        entropy_gradient: whether the entropies can be differentiated as well.
-        chunk_elements: upper bound of the floats alive at once, the gradient of the head apart.
+        sampling: temperature and truncation of the policy; a target is never cut.
+        entropy_gradient: whether the entropies take a gradient too.
+        chunk_elements: upper bound of the floats in memory at once, without the gradient of the head.
 
     Returns:
         ([S] log-probs, [S] entropies in nats), float32, differentiable in hidden states and head.
@@ -81,7 +81,7 @@ def _kernel_serves(head: nn.Module, hidden_SH: Tensor) -> bool:
 def _chunk(
     head: nn.Module, hidden_SH: Tensor, targets_S: Tensor, sampling: Sampling, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    logprobs_SV = torch.log_softmax(truncated(head(hidden_SH).float(), sampling, keep_N=targets_S), dim=-1)
+    logprobs_SV = torch.log_softmax(truncate_logits(head(hidden_SH).float(), sampling, keep_N=targets_S), dim=-1)
     counted_SV = logprobs_SV if entropy_gradient else logprobs_SV.detach()
     # A token that is cut has log-prob -inf and probability 0: its share of the entropy is 0, not NaN.
     entropies_S = -(counted_SV.exp() * counted_SV.clamp(min=-1e9)).sum(-1)

@@ -1,4 +1,4 @@
-"""From texts to the token ids of prompts and of completions that nobody sampled."""
+"""Encodes prompts, and completions that the policy did not sample."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def prompt_token_ids(problem: Problem, tokenizer: PreTrainedTokenizerBase, *, lo
 
     Args:
         problem: its prompt is text or chat messages.
-        tokenizer: the policy's.
-        longest: tokens that the prompt may have, so that a completion still fits the context.
+        tokenizer: the policy's tokenizer.
+        longest: most tokens of the prompt, so that a completion still fits the context.
 
     Raises:
-        UserError: messages without a chat template, an empty prompt, or one that is too long.
+        UserError: the tokenizer has no chat template for messages, or the prompt is empty or too long.
     """
     if isinstance(problem.prompt, str):
         ids = tokenizer(problem.prompt)["input_ids"]
@@ -42,13 +42,13 @@ def prompt_token_ids(problem: Problem, tokenizer: PreTrainedTokenizerBase, *, lo
 def authored_completion(
     index: int, text: str, tokenizer: PreTrainedTokenizerBase, stop_reason: StopReason = StopReason.END
 ) -> Completion:
-    """A completion that someone else wrote, to learn from; its log-probs are unknown (NaN).
+    """A completion from a text that the policy did not sample; its log-probs are unknown (NaN).
 
     Args:
         index: its place in the group.
-        text: without an end.
-        tokenizer: of the model that learns.
-        stop_reason: one that came to its END is given the end token.
+        text: the text without an end token.
+        tokenizer: the tokenizer of the trained model.
+        stop_reason: END appends the end token.
     """
     end = (tokenizer.eos_token_id,) if stop_reason is StopReason.END else ()
     token_ids = (*tokenizer(text, add_special_tokens=False)["input_ids"], *end)

@@ -1,4 +1,4 @@
-"""Activation checkpointing: the activations inside a layer are made again in the backward pass instead of being kept.
+"""Activation checkpointing: the backward pass computes the activations inside a layer again instead of keeping them.
 
 Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv:1604.06174.
 """
@@ -14,15 +14,15 @@ from transformers import PreTrainedModel
 
 
 def recompute_activations(model: PreTrainedModel) -> None:
-    """From now on a backward pass keeps the inputs of each layer alone, and runs the layer's forward pass again."""
+    """Makes the model keep only the inputs of each layer, and run its forward pass again in the backward pass."""
     for layer in model.get_decoder().layers:
         layer.gradient_checkpointing = True
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
-        # transformers checkpoints layers in training mode alone; what is inside stays in eval mode, without dropout.
+        # transformers checkpoints only layers in training mode; the modules inside stay in eval mode, without dropout.
         layer.training = True
 
 
 def recomputes(layer: nn.Module) -> bool:
-    """Whether `recompute_activations` was asked for."""
+    """Whether `recompute_activations` was called for the layer's model."""
     found: Any = getattr(layer, "gradient_checkpointing", False)
     return bool(found) and layer.training

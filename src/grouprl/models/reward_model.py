@@ -1,6 +1,6 @@
-"""Reward models: a decoder with one score, read at the last token of a completion (Hugging Face's classifier, 1 label).
+"""Reward models: a decoder with one score at the last token of a completion (Hugging Face's classifier with 1 label).
 
-The score of a completion is the same in a packed group and in transformers' own padded row.
+A completion has the same score in a packed group as in transformers' own padded row.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 
 from grouprl.models.attention import hidden_states
 from grouprl.models.layouts import TreeLayout
-from grouprl.models.load import pretrained, verify
-from grouprl.models.quiet import unreported
+from grouprl.models.load import hide_warnings, load_pretrained, verify
 from grouprl.types import UserError
 
 _HEAD = "score.weight"
@@ -26,14 +25,14 @@ _HEAD = "score.weight"
 def new_reward_model(
     path: str, tokenizer: PreTrainedTokenizerBase, *, seed: int, device: torch.device
 ) -> PreTrainedModel:
-    """The decoder of a model with a score on top; a checkpoint that is a reward model already keeps its head.
+    """The decoder of a model with a score on top; a checkpoint that is already a reward model keeps its head.
 
-    A new head is drawn from `seed`, small enough that every pair starts with a margin near 0. The model's padding token
-    is set, in `tokenizer` as well, to one that is not the end token: transformers looks for the last token that is no
-    padding, and would pass over the end of a completion.
+    A new head is drawn from `seed`, small enough that every pair starts with a margin near 0. The padding token of the
+    model and of `tokenizer` becomes another token than the end token: transformers reads the score at the last token
+    that is not padding, and would skip the end of a completion.
 
     Raises:
-        UserError: no such model, one that cannot score, or a tokenizer without a token to pad with.
+        UserError: there is no such model, it cannot score, or the tokenizer has no token to pad with.
     """
     padding = _padding_token_id(path, tokenizer)
     model, missing = _classifier(path, device, {"num_labels": 1})
@@ -51,7 +50,7 @@ def load_reward_model(path: str, *, device: torch.device) -> PreTrainedModel:
     """A trained reward model with float32 weights, in eval mode, without gradients.
 
     Raises:
-        UserError: no such model, or one without a trained head of one label.
+        UserError: there is no such model, or it has no trained head of one label.
     """
     model, missing = _classifier(path, device)
     labels = model.config.num_labels
@@ -67,13 +66,13 @@ def load_reward_model(path: str, *, device: torch.device) -> PreTrainedModel:
 def _classifier(
     path: str, device: torch.device, options: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[PreTrainedModel, set[str]]:
-    with unreported():  # its report would call the missing head a fault
-        model, missing = pretrained(
+    with hide_warnings():  # transformers warns about a missing head, which is expected
+        model, missing = load_pretrained(
             AutoModelForSequenceClassification, path, "a model with a sequence classifier in safetensors", options
         )
     if missing - {_HEAD} or not isinstance(getattr(model, "score", None), nn.Linear):
         raise UserError(
-            f"model {path!r}: expected a decoder that transformers can give a score, got {type(model).__name__} "
+            f"model {path!r}: expected a decoder with a classifier in transformers, got {type(model).__name__} "
             f"(without weights for {', '.join(sorted(missing)) or 'a head named score'}): choose another model"
         )
     model = model.to(device).eval()
@@ -99,7 +98,7 @@ def completion_scores(model: PreTrainedModel, input_ids_S: Tensor, layout: TreeL
     scored = chain.from_iterable((False, *(True for _ in own)) for own in layout.completion_lengths)
     last_N = torch.tensor([end - 1 for end, own in zip(ends, scored, strict=True) if own], device=layout.device)
     hidden_SH = hidden_states(model, input_ids_S, layout.position_ids_S, layout)
-    # In bfloat16 completions of one group would tie, and the group lose its signal.
+    # In bfloat16 the scores of a group would tie, which makes a group without signal.
     with torch.autocast(layout.device.type, enabled=False):
         scores_N: Tensor = model.score(hidden_SH.index_select(0, last_N).to(model.score.weight.dtype))[:, 0].float()
     return scores_N

@@ -1,4 +1,4 @@
-"""Saves a model, or its adapter, as a Hugging Face folder that everyone else can load."""
+"""Saves a model, or its adapter, as a Hugging Face folder that other libraries can load."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.models.adapters import has_adapter, save_adapter
-from grouprl.models.quiet import quiet
+from grouprl.models.load import hide_progress_bars
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Writes config.json, model.safetensors and the tokenizer's files into a folder.
 
-    Of a model with an adapter only that is written, as adapter_config.json and adapter_model.safetensors.
+    A model with an adapter gives only adapter_config.json and adapter_model.safetensors.
     """
-    with quiet():
+    with hide_progress_bars():
         if has_adapter(model):
             save_adapter(model, folder)
         else:
@@ -25,7 +25,7 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
 
 
 def plain_tensors(module: nn.Module, *, learned_only: bool = False) -> dict[str, Tensor]:
-    """Weights by name on the CPU, each with memory of its own, as safetensors wants them; all, or those that learn."""
+    """Weights by name on the CPU, each with its own memory, which safetensors needs; all, or only the trained ones."""
     frozen = {name for name, weight in module.named_parameters() if learned_only and not weight.requires_grad}
     own = {name: value for name, value in module.state_dict().items() if name not in frozen}
     return {name: value.detach().cpu().contiguous().clone() for name, value in own.items()}

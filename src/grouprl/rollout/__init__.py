@@ -1,4 +1,7 @@
-"""Makes groups of completions: the engine protocol and the native engine."""
+"""Rollout engines sample groups of completions from the policy: the engine protocol and the native engine.
+
+In: requests and sampling parameters. Out: groups. They never score or update.
+"""
 
 from grouprl.rollout.engine import Engine, Request, requests
 from grouprl.rollout.native import NativeEngine

@@ -1,7 +1,8 @@
-"""The key/value cache of groups: a prompt's keys once per group, a completion's own keys per row."""
+"""The key/value cache of groups: one copy of a prompt's keys per group, and each completion's own keys."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,15 +14,15 @@ from grouprl.models import TreeLayout
 
 @dataclass(frozen=True)
 class CacheShape:
-    """How much a cache holds."""
+    """The capacity of a cache."""
 
     layers: int
     kv_heads: int
     head_size: int
-    groups: int  # prompts held at once
+    groups: int  # prompts in the cache at once
     rows: int  # completions decoded at once
-    prompt_tokens: int  # of the longest prompt
-    own_tokens: int  # of the longest completion
+    prompt_tokens: int  # tokens of the longest prompt
+    own_tokens: int  # tokens of the longest completion
 
 
 class GroupCache:
@@ -32,14 +33,26 @@ class GroupCache:
         prompt = (2, s.layers, s.groups, s.kv_heads, s.prompt_tokens, s.head_size)
         own = (2, s.layers, s.rows, s.kv_heads, s.own_tokens, s.head_size)
         self.shape = shape
-        # Zeros, not garbage, in the prompts: a padded key is masked by -inf, but 0 * NaN of its value would stay.
+        # Zeros instead of uninitialized memory: the weight of a masked key is 0, but 0 * NaN of its value is NaN.
         self.prompt_keys, self.prompt_values = torch.zeros(prompt, device=device, dtype=dtype)
         self.own_keys, self.own_values = torch.zeros(own, device=device, dtype=dtype)
+
+    def move_groups(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Copies the prompts of group slots (from, to)."""
+        source, target = torch.tensor(moves, device=self.prompt_keys.device).T
+        for tensor in (self.prompt_keys, self.prompt_values):
+            tensor[:, target] = tensor[:, source]
+
+    def move_rows(self, moves: Sequence[tuple[int, int]], used: int) -> None:
+        """Copies the first `used` own tokens of rows (from, to)."""
+        source, target = torch.tensor(moves, device=self.own_keys.device).T
+        for tensor in (self.own_keys, self.own_values):
+            tensor[:, target, :, :used] = tensor[:, source, :, :used]
 
 
 @dataclass(frozen=True)
 class PrefillLayout:
-    """Prompts alone, whose keys and values are kept in group slots first, first + 1, ..."""
+    """The layout of prompts, whose keys and values go to group slots first, first + 1, ..."""
 
     tree: TreeLayout
     cache: GroupCache
@@ -61,16 +74,16 @@ class PrefillLayout:
 
 @dataclass(frozen=True)
 class DecodeLayout:
-    """One new token for each of n rows; each sees its group's prompt, its own past and itself."""
+    """One new token for each of n rows; each attends to its group's prompt, its own past and itself."""
 
     cache: GroupCache
     groups: int  # active group slots
-    members: int  # most rows a group can have
-    prompt_tokens: int  # of the longest active prompt
-    own_tokens: int  # of the longest active completion, the new token included
+    members: int  # most rows of a group
+    prompt_tokens: int  # tokens of the longest active prompt
+    own_tokens: int  # tokens of the longest active completion, including the new one
     place_n: Tensor  # group slot * members + member, of each row
-    position_n: Tensor  # of the new token within its completion
-    bias: Tensor  # [n, 1, 1, prompt_tokens + own_tokens]: 0 where seen, -inf where not
+    position_n: Tensor  # position of the new token within its completion
+    bias: Tensor  # [n, 1, 1, prompt_tokens + own_tokens]: 0 for visible tokens, -inf for masked ones
     longest: int  # tokens of the longest prompt with its completion
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -94,7 +107,7 @@ class DecodeLayout:
         return attended.reshape(n, heads, d)
 
     def _with_prompts(self, left: Tensor, right: Tensor) -> Tensor:
-        """Product of every row's [r, a] with its group's [a, b]; rows meet at their group, so its prompt is read once.
+        """Multiplies every row's [r, a] by its group's [a, b], group by group, so that each prompt is read once.
 
         left: [n, kv_heads, r, a]; right: [groups, kv_heads, a, b]; result: [n, kv_heads, r, b].
         """

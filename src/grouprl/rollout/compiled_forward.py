@@ -1,6 +1,6 @@
-"""Decoding of models in Llama's form on the CPU: torch's matrix products, and compiled kernels for all between them.
+"""Decoding of models in Llama's form on the CPU: torch's matrix products, and compiled kernels for all else.
 
-The weights are the model's own, read anew for every call of the engine; in bfloat16 they are rounded once a call.
+The weights are the model's own, read again in every call of the engine; for bfloat16 each call rounds them once.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from grouprl.models.precision import padded_rows
 from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.rows import Rows
 
-_TILE = 16  # keys that the kernels meet at once
-_TOGETHER = 8  # rows of a group that one thread takes
+_TILE = 16  # keys that the kernels process at once
+_TOGETHER = 8  # rows of a group that one thread processes
 
 
 class CompiledCache:
@@ -39,12 +39,12 @@ class CompiledCache:
         self.shape, self.dtype = shape, dtype
         self.prompt_tiles, self.own_tiles = -(-shape.prompt_tokens // _TILE), 0
         prompt = (2, shape.groups, shape.kv_heads, self.prompt_tiles * _TILE * shape.head_size)
-        # Not zeros: what was never written is never looked at.
+        # Uninitialized, because the kernels never read what was not written.
         self.prompts = [torch.empty(prompt, dtype=dtype) for _ in range(shape.layers)]
         self.own: list[Tensor] = []
 
     def reserve(self, tokens: int, rows: int) -> bool:
-        """Makes room for this many own tokens of each row, of which `rows` are kept; whether anything moved."""
+        """Makes room for this many own tokens of each row and keeps the first `rows`; whether it allocated memory."""
         needed = -(-tokens // _TILE)
         if needed <= self.own_tiles:
             return False
@@ -55,14 +55,14 @@ class CompiledCache:
             larger = torch.empty(size, dtype=self.dtype)
             if before:
                 larger[:rows, ..., :before] = self.own[layer][:rows]
-                self.own[layer] = larger  # layer by layer, so that the old and the new room are not both held
+                self.own[layer] = larger  # layer by layer, so that the old and the new memory do not add up
             else:
                 self.own.append(larger)
         return True
 
 
-class _Step(ctypes.Structure):
-    """`Step` of kernels/decode.c."""
+class _DecodeStep(ctypes.Structure):
+    """`DecodeStep` of kernels/decode.c."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "cosine", "sine")),
@@ -77,7 +77,7 @@ class _Step(ctypes.Structure):
 
 @dataclass(frozen=True)
 class _PrefillLayout:
-    """Prompts alone, whose keys and values are kept in group slots first, first + 1, ..."""
+    """The layout of prompts, whose keys and values go to the given group slots."""
 
     tree: TreeLayout
     cache: CompiledCache
@@ -106,7 +106,7 @@ class _PrefillLayout:
 
 @dataclass(frozen=True)
 class _Layer:
-    """The products of a layer, and the pointers and figures of its norms."""
+    """The matrix products of a layer, and the weight pointers and epsilons of its norms."""
 
     before: tuple[int, float]
     queries: Callable[[Tensor], Tensor]
@@ -120,7 +120,7 @@ class _Layer:
 
 
 class CompiledForward:
-    """A `Forward`; see `llama_form.has_llama_form` for the models it is right for."""
+    """A `Forward` for models that `llama_form.has_llama_form` accepts."""
 
     def __init__(self, model: PreTrainedModel, shape: CacheShape, dtype: torch.dtype) -> None:
         decoder: Any = model.get_decoder()
@@ -132,7 +132,7 @@ class CompiledForward:
         self._head = _product(model.get_output_embeddings(), dtype)
         attention = decoder.layers[0].self_attn
         self._cosine, self._sine = self._positions()
-        self._step = _Step(
+        self._step = _DecodeStep(
             cosine=self._cosine.data_ptr(),
             sine=self._sine.data_ptr(),
             heads=model.config.num_attention_heads,
@@ -143,7 +143,7 @@ class CompiledForward:
             half=int(dtype == torch.bfloat16),
             cache_half=int(dtype == torch.bfloat16),
         )
-        self._parts: tuple[Tensor, ...] = ()  # of the live rows; empty = they have changed
+        self._parts: tuple[Tensor, ...] = ()  # parts of the live rows; empty = to be computed
         self._longest = 0  # own tokens of the longest row
 
     @property
@@ -165,8 +165,8 @@ class CompiledForward:
         hidden_SH = llama_hidden_states(self._decoder, ids_S, tree.position_ids_S, layout)
         return self._head(hidden_SH[torch.tensor(lengths).cumsum(0) - 1].to(self._dtype))
 
-    def step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
-        """See `Forward.step`."""
+    def decode_step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
+        """See `Forward.decode_step`."""
         kernels, half, step = _kernels(), int(self._dtype == torch.bfloat16), self._step
         if not self._parts:
             self._divide(rows, members, prompts)
@@ -203,7 +203,7 @@ class CompiledForward:
         return self._head(normed_nH)[: rows.count]
 
     def _divide(self, rows: Rows, members: int, prompts: Sequence[int]) -> None:
-        """Live rows in parts of one group each; holds until rows come or go."""
+        """Divides the live rows into parts of one group each; valid until rows are added or removed."""
         place_n = rows.place[: rows.count]
         order_n = place_n.argsort()
         part_n = (place_n[order_n] // members) * members + place_n[order_n] % members // _TOGETHER
@@ -239,8 +239,8 @@ def _layer(layer: Any, dtype: torch.dtype) -> _Layer:
     product = partial(_product, dtype=dtype)
     return _Layer(
         before=_norm(layer.input_layernorm),
-        queries=_normed(product(attention.q_proj), getattr(attention, "q_norm", None), attention.head_dim),
-        keys=_normed(product(attention.k_proj), getattr(attention, "k_norm", None), attention.head_dim),
+        queries=_with_head_norm(product(attention.q_proj), getattr(attention, "q_norm", None), attention.head_dim),
+        keys=_with_head_norm(product(attention.k_proj), getattr(attention, "k_norm", None), attention.head_dim),
         values=product(attention.v_proj),
         out=product(attention.o_proj),
         after=_norm(layer.post_attention_layernorm),
@@ -255,7 +255,7 @@ def _norm(module: Any) -> tuple[int, float]:
 
 
 def _product(module: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """The module on contiguous rows; a plain linear map without what a module's call costs."""
+    """The module as a function of contiguous rows; a plain linear layer skips the overhead of a module's call."""
     if hasattr(module, "lora_A"):
         return _with_adapter(module, dtype)
     if type(module) is not nn.Linear:
@@ -265,7 +265,7 @@ def _product(module: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor
 
 
 def _with_adapter(module: Any, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """W x + scaling B A x of PEFT's layer, whose own call costs more than its two small products."""
+    """W x + scaling B A x of PEFT's layer, whose own call has more overhead than its two small products take."""
     if module.disable_adapters or module.merged or len(module.active_adapters) != 1:
         return lambda x: module(x)
     (name,) = module.active_adapters
@@ -274,7 +274,7 @@ def _with_adapter(module: Any, dtype: torch.dtype) -> Callable[[Tensor], Tensor]
     return lambda x: torch.addmm(base(x), F.linear(x, down), up.T, alpha=scaling)
 
 
-def _normed(project: Callable[[Tensor], Tensor], norm: Any, size: int) -> Callable[[Tensor], Tensor]:
+def _with_head_norm(project: Callable[[Tensor], Tensor], norm: Any, size: int) -> Callable[[Tensor], Tensor]:
     if norm is None:
         return project
     return lambda x: head_norm(project(x).view(len(x), -1, size), norm).flatten(1)
@@ -282,5 +282,5 @@ def _normed(project: Callable[[Tensor], Tensor], norm: Any, size: int) -> Callab
 
 def _kernels() -> SimpleNamespace:
     found = library()
-    assert found is not None, "asked for kernels that could not be compiled: call has_llama_form first"
+    assert found is not None, "the kernels could not be compiled: call has_llama_form first"
     return found

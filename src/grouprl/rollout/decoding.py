@@ -1,4 +1,4 @@
-"""The decoding of one call: rows that are drawn token by token, leave when done and make room for waiting groups."""
+"""The decoding of one engine call: finished rows leave and make room for waiting groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grouprl.rollout.forward import Forward
 from grouprl.rollout.rows import Rows
 from grouprl.types import Sampling, StopReason
 
-# A prefill of few prompts costs nearly as much as one of many: wait until this share of the rows is free.
+# A prefill of few prompts costs nearly as much as one of many, so it waits until this share of the rows is free.
 _REFILL_SHARE = 0.25
 
 Item = TypeVar("Item")
@@ -22,17 +22,17 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Unit:
-    """Completions of one request that are decoded beside each other, sharing a prompt in the cache."""
+    """Completions of one request that are decoded together and share a prompt in the cache."""
 
     request: int
     prompt_ids: tuple[int, ...]
-    keys: tuple[int, ...]  # of the random numbers, one per completion
+    keys: tuple[int, ...]  # keys of the random numbers, one per completion
     first: int  # index of the first completion within its request
 
 
 @dataclass(frozen=True)
 class FinishedRow:
-    """A completion in token ids."""
+    """A finished completion in token ids."""
 
     request: int
     index: int
@@ -43,7 +43,7 @@ class FinishedRow:
 
 
 class Decoding:
-    """Rows 0..n-1 are live, and group slots 0..g-1: whoever leaves is replaced by the last one."""
+    """Schedules rows and group slots. Rows 0..n-1 and slots 0..g-1 are live; the last ones fill gaps."""
 
     def __init__(
         self,
@@ -57,23 +57,23 @@ class Decoding:
         self._forward, self._tokenizer, self._sampling = forward, tokenizer, sampling
         self._waiting = deque(units)
         self._members = max(len(unit.keys) for unit in units)
-        self._live: list[tuple[Unit, int]] = []  # of each live row: its unit, and its place there
-        self._slots: list[Unit] = []  # of each live group slot
+        self._live: list[tuple[Unit, int]] = []  # unit of each live row, and the row's place in it
+        self._slots: list[Unit] = []  # unit of each live group slot
         self._remaining: dict[Unit, int] = {}  # live rows of each live unit
         self._rows = Rows(forward.shape.rows, sampling, end_ids, device)
         self._finished: list[FinishedRow] = []
 
     def advance(self) -> bool:
-        """Draws one token for every live row, after letting waiting groups in; False when none is left."""
+        """Admits waiting groups, then draws one token for every live row; False when no row is left."""
         self._admit()
         if not self._live:
-            return bool(self._waiting)  # all that were let in ended at their first token
-        logits_nV = self._forward.step(self._rows, self._members, [len(unit.prompt_ids) for unit in self._slots])
+            return bool(self._waiting)  # all admitted rows ended at their first token
+        logits_nV = self._forward.decode_step(self._rows, self._members, [len(unit.prompt_ids) for unit in self._slots])
         self._retire(self._rows.draw(logits_nV))
         return True
 
     def take_finished(self) -> list[FinishedRow]:
-        """The rows that ended since this was last called."""
+        """The rows that finished since the last call."""
         ended, self._finished = self._finished, []
         return ended
 
@@ -146,7 +146,7 @@ class Decoding:
         moves = _moves(len(self._live), gone)
         if moves:
             self._forward.move_rows(moves, int(self._rows.length[: len(self._live)].max()))
-        self._live = _moved(self._live, gone, moves)
+        self._live = _apply_moves(self._live, gone, moves)
         self._rows.keep(moves, len(self._live))
         self._forward.changed()
         empty = [slot for slot, unit in enumerate(self._slots) if not self._remaining[unit]]
@@ -158,18 +158,18 @@ class Decoding:
         if moves:
             self._forward.move_groups(moves)
             self._rows.change_slots(moves, self._members)
-        self._slots = _moved(self._slots, empty, moves)
+        self._slots = _apply_moves(self._slots, empty, moves)
 
 
 def _moves(count: int, gone: Sequence[int]) -> list[tuple[int, int]]:
-    """(from, to) pairs that fill the gaps below the new end with the survivors above it."""
+    """Pairs (from, to) that move the remaining items above the new end into the gaps below it."""
     end = count - len(gone)
     lost = set(gone)
     survivors = (place for place in range(end, count) if place not in lost)
     return [(next(survivors), gap) for gap in gone if gap < end]
 
 
-def _moved(items: list[Item], gone: Sequence[int], moves: Sequence[tuple[int, int]]) -> list[Item]:
+def _apply_moves(items: list[Item], gone: Sequence[int], moves: Sequence[tuple[int, int]]) -> list[Item]:
     items = list(items)
     for source, target in moves:
         items[target] = items[source]

@@ -1,4 +1,4 @@
-"""What the run needs of a rollout engine."""
+"""The protocol of rollout engines."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from grouprl.types import Group, Problem, Sampling
 
 @dataclass(frozen=True)
 class Request:
-    """A group to sample: one problem and how many completions."""
+    """A group to sample: one problem and the number of its completions."""
 
     problem: Problem
     prompt_ids: tuple[int, ...]
     completions: int
-    stream: str = ""  # part of the key of the random numbers: another stream, other completions
+    stream: str = ""  # part of the key of the random numbers: another stream gives other completions
 
 
 def requests(
@@ -51,16 +51,16 @@ class Engine(Protocol):
         on_finished: Callable[[int], None] | None = None,
         on_group: Callable[[int, Group], None] | None = None,
     ) -> list[Group]:
-        """One group per request, in their order.
+        """Samples one group per request, in the order of the requests.
 
         Args:
-            requests: what to sample.
-            sampling: how.
-            on_finished: called with the number of completions that just ended, for progress bars.
-            on_group: called once for each group as soon as it is whole, with the place of its request.
+            requests: the groups to sample.
+            sampling: the sampling parameters.
+            on_finished: called with the number of completions that just finished, for progress bars.
+            on_group: called once for each group when its last completion finishes, with the index of its request.
         """
         ...
 
     def load_weights(self, version: int) -> None:
-        """Tells the engine that the policy's weights are now those after `version` updates."""
+        """Makes the engine sample from the policy's weights after `version` updates."""
         ...

@@ -1,4 +1,4 @@
-"""What decoding needs of a model: to read prompts, and to go one token further for every live row."""
+"""The forward passes of decoding: the prefill of prompts, and decode steps of one token for every live row."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ class Forward(Protocol):
 
     @property
     def shape(self) -> CacheShape:
-        """How much the cache holds."""
+        """The capacity of the cache."""
         ...
 
     def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
-        """Reads prompts into the slots first, first + 1, ...; gives the [P, V] logits after each."""
+        """Reads prompts into the slots first, first + 1, ...; gives the logits [P, V] after each prompt."""
         ...
 
-    def step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
-        """Reads the newest token of every live row; gives the [n, V] logits after each.
+    def decode_step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
+        """Reads the newest token of every live row; gives the logits [n, V] after each of them.
 
         Args:
             rows: the live rows.
-            members: most rows that a group can have.
-            prompts: tokens of the prompt in each live group slot.
+            members: most rows of a group.
+            prompts: the number of prompt tokens in each live group slot.
         """
         ...
 
     def changed(self) -> None:
-        """Is told that rows have come or gone."""
+        """Invalidates cached data about rows, after rows were added or removed."""
         ...
 
     def move_groups(self, moves: Sequence[tuple[int, int]]) -> None:
@@ -50,7 +50,7 @@ class Forward(Protocol):
 
 
 class ModuleForward:
-    """Runs the model's own modules: any architecture, any device."""
+    """A `Forward` that runs the model's own modules: any architecture, any device."""
 
     def __init__(self, model: PreTrainedModel, shape: CacheShape, dtype: torch.dtype) -> None:
         self._model = model
@@ -73,8 +73,8 @@ class ModuleForward:
         logits_PV: Tensor = self._head(hidden_SH[last_P.to(self._device)])
         return logits_PV
 
-    def step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
-        """See `Forward.step`."""
+    def decode_step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
+        """See `Forward.decode_step`."""
         live = slice(0, rows.count)
         position_n, prompt_n = rows.length[live] - 1, rows.prompt[live]
         prompt_tokens, own_tokens = max(prompts), int(position_n.max()) + 1
@@ -104,12 +104,8 @@ class ModuleForward:
 
     def move_groups(self, moves: Sequence[tuple[int, int]]) -> None:
         """See `Forward.move_groups`."""
-        source, target = torch.tensor(moves, device=self._device).T
-        for tensor in (self._cache.prompt_keys, self._cache.prompt_values):
-            tensor[:, target] = tensor[:, source]
+        self._cache.move_groups(moves)
 
     def move_rows(self, moves: Sequence[tuple[int, int]], used: int) -> None:
         """See `Forward.move_rows`."""
-        source, target = torch.tensor(moves, device=self._device).T
-        for tensor in (self._cache.own_keys, self._cache.own_values):
-            tensor[:, target, :, :used] = tensor[:, source, :, :used]
+        self._cache.move_rows(moves, used)

@@ -1,7 +1,7 @@
-"""The native engine: samples groups with the learner's own modules and weights, many completions at once.
+"""The native engine samples groups with the learner's own modules and weights, many completions at once.
 
-A group's prompt is read once. Rows that finish leave at once, their places are filled from the back, and waiting
-groups move in when enough rows are free, so that every matrix product is over live completions alone.
+It reads a group's prompt once. Finished rows leave at once, the last rows fill their places, and waiting groups enter
+when enough rows are free, so that matrix products cover only live completions.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from grouprl.models import end_token_ids
 from grouprl.models.llama_form import has_llama_form
 from grouprl.models.precision import autocast
 from grouprl.rollout.cache import CacheShape
-from grouprl.rollout.compiled import CompiledForward
+from grouprl.rollout.compiled_forward import CompiledForward
 from grouprl.rollout.decoding import Decoding, FinishedRow, Unit
 from grouprl.rollout.engine import Request
 from grouprl.rollout.forward import Forward, ModuleForward
-from grouprl.rollout.graphed import GraphedForward
 from grouprl.rollout.random_numbers import row_key
+from grouprl.rollout.static_forward import StaticForward
 from grouprl.types import Completion, Group, Sampling
 
-# Group slots for each that full groups would need: a group's last completions would keep a whole group's rows empty.
+# Factor on the group slots that full groups need: the last completions of a group occupy a slot but few rows.
 _SLOTS = 4
 
 
 class NativeEngine:
-    """An `Engine` on the policy's modules in memory: no second copy of the weights, nothing to transfer."""
+    """An `Engine` on the policy's modules in memory, without a second copy or a transfer of the weights."""
 
     def __init__(
         self,
@@ -39,15 +39,15 @@ class NativeEngine:
         max_rows: int,
         dtype: str = "float32",
     ) -> None:
-        """`max_rows` completions are decoded at once; `seed` is the run's; `dtype` is of the computation."""
+        """`max_rows`: completions decoded at once; `seed`: of the run; `dtype`: of the computation."""
         self._model, self._tokenizer = model, tokenizer
         self._seed, self._max_rows, self._dtype = seed, max_rows, dtype
         self._ends = end_token_ids(model, tokenizer)
         self._version = 0
-        self._graphed: GraphedForward | None = None
+        self._static_forward: StaticForward | None = None
 
     def load_weights(self, version: int) -> None:
-        """See `Engine.load_weights`; the weights themselves are already here."""
+        """See `Engine.load_weights`; the weights are shared with the learner, so only the version changes."""
         self._version = version
 
     @torch.no_grad()
@@ -94,7 +94,7 @@ class NativeEngine:
         ]
 
     def _forward(self, units: Sequence[Unit], sampling: Sampling) -> Forward:
-        """The model with a cache that is large enough: on a CPU for one call, so that the learner has its memory."""
+        """The model with a large enough cache; on a CPU for one call only, so that the learner gets its memory."""
         config = self._model.config
         heads = config.num_attention_heads
         shape = CacheShape(
@@ -113,12 +113,12 @@ class NativeEngine:
             return self._on_gpu(shape, dtype)
         return ModuleForward(self._model, shape, dtype)
 
-    def _on_gpu(self, shape: CacheShape, dtype: torch.dtype) -> GraphedForward:
-        # Recordings hold where cache and weights are, and take seconds to make: both stay between calls.
-        if self._graphed is None or not self._graphed.renew(shape):
-            self._graphed = None  # its memory first
-            self._graphed = GraphedForward(self._model, shape, dtype)
-        return self._graphed
+    def _on_gpu(self, shape: CacheShape, dtype: torch.dtype) -> StaticForward:
+        # Recordings contain the addresses of cache and weights and take seconds to make, so they stay between calls.
+        if self._static_forward is None or not self._static_forward.renew(shape):
+            self._static_forward = None  # frees its memory first
+            self._static_forward = StaticForward(self._model, shape, dtype)
+        return self._static_forward
 
     def _group(self, request: Request, rows: Sequence[FinishedRow]) -> Group:
         texts = self._tokenizer.batch_decode([row.token_ids for row in rows], skip_special_tokens=True)

@@ -1,7 +1,6 @@
 """Counter-based random numbers: a pure function of (run seed, problem, completion index, token position).
 
-No generator state exists, so a completion is the same whatever else is in its batch, whichever worker makes it, and
-after any resume.
+There is no generator state, so a completion does not depend on its batch, its worker or a resume.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def row_key(seed: int, stream: str, problem_id: str, index: int) -> int:
 
 
 def uniforms(keys_N: Tensor, positions_N: Tensor) -> Tensor:
-    """[N] float64 in [0, 1): the number of each key at each token position.
+    """The random number of each key at its token position, [N] float64 in [0, 1).
 
     Args:
         keys_N: [N] int64 from `row_key`.
@@ -37,5 +36,5 @@ def uniforms(keys_N: Tensor, positions_N: Tensor) -> Tensor:
 
 
 def _shift(state_N: Tensor, bits: int) -> Tensor:
-    # int64 shifts copy the sign bit in; the mask makes the shift the unsigned one of the algorithm.
+    # int64 shifts copy the sign bit; the mask gives the unsigned shift of the algorithm.
     return (state_N >> bits) & ((1 << (64 - bits)) - 1)

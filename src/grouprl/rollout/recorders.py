@@ -1,4 +1,4 @@
-"""Recording of a function that works on tensors of fixed addresses alone, so that it can be played without Python."""
+"""Records a function that works only on tensors of fixed addresses, so that it can be replayed without Python."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Their shapes depend on values only where an index is a mask; index_put and copy_ of masks carry no tag at all.
+# Operations whose shapes depend on values only where an index is a mask; torch tags index_put of a mask with nothing.
 _INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default)
 _VALUE_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class Recorder(Protocol):
-    """Turns calls of a function into plays of what it did."""
+    """Records the operations of a function, and replays them."""
 
     def warm_up(self, function: Callable[[], None]) -> None:
-        """Calls the function in the surroundings that it is going to be recorded in."""
+        """Calls the function in the same state in which it will be recorded."""
         ...
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """What repeats the function's work on the tensors' contents of that time; recording may not do the work."""
+        """Gives a function that repeats the operations on the then present contents of the tensors.
+
+        The recording itself may or may not execute the operations.
+        """
         ...
 
 
-class Uncaptured:
-    """Calls the function itself every time: the CPU, and models that cannot be recorded."""
+class NoRecorder:
+    """A `Recorder` that calls the function itself every time: for the CPU, and for models that cannot be recorded."""
 
     def warm_up(self, function: Callable[[], None]) -> None:
         """See `Recorder.warm_up`."""
@@ -39,10 +42,10 @@ class Uncaptured:
 
 
 class CudaGraphs:
-    """CUDA graphs in one memory pool: a play is one launch in the place of a thousand.
+    """A `Recorder` of CUDA graphs in one memory pool: a replay is one launch instead of a thousand.
 
-    The graphs share the memory of what lives only within a play, so they are played one after the other, and every
-    result must be copied to a tensor from before the recording.
+    The graphs share the memory of their temporary tensors. They must be replayed one after the other, and every result
+    must be copied to a tensor from before the recording.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -51,7 +54,7 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, function: Callable[[], None]) -> None:
-        """See `Recorder.warm_up`; on the recording's stream, where cuBLAS then has its workspace already."""
+        """See `Recorder.warm_up`; runs on the recording's stream, where cuBLAS then allocates its workspace."""
         usual = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(usual)
         with torch.cuda.stream(self._stream):
@@ -68,9 +71,9 @@ class CudaGraphs:
 
 
 class HostReads(TorchDispatchMode):
-    """Notes every operation whose result on the host, or whose shape, depends on what tensors hold.
+    """Finds the operations whose host result, or whose shape, depends on the contents of tensors.
 
-    One of them makes the host wait for the device, and a recording would repeat what it found the first time.
+    Such an operation makes the host wait for the device, and a recording would repeat its first result.
     """
 
     def __init__(self) -> None:
@@ -91,7 +94,7 @@ def _depends_on_values(operation: Any, arguments: Any) -> bool:
 
 
 def _crosses_devices(arguments: Any, result: Any) -> bool:
-    # A number as a tensor of no dimensions is passed to a kernel like a number.
+    # A CPU tensor without dimensions is passed to a kernel by value.
     devices = {tensor.device for tensor in (*_tensors(arguments), *_tensors(result)) if tensor.dim() or tensor.is_cuda}
     return len(devices) > 1
 

@@ -1,4 +1,4 @@
-"""The completions that are being decoded: rows 0 .. count-1 are live, whoever leaves is replaced by the last ones."""
+"""The completions that are being decoded. Rows 0 .. count-1 are live; the last rows fill the gaps of finished ones."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from grouprl.rollout.sampler import draw
 from grouprl.types import Sampling, StopReason
 
 _END, _FULL = 1, 2
-# On a GPU the host waits for what it reads. Nothing is added to a row that is over, so it may stay until the next look.
-_LOOK_EVERY = 8
+# On a GPU a read makes the host wait. A finished row gets no more tokens, so it can stay until the next read.
+_READ_EVERY = 8
 
 
 class Rows:
-    """What is known of each row; R rows at most, T tokens each."""
+    """The state of at most R rows of at most T tokens each."""
 
     def __init__(self, rows: int, sampling: Sampling, end_ids: Sequence[int], device: torch.device) -> None:
         self.count = 0  # live rows
@@ -29,9 +29,9 @@ class Rows:
         )  # of the random numbers; group slot * members + member; prompt tokens; own tokens; the last of them
         self.tokens = torch.zeros(rows, sampling.max_tokens, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(2, rows, sampling.max_tokens, device=device)  # sampled, plain
-        # A stop string is looked for after every token.
-        self._look_every = _LOOK_EVERY if device.type == "cuda" and not sampling.stop else 1
-        self._since = 0  # steps since the host looked
+        # Stop strings must be searched after every token.
+        self._read_every = _READ_EVERY if device.type == "cuda" and not sampling.stop else 1
+        self._since = 0  # decode steps since the last read
         self._kernels = library() if device.type == "cpu" else None
 
     def add(self, columns: Sequence[tuple[int, int, int]]) -> None:
@@ -44,12 +44,12 @@ class Rows:
         self.count += len(columns)
 
     def draw(self, logits_nV: Tensor, first: int = 0) -> dict[int, StopReason]:
-        """Draws a token for each of the last n rows, from `first` on; gives those that are over and why."""
+        """Draws a token for each of the last n rows, from `first` on; gives the stop reasons of finished rows."""
         rows = slice(first, self.count)
-        tokens_n, drawn_n, plain_n = self._drawn(logits_nV, rows)
+        tokens_n, drawn_n, plain_n = self._draw_tokens(logits_nV, rows)
         if self._kernels is None:
             self._append(rows, tokens_n, drawn_n, plain_n)
-            over = self._looks() and bool(self._reason[rows].any())
+            over = self._reads_now() and bool(self._reason[rows].any())
         else:
             new = (self.newest, self.length, self.tokens, *self.logprobs)
             over = self._kernels.append(
@@ -66,14 +66,14 @@ class Rows:
         names = {_END: StopReason.END, _FULL: StopReason.LENGTH}
         return {row: names[reason] for row, reason in enumerate(reasons, first) if reason}
 
-    def _drawn(self, logits_nV: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+    def _draw_tokens(self, logits_nV: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         key_n, length_n = self.key[rows], self.length[rows]
         if self._kernels is None or self._sampling.truncates:
             return draw(logits_nV, uniforms(key_n, length_n), self._sampling)
         return draw_compiled(self._kernels, logits_nV, key_n, length_n, self._sampling.temperature)
 
-    def _looks(self) -> bool:
-        self._since = (self._since + 1) % self._look_every
+    def _reads_now(self) -> bool:
+        self._since = (self._since + 1) % self._read_every
         return self._since == 0
 
     def _append(self, rows: slice, tokens_n: Tensor, drawn_n: Tensor, plain_n: Tensor) -> None:
@@ -98,7 +98,7 @@ class Rows:
         self.count = count
 
     def change_slots(self, moves: Sequence[tuple[int, int]], members: int) -> None:
-        """Takes note that group slots (from, to) have moved."""
+        """Updates the places of rows after group slots moved (from, to)."""
         slots = self.place[: self.count] // members
         for source, target in moves:
             self.place[: self.count][slots == source] += (target - source) * members
@@ -107,7 +107,7 @@ class Rows:
 def draw_compiled(
     kernels: Any, logits_NV: Tensor, keys_N: Tensor, positions_N: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `sampler.draw` gives for untruncated sampling, in one pass over each row and without arrays of [N, V]."""
+    """Computes `sampler.draw` for sampling without truncation, in one pass over each row and without [N, V] arrays."""
     rows, v = logits_NV.shape
     logits_NV = logits_NV.contiguous()
     tokens_N = torch.empty(rows, dtype=torch.long)

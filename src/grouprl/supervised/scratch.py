@@ -1,4 +1,4 @@
-"""A new small model with its own tokenizer, for work that must not depend on a download."""
+"""Makes a new small model and its tokenizer, for work without a download."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from transformers import (
 from grouprl.config.supervised import NewModelConfig
 from grouprl.models.attention import NAME
 
-# Digits alone, so that a number is read by place value; an operator with its spaces is one token, so that a worked
-# step is short. The order of the alternatives matters.
+# Each digit is a token, so that the model reads a number by place value. An operator with its spaces is one token, so
+# that a reasoning step is short. The order of the alternatives matters.
 _PIECES = r"\d| [-+*/=] |\\boxed\{|[.,?!] ?| ?[A-Za-z']+|\s+|[^\sA-Za-z\d]"
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
@@ -31,7 +31,7 @@ _SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 
 
 def new_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerBase:
-    """A byte-level BPE tokenizer of at most `vocabulary` tokens, with a chat template; any text can be encoded."""
+    """A byte-level BPE tokenizer of at most `vocabulary` tokens with a chat template; it can encode any text."""
     tokenizer = Tokenizer(tokenizer_models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -60,7 +60,7 @@ def new_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerB
 def new_model(config: NewModelConfig, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> PreTrainedModel:
     """A Llama model with random weights, tied embeddings and GroupRL's attention, in eval mode.
 
-    Not Qwen2: transformers gives every folder of that type Qwen2's own tokenizer, whatever its tokenizer.json says.
+    Not Qwen2: transformers loads Qwen2's own tokenizer for every folder of that type, whatever its tokenizer.json says.
     """
     torch.manual_seed(seed)
     model = LlamaForCausalLM(

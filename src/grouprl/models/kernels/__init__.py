@@ -1,4 +1,4 @@
-"""Compiled CPU kernels for what torch has no fused form of; everything works without them, slower."""
+"""Compiled CPU kernels for operations that torch does not fuse; all code also works without them, but slower."""
 
 from grouprl.models.kernels.build import library
 from grouprl.models.kernels.functions import add_norm, fits, linear_logprobs, swiglu, tree_attention

@@ -1,11 +1,11 @@
-/* Attention over packed groups: each completion sees its prompt and its own past. Flash attention's way (Dao et al.,
- * arXiv:2205.14135): weights are made again in the backward pass, from the log-sum-exp of each query. Positions are
+/* Attention over packed groups: each completion attends to its prompt and its own past. As in FlashAttention (Dao et al.,
+ * arXiv:2205.14135), the backward pass computes weights again from the log-sum-exp of each query. Positions are
  * rotated (RoPE, arXiv:2104.09864, halves of a head as pairs) while queries and keys are read.
  *
  * Queries, keys and values are [S, heads, d]; a task is one group and one key/value head, with r query heads to it. */
 #include "scores.h"
 
-#define QUERIES 32 /* rows of scores worked on at once: two score buffers stay in the cache near the core */
+#define QUERIES 32 /* rows of scores at once: two score buffers fit in the cache of a core */
 
 typedef struct {
   const void *q, *k, *v;
@@ -98,7 +98,7 @@ static Block new_block(int64_t tokens, int64_t d) {
   return (Block){memory, memory + padded, memory + 2 * padded, memory + 3 * padded, 0};
 }
 
-/* lengths: [groups][1 + widest]: of the prompt and of the completions, 0 where there is none; starts: likewise. */
+/* starts, lengths: [groups][1 + widest], of the prompt and of the completions; length 0 = no completion. */
 void grouprl_tree_attention(const void *q, const void *k, const void *v, const float *cosine, const float *sine,
                             void *out, const int64_t *starts, const int64_t *lengths, int64_t groups, int64_t widest,
                             int64_t heads, int64_t kv_heads, int64_t d, float scaling, int half) {
@@ -124,7 +124,7 @@ void grouprl_tree_attention(const void *q, const void *k, const void *v, const f
   }
 }
 
-/* Adds a span's share to the gradients of its keys and values, and stores that of its queries. */
+/* Adds to the gradients of a span's keys and values, and stores the gradient of its queries. */
 static void backward_span(const Inputs *in, const Span *s, const Block *prompt, const Block *own, float *scores,
                           float *d_scores, float *rows, const void *d_out, void *dq, Block *d_prompt, Block *d_own) {
   int64_t d = in->d, L = prompt ? prompt->tokens : 0, left = tiles(L);

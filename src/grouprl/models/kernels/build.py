@@ -1,4 +1,4 @@
-"""Compiles the C files beside this one for this very processor, once, and loads them; without a compiler, nothing."""
+"""Compiles the C files in this folder for this processor, once, and loads them where there is a compiler."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _HERE = Path(__file__).parent
 _SOURCES = ("attention.c", "decode.c", "pointwise.c", "tokens.c")
 _HEADERS = ("scores.h", "vector.h")
 _FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-Wno-psabi")
-# What not every compiler has; the first that works is taken.
+# Flags that some compilers lack; the first variant that compiles is used.
 _VARIANTS = (("-march=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",), ())
-_SWITCH = "GROUPRL_KERNELS"  # "off": everything is computed by torch alone
+_SWITCH = "GROUPRL_KERNELS"  # environment variable; "off" leaves all computation to torch
 
-# Of each function its arguments, then its result: pointer, integer of 64 bits, float, int (a yes or no), nothing.
+# Letters of a signature: pointer, 64-bit integer, float, int (a flag), no result.
 _TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes.c_float, "b": ctypes.c_int, "-": None}
 _SIGNATURES = {
     "add_norm": ("pppppp" + "nn" + "fbb", "-"),
@@ -43,11 +43,11 @@ _SIGNATURES = {
 
 
 def why_no_library() -> str | None:
-    """Why `library` gives nothing here; None = it gives the kernels, compiled now if they were not yet."""
+    """The reason why `library` gives None; None = it gives the kernels, and has compiled them."""
     if os.environ.get(_SWITCH) == "off":
         return f"switched off by {_SWITCH}=off"
     if platform.system() == "Windows":
-        return "not made for Windows"
+        return "not supported on Windows"
     if _compiler() is None:
         return "no C compiler: install gcc or clang (apt install gcc)"
     return "the C compiler failed" if library() is None else None
@@ -59,7 +59,7 @@ def _compiler() -> str | None:
 
 @cache
 def library() -> SimpleNamespace | None:
-    """The compiled kernels by name; None where there is no C compiler, or GROUPRL_KERNELS=off."""
+    """The compiled kernels by name; None without a C compiler or with GROUPRL_KERNELS=off."""
     compiler = _compiler()
     if os.environ.get(_SWITCH) == "off" or compiler is None or platform.system() == "Windows":
         return None
@@ -76,7 +76,7 @@ def library() -> SimpleNamespace | None:
 
 
 def _folder() -> Path:
-    """Where the compiled library is kept from run to run; for this process alone where nothing can be kept."""
+    """The folder that caches the compiled library; a temporary one where the cache cannot be written."""
     kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grouprl"
     try:
         kept.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def _folder() -> Path:
 
 
 def _key(compiler: str) -> str:
-    """Changes with the sources, the compiler and the processor that it means by "native"."""
+    """A hash of the sources, the compiler and the processor that "native" means."""
     digest = hashlib.blake2b(digest_size=12)
     for name in (*_SOURCES, *_HEADERS):
         digest.update((_HERE / name).read_bytes())
@@ -99,25 +99,25 @@ def _key(compiler: str) -> str:
 
 
 def _compile(compiler: str, target: Path) -> bool:
-    # Built beside its place and moved there, so that a process that starts meanwhile never loads half a file.
+    # Compiled to a temporary folder and then renamed, so that another process never loads half a file.
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         for variant in _VARIANTS:
-            complaint = _try(compiler, (*_FLAGS, *variant), Path(scratch), target.name)
-            if not complaint:
+            error = _try(compiler, (*_FLAGS, *variant), Path(scratch), target.name)
+            if not error:
                 (Path(scratch) / target.name).replace(target)
                 return True
     logging.getLogger(__name__).warning(
-        "the kernels could not be compiled; torch computes alone, which is slower: %s", complaint
+        "the kernels could not be compiled, so torch computes without them, which is slower: %s", error
     )
     return False
 
 
 def _try(compiler: str, flags: Sequence[str], folder: Path, name: str) -> str:
-    """Compiles the files side by side and links them; gives the compiler's complaint, empty when there is none."""
+    """Compiles the files in parallel and links them; gives the compiler's error text, empty on success."""
     commands = [[compiler, *flags, "-c", str(_HERE / file), "-o", str(folder / f"{file}.o")] for file in _SOURCES]
     running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
-    complaints = [(process.communicate()[1], process.returncode) for process in running]
-    failed = [text.strip() or "no reason given" for text, code in complaints if code]
+    results = [(process.communicate()[1], process.returncode) for process in running]
+    failed = [text.strip() or "no reason given" for text, code in results if code]
     if failed:
         return failed[0]
     objects = [str(folder / f"{file}.o") for file in _SOURCES]

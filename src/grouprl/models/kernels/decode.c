@@ -10,15 +10,15 @@ typedef struct {
   void *out;
   const float *cosine, *sine; /* [positions, d] */
   void *prompt_keys, *prompt_values, *own;
-  const int64_t *order;  /* [n] live rows, those of a part beside each other */
-  const int64_t *begin;  /* [parts + 1] where each part of a group begins in `order` */
-  const int64_t *slot;   /* [parts] where its prompt is in the cache */
-  const int64_t *prompt; /* [parts] tokens of its prompt */
-  const int64_t *length; /* [n] tokens of the row's completion so far, the newest included */
+  const int64_t *order;  /* [n] live rows, sorted by part */
+  const int64_t *begin;  /* [parts + 1] index in `order` of the first row of each part */
+  const int64_t *slot;   /* [parts] cache slot of the part's prompt */
+  const int64_t *prompt; /* [parts] tokens of the part's prompt */
+  const int64_t *length; /* [n] tokens of the row's completion so far, including the newest */
   int64_t heads, kv_heads, d, prompt_tiles, own_tiles;
   float scaling;
   int half, cache_half;
-} Step;
+} DecodeStep;
 
 INLINE void write_key(void *tile_base, int64_t at, int64_t d, const float *key, int half) {
   for (int64_t c = 0; c < d; c++) {
@@ -32,7 +32,7 @@ INLINE void write_key(void *tile_base, int64_t at, int64_t d, const float *key, 
   }
 }
 
-/* Keys go to element key_at of `keys`, values to value_at of it. */
+/* Writes the key to element key_at of `keys`, the value to element value_at. */
 INLINE void write_token(const void *k, const void *v, int64_t from, const float *cosine, const float *sine, void *keys,
                         int64_t key_at, int64_t value_at, int64_t token, int64_t d, int half, int cache_half) {
   float raw[512], turned[512];
@@ -42,8 +42,8 @@ INLINE void write_token(const void *k, const void *v, int64_t from, const float 
   for (int64_t c = 0; c < d; c += W) store(keys, value_at + token * d + c, load(v, from + c, half), cache_half);
 }
 
-/* Weights and own values of one row and one key/value head: r query rows, whose scores of the prompt are there. */
-INLINE void attend_own(const Step *s, int64_t row, int64_t head, int64_t L, const float *rows, float *scores,
+/* Weights and own values of one row and one key/value head: r query rows, whose prompt scores are computed. */
+INLINE void attend_own(const DecodeStep *s, int64_t row, int64_t head, int64_t L, const float *rows, float *scores,
                        float *mixed, int64_t width, int cache_half) {
   int64_t d = s->d, r = s->heads / s->kv_heads, left = tiles(L) * W, seen = s->length[row], position = L + seen - 1;
   int64_t size = s->own_tiles * W * d, at = (row * s->kv_heads + head) * 2 * size;
@@ -58,8 +58,8 @@ INLINE void attend_own(const Step *s, int64_t row, int64_t head, int64_t L, cons
   mix(scores + left, width, 1, s->own, at + size, 2 * size, seen, mixed, r, d, cache_half);
 }
 
-/* A part: rows of one group. Queries and scores are [kv_heads][members * r], so that a head's meet the prompt at once. */
-INLINE void attend_part(const Step *s, int64_t part, float *memory, int cache_half) {
+/* A part: rows of one group. Queries and scores are [kv_heads][members * r]: one product per head with the prompt. */
+INLINE void attend_part(const DecodeStep *s, int64_t part, float *memory, int cache_half) {
   int64_t d = s->d, r = s->heads / s->kv_heads, L = s->prompt[part], left = tiles(L), width = left + s->own_tiles;
   const int64_t *order = s->order + s->begin[part];
   int64_t members = s->begin[part + 1] - s->begin[part], count = members * r, size = s->prompt_tiles * W * d;
@@ -92,7 +92,7 @@ INLINE void attend_part(const Step *s, int64_t part, float *memory, int cache_ha
   }
 }
 
-void grouprl_decode_attention(const Step *s, int64_t parts) {
+void grouprl_decode_attention(const DecodeStep *s, int64_t parts) {
 #pragma omp parallel for schedule(dynamic) if (parts > 1 && s->begin[parts] > 8)
   for (int64_t part = 0; part < parts; part++) {
     int64_t rows = (s->begin[part + 1] - s->begin[part]) * s->heads;

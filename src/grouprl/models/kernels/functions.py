@@ -13,16 +13,16 @@ from torch.autograd.function import once_differentiable
 from grouprl.models.kernels.build import library
 
 _WIDTH = 16  # floats of a vector in the kernels
-_KEPT = 1 << 22  # logits
+_KEPT = 1 << 22  # most logits that the backward pass keeps
 
 
 def fits(*sizes: int) -> bool:
-    """Whether the kernels can be used on rows of these sizes."""
+    """Whether the kernels exist and support rows of these sizes."""
     return all(size % _WIDTH == 0 for size in sizes) and library() is not None
 
 
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(x + delta, and its RMS norm times weight in `dtype`).
+    """The sum x + delta, and its RMS norm times weight in `dtype`.
 
     Args:
         x: [S, H] float32.
@@ -36,7 +36,7 @@ def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, dtype:
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, of tensors of one shape and dtype."""
+    """silu(gate) * up for tensors of one shape and dtype."""
     result: Tensor = _SwiGlu.apply(gate, up)  # type: ignore[no-untyped-call]
     return result
 
@@ -44,13 +44,13 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 def tree_attention(
     query: Tensor, key: Tensor, value: Tensor, cosine: Tensor, sine: Tensor, tree: tuple[Tensor, Tensor], scaling: float
 ) -> Tensor:
-    """Attention of packed groups, with rotary positions applied on the way.
+    """Applies rotary positions and computes the attention of packed groups.
 
     Args:
-        query: [S, heads, d], positions not yet applied; key, value: [S, kv_heads, d]; all of one dtype, d <= 512.
-            Tokens after the last of the tree see nothing, and their results are 0.
+        query: [S, heads, d]; key, value: [S, kv_heads, d]; without positions applied, all of one dtype, d <= 512.
+            The results of tokens after the last one of the tree are 0.
         cosine, sine: [S, d] float32.
-        tree: starts and lengths, int64 [P, 1 + G]: of the prompt, then of its completions; length 0 = none.
+        tree: starts and lengths, int64 [P, 1 + G], of the prompt and then of its completions; length 0 = none.
         scaling: multiplies the scores.
 
     Returns:
@@ -69,10 +69,10 @@ def linear_logprobs(
         hidden: [S, H]; weight: [V, H]; bias: [V] or None; all of one dtype.
         targets: [S] token ids.
         temperature: above 0.
-        rows: of logits that live at once; they are made again in the backward pass.
+        rows: rows of logits in memory at once; the backward pass computes them again.
 
     Returns:
-        [S] float32 each; the entropies cannot be differentiated.
+        [S] float32 each; the entropies take no gradient.
     """
     logprobs, entropies = _LinearLogprobs.apply(hidden, weight, bias, targets, temperature, rows)  # type: ignore[no-untyped-call]
     return logprobs, entropies
@@ -86,11 +86,11 @@ class _LinearLogprobs(torch.autograd.Function):
         logprobs, entropies, lse = found = [torch.empty(len(targets)) for _ in range(3)]
         logits = torch.empty(0)
         for at in range(0, len(targets), rows):
-            del logits  # before the next chunk is made, or two would live
+            del logits  # first, so that two chunks are never in memory
             logits = F.linear(hidden[at : at + rows], weight, bias)
             columns = [values[at : at + rows] for values in (targets, *found)]
             _lib().logprobs(*_at(logits, *columns), *logits.shape, 1 / temperature, _half(logits))
-        # A single small chunk costs less memory than making it again costs time.
+        # A single small chunk is kept: its memory costs less than the time to compute it again.
         kept = logits if logits.shape[0] == len(targets) and logits.numel() <= _KEPT else None
         ctx.save_for_backward(hidden, weight, bias, targets, lse, kept)
         ctx.factor, ctx.rows = 1 / temperature, rows
@@ -108,7 +108,7 @@ class _LinearLogprobs(torch.autograd.Function):
         logits = torch.empty(0)
         for at in range(0, len(targets), ctx.rows):
             part = slice(at, at + ctx.rows)
-            del logits  # before the next chunk is made, or two would live
+            del logits  # first, so that two chunks are never in memory
             logits = F.linear(hidden[part], weight, bias) if kept is None else kept.clone()
             columns = (values[part] for values in (targets, lse, d_logprobs))
             _lib().logprobs_backward(*_at(logits, *columns), *logits.shape, ctx.factor, _half(logits))
@@ -222,7 +222,7 @@ def _tree_sizes(query: Tensor, key: Tensor, starts: Tensor, scaling: float) -> t
 
 def _lib() -> SimpleNamespace:
     found = library()
-    assert found is not None, "asked for kernels that could not be compiled: call fits() first"
+    assert found is not None, "the kernels could not be compiled: call fits() first"
     return found
 
 

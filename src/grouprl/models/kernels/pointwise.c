@@ -1,4 +1,4 @@
-/* What a decoder layer does to each token alone, in one pass over memory each way. Rows are split over threads. */
+/* The per-token operations of a decoder layer, in one pass over memory per direction. Rows are split over threads. */
 #include "vector.h"
 
 /* sum = x + delta (skipped when delta is 0); normed = sum / rms(sum) * weight. inverse keeps 1 / rms of each row. */
@@ -38,7 +38,7 @@ void grouprl_add_norm(const float *x, const void *delta, const float *weight, fl
   }
 }
 
-/* dx = d_total (0: none) + gradient through the norm, and once more in bfloat16 where dx_half is not 0. */
+/* dx = d_total (0: none) + gradient through the norm; also in bfloat16 where dx_half is not 0. */
 void grouprl_norm_backward(const float *x, const float *weight, const float *inverse, const void *d_normed,
                            const float *d_total, float *dx, void *dx_half, float *d_weight, int64_t rows, int64_t h,
                            int half) {

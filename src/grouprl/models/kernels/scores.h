@@ -32,7 +32,7 @@ INLINE void fetch(const void *base, int64_t at, int half) {
   __builtin_prefetch((const char *)base + at * (half ? 2 : 4));
 }
 
-/* scores[row][key] = rows[row] . key for `rows` rows and `span` tiles: independent sums enough to keep the core busy. */
+/* scores[row][key] = rows[row] . key for `rows` rows and `span` tiles: enough independent sums to keep a core busy. */
 INLINE void score_tile(const float *row, const void *keys, int64_t at, int64_t ahead, float *scores, int64_t stride,
                        int64_t d, int rows, int span, int half) {
   int own = rows * span, parts = own < 4 ? 4 / own : 1;

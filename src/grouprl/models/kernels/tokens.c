@@ -1,4 +1,4 @@
-/* From logits to tokens and log-probs, one row at a time, so that no second array of logits is made. */
+/* Computes tokens and log-probs from logits one row at a time, without a second array of logits. */
 #include <stdlib.h>
 
 #include "vector.h"
@@ -25,12 +25,12 @@ static Row survey(const float *row, int64_t v) {
   vec most = splat(-INFINITY), mass = splat(0), mean = splat(0);
   for (int64_t i = 0; i < v; i += W) most = larger(most, load(row, i, 0));
   float peak = largest(most);
-  double masses = 0, means = 0; /* by blocks: a float sum over 150,000 tokens is off by more than many of them */
+  double masses = 0, means = 0; /* by blocks: a float sum over 150,000 tokens is off by more than many tokens' mass */
   for (int64_t i = 0; i < v;) {
     for (int64_t end = i + 64 * W < v ? i + 64 * W : v; i < end; i += W) {
       vec x = load(row, i, 0) - peak, e = exponential(x);
       mass += e;
-      mean += e * larger(x, splat(-1e30f)); /* 0 * -infinity has no value */
+      mean += e * larger(x, splat(-1e30f)); /* because 0 * -infinity is NaN */
     }
     masses += sum(mass), means += sum(mean);
     mass = splat(0), mean = splat(0);

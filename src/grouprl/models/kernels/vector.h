@@ -16,7 +16,7 @@ typedef uint16_t hvec __attribute__((vector_size(32), aligned(2)));
 
 INLINE vec splat(float x) { return (vec){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 
-/* half: the array holds bfloat16, else float32. */
+/* half: the array is bfloat16, else float32. */
 INLINE vec load(const void *from, int64_t at, int half) {
   if (!half) return *(const vec *)((const float *)from + at);
   uvec wide = __builtin_convertvector(*(const hvec *)((const uint16_t *)from + at), uvec) << 16;
@@ -54,7 +54,7 @@ INLINE float largest(vec x) {
 
 /* e^x to about 1e-7 of its value, by 2^n e^r with |r| <= ln(2)/2 and a polynomial of degree 6 in r; 0 below -87. */
 INLINE vec exponential(vec x) {
-  vec magic = splat(12582912.0f); /* 1.5 * 2^23: adding and taking it away again rounds to a whole number */
+  vec magic = splat(12582912.0f); /* 1.5 * 2^23: adding and subtracting it rounds to a whole number */
   vec low = splat(-87.0f), high = splat(88.0f);
   ivec tiny = x < low;
   vec y = larger(x, low);
