@@ -1,4 +1,4 @@
-"""Direct preference optimisation against plain transformers on single rows: log-probs, gradient, figures, the model."""
+"""Direct preference optimization against plain transformers on single rows: log-probs, gradient, metrics, the model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from grouprl.config.supervised import DpoConfig
 from grouprl.learner import make_batch
 from grouprl.learner.packs import make_packs
 from grouprl.models import fingerprint, frozen_copy, load_model, load_tokenizer
-from grouprl.supervised.dpo import dpo, dpo_figures, sequence_logprobs
+from grouprl.supervised.dpo import dpo, dpo_metrics, sequence_logprobs
 from grouprl.supervised.preferences import load_preferences, split_preferences
-from grouprl.supervised.training import Lesson
+from grouprl.supervised.training import SupervisedLoss
 from grouprl.types import Group, Sampling, UserError
 from pairs import ROWS, recorded_run
 from small_runs import grouprl, tree, write_rows
@@ -72,12 +72,12 @@ def test_the_gradient_is_that_of_single_rows(tmp_path: Path, tiny: Path) -> None
     settings = config(tmp_path, tiny, beta=0.3)
     groups = groups_of(settings)
     policy = load_model(str(tiny), device=CPU)
-    figures = Lesson(dpo_figures(policy, frozen_copy(policy), beta=0.3), settings).learn(groups)
+    metrics = SupervisedLoss(dpo_metrics(policy, frozen_copy(policy), beta=0.3), settings).backward(groups)
     plain, start = (AutoModelForCausalLM.from_pretrained(tiny).eval() for _ in range(2))
     loss = torch.log1p(torch.exp(-plain_margins(plain, start, groups, 0.3))).mean()
     loss.backward()
-    assert figures["loss"] == pytest.approx(math.log(2), abs=1e-6)
-    assert figures["margin"] == 0
+    assert metrics["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert metrics["margin"] == 0
     assert loss.item() == pytest.approx(math.log(2), abs=1e-6)
     ours, theirs = dict(policy.named_parameters()), dict(plain.named_parameters())
     assert ours.keys() == theirs.keys()
@@ -93,8 +93,8 @@ def test_micro_batches_change_nothing(tmp_path: Path, tiny: Path, micro_batch_to
         policy, reference = (load_model(str(tiny), device=CPU) for _ in range(2))
         with torch.no_grad():
             policy.get_output_embeddings().weight.mul_(1.1)  # away from the reference, so that no margin is 0
-        figures = Lesson(dpo_figures(policy, reference, beta=0.1), settings).learn(groups_of(settings))
-        found.append((figures, {name: weight.grad for name, weight in policy.named_parameters()}))
+        metrics = SupervisedLoss(dpo_metrics(policy, reference, beta=0.1), settings).backward(groups_of(settings))
+        found.append((metrics, {name: weight.grad for name, weight in policy.named_parameters()}))
     (whole, gradient), (split, gradient_of_split) = found
     assert split == pytest.approx(whole, abs=1e-6)
     assert whole["loss"] != pytest.approx(math.log(2), abs=1e-3)
@@ -187,7 +187,7 @@ def test_nothing_is_written_before_everything_is_checked(
     assert tree(tmp_path) == before
 
 
-def test_a_pair_that_does_not_fit_the_context_is_told_with_its_line(tmp_path: Path, tiny: Path) -> None:
+def test_a_pair_longer_than_the_context_is_reported_with_its_line(tmp_path: Path, tiny: Path) -> None:
     write_rows(tmp_path / "pairs.jsonl", [*ROWS, {"prompt": "a", "chosen": "b " * 300, "rejected": "c"}])
     settings = config(tmp_path, tiny)
     before = tree(tmp_path)

@@ -1,4 +1,4 @@
-"""Preference pairs: what a file's line or a run's group becomes, and what is refused with which sentence."""
+"""Preference pairs from lines of a file and from groups of a run, and the errors for other input."""
 
 from __future__ import annotations
 
@@ -209,7 +209,9 @@ def test_a_single_prompt_cannot_be_split(tiny: Path, tmp_path: Path) -> None:
     ],
     ids=["empty", "no column", "no text", "identical", "two forms", "no assistant"],
 )
-def test_what_is_no_pair_is_a_sentence(tiny: Path, tmp_path: Path, rows: list[dict[str, Any]], sentence: str) -> None:
+def test_a_row_that_is_no_pair_is_reported(
+    tiny: Path, tmp_path: Path, rows: list[dict[str, Any]], sentence: str
+) -> None:
     with pytest.raises(UserError, match=sentence):
         of_file(write_rows(tmp_path / "pairs.jsonl", rows), load_tokenizer(str(tiny)))
 
@@ -233,7 +235,7 @@ def test_a_pair_longer_than_the_context_is_named() -> None:
         refuse_longer([pair(3, 6, 1), pair(4, 1, 6)], 9)
 
 
-def test_a_run_without_signal_and_what_is_no_run(tiny: Path, tmp_path: Path) -> None:
+def test_a_run_without_signal_and_a_folder_without_a_run_are_refused(tiny: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(str(tiny))
     run = recorded_run(tmp_path / "run", tiny, [[[0.5, 0.5], [NAN, 1.0]], [[1.0, 0.0]]], tokenizer)
     with pytest.raises(UserError, match=r"run: expected groups .* found none among the 2 groups of 1 steps: choose"):

@@ -1,4 +1,4 @@
-"""Reward models against plain transformers: scores on padded rows, gradient, figures; and as a reward."""
+"""Reward models against plain transformers: scores on padded rows, gradient, metrics; and as a reward."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from grouprl.models.save import save_model
 from grouprl.rewards.learned import learned_reward
 from grouprl.scoring.functions import WeightedReward
 from grouprl.supervised.preferences import load_preferences, split_preferences
-from grouprl.supervised.reward_model import reward_figures, train_reward_model
-from grouprl.supervised.training import Lesson
+from grouprl.supervised.reward_model import reward_metrics, train_reward_model
+from grouprl.supervised.training import SupervisedLoss
 from grouprl.types import Group, Problem, UserError
 from judging import judged
 from pairs import ROWS, completion
@@ -126,7 +126,7 @@ def test_a_new_head_is_small_and_decided_by_the_seed(tiny: Path) -> None:
     assert 0.2 / 32 < first.std().item() < 2 / 32
 
 
-def test_training_goes_on_from_the_head_of_a_reward_model(trained: Path) -> None:
+def test_training_continues_from_the_head_of_a_reward_model(trained: Path) -> None:
     model = new_reward_model(str(trained), load_tokenizer(str(trained)), seed=5, device=CPU)
     assert fingerprint(model) == fingerprint(load_reward_model(str(trained), device=CPU))
 
@@ -171,19 +171,19 @@ def test_the_gradient_is_that_of_padded_rows(tmp_path: Path, tiny: Path) -> None
     found = []
     for budget in (16384, 60, 1):
         model = new_reward_model(str(tiny), tokenizer, seed=0, device=CPU)
-        lesson = Lesson(reward_figures(model), config(tmp_path, tiny, learner={"micro_batch_tokens": budget}))
-        figures = lesson.learn(groups)
-        found.append((figures, {name: weight.grad for name, weight in model.named_parameters()}))
+        learned = SupervisedLoss(reward_metrics(model), config(tmp_path, tiny, learner={"micro_batch_tokens": budget}))
+        metrics = learned.backward(groups)
+        found.append((metrics, {name: weight.grad for name, weight in model.named_parameters()}))
     save_model(new_reward_model(str(tiny), tokenizer, seed=0, device=CPU), tokenizer, tmp_path / "start")
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "start").eval()
     scores = torch.cat([plain(input_ids=torch.tensor([row])).logits[:, 0] for row in rows_of(groups)])
     loss = torch.log1p(torch.exp(scores[1::2] - scores[::2])).mean()
     loss.backward()
     expected = {name: weight.grad for name, weight in plain.named_parameters()}
-    for figures, gradients in found:
-        assert figures == pytest.approx(found[0][0], abs=1e-6)
-        assert figures["loss"] == pytest.approx(loss.item(), abs=1e-5)
-        assert figures["accuracy"] == pytest.approx((scores[::2] > scores[1::2]).double().mean().item())
+    for metrics, gradients in found:
+        assert metrics == pytest.approx(found[0][0], abs=1e-6)
+        assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-5)
+        assert metrics["accuracy"] == pytest.approx((scores[::2] > scores[1::2]).double().mean().item())
         assert gradients.keys() == expected.keys()
         for name, gradient in gradients.items():
             torch.testing.assert_close(gradient, expected[name], atol=1e-5, rtol=1e-3)
@@ -278,7 +278,7 @@ def test_a_completion_that_does_not_fit_is_refused(trained: Path, tiny: Path) ->
         reward(["What is it, please?" * 3], [""], [[50] * 250])
 
 
-def test_what_is_no_reward_model_for_this_policy_is_refused(trained: Path, tiny: Path, tmp_path: Path) -> None:
+def test_an_unfit_reward_model_is_refused(trained: Path, tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"expected the vocabulary of the policy 'abacus'.*reward-model --model abacus"):
         learned_reward(str(trained), policy="abacus", device=CPU)
     with pytest.raises(UserError, match=r"expected a classifier with one trained score, got no weights for score"):

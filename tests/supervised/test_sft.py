@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the pairs are what is learned, from a file or from the task, into a model anyone can load."""
+"""Supervised fine-tuning learns pairs from a file or the task, and saves a model that other libraries load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training without sampling: SFT, DPO, reward models, and the preference pairs they learn from.
+"""Supervised training: SFT, DPO, reward models, and the preference pairs for the last two.
 
-In: prompt/completion or preference pairs. Out: a model folder. Never samples from the policy.
+In: prompt/completion or preference pairs. Out: a model folder. It never samples from the policy.
 """

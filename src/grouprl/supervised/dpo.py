@@ -1,4 +1,4 @@
-"""Direct preference optimisation: a policy learns from preference pairs, without sampling (arXiv:2305.18290)."""
+"""Direct preference optimization trains a policy on preference pairs, without sampling (arXiv:2305.18290)."""
 
 from __future__ import annotations
 
@@ -13,41 +13,44 @@ from grouprl.config.supervised import DpoConfig
 from grouprl.learner.forward import pack_logprobs
 from grouprl.learner.packs import Pack, targets, to_grid
 from grouprl.models import frozen_copy, load_model
-from grouprl.supervised.training import PackFigures, learn_preferences, share_of
+from grouprl.supervised.training import PackMetrics, learn_preferences, share_of
 from grouprl.types import Batch
 
 
 def dpo(config: DpoConfig) -> Path:
-    """Trains a policy to prefer the chosen completions by more than the frozen model that it starts from does.
+    """Trains a policy to prefer the chosen completions by more than its frozen start model does.
 
-    Returns, raises: see `grouprl.supervised.training.learn_preferences`.
+    Returns and errors: see `grouprl.supervised.training.learn_preferences`.
     """
 
-    def begin(_: PreTrainedTokenizerBase, device: torch.device) -> tuple[PreTrainedModel, PackFigures]:
+    def begin(_: PreTrainedTokenizerBase, device: torch.device) -> tuple[PreTrainedModel, PackMetrics]:
         policy = load_model(config.model.path, device=device)
-        return policy, dpo_figures(policy, frozen_copy(policy), beta=config.beta)
+        return policy, dpo_metrics(policy, frozen_copy(policy), beta=config.beta)
 
     return learn_preferences("dpo", config, begin)
 
 
-def dpo_figures(policy: PreTrainedModel, reference: PreTrainedModel, *, beta: float) -> PackFigures:
-    """What `dpo_loss` says of a pack of pairs, and how often the policy finds the chosen completion likelier."""
+def dpo_metrics(policy: PreTrainedModel, reference: PreTrainedModel, *, beta: float) -> PackMetrics:
+    """The loss and the metrics of `dpo_loss` for a pack of pairs.
 
-    def figures(batch: Batch, pack: Pack) -> dict[str, Tensor]:
+    `chosen_likelier` is the share of pairs whose chosen completion the policy finds more likely than the rejected one.
+    """
+
+    def metrics(batch: Batch, pack: Pack) -> dict[str, Tensor]:
         chosen_n, rejected_n = sequence_logprobs(policy, batch, pack)
         with torch.no_grad():
             ref_chosen_n, ref_rejected_n = sequence_logprobs(reference, batch, pack)
         loss, stats = dpo_loss(chosen_n, rejected_n, ref_chosen_n, ref_rejected_n, beta=beta)
-        # Against itself the start model has no margin: only this measure tells before from after.
+        # The start model has no margin against itself, so only this metric can be compared before and after training.
         likelier = (chosen_n > rejected_n).float().mean()
         means = {"loss": loss, **stats, "chosen_likelier": likelier}
         return {name: share_of(pack, batch) * value for name, value in means.items()}
 
-    return figures
+    return metrics
 
 
 def sequence_logprobs(model: PreTrainedModel, batch: Batch, pack: Pack) -> tuple[Tensor, Tensor]:
-    """Log-probs of whole completions: [n] of the chosen, [n] of the rejected ones of a pack of pairs."""
+    """Log-probs of whole completions in a pack of pairs: [n] of the chosen ones, [n] of the rejected ones."""
     logprobs_C, _ = pack_logprobs(model, pack, targets(batch, pack), batch.sampling)
     chosen_n, rejected_n = to_grid(pack, logprobs_C).sum(1).view(-1, 2).unbind(1)
     return chosen_n, rejected_n

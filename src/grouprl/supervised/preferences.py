@@ -1,4 +1,4 @@
-"""Preference pairs: a prompt, a better and a worse completion of it; from a file, or from the groups of a run."""
+"""Preference pairs, each a prompt with a chosen and a rejected completion, from a file or the groups of a run."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ class Preference:
     """A pair as a group of two: the chosen completion, then the rejected one."""
 
     group: Group
-    rewards: tuple[float, float] | None = None  # of the two, where they are known
+    rewards: tuple[float, float] | None = None  # of the two completions, where known
 
     @property
     def longest(self) -> int:
-        """Tokens of the prompt with its longer completion."""
+        """The number of tokens of the prompt with its longer completion."""
         return len(self.group.prompt_ids) + max(map(len, self.group.completions))
 
 
 def load_preferences(config: PreferencesConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[Preference, ...]:
-    """The pairs of a file or of a run, in token ids.
+    """Loads the pairs of a file or of a run, in token ids.
 
-    A file has the columns `prompt`, `chosen` and `rejected` (TRL's form): all text, or all chat messages, one in
-    `chosen` and in `rejected`; the completions are given an end token. Of a run, each group gives its best and its
-    worst completion, then its second best and second worst, up to `per_group` pairs whose rewards differ; the recorded
-    token ids are taken as they are, unless the run's tokenizer has another vocabulary.
+    A file has the columns `prompt`, `chosen` and `rejected` (TRL's form), all text or all chat messages, with one
+    message in `chosen` and in `rejected`. Its completions get an end token. Each group of a run gives its best and its
+    worst completion, then its second best and second worst, up to `per_group` pairs whose rewards differ. Recorded
+    token ids stay as they are unless the run's tokenizer has another vocabulary.
 
     Raises:
-        UserError: naming the line of a file that is no pair; a folder that is no run; a run without signal.
+        UserError: a line of the file is not a pair, the folder is not a run, or the run has no group with signal.
     """
     if config.path is not None:
         return tuple(_of_row(row, tokenizer) for row in read_rows(Path(config.path)))
@@ -52,7 +52,7 @@ def load_preferences(config: PreferencesConfig, tokenizer: PreTrainedTokenizerBa
 
 
 def refuse_longer(preferences: Sequence[Preference], context: int) -> None:
-    """Raises UserError, naming the pair, when a prompt and its completion have more tokens than the context."""
+    """Raises UserError for a pair whose prompt and longer completion have more tokens than the context."""
     for preference in preferences:
         if preference.longest > context:
             raise UserError(
@@ -64,10 +64,10 @@ def refuse_longer(preferences: Sequence[Preference], context: int) -> None:
 def split_preferences(
     preferences: Sequence[Preference], share: float
 ) -> tuple[tuple[Preference, ...], tuple[Preference, ...]]:
-    """Pairs to learn from, and pairs to judge by: `share` of the prompts, chosen by the hash of their text.
+    """Train pairs and held-out pairs; the held-out ones are `share` of the prompts, chosen by the hash of their text.
 
     Raises:
-        UserError: fewer than two different prompts.
+        UserError: there are fewer than two different prompts.
     """
     place = partition((pair.group.problem.prompt_text for pair in preferences), validation=0.0, test=share)
     held_out = [place[pair.group.problem.prompt_text] == "test" for pair in preferences]
@@ -107,7 +107,7 @@ def _of_row(row: Row, tokenizer: PreTrainedTokenizerBase) -> Preference:
         )
     problem = Problem(where, prompt)
     prompt_ids = prompt_token_ids(problem, tokenizer, longest=_NO_LIMIT)
-    texts = [_said(where, answer) for answer in answers]
+    texts = [_message_text(where, answer) for answer in answers]
     chosen, rejected = (authored_completion(index, text, tokenizer) for index, text in enumerate(texts))
     if chosen.token_ids == rejected.token_ids:
         raise UserError(
@@ -117,7 +117,7 @@ def _of_row(row: Row, tokenizer: PreTrainedTokenizerBase) -> Preference:
     return Preference(Group(problem, prompt_ids, (chosen, rejected)))
 
 
-def _said(where: str, answer: str | tuple[Message, ...]) -> str:
+def _message_text(where: str, answer: str | tuple[Message, ...]) -> str:
     if isinstance(answer, str):
         return answer
     if len(answer) > 1 or answer[0]["role"] != "assistant":
@@ -136,7 +136,7 @@ def _of_run(directory: Path, config: PreferencesConfig, tokenizer: PreTrainedTok
     recorded = [row["step"] for row in run.metrics]
     steps = [step for step in recorded if config.first_step <= step <= (config.last_step or step)]
     groups = [group for step in steps for group in read_rollouts(directory, step)]
-    found = [pair for group in groups for pair in islice(_best_and_worst(group), config.per_group)]
+    found = [pair for group in groups for pair in islice(_rank_pairs(group), config.per_group)]
     if not found:
         raise UserError(
             f"{directory}: expected groups whose completions have different rewards, found none among the "
@@ -145,10 +145,10 @@ def _of_run(directory: Path, config: PreferencesConfig, tokenizer: PreTrainedTok
         )
     if _tokenizer_of(run).get_vocab() == tokenizer.get_vocab():
         return tuple(found)
-    return tuple(Preference(_encoded_again(pair.group, tokenizer), pair.rewards) for pair in found)
+    return tuple(Preference(_encode_again(pair.group, tokenizer), pair.rewards) for pair in found)
 
 
-def _best_and_worst(recorded: RecordedGroup) -> Iterator[Preference]:
+def _rank_pairs(recorded: RecordedGroup) -> Iterator[Preference]:
     judged = [
         (outcome.total, completion)
         for outcome, completion in zip(recorded.outcomes, recorded.group.completions, strict=True)
@@ -162,13 +162,13 @@ def _best_and_worst(recorded: RecordedGroup) -> Iterator[Preference]:
 
 
 def _tokenizer_of(run: RecordedRun) -> PreTrainedTokenizerBase:
-    """That of the run's newest checkpoint, which stays where the run is; without one, that of the model it names."""
+    """The tokenizer of the run's newest checkpoint, or of its configured model where there is no checkpoint."""
     saved = RunDirectory(run.directory).saved_models()
     return load_tokenizer(str(saved[-1].path) if saved else read_yaml(run.config)["model"]["path"])
 
 
-def _encoded_again(group: Group, tokenizer: PreTrainedTokenizerBase) -> Group:
-    """The same texts in another model's token ids."""
+def _encode_again(group: Group, tokenizer: PreTrainedTokenizerBase) -> Group:
+    """The group with its texts encoded by another model's tokenizer."""
 
     def again(index: int, completion: Completion) -> Completion:
         return authored_completion(index, completion.text, tokenizer, completion.stop_reason)

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on prompt/completion pairs: the cold start that gives a policy something to reinforce."""
+"""Supervised fine-tuning on prompt/completion pairs: the cold start of a policy before reinforcement learning."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from grouprl.record.write import RunRecord, atomic_directory
 from grouprl.report.terminal import Terminal
 from grouprl.rewards import completion_text
 from grouprl.supervised.scratch import new_model, new_tokenizer
-from grouprl.supervised.training import Lesson, fit, model_folder
+from grouprl.supervised.training import SupervisedLoss, fit, model_folder
 from grouprl.tasks import WordProblems, load_task
 from grouprl.tasks.files import Row, read_rows, text_or_messages
 from grouprl.tasks.word_problems import cold_start_pairs
 from grouprl.types import Batch, Group, Problem, UserError
 
-_TOKENIZER_PAIRS = 5_000  # enough to meet every word of the bundled task
+_TOKENIZER_PAIRS = 5_000  # enough to contain every word of the built-in task
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Pair:
 
 
 def sft(config: SftConfig) -> Path:
-    """Trains a model to write the completions of pairs; the loss is the mean over completion tokens of a batch.
+    """Trains a model to write the completions of pairs; the loss is the mean over the completion tokens of a batch.
 
     Returns:
         The folder of the trained model, in Hugging Face layout.
 
     Raises:
-        UserError: missing data, a pair longer than the context, or a run directory that is in use.
+        UserError: data is missing, a pair is longer than the context, or the run directory is in use.
     """
     out = model_folder(config)
     pairs = load_pairs(config)
@@ -61,19 +61,19 @@ def sft(config: SftConfig) -> Path:
     with terminal.progress("encode pairs", len(pairs)) as advance:
         groups = _encode(pairs, tokenizer, context_length(model), advance)
 
-    def figures(batch: Batch, pack: Pack) -> dict[str, Tensor]:
+    def metrics(batch: Batch, pack: Pack) -> dict[str, Tensor]:
         logprobs_C, _ = pack_logprobs(model, pack, targets(batch, pack), batch.sampling)
         return {"loss": -logprobs_C.sum() / batch.mask_NT.sum()}
 
     with RunRecord.create(Path(config.runs_dir) / config.name, dump_config(config)) as record:
-        fit("sft", model, groups, Lesson(figures, config), record, terminal)
+        fit("sft", model, groups, SupervisedLoss(metrics, config), record, terminal)
         with atomic_directory(out) as folder:
             save_model(model, tokenizer, folder)
     return out
 
 
 def load_pairs(config: SftConfig) -> Sequence[Pair]:
-    """The pairs of a file (columns `prompt` and `completion`, text or chat messages), or those that the task makes."""
+    """The pairs of a file (columns `prompt` and `completion`, text or chat messages), or pairs that the task makes."""
     if config.pairs.path is not None:
         return [_pair(row) for row in read_rows(Path(config.pairs.path))]
     task = load_task(**config.task.model_dump())
@@ -101,7 +101,7 @@ def _model(
 def _encode(
     pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerBase, context: int, advance: Callable[[int], None]
 ) -> list[Group]:
-    """Groups of one completion each; the end token is part of what is learned."""
+    """Encodes the pairs as groups of one completion each; the model also learns the end token."""
     groups = []
     for pair in pairs:
         completion = authored_completion(0, pair.completion, tokenizer)

@@ -1,4 +1,4 @@
-"""What all learning from pairs has in common: where the model goes, the updates over the pairs, held-out judgement."""
+"""The training loop of SFT, DPO and reward models: updates over the pairs, held-out evaluation, the model folder."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from grouprl.report.terminal import Terminal
 from grouprl.supervised.preferences import load_preferences, refuse_longer, split_preferences, write_preferences
 from grouprl.types import Batch, Group, Sampling, StepRecord, UserError
 
-PackFigures = Callable[[Batch, Pack], Mapping[str, Tensor]]
-"""A pack's part of the batch's figures, which add up over packs; the gradient flows through "loss" alone."""
+PackMetrics = Callable[[Batch, Pack], Mapping[str, Tensor]]
+"""A pack's part of the batch's metrics, which add up over packs; only "loss" has a gradient."""
 
-Begin = Callable[[PreTrainedTokenizerBase, torch.device], tuple[PreTrainedModel, PackFigures]]
-"""Loads the model that learns, given its tokenizer, and says what is learned."""
+Begin = Callable[[PreTrainedTokenizerBase, torch.device], tuple[PreTrainedModel, PackMetrics]]
+"""Loads the model to train, given its tokenizer, and gives its loss."""
 
 
 def model_folder(config: SupervisedConfig) -> Path:
-    """Where the finished model goes.
+    """The folder of the trained model.
 
     Raises:
-        UserError: it would replace something that is no model.
+        UserError: the folder has other content than a model.
     """
     out = Path(config.out) if config.out else RunDirectory(Path(config.runs_dir) / config.name).model
     model = any((out / name).is_file() for name in ("config.json", "adapter_config.json"))
@@ -50,33 +50,33 @@ def model_folder(config: SupervisedConfig) -> Path:
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """What is learned from groups whose completions are given, whichever packs they are computed in."""
+class SupervisedLoss:
+    """The loss of groups with given completions; it does not depend on the division into packs."""
 
-    figures: PackFigures
+    pack_metrics: PackMetrics
     config: SupervisedConfig
 
-    def learn(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Adds the gradient of the groups' loss to that of the model; gives the figures."""
-        return self._added_up(groups, gradient=True)
+    def backward(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Adds the gradient of the groups' loss to the gradients of the model; gives the metrics."""
+        return self._add_up(groups, gradient=True)
 
-    def judge(self, groups: Sequence[Group]) -> dict[str, float]:
-        """The figures alone."""
-        return self._added_up(groups, gradient=False)
+    def evaluate(self, groups: Sequence[Group]) -> dict[str, float]:
+        """The metrics of the groups, without a gradient."""
+        return self._add_up(groups, gradient=False)
 
-    def _added_up(self, groups: Sequence[Group], *, gradient: bool) -> dict[str, float]:
+    def _add_up(self, groups: Sequence[Group], *, gradient: bool) -> dict[str, float]:
         batch = make_batch(groups, Sampling())
         device = resolve_device(self.config.model.device)
-        # What is compared with one another must stand in one pack: a group is never divided.
+        # The completions of a pair are compared, so a pack never divides a group.
         largest = max(len(group.prompt_ids) + sum(map(len, group.completions)) for group in groups)
         budget = max(largest, pack_tokens(self.config.learner.micro_batch_tokens, device.type))
         totals: defaultdict[str, float] = defaultdict(float)
         for pack in make_packs(batch, range(len(batch.group_of_N)), budget, device, read_last=True):
             with torch.set_grad_enabled(gradient), autocast(device, self.config.model.dtype):
-                figures = self.figures(batch, pack)
+                metrics = self.pack_metrics(batch, pack)
             if gradient:
-                figures["loss"].backward()  # type: ignore[no-untyped-call]
-            for name, value in figures.items():
+                metrics["loss"].backward()  # type: ignore[no-untyped-call]
+            for name, value in metrics.items():
                 totals[name] += float(value.detach())
         return dict(totals)
 
@@ -90,36 +90,36 @@ def fit(
     what: str,
     model: PreTrainedModel,
     groups: Sequence[Group],
-    lesson: Lesson,
+    loss: SupervisedLoss,
     record: RunRecord,
     terminal: Terminal,
 ) -> int:
-    """One update for each batch of each epoch, in an order that depends on seed and epoch alone.
+    """Makes one update for each batch of each epoch; the order depends only on seed and epoch.
 
     Args:
-        what: stands before the progress bar.
-        model: is changed.
-        groups: what is learned from.
-        lesson: how; its configuration says how often and at which rate, which falls to 0.
-        record: gets the figures of each update.
+        what: label of the progress bar.
+        model: the model to train, in place.
+        groups: the training data.
+        loss: the loss; its configuration sets epochs, batches and the learning rate, which decays to 0.
+        record: gets the metrics of each update.
         terminal: shows the progress.
 
     Returns:
         The number of updates.
     """
-    if lesson.config.learner.recompute:
+    if loss.config.learner.recompute:
         recompute_activations(model)
-    config = lesson.config
+    config = loss.config
     orders = [order for epoch in range(config.epochs) for order in _batches(len(groups), config, epoch)]
     optimizer = Optimizer(model, config.learner, total_updates=len(orders))
     smooth = 0.0
     with terminal.progress(what, len(orders)) as advance:
         for step, order in enumerate(orders, 1):
             rate = optimizer.learning_rate
-            figures = lesson.learn([groups[index] for index in order])
-            figures |= {"grad_norm": optimizer.step(), "learning_rate": rate}
-            smooth = figures["loss"] if step == 1 else 0.98 * smooth + 0.02 * figures["loss"]
-            record.step(StepRecord(step, figures, [], [], []))
+            metrics = loss.backward([groups[index] for index in order])
+            metrics |= {"grad_norm": optimizer.step(), "learning_rate": rate}
+            smooth = metrics["loss"] if step == 1 else 0.98 * smooth + 0.02 * metrics["loss"]
+            record.step(StepRecord(step, metrics, [], [], []))
             advance(1, f"{what}, loss {smooth:.3f}")
     return len(orders)
 
@@ -131,34 +131,33 @@ def _batches(count: int, config: SupervisedConfig, epoch: int) -> list[list[int]
 
 
 def learn_preferences(what: str, config: PreferenceLearningConfig, begin: Begin) -> Path:
-    """Learns from preference pairs, judges held-out ones before and after, leaves a run directory and a model.
+    """Trains on preference pairs, evaluates held-out pairs before and after, writes a run directory and a model.
 
     Args:
-        what: the way of learning, for people.
+        what: label of the training method.
         config: the run.
-        begin: loads what learns.
+        begin: loads the model.
 
     Returns:
         The folder of the model, in Hugging Face layout.
 
     Raises:
-        UserError: pairs that cannot be read or do not fit the model, or a run directory that is in use; nothing is
-            written then.
+        UserError: pairs cannot be read or do not fit the model, or the run directory is in use. Then it writes nothing.
     """
     out = model_folder(config)
     tokenizer = load_tokenizer(config.model.path)
     preferences = load_preferences(config.preferences, tokenizer)
     train, test = split_preferences(preferences, config.eval_share)
     torch.set_num_threads(config.threads or torch.get_num_threads())
-    model, figures = begin(tokenizer, resolve_device(config.model.device))
+    model, pack_metrics = begin(tokenizer, resolve_device(config.model.device))
     refuse_longer(preferences, context_length(model))
     learned, held_out = [pair.group for pair in train], [pair.group for pair in test]
-    lesson, terminal = Lesson(figures, config), Terminal()
+    loss, terminal = SupervisedLoss(pack_metrics, config), Terminal()
     with RunRecord.create(Path(config.runs_dir) / config.name, dump_config(config)) as record:
         write_preferences(RunDirectory(record.directory).pairs, preferences)
-        before, started = _judged(lesson, held_out), time.perf_counter()
-        steps = fit(what, model, learned, lesson, record, terminal)
-        seconds, after = time.perf_counter() - started, _judged(lesson, held_out)
+        before, started = _evaluate(loss, held_out), time.perf_counter()
+        steps = fit(what, model, learned, loss, record, terminal)
+        seconds, after = time.perf_counter() - started, _evaluate(loss, held_out)
         summary = {"before": before, "after": after, "pairs": len(train), "held_out_pairs": len(test)}
         facts = {"steps": steps, "train_seconds": seconds, "seed": config.seed, "model": config.model.path}
         record.summary(summary | facts)
@@ -171,7 +170,7 @@ def learn_preferences(what: str, config: PreferenceLearningConfig, begin: Begin)
     return out
 
 
-def _judged(lesson: Lesson, held_out: Sequence[Group]) -> dict[str, float | tuple[float, float]]:
-    figures = lesson.judge(held_out)
-    hits = round(figures["accuracy"] * len(held_out))
-    return {**figures, "accuracy_interval": wilson_interval(hits, len(held_out))}
+def _evaluate(loss: SupervisedLoss, held_out: Sequence[Group]) -> dict[str, float | tuple[float, float]]:
+    metrics = loss.evaluate(held_out)
+    hits = round(metrics["accuracy"] * len(held_out))
+    return {**metrics, "accuracy_interval": wilson_interval(hits, len(held_out))}
