@@ -202,7 +202,7 @@ def learning(bench: Bench, learner: Learner, size: Size, groups: Sequence[Group]
 def whole_step(bench: Bench, learner: Learner, size: Size, work: Work) -> dict[str, Any]:
     """Short completions of every prompt and an update from all of them, after one such step to warm up."""
     forward = forward_of("graphs", learner.policy, size, work, work.short_tokens)
-    assert isinstance(forward, GraphedForward)
+    assert isinstance(forward, StaticForward)
     spent: list[tuple[float, float]] = []
     for _ in range(2):
         forward.renew(forward.shape)

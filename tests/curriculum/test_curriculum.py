@@ -99,7 +99,7 @@ def test_only_a_visit_to_the_problem_itself_makes_it_fade_and_an_endless_half_li
     assert update(NOTHING, found, half_life=math.inf).counts == {"p": (6.0, 10.0), "q": (9.0, 9.0)}
 
 
-def test_an_update_leaves_what_it_started_from_as_it_was() -> None:
+def test_update_does_not_change_its_argument() -> None:
     before = update(NOTHING, [("p", 1, 3)])
     after = update(before, [("p", 4, 0), ("q", 0, 4)])
     assert (dict(before.counts), len(before), len(after)) == ({"p": (1.0, 3.0)}, 1, 2)

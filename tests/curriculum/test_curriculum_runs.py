@@ -1,4 +1,4 @@
-"""The curriculum of whole runs: what a resume visits, and what is drawn."""
+"""The curriculum of whole runs: the visits of a resumed run, and the metrics of its pass rates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from small_runs import assert_same_run, grouprl, rollouts, small_settings
 NOTHING = PassRates()
 
 
-def test_a_resumed_run_visits_what_a_whole_one_does(tmp_path: Path) -> None:
+def test_a_resumed_run_visits_the_same_problems_as_a_whole_one(tmp_path: Path) -> None:
     settings = small_settings(
         tmp_path,
         task={"name": "word_problems", "train_problems": 12},

@@ -24,7 +24,7 @@ def test_a_worked_example() -> None:
     assert found.pairs == 10
 
 
-def test_pairs_cancel_what_they_share() -> None:
+def test_pairs_cancel_the_hardness_of_problems() -> None:
     hardness = [0.0, 10.0, 20.0, 30.0]
     found = paired_difference([h + d for h, d in zip(hardness, (1, 2, 1, 2), strict=True)], hardness)
     assert found.mean == 1.5

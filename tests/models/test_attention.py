@@ -1,4 +1,4 @@
-"""Packed groups: every architecture computes what its own forward computes on each prompt with each completion."""
+"""Packed groups give the same hidden states as each architecture's own forward pass on prompt and completion."""
 
 import itertools
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ Shape = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
 
 @dataclass(frozen=True)
 class Pair:
-    """The same weights twice: on packed attention, and on the library's own."""
+    """The same weights twice: with packed attention, and with the library's own attention."""
 
     packed: PreTrainedModel
     own: PreTrainedModel
@@ -62,7 +62,7 @@ def spans(layout: TreeLayout) -> list[tuple[int, int, range]]:
 
 
 def sequences(layout: TreeLayout) -> list[tuple[list[int], list[int]]]:
-    """Of each branch: the places in S of what it reads (its prompt and itself), and of itself."""
+    """The indices in S that each branch attends to (its prompt and itself), and the indices of the branch itself."""
     prompts = {group: list(places) for group, branch, places in spans(layout) if branch == 0}
     return [
         (list(places), list(places)) if branch == 0 else (prompts[group] + list(places), list(places))
@@ -171,7 +171,7 @@ def test_a_forward_without_a_layout_is_refused(tiny: Path):
 @pytest.mark.parametrize(
     ("asked", "value"), [("softcap", 30.0), ("dropout", 0.1), ("s_aux", torch.zeros(4)), ("sliding_window", 8)]
 )
-def test_what_a_layout_does_not_do_is_refused(asked: str, value: object):
+def test_unsupported_attention_is_refused(asked: str, value: object):
     layout = TreeLayout(*UNEVEN, CPU)
     query, key, value_ = (t.transpose(0, 1)[None] for t in random_qkv(layout, 4, 2, torch.float32))
     module = torch.nn.Module()

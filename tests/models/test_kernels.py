@@ -1,4 +1,4 @@
-"""The compiled kernels against plain torch in float64; without a C compiler there is nothing to test."""
+"""The compiled kernels against plain torch in float64; the tests need a C compiler."""
 
 import itertools
 
@@ -84,7 +84,7 @@ def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, cosine: Tensor, sine: Tensor, layout: TreeLayout) -> Tensor:
-    """Softmax over all packed tokens at once, with what a token may not see cut out."""
+    """Softmax over all packed tokens at once, with a mask for each token."""
     size, repeat = len(q), q.shape[1] // k.shape[1]
     owner = [
         (group, branch)

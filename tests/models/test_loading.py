@@ -1,4 +1,4 @@
-"""Loading: the tokenizer and the weights that were saved, and refusal of models that packing would falsify."""
+"""Loading: tokenizer and weights equal the saved ones, and models that packing would falsify are refused."""
 
 import json
 import shutil

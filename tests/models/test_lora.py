@@ -1,4 +1,4 @@
-"""LoRA: the reference is the base to the last bit, the maths is that of merged weights, and a break leaves no trace."""
+"""LoRA: the reference equals the base bit for bit, the adapter computes like merged weights, runs resume exactly."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from variants import variant
 
 @pytest.fixture(scope="module")
 def straight(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six steps of an adapter without a break, saved after each second one."""
+    """Six steps of an adapter without an interruption, saved after every second step."""
     return run(tiny, tmp_path_factory.mktemp("straight"), checkpoint={"every": 2, "keep": 9}).directory
 
 
@@ -92,7 +92,7 @@ def test_the_adapter_is_on_again_whatever_happens_while_it_is_off(tiny: Path) ->
     assert set(learning(policy)) == before
 
 
-def test_a_reference_of_its_own_is_taken_as_it_is(tiny: Path) -> None:
+def test_a_separate_reference_is_used_unchanged(tiny: Path) -> None:
     policy, other = shaken(adapted(tiny)), shaken(adapted(tiny, seed=1))
     ids = torch.tensor([[5, 9, 2, 40]])
     other.set_attn_implementation("eager")
@@ -245,7 +245,7 @@ Trainer(sys.argv[1], ROWS, [WeightedReward("letters", dying)], config=config).tr
 """
 
 
-def test_a_killed_run_goes_on_from_its_last_adapter(straight: Path, tiny: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_from_its_last_adapter(straight: Path, tiny: Path, tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, sys.path))  # tests/support is on it
     command = [sys.executable, "-c", CHILD, str(tiny), str(tmp_path)]
     assert subprocess.run(command, env={**os.environ, "PYTHONPATH": path}).returncode == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""Folders of adapters: everyone loads them, the base is found again, and what is no plain adapter is refused."""
+"""Folders of adapters: other libraries load them, the base model is found, and other adapters are refused."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_without_peft_the_extra_is_named(tiny: Path, adapter: Path, monkeypatch:
             load()
 
 
-def test_what_needs_a_whole_model_refuses_an_adapter(adapter: Path) -> None:
+def test_verbs_that_need_a_whole_model_refuse_an_adapter(adapter: Path) -> None:
     with pytest.raises(UserError, match=r"expected a model with a sequence classifier .*, got an adapter: merge it"):
         load_reward_model(str(adapter), device=CPU)
 
@@ -204,7 +204,7 @@ def test_the_base_of_an_adapter_is_no_adapter(adapter: Path, tmp_path: Path) -> 
         load_model(str(renamed_base(tmp_path / "second", str(adapter))), device=CPU)
 
 
-def test_an_adapter_on_the_hub_is_never_loaded_behind_our_back(adapter: Path, tmp_path: Path) -> None:
+def test_an_adapter_on_the_hub_is_never_loaded_implicitly(adapter: Path, tmp_path: Path) -> None:
     snapshot = tmp_path / "hub/models--someone--adapter/snapshots/0123"
     shutil.copytree(adapter, snapshot)
     (snapshot.parent.parent / "refs").mkdir()

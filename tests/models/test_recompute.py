@@ -1,4 +1,4 @@
-"""Activation checkpointing: less is kept for the backward pass, and nothing else changes."""
+"""Activation checkpointing: the backward pass keeps less memory, and nothing else changes."""
 
 from pathlib import Path
 

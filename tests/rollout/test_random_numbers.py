@@ -49,7 +49,7 @@ def test_any_key_equals_python_integers(key: int, position: int):
 
 
 def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
-    """In standard deviations from its mean: about normal for many cells."""
+    """A chi-square statistic in standard deviations from its mean: about normal for many cells."""
     cells = len(counts) - 1
     return float((((counts - expected) ** 2 / expected).sum() - cells) / math.sqrt(2 * cells))
 
@@ -117,7 +117,7 @@ def test_greedy_takes_the_largest_whatever_the_number():
 
 
 def test_tokens_far_down_the_tail_stay_apart():
-    """One likely token and 100,000 of probability 1e-8: a float32 running sum near 1 cannot tell six of them apart."""
+    """One likely token and 100,000 of probability 1e-8: a float32 running sum near 1 cannot resolve six of them."""
     logits = torch.cat([torch.zeros(1), torch.full((100_000,), math.log(1e-8))])
     aims = 0.9995 + 1e-8 * torch.arange(100, dtype=torch.float64)
     tokens, _, _ = draw(logits.expand(100, -1), aims, Sampling())
@@ -126,7 +126,7 @@ def test_tokens_far_down_the_tail_stay_apart():
 
 
 def test_no_number_falls_off_the_end():
-    """Rounded probabilities add up to a little less or more than 1; behind them stands a token that is cut."""
+    """Rounded probabilities add up to a little less or more than 1, and the last token is cut."""
     logits = torch.randn(500, 50, generator=torch.Generator().manual_seed(0))
     logits[:, -1] = -30.0
     tokens, logprobs, _ = draw(logits, torch.full((500,), ALMOST_ONE, dtype=torch.float64), Sampling(top_k=20))

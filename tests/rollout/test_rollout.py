@@ -1,4 +1,4 @@
-"""The native engine: which tokens it draws, with which probabilities, and that nothing beside a row touches it."""
+"""The native engine: the tokens that it draws, their probabilities, and the independence of a row from all others."""
 
 import math
 from collections.abc import Sequence
@@ -124,7 +124,7 @@ def test_seed_and_stream_and_problem_choose_the_completion(setting: Setting, dra
         assert not set(got) & set(expected)
 
 
-def test_the_global_generator_is_left_alone(setting: Setting, drawn: list[Group]):
+def test_the_global_generator_does_not_change(setting: Setting, drawn: list[Group]):
     torch.manual_seed(99)
     state = torch.get_rng_state()
     assert_same(setting.engine().generate(setting.requests(), DRAWN), drawn)
@@ -139,7 +139,7 @@ def test_progress_adds_up(setting: Setting):
     assert setting.engine().generate([], DRAWN) == []
 
 
-def test_a_group_is_handed_over_as_soon_as_it_is_whole(setting: Setting):
+def test_on_group_gets_a_group_as_soon_as_it_is_complete(setting: Setting):
     made: dict[int, Group] = {}
     sampled_then: list[int] = []
     reports: list[int] = []
@@ -182,7 +182,7 @@ def test_log_probs_are_those_of_a_full_forward(setting: Setting, sampling: Sampl
 
 
 def test_tokens_are_drawn_with_their_probabilities(setting: Setting):
-    """First tokens of 4,000 completions, and second ones after the commonest first, against the softmax."""
+    """The first tokens of 4,000 completions, and the second tokens after the most common first, fit the softmax."""
     sampling = Sampling(max_tokens=2, temperature=0.8, top_k=40)
     request = setting.request(1, 4000)
     completions = setting.engine(2000).generate([request], sampling)[0].completions
@@ -248,7 +248,7 @@ def until_stop(tokenizer: PreTrainedTokenizerBase, completion: Completion, stops
 
 
 def seams(tokenizer: PreTrainedTokenizerBase, completion: Completion) -> list[str]:
-    """The two characters on both sides of each seam between readable tokens."""
+    """The two characters around each boundary between readable tokens."""
     words = [tokenizer.decode([token], skip_special_tokens=True) for token in completion.token_ids]
     readable = [word if word.isascii() and word.isprintable() else "" for word in words]
     return [left[-1] + right[0] for left, right in pairwise(readable) if left and right]

@@ -1,4 +1,4 @@
-"""Steps of fixed shapes: the completions of the model's own modules, nothing read on the host, replays that hold."""
+"""Decode steps of fixed shapes: they give the modules' completions, read nothing on the host, and replay correctly."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 class Tape(TorchDispatchMode):
-    """The operations of one call: as in a CUDA graph, they can only be repeated with its numbers, at its addresses."""
+    """The operations of one call, repeated like a CUDA graph: with the same host numbers, at the same addresses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,14 +38,14 @@ class Tape(TorchDispatchMode):
         return result
 
     def spoil(self) -> None:
-        """What the call left in tensors of its own is lost, as in memory that graphs share."""
+        """Overwrites the call's temporary tensors, whose memory CUDA graphs share."""
         for func, _, _, results in self._calls:
             for result in results:
                 if result.is_floating_point() and not func._schema.is_mutable:
                     result.fill_(torch.nan)
 
     @torch.autocast("cpu", enabled=False)  # the casts are on the tape
-    def play(self) -> None:
+    def replay(self) -> None:
         for func, args, kwargs, results in self._calls:
             for old, new in zip(results, tensors(func(*args, **kwargs)), strict=True):
                 if old is not new:
@@ -60,12 +60,12 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(part)
 
 
-class Taped:
-    """Records on tapes, in the place of a GPU."""
+class TapeRecorder:
+    """A recorder on tapes that needs no GPU."""
 
     def __init__(self) -> None:
         self.tapes = 0
-        self.plays = 0
+        self.replays = 0
 
     def warm_up(self, function: Callable[[], None]) -> None:
         function()
@@ -76,15 +76,15 @@ class Taped:
             function()
         tape.spoil()
 
-        def play() -> None:
-            self.plays += 1
-            tape.play()
+        def replay() -> None:
+            self.replays += 1
+            tape.replay()
 
-        return play
+        return replay
 
 
-class Refusing(TorchDispatchMode):
-    """Fails where the host would have to know what a tensor holds."""
+class HostReadGuard(TorchDispatchMode):
+    """Fails where the host would read the contents of a tensor."""
 
     NAMES = ("_local_scalar_dense", "nonzero", "item", "is_nonzero", "masked_select", "equal", "_unique2")
 
@@ -95,22 +95,22 @@ class Refusing(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Watched:
-    """No recording: every step runs under `Refusing`."""
+class GuardedRecorder:
+    """A recorder that records nothing and runs every step under `HostReadGuard`."""
 
     def __init__(self) -> None:
         self.steps = 0
 
     def warm_up(self, function: Callable[[], None]) -> None:
         self.steps += 1
-        with Refusing():
+        with HostReadGuard():
             function()
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
         return lambda: self.warm_up(function)
 
 
-class Graphed(NativeEngine):
+class StaticEngine(NativeEngine):
     """The native engine on `StaticForward`."""
 
     def __init__(self, setting: Setting, max_rows: int, recorder: Recorder, dtype: str = "float32") -> None:
@@ -122,8 +122,8 @@ class Graphed(NativeEngine):
         return StaticForward(self._model, shape, self._precise, self._recorder)
 
 
-def watched_by_somebody(folder: Path) -> Setting:
-    """A hook that does nothing: a model that somebody watches is run by its own modules (`ModuleForward`)."""
+def with_a_hook(folder: Path) -> Setting:
+    """A model with an empty hook, which makes the engine run its own modules (`ModuleForward`)."""
     setting = setting_of(folder)
     setting.model.get_decoder().register_forward_hook(lambda *_: None)
     return setting
@@ -132,12 +132,12 @@ def watched_by_somebody(folder: Path) -> Setting:
 @pytest.fixture(scope="module", params=[("qwen2", 2), ("llama", 4), ("qwen3", 1)], ids=lambda one: f"{one[0]}-{one[1]}")
 def setting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Setting:
     kind, kv_heads = request.param
-    return watched_by_somebody(tiny_model_folder(tmp_path_factory.mktemp("model"), kind=kind, kv_heads=kv_heads))
+    return with_a_hook(tiny_model_folder(tmp_path_factory.mktemp("model"), kind=kind, kv_heads=kv_heads))
 
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Setting:
-    return watched_by_somebody(tiny_model_folder(tmp_path_factory.mktemp("one")))
+    return with_a_hook(tiny_model_folder(tmp_path_factory.mktemp("one")))
 
 
 @pytest.fixture(autouse=True)
@@ -155,38 +155,46 @@ def drawn(setting: Setting) -> list[Group]:
 
 
 @pytest.mark.parametrize(
-    ("recorder", "max_rows"), [(NoRecorder, 1), (Taped, 3), (Taped, 9), (Taped, 64), (Watched, 9), (Watched, 64)]
+    ("recorder", "max_rows"),
+    [
+        (NoRecorder, 1),
+        (TapeRecorder, 3),
+        (TapeRecorder, 9),
+        (TapeRecorder, 64),
+        (GuardedRecorder, 9),
+        (GuardedRecorder, 64),
+    ],
 )
 def test_completions_are_those_of_the_modules(
     setting: Setting, drawn: list[Group], recorder: type[Recorder], max_rows: int
 ):
-    assert_same(Graphed(setting, max_rows, recorder()).generate(setting.requests(), DRAWN), drawn)
+    assert_same(StaticEngine(setting, max_rows, recorder()).generate(setting.requests(), DRAWN), drawn)
 
 
 def test_most_steps_are_played_from_few_recordings(setting: Setting, drawn: list[Group]):
-    """More requests than rows, so that groups come and go all the time."""
+    """There are more requests than rows, so that groups enter and leave all the time."""
     requests = [*setting.requests(), *(setting.request(number, 4, "more") for number in range(5))] * 2
-    recorder = Taped()
-    got = Graphed(setting, 16, recorder).generate(requests, DRAWN)
+    recorder = TapeRecorder()
+    got = StaticEngine(setting, 16, recorder).generate(requests, DRAWN)
     assert_same(got, setting.engine(16).generate(requests, DRAWN))
     assert recorder.tapes <= 6  # 8 or 16 rows, 8, 16 or 24 own tokens
-    assert recorder.plays > 5 * recorder.tapes
+    assert recorder.replays > 5 * recorder.tapes
 
 
-@pytest.mark.parametrize("recorder", [Taped, Watched])
+@pytest.mark.parametrize("recorder", [TapeRecorder, GuardedRecorder])
 def test_stop_strings(setting: Setting, drawn: list[Group], recorder: type[Recorder]):
     words = [completion.text[3:5] for completion in all_of(drawn) if len(completion.text) > 8]
     sampling = Sampling(max_tokens=24, stop=tuple(word for word in words if word.isascii())[:3])
     expected = setting.engine(6).generate(setting.requests(), sampling)
     assert StopReason.STOP_STRING in {completion.stop_reason for completion in all_of(expected)}
-    assert_same(Graphed(setting, 6, recorder()).generate(setting.requests(), sampling), expected)
+    assert_same(StaticEngine(setting, 6, recorder()).generate(setting.requests(), sampling), expected)
 
 
 def test_completions_wider_than_one_size(one: Setting, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(static_forward, "_OWN", 128)
     monkeypatch.setattr(one.model.generation_config, "eos_token_id", 1)
-    requests, sampling, recorder = [one.request(0, 3), one.request(3, 2)], Sampling(max_tokens=140), Taped()
-    got = Graphed(one, 8, recorder).generate(requests, sampling)
+    requests, sampling, recorder = [one.request(0, 3), one.request(3, 2)], Sampling(max_tokens=140), TapeRecorder()
+    got = StaticEngine(one, 8, recorder).generate(requests, sampling)
     engine = NativeEngine(one.model, one.tokenizer, seed=0, max_rows=8)
     assert_same(got, engine.generate(requests, sampling))
     assert max(len(completion) for completion in all_of(got)) == 140
@@ -195,7 +203,7 @@ def test_completions_wider_than_one_size(one: Setting, monkeypatch: pytest.Monke
 
 @torch.no_grad()
 def test_log_probs_are_those_of_a_full_forward(setting: Setting):
-    for group in Graphed(setting, 5, Taped()).generate(setting.requests(), DRAWN):
+    for group in StaticEngine(setting, 5, TapeRecorder()).generate(setting.requests(), DRAWN):
         for completion in group.completions:
             logits = own_logits(setting.own, group.prompt_ids, completion.token_ids)
             expected = logits.log_softmax(-1)[range(len(completion)), completion.token_ids]
@@ -252,11 +260,11 @@ def test_reads_on_the_host_are_found(read: Callable[[Tensor], None]):
 
 @pytest.mark.parametrize("read", READS)
 def test_a_model_that_reads_on_the_host_is_not_recorded(tmp_path: Path, read: Callable[[Tensor], None]):
-    setting = watched_by_somebody(tiny_model_folder(tmp_path))
+    setting = with_a_hook(tiny_model_folder(tmp_path))
     expected = setting.engine().generate(setting.requests(), DRAWN)
     setting.model.get_decoder().layers[1].mlp.register_forward_hook(lambda _, __, output: read(output))
-    recorder = Taped()
-    assert_same(Graphed(setting, 9, recorder).generate(setting.requests(), DRAWN), expected)
+    recorder = TapeRecorder()
+    assert_same(StaticEngine(setting, 9, recorder).generate(setting.requests(), DRAWN), expected)
     assert recorder.tapes == 0
 
 
@@ -264,7 +272,7 @@ def test_a_model_that_reads_on_the_host_is_not_recorded(tmp_path: Path, read: Ca
 
 
 def started(setting: Setting, forward: Forward) -> Rows:
-    """Two prompts with three rows and one, none of which has a token yet."""
+    """Two prompts with three rows and one row, all without a token."""
     prompts = [setting.request(number, 1).prompt_ids for number in (0, 2)]
     rows = Rows(4, Sampling(max_tokens=24), [1], CPU)
     rows.add([(0, 0, len(prompts[0])), (0, 1, len(prompts[0])), (0, 2, len(prompts[0])), (0, 3, len(prompts[1]))])
@@ -282,7 +290,7 @@ WRITTEN = torch.randint(5, 320, (20, 4), generator=torch.Generator().manual_seed
 
 
 def logits_of(setting: Setting, forward: Forward) -> Tensor:
-    """[steps, rows, V] after the same tokens, whatever the model says."""
+    """Logits [steps, rows, V] after the same tokens, whatever the model prefers."""
     rows, made = started(setting, forward), []
     forward.changed()
     for tokens in WRITTEN:
@@ -297,12 +305,12 @@ def test_bfloat16_is_autocast_of_the_float32_weights(one: Setting):
     exact = logits_of(one, ModuleForward(one.model, SHAPE, torch.float32))
     with torch.autocast("cpu", torch.bfloat16):
         expected = logits_of(one, ModuleForward(one.model, SHAPE, torch.bfloat16))
-        got = logits_of(one, StaticForward(one.model, SHAPE, torch.bfloat16, Taped()))
+        got = logits_of(one, StaticForward(one.model, SHAPE, torch.bfloat16, TapeRecorder()))
     rounding = (expected - exact).std()
     assert rounding > 0.01
     assert (got - expected).std() < 0.5 * rounding  # many operations are the very same
     assert (got - exact).std() < 1.1 * rounding
-    alone = logits_of(one, StaticForward(one.model, SHAPE, torch.bfloat16, Taped()))
+    alone = logits_of(one, StaticForward(one.model, SHAPE, torch.bfloat16, TapeRecorder()))
     assert torch.equal(alone, got)  # it brings its own autocast
     assert {weight.dtype for weight in one.model.parameters()} == {torch.float32}
 
@@ -313,7 +321,7 @@ def test_bfloat16_is_autocast_of_the_float32_weights(one: Setting):
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_renewed_it_has_the_new_weights_and_its_old_recordings(tmp_path: Path, dtype: torch.dtype):
-    setting, recorder = watched_by_somebody(tiny_model_folder(tmp_path)), Taped()
+    setting, recorder = with_a_hook(tiny_model_folder(tmp_path)), TapeRecorder()
     forward = StaticForward(setting.model, SHAPE, dtype, recorder)
     before = logits_of(setting, forward)
     tapes = recorder.tapes
@@ -323,7 +331,7 @@ def test_renewed_it_has_the_new_weights_and_its_old_recordings(tmp_path: Path, d
     assert forward.renew(SHAPE)
     after = logits_of(setting, forward)
     assert recorder.tapes == tapes
-    assert torch.equal(after, logits_of(setting, StaticForward(setting.model, SHAPE, dtype, Taped())))
+    assert torch.equal(after, logits_of(setting, StaticForward(setting.model, SHAPE, dtype, TapeRecorder())))
     assert (after - before).abs().max() > 0.1
 
 

@@ -88,7 +88,7 @@ class Mapping(dict[str, int]): ...
 
 
 @pytest.mark.parametrize("value", [Anything(), [Anything()], {1: Anything()}, object(), int, Mapping(), iter([])])
-def test_what_has_behavior_of_its_own_does_not_come_back(value: object):
+def test_an_object_with_own_behavior_is_not_returned(value: object):
     with pytest.raises(TypeError, match="expected plain data"):
         guest.encode(value)
 
@@ -153,7 +153,7 @@ def test_calls_are_answered_in_order_in_the_program_s_namespace(backend: str):
 
 
 @linux
-def test_what_came_before_the_end_is_kept(backend: str):
+def test_results_before_the_end_of_the_process_are_kept(backend: str):
     program = "import os\ndef leave():\n    os._exit(0)"
     result = run_in_sandbox(program, ["1", "leave()", "2"], backend=backend)
     gone = CallFailure("no result: ended its process (status 0)")
@@ -230,7 +230,7 @@ def test_without_linux_every_backend_is_refused_with_a_remedy(monkeypatch: pytes
         ("setuid", {"bubblewrap": "setuid failed", "landlock": "Operation not permitted"}),
     ],
 )
-def test_root_without_a_capability_is_told_what_it_lacks(lost: str, reasons: dict[str, str]):
+def test_the_reason_names_the_capability_that_root_lacks(lost: str, reasons: dict[str, str]):
     program = f"from grouprl.sandbox import why_unavailable\nprint([why_unavailable(b) for b in {BACKENDS!r}])"
     command = ["setpriv", f"--bounding-set=-{lost}", f"--inh-caps=-{lost}", sys.executable, "-c", program]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -328,7 +328,7 @@ NEW = re.findall(
 
 
 @pytest.mark.parametrize("machine", machines())
-def test_the_filter_refuses_what_it_should(machine: str):
+def test_the_filter_refuses_forbidden_calls(machine: str):
     known = numbers(machine)
     assert {name: decide(machine, known[name]) for name in REFUSED} == dict.fromkeys(REFUSED, EPERM)
     assert {name: decide(machine, known[name]) for name in NEW if name in known} == {
@@ -338,7 +338,7 @@ def test_the_filter_refuses_what_it_should(machine: str):
 
 
 @pytest.mark.parametrize("machine", machines())
-def test_the_filter_allows_exactly_what_its_names_say(machine: str):
+def test_the_filter_allows_exactly_its_named_calls(machine: str):
     from grouprl.sandbox import seccomp
 
     known = numbers(machine)

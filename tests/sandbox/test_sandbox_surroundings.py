@@ -42,9 +42,7 @@ def test_a_worker_without_standard_channels_can_run_programs(backend: str, close
     [{"LD_PRELOAD": "/nowhere.so"}, {"LC_ALL": "xx_XX.nothing"}, {"PYTHONHOME": "/nowhere"}],
     ids=lambda environment: next(iter(environment)),
 )
-def test_what_the_worker_s_environment_says_does_not_reach_the_sandbox(
-    backend: str, environment: dict[str, str], tmp_path: Path
-):
+def test_the_worker_s_environment_does_not_reach_the_sandbox(backend: str, environment: dict[str, str], tmp_path: Path):
     python = [sys.executable] if "PYTHONHOME" not in environment else [sys.executable, "-E"]
     command = [*python, "-c", _RUN, backend, str(tmp_path / "told")]
     subprocess.run(command, check=True, env=os.environ | environment, capture_output=True)

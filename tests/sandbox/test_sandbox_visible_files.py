@@ -74,7 +74,7 @@ def attack():
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_no_backend_is_out_of_use_for_what_it_shows(name: str):
+def test_no_backend_is_refused_for_the_files_that_it_shows(name: str):
     """All other tests skip a backend that does not work; this one does not."""
     assert "not confined" not in str(why_unavailable(name))
 

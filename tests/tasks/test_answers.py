@@ -53,7 +53,7 @@ def test_a_balanced_content_comes_back_whole(content: str) -> None:
     assert last_boxed(rf"\boxed{{1}} then \boxed{{{content}}} and more {{text}}") == content
 
 
-def test_gold_answer_is_what_follows_the_last_mark() -> None:
+def test_gold_answer_is_the_text_after_the_last_mark() -> None:
     assert gold_answer("2 + 3 = <<2+3=5>>5\n#### 4\nsorry\n#### 1,005 ") == "1,005"
 
 

@@ -61,7 +61,7 @@ def test_values_and_precedence_are_python_s(text: str) -> None:
         ("((((7))))", 7),
     ],
 )
-def test_what_models_write(text: str, value: Fraction) -> None:
+def test_arithmetic_as_models_write_it(text: str, value: Fraction) -> None:
     assert evaluate(text) == value
 
 

@@ -60,7 +60,7 @@ def test_the_bundled_solutions_pass_and_others_do_not():
 
 
 @sandboxed
-def test_what_is_shown_is_not_enough():
+def test_the_shown_tests_are_not_all_tests():
     """A program that holds the shown answers and nothing else fails every bundled problem."""
     problems = every(Code())
     shown = [problem.columns["test_list"][0].removeprefix("assert ") for problem in problems]

@@ -138,7 +138,7 @@ def test_a_problem_depends_on_seed_split_and_number_alone() -> None:
     assert [p.id for p in TASK.problems("validation")[:2]] == ["countdown/validation/0", "countdown/validation/1"]
 
 
-def test_more_held_out_problems_than_there_are_is_told() -> None:
+def test_too_many_held_out_problems_are_reported() -> None:
     with pytest.raises(UserError, match=r"expected at most [0-9]+ different problems of 2 numbers for test"):
         Countdown(difficulty=2, eval_problems=20_000).problems("test")
 

@@ -66,7 +66,7 @@ def test_the_system_prompt_takes_the_place_of_the_task_s_or_goes_before_a_text()
         ("think", "", ""),
     ],
 )
-def test_a_system_prompt_of_one_s_own_goes_before_what_the_tags_need(form: str, words: str, expected: str) -> None:
+def test_an_own_system_prompt_comes_before_the_instruction_of_the_tags(form: str, words: str, expected: str) -> None:
     task = load_task("countdown", format=form, system_prompt=words)  # type: ignore[arg-type]
     roles = {message["role"]: message["content"] for message in task.problems("test")[0].prompt}  # type: ignore[index]
     assert roles.get("system", "") == expected

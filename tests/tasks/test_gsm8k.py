@@ -121,7 +121,7 @@ GOOD = json.dumps(row(1))
         ('{"question": " ", "answer": "#### 2"}', r":1: expected text in column 'question', got ' '"),
     ],
 )
-def test_bad_files_are_told_with_their_line(tmp_path: Path, text: str, message: str) -> None:
+def test_bad_files_are_reported_with_their_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "a.jsonl").write_text(text)
     with pytest.raises(UserError, match=message):
         Gsm8k(str(tmp_path / "a.jsonl")).problems("train")

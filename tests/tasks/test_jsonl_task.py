@@ -102,7 +102,7 @@ def test_messages_pass_through_and_a_column_may_hold_the_solution(tmp_path: Path
         ("a.txt", "prompt", r"expected a \.jsonl, \.json, \.csv, \.parquet file, got .*a\.txt"),
     ],
 )
-def test_bad_files_are_told_with_their_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_bad_files_are_reported_with_their_line(tmp_path: Path, name: str, text: str, message: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=message):
         Jsonl(str(tmp_path / name)).problems("train")

@@ -63,7 +63,7 @@ def test_gold_is_the_solution_or_the_boxed_answer(tmp_path: Path) -> None:
     assert verdict(task, task.problems("test")[0], r"\boxed{1}") == 1.0
 
 
-def test_answers_are_compared_by_what_they_mean() -> None:
+def test_answers_are_compared_by_their_meaning() -> None:
     pytest.importorskip("math_verify")
     from grouprl.rewards.symbolic import MathVerify
 
@@ -88,7 +88,7 @@ def test_answers_are_compared_by_what_they_mean() -> None:
         ([{"problem": "?"}], r":1: expected a column 'solution', got problem"),
     ],
 )
-def test_bad_rows_are_told_with_their_line(tmp_path: Path, rows: list[dict[str, Any]], message: str) -> None:
+def test_bad_rows_are_reported_with_their_line(tmp_path: Path, rows: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(UserError, match=message):
         MathProblems(write(tmp_path / "a.jsonl", rows)).problems("train")
 

@@ -107,12 +107,12 @@ def test_the_reward_travels_to_another_process_and_columns_are_json() -> None:
         ("spell_backward", {"arguments": {"min_word_len": "five"}}, "expected what its generator takes"),
     ],
 )
-def test_unknown_names_and_arguments_are_told(name: str, options: dict[str, Any], message: str) -> None:
+def test_unknown_names_and_arguments_are_reported(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         ReasoningGym(name, **options)
 
 
-def test_too_few_different_problems_are_told() -> None:
+def test_too_few_different_problems_are_reported() -> None:
     with pytest.raises(UserError, match=r"no more different problems for test than .*got 100: lower it"):
         ReasoningGym("tower_of_hanoi").problems("test")
 
@@ -161,7 +161,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ("n_queens", "[['Q', '_']]", False),
     ],
 )
-def test_what_is_right(dataset: str, answer: str, right: bool) -> None:
+def test_right_and_wrong_answers(dataset: str, answer: str, right: bool) -> None:
     facts = {
         "countdown": ("", {"numbers": [73, 85, 1, 42, 14, 49], "target": 179}),
         "puzzle24": ("", {"numbers": [5, 1, 2, 8]}),

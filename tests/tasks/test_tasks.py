@@ -18,7 +18,7 @@ ROWS = [{"prompt": f"{n} + 1 = ?", "answer": str(n + 1), "level": n % 3} for n i
 
 
 @pytest.mark.parametrize(("name", "nearest"), [("word_problem", "word_problems"), ("gsm8", "gsm8k"), ("GSM8K", None)])
-def test_an_unknown_task_is_told_with_the_nearest_one(name: str, nearest: str | None) -> None:
+def test_an_unknown_task_is_reported_with_the_nearest_name(name: str, nearest: str | None) -> None:
     remedy = f"did you mean {nearest!r}" if nearest else "use one of these"
     with pytest.raises(UserError, match=f"task.name: expected one of .*, word_problems, got {name!r}: {remedy}"):
         load_task(name)
@@ -229,7 +229,7 @@ def test_answers_that_nothing_can_equal_are_refused(verifier: str | None, answer
         (ROWS[:2], "expected more than 2 different prompts, got 2"),
     ],
 )
-def test_unusable_lists_are_told(rows: list[Any], message: str) -> None:
+def test_unusable_lists_are_reported(rows: list[Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         task_from_list(rows)
 

@@ -34,7 +34,7 @@ def questions(task: WordProblems, split: Split) -> list[str]:
 
 
 def solve(question: str) -> int:
-    """Reads a question like a person: what each phrase does to the number of things. Knows nothing of the generator."""
+    """Solves a question by the effect of each phrase on the number of things, independently of the generator."""
     text = question.lower()
     rules = [
         (r"(?:has|packs|fills|buys) (\d+) (\w+) with (\d+) \w+ (?:each|in each)", lambda _, a, __, b: int(a) * int(b)),

@@ -54,15 +54,15 @@ def rounds(
     refills: int,
     missing: Callable[[], int],
 ) -> Iterator[list[Visit]]:
-    """The visits of a step round by round: its problems, then others in the place of those whose groups were dropped.
+    """The visits of a step round by round: its problems first, then replacements for problems of dropped groups.
 
     Args:
         order: chooses the problems.
         problems: of the train split.
         step: 1, 2, ...
-        rates: what the steps before found of each problem.
-        refills: rounds after the first, at most.
-        missing: how many groups are still to be replaced; asked before each further round.
+        rates: the pass rates before this step.
+        refills: most rounds after the first.
+        missing: gives the number of groups still to replace; called before each further round.
     """
     visits = order.visits(problems, step=step, rates=rates)
     yield visits

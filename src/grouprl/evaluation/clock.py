@@ -1,4 +1,4 @@
-"""Where the time of a step goes: the one clock of `grpo_step`, in seconds by part."""
+"""The clock of `grpo_step`, which measures the seconds of each part of a step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Runs from its making; `with clock("learn"):` adds what the block takes to that part."""
+    """Starts when it is created; `with clock("learn"):` adds the seconds of the block to that part."""
 
     def __init__(self, *parts: str) -> None:
         self._began = time.perf_counter()
@@ -16,13 +16,13 @@ class Clock:
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
-        """Times a block."""
+        """Adds the seconds of the block to a part."""
         began = time.perf_counter()
         yield
         self._seconds[part] += time.perf_counter() - began
 
     def metrics(self, tokens: float) -> dict[str, float]:
-        """`time/...` of each part and in total, and the tokens per second that `tokens` come to."""
+        """The metrics `time/...` of each part and in total, in seconds, and the tokens per second for `tokens`."""
         total = time.perf_counter() - self._began
         parts = {f"time/{part}": seconds for part, seconds in self._seconds.items()}
         return {"tokens_per_second": tokens / total, **parts, "time/total": total}

@@ -46,7 +46,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads torch and transformers only when something that needs them is asked for."""
+    """Imports a module on first use, so that torch and transformers load only when they are needed."""
     if name not in __all__:
         raise AttributeError(f"module 'grouprl.models' has no attribute {name!r}")
     return getattr(import_module(f"grouprl.models.{_MODULES.get(name, 'load')}"), name)

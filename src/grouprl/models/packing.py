@@ -1,4 +1,4 @@
-"""How a batch is divided into packs, in numbers alone: the learner packs by it, and the planner counts by it."""
+"""Divides a batch into packs by token counts alone, for the learner, which packs, and the planner, which counts."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-# 512 to 16,384 tokens are as fast as one another on a CPU, whose caches hold none of them, and memory grows with them.
-# A GPU wants enough tokens to fill it. A group is worth more than that: divided, its prompt is read again.
+# On a CPU packs of 512 to 16,384 tokens are equally fast, because none fits the caches, and memory grows with them.
+# A GPU needs enough tokens to be busy. A whole group may exceed the budget: dividing it reads its prompt again.
 PACK_TOKENS: Mapping[str, int] = MappingProxyType({"cpu": 1024, "cuda": 16384})
-"""Tokens of a pack by kind of device."""
+"""Tokens of a pack by type of device."""
 _TOKENS_FOR_A_GROUP = 16384
 
 
 @dataclass(frozen=True)
 class GroupSize:
-    """Tokens that are read of a group."""
+    """The numbers of tokens that a forward pass reads of a group."""
 
     prompt: int
     completions: tuple[int, ...]
 
     @property
     def tokens(self) -> int:
-        """Of the whole group, its prompt once."""
+        """Tokens of the whole group, counting its prompt once."""
         return self.prompt + sum(self.completions)
 
 
 @dataclass(frozen=True)
 class PackedUnit:
-    """Completions of one group that stand in one pack behind their prompt."""
+    """Completions of one group that follow their prompt in one pack."""
 
     group: int  # index of the group
     completions: tuple[int, ...]  # indices within the group
-    tokens: int  # read, the prompt included
+    tokens: int  # tokens to read, including the prompt
     longest: int  # tokens of the longest completion
 
 
@@ -42,18 +42,18 @@ def pack_tokens(setting: int, device_type: str, *, largest: int = 0) -> int:
 
 
 def pack_groups(groups: Sequence[GroupSize], setting: int, device_type: str) -> list[list[PackedUnit]]:
-    """The groups as packs of at most so many tokens.
+    """Packs groups into packs of at most `pack_tokens` tokens.
 
-    Groups stay whole where they fit; one that does not is divided, and its prompt read again. Groups of similar
-    length are packed together, longest first, so that padding inside attention stays small and memory peaks early.
+    A group that does not fit is divided, and each part reads its prompt again. Groups of similar length go together,
+    longest first, so that padding inside attention stays small and memory peaks early.
 
     Args:
-        groups: what is read of each.
-        setting: tokens of a pack, 0 = by device and groups; a single completion may exceed it with its prompt.
+        groups: the token counts of each group.
+        setting: tokens of a pack, 0 = by device and groups; a single completion with its prompt may exceed it.
         device_type: "cpu" or "cuda".
     """
     budget = pack_tokens(setting, device_type, largest=max((group.tokens for group in groups), default=0))
-    units = [unit for index, group in enumerate(groups) for unit in _divided(index, group, budget)]
+    units = [unit for index, group in enumerate(groups) for unit in _divide(index, group, budget)]
     units.sort(key=lambda unit: unit.longest, reverse=True)
     packs: list[list[PackedUnit]] = []
     room = 0
@@ -66,7 +66,7 @@ def pack_groups(groups: Sequence[GroupSize], setting: int, device_type: str) -> 
     return packs
 
 
-def _divided(index: int, group: GroupSize, budget: int) -> Iterator[PackedUnit]:
+def _divide(index: int, group: GroupSize, budget: int) -> Iterator[PackedUnit]:
     part: list[int] = []
     used = group.prompt
     for place, length in enumerate(group.completions):

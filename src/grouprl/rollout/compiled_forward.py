@@ -29,10 +29,10 @@ _TOGETHER = 8  # rows of a group that one thread processes
 
 
 class CompiledCache:
-    """Keys as tiles [head size, 16], values as [tokens, head size]; the layout is that of kernels/decode.c.
+    """A cache of keys in tiles [head size, 16] and values [tokens, head size], in the layout of kernels/decode.c.
 
-    Room for the rows' own tokens grows with the longest of them: what is in use stays close together, which the
-    processor reads faster than rows far apart, and short completions take little.
+    The memory of the rows' own tokens grows with the longest row. Used memory stays contiguous, which the processor
+    reads faster than rows far apart, and short completions take little of it.
     """
 
     def __init__(self, shape: CacheShape, dtype: torch.dtype) -> None:

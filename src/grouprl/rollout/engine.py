@@ -29,7 +29,7 @@ def requests(
     completions: int,
     longest_prompt: int,
 ) -> list[Request]:
-    """A request for each visit: its problem as prompt tokens, and the random stream of the visit.
+    """One request for each visit, with the prompt tokens of its problem and its random stream.
 
     Raises:
         UserError: a prompt has more than `longest_prompt` tokens.

@@ -82,7 +82,7 @@ def why_unavailable(name: str) -> str | None:
     except SandboxError as error:
         return str(error)
     except OSError as error:
-        return f"something that it needs is missing, such as /proc: {error}"
+        return f"a file that it needs, such as /proc, is missing: {error}"
     if isinstance(found, CallFailure):
         return f"a test program failed: {found.reason}"
     return None if found == ReturnValue([]) else f"a test program was not confined, it {', '.join(found.value)}"

@@ -1,7 +1,7 @@
 /* The products of attention: scores of queries with tiles of 16 keys, and mixtures of values.
  *
- * Keys are kept transposed in tiles [d, 16], so that one broadcast of a query's component meets 16 keys. `half` says
- * that keys or values are kept in bfloat16; everything is computed in float32. */
+ * Keys are transposed in tiles [d, 16], so that one broadcast of a query's component multiplies 16 keys. `half` means
+ * that keys or values are in bfloat16; all computation is in float32. */
 #ifndef GROUPRL_SCORES_H
 #define GROUPRL_SCORES_H
 
@@ -26,8 +26,8 @@ INLINE void read_row(const void *from, int64_t at, float *to, int64_t d, int hal
   for (int64_t i = 0; i < d; i += W) store(to, i, load(from, at + i, half), 0);
 }
 
-/* Asks for the line that lies `ahead` elements further: the processor sees no pattern from one row's cache to another's,
- * and asking for a whole row at once would stop the work until it has come. */
+/* Prefetches one cache line: the processor finds no pattern between the caches of two rows, and prefetching a whole row
+ * at once would stall until it arrives. */
 INLINE void fetch(const void *base, int64_t at, int half) {
   __builtin_prefetch((const char *)base + at * (half ? 2 : 4));
 }

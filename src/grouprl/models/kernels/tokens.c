@@ -138,8 +138,8 @@ void grouprl_draw(const void *logits, const int64_t *keys, const int64_t *positi
   }
 }
 
-/* Writes a newly drawn token behind each of n rows of the grids [rows, width]. reason: 0 the row goes on, 1 it drew one
- * of the end tokens, 2 it is full. Gives the number of rows that do not go on. */
+/* Appends a newly drawn token to each of n rows of the grids [rows, width]. reason: 0 the row is unfinished, 1 it drew
+ * an end token, 2 it is full. Gives the number of finished rows. */
 int64_t grouprl_append(const int64_t *tokens, const float *drawn, const float *plain, int64_t *newest, int64_t *length,
                        int64_t *token_grid, float *drawn_grid, float *plain_grid, int64_t n, int64_t width,
                        const int64_t *ends, int64_t count, int64_t *reason) {
