@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import re
 import string
@@ -20,7 +21,6 @@ from grouprl.tasks.word_problems import (
     operations,
     unique_stories,
     worked_solution,
-    write_jsonl,
 )
 from grouprl.types import Problem, UserError
 from verifying import verdict
@@ -198,10 +198,11 @@ def test_cold_start_pairs_mix_worked_and_direct() -> None:
     assert all(TASK.traits(text)["worked"] for _, text in cold_start_pairs(TASK, 50, 1.0, seed=0))
 
 
-def test_a_written_file_reads_back_through_the_gsm8k_reader(tmp_path: Path) -> None:
+def test_the_gsm8k_reader_reads_problems_from_a_file(tmp_path: Path) -> None:
     problems = TASK.problems("train")[:40]
-    write_jsonl(tmp_path / "problems.jsonl", problems)
-    task = Gsm8k(str(tmp_path / "problems.jsonl"))
+    path = tmp_path / "problems.jsonl"
+    path.write_text("\n".join(json.dumps(dict(problem.columns)) for problem in problems), encoding="utf-8")
+    task = Gsm8k(str(path))
     read = {p.columns["question"]: p.columns["answer"] for split in SPLITS for p in task.problems(split)}
     assert read == {p.columns["question"]: p.columns["answer"] for p in problems}
     for problem in task.problems("train"):

@@ -22,10 +22,7 @@ class Recorder(Protocol):
         ...
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Gives a function that repeats the operations on the then present contents of the tensors.
-
-        The recording itself may or may not execute the operations.
-        """
+        """Gives a replay, which reads the tensors' contents of its own time; recording may skip the operations."""
         ...
 
 

@@ -31,10 +31,7 @@ def dpo(config: DpoConfig) -> Path:
 
 
 def dpo_metrics(policy: PreTrainedModel, reference: PreTrainedModel, *, beta: float) -> PackMetrics:
-    """The loss and the metrics of `dpo_loss` for a pack of pairs.
-
-    `chosen_likelier` is the share of pairs whose chosen completion the policy finds more likely than the rejected one.
-    """
+    """Loss and metrics of `dpo_loss` for a pack, and the share of pairs whose chosen completion is more likely."""
 
     def metrics(batch: Batch, pack: Pack) -> dict[str, Tensor]:
         chosen_n, rejected_n = sequence_logprobs(policy, batch, pack)

@@ -7,13 +7,11 @@ split, i), and its split follows from a hash of its text, so that no two splits 
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from pathlib import Path
 
 from grouprl.tasks.answers import gold_answer
 from grouprl.tasks.base import Split
@@ -163,9 +161,3 @@ def cold_start_pairs(task: WordProblems, count: int, worked_share: float, seed: 
         problem = train[index % len(train)]
         rng = random.Random(f"cold_start/{seed}/{index}")
         yield problem, worked_solution(problem) if rng.random() < worked_share else direct_guess(problem, rng)
-
-
-def write_jsonl(path: str | Path, problems: Iterable[Problem]) -> None:
-    """Writes problems as GSM8K does: one line of JSON each, with `question` and `answer`."""
-    lines = [json.dumps({key: problem.columns[key] for key in ("question", "answer")}) for problem in problems]
-    Path(path).write_text("\n".join([*lines, ""]), encoding="utf-8")
