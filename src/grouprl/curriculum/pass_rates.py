@@ -2,7 +2,7 @@
 
 The pass rate p of a problem (the chance that a completion of it is correct) has the posterior Beta(successes + 1/2,
 failures + 1/2). The prior is Jeffreys' Beta(1/2, 1/2), because pass rates are U-shaped: the policy solves most problems
-of a data set nearly always or nearly never, and the flat prior underestimates what an all-wrong group says.
+of a data set nearly always or nearly never. The flat prior would learn too little from an all-wrong group.
 
 The policy moves, so at every visit the earlier counts of that problem fade: counts from `half_life` visits ago weigh
 half. Everything here is a pure function of the verdicts in their recorded order, so that a resumed run rebuilds the

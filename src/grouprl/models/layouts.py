@@ -20,8 +20,8 @@ from grouprl.models.kernels import tree_attention
 class TreeLayout:
     """Packed groups in the order prompt, completion 0, completion 1, ... (positions restart after the prompt).
 
-    Worked example: one group, prompt of 2 tokens, completions of 2 and 1, is packed into S = 5 tokens with positions
-    0 1 2 3 2; token 4 (the second completion) attends to tokens 0, 1 and 4.
+    Worked example: one group with a prompt of 2 tokens and completions of 2 and 1 is packed into S = 5 tokens with
+    positions 0 1 2 3 2. Token 4 (the second completion) attends to tokens 0, 1 and 4.
     """
 
     prompt_lengths: tuple[int, ...]  # tokens of each of P prompts

@@ -28,8 +28,8 @@ def new_reward_model(
     """The decoder of a model with a score on top; a checkpoint that is already a reward model keeps its head.
 
     A new head is drawn from `seed`, small enough that every pair starts with a margin near 0. The padding token of the
-    model and of `tokenizer` becomes another token than the end token: transformers reads the score at the last token
-    that is not padding, and would skip the end of a completion.
+    model and of `tokenizer` becomes another token than the end token. Otherwise transformers would skip the end of a
+    completion, because it reads the score at the last token that is not padding.
 
     Raises:
         UserError: there is no such model, it cannot score, or the tokenizer has no token to pad with.

@@ -50,6 +50,14 @@ class GroupCache:
             tensor[:, target, :, :used] = tensor[:, source, :, :used]
 
 
+def pack_prompts(prompts: Sequence[tuple[int, ...]], device: torch.device) -> tuple[Tensor, TreeLayout, Tensor]:
+    """Token ids [S] of packed prompts, their layout, and the index [P] in S of each prompt's last token."""
+    lengths = tuple(map(len, prompts))
+    ids_S = torch.tensor([token for prompt in prompts for token in prompt], device=device)
+    tree = TreeLayout(lengths, ((),) * len(prompts), device)
+    return ids_S, tree, (torch.tensor(lengths).cumsum(0) - 1).to(device)
+
+
 @dataclass(frozen=True)
 class PrefillLayout:
     """The layout of prompts, whose keys and values go to group slots first, first + 1, ..."""

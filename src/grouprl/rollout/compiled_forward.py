@@ -21,7 +21,7 @@ from grouprl.models import TreeLayout
 from grouprl.models.kernels import library
 from grouprl.models.llama_form import head_norm, llama_hidden_states
 from grouprl.models.precision import padded_rows
-from grouprl.rollout.cache import CacheShape
+from grouprl.rollout.cache import CacheShape, pack_prompts
 from grouprl.rollout.rows import Rows
 
 _TILE = 16  # keys that the kernels process at once
@@ -158,12 +158,10 @@ class CompiledForward:
 
     def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
         """See `Forward.prefill`."""
-        lengths = tuple(map(len, prompts))
-        tree = TreeLayout(lengths, ((),) * len(prompts), torch.device("cpu"))
-        ids_S = torch.tensor([token for prompt in prompts for token in prompt])
+        ids_S, tree, last_P = pack_prompts(prompts, torch.device("cpu"))
         layout = _PrefillLayout(tree, self._cache, torch.arange(first, first + len(prompts)))
         hidden_SH = llama_hidden_states(self._decoder, ids_S, tree.position_ids_S, layout)
-        return self._head(hidden_SH[torch.tensor(lengths).cumsum(0) - 1].to(self._dtype))
+        return self._head(hidden_SH[last_P].to(self._dtype))
 
     def decode_step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
         """See `Forward.decode_step`."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from grouprl.models import TreeLayout, hidden_states
-from grouprl.rollout.cache import CacheShape, DecodeLayout, GroupCache, PrefillLayout
+from grouprl.models import hidden_states
+from grouprl.rollout.cache import CacheShape, DecodeLayout, GroupCache, PrefillLayout, pack_prompts
 from grouprl.rollout.rows import Rows
 
 
@@ -65,12 +65,9 @@ class ModuleForward:
 
     def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
         """See `Forward.prefill`."""
-        lengths = tuple(map(len, prompts))
-        tree = TreeLayout(lengths, ((),) * len(prompts), self._device)
-        ids_S = torch.tensor([token for prompt in prompts for token in prompt], device=self._device)
+        ids_S, tree, last_P = pack_prompts(prompts, self._device)
         hidden_SH = hidden_states(self._model, ids_S, tree.position_ids_S, PrefillLayout(tree, self._cache, first))
-        last_P = torch.tensor(lengths).cumsum(0) - 1
-        logits_PV: Tensor = self._head(hidden_SH[last_P.to(self._device)])
+        logits_PV: Tensor = self._head(hidden_SH[last_P])
         return logits_PV
 
     def decode_step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:

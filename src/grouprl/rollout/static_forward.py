@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PreTrainedModel
 
-from grouprl.models import TreeLayout
 from grouprl.models.attention import Layout
-from grouprl.rollout.cache import CacheShape, GroupCache, PrefillLayout
+from grouprl.rollout.cache import CacheShape, GroupCache, PrefillLayout, pack_prompts
 from grouprl.rollout.recorders import CudaGraphs, HostReads, NoRecorder, Recorder
 from grouprl.rollout.rows import Rows
 
@@ -98,10 +97,7 @@ class StaticForward:
 
     def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
         """See `Forward.prefill`."""
-        lengths = tuple(map(len, prompts))
-        tree = TreeLayout(lengths, ((),) * len(prompts), self._device)
-        ids_S = torch.tensor([token for prompt in prompts for token in prompt], device=self._device)
-        last_P = (torch.tensor(lengths).cumsum(0) - 1).to(self._device)
+        ids_S, tree, last_P = pack_prompts(prompts, self._device)
         with self._precision():
             hidden_SH = self._hidden(ids_S, tree.position_ids_S, PrefillLayout(tree, self._cache, first))
             return self._logits_of(hidden_SH[last_P])

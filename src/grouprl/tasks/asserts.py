@@ -53,8 +53,8 @@ def parse_asserts(asserts: Sequence[str]) -> tuple[Check, ...]:
     program's function. Every part between `and`, `or` and `not` has exactly one call, so that no part is true without
     the program or compares the program with itself. Parts without a call become constants.
 
-    Raises SplitError for no assert, for other syntax, for calls of more than one function, for constants that cannot be
-    computed or would take too long, and for `is` with an object that no program can return.
+    Raises SplitError for no assert, for other syntax, and for calls of more than one function. It also raises for
+    constants that cannot be computed in short time, and for `is` with an object that no program can return.
     """
     checks = tuple(_check(source) for source in asserts)
     names = sorted({call.partition("(")[0] for check in checks for call in check.calls})
@@ -85,8 +85,8 @@ def asserts_of_check(test: str, entry_point: str) -> list[str]:
 def holds(check: Check, returned: Mapping[int, Any] | Sequence[Any]) -> bool:
     """Whether an assert passes for these return values by call number; a call without a return value has no entry.
 
-    An assert does not pass if it raises, for example on a wrong type or a missing value, or if it would make more than
-    `tasks.conditions.LARGEST` items, characters or bits out of a return value.
+    An assert does not pass if it raises, for example on a wrong type or a missing value. Nor does it pass if it would
+    make more than `tasks.conditions.LARGEST` items, characters or bits out of a return value.
     """
     try:
         return bool(value(check.condition, returned))

@@ -1,7 +1,7 @@
 r"""Procedural grade-school word problems in GSM8K's form, and cold-start completions for a small model to imitate.
 
 A problem is a short story (`stories.py`) with 1 to 4 operations. Problem i of a split is a pure function of (seed,
-split, i), and its split follows from a hash of its text, so that no two splits share a problem, whatever the seeds.
+split, i). A hash of its text decides the split, so that no two splits share a problem, whatever the seeds.
 """
 
 from __future__ import annotations
