@@ -34,9 +34,9 @@ from grouprl.models.precision import autocast
 from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.decoding import Decoding, FinishedRow, Unit
 from grouprl.rollout.forward import Forward, ModuleForward
-from grouprl.rollout.random_numbers import row_key
 from grouprl.rollout.recorders import NoRecorder
 from grouprl.rollout.rows import Rows
+from grouprl.rollout.sampler import row_key
 from grouprl.rollout.static_forward import StaticForward
 from grouprl.run.machine import machine_facts
 from grouprl.step import token_loss

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from grouprl.models.kernels import add_norm, fits, library, linear_logprobs, swiglu, tree_attention
 from grouprl.models.layouts import TreeLayout
-from grouprl.rollout.random_numbers import row_key, uniforms
 from grouprl.rollout.rows import draw_compiled
-from grouprl.rollout.sampler import draw
+from grouprl.rollout.sampler import draw, row_key, uniforms
 from grouprl.types import Sampling
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler")

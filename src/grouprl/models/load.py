@@ -213,9 +213,7 @@ def _own_hidden(model: PreTrainedModel, input_ids_T: Tensor) -> Tensor:
 
 
 def _resolve(path: str) -> str:
-    if path in BUNDLED:
-        return str(BUNDLED[path])
-    return path
+    return str(BUNDLED.get(path, path))
 
 
 def _base(adapter: str) -> str:

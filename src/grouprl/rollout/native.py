@@ -19,7 +19,7 @@ from grouprl.rollout.compiled_forward import CompiledForward
 from grouprl.rollout.decoding import Decoding, FinishedRow, Unit
 from grouprl.rollout.engine import Request
 from grouprl.rollout.forward import Forward, ModuleForward
-from grouprl.rollout.random_numbers import row_key
+from grouprl.rollout.sampler import row_key
 from grouprl.rollout.static_forward import StaticForward
 from grouprl.types import Completion, Group, Sampling
 

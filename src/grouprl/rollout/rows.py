@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from grouprl.models.kernels import library
-from grouprl.rollout.random_numbers import uniforms
-from grouprl.rollout.sampler import draw
+from grouprl.rollout.sampler import draw, uniforms
 from grouprl.types import Sampling, StopReason
 
 _END, _FULL = 1, 2

@@ -139,27 +139,17 @@ def _round(number: Any, ndigits: int | None = None) -> Any:
     return round(number, ndigits)
 
 
-def _total(numbers: Any) -> Any:
-    return sum(numbers)
-
-
-def _text(data: Any) -> str:
-    return str(data)
-
-
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **{
         function.__name__: function
         for function in (
-            *(abs, bool, dict, float, frozenset, int, len, list, max, min, set, sorted, tuple),
+            *(abs, bool, dict, float, frozenset, int, len, list, max, min, set, sorted, str, sum, tuple),
             math.isclose,
         )
     },
     "math.isclose": math.isclose,
     "range": _range,
     "round": _round,
-    "str": _text,
-    "sum": _total,
 }
 """Functions that a condition may call besides the program."""
 

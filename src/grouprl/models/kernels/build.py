@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,10 +79,8 @@ def library() -> SimpleNamespace | None:
 def _folder() -> Path:
     """The folder that caches the compiled library; a temporary one where the cache cannot be written."""
     kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grouprl"
-    try:
+    with suppress(OSError):
         kept.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="grouprl-"))
     return kept if os.access(kept, os.W_OK) else Path(tempfile.mkdtemp(prefix="grouprl-"))
 
 

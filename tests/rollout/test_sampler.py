@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grouprl.rollout.random_numbers import row_key, uniforms
-from grouprl.rollout.sampler import draw
+from grouprl.rollout.sampler import draw, row_key, uniforms
 from grouprl.types import Sampling
 
 ALMOST_ONE = 1 - 2.0**-53
