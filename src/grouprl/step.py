@@ -1,6 +1,6 @@
 """ONE GRPO STEP: the only file where the packages meet. Read it beside algorithm 1 of arXiv:2402.03300.
 
-problems -> G completions of each -> rewards -> advantages relative to the group -> clipped updates -> new weights
+P problems -> G completions each -> rewards -> advantages relative to the group -> clipped updates -> new weights
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from grouprl.types import Group, RewardOutcome, Sampling, StepRecord
 
 @dataclass(frozen=True)
 class StepParts:
-    """Everything a step uses. Nothing in here is replaced during a run; the weights inside the learner change."""
+    """Everything that a step uses. A run keeps the same parts; only the weights inside the learner change."""
 
     task: Task
     scorer: Scorer
@@ -44,26 +44,26 @@ class StepParts:
 def grpo_step(
     parts: StepParts, step: int, rates: PassRates, *, on_finished: Callable[[int], None] | None = None
 ) -> StepRecord:
-    """Samples a batch of groups, scores them, and moves the policy.
+    """Samples a batch of groups, scores them, and updates the policy.
 
     Args:
-        parts: the policy in `parts.learner` is changed.
-        step: 1, 2, ...; with the run's seed it decides the problems and every random number.
-        rates: what the steps before found of each problem; a curriculum chooses by it.
+        parts: what the step uses; the step changes the weights in `parts.learner`.
+        step: 1, 2, ...; with the run's seed it determines the problems and every random number.
+        rates: pass rate of each problem in earlier steps, for the curriculum.
         on_finished: see `Engine.generate`.
     """
     algorithm, learner, train = parts.algorithm, parts.learner, parts.task.problems("train")
     clock = Clock("rollout", "reward", "reference", "learn")
     groups, outcomes, kept = list[Group](), list[tuple[RewardOutcome, ...]](), list[bool]()
-    learned = None
+    result = None
 
-    # Sample G completions of each of P problems from the current policy, and score each completion. Groups that the
-    # algorithm drops may be replaced by those of further problems (DAPO's dynamic sampling).
+    # Sample G completions of each of P problems from the current policy, and score each completion. Groups of further
+    # problems may replace those that the filter drops (DAPO's dynamic sampling).
     missing, refills = lambda: parts.problems_per_step - sum(kept), algorithm.groups.refills
     for visits in rounds(parts.order, train, step=step, rates=rates, refills=refills, missing=missing):
         scoring = parts.scorer.scoring()
         asked = requests(visits, parts.tokenizer, completions=parts.group_size, longest_prompt=parts.longest_prompt)
-        with clock("rollout"):  # the rewards of a group are computed beside the sampling of the others
+        with clock("rollout"):  # workers score a group while the engine samples the others
             groups += parts.engine.generate(asked, parts.sampling, on_finished=on_finished, on_group=scoring.begin)
         with clock("reward"):
             scored = scoring.finish(parts.tokenizer)
@@ -73,35 +73,35 @@ def grpo_step(
     if any(kept):
         batch = make_batch(list(compress(groups, kept)), parts.sampling, mask_overlong=algorithm.groups.mask_overlong)
 
-        # Log-probs under the frozen reference, for the KL; and a critic's values, for algorithms that have one.
+        # Log-probs under the frozen reference, for the KL; values, for algorithms with a critic.
         with clock("reference"):
             before = learner.evaluate(batch)
 
-        # Advantages relative to the group: (reward - mean of the group) / deviation of the group in GRPO. This baseline
-        # is what replaces the critic.
+        # Advantages relative to the group, in GRPO (reward - mean of the group) / deviation of the group. This baseline
+        # replaces the critic.
         rewards_N = [outcome for group in compress(outcomes, kept) for outcome in group]
         credit = assign_credit(rewards_N, parts.scorer.weights, batch, before, algorithm, kl_coef=learner.kl_coef)
 
-        # Updates: the ratio of the policy to the old one, clipped, times the advantage, less the KL to the reference.
+        # Updates maximize the clipped ratio of new to old policy, times the advantage, minus the KL to the reference.
         with clock("learn"):
-            learned = learner.learn(batch, credit, before, lambda tokens: token_loss(learner, tokens), step=step)
+            result = learner.learn(batch, credit, before, lambda tokens: token_loss(learner, tokens), step=step)
 
-    # The only arrow back: the engine samples the next step from the new weights.
+    # The engine samples the next step from the new weights.
     parts.engine.load_weights(learner.optimizer.updates)
     if algorithm.refreshes_reference(step):
         learner.refresh_reference()
 
     metrics = step_metrics(parts.task, groups, outcomes) | parts.scorer.usage()
-    metrics |= {"groups/sampled": len(groups), "groups/kept": sum(kept)} | (learned.metrics if learned else {})
+    metrics |= {"groups/sampled": len(groups), "groups/kept": sum(kept)} | (result.metrics if result else {})
     metrics |= clock.metrics(metrics["completion_tokens"])
-    advantages, traces = token_record(groups, kept, learned.tokens if learned else [])
+    advantages, traces = token_record(groups, kept, result.tokens if result else [])
     return StepRecord(step, metrics, groups, outcomes, advantages, traces, kept)
 
 
 def token_loss(learner: Learner, tokens: TokenGrid) -> tuple[Tensor, dict[str, Tensor]]:
-    """Equation 3 as a loss: the weighted sum of -min(ratio * A, clip(ratio) * A) + kl_coef * KL over the tokens.
+    """Computes equation 3 as a loss: sum over tokens of weight * (-min(ratio * A, clip(ratio) * A) + kl_coef * KL).
 
-    The ratio is exp(log-prob - old log-prob), its range [1 - clip_low, 1 + clip_high]; see `policy_loss`.
+    The ratio is exp(log-prob - old log-prob); the clip range is [1 - clip_low, 1 + clip_high]; see `policy_loss`.
     """
     kl = learner.algorithm.kl
     return learner.algorithm.objective.loss(

@@ -1,4 +1,4 @@
-"""The values that flow through a run: frozen, small, and the legend of every name in GroupRL.
+"""The values that flow through a run, frozen and small, and the legend of all tensor names.
 
 Axes (suffixes of tensor names):
 
@@ -25,7 +25,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the run directory can be read, and the report written, without loading torch
+if TYPE_CHECKING:  # `record` and `report` import this module and must not load torch
     from torch import Tensor
 
 Message = Mapping[str, str]
@@ -33,16 +33,16 @@ Message = Mapping[str, str]
 
 
 class UserError(Exception):
-    """Something the user can mend: the text says what was expected, what was got and what to do. Exit code 2."""
+    """An error that the user can fix. The text names what was expected, what was got and the remedy. Exit code 2."""
 
 
 _MANY_NAMES = 40
 
 
 def unknown_name(what: str, got: str, known: Iterable[str], *, listed_by: str = "") -> UserError:
-    """The error for a name that is not among the known ones, with the nearest of them.
+    """Makes the error for a name that is not among the known names; it suggests the nearest known name.
 
-    Very many are not listed; `listed_by` is the command that lists them.
+    More than 40 names are not listed in the error; `listed_by` is the command that lists them.
     """
     names = sorted(known)
     near = difflib.get_close_matches(got, names, n=1)
@@ -58,12 +58,12 @@ class StopReason(StrEnum):
 
     END = "end"  # the policy wrote an end token; it is kept as the last token id and trained
     STOP_STRING = "stop_string"  # a configured stop string appeared; its tokens are kept
-    LENGTH = "length"  # max_tokens were written without an end
+    LENGTH = "length"  # truncated: the policy wrote max_tokens without ending
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A prompt plus what its verifier needs.
+    """A prompt and its verifier's data.
 
     >>> Problem("train-17", "2 + 2 = ?", {"answer": "4"}).columns["answer"]
     '4'
@@ -83,7 +83,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn: softmax(logits / temperature), cut to top_k, then top_p, then min_p, renormalised."""
+    """Sampling parameters: softmax(logits / temperature), restricted to top_k, top_p, min_p in turn, renormalized."""
 
     max_tokens: int = 128
     temperature: float = 1.0  # 0 = greedy
@@ -106,16 +106,16 @@ class Sampling:
 
     @property
     def truncates(self) -> bool:
-        """Whether any token is cut from the softmax before drawing."""
+        """Whether top_p, top_k or min_p removes tokens before drawing."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What the policy wrote for a problem. Token ids are the record; text is only for people and rewards.
+    """Text that the policy wrote for a problem. Token ids are the record; `text` is only for people and rewards.
 
-    `logprobs[t]` is the log-prob of `token_ids[t]` under the distribution it was drawn from (temperature and
-    truncation included): the old policy of the ratio. `plain_logprobs[t]` is its log-prob under the plain softmax.
+    `logprobs[t]` is the log-prob of `token_ids[t]` under the behavior policy, with temperature, top_k, top_p and
+    min_p applied. `plain_logprobs[t]` is its log-prob under the plain softmax.
     """
 
     index: int  # 0..G-1 within its group
@@ -124,7 +124,7 @@ class Completion:
     plain_logprobs: tuple[float, ...]
     text: str  # decoded without special tokens
     stop_reason: StopReason
-    weights_version: int  # how many updates the sampling weights had seen
+    weights_version: int  # updates made before these weights sampled the completion
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -141,7 +141,7 @@ class Group:
 
 @dataclass(frozen=True)
 class StepReward:
-    """What one step of a completion earned."""
+    """The reward of one reasoning step."""
 
     end: int  # index of the step's last token
     reward: float  # weighted
@@ -149,7 +149,7 @@ class StepReward:
 
 @dataclass(frozen=True)
 class RewardOutcome:
-    """The reward of one completion, and what it is made of.
+    """The reward of one completion and its components.
 
     >>> RewardOutcome(1.5, {"correct": 1.0, "boxed": 0.5}).valid
     True
@@ -159,54 +159,54 @@ class RewardOutcome:
     False
     """
 
-    earned: float  # weighted sum of the reward functions that apply; NaN = invalid, never 0 in its place
+    earned: float  # weighted sum of the reward functions that apply; NaN = invalid (never 0)
     components: Mapping[str, float | None]  # unweighted, by reward name; None = does not apply to this problem
     reason: str = ""  # why it is invalid
-    steps: tuple[StepReward, ...] = ()  # process supervision: what its steps earned, besides the total
-    correct: bool | None = None  # what the task's verifier says; None = it failed, or the task has none
-    penalty: float = 0.0  # added for the completion's length, from -1 to 0; also a component
+    steps: tuple[StepReward, ...] = ()  # process rewards of its reasoning steps; not part of the total
+    correct: bool | None = None  # the verdict of the task's verifier; None = it failed, or the task has none
+    penalty: float = 0.0  # length penalty, from -1 to 0; also recorded as a component
 
     @property
     def total(self) -> float:
-        """The reward that is learned from; NaN = invalid."""
+        """The reward from which the advantage is computed; NaN = invalid."""
         return self.earned + self.penalty
 
     @property
     def valid(self) -> bool:
-        """Whether the completion takes part in its group's statistics."""
+        """Whether the group's statistics include the completion."""
         return not math.isnan(self.earned)
 
 
 @dataclass(frozen=True)
 class TokenTrace:
-    """What the learner saw of a completion, token by token; None = it did not look. For the record alone."""
+    """Numbers of a completion's tokens from the learner's forward passes, for the record alone; None = no pass."""
 
-    logprobs: tuple[float, ...] | None = None  # under the policy in the last pass: exp(this - sampler's) is the ratio
-    entropies: tuple[float, ...] | None = None  # of the policy there, in nats
+    logprobs: tuple[float, ...] | None = None  # log-probs under the policy in the last pass over the batch
+    entropies: tuple[float, ...] | None = None  # entropies of the policy in that pass, in nats
     reference: tuple[float, ...] | None = None  # log-probs under the reference
-    updated: tuple[float, ...] | None = None  # under the policy after the step's last update
+    updated: tuple[float, ...] | None = None  # log-probs under the policy after the step's last update
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The learner's view of a step: N completions as padded tensors, before they are packed.
+    """The N completions of a step as padded tensors, before the learner packs them.
 
     Worked example: two prompts with two completions each is N = 4, group_of_N = [0, 0, 1, 1], and prompts holds the
     two prompts once.
     """
 
-    prompts: tuple[tuple[int, ...], ...]  # token ids of each of P prompts
+    prompts: tuple[tuple[int, ...], ...]  # token ids of P prompts
     group_of_N: tuple[int, ...]  # index into prompts
     token_ids_NT: Tensor  # int64, padded with 0
     mask_NT: Tensor  # bool, tokens that exist
-    trained_NT: Tensor  # bool, those of them that are learned from
-    old_logprobs_NT: Tensor  # float32, log-probs of the sampler policy
-    sampling: Sampling  # what the log-probs are under
+    trained_NT: Tensor  # bool, tokens that the loss includes
+    old_logprobs_NT: Tensor  # float32, log-probs under the behavior policy
+    sampling: Sampling  # the sampling parameters under which log-probs are computed
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One GRPO step for the record. Groups that were dropped are in it, with advantages of 0."""
+    """One GRPO step for the record. It includes the groups that the filter dropped, with advantages of 0."""
 
     step: int  # 1, 2, ...
     metrics: Mapping[str, float]
@@ -214,4 +214,4 @@ class StepRecord:
     outcomes: Sequence[Sequence[RewardOutcome]]  # [P][G]
     token_advantages: Sequence[Sequence[Sequence[float]]]  # [P][G][tokens]
     traces: Sequence[Sequence[TokenTrace]] | None = None  # [P][G]
-    kept: Sequence[bool] | None = None  # [P] whether the group was learned from; None = it is not known
+    kept: Sequence[bool] | None = None  # [P] whether the group entered the loss; None = not known

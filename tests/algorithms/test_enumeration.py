@@ -258,7 +258,7 @@ def test_a_wrong_critic_does_so_at_lam_1_alone():
 
 
 def test_rewards_to_come_expect_the_policy_gradient():
-    advantages_YT, _ = token_advantages(last_token_rewards(ENDING), ENDING.mask_YT, centre=False, normalise=False)
+    advantages_YT, _ = token_advantages(last_token_rewards(ENDING), ENDING.mask_YT, center=False, normalize=False)
     assert_equal(expected_token_update(ENDING, advantages_YT.double()), truth(ENDING))
 
 

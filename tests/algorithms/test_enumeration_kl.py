@@ -92,7 +92,7 @@ def test_k3_in_the_loss_descends_the_kl_of_tokens_from_reference_to_policy(world
 def test_k1_in_the_reward_descends_the_kl_of_completions(world: World):
     expected = -gradient(lambda logits: world.sequence_kl(logits, REFERENCE))
     assert_equal(expected_token_update(world, -per_token(world, "k1").sum(1)), expected)
-    to_come_YT, _ = token_advantages(-per_token(world, "k1"), world.mask_YT, centre=False, normalise=False)
+    to_come_YT, _ = token_advantages(-per_token(world, "k1"), world.mask_YT, center=False, normalize=False)
     assert_equal(expected_token_update(world, to_come_YT.double()), expected, 1e-7)
 
 

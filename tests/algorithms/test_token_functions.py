@@ -32,16 +32,16 @@ MASK = torch.tensor([[1, 1, 1], [1, 1, 0]]).bool()
 
 
 def test_without_a_critic_a_token_is_credited_with_what_comes_after_it() -> None:
-    advantages, returns = token_advantages(REWARDS, MASK, centre=False, normalise=False)
+    advantages, returns = token_advantages(REWARDS, MASK, center=False, normalize=False)
     close(advantages, [[0.7, 0.8, 1.0], [0.2, 0.5, 0.0]])
     assert torch.equal(advantages, returns)
-    discounted, _ = token_advantages(REWARDS, MASK, gamma=0.5, centre=False, normalise=False)
+    discounted, _ = token_advantages(REWARDS, MASK, gamma=0.5, center=False, normalize=False)
     close(discounted, [[0.05, 0.3, 1.0], [-0.05, 0.5, 0.0]])
 
 
 def test_the_batch_of_tokens_is_centred_and_normalised() -> None:
     # 0.7, 0.8, 1.0, 0.2, 0.5: mean 0.64, squared deviations 0.0036 + 0.0256 + 0.1296 + 0.1936 + 0.0196 = 0.372
-    centred, _ = token_advantages(REWARDS, MASK, normalise=False)
+    centred, _ = token_advantages(REWARDS, MASK, normalize=False)
     close(centred, [[0.06, 0.16, 0.36], [-0.44, -0.14, 0.0]])
     population, _ = token_advantages(REWARDS, MASK, eps=0.0)
     close(population, (torch.tensor([[0.06, 0.16, 0.36], [-0.44, -0.14, 0.0]]) / math.sqrt(0.372 / 5)).tolist())
@@ -54,8 +54,8 @@ def test_equal_returns_leave_exactly_nothing(reward: float) -> None:
     # the mean of eleven 0.3 in float64 is not 0.3
     rewards = torch.zeros(11, 4, dtype=torch.float64)
     rewards[:, -1] = reward
-    for normalise in (True, False):
-        advantages, returns = token_advantages(rewards, torch.ones(11, 4), normalise=normalise)
+    for normalize in (True, False):
+        advantages, returns = token_advantages(rewards, torch.ones(11, 4), normalize=normalize)
         assert torch.equal(advantages, torch.zeros(11, 4))
         assert returns.min() == returns.max() == pytest.approx(reward)
 
@@ -64,7 +64,7 @@ def test_with_a_critic_they_are_gae_and_returns_are_not_normalised() -> None:
     values = torch.tensor([[0.5, 0.1, 0.4], [0.2, 0.3, 7.0]])
     plain, returns = gae(REWARDS, values, MASK, gamma=0.9, lam=0.8)
     ours, ours_returns = token_advantages(
-        REWARDS, MASK, values_NT=values, gamma=0.9, lam=0.8, centre=False, normalise=False
+        REWARDS, MASK, values_NT=values, gamma=0.9, lam=0.8, center=False, normalize=False
     )
     torch.testing.assert_close(ours, plain)
     white, white_returns = token_advantages(REWARDS, MASK, values_NT=values, gamma=0.9, lam=0.8)

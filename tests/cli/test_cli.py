@@ -184,7 +184,7 @@ def test_a_folder_does_not_hide_the_recipe_of_its_name(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "demo").mkdir()
     ended = grouprl("train", "demo", "rollout.group_size=0")
-    assert "mistakes in the configuration: override rollout.group_size=0" in ended.text
+    assert "errors in the configuration: override rollout.group_size=0" in ended.text
     assert "expected a YAML file" not in ended.text
 
 
@@ -232,7 +232,7 @@ def test_bad_data(place: Path, guesser: Path, prepare: Prepare, parts: tuple[str
     [
         (("rolout.group_size=4",), ("rolout", "did you mean rollout?")),
         (("rollout.groupsize=4",), ("rollout.groupsize", "did you mean rollout.group_size?")),
-        (("rollout.group_size=1",), ("error: rollout.group_size: expected 2", "got 1", "nothing to be compared")),
+        (("rollout.group_size=1",), ("error: rollout.group_size: expected 2", "got 1", "the others of its group")),
         (("steps=many", "seed=-1"), ("override steps=many: steps: ", "override seed=-1: seed: ")),
         (("algorithm=grop",), ("algorithm.name: expected one of", "grpo", "got 'grop'")),
         (("rewards=[{name: boxed_fromat}]",), ("rewards: expected one of", "did you mean 'boxed_format'?")),

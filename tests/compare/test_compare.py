@@ -120,7 +120,7 @@ def test_a_saved_comparison_is_read_back_equal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "vary", "parts"),
     [
-        (["demo"], None, ["variants: expected what to compare, got none", "--vary KEY=VALUE,VALUE"]),
+        (["demo"], None, ["variants: expected at least two, got none", "--vary KEY=VALUE,VALUE"]),
         (["demo"], "algorithm", ["--vary: expected KEY=VALUE,VALUE", "got 'algorithm'"]),
         (["demo"], "algorithm=grpo", ["--vary: expected KEY=VALUE,VALUE"]),
         (["demo"], "algorithm=[a,", ["--vary: expected KEY=VALUE,VALUE"]),
@@ -144,7 +144,7 @@ def mistakes(**fields: object) -> list[str]:
     with pytest.raises(UserError) as caught:
         planned_runs(config, resolve)
     head, *lines = str(caught.value).split("\n  ")
-    assert head == "mistakes in the comparison:"
+    assert head == "errors in the comparison:"
     return lines
 
 
@@ -312,5 +312,5 @@ def test_a_request_to_stop_saves_the_run_and_says_how_to_go_on(tmp_path: Path) -
     thread.join()
     assert (found.finished, found.failed) == (False, ())
     assert list((tmp_path / "long" / "a-seed0" / "checkpoints").glob("step-*"))
-    assert "go on with --resume" in (tmp_path / "long" / "a-seed0" / "console.txt").read_text()
+    assert "Continue with --resume" in (tmp_path / "long" / "a-seed0" / "console.txt").read_text()
     assert not (tmp_path / "long" / "b-seed0").exists()

@@ -40,7 +40,7 @@ def mistakes(*overrides: str, files: tuple[Path, ...] = (), kind: type[BaseModel
     with pytest.raises(UserError) as caught:
         load_config(kind, files, overrides)
     head, *lines = str(caught.value).split("\n  ")
-    assert head == "mistakes in the configuration:"
+    assert head == "errors in the configuration:"
     return lines
 
 
@@ -168,7 +168,7 @@ def test_every_mistake_is_told_at_once_with_its_place(tmp_path: Path):
             f"{path}: rollout.group_sise: unknown key; did you mean rollout.group_size?",
             f"{path}: learner.betas.1: expected a value, got nothing (decay of the two moments)",
             f"{path}: learner.learning_rate: expected a valid number, got 'fast' (after the warm-up; constant)",
-            f"{path}: rewards.1.name: expected a value, got nothing (what its values are recorded under)",
+            f"{path}: rewards.1.name: expected a value, got nothing (name under which its values are recorded)",
             "override model.dtype=fp16: model.dtype: expected 'float32' or 'bfloat16', got 'fp16' "
             "(of the computation; weights stay float32)",
             "override top_p=0.5: top_p: unknown key; did you mean rollout.top_p?",
@@ -182,8 +182,8 @@ def test_a_mistake_is_laid_to_whoever_wrote_it_last(tmp_path: Path):
     path = written(tmp_path, "steps: 0\nrewards: [{name: a}]\n")
     assert mistakes("steps=-1", "rewards.1.weight=2", files=(path,)) == [
         "override steps=-1: steps: expected greater than or equal to 1, got -1 "
-        "(batches of completions drawn and learned from)",
-        "override rewards.1.weight=2: rewards: expected a list (KEY.0=... changes an item that is there), "
+        "(training iterations, one batch of completions each)",
+        "override rewards.1.weight=2: rewards: expected a list (KEY.0=... changes an existing item), "
         "got {'1': {'weight': 2}} (one entry for each reward function)",
     ]
 
@@ -205,7 +205,7 @@ def test_a_mistake_is_laid_to_whoever_wrote_it_last(tmp_path: Path):
         ("rollout.min_p=1", "expected less than 1, got 1"),
         ("rollout.stop=['']", "expected at least 1 character, got ''"),
         ("rollout=8", "expected a section with keys of its own, got 8"),
-        ("rewards.0.weight=2", "expected a list (KEY.0=... changes an item that is there), got {'0': {'weight': 2}}"),
+        ("rewards.0.weight=2", "expected a list (KEY.0=... changes an existing item), got {'0': {'weight': 2}}"),
         ("rewards=[{name: a}, {name: a}]", "expected every name once, got a, a"),
         ("name=../x", "expected pattern"),
         ("model.device=gpu", "expected pattern"),

@@ -232,7 +232,7 @@ def test_two_ctrl_c_end_the_command_at_once(tiny: Path, tmp_path: Path) -> None:
             assert child.stderr is not None
             assert any(line.split()[:2] == ["step", "reward"] for line in child.stdout)  # training has begun
             child.send_signal(signal.SIGINT)
-            assert any("Stopping: the step is finished and saved first. Once more" in line for line in child.stdout)
+            assert any("Stopping after this step is saved. Press Ctrl-C again" in line for line in child.stdout)
             child.send_signal(signal.SIGINT)
             assert child.wait(timeout=20) == 130
             assert "Traceback" not in child.stderr.read()
@@ -250,7 +250,7 @@ def test_one_ctrl_c_ends_the_command_with_130_and_says_how_to_go_on(
     monkeypatch.setitem(REWARDS, "letters", pressing)
     stopped = grouprl("train", "--model", tiny, *settings)
     assert stopped.code == 130
-    assert "Stopped after step 1 of 6; go on with --resume." in stopped.text
+    assert "Stopped after step 1 of 6. Continue with --resume." in stopped.text
     monkeypatch.setitem(REWARDS, "letters", letters)
     assert grouprl("train", "--resume", f"runs_dir={tmp_path}").code == 0
     assert grouprl("train", "--model", tiny, *settings, "--name", "whole").code == 0

@@ -285,7 +285,7 @@ def test_plain_prompts_for_a_chat_model_are_warned_of(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tiny, tmp_path / "plain", letters)
-    assert "Warning: the model has a chat template, and the prompts are plain text" in capsys.readouterr().out
+    assert "Warning: the model has a chat template, but plain-text prompts" in capsys.readouterr().out
     train(tiny, tmp_path / "chat", letters, task=CHAT)
     train(tiny_model_folder(tmp_path / "model", chat_template=False), tmp_path / "bare", letters)
     assert "Warning" not in capsys.readouterr().out

@@ -119,7 +119,7 @@ def test_a_step_without_a_valid_completion_stops_even_a_small_run(tiny: Path, tm
 
 
 def test_a_file_without_a_function_is_told(tmp_path: Path) -> None:
-    for text, told in (("cls.py", "say which function of the file"), ("name=", "a number after '='")):
+    for text, told in (("cls.py", "add the name of the function"), ("name=", "a number after '='")):
         ended = grouprl("train", "demo", "--reward", text, f"runs_dir={tmp_path}")
         assert ended.code == 2
         assert told in ended.text

@@ -249,7 +249,10 @@ def test_a_run_without_signal_and_a_folder_without_a_run_are_refused(tiny: Path,
     [
         ({}, "expected either preferences.run or preferences.path, got neither"),
         ({"run": "a", "path": "b.jsonl"}, "expected either preferences.run or preferences.path, got both"),
-        ({"run": "a", "first_step": 5, "last_step": 4}, "preferences.last_step: 4 makes no sense .*first_step=5"),
+        (
+            {"run": "a", "first_step": 5, "last_step": 4},
+            "preferences.last_step: expected preferences.first_step=5 or more, got 4",
+        ),
     ],
 )
 def test_contradicting_sources_name_both_fields(given: dict[str, Any], sentence: str) -> None:

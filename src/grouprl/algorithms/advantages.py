@@ -1,4 +1,4 @@
-"""Advantages of whole completions: the reward less a baseline, over a deviation."""
+"""Advantages of whole completions: (reward - baseline) / deviation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from grouprl.algorithms.credit import Credit, Earned, ScaledAdvantage
+from grouprl.algorithms.credit import BatchRewards, Credit, ScaledAdvantage
 from grouprl.algorithms.option import option
 from grouprl.algorithms.statistics import Baseline, Scale, Statistics, Std, group_statistics
 
@@ -31,7 +31,7 @@ def group_advantages(
     (arXiv:2503.20783), `baseline="leave_one_out", scale="none"` is RLOO's (arXiv:2402.14740).
 
     Args:
-        rewards_N: [N] rewards; NaN = invalid: left out of every statistic, advantage exactly 0.
+        rewards_N: [N] rewards; NaN = invalid: no statistic includes it, and its advantage is exactly 0.
         group_ids_N: [N] integers; rows with the same id are one group, in any order, of any size.
         baseline, scale, std, eps: as in `group_statistics`.
 
@@ -48,25 +48,25 @@ def group_advantages(
 
 @dataclass(frozen=True)
 class CompletionAdvantage(ScaledAdvantage):
-    """One advantage for all tokens of a completion, from its reward and those that it is compared with."""
+    """All tokens of a completion share one advantage, which compares its reward with other rewards."""
 
     credit: Literal["completion"] = option("completion", "one advantage for the whole completion")
     reward_mix: Mix = option("sum_then_normalise", "of several rewards: advantage of the sum, or sum of advantages")
 
     def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
-        """Baseline, divisor and signal of each completion of a batch; NaN = invalid reward."""
+        """Returns baseline, divisor and signal of each completion of a batch; NaN = invalid reward."""
         raise NotImplementedError
 
     def compare(
         self, rewards_N: Tensor, components: Mapping[str, Tensor], weights: Mapping[str, float], groups_N: Tensor
     ) -> Tensor:
-        """[N] float32 advantages of the rewards' sum, or the weighted sum of those that each reward alone would give.
+        """Computes [N] float32 advantages: of the rewards' sum, or the weighted sum of each reward's own advantages.
 
         Args:
             rewards_N: [N] float64 totals; NaN = invalid.
-            components: [N] float64 of each reward by name, unweighted; NaN = does not apply.
-            weights: of each reward in the sum.
-            groups_N: [N] integers; rows with the same one are a group.
+            components: [N] float64 values of each reward by name, unweighted; NaN = does not apply.
+            weights: weight of each reward in the sum, by name.
+            groups_N: [N] integers; rows with the same integer form a group.
         """
         if self.reward_mix == "sum_then_normalise":
             return self.statistics(rewards_N, groups_N).advantages(rewards_N)
@@ -76,16 +76,16 @@ class CompletionAdvantage(ScaledAdvantage):
             advantages_N = advantages_N + weight * alone
         return advantages_N
 
-    def assign(self, earned: Earned) -> Credit:
-        """The completion's advantage at each of its tokens."""
-        rewards_N = earned.rewards_N - earned.kl_NT.sum(1)
-        advantages_N = self.compare(rewards_N, earned.components, earned.weights, earned.groups_N)
-        return Credit(advantages_N[:, None] * earned.mask_NT)
+    def assign(self, batch: BatchRewards) -> Credit:
+        """Gives every token of a completion the completion's advantage."""
+        rewards_N = batch.rewards_N - batch.kl_NT.sum(1)
+        advantages_N = self.compare(rewards_N, batch.components, batch.weights, batch.groups_N)
+        return Credit(advantages_N[:, None] * batch.mask_NT)
 
 
 @dataclass(frozen=True)
 class GroupAdvantage(CompletionAdvantage):
-    """A completion is compared with its own group: what replaces the critic in GRPO."""
+    """Compares a completion with its own group; in GRPO this replaces the critic."""
 
     compares_totals: ClassVar[bool] = True
 
@@ -101,13 +101,13 @@ class GroupAdvantage(CompletionAdvantage):
 
 @dataclass(frozen=True)
 class BatchAdvantage(CompletionAdvantage):
-    """A completion is compared with the whole batch, which is one group here."""
+    """Compares a completion with the whole batch, which is treated as one group."""
 
     baseline: Literal["batch_mean", "none"] = option("batch_mean", "subtracted: mean of the batch, or nothing")
     scale: Literal["batch_std", "none"] = option("none", "divides: deviation of the batch, or nothing")
 
     def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
-        """See `group_statistics`; where neither mean nor deviation is asked for, equal rewards have a signal too."""
+        """See `group_statistics`. With neither mean nor deviation of the batch, equal rewards have a signal too."""
         batch_N = torch.zeros_like(groups_N)
         found = group_statistics(
             rewards_N, batch_N, baseline=self.baseline, scale=self.scale, std=self.std, eps=self.eps
@@ -117,7 +117,7 @@ class BatchAdvantage(CompletionAdvantage):
 
 @dataclass(frozen=True)
 class ConstantAdvantage(CompletionAdvantage):
-    """The reward less a constant (REINFORCE, Williams 1992): equal rewards have a signal too."""
+    """Subtracts a constant from the reward (REINFORCE, Williams 1992), so equal rewards have a signal too."""
 
     baseline: Literal["constant"] = option("constant", "subtracted: a constant")
     scale: Literal["none"] = option("none", "nothing divides")
@@ -125,7 +125,7 @@ class ConstantAdvantage(CompletionAdvantage):
     baseline_constant: float = option(0.0, "which constant")
 
     def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
-        """The constant as baseline; mean and deviation of the group for a reader."""
+        """Uses the constant as baseline; mean and deviation of the group are there for the page alone."""
         found = group_statistics(rewards_N, groups_N, baseline="none", scale="none")
         baseline_N = torch.full_like(found.mean, self.baseline_constant)
         return replace(found, baseline_N=baseline_N, signal_N=~rewards_N.isnan())

@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def bradley_terry_loss(chosen_scores_N: Tensor, rejected_scores_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean of -log sigmoid(chosen score - rejected score).
+    """Computes the mean of -log sigmoid(chosen score - rejected score).
 
     The negative log-likelihood of the pairs where P(chosen over rejected) = sigmoid(difference of scores) (Bradley
-    and Terry 1952; InstructGPT, arXiv:2203.02155, equation 1). It fixes differences alone: scores have no zero.
+    and Terry 1952; InstructGPT, arXiv:2203.02155, equation 1). It determines differences of scores, not their zero.
 
     Args:
         chosen_scores_N, rejected_scores_N: [N] scores of the two completions of each pair.

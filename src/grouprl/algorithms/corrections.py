@@ -25,9 +25,9 @@ def mismatch_weights(
     cap: float = 2.0,
     floor: float = 0.5,
 ) -> Tensor:
-    """Weight of each token for being drawn by the sampler instead of the learner's policy of the same version.
+    """Importance weight of each token, because the sampler drew it and not the learner's policy of the same version.
 
-    The weight is p_learner / p_sampler of the token, or of the whole completion (their product). "truncate" bounds
+    The weight is p_learner / p_sampler of the token, or the product of these over the completion. "truncate" bounds
     it by `cap` (truncated importance sampling, Yao et al. 2025, "Your efficient RL framework secretly brings you
     off-policy RL training"); "mask" puts 0 where it leaves [floor, cap] (IcePop, Ling team 2025, arXiv:2510.18855).
 
@@ -59,7 +59,7 @@ def mismatch_weights(
 
 @dataclass(frozen=True)
 class Correction(Part):
-    """Advantages weighed for a sampler whose log-probs are not the learner's."""
+    """Multiplies advantages by importance weights, for a sampler whose log-probs differ from the learner's."""
 
     absent: ClassVar[Mapping[str, Any]] = {"correction_kind": "none"}
 
@@ -89,7 +89,7 @@ class Truncation(Correction):
 
 @dataclass(frozen=True)
 class Masking(Correction):
-    """IcePop: tokens with weights outside [floor, cap] are left out."""
+    """IcePop: tokens with weights outside [floor, cap] get weight 0."""
 
     correction_kind: Literal["mask"] = option("mask", "weights outside the bounds become 0")
     correction_floor: float = option(0.5, "weights below it are masked", low=0.0, high=1.0)

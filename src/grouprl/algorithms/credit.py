@@ -1,4 +1,4 @@
-"""What a batch earned, and who earned it: the values between rewards and advantages."""
+"""The rewards of a batch, and the advantages that are assigned to its tokens."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from grouprl.algorithms.statistics import Std
 
 
 @dataclass(frozen=True)
-class Earned:
-    """What N completions in groups were rewarded for."""
+class BatchRewards:
+    """The rewards of a batch of N completions, and what an advantage needs to assign credit for them."""
 
     rewards_N: Tensor  # float64, totals; NaN = invalid
-    groups_N: Tensor  # integers; rows with the same one are a group
+    groups_N: Tensor  # integers; rows with the same integer form a group
     mask_NT: Tensor  # bool, tokens that exist
-    trained_NT: Tensor  # bool, those of them that are learned from
+    trained_NT: Tensor  # bool, tokens that the loss includes
     components: Mapping[str, Tensor]  # [N] float64 by reward name, unweighted; NaN = does not apply
-    weights: Mapping[str, float]  # of the components in the total
-    steps: Sequence[Sequence[tuple[float, int]]]  # of each completion: (reward, last token) of its reasoning steps
-    kl_NT: Tensor  # float64, what a KL in the reward takes from each token; 0 without one
-    values_NT: Tensor | None = None  # of a critic, before each token
+    weights: Mapping[str, float]  # weight of each component in the total
+    steps: Sequence[Sequence[tuple[float, int]]]  # [N] lists: (reward, last token) of each reasoning step
+    kl_NT: Tensor  # float64, KL penalty subtracted from each token's reward; 0 without a KL in the reward
+    values_NT: Tensor | None = None  # the critic's value before each token
 
 
 @dataclass(frozen=True)
 class Credit:
-    """Who earned what, token by token; 0 for a completion whose reward is invalid and outside the completions."""
+    """Advantages [N, T] of a batch; 0 outside the completions, and for a completion with an invalid reward."""
 
     advantages_NT: Tensor  # float32
-    returns_NT: Tensor | None = None  # what a critic learns to predict
-    counted_NT: Tensor | None = None  # bool, tokens that a critic learns from
+    returns_NT: Tensor | None = None  # the critic's targets
+    counted_NT: Tensor | None = None  # bool, tokens whose returns the critic learns
 
 
 _BASELINES = {
@@ -49,25 +49,25 @@ _SCALES = {"group_std": "std(group)", "batch_std": "std(batch)", "group_mean": "
 class Advantage(Part):
     """How much better a completion, a reasoning step or a token is than expected: a part of every algorithm."""
 
-    reward: ClassVar[str] = "r"  # as a formula has it: of the completion, or what a token can still earn
-    compares_totals: ClassVar[bool] = False  # equal rewards of a group are no signal
+    reward: ClassVar[str] = "r"  # symbol in the formula: the completion's reward, or the return from a token on
+    compares_totals: ClassVar[bool] = False  # whether a group with equal rewards has no signal
 
-    credit: Literal["completion", "step", "token"] = option("completion", "what is given an advantage of its own")
+    credit: Literal["completion", "step", "token"] = option("completion", "the unit that has an advantage of its own")
     baseline: str = option("mean", "what is subtracted")
     scale: str = option("group_std", "what divides")
 
-    def assign(self, earned: Earned) -> Credit:
-        """The advantage of every token of a batch."""
+    def assign(self, batch: BatchRewards) -> Credit:
+        """Computes the advantage of every token of a batch."""
         raise NotImplementedError
 
     @property
     def of_batch(self) -> bool:
-        """Whether a mean or deviation of the whole batch is part of it."""
+        """Whether the advantage uses the mean or the deviation of the whole batch."""
         return self.baseline == "batch_mean" or self.scale == "batch_std"
 
     @property
     def formula(self) -> str:
-        """The advantage as it is computed, for a reader."""
+        """The advantage as an equation in plain text."""
         less = _BASELINES.get(self.baseline, self.baseline.replace("none", ""))
         over = _SCALES.get(self.scale, "")
         centered = f"{self.reward} - {less}" if less else self.reward
@@ -76,7 +76,7 @@ class Advantage(Part):
 
 @dataclass(frozen=True)
 class ScaledAdvantage(Advantage):
-    """One that a standard deviation may divide."""
+    """An advantage that may be divided by a standard deviation."""
 
     std: Std = option("population", "the deviation divides the squares by n, or by n - 1")
     eps: float = option(1e-6, "added to the deviation", low=0.0, high=1.0)

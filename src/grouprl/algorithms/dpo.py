@@ -1,4 +1,4 @@
-"""Direct preference optimisation: learning from pairs without sampling."""
+"""Direct preference optimization: learning from pairs without sampling."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def dpo_loss(
     *,
     beta: float = 0.1,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean of -log sigmoid(beta * (chosen log-ratio - rejected log-ratio)) (arXiv:2305.18290, equation 7).
+    """Computes the mean of -log sigmoid(beta * (chosen log-ratio - rejected log-ratio)), arXiv:2305.18290, equation 7.
 
     Args:
         chosen_logprobs_N, rejected_logprobs_N: [N] log-probs of whole completions under the policy.
-        ref_chosen_logprobs_N, ref_rejected_logprobs_N: [N] the same under the reference.
+        ref_chosen_logprobs_N, ref_rejected_logprobs_N: [N] log-probs of whole completions under the reference.
         beta: how strongly the policy is held to the reference; above 0.
 
     Returns:

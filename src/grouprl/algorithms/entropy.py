@@ -1,4 +1,4 @@
-"""Which tokens are decisions: those of high entropy."""
+"""The high-entropy tokens of a batch, and the options that use entropy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grouprl.algorithms.option import Part, option
 
 
 def high_entropy_mask(entropies_NT: Tensor, mask_NT: Tensor, *, share: float) -> tuple[Tensor, float]:
-    """The tokens among the `share` of highest entropy of the batch (Wang et al., arXiv:2506.01939, equation 5).
+    """Selects the `share` of the batch's tokens with the highest entropy (Wang et al., arXiv:2506.01939, equation 5).
 
     Args:
         entropies_NT: [N, T] entropy in nats of the distribution that each token was drawn from.
@@ -21,14 +21,14 @@ def high_entropy_mask(entropies_NT: Tensor, mask_NT: Tensor, *, share: float) ->
         share: in (0, 1]; 1 keeps all, the paper keeps 0.2.
 
     Returns:
-        ([N, T] bool, the smallest entropy kept).
+        ([N, T] bool, the smallest entropy among the selected tokens).
     """
     mask_NT = mask_NT.bool()
     entropies = entropies_NT[mask_NT]
     if share >= 1 or not len(entropies):
         return mask_NT, 0.0
     highest = entropies.topk(max(1, round(share * len(entropies))))
-    # By place and not by the threshold: many tokens may have an entropy of exactly 0.
+    # Selected by rank, not by threshold: many tokens may have an entropy of exactly 0.
     chosen = torch.zeros_like(entropies, dtype=torch.bool)
     chosen[highest.indices] = True
     chosen_NT = torch.zeros_like(mask_NT)
@@ -38,7 +38,7 @@ def high_entropy_mask(entropies_NT: Tensor, mask_NT: Tensor, *, share: float) ->
 
 @dataclass(frozen=True)
 class Entropy(Part):
-    """What the entropy of the policy changes: a bonus in the loss, or which tokens the advantages reach."""
+    """An entropy bonus in the loss, or advantages for high-entropy tokens alone."""
 
     absent: ClassVar[Mapping[str, Any]] = {"entropy_coef": 0.0, "entropy_share": 1.0}
 

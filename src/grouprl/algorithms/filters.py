@@ -1,4 +1,4 @@
-"""Which groups of a batch are learned from."""
+"""Filters: which groups and completions enter the loss."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def kept_rows(
     drop_below: float | None = None,
     drop_above: float | None = None,
 ) -> Tensor:
-    """[N] bool: whether the row's group stays; groups are kept or dropped whole.
+    """[N] bool: whether the row's group enters the loss. A group is kept or dropped as a whole.
 
     Args:
-        rewards_N: [N] rewards; NaN = invalid, left out of the mean.
+        rewards_N: [N] rewards; NaN = invalid, excluded from the mean.
         group_ids_N: [N] integers; rows with the same id are one group.
         drop_equal: drop groups whose valid rewards are all equal (DAPO's dynamic sampling, arXiv:2503.14476,
             equation 11).
@@ -50,7 +50,7 @@ def kept_groups(
     drop_below: float | None = None,
     drop_above: float | None = None,
 ) -> list[bool]:
-    """`kept_rows` by group, of the rewards [P][G] of P groups."""
+    """Applies `kept_rows` to the rewards [P][G] of P groups; returns one value per group."""
     rows_N = kept_rows(
         torch.tensor([reward for group in rewards for reward in group], dtype=torch.float64),
         torch.tensor([index for index, group in enumerate(rewards) for _ in group]),
@@ -63,7 +63,7 @@ def kept_groups(
 
 @dataclass(frozen=True)
 class Filter(Part):
-    """Which groups and completions are learned from; None in an algorithm = all."""
+    """Which groups and completions enter the loss; an algorithm with filter=None uses all."""
 
     absent: ClassVar[Mapping[str, Any]] = {
         "drop_equal": False,
@@ -74,13 +74,13 @@ class Filter(Part):
     }
 
     drop_equal: bool = option(False, "groups without signal leave the batch and its denominators")
-    drop_below: float | None = option(None, "so do groups whose mean reward is lower; null = no bound")
-    drop_above: float | None = option(None, "or higher; null = no bound")
-    refills: int = option(0, "rounds of further problems sampled in the place of dropped groups", low=0, high=100)
+    drop_below: float | None = option(None, "groups with a lower mean reward leave the batch; null = no bound")
+    drop_above: float | None = option(None, "groups with a higher mean reward leave the batch; null = no bound")
+    refills: int = option(0, "times that further problems may replace the dropped groups of a step", low=0, high=100)
     overlong_buffer: float = option(
         0.0, "last share of max_tokens, over which the reward falls by up to 1", low=0.0, high=1.0
     )
-    mask_overlong: bool = option(False, "completions cut at max_tokens are scored, but not learned from")
+    mask_overlong: bool = option(False, "completions truncated at max_tokens are scored, but do not enter the loss")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,5 +102,5 @@ class Filter(Part):
         return self.drop_equal or self.drop_below is not None or self.drop_above is not None
 
     def kept(self, rewards: Sequence[Sequence[float]]) -> list[bool]:
-        """Whether each of P groups is learned from, by its rewards [P][G]; see `kept_groups`."""
+        """Whether each of P groups enters the loss, given the rewards [P][G]; see `kept_groups`."""
         return kept_groups(rewards, drop_equal=self.drop_equal, drop_below=self.drop_below, drop_above=self.drop_above)

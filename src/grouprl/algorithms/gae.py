@@ -1,4 +1,4 @@
-"""Generalised advantage estimation, for the methods that have a critic."""
+"""Generalized advantage estimation, for algorithms with a critic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 def gae(
     rewards_NT: Tensor, values_NT: Tensor, mask_NT: Tensor, *, gamma: float = 1.0, lam: float = 0.95
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns of each token (Schulman et al., arXiv:1506.02438, equation 16).
+    """Computes advantages and returns of each token (Schulman et al., arXiv:1506.02438, equation 16).
 
     delta_t = reward_t + gamma * value_{t+1} - value_t, advantage_t = delta_t + gamma * lam * advantage_{t+1}, where
     t + 1 is the next token inside the mask and the value after the last one is 0.
@@ -17,7 +17,7 @@ def gae(
     Args:
         rewards_NT: [N, T] reward of each token.
         values_NT: [N, T] the critic's value before each token.
-        mask_NT: [N, T] which tokens exist; others are passed over.
+        mask_NT: [N, T] which tokens exist; the others are skipped.
         gamma: discount in [0, 1].
         lam: 0 trusts the critic, 1 the rewards.
 

@@ -16,7 +16,7 @@ KlKind = Literal["k1", "k2", "k3"]
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, *, kind: KlKind = "k3") -> Tensor:
-    """Per-token estimate of KL(policy || reference), in nats, for tokens drawn from the policy.
+    """Estimates KL(policy || reference) per token, in nats, for tokens drawn from the policy.
 
     With r = p_ref / p_policy of the sampled token: k1 = -log r (unbiased, can be negative), k2 = (log r)^2 / 2
     (biased, low variance), k3 = r - 1 - log r (unbiased, never negative; DeepSeekMath equation 4).
@@ -40,15 +40,15 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, *, kind: KlKind = "k3") 
 
 
 def steered_kl_coef(kl_coef: float, kl: float, *, target: float, rate: float = 0.1) -> float:
-    """The KL coefficient of the next step: larger where the KL was above its target, smaller where it was below.
+    """Computes the next step's KL coefficient: larger if the KL was above its target, smaller if below.
 
     kl_coef * (1 + rate * clip(kl / target - 1, -0.2, 0.2)) (Ziegler et al., arXiv:1909.08593, section 2.2).
 
     Args:
-        kl_coef: of this step, above 0.
-        kl: measured in this step, in the units of `target`.
-        target: above 0.
-        rate: 0.1 in the paper.
+        kl_coef: this step's coefficient, above 0.
+        kl: this step's KL, in the units of `target`.
+        target: the wanted KL, above 0.
+        rate: relative change of the coefficient per unit of relative error; 0.1 in the paper.
     """
     error = max(-0.2, min(0.2, kl / target - 1))
     return kl_coef * (1 + rate * error)
@@ -56,26 +56,26 @@ def steered_kl_coef(kl_coef: float, kl: float, *, target: float, rate: float = 0
 
 @dataclass(frozen=True)
 class Kl(Part):
-    """The anchor to a frozen reference; None in an algorithm = no reference is held."""
+    """The KL penalty towards a frozen reference; an algorithm with kl=None loads no reference."""
 
     absent: ClassVar[Mapping[str, Any]] = {"kl_coef": 0.0}
 
     kl_estimator: KlKind = option("k3", "k1 is unbiased, k2 has low variance, k3 is unbiased and never negative")
     kl_coef: float = option(0.04, "weight of the KL", low=0.0)
-    kl_in: Literal["loss", "reward"] = option("loss", "a term of the loss, or taken from the reward of each token")
-    kl_target: float | None = option(None, "nats per token that kl_coef is steered towards; null = fixed", low=1e-9)
-    kl_rate: float = option(0.1, "how fast it is steered", low=0.0, high=1.0)
+    kl_in: Literal["loss", "reward"] = option("loss", "a term of the loss, or subtracted from the reward of each token")
+    kl_target: float | None = option(None, "target of an adaptive kl_coef, in nats per token; null = fixed", low=1e-9)
+    kl_rate: float = option(0.1, "how fast an adaptive kl_coef changes", low=0.0, high=1.0)
     refresh_reference: int = option(0, "steps after which the reference becomes the policy; 0 = never", low=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kl_coef == 0:
-            raise UserError("algorithm.kl_coef: expected more than 0, got 0: without a KL term the part is None")
+            raise UserError("algorithm.kl_coef: expected more than 0, got 0: set algorithm.kl=null for no KL term")
         if self.kl_target is None:
             self.refuse_idle("kl_rate", beside="kl_target")
 
     def next_coef(self, kl_coef: float, kl: float) -> float:
-        """The coefficient of the next step, from that of this one and its mean KL per token in nats."""
+        """Computes the next step's coefficient from this step's coefficient and mean KL per token, in nats."""
         if self.kl_target is None:
             return kl_coef
         return steered_kl_coef(kl_coef, kl, target=self.kl_target, rate=self.kl_rate)

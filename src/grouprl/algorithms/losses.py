@@ -29,7 +29,7 @@ def policy_loss(
     kl: KlKind = "k3",
     mask_NT: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss of a batch: sum(weights * (surrogate term + kl_coef * KL)), to be minimised.
+    """Computes the loss of a batch, to be minimized: sum(weights * (surrogate term + kl_coef * KL)).
 
     With the ratio r = exp(logprob - old logprob) and advantage A, the surrogate term is
       clip:  -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)   PPO (arXiv:1707.06347, equation 7), GRPO, DAPO
@@ -41,11 +41,11 @@ def policy_loss(
         old_logprobs_NT: [N, T] log-probs of the behavior policy.
         advantages: [N] per completion or [N, T] per token.
         weights_NT: [N, T] from `token_weights`.
-        surrogate: which term.
+        surrogate: "clip", "cispo" or "plain", as above.
         ratio: "token", or "sequence": exp(mean log-ratio of the completion), GSPO (arXiv:2507.18071, equation 7).
-        clip_low, clip_high: the ratio is trusted within [1 - clip_low, 1 + clip_high].
+        clip_low, clip_high: the clip range is [1 - clip_low, 1 + clip_high].
         dual_clip: for A < 0 the term is at most -dual_clip * A (arXiv:1912.09729, equation 5); None = off.
-        ref_logprobs_NT: [N, T] log-probs of the reference; needed when kl_coef > 0, used for the kl figure.
+        ref_logprobs_NT: [N, T] log-probs of the reference; needed when kl_coef > 0 and for the metric kl.
         kl_coef: weight of the KL term.
         kl: estimator of `kl_estimate`.
         mask_NT: [N, T] which tokens exist; defaults to weights > 0.
@@ -62,7 +62,7 @@ def policy_loss(
         raise ValueError(f"kl_coef={kl_coef} needs ref_logprobs_NT")
     mask_NT = weights_NT > 0 if mask_NT is None else mask_NT.bool()
     advantages_NT = (advantages if advantages.ndim == 2 else advantages[:, None]).expand_as(logprobs_NT)
-    # Padding may hold anything, inf and NaN too; it must reach neither the value nor the gradient.
+    # Padding may hold any value, inf and NaN too; it must reach neither the loss nor the gradient.
     logprobs_NT, old_logprobs_NT = _blank(logprobs_NT, mask_NT), _blank(old_logprobs_NT.detach(), mask_NT)
     advantages_NT, weights_NT = _blank(advantages_NT, mask_NT), _blank(weights_NT, mask_NT)
 
@@ -91,7 +91,7 @@ def policy_loss(
 
 
 def policy_ratios(logprobs_NT: Tensor, old_logprobs_NT: Tensor, mask_NT: Tensor, *, ratio: Ratio = "token") -> Tensor:
-    """[N, T] ratio of the policy to the behavior policy at each token, or of the whole completion at all of its tokens.
+    """[N, T] ratio of policy to behavior policy: of each token, or of the whole completion at each of its tokens.
 
     Args:
         logprobs_NT, old_logprobs_NT: [N, T] log-probs, 0 where the mask is false.
@@ -109,19 +109,19 @@ def clipped_tokens(
     clip_high: float = 0.2,
     surrogate: Surrogate = "clip",
 ) -> tuple[Tensor, Tensor]:
-    """Where the ratio has left its range on the side that the advantage pushes it to.
+    """Marks the tokens whose ratio left the clip range in the direction of their advantage.
 
-    With "clip" the gradient of these tokens is cut to 0; with "cispo" their weight is bounded and the gradient stays;
+    With "clip" the gradient of these tokens is 0; with "cispo" their weight is bounded and the gradient stays;
     with "plain" there is no range.
 
     Args:
         ratios_NT: [N, T].
         advantages: [N] per completion or [N, T] per token.
         clip_low, clip_high: the range is [1 - clip_low, 1 + clip_high].
-        surrogate: of `policy_loss`.
+        surrogate: as in `policy_loss`.
 
     Returns:
-        ([N, T] bool, below the range with a negative advantage; [N, T] bool, above it with a positive one).
+        ([N, T] bool: below the range with a negative advantage; [N, T] bool: above it with a positive advantage).
     """
     if surrogate == "plain":
         none_NT = torch.zeros_like(ratios_NT, dtype=torch.bool)
@@ -145,7 +145,7 @@ def _ratio(logprobs_NT: Tensor, old_logprobs_NT: Tensor, mask_NT: Tensor, level:
 def _ratio_stats(
     ratio_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor, clip_low: float, clip_high: float
 ) -> dict[str, Tensor]:
-    # Of a plain surrogate too: how many tokens a clip would have cut.
+    # Reported for the plain surrogate too: the share of tokens that a clip would affect.
     below_NT, above_NT = clipped_tokens(ratio_NT, advantages_NT, clip_low=clip_low, clip_high=clip_high)
     return {
         "clip_low_fraction": _masked_mean(below_NT.float(), mask_NT),

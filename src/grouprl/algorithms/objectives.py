@@ -1,4 +1,4 @@
-"""The objectives that an algorithm can have: which surrogate, over which ratio, averaged how."""
+"""The objectives that an algorithm can have: a surrogate, a ratio, and an average over tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grouprl.algorithms.weights import Aggregate, token_weights
 
 @dataclass(frozen=True)
 class Objective(Part):
-    """What is maximized: a surrogate of the ratio of policy to behavior policy, averaged over tokens."""
+    """A surrogate of the ratio of policy to behavior policy, averaged over tokens and maximized."""
 
     surrogate: Surrogate = option("clip", "which")
     ratio: Ratio = option("token", "one ratio for each token, or one for the completion (GSPO)")
@@ -25,12 +25,12 @@ class Objective(Part):
 
     @property
     def range(self) -> tuple[float, float]:
-        """(clip_low, clip_high); of a plain surrogate PPO's, for counting what it would have cut."""
+        """(clip_low, clip_high); for a plain surrogate PPO's range, to count the tokens that it would clip."""
         return getattr(self, "clip_low", 0.2), getattr(self, "clip_high", 0.2)
 
     @property
     def largest_ratio(self) -> float | None:
-        """Bound of the ratio where the advantage is negative (dual clip); None = no bound."""
+        """Upper bound of the ratio for negative advantages (dual clip); None = no bound."""
         return getattr(self, "dual_clip", None)
 
     def loss(
@@ -79,9 +79,9 @@ class Objective(Part):
 
 @dataclass(frozen=True)
 class Clip(Objective):
-    """PPO's clipped surrogate (arXiv:1707.06347, equation 7), GRPO's and DAPO's."""
+    """The clipped surrogate of PPO (arXiv:1707.06347, equation 7), GRPO and DAPO."""
 
-    surrogate: Literal["clip"] = option("clip", "the gradient of a token is cut where its ratio leaves the range")
+    surrogate: Literal["clip"] = option("clip", "a token whose ratio leaves the range gets no gradient")
     clip_low: float = option(0.2, "lower clip range: ratio >= 1 - clip_low", low=0.0, below=1.0)
     clip_high: float = option(0.2, "upper clip range: ratio <= 1 + clip_high", low=0.0)
     dual_clip: float | None = option(
@@ -91,7 +91,7 @@ class Clip(Objective):
 
 @dataclass(frozen=True)
 class Cispo(Objective):
-    """The detached ratio is bounded, the gradient stays (MiniMax-M1, arXiv:2506.13585, equation 4)."""
+    """Bounds the detached ratio and keeps the gradient (MiniMax-M1, arXiv:2506.13585, equation 4)."""
 
     surrogate: Literal["cispo"] = option("cispo", "the weight of a token is bounded, its gradient stays")
     clip_low: float = option(0.2, "smallest weight: 1 - clip_low", low=0.0, high=1.0)
@@ -102,4 +102,4 @@ class Cispo(Objective):
 class Plain(Objective):
     """The importance-weighted policy gradient, without a clip."""
 
-    surrogate: Literal["plain"] = option("plain", "ratio times advantage, never cut")
+    surrogate: Literal["plain"] = option("plain", "ratio times advantage, without a clip")

@@ -1,4 +1,4 @@
-"""How a part of an algorithm declares its options: default, gloss and range in one line, checked when it is made."""
+"""How a part of an algorithm declares an option: default, description and range, which the constructor checks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from grouprl.types import UserError
 
 
 def option(default: Any, about: str, *, low: float = -math.inf, high: float = math.inf, below: float = math.inf) -> Any:
-    """A field of a `Part`.
+    """Declares a field of a `Part`.
 
     Args:
-        default: its value when left out.
-        about: a phrase that a newcomer understands.
+        default: the value without a setting.
+        about: a description that a newcomer understands.
         low, high: inclusive range of a number.
         below: exclusive upper bound.
     """
@@ -29,13 +29,13 @@ _UNBOUNDED = {"low": -math.inf, "high": math.inf, "below": math.inf}
 
 @dataclass(frozen=True)
 class Part:
-    """Some options of an algorithm that are obeyed in one place.
+    """A group of options of an algorithm that one pure function uses.
 
-    Option names are unique over all parts, so that `algorithm.clip_high=0.3` says which part is meant.
-    Raises UserError for a value of another kind or out of range.
+    Option names are unique over all parts, so that `algorithm.clip_high=0.3` names one part.
+    Raises UserError for a value of the wrong type or out of range.
     """
 
-    # Values that say that an optional part is absent; empty for a part that every algorithm has.
+    # Option values that mean "this part is None"; empty for a part that every algorithm has.
     absent: ClassVar[Mapping[str, Any]] = {}
 
     def __post_init__(self) -> None:
@@ -48,17 +48,17 @@ class Part:
                 raise UserError(f"algorithm.{one.name}: {value!r} is out of range, expected {_range(low, high, below)}")
 
     def refuse_idle(self, *names: str, beside: str) -> None:
-        """Raises UserError for the first of these options that is set although another one leaves it without effect."""
+        """Raises UserError for the first of these options that is set although `beside` makes it have no effect."""
         for one in fields(self):
             if one.name in names and getattr(self, one.name) != one.default:
                 raise UserError(
                     f"algorithm.{one.name}: expected another value with algorithm.{beside}={getattr(self, beside)!r}, "
-                    f"got {getattr(self, one.name)!r}: it has no effect there; leave it out"
+                    f"got {getattr(self, one.name)!r}: it has no effect there; remove it"
                 )
 
 
 def hints(part: type[Part]) -> Mapping[str, Any]:
-    """Type of each option of a kind of part, by name."""
+    """Returns the type of each option of a kind of part, by name."""
     known: Any = part
     return _hints(known)
 
@@ -70,7 +70,7 @@ def _hints(part: Any) -> Mapping[str, Any]:
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Whether a value is of an option's type; true and false are no numbers, and a number is finite."""
+    """Whether a value has an option's type; true and false are not numbers, and a number must be finite."""
     if get_origin(hint) in (Union, UnionType):
         return any(fits(value, kind) for kind in get_args(hint))
     if get_origin(hint) is Literal:
@@ -83,7 +83,7 @@ def fits(value: object, hint: Any) -> bool:
 
 
 def described(hint: Any) -> str:
-    """An option's type in words."""
+    """Describes an option's type in words."""
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(described(kind) for kind in get_args(hint))
     if get_origin(hint) is Literal:

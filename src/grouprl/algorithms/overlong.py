@@ -1,4 +1,4 @@
-"""A reward that falls off as a completion nears its limit."""
+"""The length penalty of DAPO: it grows as a completion approaches its token limit."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from torch import Tensor
 
 
 def overlong_penalty(lengths_N: Tensor, *, max_tokens: int, buffer: float) -> Tensor:
-    """Soft overlong punishment (DAPO, arXiv:2503.14476, equation 13), to be added to the reward.
+    """Computes the soft overlong punishment (DAPO, arXiv:2503.14476, equation 13), which is added to the reward.
 
     Args:
         lengths_N: [N] tokens of each completion, at most max_tokens.
-        max_tokens: the limit.
+        max_tokens: the limit of a completion's length.
         buffer: share of max_tokens, in [0, 1], over which the penalty goes from 0 to -1.
 
     Returns:

@@ -1,4 +1,4 @@
-"""An update rule as data: small parts, each of which names the options of one pure function beside it."""
+"""An algorithm as data: small parts, each with the options of one pure function in the same file."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from grouprl.types import UserError
 
 @dataclass(frozen=True)
 class Updates(Part):
-    """How often and in how many parts a batch is learned from."""
+    """How many updates a batch gives."""
 
-    passes: int = option(1, "mu: times each batch is learned from", low=1)
+    passes: int = option(1, "mu: passes over each batch", low=1)
     minibatches: int = option(1, "updates in a pass", low=1)
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Which of the family, part by part.
+    """One algorithm of the GRPO family, composed of parts.
 
     The defaults are GRPO with outcome supervision (DeepSeekMath, arXiv:2402.03300, section 4.1.2);
-    `algorithms.named` lists the family, docs/algorithms.md explains it. `algorithms.options` changes single options
-    by their names. Raises UserError for a value out of range, and for two parts that do not fit, naming both.
+    `algorithms.named` lists the family, docs/algorithms.md explains it. `config.algorithm` changes single options
+    by name. Raises UserError for a value out of range, and for two parts that contradict each other.
     """
 
     name: str = "grpo"
     advantage: Advantage = GroupAdvantage()  # from rewards to the advantage of every token
     objective: Objective = Clip()  # from advantages and ratios to a loss
     kl: Kl | None = Kl()  # the anchor to a frozen reference
-    filter: Filter | None = None  # which groups and completions are learned from
-    critic: CriticPart | None = None  # the network that PPO has in the place of the group
-    correction: Correction | None = None  # for a sampler whose log-probs are not the learner's
-    entropy: Entropy | None = None  # a bonus for it, or the tokens that have most of it
-    updates: Updates = Updates()  # how often a batch is learned from
+    filter: Filter | None = None  # which groups and completions enter the loss
+    critic: CriticPart | None = None  # the network that PPO uses as baseline instead of the group
+    correction: Correction | None = None  # for a sampler whose log-probs differ from the learner's
+    entropy: Entropy | None = None  # an entropy bonus, or advantages for high-entropy tokens alone
+    updates: Updates = Updates()  # how many updates a batch gives
 
     def __post_init__(self) -> None:
         for one, other, why in _misfits(self):
@@ -56,30 +56,30 @@ class Algorithm:
 
     @property
     def moves_reference(self) -> bool:
-        """Whether the reference follows the policy in steps."""
+        """Whether the reference is replaced by the policy during the run."""
         return self.kl is not None and self.kl.refresh_reference > 0
 
     def refreshes_reference(self, step: int) -> bool:
-        """Whether the reference becomes the policy after a step (1, 2, ...)."""
+        """Whether the policy replaces the reference after a step (1, 2, ...)."""
         return self.kl is not None and self.kl.refresh_reference > 0 and step % self.kl.refresh_reference == 0
 
     def warms_up(self, step: int) -> bool:
-        """Whether the critic alone learns in a step (1, 2, ...)."""
+        """Whether a step (1, 2, ...) updates the critic alone."""
         return isinstance(self.critic, CopiedCritic) and step <= self.critic.critic_warmup
 
     @property
     def groups(self) -> Filter:
-        """Which groups and completions are learned from: all of them where there is no filter."""
+        """The filter; one that keeps everything when the algorithm has none."""
         return self.filter or Filter()
 
     @property
     def spread(self) -> Entropy:
-        """What the entropy changes: nothing where there is no such part."""
+        """The entropy part; one that changes nothing when the algorithm has none."""
         return self.entropy or Entropy()
 
 
 def _misfits(a: Algorithm) -> Iterator[tuple[str, str, str]]:
-    """Option, the part that it does not fit, and the remedy: what no single part can see."""
+    """Yields (option, contradicting option, remedy) for contradictions between parts."""
     if a.critic is None and isinstance(a.advantage, CriticAdvantage):
         yield "baseline", "critic='none'", "'critic': set critic to copy or shared"
     if a.critic is not None and not isinstance(a.advantage, CriticAdvantage):
@@ -104,11 +104,11 @@ def _compares_totals(advantage: Advantage) -> bool:
 
 
 def _no_kl_in_reward(advantage: Advantage) -> str:
-    """Why rewards less a KL cannot be what is compared; '' where they can."""
+    """Why this advantage cannot compare rewards minus a KL penalty; '' when it can."""
     if advantage.credit == "step":
         return "reasoning steps are compared by their own rewards: set kl_in=loss"
     if isinstance(advantage, CompletionAdvantage) and advantage.reward_mix == "normalise_then_sum":
-        return "each reward is compared by itself: set kl_in=loss"
+        return "each reward is compared separately: set kl_in=loss"
     if isinstance(advantage, CompletionAdvantage) and advantage.scale != "none":
         return "equal rewards would be divided by the noise of their KL: set scale=none, or credit=token"
     return ""

@@ -1,4 +1,4 @@
-"""What the rewards of a group come to: the baseline and the divisor of each completion's advantage, and the signal."""
+"""Statistics of groups of rewards: the baseline, divisor and signal of each completion's advantage."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Std = Literal["population", "sample"]
 
 @dataclass(frozen=True)
 class Statistics:
-    """[N] tensors in float64: advantage = (reward - baseline) / divisor where there is a signal, else 0."""
+    """[N] float64 tensors: advantage = (reward - baseline) / divisor for groups with signal, else 0."""
 
     baseline_N: Tensor
     divisor_N: Tensor  # deviation + eps, or 1
     mean: Tensor  # [N] mean of the valid rewards of the row's group
-    deviation: Tensor  # [N] standard deviation of what the divisor is made from: the group, or the batch
-    signal_N: Tensor  # bool: valid, and its group holds two different rewards
+    deviation: Tensor  # [N] standard deviation of the rewards of the row's group, or of the batch
+    signal_N: Tensor  # bool: the reward is valid, and its group has two different rewards
 
     def advantages(self, rewards_N: Tensor) -> Tensor:
-        """[N] float32, exactly 0 without signal."""
+        """Returns [N] float32 advantages, exactly 0 without signal."""
         rewards_N = torch.where(rewards_N.isnan(), 0.0, rewards_N).double()
         return torch.where(self.signal_N, (rewards_N - self.baseline_N) / self.divisor_N, 0.0).float()
 
@@ -38,13 +38,13 @@ def group_statistics(
     std: Std = "population",
     eps: float = 1e-6,
 ) -> Statistics:
-    """Baseline, divisor and signal of each completion: everything that `group_advantages` divides.
+    """Computes baseline, divisor and signal of each completion, from which `group_advantages` follows.
 
     Args:
-        rewards_N: [N] rewards; NaN = invalid: left out of every statistic.
+        rewards_N: [N] rewards; NaN = invalid: no statistic includes it.
         group_ids_N: [N] integers; rows with the same id are one group, in any order, of any size.
-        baseline: what is subtracted: the group's mean, the mean of the group's others, the batch's mean, nothing.
-        scale: what divides: the group's standard deviation, the batch's, nothing.
+        baseline: subtracted: the group's mean, the mean of the other group members, the batch's mean, nothing.
+        scale: divides: the group's standard deviation, the batch's, nothing.
         std: "population" divides the squared deviations by n, "sample" by n - 1.
         eps: added to the deviation.
 
@@ -58,8 +58,8 @@ def group_statistics(
     _check(baseline=(baseline, Baseline), scale=(scale, Scale), std=(std, Std))
     valid_N = ~torch.isnan(rewards_N)
     group_of_N, groups = _dense_ids(group_ids_N)
-    # float64: in float32 the mean of eight 0.7 differs from 0.7 in the last bit, which a deviation of
-    # nearly 0 blows up to advantages of tens.
+    # float64: in float32 the mean of eight 0.7 differs from 0.7 in the last bit; divided by a deviation of
+    # nearly 0, that gives advantages of tens.
     rewards_N64 = torch.where(valid_N, rewards_N, 0.0).double()
     valid_N64 = valid_N.double()
 
@@ -91,7 +91,7 @@ def group_statistics(
 
 
 def has_signal(rewards_N: Tensor, group_ids_N: Tensor) -> Tensor:
-    """[N] bool: whether the row's group holds at least two different valid rewards (max != min, exactly)."""
+    """[N] bool: whether the row's group has at least two different valid rewards (max != min, exactly)."""
     group_of_N, groups = _dense_ids(group_ids_N)
     rewards_N = rewards_N.double()  # integers have no infinity
     highest = rewards_N.new_full((groups,), -torch.inf)

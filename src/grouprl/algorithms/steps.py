@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grouprl.algorithms.credit import Credit, Earned, ScaledAdvantage
+from grouprl.algorithms.credit import BatchRewards, Credit, ScaledAdvantage
 from grouprl.algorithms.option import option
 from grouprl.algorithms.statistics import Std
 
@@ -23,13 +23,13 @@ def step_advantages(
     std: Std = "population",
     eps: float = 1e-6,
 ) -> Tensor:
-    """Advantage of each token: the sum of the normalised rewards of the steps that end at or after it.
+    """Computes each token's advantage: the sum of the normalized rewards of the steps that end at or after it.
 
-    Rewards are normalised over all steps of all completions of a group (DeepSeekMath, arXiv:2402.03300, 4.1.3).
+    Rewards are normalized over all steps of all completions of a group (DeepSeekMath, arXiv:2402.03300, 4.1.3).
 
     Args:
-        step_rewards: of each of N completions, the rewards of its steps; NaN = invalid, left out.
-        step_ends: of each completion, the index of the last token of each step, within its length.
+        step_rewards: [N] lists: the rewards of each completion's steps; NaN = invalid, excluded.
+        step_ends: [N] lists: the index of each step's last token, less than the completion's length.
         group_ids: [N] rows with the same id are one group.
         lengths: [N] tokens of each completion.
         std: "population" divides the squared deviations by n, "sample" by n - 1.
@@ -73,25 +73,25 @@ def _normalised(
 
 @dataclass(frozen=True)
 class StepAdvantage(ScaledAdvantage):
-    """Reasoning steps are compared with all steps of the group; the completion's own reward is its last step."""
+    """Compares reasoning steps with all steps of the group; the completion's reward counts as its last step."""
 
     credit: Literal["step"] = option("step", "each token is credited with the steps that end at or after it")
     baseline: Literal["mean"] = option("mean", "subtracted: mean over the steps of the group")
     scale: Literal["group_std"] = option("group_std", "divides: their deviation")
 
-    def assign(self, earned: Earned) -> Credit:
-        """Right steps must also lead to an answer: hence the completion's reward as one more step."""
-        lengths = earned.mask_NT.sum(1).tolist()
+    def assign(self, batch: BatchRewards) -> Credit:
+        """Adds the completion's reward as one more step, because right steps must also lead to an answer."""
+        lengths = batch.mask_NT.sum(1).tolist()
         rows = [
             [*steps, (reward, length - 1)] if reward == reward else []  # NaN = invalid
-            for steps, reward, length in zip(earned.steps, earned.rewards_N.tolist(), lengths, strict=True)
+            for steps, reward, length in zip(batch.steps, batch.rewards_N.tolist(), lengths, strict=True)
         ]
         rewards = [[reward for reward, _ in row] for row in rows]
         ends = [[end for _, end in row] for row in rows]
-        groups = earned.groups_N.tolist()
+        groups = batch.groups_N.tolist()
         return Credit(step_advantages(rewards, ends, groups, lengths, std=self.std, eps=self.eps))
 
     @property
     def formula(self) -> str:
         """See `Advantage.formula`."""
-        return "sum over the steps that end at or after t of (r_step - mean(steps of the group)) / std(the same)"
+        return "sum over steps that end at or after t of (r_step - mean(group's steps)) / std(group's steps)"

@@ -1,4 +1,4 @@
-"""Advantages of single tokens: rewards to come, or a critic's generalised advantage estimation."""
+"""Advantages of single tokens: from the return (the discounted rewards from a token on), or from a critic by GAE."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grouprl.algorithms.advantages import group_advantages
-from grouprl.algorithms.credit import Credit, Earned, ScaledAdvantage
+from grouprl.algorithms.credit import BatchRewards, Credit, ScaledAdvantage
 from grouprl.algorithms.gae import gae
 from grouprl.algorithms.option import option
 from grouprl.algorithms.statistics import Scale, Std
@@ -22,24 +22,24 @@ def token_advantages(
     values_NT: Tensor | None = None,
     gamma: float = 1.0,
     lam: float = 0.95,
-    centre: bool = True,
-    normalise: bool = True,
+    center: bool = True,
+    normalize: bool = True,
     std: Std = "population",
     eps: float = 1e-6,
 ) -> tuple[Tensor, Tensor]:
-    """Advantage and return of each token of a batch.
+    """Computes advantage and return of each token of a batch.
 
     Without values the advantage is the discounted sum of the rewards at and after the token (REINFORCE++,
     arXiv:2501.03262); with values it is `gae`'s (PPO with a critic). Then the batch's own mean over all tokens is
-    subtracted (`centre`) and its deviation divides (`normalise`).
+    subtracted (`center`) and its deviation divides (`normalize`).
 
     Args:
         rewards_NT: [N, T] reward of each token, e.g. the completion's at its last token and a KL penalty at each.
-        mask_NT: [N, T] tokens that exist and count; the others get 0 and take no part in the statistics.
-        values_NT: [N, T] value before each token.
+        mask_NT: [N, T] tokens that exist and count; the others get 0, and no statistic includes them.
+        values_NT: [N, T] the critic's value before each token; None = no critic.
         gamma: discount between tokens, in [0, 1].
-        lam: of `gae`.
-        centre, normalise: whether the mean is subtracted, and whether the deviation divides.
+        lam: as in `gae`.
+        center, normalize: whether the mean is subtracted, and whether the deviation divides.
         std: "population" or "sample" deviation.
         eps: added to the deviation.
 
@@ -52,41 +52,41 @@ def token_advantages(
     mask_NT = mask_NT.bool()
     rewards_NT = torch.where(mask_NT, rewards_NT, 0.0).double()
     if values_NT is None:
-        # lam = 1 and no value at all: what is left of the estimator is the discounted sum of rewards.
+        # With lam = 1 and values of 0 the estimator is the discounted sum of rewards.
         advantages_NT, returns_NT = gae(rewards_NT, torch.zeros_like(rewards_NT), mask_NT, gamma=gamma, lam=1.0)
     else:
         advantages_NT, returns_NT = gae(rewards_NT, values_NT.double(), mask_NT, gamma=gamma, lam=lam)
     tokens = advantages_NT[mask_NT]
     varied = len(tokens) > 1 and bool(tokens.max() > tokens.min())
-    if centre:
-        # What is left of equal advantages is rounding: it must be exactly 0, or it would move the weights.
+    if center:
+        # Equal advantages would leave a rounding error, which would move the weights: make it exactly 0.
         advantages_NT = advantages_NT - tokens.mean() if varied else torch.zeros_like(advantages_NT)
-    if normalise and varied:
+    if normalize and varied:
         advantages_NT = advantages_NT / (tokens.std(correction=int(std == "sample")) + eps)
     return torch.where(mask_NT, advantages_NT, 0.0).float(), returns_NT.float()
 
 
 @dataclass(frozen=True)
 class FutureAdvantage(ScaledAdvantage):
-    """Each token is credited with what comes at and after it."""
+    """Credits each token with the rewards at and after it."""
 
-    credit: Literal["token"] = option("token", "each token is credited with what comes at and after it")
+    credit: Literal["token"] = option("token", "each token is credited with the rewards at and after it")
     gamma: float = option(1.0, "discount between tokens", low=0.0, high=1.0)
 
-    def by_token(self, earned: Earned, ends_N: Tensor, *, centre: bool, lam: float = 1.0) -> Credit:
-        """`token_advantages` of `ends_N` at the last tokens less the KL at all of them."""
-        counted_NT = earned.trained_NT & ~earned.rewards_N.isnan()[:, None]
-        rewards_NT = -earned.kl_NT
-        last_N = earned.mask_NT.sum(1) - 1
+    def by_token(self, batch: BatchRewards, ends_N: Tensor, *, center: bool, lam: float = 1.0) -> Credit:
+        """Computes `token_advantages` of `ends_N` at the last tokens, minus the KL at every token."""
+        counted_NT = batch.trained_NT & ~batch.rewards_N.isnan()[:, None]
+        rewards_NT = -batch.kl_NT
+        last_N = batch.mask_NT.sum(1) - 1
         rewards_NT[torch.arange(len(last_N)), last_N] += ends_N
         advantages_NT, returns_NT = token_advantages(
             rewards_NT,
             counted_NT,
-            values_NT=earned.values_NT,
+            values_NT=batch.values_NT,
             gamma=self.gamma,
             lam=lam,
-            centre=centre,
-            normalise=self.scale == "batch_std",
+            center=center,
+            normalize=self.scale == "batch_std",
             std=self.std,
             eps=self.eps,
         )
@@ -95,38 +95,38 @@ class FutureAdvantage(ScaledAdvantage):
 
 @dataclass(frozen=True)
 class TokenAdvantage(FutureAdvantage):
-    """The rewards still to come are compared with those of the batch's tokens."""
+    """Compares the return from each token on with the returns of the batch's tokens."""
 
     reward: ClassVar[str] = "R_t"
 
     baseline: Literal["batch_mean", "none"] = option("batch_mean", "subtracted: mean over all tokens, or nothing")
     scale: Literal["batch_std", "none"] = option("batch_std", "divides: deviation over the batch's tokens, or nothing")
 
-    def assign(self, earned: Earned) -> Credit:
-        """The reward at the last token and the KL at every token, as what each token can still earn."""
-        return self.by_token(earned, earned.rewards_N.nan_to_num(nan=0.0), centre=self.baseline == "batch_mean")
+    def assign(self, batch: BatchRewards) -> Credit:
+        """Puts the reward at the last token and the KL penalty at every token."""
+        return self.by_token(batch, batch.rewards_N.nan_to_num(nan=0.0), center=self.baseline == "batch_mean")
 
 
 @dataclass(frozen=True)
 class GroupTokenAdvantage(FutureAdvantage):
-    """A completion is compared with its group; each token is credited with that, less the KL still to come."""
+    """Compares a completion with its group; each token gets the result minus the KL from that token on."""
 
     compares_totals: ClassVar[bool] = True
 
     baseline: Literal["mean", "leave_one_out"] = option("mean", "subtracted: mean of the group, or of its others")
     scale: Scale = option("group_std", "divides: deviation of the group, of the batch's tokens, or nothing")
 
-    def assign(self, earned: Earned) -> Credit:
-        """The group judges the completion alone: normalized with the KL, equal rewards would blow its noise up."""
+    def assign(self, batch: BatchRewards) -> Credit:
+        """Normalizes rewards without the KL: dividing equal rewards with a KL would amplify its noise."""
         ends_N = group_advantages(
-            earned.rewards_N,
-            earned.groups_N,
+            batch.rewards_N,
+            batch.groups_N,
             baseline=self.baseline,
             scale="group_std" if self.scale == "group_std" else "none",
             std=self.std,
             eps=self.eps,
         )
-        return self.by_token(earned, ends_N.double(), centre=self.scale == "batch_std")
+        return self.by_token(batch, ends_N.double(), center=self.scale == "batch_std")
 
     @property
     def formula(self) -> str:
@@ -136,7 +136,7 @@ class GroupTokenAdvantage(FutureAdvantage):
 
 @dataclass(frozen=True)
 class CriticAdvantage(FutureAdvantage):
-    """Generalized advantage estimation: what came less what a critic expected (PPO, arXiv:1506.02438)."""
+    """Generalized advantage estimation: the return minus the critic's value (PPO, arXiv:1506.02438)."""
 
     reward: ClassVar[str] = "R_t"
 
@@ -144,7 +144,7 @@ class CriticAdvantage(FutureAdvantage):
     scale: Literal["batch_std", "none"] = option("batch_std", "divides: deviation over the batch's tokens, or nothing")
     lam: float = option(0.95, "0 trusts the critic, 1 the rewards", low=0.0, high=1.0)
 
-    def assign(self, earned: Earned) -> Credit:
+    def assign(self, batch: BatchRewards) -> Credit:
         """See `gae`."""
-        ends_N = earned.rewards_N.nan_to_num(nan=0.0)
-        return self.by_token(earned, ends_N, centre=self.scale == "batch_std", lam=self.lam)
+        ends_N = batch.rewards_N.nan_to_num(nan=0.0)
+        return self.by_token(batch, ends_N, center=self.scale == "batch_std", lam=self.lam)

@@ -1,4 +1,4 @@
-"""What a critic learns: the return of each token."""
+"""The loss of a critic, which learns to predict the return of each token, and the critic's options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grouprl.algorithms.option import Part, option
 def value_loss(
     values_NT: Tensor, old_values_NT: Tensor, returns_NT: Tensor, weights_NT: Tensor, *, clip: float | None = 0.2
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Half the squared error of the critic, with PPO's clipping: max over the value and its clipped twin.
+    """Computes half the squared error of the critic, with PPO's clipping: the larger of plain and clipped error.
 
     sum(weights * max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)) / 2, as in OpenAI baselines' ppo2 (the
     clipping is not in arXiv:1707.06347; Huang et al. 2022, "The 37 implementation details of PPO", number 9).
@@ -24,7 +24,7 @@ def value_loss(
         values_NT: [N, T] the critic's values; the gradient flows through these alone.
         old_values_NT: [N, T] its values before the first update on this batch.
         returns_NT: [N, T] from `gae` or `token_advantages`.
-        weights_NT: [N, T] share of each token, e.g. from `token_weights`; 0 = not learned from.
+        weights_NT: [N, T] weight of each token, e.g. from `token_weights`; 0 = the loss excludes it.
         clip: how far a value may move; None = no clipping.
 
     Returns:
@@ -37,7 +37,7 @@ def value_loss(
     if len(set(shapes)) > 1:
         raise ValueError(f"expected values, old values, returns and weights of one shape [N, T], got {shapes}")
     counted_NT = weights_NT > 0
-    # Padding may hold anything, inf and NaN too.
+    # Padding may hold any value, inf and NaN too.
     values_NT, old_NT, returns_NT = (
         torch.where(counted_NT, tensor, 0.0) for tensor in (values_NT, old_values_NT, returns_NT)
     )
@@ -52,11 +52,11 @@ def value_loss(
 
 @dataclass(frozen=True)
 class CriticPart(Part):
-    """A network that predicts returns, beside the policy; None in an algorithm = there is none."""
+    """A network that predicts returns; an algorithm with critic=None has no critic."""
 
     absent: ClassVar[Mapping[str, Any]] = {"critic_kind": "none"}
 
-    value_clip: float | None = option(0.2, "how far a value may move from what it was at sampling", low=1e-9)
+    value_clip: float | None = option(0.2, "how far a value may move from its value at sampling", low=1e-9)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class CopiedCritic(CriticPart):
     """A value head on a copy of the policy, with an optimizer of its own."""
 
     critic_kind: Literal["copy"] = option("copy", "a copy of the policy with a value head")
-    critic_warmup: int = option(0, "steps in which the critic alone learns", low=0)
+    critic_warmup: int = option(0, "first steps that update the critic alone", low=0)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How tokens are averaged into one loss: the aggregation of GRPO, DAPO and Dr.GRPO as weights."""
+"""Token weights that average the loss over tokens: the aggregations of GRPO, DAPO and Dr.GRPO."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Aggregate = Literal["sequence_mean", "token_mean", "constant"]
 def token_weights(
     mask_NT: Tensor, *, aggregate: Aggregate = "sequence_mean", constant_length: int | None = None
 ) -> Tensor:
-    """Weight of each token in the loss, from the whole batch, so that no split of it changes the gradient.
+    """Computes each token's weight in the loss from the whole batch, so that no split of it changes the gradient.
 
     Args:
-        mask_NT: [N, T] true (or 1) where a completion has a token that is trained.
+        mask_NT: [N, T] true (or 1) for tokens that enter the loss.
         aggregate: "sequence_mean": 1 / (N * len_i), GRPO (arXiv:2402.03300, equation 3); "token_mean":
             1 / sum(len), DAPO (arXiv:2503.14476, equation 8); "constant": 1 / (N * constant_length), Dr.GRPO
             (arXiv:2503.20783, section 3.2).

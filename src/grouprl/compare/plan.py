@@ -101,7 +101,7 @@ class _Mistakes:
         try:
             yield
         except UserError as error:
-            for line in str(error).removeprefix("mistakes in the configuration:\n  ").split("\n  "):
+            for line in str(error).removeprefix("errors in the configuration:\n  ").split("\n  "):
                 self._found.setdefault(line, {})[variant] = None
 
     def tell(self) -> None:
@@ -111,7 +111,7 @@ class _Mistakes:
             for line, names in self._found.items()
         ]
         if lines:
-            raise UserError("\n  ".join(["mistakes in the comparison:", *lines]))
+            raise UserError("\n  ".join(["errors in the comparison:", *lines]))
 
 
 def refuse_other_runs(directory: Path, planned: Sequence[PlannedRun]) -> None:

@@ -1,5 +1,5 @@
-"""What a run is: small frozen sections, composed; read from YAML files and dotted changes, with nearest-key errors.
+"""The configuration of a run: small frozen sections, composed; read from YAML files and dotted changes.
 
 In: files and `key=value` texts. Out: a `RunConfig`. Never loads a model or touches a run directory.
-Nothing is imported here: reward workers need `config.names` alone, and `config.run` brings torch with the algorithms.
+This file imports nothing, because `config.run` imports torch with the algorithms, which reward workers do without.
 """

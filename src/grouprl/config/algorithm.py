@@ -1,4 +1,4 @@
-"""Options of an algorithm by their names, which are unique over all parts: read them, change them."""
+"""Reads and changes the options of an algorithm by name; option names are unique over all parts."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ KINDS: Mapping[str, tuple[type[Part], ...]] = {
     "entropy": (Entropy,),
     "updates": (Updates,),
 }
-"""The kinds that each part can have; a named algorithm may bring one of its own."""
+"""The kinds of each part; a named algorithm may define one more kind."""
 
 # `algorithm.critic=copy` is short for `algorithm.critic.critic_kind=copy`.
 _SHORT = {"kl": "kl_estimator", "critic": "critic_kind", "correction": "correction_kind"}
 
 
 def part_options(part: Part) -> dict[str, Any]:
-    """The options of one part by name."""
+    """Returns the options of one part by name."""
     return {one.name: getattr(part, one.name) for one in fields(part)}
 
 
 def options(algorithm: Algorithm) -> dict[str, Any]:
-    """Every option of every part that the algorithm has, by name."""
+    """Returns every option of every part that the algorithm has, by name."""
     parts = (getattr(algorithm, name) for name in KINDS)
     return {name: value for part in parts if part is not None for name, value in part_options(part).items()}
 
 
 def all_options(algorithm: Algorithm) -> dict[str, Any]:
-    """Every option that there is, by name: of an absent part the values that say so, of other kinds the defaults."""
+    """Returns all options by name, with `absent` values for parts that are None and defaults for other kinds."""
     found: dict[str, Any] = {}
     for part, kinds in _kinds(algorithm).items():
         defaults = {one.name: one.default for kind in reversed(kinds) for one in fields(kind)}
@@ -66,14 +66,14 @@ def all_options(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def differences(algorithm: Algorithm, base: Algorithm) -> dict[str, Any]:
-    """The options in which an algorithm differs from another, with their values."""
+    """Returns the options in which an algorithm differs from another, with their values."""
     known = all_options(base)
     own = all_options(algorithm)
     return {name: value for name, value in own.items() if name not in known or known[name] != value}
 
 
 def family_table() -> str:
-    """The named algorithms as a table in Markdown: what is computed, how it differs from GRPO, and where it is from."""
+    """Makes a Markdown table of the named algorithms: advantage, differences from GRPO, source."""
     rows = ["| name | advantage | differs from `grpo` in | source |", "|---|---|---|---|"]
     for name, algorithm in NAMED.items():
         changed = ", ".join(f"`{key}={plain(value)}`" for key, value in differences(algorithm, NAMED["grpo"]).items())
@@ -82,21 +82,21 @@ def family_table() -> str:
 
 
 def plain(value: object) -> str:
-    """An option's value as YAML has it."""
+    """Writes an option's value as in YAML."""
     return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
 def as_tree(algorithm: Algorithm) -> dict[str, Any]:
-    """The algorithm as plain values, part by part: what `with_options` reads back."""
+    """Converts the algorithm to plain values, part by part, which `with_options` reads back."""
     parts = ((name, getattr(algorithm, name)) for name in KINDS)
     return {"name": algorithm.name} | {name: part and part_options(part) for name, part in parts}
 
 
 def flat(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes by option name alone, from what may be written part by part: `{"objective": {"clip_high": 0.3}}`.
+    """Flattens changes that may be written part by part, `{"objective": {"clip_high": 0.3}}`, to option names.
 
     Raises:
-        UserError: null for a part that every algorithm has, or anything else that is no section.
+        UserError: null for a part that every algorithm has, or a value that is not a section.
     """
     found: dict[str, Any] = {}
     for name, value in changes.items():
@@ -114,10 +114,10 @@ def flat(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_options(base: Algorithm, changes: Mapping[str, Any]) -> Algorithm:
-    """The algorithm with some options changed; where an option asks for it, a part becomes another of its kinds.
+    """Changes some options of an algorithm; an option value of another kind changes the kind of its part.
 
     Args:
-        base: what is changed.
+        base: the algorithm to change.
         changes: by option name (`{"clip_high": 0.3}`), or part by part (`{"objective": {"clip_high": 0.3}}`); None for
             a part = the algorithm has none; `name`.
 
@@ -142,7 +142,7 @@ def with_options(base: Algorithm, changes: Mapping[str, Any]) -> Algorithm:
 
 
 def _kinds(base: Algorithm) -> dict[str, tuple[type[Part], ...]]:
-    """The kinds of each part, the one that the algorithm has first."""
+    """Returns the kinds of each part, beginning with the algorithm's own."""
     found = {}
     for part, kinds in KINDS.items():
         current = getattr(base, part)
@@ -166,7 +166,7 @@ def _changed(part: str, kinds: tuple[type[Part], ...], current: Part | None, own
 
 
 def _choices(kind: type[Part]) -> Iterator[tuple[str, Any]]:
-    """The options of a kind whose values tell it from the others."""
+    """Yields the options whose allowed values distinguish this kind from the others."""
     return ((name, hint) for name, hint in hints(kind).items() if get_args(hint) and type(None) not in get_args(hint))
 
 
@@ -177,17 +177,17 @@ def _reason(kind: type[Part], merged: Mapping[str, Any]) -> str:
 
 
 def _refuse_idle(part: str, kinds: tuple[type[Part], ...], idle: Mapping[str, Any], where: str) -> None:
-    """An option that nothing obeys may be given at its default: a configuration that was written out has them all."""
+    """Raises for options without effect, unless they have their default: a written configuration lists all options."""
     for name, value in idle.items():
         defaults = [one.default for kind in kinds for one in fields(kind) if one.name == name]
         if value not in defaults and (name, value) not in kinds[0].absent.items():
             raise UserError(
-                f"algorithm.{name}: expected another value {where}, got {value!r}: it has no effect there; leave it out"
+                f"algorithm.{name}: expected another value {where}, got {value!r}: it has no effect there; remove it"
             )
 
 
 def _unfit(kinds: tuple[type[Part], ...], merged: Mapping[str, Any], own: Mapping[str, Any]) -> UserError:
-    """Which of the given values is none of an option's, or which two do not go together."""
+    """Names the given value that its option does not allow, or two values that contradict each other."""
     for name, value in own.items():
         allowed = [hints(kind)[name] for kind in kinds if name in hints(kind)]
         if not any(fits(value, hint) for hint in allowed):
@@ -203,6 +203,4 @@ def _unfit(kinds: tuple[type[Part], ...], merged: Mapping[str, Any], own: Mappin
                 f"algorithm.{first}: expected another value with {given}, got {own[first]!r}: set {remedy}"
             )
     given = ", ".join(f"algorithm.{name}={value!r}" for name, value in own.items() if name != first)
-    return UserError(
-        f"algorithm.{first}: expected another value with {given}, got {own[first]!r}: they do not go together"
-    )
+    return UserError(f"algorithm.{first}: expected another value with {given}, got {own[first]!r}: change one of them")

@@ -1,4 +1,4 @@
-"""From the words of a command line to a configuration: files, names of recipes, changes, options."""
+"""Builds a configuration from the arguments of a command line: files, names of recipes, changes, options."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _Config = TypeVar("_Config", bound=BaseModel)
 def config_of(
     kind: type[_Config], settings: Sequence[str] | None, options: Mapping[str, object] | None = None
 ) -> _Config:
-    """A configuration from what was given.
+    """Builds a configuration from command-line arguments.
 
     Args:
-        kind: of the configuration.
+        kind: the class of the configuration.
         settings: files, names of built-in recipes, and changes such as steps=10.
-        options: values by dotted key, None = not given; they come last.
+        options: values by dotted key, None = not given; they override the settings.
 
     Raises:
-        UserError: with every mistake.
+        UserError: lists all errors.
     """
     given = settings or []
     files = [settings_file(text) for text in given if "=" not in text]
     changes = [text for text in given if "=" in text]
-    # As JSON: --name 007 is a name, and a path may hold anything.
+    # As JSON, so that --name 007 stays text and a path may contain any character.
     changes += [f"{key}={json.dumps(value)}" for key, value in (options or {}).items() if value is not None]
     return load_config(kind, files, changes)
 
 
 def settings_file(text: str) -> Path:
-    """The file that a word names: a path, or the name of a built-in recipe.
+    """Returns the file for a path or for the name of a built-in recipe.
 
     Raises:
         UserError: it is neither.
@@ -50,18 +50,18 @@ def settings_file(text: str) -> Path:
         return path
     if not built_in.is_file():
         recipes = {recipe.stem: recipe for recipe in RECIPES.glob("*.yaml")}
-        raise unknown_name("settings (a file, a bundled recipe or a change such as steps=10)", text, recipes)
+        raise unknown_name("settings (a file, a built-in recipe or a change such as steps=10)", text, recipes)
     return built_in
 
 
 def reward_settings(given: Sequence[str] | None) -> list[dict[str, object]] | None:
-    """NAME, NAME=0.5, FILE.py:FUNCTION or FILE.py:FUNCTION=0.5, as a configuration has it; None when none is given.
+    """Parses NAME, NAME=0.5, FILE.py:FUNCTION and FILE.py:FUNCTION=0.5 into the configuration's form; None stays None.
 
     >>> reward_settings(["correct_answer", "mine.py:short=0.2"])[1]
     {'name': 'short', 'path': 'mine.py', 'weight': 0.2}
 
     Raises:
-        UserError: a weight that is no number, or a file without a function.
+        UserError: a weight is not a number, or a file has no function name.
     """
     if given is None:
         return None
@@ -74,6 +74,6 @@ def reward_settings(given: Sequence[str] | None) -> list[dict[str, object]] | No
         except ValueError:
             raise UserError(f"--reward {text}: expected a number after '=', such as 0.5, got {weight!r}") from None
         if not name or name.endswith(".py"):
-            raise UserError(f"--reward {text}: expected a name or FILE.py:FUNCTION: say which function of the file")
+            raise UserError(f"--reward {text}: expected a name or FILE.py:FUNCTION: add the name of the function")
         rewards.append({"name": name, "path": path or None, "weight": factor})
     return rewards

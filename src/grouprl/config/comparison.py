@@ -1,4 +1,4 @@
-"""What a comparison is: which runs differ in what, on which seeds. One YAML file, and the same on the command line.
+"""The configuration of a comparison: variants of one run, and seeds. It is a YAML file, or command-line arguments.
 
 name: clipping
 base: [demo]
@@ -29,17 +29,17 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class CompareConfig(Section):
-    """Several variants of one run, each on the same seeds and so on the same problems in the same order."""
+    """Several variants of one run. All use the same seeds, hence the same problems in the same order."""
 
     name: Name = Field("comparison", description="folder of the comparison: letters, digits, '.', '_' and '-'")
-    runs_dir: Text = Field("runs", description="where the folder of the comparison is")
+    runs_dir: Text = Field("runs", description="parent of the comparison's folder")
     base: tuple[Text, ...] = Field((), strict=False, description="recipes and files that every run starts from")
-    settings: tuple[Change, ...] = Field((), strict=False, description="changes to it, such as steps=30")
+    settings: tuple[Change, ...] = Field((), strict=False, description="changes of every run, such as steps=30")
     seeds: tuple[Seed, ...] = Field((0, 1, 2), strict=False, min_length=1, description="one run of each variant")
     variants: dict[Label, Annotated[tuple[Change, ...], Field(strict=False)]] = Field(
         min_length=2, description="name: list of changes such as algorithm=rloo; at least two to compare"
     )
-    baseline: Text | None = Field(None, description="the variant that the others are compared with; else the first")
+    baseline: Text | None = Field(None, description="the variant that the others are compared with; null = the first")
     jobs: int = Field(1, ge=1, description="runs at once; threads=N says how many CPU threads each takes")
 
     @model_validator(mode="after")
@@ -48,7 +48,7 @@ class CompareConfig(Section):
             known = ", ".join(self.variants)
             raise UserError(f"baseline: expected one of the variants {known}, got {self.baseline!r}: name one of them")
         if len(set(self.seeds)) < len(self.seeds):
-            raise UserError(f"seeds: expected every seed once, got {list(self.seeds)}: leave the repeated ones out")
+            raise UserError(f"seeds: expected every seed once, got {list(self.seeds)}: remove the repeated ones")
         return self
 
     @property
@@ -58,16 +58,16 @@ class CompareConfig(Section):
 
 
 def load_comparison(given: Sequence[str], vary: str | None, find: Callable[[str], Path]) -> CompareConfig:
-    """Read a comparison as the command line gives it.
+    """Reads a comparison from command-line arguments.
 
     Args:
-        given: comparison files (those with `variants`), files and recipes of runs, which every run starts from, and
-            changes: those of a key of `CompareConfig` change the comparison, the others every run.
+        given: comparison files (with the key `variants`); files and recipes that every run starts from; changes.
+            A change of a `CompareConfig` key applies to the comparison, any other change to every run.
         vary: "KEY=v1,v2" makes one variant for each value.
-        find: the path of a file or of a recipe by its name.
+        find: returns the path of a file or a recipe by its name.
 
     Raises:
-        UserError: with every mistake.
+        UserError: lists all errors.
     """
     names = [text for text in given if "=" not in text]
     comparisons = [name for name in names if _has_variants(find(name))]
@@ -75,12 +75,12 @@ def load_comparison(given: Sequence[str], vary: str | None, find: Callable[[str]
     own = [text for text in changes if text.partition("=")[0].split(".")[0] in CompareConfig.model_fields]
     if vary is not None:
         if comparisons:
-            raise UserError(f"--vary: expected no file with variants of its own, got {comparisons[0]}: leave out one")
+            raise UserError(f"--vary: expected no file with variants of its own, got {comparisons[0]}: remove one")
         own.append(f"variants={json.dumps(varied(vary))}")
     if vary is None and not comparisons:
         raise UserError(
-            "variants: expected what to compare, got none: name a comparison file or recipe (one with `variants`), "
-            "or say --vary KEY=VALUE,VALUE such as --vary algorithm=grpo,rloo"
+            "variants: expected at least two, got none: name a comparison file or recipe (one with `variants`), "
+            "or add --vary KEY=VALUE,VALUE such as --vary algorithm=grpo,rloo"
         )
     config = load_config(CompareConfig, [find(name) for name in comparisons], own)
     base = (*config.base, *(name for name in names if name not in comparisons))
@@ -89,10 +89,10 @@ def load_comparison(given: Sequence[str], vary: str | None, find: Callable[[str]
 
 
 def varied(text: str) -> dict[str, list[str]]:
-    """The variants of `KEY=v1,v2`: one for each value, called by it, numbers and the like with their key.
+    """Parses `KEY=v1,v2` into one variant per value, named after the value; a number's name includes the key.
 
     Raises:
-        UserError: it is not of that form.
+        UserError: the text does not have that form.
 
     >>> varied("rollout.group_size=2,4")
     {'group_size=2': ['rollout.group_size=2'], 'group_size=4': ['rollout.group_size=4']}
@@ -105,7 +105,7 @@ def varied(text: str) -> dict[str, list[str]]:
     except yaml.YAMLError:
         values = []
     if len(values) < 2:
-        raise UserError(f"--vary: expected KEY=VALUE,VALUE such as rollout.group_size=4,8, got {text!r}: mend it")
+        raise UserError(f"--vary: expected KEY=VALUE,VALUE such as rollout.group_size=4,8, got {text!r}: fix it")
     short = key.rpartition(".")[2]
     names = [value if isinstance(value, str) else f"{short}={json.dumps(value)}" for value in values]
     return {name: [f"{key}={_written(value)}"] for name, value in zip(names, values, strict=True)}
@@ -120,5 +120,5 @@ def _has_variants(path: Path) -> bool:
     try:
         tree = read_yaml(path.read_bytes().decode())
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return False  # whoever reads it as a run's file says what is wrong with it
+        return False  # reading it as a run's file reports the error
     return isinstance(tree, dict) and "variants" in tree

@@ -1,4 +1,4 @@
-"""Configurations from files in order, then dotted overrides, into one strict model; every mistake told at once."""
+"""Reads configurations from files, then dotted overrides, into one strict model; reports all errors together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from grouprl.types import UserError
 
 Kind = TypeVar("Kind", bound=BaseModel)
 ByName = Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]
-"""Sections that a name alone gives, and what writes their options in one way."""
+"""Sections that can be given by name alone, each with the function that normalizes its options."""
 
 _Tree = dict[str, Any]
 _Key = tuple[str, ...]
@@ -41,13 +41,13 @@ class _Layer:
 def load_config(
     kind: type[Kind], files: Sequence[Path], overrides: Sequence[str], *, context: Mapping[str, Any] | None = None
 ) -> Kind:
-    """Read a configuration: later files change earlier ones, overrides (`rollout.group_size=16`) change them all.
+    """Reads a configuration: later files change earlier files, overrides (`rollout.group_size=16`) change all files.
 
-    A section in `kind.by_name` can be given by a name, `algorithm=dapo` or `{name: dapo, kl_coef: 0}`; a file or
-    override that names a section starts it anew. Lists are replaced whole; `rewards.0.weight=2` changes one item.
-    `context` goes to the validators: further algorithms by name.
+    A section in `kind.by_name` can be given by a name, `algorithm=dapo` or `{name: dapo, kl_coef: 0}`. A file or
+    override that names a section discards earlier settings of it. A list replaces the earlier list, and
+    `rewards.0.weight=2` changes one item. `context` gives the validators further algorithms by name.
 
-    Raises UserError with every mistake: its file or override, its key, what was expected and what was got.
+    Raises UserError with all errors: each names its file or override, its key, the expected and the given value.
     """
     by_name = getattr(kind, "by_name", {})
     layers, unread = _read_all(files, overrides, by_name)
@@ -60,16 +60,16 @@ def load_config(
 
 
 def dump_config(config: BaseModel) -> str:
-    """Write every field as YAML that `load_config` reads back to an equal value."""
+    """Writes every field as YAML; `load_config` reads it back to an equal value."""
     return write_yaml(config.model_dump(mode="json"))
 
 
 def _all_of(mistakes: Sequence[str]) -> UserError:
-    return UserError("\n  ".join(["mistakes in the configuration:", *mistakes]))
+    return UserError("\n  ".join(["errors in the configuration:", *mistakes]))
 
 
 def _read_all(files: Sequence[Path], overrides: Sequence[str], by_name: ByName) -> tuple[list[_Layer], list[str]]:
-    """The layers in the order they apply; and what could not be read."""
+    """Returns the layers in the order in which they apply, and the errors of those that cannot be read."""
     layers: list[_Layer] = []
     mistakes: list[str] = []
     sources = [(str(path), functools.partial(_read_file, path)) for path in files]
@@ -83,7 +83,7 @@ def _read_all(files: Sequence[Path], overrides: Sequence[str], by_name: ByName) 
 
 
 def _depth(override: str) -> int:
-    # Names first: `algorithm.kl_coef=0 algorithm=dapo` must not forget the 0.
+    # Names first: `algorithm.kl_coef=0 algorithm=dapo` must keep the 0.
     key = override.partition("=")[0]
     return key.removesuffix(".name").count(".")
 
@@ -125,7 +125,7 @@ def _layered(by_name: ByName, tree: _Tree, layer: _Layer) -> _Tree:
 
 
 def _merged(base: Any, change: Any) -> Any:
-    """Mappings merge key by key, a list by item numbers; anything else is replaced."""
+    """Merges mappings key by key and lists by item numbers; replaces any other value."""
     old = _children(base)
     items_exist = isinstance(base, dict) or (isinstance(base, list) and _children(change).keys() <= old.keys())
     if not (isinstance(change, dict) and items_exist):
@@ -145,20 +145,20 @@ def _children(tree: Any) -> _Tree:
 
 def _validated(kind: type[Kind], tree: _Tree, context: Mapping[str, Any] | None) -> tuple[Kind | None, list[_Mistake]]:
     try:
-        # As JSON: there a strict model takes a list for a tuple and a mapping for a section.
+        # As JSON, because a strict model then accepts a list as a tuple and a mapping as a section.
         return kind.model_validate_json(json.dumps(tree), context=context), []
     except ValidationError as error:
         mistakes = [_mistake(kind, detail) for detail in error.errors(include_url=False)]
     except UserError as error:
         dotted, _, text = str(error).partition(": ")
         mistakes = [(tuple(dotted.split(".")), text)]
-    # Checks across fields come after those of the fields and stop at the first complaint: look on without these keys.
+    # Checks across fields run after field checks and stop at the first error: validate again without these keys.
     rest = functools.reduce(_without, (key for key, _ in mistakes), tree)
     return None, mistakes + (_validated(kind, rest, context)[1] if rest != tree else [])
 
 
 def _without(tree: _Tree, key: _Key) -> _Tree:
-    """Leave out what the key names, or the list it is in."""
+    """Removes the value that the key names, or the list that contains it."""
     first, *deeper = key
     kept = {name: value for name, value in tree.items() if name != first}
     inner = tree.get(first)
@@ -168,7 +168,7 @@ def _without(tree: _Tree, key: _Key) -> _Tree:
 _SENTENCES = {
     "missing": "expected a value",
     "model_type": "expected a section with keys of its own",
-    "tuple_type": "expected a list (KEY.0=... changes an item that is there)",
+    "tuple_type": "expected a list (KEY.0=... changes an existing item)",
 }
 
 
@@ -183,7 +183,7 @@ def _mistake(kind: type[BaseModel], detail: Mapping[str, Any]) -> _Mistake:
 
 
 def _origin(layers: Sequence[_Layer], key: _Key) -> str:
-    """The last layer that holds the key, or the longest beginning of it."""
+    """Returns the origin of the last layer with the key, or with its longest prefix."""
 
     def held(tree: _Tree) -> int:
         for depth, part in enumerate(key):
@@ -200,7 +200,7 @@ def _origin(layers: Sequence[_Layer], key: _Key) -> str:
 
 
 def _fields(kind: Any) -> dict[str, tuple[Any, str]]:
-    """Key -> (type, description) of a section, or of one that may be null; empty for a plain value."""
+    """Returns key -> (type, description) of a section, which may be optional; empty for a plain value."""
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
         kind = next(part for part in typing.get_args(kind) if part is not type(None))
     if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -213,7 +213,7 @@ def _fields(kind: Any) -> dict[str, tuple[Any, str]]:
 
 
 def _field(kind: Any, key: _Key) -> tuple[Any, str]:
-    """Type and description of what the key names."""
+    """Returns type and description of the key's field."""
     about = ""
     for part in key:
         item = (next(iter(typing.get_args(kind)), None), about)

@@ -1,6 +1,6 @@
-"""What a run is: small frozen models, composed, read from YAML files and dotted overrides.
+"""The configuration of a run: small frozen models, composed, read from YAML files and dotted overrides.
 
-A file names only what differs from the defaults; keys are strict, and every mistake is told at once:
+A file names only the values that differ from the defaults. Unknown keys are errors; all errors come together.
 
     steps: 60
     algorithm: {name: grpo, kl_coef: 0.02}
@@ -30,11 +30,11 @@ from grouprl.config.files import dump_config as dump_config
 from grouprl.config.files import load_config as load_config
 from grouprl.types import Sampling, UserError
 
-# Strict everywhere (YAML already tells 8 from "8" and true), but a run called 7 is a name all the same.
+# Types are strict, because YAML distinguishes 8 from "8" and true; but a run may be named 7.
 Text = Annotated[str, Field(strict=False, coerce_numbers_to_str=True, min_length=1)]
 Name = Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-# A list of one may be written without brackets.
+# A list of one item may be written without brackets.
 Names = Annotated[tuple[Text, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)]
 
 ALL_LINEAR = "all-linear"
@@ -47,74 +47,74 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
-    """Which model, and where it computes."""
+    """A model, its dtype and its device."""
 
-    path: Text = Field("abacus", description="a bundled model, a hub id or a folder in Hugging Face layout")
+    path: Text = Field("abacus", description="a built-in model, a hub id or a folder in Hugging Face layout")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the computation; weights stay float32")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:1")
 
 
 class LoraConfig(Section):
-    """A low-rank adapter beside frozen weights: W + alpha / rank * B A, with B = 0 at the start (arXiv:2106.09685).
+    """A low-rank adapter of frozen weights: W + alpha / rank * B A, with B = 0 at the start (arXiv:2106.09685).
 
-    Without dropout, which the sampler would not have.
+    It has no dropout, because sampler and learner must agree.
     """
 
     rank: int = Field(16, ge=1, description="columns of B, rows of A")
     alpha: int = Field(32, ge=1, description="the adapter's change is multiplied with alpha / rank")
     targets: Names = Field(
-        (ALL_LINEAR,), strict=False, min_length=1, description="layers such as [q_proj, v_proj]; all-linear = every one"
+        (ALL_LINEAR,), strict=False, min_length=1, description="layers such as [q_proj, v_proj]; all-linear = all"
     )
 
 
 class PolicyConfig(ModelConfig):
-    """The same in reinforcement learning, where an adapter may be all that learns."""
+    """The model of reinforcement learning, which may train an adapter alone."""
 
     lora: LoraConfig | None = Field(None, description="train an adapter instead of all weights; null = all weights")
 
 
 class TaskConfig(Section):
-    """Which problems. What is left out is the task's own choice."""
+    """The task that gives the problems. The task decides the values that are null."""
 
-    name: Text = Field("word_problems", description="a bundled task")
+    name: Text = Field("word_problems", description="a built-in task")
     path: Text | None = Field(None, description="data file or folder, for tasks that read one")
-    difficulty: int | None = Field(None, ge=1, description="for tasks that have a scale of it")
+    difficulty: int | None = Field(None, ge=1, description="for tasks with levels of difficulty")
     train_problems: int | None = Field(None, ge=1, description="size of the train split")
     eval_problems: int | None = Field(None, ge=1, description="size of the validation and of the test split")
-    seed: int = Field(0, ge=0, lt=2**63, description="of the procedural problems")
-    system_prompt: Text | None = Field(None, description="in place of the task's own; empty = none")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of procedural problems")
+    system_prompt: Text | None = Field(None, description="replaces the task's system prompt; empty = none")
     format: Literal["boxed", "think"] = Field("boxed", description="where the answer stands: \\boxed{}, or R1's tags")
-    arguments: dict[str, Any] = Field({}, description="settings of this task alone; `grouprl tasks NAME` lists them")
+    arguments: dict[str, Any] = Field({}, description="further settings of this task; `grouprl tasks NAME` lists them")
 
 
 class RewardConfig(Section):
-    """One reward function and its share in the total."""
+    """One reward function and its weight in the total."""
 
-    name: Text = Field(description="what its values are recorded under")
-    function: Text | None = Field(None, description="a bundled function, or one in the file `path`; null = the name")
+    name: Text = Field(description="name under which its values are recorded")
+    function: Text | None = Field(None, description="a built-in function, or one in the file `path`; null = `name`")
     weight: float = Field(1.0, description="factor in the sum of the rewards; may be negative")
     path: Text | None = Field(None, description="a Python file, or the folder of a trained reward model")
-    arguments: dict[str, Any] = Field({}, description="of a function that has settings")
+    arguments: dict[str, Any] = Field({}, description="settings of the function")
 
 
 class ScoringConfig(Section):
-    """How reward functions run: in worker processes, one call for each group, under these limits."""
+    """Limits of reward functions, which run in worker processes with one call per group."""
 
     workers: int = Field(0, ge=0, description="processes; 0 = one for each core")
-    seconds: float = Field(10.0, gt=0.0, description="that one call may take")
-    cpu_seconds: int = Field(20, ge=1, description="of CPU time that one call may take, all threads together")
-    memory_mib: int = Field(2048, ge=64, description="that a worker may take, beyond what its imports took")
+    seconds: float = Field(10.0, gt=0.0, description="longest time of one call")
+    cpu_seconds: int = Field(20, ge=1, description="CPU time of one call, all threads together")
+    memory_mib: int = Field(2048, ge=64, description="memory of a worker, imports excluded")
     max_invalid: float = Field(0.1, ge=0.0, le=1.0, description="share of invalid completions that stops the run")
 
 
 class RolloutConfig(Section):
-    """How groups of completions are drawn."""
+    """How groups of completions are sampled."""
 
     problems_per_step: int = Field(16, ge=1, description="groups in a step")
     group_size: int = Field(8, ge=1, description="completions of one problem")
     max_rows: int = Field(256, ge=1, description="completions decoded at once")
     max_tokens: int = Field(128, ge=1, description="longest completion, in tokens")
-    temperature: float = Field(1.0, gt=0.0, description="greedy completions of a group are all the same")
+    temperature: float = Field(1.0, gt=0.0, description="above 0: greedy completions of a group would be equal")
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="smallest set of tokens with this probability; 1 = off")
     top_k: int = Field(0, ge=0, description="most probable tokens kept; 0 = off")
     min_p: Fraction = Field(0.0, description="smallest probability kept, relative to the largest; 0 = off")
@@ -122,12 +122,12 @@ class RolloutConfig(Section):
 
     @property
     def sampling(self) -> Sampling:
-        """How the tokens of a training completion are drawn."""
+        """The sampling parameters of training."""
         return Sampling(self.max_tokens, self.temperature, self.top_p, self.top_k, self.min_p, self.stop)
 
 
 class UpdateConfig(Section):
-    """How a batch becomes an update (AdamW)."""
+    """The optimizer (AdamW) and the memory of an update."""
 
     learning_rate: float = Field(1e-6, ge=0.0, description="after the warm-up; constant")
     warmup_steps: int = Field(0, ge=0, description="updates over which the learning rate rises from 0")
@@ -135,24 +135,24 @@ class UpdateConfig(Section):
     weight_decay: float = Field(0.0, ge=0.0, description="decoupled, times the learning rate")
     max_grad_norm: float = Field(1.0, gt=0.0, description="the gradient is scaled down to this norm")
     micro_batch_tokens: int = Field(
-        0, ge=0, description="packed tokens in one backward pass; memory, not maths; 0 = by device and groups"
+        0, ge=0, description="packed tokens in one backward pass; affects memory, not results; 0 = by device and groups"
     )
-    recompute: bool = Field(False, description="layers run again in the backward pass: less memory, more time")
+    recompute: bool = Field(False, description="run layers again in the backward pass: less memory, more time")
 
 
 class LearnerConfig(UpdateConfig):
-    """The same in reinforcement learning, where there may be a critic."""
+    """The learner of reinforcement learning, which may have a critic."""
 
-    critic_learning_rate: float | None = Field(None, ge=0.0, description="of a critic; null = learning_rate")
+    critic_learning_rate: float | None = Field(None, ge=0.0, description="of the critic; null = learning_rate")
 
 
 class CurriculumConfig(Section):
-    """Which of the train problems a step visits."""
+    """How the problems of a step are chosen from the train split."""
 
-    order: Literal["uniform", "edge"] = Field("uniform", description="edge prefers problems solved now and then")
-    floor: float = Field(0.2, gt=0.0, le=1.0, description="of edge: share of visits that cycle through all problems")
-    sharpness: float = Field(2.0, ge=0.0, le=16.0, description="of edge: how strongly it prefers; 0 = not at all")
-    half_life: float = Field(1.0, gt=0.0, description="visits to a problem after which its earlier counts weigh half")
+    order: Literal["uniform", "edge"] = Field("uniform", description="edge prefers problems solved sometimes")
+    floor: float = Field(0.2, gt=0.0, le=1.0, description="of edge: share of visits that cover all problems in turn")
+    sharpness: float = Field(2.0, ge=0.0, le=16.0, description="of edge: strength of the preference; 0 = none")
+    half_life: float = Field(1.0, gt=0.0, description="visits after which an earlier verdict counts half")
 
     @model_validator(mode="before")
     @classmethod
@@ -164,27 +164,27 @@ class CurriculumConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """How the policy is judged on problems it does not train on."""
+    """How the policy is evaluated on held-out problems."""
 
     every: int = Field(0, ge=0, description="steps between evaluations; 0 = only before and after")
-    problems: int = Field(500, ge=1, description="how many are taken from the split")
-    samples: int = Field(8, ge=0, description="completions drawn for pass@k, besides the greedy one; 0 = none")
-    split: Literal["train", "validation", "test"] = Field("test", description="of the task")
+    problems: int = Field(500, ge=1, description="number of problems from the split")
+    samples: int = Field(8, ge=0, description="sampled completions of a problem for pass@k; 0 = greedy accuracy alone")
+    split: Literal["train", "validation", "test"] = Field("test", description="split of the task")
 
 
-# Options that every algorithm has, of the parts that every algorithm has.
+# Options that every algorithm has.
 _REQUIRED = {"credit", "baseline", "surrogate", "ratio", "aggregate", "passes", "minibatches"}
 
 
 def _algorithm(given: object, info: ValidationInfo) -> Algorithm:
-    """An algorithm from its name and the options that differ; `context` may know further names."""
+    """Builds an algorithm from its name and changed options; `context` may contain further names."""
     if isinstance(given, Algorithm):
         return given
     if not isinstance(given, Mapping):
         raise UserError(f"algorithm: expected a name or a section with keys of its own, got {given!r:.60}")
     known = {**NAMED, **(info.context or {})}
     name = given.get("name", "grpo")
-    # A program's own algorithm, as it was written into a run directory: nothing of it is left to a default.
+    # An algorithm that a program defined, read back from a run directory, where all options are written.
     whole = isinstance(name, str) and flat(given).keys() >= _REQUIRED
     if name not in known and not whole:
         raise UserError(f"algorithm.name: expected one of {', '.join(known)}, got {name!r:.60}")
@@ -210,7 +210,7 @@ class RunConfig(Section):
     name: Name = Field("run", description="folder of the run: letters, digits, '.', '_' and '-'")
     runs_dir: Text = Field("runs", description="where the folders of runs are")
     seed: int = Field(0, ge=0, lt=2**63, description="of sampling and of the order of problems")
-    steps: int = Field(100, ge=1, description="batches of completions drawn and learned from")
+    steps: int = Field(100, ge=1, description="training iterations, one batch of completions each")
     threads: int = Field(0, ge=0, description="CPU threads; 0 = all cores")
     model: PolicyConfig = PolicyConfig()
     task: TaskConfig = TaskConfig()
@@ -227,32 +227,34 @@ class RunConfig(Section):
     def _rewards_are_named_once(self) -> Self:
         names = [reward.name for reward in self.rewards]
         if len(set(names)) < len(names):
-            raise UserError(f"rewards: expected every name once, got {', '.join(names)}; write one weight for each")
+            raise UserError(
+                f"rewards: expected every name once, got {', '.join(names)}; merge or rename the repeated ones"
+            )
         return self
 
 
 def check_sections(config: RunConfig) -> None:
-    """What two sections say has to fit; not a validator, because `Trainer` brings the algorithm later than the rest.
+    """Checks that sections fit each other. This is no validator, because `Trainer` sets the algorithm later.
 
     Raises:
-        UserError: a setting of a critic that is not there, a reference that an adapter cannot become, or groups too
-            small for what they are compared with.
+        UserError: a critic's setting without a critic, a reference that an adapter cannot replace, or groups too
+            small for the baseline.
     """
     algorithm, size, rate = config.algorithm, config.rollout.group_size, config.learner.critic_learning_rate
     if rate is not None and algorithm.critic is None:
         raise UserError(
             f"learner.critic_learning_rate: expected none with algorithm.critic='none', got {rate}: "
-            "set algorithm=ppo, or leave it out"
+            "set algorithm=ppo, or remove it"
         )
     if config.model.lora is not None and algorithm.kl is not None and algorithm.kl.refresh_reference:
         raise UserError(
             f"algorithm.refresh_reference: expected 0 with model.lora, got {algorithm.kl.refresh_reference}: a "
-            "reference that is the model without its adapter stays so; leave it out, or set model.lora=null"
+            "reference that is the model without its adapter cannot change; remove it, or set model.lora=null"
         )
     chosen, usual = config.curriculum, CurriculumConfig()
     for field in ("floor", "sharpness"):
         if chosen.order == "uniform" and getattr(chosen, field) != getattr(usual, field):
-            raise UserError(f"curriculum.{field}: expected order=edge, which alone has it, got uniform: leave it out")
+            raise UserError(f"curriculum.{field}: expected order=edge, which alone has it, got uniform: remove it")
     alone = {"mean", "leave_one_out", "group_std"} if size == 1 else set()
     if size * config.rollout.problems_per_step == 1 and algorithm.advantage.credit == "completion":
         alone |= {"batch_mean", "batch_std"}
@@ -261,5 +263,5 @@ def check_sections(config: RunConfig) -> None:
         if chosen_options.get(field) in alone:
             raise UserError(
                 f"rollout.group_size: expected 2 or more with algorithm.{field}={chosen_options[field]!r}, "
-                f"got {size}: a completion alone has nothing to be compared with"
+                f"got {size}: a completion is compared with the others of its group; raise it"
             )

@@ -1,4 +1,4 @@
-"""What learning from pairs is: fine-tuning on completions to imitate, on preferences, and reward models."""
+"""The configuration of supervised training: fine-tuning on completions, DPO, reward models."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from grouprl.types import UserError
 
 
 class SftLearnerConfig(UpdateConfig):
-    """The learner's settings with a rate for supervised learning."""
+    """The learner of supervised fine-tuning."""
 
     learning_rate: float = Field(3e-3, ge=0.0, description="after the warm-up; falls to 0")
 
 
 class RewardModelLearnerConfig(UpdateConfig):
-    """The learner's settings with a rate for a model whose head is new."""
+    """The learner of a reward model, whose head has new weights."""
 
     learning_rate: float = Field(1e-5, ge=0.0, description="after the warm-up; falls to 0")
 
 
 class NewModelConfig(Section):
-    """A new Llama model with random weights and a tokenizer of its own, learned from the pairs."""
+    """A new Llama model with random weights, and a tokenizer trained on the pairs."""
 
     hidden_size: int = Field(128, ge=8, description="width; a multiple of twice the heads")
     intermediate_size: int = Field(384, ge=8, description="width of the MLP")
@@ -34,21 +34,21 @@ class NewModelConfig(Section):
 
 
 class PairsConfig(Section):
-    """Where the prompt/completion pairs come from: a file, or the task's worked solutions and guesses."""
+    """The source of the prompt/completion pairs: a file, or the task's worked solutions and guesses."""
 
-    path: Text | None = Field(None, description="file of pairs; without one the task makes them")
+    path: Text | None = Field(None, description="file of pairs; null = the task makes them")
     count: int = Field(100_000, ge=1, description="pairs the task makes")
-    worked_share: float = Field(0.3, ge=0.0, le=1.0, description="share of worked solutions among them")
+    worked_share: float = Field(0.3, ge=0.0, le=1.0, description="share of worked solutions among the pairs")
 
 
 class PreferencesConfig(Section):
-    """Where the preference pairs come from: the groups of a recorded run, or a file."""
+    """The source of the preference pairs: the groups of a recorded run, or a file."""
 
     run: Text | None = Field(None, description="run directory, such as runs/demo")
     path: Text | None = Field(None, description="file with the columns prompt, chosen and rejected")
     per_group: int = Field(1, ge=1, description="pairs of a group: best and worst, second best and second worst, ...")
-    first_step: int = Field(0, ge=0, description="of the run; 0 = its first")
-    last_step: int = Field(0, ge=0, description="of the run; 0 = its last")
+    first_step: int = Field(0, ge=0, description="first step of the run to use; 0 = its first")
+    last_step: int = Field(0, ge=0, description="last step of the run to use; 0 = its last")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -60,24 +60,24 @@ class PreferencesConfig(Section):
             )
         if 0 < self.last_step < self.first_step:
             raise UserError(
-                f"preferences.last_step: {self.last_step} makes no sense with "
-                f"preferences.first_step={self.first_step}: give a larger one, or 0 for the run's last"
+                f"preferences.last_step: expected preferences.first_step={self.first_step} or more, got "
+                f"{self.last_step}: give a larger one, or 0 for the run's last"
             )
         return self
 
 
 class SupervisedConfig(Section):
-    """What every way of learning from pairs has in common."""
+    """The settings that all supervised training shares."""
 
     name: Name = Field("pairs", description="folder of the run: letters, digits, '.', '_' and '-'")
-    runs_dir: Text = Field("runs", description="where the folders of runs are")
-    seed: int = Field(0, ge=0, lt=2**63, description="of new weights and of the order of pairs")
+    runs_dir: Text = Field("runs", description="parent of the runs' folders")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of new weights and of the order of pairs")
     threads: int = Field(0, ge=0, description="CPU threads; 0 = all cores")
     model: ModelConfig = ModelConfig()
-    epochs: int = Field(1, ge=1, description="times every pair is seen")
+    epochs: int = Field(1, ge=1, description="passes over the pairs")
     batch_pairs: int = Field(64, ge=1, description="pairs in one update")
     learner: UpdateConfig = UpdateConfig()
-    out: Text | None = Field(None, description="folder of the finished model; without one it is in the run's")
+    out: Text | None = Field(None, description="folder of the trained model; null = a folder inside the run's")
 
 
 class SftConfig(SupervisedConfig):
@@ -91,23 +91,23 @@ class SftConfig(SupervisedConfig):
 
 
 class PreferenceLearningConfig(SupervisedConfig):
-    """What every way of learning from preference pairs has in common."""
+    """The settings that DPO and reward models share."""
 
     preferences: PreferencesConfig = Field(
         description="the pairs: preferences.run=runs/NAME or preferences.path=FILE.jsonl"
     )
-    eval_share: float = Field(0.1, gt=0.0, lt=1.0, description="share of the prompts that is held out to judge by")
+    eval_share: float = Field(0.1, gt=0.0, lt=1.0, description="share of the prompts that is held out for evaluation")
 
 
 class DpoConfig(PreferenceLearningConfig):
-    """Direct preference optimisation: a policy learns from pairs, without sampling and without a reward model."""
+    """Direct preference optimization: a policy learns from pairs, without sampling and without a reward model."""
 
     name: Name = Field("dpo", description="folder of the run: letters, digits, '.', '_' and '-'")
     beta: float = Field(0.1, gt=0.0, description="how strongly the policy is held to the model it starts from")
 
 
 class RewardModelConfig(PreferenceLearningConfig):
-    """A reward model: the policy's decoder with a score that tells chosen from rejected completions."""
+    """A reward model: the policy's decoder with a score that is higher for chosen than for rejected completions."""
 
     name: Name = Field("reward-model", description="folder of the run: letters, digits, '.', '_' and '-'")
     learner: RewardModelLearnerConfig = RewardModelLearnerConfig()

@@ -1,4 +1,4 @@
-"""The YAML of configurations: the core of version 1.2, and only what JSON can say.
+"""The YAML of configurations: the core schema of version 1.2, restricted to values that JSON has.
 
 PyYAML's own rules are those of version 1.1: `1e-6` is text there, `no` is false, `1:30` is 90, `2024-01-01` a date.
 """
@@ -13,7 +13,7 @@ import yaml
 
 
 def read_yaml(source: str | IO[bytes]) -> Any:
-    """Read one document. Raises yaml.YAMLError, also for a key written twice, an alias or a tag such as !!set."""
+    """Reads one document. Raises yaml.YAMLError, also for a key written twice, an alias or a tag such as !!set."""
     try:
         return yaml.load(source, _Loader)
     except RecursionError:
@@ -23,7 +23,7 @@ def read_yaml(source: str | IO[bytes]) -> Any:
 
 
 def write_yaml(tree: Any) -> str:
-    """Write lists, mappings and plain values so that `read_yaml` gives them back, keys in their order."""
+    """Writes lists, mappings and plain values so that `read_yaml` returns them, with keys in their order."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
@@ -43,7 +43,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 class _Loader(yaml.SafeLoader):
-    """Only what JSON can say: no dates, sets or aliases, keys are text and written once."""
+    """Reads only values that JSON has: no dates, sets or aliases; keys are text and unique."""
 
     yaml_implicit_resolvers = _core_scalars()
     yaml_constructors: ClassVar[dict[Any, Callable[..., Any]]] = {

@@ -1,4 +1,4 @@
-"""Groups to a packed batch, credit for every token, log-probs, and the weight updates."""
+"""Turns groups into a packed batch, assigns credit to every token, and updates the weights."""
 
 from grouprl.learner.batch import make_batch
 from grouprl.learner.credit import assign_credit

@@ -1,4 +1,4 @@
-"""Groups of completions as the learner's padded tensors."""
+"""Makes the learner's padded tensors from groups of completions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from grouprl.types import Batch, Group, Sampling, StopReason
 
 
 def make_batch(groups: Sequence[Group], sampling: Sampling, *, mask_overlong: bool = False) -> Batch:
-    """The batch of a step.
+    """Makes the batch of a step.
 
     Args:
-        groups: at least one completion in all.
-        sampling: what the completions were drawn under.
-        mask_overlong: completions that were cut at the limit are not learned from.
+        groups: groups with at least one completion in all.
+        sampling: the sampling parameters of the completions.
+        mask_overlong: whether the loss excludes truncated completions.
     """
     completions = [completion for group in groups for completion in group.completions]
     lengths_N = torch.tensor([len(completion) for completion in completions])
@@ -34,7 +34,7 @@ def make_batch(groups: Sequence[Group], sampling: Sampling, *, mask_overlong: bo
 
 
 def padded(rows: Sequence[Sequence[float]], mask_NT: Tensor, dtype: torch.dtype) -> Tensor:
-    """[N, T] tensor of the rows' values where the mask is true, 0 elsewhere."""
+    """Makes an [N, T] tensor of the rows' values where the mask is true, 0 elsewhere."""
     grid = torch.zeros(mask_NT.shape, dtype=dtype)
     grid[mask_NT] = torch.tensor([value for row in rows for value in row], dtype=dtype)
     return grid

@@ -1,4 +1,4 @@
-"""From what the rewards said of a batch to the advantage of every token, by the algorithm's own rule."""
+"""Computes the advantage of every token of a batch from its rewards, by the algorithm's rule."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from grouprl.algorithms.credit import Credit, Earned
+from grouprl.algorithms.credit import BatchRewards, Credit
 from grouprl.algorithms.kl import kl_estimate
 from grouprl.algorithms.spec import Algorithm
 from grouprl.learner.policy_evaluation import PolicyEvaluation
@@ -23,18 +23,18 @@ def assign_credit(
     *,
     kl_coef: float,
 ) -> Credit:
-    """Advantages of a batch's tokens: see the `assign` of the algorithm's advantage.
+    """Computes the advantages of a batch's tokens: see `assign` of the algorithm's advantage.
 
     Args:
-        outcomes_N: one for each row of the batch.
-        reward_weights: factor of each reward in the total, by name.
+        outcomes_N: one outcome for each row of the batch.
+        reward_weights: weight of each reward in the total, by name.
         batch: the completions.
         before: the reference's log-probs and the critic's values, where the algorithm has them.
-        algorithm: whose advantage is assigned.
-        kl_coef: of this step.
+        algorithm: the algorithm that defines the advantage.
+        kl_coef: the KL coefficient of this step.
     """
     return algorithm.advantage.assign(
-        Earned(
+        BatchRewards(
             rewards_N=torch.tensor([outcome.total for outcome in outcomes_N], dtype=torch.float64),
             groups_N=torch.tensor(batch.group_of_N),
             mask_NT=batch.mask_NT,
@@ -49,25 +49,25 @@ def assign_credit(
 
 
 def component(outcomes_N: Sequence[RewardOutcome], name: str) -> Tensor:
-    """[N] float64 values of one reward, NaN where the reward does not apply or the completion is invalid."""
+    """Returns [N] float64 values of one reward; NaN where it does not apply or the completion is invalid."""
     values = [outcome.components.get(name) if outcome.valid else None for outcome in outcomes_N]
     return torch.tensor([torch.nan if value is None else value for value in values], dtype=torch.float64)
 
 
 def token_rows(values_NT: Tensor, batch: Batch) -> list[list[float]]:
-    """The values of each completion's own tokens."""
+    """Returns the values of each completion's tokens, without padding."""
     return [row[mask].tolist() for row, mask in zip(values_NT, batch.mask_NT, strict=True)]
 
 
 def explained_variance(values_NT: Tensor, returns_NT: Tensor, counted_NT: Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns): 1 is a perfect critic, 0 one that knows the mean alone."""
+    """Computes 1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 for a constant one."""
     returns, values = returns_NT[counted_NT].double(), values_NT.cpu()[counted_NT].double()
     spread = float(returns.var(correction=0)) if len(returns) else 0.0
     return 1 - float((returns - values).var(correction=0)) / spread if spread > 0 else float("nan")
 
 
 def _kl_in_reward(batch: Batch, before: PolicyEvaluation, algorithm: Algorithm, kl_coef: float) -> Tensor:
-    """[N, T] float64, what the KL takes from the reward of each token."""
+    """Returns [N, T] float64, the KL penalty that is subtracted from each token's reward."""
     kl = algorithm.kl
     if kl is None or kl.kl_in != "reward" or before.reference_NT is None:
         return torch.zeros(batch.mask_NT.shape, dtype=torch.float64)

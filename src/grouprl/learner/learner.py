@@ -1,4 +1,4 @@
-"""The updates on one batch: log-probs, loss, gradient, step; of the policy, and of a critic where there is one."""
+"""Updates the policy, and a critic if there is one, on one batch: log-probs, loss, gradient, optimizer step."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ from grouprl.types import Batch, TokenTrace
 class TokenGrid:
     """The completion tokens of a pack: [n, T] tensors on the learner's device, 0 outside the completions."""
 
-    logprobs_NT: Tensor  # under the policy; the gradient flows through these
-    old_logprobs_NT: Tensor  # under the behavior policy
-    reference_NT: Tensor | None  # under the reference; None = the algorithm has none
+    logprobs_NT: Tensor  # log-probs under the policy; the gradient flows through these alone
+    old_logprobs_NT: Tensor  # log-probs under the behavior policy
+    reference_NT: Tensor | None  # log-probs under the reference; None = the algorithm has none
     advantages_NT: Tensor
-    weights_NT: Tensor  # of each token in the loss, from the whole batch
+    weights_NT: Tensor  # weight of each token in the loss, computed from the whole batch
     mask_NT: Tensor  # bool, tokens that exist
 
 
 TokenLoss = Callable[[TokenGrid], tuple[Tensor, dict[str, Tensor]]]
-"""The loss of some tokens, and detached scalars about it."""
+"""Computes the loss of a pack's tokens, and detached metrics."""
 
 
 @dataclass(frozen=True)
 class LearnResult:
-    """What came of a batch, for the record."""
+    """Metrics of a batch's updates and numbers of its tokens, for the record."""
 
     metrics: dict[str, float]
-    tokens: list[tuple[list[float], TokenTrace]]  # [N] advantages of its tokens, and what was read of them
+    tokens: list[tuple[list[float], TokenTrace]]  # [N] advantages and trace of the completion's tokens
 
 
 @dataclass(frozen=True)
 class Learner:
-    """The networks and their optimizers; nothing in here is replaced during a run, the weights inside change."""
+    """The networks and their optimizers. A run keeps the same objects; only the weights inside change."""
 
     policy: PreTrainedModel
-    reference: PreTrainedModel | None  # None when kl_coef is 0; the policy itself = without its adapter
+    reference: PreTrainedModel | None  # None when kl_coef is 0; the policy itself = the policy without its adapter
     optimizer: Optimizer
     algorithm: Algorithm
     kl_coefficient: KlCoefficient
@@ -67,7 +67,7 @@ class Learner:
     critic_optimizer: Optimizer | None = None
 
     def evaluate(self, batch: Batch) -> PolicyEvaluation:
-        """Log-probs and values of a batch before its first update; see `evaluate_policy`."""
+        """Computes log-probs and values of a batch before its first update; see `evaluate_policy`."""
         return evaluate_policy(
             batch,
             policy=self.policy,
@@ -88,18 +88,18 @@ class Learner:
         *,
         step: int,
     ) -> LearnResult:
-        """`passes` times through the batch, in `minibatches` updates each.
+        """Makes `passes` passes over the batch, with `minibatches` updates each.
 
         Args:
             batch: the completions.
             credit: their advantages, and the returns for a critic.
-            before: from `evaluate`.
-            loss: of the tokens of a pack; a bonus for entropy and the loss of a critic are added to it here.
-            step: 1, 2, ...; a critic may learn alone in the first ones, and every tenth reads one group again after its
-                last update (`Trace.updated_NT`).
+            before: the result of `evaluate`.
+            loss: computes the loss of a pack's tokens; this method adds an entropy bonus and a shared critic's loss.
+            step: 1, 2, ...; the first steps may update the critic alone, and every tenth step evaluates one group
+                again after its last update (`Trace.updated_NT`).
 
         Returns:
-            Metrics of the last pass, with `sampler_learner_gap` of the first update; what was read of the tokens.
+            Metrics of the last pass (`sampler_learner_gap` is from the first update), and the trace of each token.
         """
         critic_only = self.algorithm.warms_up(step)
         work, metrics = _Work.of(batch, credit, before, loss, self.algorithm)
@@ -108,31 +108,31 @@ class Learner:
             parts = _minibatches(batch, self.algorithm.updates.minibatches, self._updates())
             passes.append([self._update(work, rows, critic_only) for rows in parts])
         last = _averaged([update for update, _ in passes[-1]])
-        # Of the first update that had something to learn: later ones have moved on purpose.
+        # The gap is taken from the first update with a gradient; after it the policies differ because of the updates.
         gaps = (update["sampler_learner_gap"] for update, _ in passes[0] if "sampler_learner_gap" in update)
         metrics |= last | {"sampler_learner_gap": next(gaps, math.nan), "kl_coef": self.kl_coefficient.value}
         if self.algorithm.kl is None:
             del metrics["kl_coef"]
         elif "kl" in metrics:
-            self.kl_coefficient.measured(metrics["kl"])
+            self.kl_coefficient.adapt(metrics["kl"])
         watched = watched_group(batch, work.advantages_NT) if watches(step) and not critic_only else []
-        again = [self._looked_again(batch, pack) for pack in self._packs(batch, watched)] if watched else []
+        again = [self._evaluate_again(batch, pack) for pack in self._packs(batch, watched)] if watched else []
         trace = make_trace(batch, before, [part for _, parts in passes[-1] for part in parts], again)
         advantages = token_rows(credit.advantages_NT, batch)
         return LearnResult(metrics, list(zip(advantages, trace.rows(batch), strict=True)))
 
     @property
     def kl_coef(self) -> float:
-        """Weight of the KL in this step; 0 without a reference."""
+        """The KL coefficient of this step; 0 without a reference."""
         return self.kl_coefficient.value
 
     def refresh_reference(self) -> None:
-        """Makes the reference what the policy is now (iterative GRPO, DeepSeekMath 4.1.4)."""
+        """Copies the policy's weights to the reference (iterative GRPO, DeepSeekMath 4.1.4)."""
         if self.reference is not None:
             self.reference.load_state_dict(self.policy.state_dict())
 
     def networks_mib(self) -> dict[str, float]:
-        """Memory of the weights of each network, and of the optimizers' moments, in MiB; shared weights count once."""
+        """Memory in MiB of each network's weights and each optimizer's moments; shared weights count once."""
         networks = {"policy": self.policy, "reference": self.reference, "critic": self.critic}
         counted: set[int] = set()
         shares = {}
@@ -150,7 +150,7 @@ class Learner:
         return self.optimizer.updates + (self.critic_optimizer.updates if self.critic_optimizer else 0)
 
     def _update(self, work: _Work, rows: Sequence[int], critic_only: bool) -> tuple[dict[str, float], list[TokenPass]]:
-        """One update from some rows of the batch: its metrics, and what was seen on the way."""
+        """Makes one update from some rows of the batch; returns its metrics and forward passes."""
         batch, learning_rate = work.batch, self.optimizer.learning_rate
         weights_NT = torch.zeros(batch.mask_NT.shape)
         weights_NT[list(rows)] = self.algorithm.objective.weights(
@@ -166,7 +166,7 @@ class Learner:
         if self.critic is not None and self.critic.trunk is not None and value_weights_NT is not None:
             own = self._packs(batch, valued)
             metrics |= _combined([self._critic_backward(work, pack, value_weights_NT) for pack in own])
-        # Every completion may lack signal; then there is no gradient, and no step that decays or drifts.
+        # Without any signal there is no gradient: skip the optimizer, whose decay and momentum would move the weights.
         norm = self.optimizer.step() if packs else 0.0
         if self.critic_optimizer is not None:
             metrics["critic_grad_norm"] = self.critic_optimizer.step() if valued else 0.0
@@ -176,7 +176,7 @@ class Learner:
         return make_packs(batch, rows, self.micro_batch_tokens, self.device)
 
     def _moving(self, work: _Work, rows: Iterable[int], weights_NT: Tensor) -> list[int]:
-        """Completions that move the policy: without a KL term those of advantage 0 have no gradient."""
+        """Rows with a gradient for the policy: without a KL term, an advantage of 0 gives none."""
         a = self.algorithm
         everyone = (a.kl is not None and a.kl.kl_in == "loss") or a.spread.entropy_coef > 0
         moving_N = (weights_NT > 0).any(1) & (everyone | (work.advantages_NT != 0).any(1))
@@ -213,7 +213,7 @@ class Learner:
         return _metrics(pack, loss, forward, gap, stats), TokenPass.of(pack, forward)
 
     @torch.no_grad()
-    def _looked_again(self, batch: Batch, pack: Pack) -> TokenPass:
+    def _evaluate_again(self, batch: Batch, pack: Pack) -> TokenPass:
         with autocast(self.device, self.dtype):
             return TokenPass.of(pack, pack_forward(self.policy, pack, targets(batch, pack), batch.sampling))
 
@@ -248,25 +248,25 @@ class Learner:
 
 @dataclass(frozen=True)
 class _Work:
-    """A batch with everything about it that does not change from update to update."""
+    """A batch and the tensors that all of its updates share."""
 
     batch: Batch
     credit: Credit
     before: PolicyEvaluation
     loss: TokenLoss
-    old_NT: Tensor  # log-probs under the old policy of the ratio
-    advantages_NT: Tensor  # corrected for the sampler, and 0 where entropy is low
+    old_NT: Tensor  # log-probs in the denominator of the ratio
+    advantages_NT: Tensor  # multiplied by the correction's weights; 0 for tokens below the entropy threshold
 
     @staticmethod
     def of(
         batch: Batch, credit: Credit, before: PolicyEvaluation, loss: TokenLoss, algorithm: Algorithm
     ) -> tuple[_Work, dict[str, float]]:
-        """The work, and metrics about it."""
+        """Prepares a batch for its updates; also returns metrics of this preparation."""
         old_NT, advantages_NT, metrics = batch.old_logprobs_NT, credit.advantages_NT, {}
         if algorithm.correction is not None and before.policy_NT is not None:
             old_NT = before.policy_NT.cpu()
             ratio_NT = algorithm.correction.weights(old_NT, batch.old_logprobs_NT, batch.mask_NT)
-            # Every surrogate is homogeneous in the advantage, so this weighs it and leaves the KL term alone.
+            # Every surrogate is proportional to the advantage, so this weighs the surrogate and not the KL term.
             advantages_NT = advantages_NT * ratio_NT
             metrics = {
                 "correction_mean": float(ratio_NT[batch.mask_NT].mean()),
@@ -285,7 +285,7 @@ class _Work:
         return _Work(batch, credit, before, loss, old_NT, advantages_NT), metrics
 
     def value_weights(self, rows: Sequence[int]) -> Tensor | None:
-        """[N, T] weights of the value loss: the mean over the counted tokens of these rows."""
+        """[N, T] weights of the value loss, which is a mean over the counted tokens of these rows."""
         if self.before.values_NT is None or self.credit.counted_NT is None:
             return None
         counted_NT = torch.zeros_like(self.batch.mask_NT)
@@ -298,7 +298,7 @@ def _mib(tensors: Iterable[Tensor]) -> float:
 
 
 def _minibatches(batch: Batch, count: int, seed: int) -> list[list[int]]:
-    """The rows of the batch in `count` parts of whole groups, dealt anew for every pass."""
+    """Splits the rows of the batch into `count` parts of whole groups, in another order for every pass."""
     groups = list(range(len(batch.prompts)))
     if count > 1:
         random.Random(f"minibatches/{seed}").shuffle(groups)
@@ -317,22 +317,22 @@ def _metrics(pack: Pack, loss: Tensor, forward: Forward, gap: Tensor, stats: dic
 
 
 def _combined(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Figures of the packs as those of the batch: losses add up, peaks are peaks, the rest averages over tokens."""
-    tokens = sum(figure["tokens"] for figure in metrics)
+    """Combines the packs' metrics: sums of losses, maxima of maxima, token-weighted means of the others."""
+    tokens = sum(pack["tokens"] for pack in metrics)
     combined: dict[str, float] = {}
     for name in metrics[0] if metrics else ():
-        values = [figure[name] for figure in metrics]
+        values = [pack[name] for pack in metrics]
         if name in ("loss", "value_loss"):
             combined[name] = sum(values)
         elif name in ("sampler_learner_gap", "ratio_max"):
             combined[name] = max(values)
         elif name != "tokens":
-            combined[name] = sum(v * f["tokens"] for v, f in zip(values, metrics, strict=True)) / tokens
+            combined[name] = sum(v * pack["tokens"] for v, pack in zip(values, metrics, strict=True)) / tokens
     return combined
 
 
 def _averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Figures of the updates of a pass: their mean, of peaks the largest."""
+    """Averages the metrics of a pass over its updates; `ratio_max` is the largest."""
     names = dict.fromkeys(name for update in updates for name in update)
     columns = {name: [update[name] for update in updates if name in update] for name in names}
     return {name: max(values) if name == "ratio_max" else sum(values) / len(values) for name, values in columns.items()}

@@ -1,4 +1,4 @@
-"""AdamW with a warm-up, gradient clipping, and a state that is plain tensors."""
+"""AdamW with warm-up and gradient clipping; its state is plain tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grouprl.types import UserError
 
 
 class Optimizer:
-    """Turns accumulated gradients into one update of a model's weights."""
+    """Updates a model's weights from accumulated gradients."""
 
     def __init__(
         self,
@@ -23,9 +23,9 @@ class Optimizer:
         total_updates: int | None = None,
         rate_name: str = "learner.learning_rate",
     ) -> None:
-        """`total_updates` makes the learning rate fall to 0 over them along a cosine; without it, it stays.
+        """With `total_updates` the learning rate decays to 0 along a cosine; without it, the rate is constant.
 
-        `rate_name` is the setting that an error tells people to lower.
+        `rate_name` is the name of the learning rate's setting, for error messages.
         """
         self._rate_name = rate_name
         self._named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -43,7 +43,7 @@ class Optimizer:
 
     @property
     def learning_rate(self) -> float:
-        """Of the next update."""
+        """The learning rate of the next update."""
         rate, warmup = self._config.learning_rate, self._config.warmup_steps
         if self.updates < warmup:
             return rate * (self.updates + 1) / warmup
@@ -59,7 +59,7 @@ class Optimizer:
             The gradient's norm before clipping.
 
         Raises:
-            FloatingPointError: the norm is not finite; the weights are left as they were.
+            FloatingPointError: the norm is not finite; the weights are unchanged.
         """
         norm = float(nn.utils.clip_grad_norm_(self._named.values(), self._config.max_grad_norm))
         if not math.isfinite(norm):
@@ -76,12 +76,12 @@ class Optimizer:
 
     @property
     def mib(self) -> float:
-        """Memory of the moments, in MiB."""
+        """The memory of the moments, in MiB."""
         moments: list[Tensor] = [value for state in self._adamw.state.values() for value in state.values()]
         return sum(value.numel() * value.element_size() for value in moments) / (1 << 20)
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor of the optimizer, named `<weight>/<moment>`."""
+        """Returns every tensor of the optimizer, named `<weight>/<moment>`."""
         return {
             f"{name}/{moment}": value.detach().cpu().contiguous().clone()
             for name, weight in self._named.items()
@@ -89,7 +89,7 @@ class Optimizer:
         }
 
     def load_state(self, state: Mapping[str, Tensor], updates: int) -> None:
-        """Puts back what `state` gave.
+        """Loads tensors that `state` returned.
 
         Raises:
             UserError: the state belongs to other weights.
@@ -102,6 +102,6 @@ class Optimizer:
         for key, value in state.items():
             name, _, moment = key.rpartition("/")
             weight = self._named[name]
-            # The step count as well: fused AdamW keeps it beside the weight.
+            # Fused AdamW keeps the step count too on the weight's device.
             self._adamw.state[weight][moment] = value.to(weight.device).clone()
         self.updates = updates

@@ -16,36 +16,35 @@ from grouprl.types import Batch
 
 @dataclass(frozen=True)
 class Pack:
-    """One micro-batch: packed tokens, and where the log-probs of its completions belong in [N, T].
+    """One micro-batch: packed tokens, and the places of its completions' log-probs in [N, T].
 
-    The last token of a completion is among the S packed ones only if it is asked for: it is predicted, and predicts
-    nothing.
+    The S packed tokens exclude each completion's last token, which predicts nothing, unless a model scores it.
     """
 
-    rows: tuple[int, ...]  # of N, in packed order
+    rows: tuple[int, ...]  # rows of the batch, in packed order
     input_ids_S: Tensor
     layout: TreeLayout
     predictors_C: Tensor  # index in S of the token whose hidden state predicts each completion token
     row_C: Tensor  # index into `rows` of each completion token
-    column_C: Tensor  # its index in T
+    column_C: Tensor  # index in T of each completion token
 
     @cached_property
     def width(self) -> int:
-        """Tokens of the longest completion."""
+        """The length of the longest completion, in tokens."""
         return int(self.column_C.max()) + 1
 
 
 def make_packs(
     batch: Batch, rows: Sequence[int], budget: int, device: torch.device, *, read_last: bool = False
 ) -> list[Pack]:
-    """The given rows of a batch as packs of at most `budget` tokens to read; `models.packing` divides them.
+    """Packs the given rows of a batch, with at most `budget` tokens per pack; `models.packing` divides them.
 
     Args:
         batch: the step's batch.
-        rows: indices of N to learn from.
-        budget: packed tokens per pack, 0 = by device and groups; a single completion may exceed it with its prompt.
-        device: where the packs are computed.
-        read_last: whether the completions' last tokens are read as well, for a model that scores them.
+        rows: the rows of the batch to pack.
+        budget: packed tokens per pack, 0 = by device and groups; one completion with its prompt may exceed it.
+        device: the device of the packs' tensors.
+        read_last: whether packs include the completions' last tokens, for a model that scores them.
     """
     lengths = batch.mask_NT.sum(1) if read_last else batch.mask_NT.sum(1) - 1
     read = lengths.tolist()
@@ -93,12 +92,12 @@ def _pack(batch: Batch, groups: list[list[int]], read: list[int], device: torch.
 
 
 def targets(batch: Batch, pack: Pack) -> Tensor:
-    """[C] token ids of the pack's completion tokens, in packed order."""
+    """Returns [C] token ids of the pack's completion tokens, in packed order."""
     rows_C = torch.tensor(pack.rows)[pack.row_C.cpu()]
     return batch.token_ids_NT[rows_C, pack.column_C.cpu()].to(pack.input_ids_S.device)
 
 
 def to_grid(pack: Pack, values_C: Tensor) -> Tensor:
-    """[n, width] of the pack's rows from [C] in packed order, 0 where a row has no token."""
+    """Scatters [C] values in packed order to [n, width], one row per completion, 0 where a row has no token."""
     grid = values_C.new_zeros(len(pack.rows) * pack.width)
     return grid.index_copy(0, pack.row_C * pack.width + pack.column_C, values_C).view(len(pack.rows), pack.width)

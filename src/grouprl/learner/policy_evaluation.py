@@ -1,4 +1,4 @@
-"""Log-probs and values of a batch before its first update: of the reference, the critic and the policy itself."""
+"""Evaluates reference, critic and policy on a batch before its first update."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class PolicyEvaluation:
     """[N, T] float32 tensors on the learner's device, 0 outside the completions; None = the algorithm needs none."""
 
     reference_NT: Tensor | None = None  # log-probs of the reference
-    values_NT: Tensor | None = None  # of the critic, before each token
-    policy_NT: Tensor | None = None  # log-probs of the learner's policy, where the sampler's are not taken as given
-    entropies_NT: Tensor | None = None  # of the policy
+    values_NT: Tensor | None = None  # the critic's values before each token
+    policy_NT: Tensor | None = None  # log-probs of the learner's policy, if the algorithm needs them
+    entropies_NT: Tensor | None = None  # entropies of the learner's policy, in nats
 
 
 @torch.no_grad()
@@ -39,15 +39,15 @@ def evaluate_policy(
     dtype: str,
     micro_batch_tokens: int,
 ) -> PolicyEvaluation:
-    """One forward pass of every network whose numbers are asked for.
+    """Makes one forward pass of every network that the algorithm needs.
 
     Args:
-        batch: the step's.
-        policy: the policy; it is run for `policy_too` and for a critic that shares its trunk.
+        batch: the batch of the step.
+        policy: the policy, which runs for `policy_too` and for a critic that shares its trunk.
         reference: None = not needed; the policy itself = the policy without its adapter.
         critic: None = not needed.
-        policy_too: whether the policy's own log-probs and entropies are needed before the update.
-        device, dtype, micro_batch_tokens: where and how it is computed.
+        policy_too: whether the policy's log-probs and entropies are needed before the update.
+        device, dtype, micro_batch_tokens: device, dtype and pack size of the forward passes.
     """
     shared = critic is not None and critic.trunk is None
     if reference is None and critic is None and not policy_too:

@@ -1,4 +1,4 @@
-"""What the learner saw of each token, kept for the record: nothing here moves the policy."""
+"""Log-probs and entropies of each token, kept for the record; nothing here affects the update."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from grouprl.types import Batch, Group, TokenTrace
 
 @dataclass(frozen=True)
 class TokenPass:
-    """A forward pass over a pack: what it said of each token."""
+    """Log-probs and entropies of a pack's tokens from one forward pass."""
 
     pack: Pack
     logprobs_nT: Tensor
@@ -25,21 +25,21 @@ class TokenPass:
 
     @staticmethod
     def of(pack: Pack, forward: Forward) -> TokenPass:
-        """Without the graph behind it, which would keep all activations."""
+        """Detaches the numbers from the graph, which would keep all activations."""
         return TokenPass(pack, to_grid(pack, forward.logprobs_C.detach()), to_grid(pack, forward.entropies_C.detach()))
 
 
 @dataclass(frozen=True)
 class Trace:
-    """[N, T] float32 tensors on the CPU; rows that were not read are NaN. None = nothing was looked at."""
+    """[N, T] float32 tensors on the CPU; rows without a forward pass are NaN; None = no forward pass at all."""
 
-    logprobs_NT: Tensor  # of the policy in the last pass, before the update it was read for
+    logprobs_NT: Tensor  # log-probs of the policy in the last pass, before its update
     entropies_NT: Tensor
     reference_NT: Tensor | None
     updated_NT: Tensor  # log-probs of the policy after the last update, of one watched group
 
     def rows(self, batch: Batch) -> list[TokenTrace]:
-        """Of each completion of the batch."""
+        """Returns the trace of each completion of the batch."""
         grids = (self.logprobs_NT, self.entropies_NT, self.reference_NT, self.updated_NT)
         columns = [[None] * len(batch.mask_NT) if grid is None else _read(grid, batch) for grid in grids]
         return [TokenTrace(*row) for row in zip(*columns, strict=True)]
@@ -48,7 +48,7 @@ class Trace:
 def make_trace(
     batch: Batch, before: PolicyEvaluation, last_pass: Sequence[TokenPass], again: Sequence[TokenPass]
 ) -> Trace:
-    """Puts the packs of the last pass, and of the look after the last update, back into [N, T]."""
+    """Puts the packs of the last pass, and of the pass after the last update, back into [N, T]."""
     return Trace(
         logprobs_NT=_whole(batch, [(part.pack, part.logprobs_nT) for part in last_pass]),
         entropies_NT=_whole(batch, [(part.pack, part.entropies_nT) for part in last_pass]),
@@ -58,23 +58,23 @@ def make_trace(
 
 
 def watched_group(batch: Batch, advantages_NT: Tensor) -> list[int]:
-    """The rows of the first group that has a signal; empty when none has."""
+    """Returns the rows of the first group with signal; empty when no group has one."""
     moved_N = (advantages_NT != 0).any(1).tolist()
     group = next(compress(batch.group_of_N, moved_N), None)
     return [row for row, one in enumerate(batch.group_of_N) if one == group]
 
 
 def watches(step: int) -> bool:
-    """Whether a step's update is looked at afterwards: of one group in 16, that is 0.9 % of a step of the demo."""
+    """Whether one group is evaluated again after a step's update; that takes 0.9 % of a step of the demo."""
     return step % 10 == 1
 
 
 def token_record(
     groups: Sequence[Group], kept: Sequence[bool], tokens: Sequence[tuple[list[float], TokenTrace]]
 ) -> tuple[list[list[list[float]]], list[list[TokenTrace]]]:
-    """[P][G] advantages and traces: the rows of the batch back in their groups.
+    """Puts the rows of the batch back in their groups; returns [P][G] advantages and traces.
 
-    Groups that were dropped from it have advantages of 0, and were not read.
+    Groups that the filter dropped get advantages of 0 and empty traces.
     """
     rows = iter(tokens)
     pairs = [

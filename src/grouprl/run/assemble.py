@@ -51,13 +51,13 @@ def assemble(
     checkpoint: Checkpoint | None,
     state: TrainerState | None,
 ) -> RunParts:
-    """The parts of a run.
+    """Loads and checks the parts of a run.
 
     Args:
         config: the run.
         task: gives the problems.
         scorer: scores the completions.
-        checkpoint, state: of the run to go on with; None = a new one.
+        checkpoint, state: of the run to resume; None = a new run.
 
     Raises:
         UserError: model, data or rewards do not fit the run.
@@ -98,7 +98,7 @@ def assemble(
 
 
 def _policy(config: RunConfig, start: PreTrainedModel, checkpoint: Checkpoint | None) -> PreTrainedModel:
-    """What learns: the start model itself, one with an adapter on it, or what a checkpoint holds."""
+    """Returns the policy: the start model, the start model with an adapter, or the model of a checkpoint."""
     if config.model.lora is not None:
         if checkpoint is not None:
             return attach_adapter(start, checkpoint.path)
@@ -110,7 +110,7 @@ def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel)
     algorithm, settings = config.algorithm, config.learner
     reference, critic, critic_optimizer, device = None, None, None, resolve_device(config.model.device)
     if algorithm.kl is not None and config.model.lora is not None:
-        reference = policy  # without its adapter, see `grouprl.models.adapters.as_reference`
+        reference = policy  # the policy without its adapter, see `grouprl.models.adapters.as_reference`
     elif algorithm.kl is not None:
         reference = frozen_copy(start) if start is policy else start.requires_grad_(False)
     if settings.recompute:
@@ -173,14 +173,14 @@ def _order(config: RunConfig) -> ProblemOrder:
 def _check_order(config: RunConfig, task: Task) -> None:
     if config.curriculum.order == "edge" and task.verifier is None:
         raise UserError(
-            f"curriculum.order: expected a task that knows what is correct with edge, got {task.name}, which has no "
-            "verifier: give the problems an answer, the task a verifier, or use uniform"
+            f"curriculum.order: expected a task with a verifier for edge, got {task.name}, which has none: give the "
+            "problems an answer, give the task a verifier, or set curriculum.order=uniform"
         )
-    _order(config).visits(task.problems("train"), step=1, rates=PassRates())  # there are enough of them
+    _order(config).visits(task.problems("train"), step=1, rates=PassRates())  # raises for too few problems
 
 
 def _check_prompts(parts: StepParts, first: int, last: int) -> None:
-    """Raises UserError for a prompt that a step would refuse: it must not end a run in the middle."""
+    """Raises UserError for a prompt that is too long for a step, before the run starts."""
     problems, checked = parts.task.problems("train"), set[str]()
     for problem in parts.order.possible(problems, steps=range(first, last + 1), refills=parts.algorithm.groups.refills):
         if problem.id not in checked:

@@ -1,4 +1,4 @@
-"""Checkpoints: a folder in Hugging Face layout that anyone can load, with the state of the run in its `trainer/`."""
+"""Checkpoints: folders in Hugging Face layout that anyone can load, with the state of the run in `trainer/`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SAMPLED_PROBLEMS = 512
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What a resumed run needs besides weights and optimizer; randomness has no state."""
+    """The state that a resumed run needs besides weights and optimizer; randomness has no state."""
 
     step: int
     updates: int
@@ -41,7 +41,7 @@ class TrainerState:
 def save_checkpoint(
     run: Path, state: TrainerState, learner: Learner, tokenizer: PreTrainedTokenizerBase, *, keep: int
 ) -> Path:
-    """Writes a checkpoint that is wholly there or not at all, then removes all but the newest `keep`."""
+    """Writes a complete checkpoint or none, then removes all but the newest `keep`."""
     finished = RunDirectory(run).checkpoint(state.step)
     with atomic_directory(finished.path) as folder:
         unfinished = replace(finished, path=folder)
@@ -56,7 +56,7 @@ def save_checkpoint(
 
 
 def _tensors(learner: Learner) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """What a resume needs besides the policy, by file name; one at a time, because each is a copy."""
+    """Yields the tensors that a resume needs besides the policy, by file name; one file at a time to save memory."""
     yield "optimizer", learner.optimizer.state()
     if learner.critic is not None and learner.critic_optimizer is not None:
         yield "critic", plain_tensors(learner.critic, learned_only=True)
@@ -66,7 +66,7 @@ def _tensors(learner: Learner) -> Iterator[tuple[str, dict[str, Tensor]]]:
 
 
 def latest_checkpoint(run: Path) -> tuple[Checkpoint, TrainerState]:
-    """The newest checkpoint of a run.
+    """Returns the newest checkpoint of a run and its state.
 
     Raises:
         UserError: there is none.
@@ -75,7 +75,7 @@ def latest_checkpoint(run: Path) -> tuple[Checkpoint, TrainerState]:
     if not found:
         raise UserError(
             f"{run}: expected a checkpoint to resume from in checkpoints/, found none: "
-            "the run stopped before its first one; start it again under another name"
+            "the run stopped before its first checkpoint; start it again under another name"
         )
     newest = found[-1]
     state = read_json(newest.state)
@@ -83,13 +83,13 @@ def latest_checkpoint(run: Path) -> tuple[Checkpoint, TrainerState]:
     if set(state) != expected:
         raise UserError(
             f"{newest.path}: expected a state of {', '.join(sorted(expected))}, got one of {', '.join(sorted(state))}: "
-            "another version of GroupRL saved it; go on with that one, or start a new run from this checkpoint"
+            "another version of GroupRL saved it; resume with that version, or start a new run from this checkpoint"
         )
     return newest, TrainerState(**state)
 
 
 def load_learner(checkpoint: Checkpoint, learner: Learner, state: TrainerState) -> None:
-    """Puts everything but the policy's weights back as it was: optimizers, critic, KL coefficient, reference."""
+    """Restores everything but the policy's weights: optimizers, critic, KL coefficient, reference."""
 
     def saved(name: str) -> dict[str, Tensor]:
         return load_file(checkpoint.tensors(name))
@@ -97,15 +97,15 @@ def load_learner(checkpoint: Checkpoint, learner: Learner, state: TrainerState) 
     learner.optimizer.load_state(saved("optimizer"), state.updates)
     learner.kl_coefficient.value = state.kl_coef
     if learner.critic is not None and learner.critic_optimizer is not None:
-        learner.critic.load_state_dict(learner.critic.state_dict() | saved("critic"))  # the frozen ones are the base's
+        learner.critic.load_state_dict(learner.critic.state_dict() | saved("critic"))  # frozen weights are not saved
         learner.critic_optimizer.load_state(saved("critic_optimizer"), state.critic_updates)
     if learner.reference is not None and learner.algorithm.moves_reference:
         learner.reference.load_state_dict(saved("reference"))
 
 
 def problems_fingerprint(problems: Sequence[Problem]) -> str:
-    """Hash of the problems: of all that are in memory, of 512 evenly spaced ones where each is made when looked at."""
-    # Making the 20,000 of word_problems costs seconds, and their settings are compared as well.
+    """Hashes the problems: all that are in memory, or 512 evenly spaced ones of a procedural task."""
+    # Making the 20,000 problems of word_problems takes seconds, and a resume compares their settings as well.
     stride = 1 if isinstance(problems, list | tuple) else max(1, len(problems) // _SAMPLED_PROBLEMS)
     digest = hashlib.blake2b(str(len(problems)).encode(), digest_size=16)
     for index in range(0, len(problems), stride):

@@ -10,23 +10,23 @@ from types import FrameType
 
 
 class StopRequest:
-    """Whether somebody asked for the end of the run."""
+    """Whether the user asked the run to stop."""
 
     def __init__(self, announce: Callable[[str], None]) -> None:
         self.asked = False
         self._announce = announce
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """A signal handler in the form of the standard library."""
+        """Handles a signal; the first sets `asked`, the second stops at once."""
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        self._announce("Stopping: the step is finished and saved first. Once more to stop at once.")
+        self._announce("Stopping after this step is saved. Press Ctrl-C again to stop now.")
 
 
 @contextmanager
 def stop_on_signal(announce: Callable[[str], None]) -> Iterator[StopRequest]:
-    """Takes SIGINT and SIGTERM while the block runs. Outside the main thread there are no signals to take."""
+    """Handles SIGINT and SIGTERM while the block runs; does nothing outside the main thread."""
     request = StopRequest(announce)
     if current_thread() is not main_thread():
         yield request

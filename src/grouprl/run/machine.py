@@ -13,7 +13,7 @@ import transformers
 
 
 def machine_facts(device: torch.device) -> dict[str, str | int]:
-    """Processor, cores, versions and device: what a figure needs beside it to mean something."""
+    """Returns processor, cores, versions and device, without which times and memory mean nothing."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return {
         "cpu": _cpu_name(),
@@ -27,7 +27,7 @@ def machine_facts(device: torch.device) -> dict[str, str | int]:
 
 
 def peak_rss_mib() -> float:
-    """The most memory this process has held, in MiB."""
+    """Returns the largest memory that this process has had, in MiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 

@@ -1,4 +1,4 @@
-"""Starts a run as a process of its own. A file, because `compare` and `lab` both do it and must do it alike."""
+"""Starts a run as a separate process. A file, because `compare` and `lab` must start runs in the same way."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def start_run(
     save and stop after its step.
 
     Args:
-        run: where it writes; decides the name of the run and the folder of runs.
+        run: the run directory; it determines `name` and `runs_dir`.
         settings: configuration files, names of recipes and changes such as steps=10.
-        log: everything it prints is appended here; the folder exists.
+        log: the file to which its output is appended; the folder exists.
         resume: continue from the newest checkpoint.
     """
     place = [f"name={json_text(run.path.name)}", f"runs_dir={json_text(str(run.path.parent))}"]

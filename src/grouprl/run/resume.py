@@ -1,4 +1,4 @@
-"""Which settings a resumed run may change: those that do not touch the maths of the steps already made."""
+"""Which settings a resumed run may change: those that earlier steps do not depend on."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from grouprl.config.run import RunConfig, load_config
 from grouprl.record.layout import RunDirectory
 from grouprl.types import UserError
 
-# Everything else decides problems, completions or updates.
+# All other settings determine problems, completions or updates.
 _FREE = ("name", "runs_dir", "steps", "threads", "scoring", "evaluation", "checkpoint")
 
 
 def saved_path(directory: Path) -> Path:
-    """The configuration a run was started with, or last resumed.
+    """Returns the configuration file with which a run was started or last resumed.
 
     Raises:
         UserError: there is no run.
@@ -28,10 +28,10 @@ def saved_path(directory: Path) -> Path:
 
 
 def check_resumable(directory: Path, config: RunConfig) -> None:
-    """Whether the run in `directory` can go on with this configuration.
+    """Checks that the run in `directory` can be resumed with this configuration.
 
     Raises:
-        UserError: a setting differs that the steps already made depend on, or every step is made.
+        UserError: earlier steps depend on a setting that differs, or the run has made all its steps.
     """
     own = {config.algorithm.name: config.algorithm}  # a program may have made it
     changed = differences(load_config(RunConfig, [saved_path(directory)], [], context=own), config, _FREE)
@@ -47,7 +47,7 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
 
 
 def differences(then: RunConfig, now: RunConfig, free: Collection[str]) -> list[str]:
-    """What each setting was and is, of those that differ and are not in a section of `free`."""
+    """Lists the settings outside the sections of `free` that differ, with old and new value."""
     old, new = (_flat(config.model_dump() | {"algorithm": _algorithm(config)}) for config in (then, now))
     changed = [key for key in sorted(old | new) if key.split(".")[0] not in free and old.get(key) != new.get(key)]
     return [f"{key}: {old.get(key)!r} then, {new.get(key)!r} now" for key in changed]

@@ -1,4 +1,4 @@
-"""The run around the step: prepare, resume, evaluate, step, record, save, stop cleanly, report."""
+"""Trains: prepares or resumes a run, evaluates, makes the steps, records, saves, stops cleanly, reports."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Run:
 
     directory: Path
     summary: dict[str, Any]  # of summary.json
-    finished: bool  # False when it was asked to stop before its last step
+    finished: bool  # False when the user stopped it before its last step
 
 
 def train(
@@ -57,18 +57,18 @@ def train(
     resume: bool = False,
     terminal: Terminal | None = None,
 ) -> Run:
-    """Runs a configuration to its end, or until it is asked to stop.
+    """Runs a configuration to its end, or until the user stops it.
 
     Args:
-        config: the run.
-        task: gives the problems.
-        rewards: score the completions.
-        resume: continue the run directory from its newest checkpoint; on a CPU the result is bit-identical to a
-            run without the break.
-        terminal: where progress is shown.
+        config: the configuration of the run.
+        task: the task that gives the problems.
+        rewards: the rewards that score the completions.
+        resume: whether to continue from the newest checkpoint; on a CPU the result is bit-identical to a run
+            without the interruption.
+        terminal: the terminal that shows progress.
 
     Raises:
-        UserError: anything about model, data or run directory that the user can mend; nothing is overwritten.
+        UserError: model, data or run directory do not fit the configuration; nothing is overwritten.
     """
     terminal = terminal or Terminal()
     directory = Path(config.runs_dir) / config.name
@@ -94,21 +94,21 @@ def _warn_of_bare_prompts(parts: RunParts, terminal: Terminal) -> None:
     step_parts = parts.step_parts
     if step_parts.tokenizer.chat_template is not None and isinstance(step_parts.task.problems("train")[0].prompt, str):
         terminal.say(
-            "Warning: the model has a chat template, and the prompts are plain text, which goes in without it. Write "
-            'prompts as messages, [{"role": "user", "content": ...}], or set task.arguments.messages=true.'
+            "Warning: the model has a chat template, but plain-text prompts do not use it. Write prompts as messages, "
+            '[{"role": "user", "content": ...}], or set task.arguments.messages=true.'
         )
 
 
 def _warn_of_slow_products(parts: RunParts, config: RunConfig, terminal: Terminal) -> None:
     if is_emulated(parts.step_parts.learner.device, config.model.dtype):
         terminal.say(
-            "Warning: this processor has no products in bfloat16 and makes them in software, several times as slowly "
-            "as in float32. Set model.dtype=float32."
+            "Warning: this processor emulates bfloat16 matrix products in software, several times slower than float32 "
+            "products. Set model.dtype=float32."
         )
 
 
 def _reward_weights(rewards: Sequence[WeightedReward]) -> tuple[dict[str, float], dict[str, float]]:
-    """Weights by name: of the rewards in the total, and of the process rewards."""
+    """Returns the weights by name of the rewards in the total, and of the process rewards."""
     whole = {reward.name: reward.weight for reward in rewards if not reward.per_step}
     return whole, {reward.name: reward.weight for reward in rewards if reward.per_step}
 
@@ -122,7 +122,7 @@ def _open(directory: Path, config: RunConfig, after: int | None) -> RunRecord:
 
 
 class _RunLoop:
-    """The steps of one run, and what is written around them."""
+    """Makes the steps of one run and records them."""
 
     def __init__(
         self, config: RunConfig, parts: RunParts, record: RunRecord, terminal: Terminal, stop: StopRequest
@@ -134,7 +134,7 @@ class _RunLoop:
         self._rates = update(PassRates(), known, half_life=config.curriculum.half_life)
 
     def run(self) -> Run:
-        """All steps that are left, with the evaluation before and after."""
+        """Makes the remaining steps, with an evaluation before and after."""
         before = self._before()
         saved = self._train()
         if saved < self._state.step or not self._state.step:
@@ -148,7 +148,7 @@ class _RunLoop:
         return self._finish({"before": before, "after": after.metrics}, finished)
 
     def _train(self) -> int:
-        """The steps; gives the one that was saved last."""
+        """Makes the steps; returns the last step with a checkpoint."""
         config, saved = self._config, self._state.step
         completions = config.rollout.problems_per_step * config.rollout.group_size
         self._terminal.heading()
@@ -165,15 +165,15 @@ class _RunLoop:
     def _one_step(self, bars: TrainingBars) -> None:
         began = time.perf_counter()
         step, learner = self._state.step + 1, self._parts.step_parts.learner
-        made = grpo_step(self._parts.step_parts, step, self._rates, on_finished=bars.sampled)
+        record = grpo_step(self._parts.step_parts, step, self._rates, on_finished=bars.sampled)
         bars.stepped()
-        found = verdicts(made.groups, made.outcomes)
+        found = verdicts(record.groups, record.outcomes)
         self._rates = update(self._rates, found, half_life=self._config.curriculum.half_life)
         known = curriculum_metrics(self._rates) if self._parts.step_parts.task.verifier else {}
-        metrics = {**made.metrics, **known, "rss_mib": peak_rss_mib()}
-        self._record.step(replace(made, metrics=metrics))
+        metrics = {**record.metrics, **known, "rss_mib": peak_rss_mib()}
+        self._record.step(replace(record, metrics=metrics))
         self._terminal.step(step, self._config.steps, metrics)
-        flat = [outcome for row in made.outcomes for outcome in row]
+        flat = [outcome for row in record.outcomes for outcome in row]
         self._terminal.invalid([outcome.reason for outcome in flat if not outcome.valid], len(flat))
         self._state = replace(
             self._state,
@@ -201,7 +201,7 @@ class _RunLoop:
         return self._state.step
 
     def _before(self) -> dict[str, Any]:
-        """The evaluation of the model that the run starts from; a resumed run has it already."""
+        """Evaluates the start model; a resumed run reads the recorded evaluation."""
         for row in read_run(self._record.directory).evaluations:
             if row["step"] == 0:
                 return {name: value for name, value in row.items() if name != "step"}
@@ -264,5 +264,5 @@ class _RunLoop:
         self._terminal.say(verdict(read_run(directory)))
         self._terminal.say(f"Report: {report}")
         if not finished:
-            self._terminal.say(f"Stopped after step {state.step} of {config.steps}; go on with --resume.")
+            self._terminal.say(f"Stopped after step {state.step} of {config.steps}. Continue with --resume.")
         return Run(directory, summary, finished)

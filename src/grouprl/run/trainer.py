@@ -1,4 +1,4 @@
-"""The Python way in: a model, a task, rewards and an algorithm, in one object."""
+"""The Python interface: a model, a task, rewards and an algorithm in one object."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from grouprl.types import UserError, unknown_name
 
 @dataclass(frozen=True)
 class Trainer:
-    """A run that is ready to start; what is left out comes from `config`.
+    """A run that is ready to start; `config` decides the arguments that are None.
 
     Args:
-        model: bundled name, folder in Hugging Face layout, or hub id.
+        model: built-in name, folder in Hugging Face layout, or hub id.
         task: a task's name, a `Task`, or rows (a list, a data set) with a `prompt` and any columns (TRL's form).
-        rewards: names, functions in TRL's form, or `WeightedReward`s; the task's own when left out.
+        rewards: names, functions in TRL's form, or `WeightedReward`s; None = the task's own.
         algorithm: a name of `grouprl.algorithms.named`, or an `Algorithm`.
-        config: everything else.
+        config: all other settings.
     """
 
     model: str | Path | None = None
@@ -37,7 +37,7 @@ class Trainer:
     config: RunConfig = field(default_factory=RunConfig)
 
     def train(self, *, resume: bool = False) -> Run:
-        """Runs it: see `grouprl.run.train.train`."""
+        """Trains: see `grouprl.run.train.train`."""
         task = self._task()
         changes: dict[str, Any] = {"task": self.config.task.model_copy(update={"name": task.name})}
         if self.model is not None:

@@ -1,6 +1,6 @@
 """The family by name: one short file each, which says what differs from GRPO and which paper says so.
 
-In: nothing. Out: `NAMED`. Never computes: docs/algorithms.md has the equation, the reasons and a curve of each.
+In: nothing. Out: `NAMED`. Computes nothing; docs/algorithms.md has the equation, the reasons and a curve of each.
 """
 
 from collections.abc import Mapping
@@ -34,5 +34,5 @@ NAMED: Mapping[str, Algorithm] = MappingProxyType(
 
 
 def source(name: str) -> str:
-    """What the file of a named algorithm says of it, with its paper."""
+    """Returns the docstring of a named algorithm's file, with its paper."""
     return import_module(f"{__name__}.{name}").__doc__ or ""

@@ -4,8 +4,8 @@ from grouprl.algorithms.filters import Filter
 from grouprl.algorithms.objectives import Clip
 from grouprl.algorithms.spec import Algorithm
 
-# The soft penalty took the place of masking cut completions (its authors, beside the code that they published):
-# mask_overlong is a choice beside it. No KL: section 2.3.
+# mask_overlong stays off: the authors' published code uses the soft penalty instead of masking truncated
+# completions. No KL: section 2.3.
 ALGORITHM = Algorithm(
     "dapo",
     objective=Clip(clip_high=0.28, aggregate="token_mean"),

@@ -1,4 +1,4 @@
-"""MaxRL (arXiv:2602.02710): GRPO divided by the mean reward in the place of the deviation; no KL."""
+"""MaxRL (arXiv:2602.02710): GRPO divided by the mean reward instead of the deviation; no KL."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -15,7 +15,7 @@ from grouprl.types import UserError
 
 @dataclass(frozen=True)
 class LikelihoodAdvantage(CompletionAdvantage):
-    """With rewards of 0 and 1, a group weighs as 1 over its pass rate: an estimate of the gradient of its logarithm."""
+    """Divides by the group's mean: with rewards of 0 and 1 this estimates the gradient of the log pass rate."""
 
     compares_totals: ClassVar[bool] = True
 
@@ -23,10 +23,10 @@ class LikelihoodAdvantage(CompletionAdvantage):
     scale: Literal["group_mean"] = option("group_mean", "divides: mean of the group")
 
     def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
-        """Baseline and divisor are the group's mean.
+        """Returns the group's mean as baseline and divisor.
 
         Raises:
-            UserError: a reward below 0, of which there is no likelihood.
+            UserError: a reward is below 0, so the mean is not a likelihood.
         """
         if bool((rewards_N < 0).any()):
             raise UserError(f"algorithm maxrl: expected rewards of 0 or more, got {rewards_N.nan_to_num().min():g}")

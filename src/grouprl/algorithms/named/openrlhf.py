@@ -5,8 +5,9 @@ from grouprl.algorithms.objectives import Clip
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.tokens import GroupTokenAdvantage
 
-# openrlhf/trainer/ppo_utils/experience_maker.py, estimator group_norm: tensor.std (n - 1), 1e-9 added to it, then k1
-# taken from the reward of every token. openrlhf/cli/train_ppo_ray.py: loss_agg_mode "token-mean", kl.init_coef 0.01.
+# openrlhf/trainer/ppo_utils/experience_maker.py, estimator group_norm: tensor.std (n - 1), 1e-9 added to it, then
+# k1 subtracted from the reward of every token. openrlhf/cli/train_ppo_ray.py: loss_agg_mode "token-mean",
+# kl.init_coef 0.01.
 ALGORITHM = Algorithm(
     "openrlhf",
     advantage=GroupTokenAdvantage(std="sample", eps=1e-9),

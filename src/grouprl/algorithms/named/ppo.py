@@ -6,7 +6,7 @@ from grouprl.algorithms.spec import Algorithm, Updates
 from grouprl.algorithms.tokens import CriticAdvantage
 from grouprl.algorithms.values import CopiedCritic
 
-# lam = 1 as verl and OpenRLHF have it: on the bundled task it needs 5.0 steps where TRL's 0.95 needs 8.7
+# lam = 1 as in verl and OpenRLHF: on the built-in task it needs 5.0 steps where TRL's 0.95 needs 8.7
 # (docs/comparison.md).
 ALGORITHM = Algorithm(
     "ppo",

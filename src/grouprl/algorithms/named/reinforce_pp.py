@@ -1,4 +1,4 @@
-"""REINFORCE++ (arXiv:2501.03262, section 3): rewards to come of each token, less a KL, normalized over the batch."""
+"""REINFORCE++ (arXiv:2501.03262, section 3): each token's return minus a KL penalty, normalized over the batch."""
 
 from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.objectives import Clip

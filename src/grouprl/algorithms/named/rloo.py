@@ -1,4 +1,4 @@
-"""RLOO (arXiv:2402.14740, section 2.2): REINFORCE against the mean of the others of the group; KL in the reward."""
+"""RLOO (arXiv:2402.14740, section 2.2): the baseline is the mean of the other group members; KL in the reward."""
 
 from grouprl.algorithms.advantages import GroupAdvantage
 from grouprl.algorithms.kl import Kl
