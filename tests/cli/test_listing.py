@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 
 import pytest
@@ -72,3 +73,11 @@ def test_columns_of_several_lines_are_blocks_below_their_names() -> None:
 def test_an_unknown_name_is_told() -> None:
     with pytest.raises(UserError, match=r"expected one of .*got 'countdwn': did you mean 'countdown'"):
         screen("countdwn")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["--version"], ["tasks"]], ids=" ".join)
+def test_a_command_that_computes_nothing_loads_no_torch(words: list[str]):
+    code = f"import sys; sys.argv = ['grouprl', *{words!r}]\ntry:\n    from grouprl.cli import main; main()\nfinally:\n"
+    code += "    print('torch' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.splitlines()[-1] == "False"

@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-from grouprl.cli.words import ModelOption, Settings, app
-from grouprl.config.command_line import config_of
-from grouprl.config.run import RunConfig
+from grouprl.cli.words import ModelOption, Settings, app, run_config
 from grouprl.types import UserError
 
 
@@ -38,7 +36,7 @@ def plan(
 
     if (flops is None) != (bandwidth is None):
         raise UserError("--flops, --bandwidth: expected both or neither, got one: give the other as well")
-    config = config_of(RunConfig, settings, {"model.path": model})
+    config = run_config(settings, {"model.path": model})
     if compare:
         show_comparison(config, prompt_tokens, as_json=as_json)
         return

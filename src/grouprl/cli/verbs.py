@@ -8,10 +8,8 @@ from typing import Annotated
 
 import typer
 
-from grouprl.cli.words import ModelOption, RewardOption, Settings, TaskOption, app
+from grouprl.cli.words import ModelOption, RewardOption, Settings, TaskOption, app, run_config
 from grouprl.config.command_line import config_of, reward_settings, settings_file
-from grouprl.config.run import RunConfig
-from grouprl.config.supervised import DpoConfig, RewardModelConfig, SftConfig
 from grouprl.record.layout import RunDirectory, run_of_checkpoint
 
 
@@ -35,13 +33,11 @@ def train(
     Example: grouprl train demo --reward correct_answer --reward my_rewards.py:short=0.2
     """
     options = {"model.path": model, "task.name": task, "name": name, "rewards": reward_settings(reward)}
-    config = config_of(RunConfig, settings, options)
+    config = run_config(settings, options)
     if resume:
         from grouprl.run.resume import saved_path
 
-        config = config_of(
-            RunConfig, [str(saved_path(Path(config.runs_dir) / config.name)), *(settings or [])], options
-        )
+        config = run_config([str(saved_path(Path(config.runs_dir) / config.name)), *(settings or [])], options)
     from grouprl.rewards.configured import configured_rewards
     from grouprl.run.train import train as run
     from grouprl.tasks import load_task
@@ -60,6 +56,8 @@ def sft(settings: Settings = None, model: ModelOption = None, task: TaskOption =
 
     Example: grouprl sft --model runs/a/model pairs.path=pairs.jsonl learner.learning_rate=1e-4
     """
+    from grouprl.config.supervised import SftConfig
+
     config = config_of(SftConfig, settings, {"model.path": model, "task.name": task})
     from grouprl.supervised.sft import sft as run
 
@@ -77,6 +75,8 @@ def dpo(settings: Settings = None, model: ModelOption = None) -> None:
 
     Example: grouprl dpo --model runs/a/model preferences.path=pairs.jsonl learner.learning_rate=1e-6
     """
+    from grouprl.config.supervised import DpoConfig
+
     config = config_of(DpoConfig, settings, {"model.path": model})
     from grouprl.supervised.dpo import dpo as run
 
@@ -94,6 +94,8 @@ def reward_model(settings: Settings = None, model: ModelOption = None) -> None:
 
     Example: grouprl train demo 'rewards=[{name: reward_model, path: runs/reward-model/model}]'
     """
+    from grouprl.config.supervised import RewardModelConfig
+
     config = config_of(RewardModelConfig, settings, {"model.path": model})
     from grouprl.supervised.reward_model import train_reward_model
 
@@ -113,9 +115,7 @@ def evaluate(
 
     Example: grouprl eval runs/demo/checkpoints/step-000060 evaluation.samples=16
     """
-    config = config_of(
-        RunConfig, [*_run_of(checkpoint), *(settings or [])], {"model.path": checkpoint, "task.name": task}
-    )
+    config = run_config([*_run_of(checkpoint), *(settings or [])], {"model.path": checkpoint, "task.name": task})
     from grouprl.cli.inspection import show_evaluation
 
     show_evaluation(config, as_json=as_json)
@@ -133,7 +133,7 @@ def sample(
 
     Example: grouprl sample abacus --problem 3 rollout.group_size=8
     """
-    config = config_of(RunConfig, [*_run_of(model), *(settings or [])], {"model.path": model, "task.name": task})
+    config = run_config([*_run_of(model), *(settings or [])], {"model.path": model, "task.name": task})
     from grouprl.cli.inspection import show_group
 
     show_group(config, problem=problem, prompt=prompt)
@@ -160,7 +160,7 @@ def compare(
     from grouprl.config.comparison import load_comparison
 
     config = load_comparison([*(settings or []), *changes], vary, settings_file)
-    compared = run(config, lambda given: config_of(RunConfig, given))
+    compared = run(config, lambda given: run_config(given))
     if compared.failed:
         raise typer.Exit(1)
     if not compared.finished:
@@ -192,7 +192,7 @@ def check_reward(
 
     Example: grouprl check-reward demo --reward my_rewards.py:short
     """
-    config = config_of(RunConfig, settings, {"task.name": task, "rewards": reward_settings(reward)})
+    config = run_config(settings, {"task.name": task, "rewards": reward_settings(reward)})
     from grouprl.check_reward import check_reward as check
 
     if not check(config, problems=problems, as_json=as_json).passed:

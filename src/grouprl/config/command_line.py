@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import BaseModel
-
-from grouprl.config.files import load_config
 from grouprl.types import UserError, unknown_name
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 """The folder of the built-in recipes."""
 
-_Config = TypeVar("_Config", bound=BaseModel)
+_Config = TypeVar("_Config", bound="BaseModel")
 
 
 def config_of(
@@ -31,6 +31,8 @@ def config_of(
     Raises:
         UserError: lists all errors.
     """
+    from grouprl.config.files import load_config  # brings in torch, which --help does not need
+
     given = settings or []
     files = [settings_file(text) for text in given if "=" not in text]
     changes = [text for text in given if "=" in text]
