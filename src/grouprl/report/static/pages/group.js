@@ -77,22 +77,11 @@ function comparedAdvantages(algorithms) {
     show({ rewards, algorithms: found }) {
       const range = extent(panels.flatMap(({ name }) => found[name].advantages));
       for (const { name, bars, rule } of panels) {
-        put(rule, ruleOf(found[name]));
+        put(rule, found[name].sentence);
         bars.update(rows(rewards, found[name]), range);
       }
     },
   };
-}
-
-const BASELINES = {
-  mean: () => "less the group's mean",
-  leave_one_out: () => "less the mean of the others",
-  constant: ({ baseline_constant: constant }) => `less a constant, ${plain(constant)}`,
-};
-const SCALES = { group_std: ", over the group's deviation.", none: ", and nothing divides." };
-
-function ruleOf({ fields }) {
-  return `Reward ${BASELINES[fields.baseline](fields)}${SCALES[fields.scale]}`;
 }
 
 function rows(rewards, { advantages }) {
@@ -169,10 +158,10 @@ function verdicts({ rewards, valid: count, algorithms }) {
   const { grpo } = algorithms;
   const said = count < rewards.length ? [invalid(rewards, count)] : [];
   if (count > 1) said.push(spread(grpo, count === rewards.length ? `all ${count}` : `the ${count} valid`));
-  return [...said, grpo.degenerate ? silent(rewards, valid, algorithms) : outlier(rewards, valid, algorithms)];
+  return [...said, grpo.without_signal ? silent(rewards, valid, algorithms) : outlier(rewards, valid, algorithms)];
 }
 
-function spread({ mean, deviation, worked: { divided_by: divided } }, over) {
+function spread({ mean, deviation, divided_by: divided }, over) {
   const about = (value) => (equals(value) === "= " ? "" : "about ");
   return `Over ${over} rewards the mean is ${about(mean)}${plain(mean)}, the standard deviation ${about(deviation)}${plain(deviation)}. It is that ` +
     `of the population: the squared distances from the mean are divided by their number, ${divided}, not by one less.`;
@@ -185,7 +174,7 @@ function invalid(rewards, count) {
 }
 
 function silent(rewards, valid, { grpo, reinforce }) {
-  const said = `${grpo.why} Such a group is degenerate: its completions were sampled and paid for, and GRPO, Dr.GRPO and RLOO ` +
+  const said = `${grpo.without_signal} Such a group is degenerate: its completions were sampled and paid for, and GRPO, Dr.GRPO and RLOO ` +
     "learn nothing from it.";
   const moved = valid.find((index) => reinforce.advantages[index] !== 0);
   if (valid.length === 0) return said;
