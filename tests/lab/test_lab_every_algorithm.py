@@ -21,7 +21,6 @@ from grouprl.lab.explain_curves import pass_rate_curves
 from grouprl.lab.explain_typed import COMPARING, explained_advantages, typed_walk_through
 from grouprl.report.groups import one_group
 from grouprl.report.worked import Scored, against_record
-from grouprl.types import UserError
 from lab_runs import Made, make_run
 
 REWARDS = (1.0, 0.0, 0.25, math.nan)
@@ -85,6 +84,13 @@ def test_a_group_weighs_by_its_pass_rate(algorithm: Algorithm) -> None:
     assert found["by_correct"][1] > 0
 
 
+def test_the_page_offers_every_algorithm_with_its_formula(tmp_path: Path) -> None:
+    offered = ask(lab(tmp_path), "algorithms")["algorithms"]
+    assert {one["name"]: one["formula"] for one in offered} == {
+        name: one.advantage.formula for name, one in COMPARING.items()
+    }
+
+
 @pytest.mark.parametrize("name", COMPARING)
 def test_the_routes_know_every_algorithm(tmp_path: Path, name: str) -> None:
     page = lab(tmp_path)
@@ -129,9 +135,12 @@ def test_a_recorded_run_of_maxrl(tmp_path: Path) -> None:
 def test_rewards_that_an_algorithm_cannot_compare_are_refused_with_its_sentence(tmp_path: Path) -> None:
     said = "algorithm maxrl: expected rewards of 0 or more, got -1"
     page = lab(tmp_path)
-    for path in ("advantages?rewards=-1,0&algorithms=maxrl", "group?rewards=-1,0&algorithm=maxrl"):
-        answer = page.get(f"/api/explain/{path}")
-        assert (answer.status_code, answer.json()["error"]) == (400, said)
-    run = make_run(tmp_path / "run", [Made((-1.0, 0.0))], config="algorithm: {name: maxrl}\n")
-    with pytest.raises(UserError, match=said):
-        one_group(run, 1, 0)
+    answer = page.get("/api/explain/group?rewards=-1,0&algorithm=maxrl")
+    assert (answer.status_code, answer.json()["error"]) == (400, said)
+    found = ask(page, "advantages?rewards=-1,0&algorithms=grpo,maxrl")["algorithms"]
+    assert (found["maxrl"]["advantages"], found["maxrl"]["without_signal"]) == (None, said)
+    assert found["grpo"]["advantages"] is not None
+    run = make_run(tmp_path / "run", [Made((-1.0, 0.0))], config="algorithm: {name: maxrl}\nrollout: {max_tokens: 4}\n")
+    shown = one_group(run, 1, 0)["statistics"]
+    assert (shown["advantages"], shown["agree"], shown["why"], shown["mean"]) == (None, None, said, -0.5)
+    assert ask(page, "group?run=run&step=1&group=0")["stages"]["statistics"]["compared"]["without_signal"] == said

@@ -33,6 +33,7 @@ SENTENCE = (
 def explain_routes(runs: Runs) -> list[Route]:
     """GET alone; a mistake in the query is a UserError that says what was expected."""
     return [
+        Route("/api/explain/algorithms", json_answer(_comparing)),
         Route("/api/explain/advantages", json_answer(_advantages)),
         Route("/api/explain/objective", json_answer(_objective)),
         Route("/api/explain/kl", json_answer(_kl)),
@@ -40,6 +41,12 @@ def explain_routes(runs: Runs) -> list[Route]:
         Route("/api/explain/pass_rate", json_answer(_pass_rate)),
         Route("/api/explain/memory", json_answer(_memory)),
     ]
+
+
+def _comparing(request: Request) -> dict[str, Any]:
+    """The algorithms that compare whole completions, with what they compute."""
+    Query(request, ())
+    return {"algorithms": [{"name": one.name, "formula": one.advantage.formula} for one in COMPARING.values()]}
 
 
 def _advantages(request: Request) -> dict[str, Any]:

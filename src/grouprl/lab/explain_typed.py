@@ -34,9 +34,6 @@ def explained_advantages(rewards: Sequence[float], algorithms: Sequence[Algorith
 
     Returns:
         `rewards`, `valid` (how many), and `algorithms`: of each by its name `report.worked.compared`.
-
-    Raises:
-        UserError: an algorithm cannot compare such rewards.
     """
     return {
         "rewards": numbers(rewards),

@@ -13,6 +13,7 @@ from grouprl.algorithms.advantages import CompletionAdvantage
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.statistics import Statistics, Std, group_statistics
 from grouprl.config.algorithm import options, part_options
+from grouprl.types import UserError
 
 # Advantages are recorded as float32.
 _ROUNDING = 1e-5
@@ -104,10 +105,8 @@ def compared(
         `rewards`; `deviations` from the group's mean; `squares` of the distances to the mean of `deviation_of`;
         `baselines`, what is subtracted; `gaps`, the rest; `divisors`; `advantages`. `without_signal`: why the
         advantages are 0, None where there is a signal. Where it takes more than one reward for each completion to make
-        the advantages, the last four by completion are None.
-
-    Raises:
-        UserError: the algorithm cannot compare such rewards.
+        the advantages, the last four by completion are None; so are they where the algorithm cannot compare such
+        rewards, and `without_signal` says why.
     """
     own = numbers(rewards)
     groups = [own, *map(numbers, others)] if kept else [numbers(row) for row in others]
@@ -175,7 +174,7 @@ def against_record(
         "recorded": list(recorded),
         "dropped": not kept,
         "agree": agree,
-        "why": None if agree else _why(algorithm),
+        "why": None if agree else (ours is None and found["without_signal"]) or _why(algorithm),
     }
 
 
@@ -200,7 +199,10 @@ def _by_completion(
         }
     rewards_N = _tensor([reward for row in groups for reward in row])
     groups_N = torch.tensor([place for place, row in enumerate(groups) for _ in row])
-    found, size = compared_rewards(rewards_N, groups_N, algorithm), len(own)
+    try:
+        found, size = compared_rewards(rewards_N, groups_N, algorithm), len(own)
+    except UserError as error:
+        return {**_UNKNOWN, "without_signal": str(error)}
     advantages = found.advantages(rewards_N)[:size].tolist()
     return {
         "baselines": numbers(found.baseline_N[:size].tolist(), own),
