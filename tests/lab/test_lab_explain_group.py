@@ -274,7 +274,7 @@ def test_a_kl_in_the_reward_is_taken_off_before_rewards_are_compared(tmp_path: P
     # k1 from the sampler's log-probs: references are 3 times as probable, then 1 and 2.2 times.
     taken = [-0.03 * math.log(3), -0.03 * math.log(2.2)]
     assert [one["penalty"] for one in stages["rewards"]["completions"]] == pytest.approx(taken, rel=1e-4)
-    assert stages["statistics"]["compared"]["worked"]["rewards"] == pytest.approx([2 - taken[0], -taken[1]])
+    assert stages["statistics"]["compared"]["rewards"] == pytest.approx([2 - taken[0], -taken[1]])
     assert stages["loss"]["kl"] == 0
     # Nothing is clipped, so nothing is said of clipping.
     assert stages["ratio"]["bounds"] == []

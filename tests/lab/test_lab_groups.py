@@ -24,7 +24,7 @@ from grouprl.record.write import RunRecord
 from grouprl.report import recorded as recorded_module
 from grouprl.report.groups import groups_of_step, history, one_group
 from grouprl.report.tokens import one_completion
-from grouprl.report.worked import Scored, of_step, worked
+from grouprl.report.worked import Scored, against_record, of_step
 from grouprl.types import RewardOutcome, Sampling, UserError
 from lab_runs import CONFIG, Made, add_step, algorithm_config, make_run
 from variants import variant
@@ -113,11 +113,11 @@ def test_six_of_ten_correct(tmp_path: Path) -> None:
     assert (found["count"], found["sum"], found["divided_by"], found["signal"]) == (10, 6.0, 10, True)
     assert (found["mean"], found["sum_of_squares"]) == pytest.approx((0.6, 6 * 0.16 + 4 * 0.36))
     assert found["deviation"] == pytest.approx(0.4898979)
-    assert found["divisor"] == pytest.approx(0.4898989)
+    assert found["divisors"] == pytest.approx([0.4898989] * 10)
     assert found["deviations"] == pytest.approx([0.4] * 6 + [-0.6] * 4)
     assert found["baselines"] == pytest.approx([0.6] * 10)
     assert found["advantages"] == pytest.approx([0.8164949] * 6 + [-1.2247424] * 4, abs=1e-6)
-    assert (found["agree"], found["why"], found["dropped"], found["step"]) == (True, None, False, None)
+    assert (found["agree"], found["why"], found["dropped"], found["batch"]) == (True, None, False, None)
 
 
 def test_the_sample_deviation_divides_by_one_less(tmp_path: Path) -> None:
@@ -133,10 +133,10 @@ def test_the_sample_deviation_divides_by_one_less(tmp_path: Path) -> None:
 def test_an_invalid_reward_takes_no_part(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [Made((3.0, None, 1.0), advantages=(1.0, 0.0, -1.0))])
     found = one_group(run, 1, 0)["statistics"]
-    assert (found["valid"], found["rewards"]) == ([True, False, True], [3.0, None, 1.0])
+    assert found["rewards"] == [3.0, None, 1.0]
     assert (found["count"], found["mean"], found["deviation"]) == (2, 2.0, 1.0)
     assert (found["deviations"], found["baselines"]) == ([1.0, None, -1.0], [2.0, None, 2.0])
-    assert found["advantages"] == pytest.approx([1.0, 0.0, -1.0], abs=1e-5)
+    assert found["advantages"] == [pytest.approx(1.0, abs=1e-5), None, pytest.approx(-1.0, abs=1e-5)]
     assert found["agree"] is True
 
 
@@ -144,7 +144,7 @@ def test_leave_one_out(tmp_path: Path) -> None:
     config = algorithm_config(baseline="leave_one_out", scale="none")
     run = make_run(tmp_path / "run", [Made((3.0, 1.0, 2.0), advantages=(1.5, -1.5, 0.0))], config=config)
     found = one_group(run, 1, 0)["statistics"]
-    assert (found["baselines"], found["divisor"]) == ([1.5, 2.5, 2.0], 1.0)
+    assert (found["baselines"], found["divisors"]) == ([1.5, 2.5, 2.0], [1.0] * 3)
     assert (found["advantages"], found["agree"]) == ([1.5, -1.5, 0.0], True)
 
 
@@ -161,10 +161,14 @@ def test_a_group_may_be_compared_with_its_step(tmp_path: Path) -> None:
     step = [Made((1.0, 1.0), advantages=(1.0, 1.0)), Made((0.0, 0.0, None), advantages=(-1.0, -1.0, 0.0))]
     run = make_run(tmp_path / "run", step, [Made((9.0,))], config=config)
     found = one_group(run, 1, 1)["statistics"]
-    assert found["step"] == {"count": 4, "mean": 0.5, "deviation": 0.5}
+    assert {name: found["batch"][name] for name in ("count", "mean", "deviation")} == {
+        "count": 4,
+        "mean": 0.5,
+        "deviation": 0.5,
+    }
     assert (found["mean"], found["signal"]) == (0.0, False)
-    assert (found["baselines"], found["divisor"]) == ([0.5, 0.5, None], 0.5)
-    assert (found["advantages"], found["agree"]) == ([-1.0, -1.0, 0.0], True)
+    assert (found["baselines"], found["divisors"]) == ([0.5, 0.5, None], [0.5, 0.5, None])
+    assert (found["advantages"], found["agree"]) == ([-1.0, -1.0, None], True)
 
 
 def test_a_dropped_group_has_no_advantage(tmp_path: Path) -> None:
@@ -202,8 +206,7 @@ def test_a_dropped_group_has_no_advantage(tmp_path: Path) -> None:
 def test_what_rewards_alone_do_not_decide_is_not_made_up(tmp_path: Path, fields: dict[str, str], said: str) -> None:
     run = make_run(tmp_path / "run", [SIX_OF_TEN], config=algorithm_config(**fields))
     found = one_group(run, 1, 0)["statistics"]
-    assert (found["advantages"], found["agree"], found["divisor"], found["step"]) == (None,) * 4
-    assert set(found["baselines"]) == {None}
+    assert {found[name] for name in ("advantages", "agree", "divisors", "baselines", "batch")} == {None}
     assert said in found["why"]
 
 
@@ -249,7 +252,7 @@ def test_the_numbers_are_those_that_the_learner_makes(name: str, std: str) -> No
     for place, row in enumerate(outcomes):
         recorded = [math.fsum(one := next(advantages)) / len(one) if kept[place] else 0.0 for _ in row]
         own = scored if of_step(algorithm) else [one for one in scored if one.group == place]
-        found = worked(place, own, recorded, algorithm)
+        found = against_record(place, own, recorded, algorithm)
         assert found["agree"] is (None if name in ("grpo_process", "reinforce_pp", "ppo") else True)
 
 

@@ -14,7 +14,7 @@ from torch.distributions import Categorical, kl_divergence
 from grouprl.algorithms import has_signal, kl_estimate, policy_loss
 from grouprl.algorithms.kl import KlKind
 from grouprl.algorithms.losses import Surrogate
-from grouprl.algorithms.named import NAMED
+from grouprl.algorithms.spec import Algorithm
 from grouprl.report.worked import compared_rewards
 
 _LARGEST_RATIO, _RATIO_STEPS = 2.5, 250
@@ -148,12 +148,12 @@ def _kl_of_a_pair() -> dict[str, Any]:
 # The pass rate
 
 
-def pass_rate_curves(group_size: int, algorithms: Sequence[str]) -> dict[str, Any]:
+def pass_rate_curves(group_size: int, algorithms: Sequence[Algorithm]) -> dict[str, Any]:
     """How much a group weighs by the chance that a completion is right; rewards are 1 and 0.
 
     Args:
         group_size: completions of a group.
-        algorithms: of `explain.COMPARING`.
+        algorithms: that compare whole completions.
 
     Returns:
         `pass_rate`: 0 to 1; `signal`: chance that the rewards of a group differ; `algorithms`: by name the expected
@@ -166,10 +166,10 @@ def pass_rate_curves(group_size: int, algorithms: Sequence[str]) -> dict[str, An
     chances = [[_binomial(group_size, count, rate) for count in right] for rate in rates]
     signals = [float(has_signal(rewards_G, one_group)[0]) for rewards_G in groups]
     curves = {}
-    for name in algorithms:
-        found = [compared_rewards(rewards_G, one_group, NAMED[name]).advantages(rewards_G) for rewards_G in groups]
+    for one in algorithms:
+        found = [compared_rewards(rewards_G, one_group, one).advantages(rewards_G) for rewards_G in groups]
         sums = [float(advantages_G.abs().sum()) for advantages_G in found]
-        curves[name] = {"weight": [_expected(row, sums) for row in chances], "by_correct": sums}
+        curves[one.name] = {"weight": [_expected(row, sums) for row in chances], "by_correct": sums}
     return {
         "group_size": group_size,
         "pass_rate": rates,

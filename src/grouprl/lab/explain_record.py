@@ -25,7 +25,6 @@ from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_rewards
 from grouprl.record.rows import parsed_components
 from grouprl.report.recorded import missing_problem, recorded, reward_weights, run_algorithm
-from grouprl.report.worked import of_batch
 from grouprl.scoring.functions import SOFT_OVERLONG
 from grouprl.types import StopReason, UserError
 
@@ -81,7 +80,7 @@ class Recorded:
     @property
     def others(self) -> list[tuple[Peer, ...]]:
         """Those of the batch without this one; none where each group is compared within itself."""
-        if not of_batch(self.algorithm):
+        if not self.algorithm.advantage.of_batch:
             return []
         return [group for place, group in enumerate(self.peers) if self.kept[place] and place != self.place]
 
@@ -138,8 +137,9 @@ def _whole_group(database: sqlite3.Connection, path: Path, step: int, index: int
 
 def _asked(algorithm: Algorithm) -> tuple[str, ...]:
     """What has to be known of the other groups; without their texts and tokens a step takes a tenth of the time."""
-    mixed = options(algorithm).get("reward_mix") == "normalise_then_sum" and of_batch(algorithm)
-    taken = _in_reward(algorithm) is not None and algorithm.advantage.credit == "completion" and of_batch(algorithm)
+    whole = algorithm.advantage.of_batch
+    mixed = whole and options(algorithm).get("reward_mix") == "normalise_then_sum"
+    taken = whole and algorithm.advantage.credit == "completion" and _in_reward(algorithm) is not None
     return (*(_COMPONENTS if mixed or algorithm.groups.overlong_buffer else ()), *(_LOGPROBS if taken else ()))
 
 

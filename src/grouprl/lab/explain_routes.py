@@ -1,29 +1,39 @@
-"""The routes of the explainers: each reads its query, and calls one function of the files beside this one."""
+"""The routes of the explainers: each reads its query strictly, and calls one function of the files beside this one."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.routing import Route
 
+from grouprl.algorithms.spec import Algorithm
 from grouprl.lab.answers import json_answer
-from grouprl.lab.explain import COMPARING, explained_advantages
 from grouprl.lab.explain_curves import kl_curves, objective_curve, pass_rate_curves
 from grouprl.lab.explain_group import walk_through
-from grouprl.lab.explain_plan import memory_plans
-from grouprl.lab.explain_query import Query
-from grouprl.lab.explain_typed import typed_walk_through
+from grouprl.lab.explain_typed import COMPARING, explained_advantages, typed_walk_through
 from grouprl.lab.runs import Runs
-from grouprl.planner import SHAPES, StepShape
+from grouprl.planner import SHAPES, MemoryPlan, Networks, StepShape, plan_memory
 from grouprl.types import UserError
 
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
+_SHOWN = 60  # characters of a wrong value that an error repeats
 _USUAL = ("grpo", "dr_grpo", "rloo", "reinforce")
+RewardModel = Literal["ppo", "both", "none"]
+SENTENCE = (
+    "Beside the policy, GRPO holds a frozen reference. PPO holds a critic as well, which learns and is as large as the "
+    "policy, and in RLHF a reward model, which GRPO needs as little as PPO where a rule can check the answer."
+)
 
 
 def explain_routes(runs: Runs) -> list[Route]:
     """GET alone; a mistake in the query is a UserError that says what was expected."""
     return [
+        Route("/api/explain/algorithms", json_answer(_comparing)),
         Route("/api/explain/advantages", json_answer(_advantages)),
         Route("/api/explain/objective", json_answer(_objective)),
         Route("/api/explain/kl", json_answer(_kl)),
@@ -33,9 +43,15 @@ def explain_routes(runs: Runs) -> list[Route]:
     ]
 
 
+def _comparing(request: Request) -> dict[str, Any]:
+    """The algorithms that compare whole completions, with what they compute."""
+    Query(request, ())
+    return {"algorithms": [{"name": one.name, "formula": one.advantage.formula} for one in COMPARING.values()]}
+
+
 def _advantages(request: Request) -> dict[str, Any]:
     query = Query(request, ("rewards", "algorithms"))
-    return explained_advantages(query.rewards(), query.choices("algorithms", COMPARING, _USUAL))
+    return explained_advantages(query.rewards(), _algorithms(query))
 
 
 def _objective(request: Request) -> dict[str, Any]:
@@ -66,13 +82,17 @@ def _group(runs: Runs, request: Request) -> dict[str, Any]:
     if "run" in query:
         step, place = query.whole("step", 1, 10**9), query.whole("group", 0, 10**6, 0)
         return walk_through(runs, query.text("run"), step, place)
-    rewards, name = query.rewards(), query.choice("algorithm", COMPARING, "grpo")
-    return typed_walk_through(rewards, name, query.number("learning_rate", 0, 100, 1.0))
+    rewards, name = query.rewards(), query.choice("algorithm", tuple(COMPARING), "grpo")
+    return typed_walk_through(rewards, COMPARING[name], query.number("learning_rate", 0, 100, 1.0))
 
 
 def _pass_rate(request: Request) -> dict[str, Any]:
     query = Query(request, ("group_size", "algorithms"))
-    return pass_rate_curves(query.whole("group_size", 2, 64, 8), query.choices("algorithms", COMPARING, _USUAL))
+    return pass_rate_curves(query.whole("group_size", 2, 64, 8), _algorithms(query))
+
+
+def _algorithms(query: Query) -> list[Algorithm]:
+    return [COMPARING[name] for name in query.choices("algorithms", tuple(COMPARING), _USUAL)]
 
 
 def _memory(request: Request) -> dict[str, Any]:
@@ -100,3 +120,129 @@ def _memory(request: Request) -> dict[str, Any]:
         lora_rank=query.whole("lora_rank", 1, 4096) if "lora_rank" in query else None,
         reward_model=query.choice("reward_model", ("ppo", "both", "none"), "none"),  # type: ignore[arg-type]
     )
+
+
+# Memory
+
+
+def memory_plans(
+    model: str, algorithms: list[str], step: StepShape, *, lora_rank: int | None, reward_model: RewardModel
+) -> dict[str, Any]:
+    """The plans of "grpo" and "ppo" at one batch shape.
+
+    Args:
+        model: a name of `planner.SHAPES`.
+        algorithms: which plans.
+        step: the batch and how it is computed.
+        lora_rank: of an adapter; None = all weights learn.
+        reward_model: whose rewards are learned ones.
+
+    Returns:
+        `model` and `step` as given, `parameters`, and by algorithm: `networks`, with weights, gradients and moments of
+        each in bytes; `parts`, every field of the plan in bytes; `held`, `learning`, `sampling` and `peak`; `rest`,
+        what is left of `learning` without the networks, the activations and the cache; `pack`.
+    """
+    shape = SHAPES[model]
+    plans = {}
+    for name in algorithms:
+        learned = reward_model == "both" or (reward_model == "ppo" and name == "ppo")
+        networks = Networks(critic=name == "ppo", reward_model=learned, lora_rank=lora_rank)
+        plans[name] = _shown(plan_memory(shape, networks, step))
+    return {
+        "models": list(SHAPES),
+        "model": asdict(shape),
+        "parameters": shape.parameters,
+        "step": asdict(step),
+        "lora_rank": lora_rank,
+        "reward_model": reward_model,
+        "sentence": SENTENCE,
+        "plans": plans,
+    }
+
+
+def _shown(plan: MemoryPlan) -> dict[str, Any]:
+    held, update = plan.networks, plan.update
+    networks = {
+        "policy": {"weights": held.policy + held.adapter, "gradients": update.gradients, "moments": held.moments},
+        "reference": {"weights": held.reference, "gradients": 0, "moments": 0},
+        "critic": {"weights": held.critic, "gradients": update.critic_gradients, "moments": held.critic_moments},
+        "reward_model": {"weights": held.reward_model, "gradients": 0, "moments": 0},
+    }
+    parts = {**asdict(held), **asdict(update), **asdict(plan.rollout), "rounded": plan.rounded}
+    sums = {name: getattr(plan, name) for name in ("held", "learning", "sampling", "peak")}
+    named = sum(sum(network.values()) for network in networks.values()) + update.activations
+    cache = plan.rollout.cache if plan.device == "cuda" else 0  # on a CPU it is gone before the update
+    rest = plan.learning - named - cache
+    return {"networks": networks, "parts": parts, **sums, "rest": rest, "pack": asdict(plan.pack)}
+
+
+# The query
+
+
+class Query:
+    """What a request asks for.
+
+    Raises:
+        UserError: for a name that is not among `names`, or is given twice.
+    """
+
+    def __init__(self, request: Request, names: Sequence[str]) -> None:
+        given = request.query_params.multi_items()
+        self._values = dict(given)
+        for name, _ in given:
+            if name not in names:
+                raise UserError(f"expected the parameters {', '.join(names)}, got {name[:_SHOWN]!r}: leave it out")
+        if len(self._values) < len(given):
+            raise UserError("expected each parameter once, got one of them twice: leave one out")
+
+    def __contains__(self, name: str) -> bool:
+        return self._values.get(name, "") != ""
+
+    def text(self, name: str) -> str:
+        """A value that has to be there, as it is."""
+        if name not in self:
+            raise UserError(f"{name}: expected a value, got none: add &{name}=... to the address")
+        return self._values[name]
+
+    def choice(self, name: str, allowed: Sequence[str], default: str) -> str:
+        """One of the allowed words."""
+        got = self._values.get(name) or default
+        if got not in allowed:
+            raise _wrong(name, f"one of {', '.join(allowed)}", got)
+        return got
+
+    def choices(self, name: str, allowed: Sequence[str], default: Sequence[str]) -> list[str]:
+        """Some of the allowed words, with commas between them, each once."""
+        got = self._values[name].split(",") if name in self else list(default)
+        wrong = [word for word in got if word not in allowed]
+        if wrong or len(set(got)) < len(got):
+            raise _wrong(name, f"some of {', '.join(allowed)}, each once", wrong[0] if wrong else ",".join(got))
+        return got
+
+    def number(self, name: str, low: float, high: float, default: float) -> float:
+        """A finite number in [low, high]."""
+        return self._number(name, self._values[name], low, high) if name in self else default
+
+    def whole(self, name: str, low: int, high: int, default: int | None = None) -> int:
+        """A whole number in [low, high]; without a default it has to be there."""
+        got = self.text(name) if name in self or default is None else str(default)
+        if not got.isascii() or not got.isdigit() or len(got) > 12 or not low <= int(got) <= high:
+            raise _wrong(name, f"a whole number from {low} to {high}", got)
+        return int(got)
+
+    def rewards(self, name: str = "rewards", fewest: int = 2, most: int = 16, size: float = 1e6) -> list[float]:
+        """Numbers with commas between them; "nan" is an invalid reward."""
+        got = self.text(name).split(",")
+        if not fewest <= len(got) <= most:
+            raise UserError(f"{name}: expected {fewest} to {most} of them with commas between, got {len(got)}")
+        return [math.nan if word == "nan" else self._number(name, word, -size, size) for word in got]
+
+    @staticmethod
+    def _number(name: str, text: str, low: float, high: float) -> float:
+        if not _NUMBER.fullmatch(text) or not low <= float(text) <= high:
+            raise _wrong(name, f"a number from {low:g} to {high:g}", text)
+        return float(text)
+
+
+def _wrong(name: str, expected: str, got: str) -> UserError:
+    return UserError(f"{name}: expected {expected}, got {got[:_SHOWN]!r}: correct it in the address")

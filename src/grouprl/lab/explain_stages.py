@@ -79,7 +79,7 @@ def algorithm_part(material: Material) -> dict[str, Any]:
     a = material.algorithm
     known = options(a)
     return (
-        {"name": a.name}
+        {"name": a.name, "formula": a.advantage.formula}
         | {name: known.get(name) for name in _SHOWN}
         | {
             "kl": known.get("kl_estimator"),

@@ -1,17 +1,20 @@
-"""The walk-through of a group that somebody types: as many completions as rewards, equally probable to begin with.
+"""Rewards that somebody types: what algorithms make of them, and the walk-through of such a group.
 
-The policy is one softmax over the completions, each a single token, so that the update is one step of its logits.
+There are as many completions as rewards, equally probable to begin with: the policy is one softmax over them, each a
+single token, so that the update is one step of its logits.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from grouprl.algorithms.advantages import CompletionAdvantage
 from grouprl.algorithms.named import NAMED
-from grouprl.lab.explain import compared, comparison_sentence, numbers
+from grouprl.algorithms.spec import Algorithm
 from grouprl.lab.explain_stages import (
     Material,
     algorithm_part,
@@ -20,21 +23,37 @@ from grouprl.lab.explain_stages import (
     loss_stage,
     ratio_stage,
 )
-from grouprl.report.worked import compared_rewards
+from grouprl.report.worked import compared, compared_rewards, comparison_sentence, numbers
+
+# Those that compare whole completions by their rewards, and need no network for it.
+COMPARING = {name: one for name, one in NAMED.items() if isinstance(one.advantage, CompletionAdvantage)}
 
 
-def typed_walk_through(rewards: Sequence[float], name: str, learning_rate: float) -> dict[str, Any]:
+def explained_advantages(rewards: Sequence[float], algorithms: Sequence[Algorithm]) -> dict[str, Any]:
+    """What algorithms that compare whole completions make of one group's rewards; NaN = invalid, null in the answer.
+
+    Returns:
+        `rewards`, `valid` (how many), and `algorithms`: of each by its name `report.worked.compared`.
+    """
+    return {
+        "rewards": numbers(rewards),
+        "valid": sum(not math.isnan(reward) for reward in rewards),
+        "algorithms": {algorithm.name: compared(rewards, algorithm) for algorithm in algorithms},
+    }
+
+
+def typed_walk_through(rewards: Sequence[float], algorithm: Algorithm, learning_rate: float) -> dict[str, Any]:
     """Every stage of such a group, in the form of `explain_group.walk_through`.
 
     Args:
         rewards: of the completions; NaN = invalid.
-        name: an algorithm of `explain.COMPARING`.
+        algorithm: one that compares whole completions.
         learning_rate: of the step of gradient descent.
 
     Returns:
         The same keys; the prompt's text is null, and `update` is always known.
     """
-    algorithm, size = NAMED[name], len(rewards)
+    size = len(rewards)
     logits_G = torch.zeros(size, dtype=torch.float64, requires_grad=True)
     logprobs_G1 = torch.log_softmax(logits_G, 0)[:, None]
     start_G1, mask_G1 = logprobs_G1.detach(), torch.ones(size, 1, dtype=torch.bool)

@@ -17,7 +17,7 @@ from grouprl.record.layout import RunDirectory
 from grouprl.record.rows import parsed_columns, parsed_components, parsed_messages, parsed_steps
 from grouprl.report.recorded import missing_problem, recorded, reward_weights, run_algorithm
 from grouprl.report.settings import read_config
-from grouprl.report.worked import Scored, Spread, deviation_kind, of_step, worked
+from grouprl.report.worked import Scored, Spread, against_record, deviation_kind, of_step
 from grouprl.types import UserError
 
 Place = tuple[int, int]
@@ -68,7 +68,7 @@ def groups_of_step(folder: Path, step: int | None, *, offset: int, limit: int) -
 
 
 def one_group(folder: Path, step: int, group: int) -> dict[str, Any]:
-    """A group with everything but its tokens, and its statistics by `worked`.
+    """A group with everything but its tokens, and its statistics by `against_record`.
 
     Of each completion `weights` gives the factor of each reward in the total, None where the run recorded none.
 
@@ -104,7 +104,7 @@ def one_group(folder: Path, step: int, group: int) -> dict[str, Any]:
         "messages": parsed_messages(database_path, problem),
         "columns": parsed_columns(database_path, problem),
         "algorithm": {"name": algorithm.name, **options(algorithm)},
-        "statistics": worked(group, scored, [row["advantage"] for row in rows], algorithm),
+        "statistics": against_record(group, scored, [row["advantage"] for row in rows], algorithm),
         "completions": [_whole(database_path, row, weights) for row in rows],
     }
 

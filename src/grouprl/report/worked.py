@@ -1,4 +1,4 @@
-"""A group's statistics worked out in numbers: from its rewards to its advantages, by the run's algorithm."""
+"""From the rewards of a group to its advantages, with every number on the way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 from grouprl.algorithms.advantages import CompletionAdvantage
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.statistics import Statistics, Std, group_statistics
-from grouprl.config.algorithm import options
+from grouprl.config.algorithm import options, part_options
+from grouprl.types import UserError
 
 # Advantages are recorded as float32.
 _ROUNDING = 1e-5
@@ -47,12 +48,13 @@ class Spread:
         divided_by = max(len(valid) - (std == "sample"), 1)
         if not valid:
             return Spread(0, 0.0, None, 0.0, divided_by, None, signal=False)
-        total, signal = exact_sum(valid), max(valid) > min(valid)
-        # The mean of three 0.7 need not be 0.7 in floating point.
-        mean = total / len(valid) if signal else valid[0]
-        gaps = [reward - mean for reward in valid]
-        squares = exact_sum([gap * gap for gap in gaps])  # ** raises where * gives infinity
-        return Spread(len(valid), total, mean, squares, divided_by, math.sqrt(squares / divided_by), signal)
+        total = exact_sum(valid)
+        if not max(valid) > min(valid):  # the mean of three 0.7 need not be 0.7 in floating point
+            return Spread(len(valid), total, valid[0], 0.0, divided_by, 0.0, signal=False)
+        found = group_statistics(_tensor(valid), torch.zeros(len(valid), dtype=torch.int64), std=std)
+        mean = float(found.mean[0])
+        squares = exact_sum([(reward - mean) * (reward - mean) for reward in valid])  # ** raises where * gives infinity
+        return Spread(len(valid), total, mean, squares, divided_by, float(found.deviation[0]), signal=True)
 
 
 def exact_sum(values: Sequence[float]) -> float:
@@ -63,6 +65,12 @@ def exact_sum(values: Sequence[float]) -> float:
         return sum(values, 0.0)
 
 
+def numbers(values: Sequence[float | None], valid: Sequence[float | None] | None = None) -> list[float | None]:
+    """The values with None for NaN, and where `valid` has None or NaN."""
+    rows = zip(values, values if valid is None else valid, strict=True)
+    return [None if any(one is None or math.isnan(one) for one in row) else row[0] for row in rows]
+
+
 def deviation_kind(algorithm: Algorithm) -> Std:
     """Which deviation is shown of rewards: the algorithm's, or the population's where it uses none."""
     return options(algorithm).get("std", "population")  # type: ignore[no-any-return]
@@ -70,11 +78,77 @@ def deviation_kind(algorithm: Algorithm) -> Std:
 
 def of_step(algorithm: Algorithm) -> bool:
     """Whether a completion is compared with all completions of its step, not with its own group alone."""
-    return _by_rewards(algorithm) and of_batch(algorithm)
+    return algorithm.advantage.of_batch and _by_rewards(algorithm)
 
 
-def worked(group: int, scored: Sequence[Scored], recorded: Sequence[float], algorithm: Algorithm) -> dict[str, Any]:
-    """A group's statistics, and the advantages that `group_advantages` makes of them beside the recorded ones.
+def compared(
+    rewards: Sequence[float | None],
+    algorithm: Algorithm,
+    others: Sequence[Sequence[float | None]] = (),
+    *,
+    kept: bool = True,
+    component: bool = False,
+) -> dict[str, Any]:
+    """The arithmetic of a group's advantages.
+
+    Args:
+        rewards: of the group's completions; None or NaN = invalid.
+        algorithm: how they are compared.
+        others: rewards of the other groups that were learned from, where the algorithm compares with those (`of_step`).
+        kept: whether this group was learned from.
+        component: whether these are the values of one reward function of several that are compared by themselves.
+
+    Returns:
+        `name`, `formula`, `sentence` and `fields` of the comparison. Of the group's valid rewards the fields of
+        `Spread`; those of the batch as `batch`, None where they play no part. `mean_of` and `deviation_of`: "group" or
+        "batch", whose mean and deviation the algorithm uses; None = it uses none, or another number. By completion:
+        `rewards`; `deviations` from the group's mean; `squares` of the distances to the mean of `deviation_of`;
+        `baselines`, what is subtracted; `gaps`, the rest; `divisors`; `advantages`. `without_signal`: why the
+        advantages are 0, None where there is a signal. Where it takes more than one reward for each completion to make
+        the advantages, the last four by completion are None; so are they where the algorithm cannot compare such
+        rewards, and `without_signal` says why.
+    """
+    own = numbers(rewards)
+    groups = [own, *map(numbers, others)] if kept else [numbers(row) for row in others]
+    std, fields = deviation_kind(algorithm), part_options(algorithm.advantage)
+    spread, known = Spread.of(own, std), component or _by_rewards(algorithm)
+    batch = None
+    if known and algorithm.advantage.of_batch:
+        batch = Spread.of([reward for row in groups for reward in row], std)
+    mean_of = {"mean": "group", "leave_one_out": "group", "batch_mean": batch and "batch"}.get(fields["baseline"])
+    deviation_of = {"group_std": "group", "batch_std": batch and "batch"}.get(fields["scale"])
+    middle = batch.mean if batch and deviation_of == "batch" else spread.mean
+    return {
+        "name": algorithm.name,
+        "formula": algorithm.advantage.formula,
+        "sentence": comparison_sentence(algorithm),
+        "fields": fields,
+        **vars(spread),
+        "std": std,
+        "batch": None if batch is None else vars(batch),
+        "mean_of": mean_of,
+        "deviation_of": deviation_of,
+        "rewards": own,
+        "deviations": _distances(own, spread.mean),
+        "squares": [None if gap is None else gap * gap for gap in _distances(own, middle)],
+        **(_by_completion(own, groups, algorithm, kept=kept) if known else _UNKNOWN),
+    }
+
+
+_UNKNOWN = dict.fromkeys(("baselines", "gaps", "divisors", "advantages", "without_signal"))
+
+
+def comparison_sentence(algorithm: Algorithm) -> str:
+    """What the advantage of a completion is made of."""
+    constant = part_options(algorithm.advantage).get("baseline_constant")
+    said = "" if constant is None else f" The constant is {constant:g}."
+    return f"The advantage of a completion with reward r is {algorithm.advantage.formula}.{said}"
+
+
+def against_record(
+    group: int, scored: Sequence[Scored], recorded: Sequence[float], algorithm: Algorithm
+) -> dict[str, Any]:
+    """A group's `compared`, beside the advantages that the run recorded.
 
     Args:
         group: its index in the step.
@@ -83,37 +157,71 @@ def worked(group: int, scored: Sequence[Scored], recorded: Sequence[float], algo
         algorithm: the run's.
 
     Returns:
-        Of the valid rewards the fields of `Spread`; by completion `rewards`, `valid`, `deviations` (from the mean),
-        `baselines` (what is subtracted), `advantages` and `recorded`; `divisor`, and `step` with count, mean and
-        deviation of the step's rewards (None where they play no part); `dropped`, whether the algorithm leaves the
-        group out; `agree` and, if they do not, `why`. Where it takes more than the completions' rewards to make the
-        advantages, `advantages`, the baselines, the divisor and `agree` are None.
+        The keys of `compared`; `recorded`; `dropped`, whether the algorithm leaves the group out; `agree`, None where
+        the advantages are not made of the rewards alone, and, unless it is true, `why`.
     """
-    rewards = [one.reward for one in scored if one.group == group]
-    std = deviation_kind(algorithm)
-    own, kept = Spread.of(rewards, std), _kept(scored, algorithm)
-    batch = None
-    if of_step(algorithm):
-        batch = Spread.of([one.reward for one, keep in zip(scored, kept, strict=True) if keep], std)
-    advantages = _advantages(group, scored, kept, algorithm) if _by_rewards(algorithm) else None
-    agree = None if advantages is None else _close(advantages, recorded)
+    keeps = _kept(scored, algorithm)
+    members: dict[int, list[float | None]] = {}
+    for one, keep in zip(scored, keeps, strict=True):
+        if keep or one.group == group:
+            members.setdefault(one.group, []).append(one.reward)
+    kept = all(keep for one, keep in zip(scored, keeps, strict=True) if one.group == group)
+    found = compared(members.pop(group), algorithm, list(members.values()), kept=kept)
+    ours = found["advantages"]
+    agree = None if ours is None else _close([advantage or 0.0 for advantage in ours], recorded)
     return {
-        **vars(own),
-        "rewards": rewards,
-        "valid": [reward is not None for reward in rewards],
-        "deviations": [None if reward is None or own.mean is None else reward - own.mean for reward in rewards],
-        **{name: options(algorithm).get(name) for name in ("baseline", "scale")},
-        "std": std,
-        "eps": options(algorithm).get("eps", 1e-6),
-        "baselines": [_baseline(reward, own, batch, algorithm) for reward in rewards],
-        "divisor": _divisor(own, batch, algorithm),
-        "step": None if batch is None else {name: vars(batch)[name] for name in ("count", "mean", "deviation")},
-        "dropped": not all(keep for one, keep in zip(scored, kept, strict=True) if one.group == group),
-        "advantages": advantages,
+        **found,
         "recorded": list(recorded),
+        "dropped": not kept,
         "agree": agree,
-        "why": None if agree else _why(algorithm),
+        "why": None if agree else (ours is None and found["without_signal"]) or _why(algorithm),
     }
+
+
+def compared_rewards(rewards_N: torch.Tensor, groups_N: torch.Tensor, algorithm: Algorithm) -> Statistics:
+    """Baseline, divisor and signal of each reward; where a token's credit begins with its group, that comparison."""
+    advantage = algorithm.advantage
+    if isinstance(advantage, CompletionAdvantage):
+        return advantage.statistics(rewards_N, groups_N)
+    found = {name: value for name, value in options(algorithm).items() if name in ("baseline", "scale", "std", "eps")}
+    return group_statistics(rewards_N, groups_N, **found)
+
+
+def _by_completion(
+    own: Sequence[float | None], groups: Sequence[Sequence[float | None]], algorithm: Algorithm, *, kept: bool
+) -> dict[str, Any]:
+    """What is subtracted from each reward and what divides the rest; `own` is the first group, where it is `kept`."""
+    if not kept:
+        return {
+            **dict.fromkeys(("baselines", "gaps", "divisors"), [None] * len(own)),
+            "advantages": numbers([0.0] * len(own), own),
+            "without_signal": "The algorithm drops this group: it takes no part in the update.",
+        }
+    rewards_N = _tensor([reward for row in groups for reward in row])
+    groups_N = torch.tensor([place for place, row in enumerate(groups) for _ in row])
+    try:
+        found, size = compared_rewards(rewards_N, groups_N, algorithm), len(own)
+    except UserError as error:
+        return {**_UNKNOWN, "without_signal": str(error)}
+    advantages = found.advantages(rewards_N)[:size].tolist()
+    return {
+        "baselines": numbers(found.baseline_N[:size].tolist(), own),
+        "gaps": numbers((rewards_N - found.baseline_N)[:size].tolist(), own),
+        "divisors": numbers(found.divisor_N[:size].tolist(), own),
+        "advantages": numbers(advantages, own),
+        "without_signal": None if bool(found.signal_N[:size].any()) else _without_signal(own, algorithm),
+    }
+
+
+def _without_signal(rewards: Sequence[float | None], algorithm: Algorithm) -> str:
+    valid = [reward for reward in rewards if reward is not None]
+    if not valid:
+        return "No reward of this group is valid: every advantage is exactly 0."
+    if len(valid) == 1:
+        return "Only one reward is valid: there is nothing to compare it with, and its advantage is exactly 0."
+    if max(valid) > min(valid):
+        return f"{algorithm.name} finds no signal in these rewards: every advantage is exactly 0."
+    return f"All {len(valid)} valid rewards are equal: every advantage is exactly 0, and the group teaches nothing."
 
 
 def _by_rewards(algorithm: Algorithm) -> bool:
@@ -124,9 +232,8 @@ def _by_rewards(algorithm: Algorithm) -> bool:
     return advantage.credit == "token" and not advantage.of_batch and algorithm.critic is None
 
 
-def of_batch(algorithm: Algorithm) -> bool:
-    """Whether mean or deviation are those of the batch."""
-    return algorithm.advantage.of_batch
+def _distances(rewards: Sequence[float | None], middle: float | None) -> list[float | None]:
+    return [None if reward is None or middle is None else reward - middle for reward in rewards]
 
 
 def _kept(scored: Sequence[Scored], algorithm: Algorithm) -> list[bool]:
@@ -140,47 +247,6 @@ def _kept(scored: Sequence[Scored], algorithm: Algorithm) -> list[bool]:
     rewards = [[math.nan if reward is None else reward for reward in row] for row in members.values()]
     kept = dict(zip(members, algorithm.groups.kept(rewards), strict=True))
     return [kept[group] for group in groups]
-
-
-def _advantages(group: int, scored: Sequence[Scored], kept: Sequence[bool], algorithm: Algorithm) -> list[float]:
-    rewards_N, groups_N = _tensor([one.reward for one in scored]), torch.tensor([one.group for one in scored])
-    kept_N, own_N = torch.tensor(kept), groups_N == group
-    advantages_N = torch.zeros(len(scored))
-    advantages_N[kept_N] = compared_rewards(rewards_N[kept_N], groups_N[kept_N], algorithm).advantages(
-        rewards_N[kept_N]
-    )
-    advantages: list[float] = advantages_N[own_N].tolist()
-    return advantages
-
-
-def compared_rewards(rewards_N: torch.Tensor, groups_N: torch.Tensor, algorithm: Algorithm) -> Statistics:
-    """Baseline, divisor and signal of each reward; where a token's credit begins with its group, that comparison."""
-    advantage = algorithm.advantage
-    if isinstance(advantage, CompletionAdvantage):
-        return advantage.statistics(rewards_N, groups_N)
-    found = {name: value for name, value in options(algorithm).items() if name in ("baseline", "scale", "std", "eps")}
-    return group_statistics(rewards_N, groups_N, **found)
-
-
-def _baseline(reward: float | None, own: Spread, batch: Spread | None, algorithm: Algorithm) -> float | None:
-    if reward is None or not _by_rewards(algorithm):
-        return None
-    baseline = options(algorithm)["baseline"]
-    if baseline == "leave_one_out":
-        return (own.sum - reward) / (own.count - 1) if own.count > 1 else None
-    if baseline == "batch_mean":
-        return None if batch is None else batch.mean
-    return own.mean if baseline == "mean" else options(algorithm).get("baseline_constant", 0.0)
-
-
-def _divisor(own: Spread, batch: Spread | None, algorithm: Algorithm) -> float | None:
-    if not _by_rewards(algorithm):
-        return None
-    known = options(algorithm)
-    if known["scale"] == "none":
-        return 1.0
-    spread = own if known["scale"] == "group_std" else batch
-    return None if spread is None or spread.deviation is None else spread.deviation + float(known["eps"])
 
 
 def _why(algorithm: Algorithm) -> str:
@@ -206,7 +272,7 @@ def _reasons(algorithm: Algorithm) -> Iterator[str]:
         yield "The KL to the reference is part of the reward in this run, and the rewards shown here leave it out."
     if by_token and known["gamma"] != 1:
         yield f"What comes later counts less: each token is discounted by {known['gamma']:g}."
-    if by_token and of_batch(algorithm):
+    if by_token and algorithm.advantage.of_batch:
         yield "Mean and deviation are those over all tokens of the step, so that longer completions count more."
     if by_token and algorithm.groups.mask_overlong:
         yield "Completions that were cut at the limit are not learned from: their advantage is 0."

@@ -1,9 +1,9 @@
-// One group: its rewards under the reader's hands, and what four algorithms make of them.
+// One group: its rewards under the reader's hands, and what four algorithms make of them, or one more.
 import { h, put } from "../parts/dom.js";
 import { asking, keepAddress } from "../parts/address.js";
 import { extent, signedBars } from "../parts/explain/bars.js";
 import { linePlot, nearest } from "../parts/explain/plot.js";
-import { readRewards, rewardEditor, writeRewards } from "../parts/explain/rewards.js";
+import { algorithmChoice, readRewards, rewardEditor, writeRewards } from "../parts/explain/rewards.js";
 import { column, equals, plain, withSign } from "../parts/numbers.js";
 import { percent } from "../parts/text.js";
 
@@ -23,22 +23,28 @@ const PRESETS = [
 export function render(page, parameters, query) {
   page.classList.add("explains");
   const [given, wrong] = start(query);
-  const compared = comparedAdvantages(ALGORITHMS);
+  const more = query.get("algorithm") ?? "";
+  const algorithms = [...ALGORITHMS, ...ALGORITHMS.some(({ name }) => name === more) || !more ? [] : [{ name: more, title: more }]];
+  const compared = comparedAdvantages(algorithms);
   const said = h("div", { class: "card verdicts", "aria-live": "polite" });
   const failed = (error) => put(said, h("p", { class: "error" }, error.message));
-  const weight = weightPlot();
+  const weight = weightPlot(LINES.some(([name]) => name === more) || !more ? LINES : [...LINES, [more, more, 4]]);
   const asked = asking("advantages", (answer) => {
     compared.show(answer);
     put(said, verdicts(answer).map((sentence) => h("p", {}, sentence)));
   }, failed);
-  const parametersOf = (rewards) => ({ rewards: writeRewards(rewards), algorithms: ALGORITHMS.map(({ name }) => name).join(",") });
+  const parametersOf = (rewards) => ({ rewards: writeRewards(rewards), algorithms: algorithms.map(({ name }) => name).join(",") });
   const changed = (rewards) => {
-    keepAddress("/group", { rewards: writeRewards(rewards) });
+    keepAddress("/group", { rewards: writeRewards(rewards), algorithm: more });
     asked.soon(parametersOf(rewards));
     weight.show(rewards.length);
   };
   const editor = rewardEditor(given, changed);
   const presets = PRESETS.map(([name, rewards]) => h("button", { type: "button", onclick: () => editor.set(rewards) }, name));
+  const { field, select } = algorithmChoice("Beside these four", more, "no other");
+  select.addEventListener("change", () => {
+    location.hash = `#/group?${new URLSearchParams({ rewards: writeRewards(editor.rewards()), algorithm: select.value })}`;
+  });
   put(page,
     h("h1", {}, "One group"),
     h("p", { class: "lead" }, "One prompt, G completions, G rewards. Move the rewards and see what each completion is worth to the update: " +
@@ -46,7 +52,7 @@ export function render(page, parameters, query) {
     wrong ? h("p", { class: "error" }, wrong) : null,
     h("div", { class: "row presets", role: "group", "aria-label": "Examples" }, presets),
     h("section", { class: "card", "aria-label": "Rewards" }, h("h2", { class: "first" }, "Rewards"), editor.element),
-    h("h2", {}, "Advantages"), compared.element, said,
+    h("h2", {}, "Advantages"), h("div", { class: "row" }, field), compared.element, said,
     weight.element);
   asked.now(parametersOf(given));
   weight.show(given.length);
@@ -75,28 +81,17 @@ function comparedAdvantages(algorithms) {
   return {
     element: h("div", { class: "four" }, panels.map(({ element }) => element)),
     show({ rewards, algorithms: found }) {
-      const range = extent(panels.flatMap(({ name }) => found[name].advantages));
+      const range = extent(panels.flatMap(({ name }) => found[name].advantages ?? []));
       for (const { name, bars, rule } of panels) {
-        put(rule, ruleOf(found[name]));
+        put(rule, found[name].advantages ? found[name].sentence : found[name].without_signal);
         bars.update(rows(rewards, found[name]), range);
       }
     },
   };
 }
 
-const BASELINES = {
-  mean: () => "less the group's mean",
-  leave_one_out: () => "less the mean of the others",
-  constant: ({ baseline_constant: constant }) => `less a constant, ${plain(constant)}`,
-};
-const SCALES = { group_std: ", over the group's deviation.", none: ", and nothing divides." };
-
-function ruleOf({ fields }) {
-  return `Reward ${BASELINES[fields.baseline](fields)}${SCALES[fields.scale]}`;
-}
-
 function rows(rewards, { advantages }) {
-  return advantages.map((value, index) =>
+  return (advantages ?? []).map((value, index) =>
     ({ name: String(index), value: rewards[index] === null ? null : value, said: "invalid" }));
 }
 
@@ -106,8 +101,8 @@ const LINES = [["grpo", "GRPO", 1], ["dr_grpo", "Dr.GRPO", 2], ["rloo", "RLOO", 
 const BEGINS = 0.5; // of the handle
 const SHOWN = 4; // digits of a weight or an advantage
 
-/** The plot with its sentences; `show(size)` asks for groups of that size. */
-function weightPlot() {
+/** The plot of `lines` of [name, title, look] with its sentences; `show(size)` asks for groups of that size. */
+function weightPlot(lines) {
   const title = h("h2", { id: "weight" }, "Weight of a group, by pass rate");
   const read = h("p", { class: "read" });
   const failed = h("p", { class: "error" });
@@ -116,18 +111,18 @@ function weightPlot() {
     label: "Weight of a group against the pass rate of its problem",
     x: "pass rate of the problem",
     y: "weight: sum of |A| over the group",
-    handle: { name: "Pass rate", said: (index) => (answer ? spoken(answer, index) : "") },
-    onmove: (index) => put(read, readout(answer, index)),
+    handle: { name: "Pass rate", said: (index) => (answer ? spoken(answer, lines, index) : "") },
+    onmove: (index) => put(read, readout(answer, lines, index)),
   });
   const asked = asking("pass_rate", (found) => {
     const first = answer === null;
     answer = found;
     put(failed);
     put(title, `Weight of a group of ${found.group_size}, by pass rate`);
-    const series = LINES.map(([name, title, look]) => ({ name: title, look, values: found.algorithms[name].weight }));
+    const series = lines.map(([name, title, look]) => ({ name: title, look, values: found.algorithms[name].weight }));
     plot.show({ grid: found.pass_rate, series });
     if (first) plot.move(nearest(found.pass_rate, BEGINS));
-    put(read, readout(found, plot.index()));
+    put(read, readout(found, lines, plot.index()));
   }, (error) => put(failed, error.message));
   let size = null;
   return {
@@ -139,7 +134,7 @@ function weightPlot() {
     show(next) {
       if (next === size) return;
       size = next;
-      const parameters = { group_size: size, algorithms: LINES.map(([name]) => name).join(",") };
+      const parameters = { group_size: size, algorithms: lines.map(([name]) => name).join(",") };
       if (answer) asked.soon(parameters);
       else asked.now(parameters);
     },
@@ -147,13 +142,13 @@ function weightPlot() {
   };
 }
 
-function spoken({ pass_rate: rates, algorithms }, index) {
-  const each = LINES.map(([name, title]) => `${title} ${plain(algorithms[name].weight[index], SHOWN)}`);
+function spoken({ pass_rate: rates, algorithms }, lines, index) {
+  const each = lines.map(([name, title]) => `${title} ${plain(algorithms[name].weight[index], SHOWN)}`);
   return `pass rate ${percent(rates[index])}: ${each.join(", ")}`;
 }
 
-function readout({ pass_rate: rates, signal, algorithms }, index) {
-  const each = LINES.flatMap(([name, title], place) =>
+function readout({ pass_rate: rates, signal, algorithms }, lines, index) {
+  const each = lines.flatMap(([name, title], place) =>
     [place ? ", " : "", `${title} `, h("b", {}, plain(algorithms[name].weight[index], SHOWN))]);
   return ["At a pass rate of ", h("b", {}, percent(rates[index])),
     `, ${percent(signal[index])} of the groups have a signal. Weight: `, each, "."];
@@ -169,10 +164,10 @@ function verdicts({ rewards, valid: count, algorithms }) {
   const { grpo } = algorithms;
   const said = count < rewards.length ? [invalid(rewards, count)] : [];
   if (count > 1) said.push(spread(grpo, count === rewards.length ? `all ${count}` : `the ${count} valid`));
-  return [...said, grpo.degenerate ? silent(rewards, valid, algorithms) : outlier(rewards, valid, algorithms)];
+  return [...said, grpo.without_signal ? silent(rewards, valid, algorithms) : outlier(rewards, valid, algorithms)];
 }
 
-function spread({ mean, deviation, worked: { divided_by: divided } }, over) {
+function spread({ mean, deviation, divided_by: divided }, over) {
   const about = (value) => (equals(value) === "= " ? "" : "about ");
   return `Over ${over} rewards the mean is ${about(mean)}${plain(mean)}, the standard deviation ${about(deviation)}${plain(deviation)}. It is that ` +
     `of the population: the squared distances from the mean are divided by their number, ${divided}, not by one less.`;
@@ -185,7 +180,7 @@ function invalid(rewards, count) {
 }
 
 function silent(rewards, valid, { grpo, reinforce }) {
-  const said = `${grpo.why} Such a group is degenerate: its completions were sampled and paid for, and GRPO, Dr.GRPO and RLOO ` +
+  const said = `${grpo.without_signal} Such a group is degenerate: its completions were sampled and paid for, and GRPO, Dr.GRPO and RLOO ` +
     "learn nothing from it.";
   const moved = valid.find((index) => reinforce.advantages[index] !== 0);
   if (valid.length === 0) return said;

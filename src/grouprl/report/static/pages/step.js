@@ -57,7 +57,8 @@ function placeOf(asked, runs) {
 
 /** What the address asks for; null where it leaves the choice to the page. */
 function askedPlace(query) {
-  if (query.get("rewards")) return { rewards: query.get("rewards") };
+  const [rewards, algorithm] = [query.get("rewards"), query.get("algorithm")];
+  if (rewards) return algorithm ? { rewards, algorithm } : { rewards };
   if (!query.get("run")) return null;
   if (!query.get("step")) return { run: query.get("run") };
   return { run: query.get("run"), step: Number(query.get("step")), group: Number(query.get("group") ?? 0) };

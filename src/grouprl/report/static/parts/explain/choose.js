@@ -3,7 +3,7 @@ import { get } from "../api.js";
 import { h, put } from "../dom.js";
 import { plain } from "../numbers.js";
 import { visible } from "../text.js";
-import { readRewards, writeRewards } from "./rewards.js";
+import { algorithmChoice, readRewards, writeRewards } from "./rewards.js";
 
 const MOST_GROUPS = 200; // that are asked for at once
 const TOLD = "grpo"; // the algorithm that the page is about
@@ -32,7 +32,7 @@ async function watchedPlace(run) {
   return stages.update.watched[0] ?? first;
 }
 
-/** The fields that lead to another group. `place` is {run, step, group} or {rewards}. */
+/** The fields that lead to another group. `place` is {run, step, group} or {rewards, algorithm}. */
 export function chooser(runs, place, stage) {
   const failed = h("p", { class: "error", role: "alert" });
   const go = (parameters) => {
@@ -81,16 +81,18 @@ function groupName({ group_index: index, mean, deviation, signal }) {
 
 function typedFields(place, go, failed) {
   const typed = h("input", { type: "text", name: "rewards", autocomplete: "off", value: place.rewards ?? "1, 0, 0, 1" });
+  const { field, select } = algorithmChoice("Algorithm", place.algorithm ?? "", TOLD);
   const submit = () => {
     try {
-      go({ rewards: writeRewards(readRewards(typed.value)) });
+      const rewards = writeRewards(readRewards(typed.value));
+      go(select.value ? { rewards, algorithm: select.value } : { rewards });
     } catch (error) {
       put(failed, `Rewards: ${error.message}.`);
       typed.focus();
     }
   };
   return fields("Rewards of your own", submit,
-    h("label", { class: "field wide" }, h("span", {}, "Rewards of your own, with commas between them"), typed), "Show these");
+    h("label", { class: "field wide" }, h("span", {}, "Rewards of your own, with commas between them"), typed), field, "Show these");
 }
 
 /** A row of fields with a button at its end; Enter in a field presses it. */

@@ -33,21 +33,22 @@ export const deviationOf = (set) => (set === "batch" ? "σ_B" : "σ");
 export function statisticsEquations(algorithm, { compared, by_name: byName }) {
   const one = compared ?? Object.values(byName ?? {})[0] ?? null, letter = letterOf(algorithm);
   if (!one) return [];
-  const [said, below] = one.fields.std === "sample" ? [" minus one", "n − 1"] : ["", "n"];
   return [
-    one.mean === null ? null : equation("the mean mu is the sum of the rewards over their number n",
-      `${meanOf(one.mean_of)} = frac{1}{n} ∑_i ${letter}_i`),
-    one.deviation_of ? equation(`the deviation sigma is the root of the sum of the squared distances from the mean over n${said}`,
-      `${deviationOf(one.deviation_of)} = root{frac{1}{${below}} ∑_i ( ${letter}_i − ${meanOf(one.deviation_of)} )^2}`) : null,
+    one.mean_of ? equation("the mean mu is the sum of the rewards over their number n", `${meanOf(one.mean_of)} = frac{1}{n} ∑_i ${letter}_i`) : null,
+    one.deviation_of ? deviationEquation(one.std, deviationOf(one.deviation_of), `∑_i ( ${letter}_i − ${meanOf(one.deviation_of)} )^2`) : null,
   ];
 }
 
-export function stepStatisticsEquations({ std }) {
+function deviationEquation(std, sigma, squares) {
   const [said, below] = std === "sample" ? [" minus one", "n − 1"] : ["", "n"];
+  return equation(`the deviation sigma is the root of the sum of the squared distances from the mean over n${said}`,
+    `${sigma} = root{frac{1}{${below}} ${squares}}`);
+}
+
+export function stepStatisticsEquations({ std }) {
   return [
     equation("the mean mu is the sum of the rewards of all steps k of all completions i over their number n", "μ = frac{1}{n} ∑_{i,k} r_{i,k}"),
-    equation(`the deviation sigma is the root of the sum of their squared distances from the mean over n${said}`,
-      `σ = root{frac{1}{${below}} ∑_{i,k} ( r_{i,k} − μ )^2}`),
+    deviationEquation(std, "σ", "∑_{i,k} ( r_{i,k} − μ )^2"),
   ];
 }
 
@@ -57,14 +58,17 @@ export function advantageEquations(algorithm) {
   const { credit, reward_mix: mix } = algorithm;
   if (credit === "step") return stepEquations();
   if (credit === "token") return tokenEquations(algorithm);
-  return mix === "normalise_then_sum" ? [mixEquation(algorithm)] : [comparedEquation(algorithm, letterOf(algorithm))];
+  return mix === "normalise_then_sum" ? mixEquation(algorithm) : [comparedEquation(algorithm, letterOf(algorithm))];
 }
 
-function comparedEquation({ baseline, scale }, letter) {
-  const [said, less] = subtracted(baseline, letter);
-  if (scale === "none") return equation(`advantage A i is the reward less ${said}`, `A_i = ${letter}_i${less}`);
+/** In letters; as the algorithm itself writes it, where its baseline or its divisor has no letter here. */
+function comparedEquation({ baseline, scale, formula }, letter) {
+  const [below, over] = [subtracted(baseline, letter), divisor(scale)];
+  if (!below || over === undefined) return equation(`advantage A i is ${formula}`, `A_i = ${formula.replaceAll(" - ", " − ")}`);
+  const [said, less] = below;
+  if (over === null) return equation(`advantage A i is the reward less ${said}`, `A_i = ${letter}_i${less}`);
   return equation(`advantage A i is the reward less ${said}, over the deviation sigma plus epsilon`,
-    `A_i = frac{${letter}_i${less}}{${divisor(scale)}}`);
+    `A_i = frac{${letter}_i${less}}{${over}}`);
 }
 
 function subtracted(baseline, letter) {
@@ -73,16 +77,26 @@ function subtracted(baseline, letter) {
     leave_one_out: ["the mean of the other rewards", ` − frac{1}{n − 1} ∑_{j ≠ i} ${letter}_j`],
     batch_mean: ["the mean of the batch", " − μ_B"],
     constant: ["a constant b", " − b"],
-  }[baseline] ?? ["nothing", ""];
+    none: ["nothing", ""],
+  }[baseline];
 }
 
-const divisor = (scale) => `${scale === "batch_std" ? "σ_B" : "σ"} + ϵ`;
+/** What divides; null = nothing. */
+function divisor(scale) {
+  return { group_std: "σ + ϵ", batch_std: "σ_B + ϵ", none: null }[scale];
+}
 
-function mixEquation({ scale, baseline }) {
-  const less = { mean: " − μ_m", leave_one_out: " − μ_{m, j ≠ i}", batch_mean: " − μ_{B,m}" }[baseline] ?? "";
-  const over = scale === "batch_std" ? "σ_{B,m}" : "σ_m", part = `r_{i,m}${less}`;
-  return equation("advantage A i is the sum over the reward functions m of weight omega m times the advantage that this reward alone would give",
-    `A_i = ∑_m ω_m ${scale === "none" ? `( ${part} )` : `frac{${part}}{${over} + ϵ}`}`);
+/** The same for each reward function m by itself. */
+function mixEquation({ scale, baseline, formula }) {
+  const less = { mean: " − μ_m", leave_one_out: " − μ_{m, j ≠ i}", batch_mean: " − μ_{B,m}", none: "" }[baseline];
+  const over = { group_std: "σ_m + ϵ", batch_std: "σ_{B,m} + ϵ", none: null }[scale], part = `r_{i,m}${less}`;
+  const known = less !== undefined && over !== undefined;
+  const alone = known ? over === null ? `( ${part} )` : `frac{${part}}{${over}}` : "A_{i,m}";
+  return [
+    equation("advantage A i is the sum over the reward functions m of weight omega m times the advantage that this reward alone would give",
+      `A_i = ∑_m ω_m ${alone}`),
+    known ? null : equation(`the advantage that reward m alone would give is ${formula}`, `A_{i,m} = ${formula.replaceAll(" - ", " − ")}`),
+  ];
 }
 
 function stepEquations() {

@@ -1,4 +1,5 @@
 // The rewards of a group that the reader makes up: a slider, a number and an "invalid" for each completion.
+import { get } from "../api.js";
 import { h, put, say } from "../dom.js";
 
 const FEWEST = 2;
@@ -26,7 +27,7 @@ export function writeRewards(rewards) {
   return rewards.map((reward) => (reward === null ? INVALID : String(reward))).join(",");
 }
 
-/** An editor of rewards; `changed(rewards)` after every change. Gives {element, set(rewards)}. */
+/** An editor of rewards; `changed(rewards)` after every change. Gives {element, rewards(), set(rewards)}. */
 export function rewardEditor(rewards, changed) {
   const editor = { rewards, kept: [...rewards], changed, list: h("ol", { class: "editor" }), count: h("b", {}) };
   editor.fewer = h("button", { type: "button", onclick: () => resize(editor, editor.rewards.length - 1) }, "Remove one");
@@ -38,7 +39,7 @@ export function rewardEditor(rewards, changed) {
     drawRows(editor);
     changed(next);
   };
-  return { element: h("div", {}, head, editor.list), set };
+  return { element: h("div", {}, head, editor.list), rewards: () => editor.rewards, set };
 }
 
 function resize(editor, size) {
@@ -100,4 +101,17 @@ function row(editor, reward, index) {
   editor.sliders[index] = slider;
   const place = h("span", { class: "index", "aria-hidden": "true" }, String(index));
   return h("li", {}, place, slider, typed, h("label", {}, invalid, "invalid"));
+}
+
+/** A choice of an algorithm that compares whole completions; `none` names the choice of no other one. Gives {field, select}. */
+export function algorithmChoice(title, chosen, none) {
+  const option = (value, name) => h("option", { value, selected: value === chosen }, name);
+  const select = h("select", { name: "algorithm" }, option("", none), chosen && option(chosen, chosen));
+  const field = h("label", { class: "field" }, h("span", {}, title), select);
+  const fill = async () => {
+    const { algorithms } = await get("explain/algorithms");
+    put(select, option("", none), algorithms.map(({ name, formula }) => option(name, `${name}: ${formula}`)));
+  };
+  fill().catch(() => {}); // the page itself says that the lab does not answer
+  return { field, select };
 }

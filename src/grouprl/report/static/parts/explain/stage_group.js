@@ -85,7 +85,7 @@ function components(values, ofSteps) {
 /** What the KL takes off, and what is left to be compared where that is one number for a completion. */
 function penalised({ credit }, completions, { compared }) {
   const penalty = ["KL penalty", column(completions.map((one) => one.penalty))];
-  return credit === "completion" ? [penalty, [math("compared R_i"), column(compared.worked.rewards)]] : [penalty];
+  return credit === "completion" ? [penalty, [math("compared R_i"), column(compared.rewards)]] : [penalty];
 }
 
 function invalid(reason) {

@@ -45,22 +45,24 @@ function statisticsBody({ kind, compared, by_name: byName, ...found }) {
   return compared ? worked(compared) : h("p", {}, found.sentence);
 }
 
-function worked({ mean, mean_of: of, deviation_of: over, degenerate, why, worked: numbers }) {
-  if (mean === null) return h("p", {}, why ?? "This algorithm compares with a constant: neither of them plays a part.");
+function worked({ mean_of: of, without_signal: silent, sentence, fields, ...given }) {
+  const set = of === "batch" ? given.batch : given;
+  if (!of || set.mean === null) return h("p", {}, silent ?? sentence);
   return h("ul", { class: "worked" },
-    h("li", {}, term("mu", meanOf(of)), ...meanWorked(numbers, of), h("b", {}, plain(mean)), of === "batch" ? " over the batch" : null),
-    numbers.deviation === null ? h("li", {}, "This algorithm divides by no deviation.") : deviationWorked(numbers, over),
-    degenerate ? h("li", {}, h("span", { class: "mark warn" }, "no signal"), " ", why) : null);
+    h("li", {}, term("mu", meanOf(of)), ...meanWorked(set, given.rewards, of), h("b", {}, plain(set.mean)), of === "batch" ? " over the batch" : null),
+    given.deviation_of ? deviationWorked(given) : h("li", {}, fields.scale === "none" ? "This algorithm divides by no deviation." : sentence),
+    silent ? h("li", {}, h("span", { class: "mark warn" }, "no signal"), " ", silent) : null);
 }
 
-function meanWorked({ n, sum, mean, rewards }, of) {
-  const quotient = `${equals(sum)}${plain(sum)} / ${n} ${equals(mean)}`;
+function meanWorked({ count, sum, mean }, rewards, of) {
+  const quotient = `${equals(sum)}${plain(sum)} / ${count} ${equals(mean)}`;
   const valid = rewards.filter((reward) => reward !== null).map(bracketed);
-  return of === "batch" || valid.length > MOST_TERMS ? [` ${quotient}`] : [` = (${valid.join(" + ")}) / ${n} `, quotient];
+  return of === "batch" || valid.length > MOST_TERMS ? [` ${quotient}`] : [` = (${valid.join(" + ")}) / ${count} `, quotient];
 }
 
-function deviationWorked({ squares, sum_of_squares: total, divided_by: divided, deviation }, over) {
+function deviationWorked({ squares, deviation_of: over, batch, ...own }) {
   const whole = over === "batch";
+  const { sum_of_squares: total, divided_by: divided, deviation } = whole ? batch : own;
   const shown = column(squares.filter((one) => one !== null)).join(", ");
   return [h("li", {}, `squared distances ${whole ? "of this group " : ""}from the mean: ${shown}`),
     h("li", {}, term("sigma", deviationOf(over)), ` = \u221a(${plain(total)} / ${divided}) ${equals(deviation)}`, h("b", {}, plain(deviation)),
@@ -88,14 +90,14 @@ function bars(advantages, completions) {
 }
 
 /** The first completion that has one, in numbers. */
-function example({ worked: { rewards, baselines, deviations, divisor, advantages }, fields: { eps }, degenerate, why }) {
+function example({ rewards, baselines, gaps, divisors, advantages, fields: { scale, eps }, deviation_of: over, without_signal: silent }) {
+  if (silent) return h("p", {}, silent);
   const index = rewards.findIndex((reward) => reward !== null);
-  if (index < 0 || degenerate) return h("p", {}, why);
-  const [less, gap, own] = [baselines[index], deviations[index], advantages[index]];
+  const [less, gap, divisor, own] = [baselines, gaps, divisors, advantages].map((values) => values[index]);
   const above = `Completion ${index}: ${plain(rewards[index])} \u2212 ${bracketed(less)} `;
-  if (divisor === null) return h("p", {}, above, equals(own), h("b", {}, withSign(own)), ".");
+  if (scale === "none") return h("p", {}, above, equals(own), h("b", {}, withSign(own)), ".");
   return h("p", {}, above, `${equals(gap)}${plain(gap)}, and ${plain(gap)} / ${plain(divisor)} `, equals(own),
-    h("b", {}, withSign(own)), `. The divisor has \u03f5 = ${plain(eps)} in it.`);
+    h("b", {}, withSign(own)), over ? `. The divisor has \u03f5 = ${plain(eps)} in it.` : ".");
 }
 
 /** The same where each reward function is compared by itself: the weighted advantages of one completion, added up. */

@@ -71,7 +71,7 @@ function shown(value) {
 
 const MOST_WRITTEN = 16; // terms of a sum that are written out
 
-/** The card of a group's statistics, as `worked` in groups.py gives them. */
+/** The card of a group's statistics, as `against_record` in worked.py gives them. */
 function statisticsCard(group) {
   const given = group.statistics;
   const kind = kindOfGroup(given.signal, group.completions);
@@ -103,23 +103,20 @@ function deviationLine(given) {
 const sum = (terms) => (terms.length <= MOST_WRITTEN ? terms.join(" + ")
   : `${terms.slice(0, MOST_WRITTEN - 2).join(" + ")} + \u2026 + ${terms.at(-1)}`);
 
-function stepLine({ step }) {
-  if (!step) return null;
-  return line("whole step", `${number(step.count)} rewards with mean `, h("b", {}, plain(step.mean)),
-    " and deviation ", h("b", {}, plain(step.deviation)));
+function stepLine({ batch }) {
+  if (!batch) return null;
+  return line("whole step", `${number(batch.count)} rewards with mean `, h("b", {}, plain(batch.mean)),
+    " and deviation ", h("b", {}, plain(batch.deviation)));
 }
 
-function divisorLine(given) {
-  if (given.divisor === null) return null;
-  if (given.scale === "none") return line("divided by", "nothing: this algorithm does not scale");
-  const spread = given.scale === "group_std" ? given.deviation : given.step?.deviation;
-  return line("divided by", `${plain(spread)} + ${plain(given.eps)} ${equals(given.divisor)}`, h("b", {}, plain(given.divisor)));
+function divisorLine({ divisors, deviation_of: of, ...given }) {
+  const found = new Set(divisors?.filter((divisor) => divisor !== null));
+  if (found.size !== 1) return null;
+  if (given.fields.scale === "none") return line("divided by", "nothing: this algorithm does not scale");
+  const [divisor] = found;
+  const { deviation } = (of === "batch" ? given.batch : given);
+  return line("divided by", of && `${plain(deviation)} + ${plain(given.fields.eps)} ${equals(divisor)}`, h("b", {}, plain(divisor)));
 }
-
-const BASELINES = {
-  mean: "the group's mean", leave_one_out: "the mean of the group's others", batch_mean: "the step's mean",
-  constant: "a constant", critic: "what the critic expects",
-};
 
 function sentences(given, kind) {
   const still = given.recorded.every((advantage) => advantage === 0);
@@ -136,15 +133,8 @@ function sentences(given, kind) {
   return [
     why && `${why} ${then}`,
     given.dropped ? "The algorithm drops such a group: it takes no part in the update." : null,
-    given.advantages && !why && h("span", { class: "formula" }, formula(given)),
+    given.advantages && !why && h("span", { class: "formula" }, `advantage = ${given.formula}`),
   ].filter(Boolean);
-}
-
-function formula(given) {
-  const over = { group_std: " / (deviation + eps)", batch_std: " / (the step's deviation + eps)", none: "" }[given.scale];
-  if (given.baseline === "none") return `advantage = reward${over}`;
-  const above = `reward \u2212 ${BASELINES[given.baseline]}`;
-  return `advantage = ${over ? `(${above})${over}` : above}`;
 }
 
 function advantages(group) {
@@ -152,7 +142,7 @@ function advantages(group) {
   const differ = given.agree === false;
   const shown = {
     rewards: column(given.rewards), deviations: column(given.deviations, { sign: true }), recorded: marks(given.recorded),
-    advantages: given.advantages && marks(given.advantages),
+    advantages: given.advantages && marks(given.advantages.map((advantage) => advantage ?? 0)),
   };
   const words = ["no.", "reward", "from the mean", "advantage", differ ? "recorded" : null];
   return h("table", { class: given.advantages ? "by-hand" : null },
@@ -161,7 +151,7 @@ function advantages(group) {
     h("tbody", {}, group.completions.map((completion, place) => h("tr", {},
       h("th", { scope: "row" }, h("button", { type: "button", class: "link", onclick: () => jump(completion.index),
         "aria-label": `Go to completion ${completion.index}` }, completion.index)),
-      h("td", { class: "number" }, given.valid[place] ? shown.rewards[place] : "invalid"),
+      h("td", { class: "number" }, given.rewards[place] === null ? "invalid" : shown.rewards[place]),
       h("td", { class: "number" }, shown.deviations[place]),
       h("td", { class: "number" }, given.advantages ? workedOut(given, place, shown.advantages[place]) : shown.recorded[place]),
       differ ? h("td", { class: "number" }, shown.recorded[place]) : null))));
@@ -179,12 +169,12 @@ function jump(index) {
   card.querySelector("button").focus({ preventScroll: true });
 }
 
-function workedOut(given, place, result) {
-  const own = given.advantages[place], baseline = given.baselines[place];
-  if (!given.valid[place]) return ["left out: ", result];
-  if (baseline === null || given.divisor === null || (own === 0 && !given.signal)) return result;
-  const above = `${plain(given.rewards[place])} \u2212 ${bracketed(baseline)}`;
-  return [given.scale === "none" ? `${above} ` : `(${above}) / ${plain(given.divisor)} `, equals(own), result];
+function workedOut({ rewards, baselines, divisors, advantages: all, fields, signal }, place, result) {
+  const [reward, baseline, own] = [rewards[place], baselines[place], all[place]];
+  if (reward === null) return ["left out: ", result];
+  if (baseline === null || (own === 0 && !signal)) return result;
+  const above = `${plain(reward)} \u2212 ${bracketed(baseline)}`;
+  return [fields.scale === "none" ? `${above} ` : `(${above}) / ${plain(divisors[place])} `, equals(own), result];
 }
 
 function agreement(given) {
