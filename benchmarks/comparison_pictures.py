@@ -5,6 +5,8 @@ python benchmarks/comparison_pictures.py runs/compare_family FOLDER
 
 from __future__ import annotations
 
+import argparse
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from drawing import BLUE, COLORS, GREY, RED, Plot, draw_plots, legend, over_steps, shares, smooth
+from made_up import made_up_comparison
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
 from grouprl.compare.read import (
@@ -258,8 +261,20 @@ PLOTS: tuple[Plot[RecordedComparison], ...] = (
 )
 
 
-if __name__ == "__main__":
-    import sys
+def main() -> None:
+    """Draws every picture; `--smoke` draws those of a made-up comparison and keeps none."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("comparison", type=Path, nargs="?", help="its folder")
+    parser.add_argument("out", type=Path, nargs="?", help="where the pictures go")
+    parser.add_argument("--smoke", action="store_true", help="a made-up comparison, nothing kept: whether it runs")
+    given = parser.parse_args()
+    if not given.smoke and given.out is None:
+        parser.error("expected the folder of a comparison and one for the pictures")
+    with tempfile.TemporaryDirectory() as place:
+        comparison = made_up_comparison(Path(place)) if given.smoke else given.comparison
+        for _, path in draw_plots(PLOTS, read_comparison(comparison), Path(place) if given.smoke else given.out):
+            print(path)
 
-    for _, path in draw_plots(PLOTS, read_comparison(Path(sys.argv[1])), Path(sys.argv[2])):
-        print(path)
+
+if __name__ == "__main__":
+    main()
