@@ -205,7 +205,7 @@ def test_a_run_without_a_step_gives_a_table_without_a_row(tmp_path: Path) -> Non
 
 def test_nothing_is_overwritten_and_what_cannot_be_is_said(hostile: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.parquet").write_text("mine")
-    with pytest.raises(UserError, match=r"mine.parquet: expected a new file, but it is there already"):
+    with pytest.raises(UserError, match=r"mine.parquet: expected a new file, but it exists"):
         export(hostile, tmp_path / "mine.parquet")
     with pytest.raises(UserError, match="cannot be written"):
         export(hostile, tmp_path / "mine.parquet" / "rollouts.parquet")

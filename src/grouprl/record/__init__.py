@@ -1,4 +1,4 @@
-"""The run directory: the only way from a run to anything that people look at (docs/run_directory.md).
+"""Writes and reads the run directory, the only output of a run (docs/run_directory.md).
 
-In: frozen values of a step. Out: files that `less`, `jq` and `sqlite3` read. Never computes with what it stores.
+In: frozen values of a step. Out: files that `less`, `jq` and `sqlite3` read. Never computes with stored values.
 """

@@ -1,4 +1,4 @@
-"""The rollouts of a run as one Parquet file, which DuckDB, pyarrow, polars and pandas read as it is."""
+"""Exports the rollouts of a run as one Parquet file for DuckDB, pyarrow, polars and pandas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 from grouprl.record.rollouts import open_recorded
 from grouprl.types import UserError
 
-# A row group is what a reader loads or skips at once: large enough to be read fast, small enough for memory.
+# Readers load or skip a row group at once: it must be large enough for speed and small enough for memory.
 ROWS, MIB = 8192, 32
 
 _QUERY = "SELECT * FROM completions JOIN problems USING (problem_id) ORDER BY step, group_index, completion_index"
@@ -41,19 +41,20 @@ _CONVERTED: Mapping[str, Callable[[Any], Any]] = {
 
 
 def export(run_directory: Path, out: Path) -> Path:
-    """Writes every completion of a run as a row, in the order of the run, with its problem; gives `out`, a .parquet.
+    """Writes every completion of a run as a row, with its problem, in the order of the run; returns `out`.
 
-    A run may go on while it is read: the file holds the whole steps that were recorded when the export began. Memory
+    The run may continue meanwhile: the file has the complete steps that were recorded when the export began. Memory
     is bounded, whatever the size of the run. `out` appears when it is complete, or not at all.
 
     Raises:
-        UserError: without the extra `data`; `out` is no .parquet, exists or cannot be written; no rollouts.
+        UserError: the extra `data` is missing; `out` does not end in .parquet, exists or cannot be written; the run
+            has no rollouts.
     """
     if out.suffix != ".parquet":
         raise UserError(f"{out}: expected a file name that ends in .parquet, got {out.name!r}: give such a name")
     pyarrow, parquet = _extra("pyarrow"), _extra("pyarrow.parquet")
     if out.exists():
-        raise UserError(f"{out}: expected a new file, but it is there already: remove it, or give another name")
+        raise UserError(f"{out}: expected a new file, but it exists: remove it, or give another name")
     schema = _schema(pyarrow)
     with (
         _rows(run_directory, {_RENAMED.get(name, name) for name in schema.names}) as rows,
@@ -113,7 +114,7 @@ def _table(pa: ModuleType, schema: Any, rows: Sequence[sqlite3.Row]) -> Any:
 
 @contextmanager
 def _rows(run_directory: Path, needed: Set[str]) -> Iterator[Iterator[sqlite3.Row]]:
-    """The rows of one state of the database, read as they are asked for."""
+    """Yields the rows of one snapshot of the database."""
     with closing(open_recorded(run_directory)) as database:
         database.row_factory = sqlite3.Row
         rows = database.execute(_QUERY)
@@ -121,13 +122,13 @@ def _rows(run_directory: Path, needed: Set[str]) -> Iterator[Iterator[sqlite3.Ro
         if missing:
             raise UserError(
                 f"{run_directory}: expected completions with the columns {', '.join(sorted(missing))}, found none: "
-                "an older version of GroupRL recorded this run; read it with that one"
+                "an older version of GroupRL recorded this run; read it with that version"
             )
         yield rows
 
 
 def _batches(rows: Iterator[sqlite3.Row]) -> Iterator[list[sqlite3.Row]]:
-    """Lists of at most ROWS rows, which end as soon as their texts and blobs come to MIB."""
+    """Yields lists of at most ROWS rows; a list ends early when its texts and blobs reach MIB."""
     batch: list[sqlite3.Row] = []
     size = 0
     for row in rows:
@@ -142,7 +143,7 @@ def _batches(rows: Iterator[sqlite3.Row]) -> Iterator[list[sqlite3.Row]]:
 
 @contextmanager
 def _new_file(out: Path) -> Iterator[Path]:
-    """Where to write what becomes `out` when the block ends without an error."""
+    """Yields a temporary path, which is renamed to `out` when the block ends without an error."""
     temporary = out.with_name(out.name + ".tmp")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Writes files so that a crash never leaves half of one."""
+"""Writes files atomically and makes strict JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def atomic_write_text(path: Path, text: str) -> None:
-    """Writes a UTF-8 file that is either wholly there or not at all, also after a crash."""
+    """Writes a UTF-8 file atomically: after a crash the old or the new file is there, complete."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text, encoding="utf-8")
     _sync(temporary)
@@ -24,9 +24,9 @@ def atomic_write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """Gives an empty folder to fill, which becomes `path` when the block ends without an error.
+    """Yields an empty folder, which becomes `path` when the block ends without an error.
 
-    A `path` that exists is replaced; until its replacement is complete it stays as it was.
+    An existing `path` stays unchanged until its replacement is complete.
     """
     temporary, replaced = path.with_name(path.name + ".tmp"), path.with_name(path.name + ".old")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -54,21 +54,21 @@ def _sync(path: Path) -> None:
 
 
 def json_text(value: Any, indent: int | None = None, default: Callable[[Any], str] | None = None) -> str:
-    """Strict JSON that UTF-8 can hold. NaN and infinity, which neither jq nor sqlite3 reads, become null.
+    """Makes strict JSON. NaN and infinity become null, because neither jq nor sqlite3 reads them.
 
     Args:
-        value: to be written; a set becomes its sorted list.
+        value: the value to write; a set becomes a sorted list.
         indent: spaces per level; None = one line.
-        default: makes a text of what JSON does not know.
+        default: makes a text of a value that JSON does not have.
 
     Raises:
-        TypeError: without `default`, for anything that JSON does not know, such as a tensor.
+        TypeError: without `default`, for a value that JSON does not have, such as a tensor.
     """
     return utf8_text(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent, default=default))
 
 
 def utf8_text(text: str) -> str:
-    """The text with U+FFFD in place of each lone surrogate, which neither a file nor SQLite can hold.
+    """Replaces each lone surrogate, which neither UTF-8 nor SQLite can store, by U+FFFD.
 
     >>> utf8_text("7\\udc80!") == "7\\ufffd!"
     True
@@ -89,5 +89,5 @@ def _finite(value: Any) -> Any:
 
 
 def _place(item: object) -> tuple[bool, float, str]:
-    # Numbers by size, then the rest by its text: a set may mix what Python does not compare.
+    # Numbers by size, then other values by their text: a set may mix types that Python does not compare.
     return (False, item, "") if isinstance(item, int | float) else (True, 0, str(item))

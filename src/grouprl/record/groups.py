@@ -1,4 +1,4 @@
-"""Reads the groups of a rollout database back: a file, because `rollouts.py` writes them and has its size."""
+"""Reads groups from a rollout database."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward,
 
 @dataclass(frozen=True)
 class RecordedGroup:
-    """A group as it was trained on: completions, what the rewards said of each, and the advantages."""
+    """A group of a run: completions, reward outcomes, advantages and traces."""
 
-    group: Group  # log-probs as float32; columns that JSON cannot hold come back as text
+    group: Group  # log-probs as float32; columns that JSON does not have are text
     outcomes: tuple[RewardOutcome, ...]
-    advantages: tuple[float, ...]  # of each completion, the mean over its tokens
+    advantages: tuple[float, ...]  # mean over each completion's tokens
     token_advantages: tuple[tuple[float, ...], ...]
     traces: tuple[TokenTrace, ...]
-    kept: bool | None = None  # whether the group was learned from; None = not recorded
+    kept: bool | None = None  # whether the group entered the loss; None = not recorded
 
 
 def read_rollouts(directory: Path, step: int) -> tuple[RecordedGroup, ...]:
-    """The groups of one step in the order of that step; empty when it is not recorded.
+    """Reads the groups of one step, in order; empty when the step is not recorded.
 
     Raises:
-        UserError: when `directory` has no rollouts.sqlite, or a row of it is damaged.
+        UserError: `directory` has no rollouts.sqlite, or a row of it is damaged.
     """
     path = RunDirectory(directory).rollouts
     query = (
@@ -53,7 +53,7 @@ def read_rollouts(directory: Path, step: int) -> tuple[RecordedGroup, ...]:
 
 
 def recorded_group(path: Path, rows: Sequence[sqlite3.Row]) -> RecordedGroup:
-    """The group of some rows of the database at `path`: all columns of its completions and of its problem.
+    """Makes a group from rows of the database at `path`, which have all columns of its completions and its problem.
 
     Raises:
         UserError: the JSON in a column is damaged.
@@ -94,10 +94,10 @@ def _outcome(path: Path, row: sqlite3.Row) -> RewardOutcome:
 
 
 def earned_reward(reward: float, earned: float | None, penalty: float) -> float:
-    """A reward before its length penalty: as recorded, or of an older record what gives `reward` with the penalty."""
+    """Returns a reward without its length penalty; computes it for runs that did not record `earned`."""
     if earned is not None:
         return earned
-    # Rewards that were equal have to be so again: 1 - 0.3 + 0.3 is not 1 in floating point.
+    # Equal rewards must stay equal, but 1 - 0.3 + 0.3 is not 1 in floating point.
     rounded = round(reward - penalty, 9)
     return rounded if rounded + penalty == reward else reward - penalty
 

@@ -20,22 +20,22 @@ from grouprl.types import UserError
 
 Status = Literal["running", "finished", "stopped"]
 
-# What a run writes, and how it is described to people. Nothing that exists under such a name is overwritten.
+# The files of a run with their descriptions. A new run never overwrites a file of such a name.
 WRITTEN_BY_A_RUN: Mapping[str, str] = {
     "config.yaml": "the configuration, complete",
     "metrics.jsonl": "one line of numbers per step",
     "evaluations.jsonl": "held-out results while training",
-    "held_out.jsonl": "the same problem by problem",
+    "held_out.jsonl": "held-out results of each problem",
     "rollouts.sqlite": "every completion with its rewards, tokens and log-probs",
     "examples.json": "a few held-out problems and their completions",
     "rewards.json": "the weight of each reward, and which rewards are process rewards",
     "summary.json": "the results of the run",
     "report.html": "the report",
     "plots": "the plots as PNG files",
-    "checkpoints": "models in Hugging Face layout, and what a resume needs",
+    "checkpoints": "models in Hugging Face layout, and the state for a resume",
 }
 _LOCK = "run.lock"
-_SIDE_FILES = ("-wal", "-shm", "-journal")  # that SQLite makes beside a database
+_SIDE_FILES = ("-wal", "-shm", "-journal")  # files that SQLite makes beside a database
 _CHECKPOINT = re.compile(r"step-([0-9]{1,15})")
 _TAIL_BYTES = 1 << 14  # the last line of metrics.jsonl is far shorter
 
@@ -49,7 +49,7 @@ class Checkpoint:
 
     @property
     def trainer(self) -> Path:
-        """The folder of what a resume needs besides the model."""
+        """The folder of the files that a resume needs besides the model."""
         return self.path / "trainer"
 
     @property
@@ -59,7 +59,7 @@ class Checkpoint:
 
     @property
     def is_complete(self) -> bool:
-        """Whether a run can be resumed from it; a folder without `trainer/` holds a model alone."""
+        """Whether a run can be resumed from it; a folder without `trainer/` has a model alone."""
         return os.path.isfile(self.state)
 
     def tensors(self, name: str) -> Path:
@@ -69,7 +69,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Where everything of a run is. The directory need not exist.
+    """The paths of a run's files. The directory need not exist.
 
     >>> RunDirectory(Path("runs/demo")).checkpoint(100).state.as_posix()
     'runs/demo/checkpoints/step-000100/trainer/state.json'
@@ -79,7 +79,7 @@ class RunDirectory:
 
     @property
     def config(self) -> Path:
-        """The resolved configuration; a folder with this file is a run."""
+        """The resolved configuration; a folder with this file is a run directory."""
         return self.path / "config.yaml"
 
     @property
@@ -114,7 +114,7 @@ class RunDirectory:
 
     @property
     def parquet(self) -> Path:
-        """Where an export goes unless another file is named."""
+        """The default file of an export."""
         return self.path / "rollouts.parquet"
 
     @property
@@ -134,7 +134,7 @@ class RunDirectory:
 
     @property
     def report(self) -> Path:
-        """The report as one page."""
+        """The page of the run with its data inside."""
         return self.path / "report.html"
 
     @property
@@ -144,7 +144,7 @@ class RunDirectory:
 
     @property
     def forked(self) -> Path:
-        """Which run and step this one was forked from."""
+        """The run and the step from which this run was forked."""
         return self.path / "forked.json"
 
     @property
@@ -159,7 +159,7 @@ class RunDirectory:
 
     @property
     def console(self) -> Path:
-        """What the process of a compared run printed."""
+        """The output of a run's process."""
         return self.path / "console.txt"
 
     @property
@@ -170,14 +170,14 @@ class RunDirectory:
     @property
     def exists(self) -> bool:
         """Whether this is the directory of a run."""
-        return os.path.isfile(self.config)  # False for a folder of another user, where Path.is_file raises
+        return os.path.isfile(self.config)  # Path.is_file raises for a folder of another user
 
     def checkpoint(self, step: int) -> Checkpoint:
-        """The checkpoint after a step, whether it is there or not."""
+        """The checkpoint after a step, which need not exist."""
         return Checkpoint(self.path / "checkpoints" / f"step-{step:06d}", step)
 
     def saved_models(self) -> tuple[Checkpoint, ...]:
-        """Every checkpoint folder, oldest first, resumable or not. A half-written one has another name (`.tmp`)."""
+        """Every checkpoint folder, oldest first, resumable or not; an incomplete one has another name (`.tmp`)."""
         names = (_CHECKPOINT.fullmatch(path.name) for path in (self.path / "checkpoints").glob("step-*"))
         found = (self.checkpoint(int(name[1])) for name in names if name)
         return tuple(sorted(found, key=lambda checkpoint: checkpoint.step))
@@ -187,7 +187,7 @@ class RunDirectory:
         return tuple(checkpoint for checkpoint in self.saved_models() if checkpoint.is_complete)
 
     def newest_metrics(self) -> dict[str, Any]:
-        """The metrics of the newest step, read from the end of the file; empty before the first step."""
+        """Reads the metrics of the newest step from the end of the file; empty before the first step."""
         if not os.path.isfile(self.metrics):
             return {}
         with self.metrics.open("rb") as file:
@@ -204,9 +204,9 @@ class RunDirectory:
         return is_finished(read_json(self.summary), steps)
 
     def holder(self) -> int | None:
-        """The id of the process that writes the directory now, -1 if it is not known; None when nobody does."""
+        """The id of the process that writes the directory now, -1 if unknown; None when no process does."""
         try:
-            handle = os.open(self.lock, os.O_RDONLY | os.O_NONBLOCK)  # a pipe may never get a writer
+            handle = os.open(self.lock, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe could block forever
         except OSError:
             return None
         try:
@@ -219,11 +219,11 @@ class RunDirectory:
         return None
 
     def status(self, summary: Mapping[str, Any], steps: int | None) -> Status:
-        """What the run is doing.
+        """The status of the run.
 
         Args:
             summary: the contents of summary.json; empty when there is none.
-            steps: that its configuration asks for; None when it does not say.
+            steps: the steps of its configuration; None = unknown.
         """
         if self.holder() is not None:
             return "running"
@@ -231,29 +231,29 @@ class RunDirectory:
 
 
 def is_finished(summary: Mapping[str, Any], steps: int | None) -> bool:
-    """Whether a summary is that of a run that made all its steps and was evaluated after them.
+    """Whether a summary belongs to a run that made all its steps and the evaluation after them.
 
     Args:
         summary: the contents of summary.json; empty when there is none.
-        steps: that the configuration asks for (a resumed run may ask for more than before); None = it does not say.
+        steps: the steps of the configuration, which a resume may raise; None = unknown.
     """
     made = summary.get("steps")
     return summary.get("after") is not None and is_number(made) and (steps is None or made >= steps)
 
 
 def run_of_checkpoint(checkpoint: Path) -> RunDirectory | None:
-    """The run that a checkpoint folder lies in; None when it lies in none."""
+    """Returns the run that contains a checkpoint folder; None when there is none."""
     run = RunDirectory(checkpoint.resolve().parent.parent)
     return run if run.exists else None
 
 
 def lock_directory(directory: Path) -> int:
-    """Keeps `directory` (of a run or of a comparison) to this process; closing the returned handle releases it.
+    """Locks the directory of a run or a comparison for this process; closing the returned handle releases it.
 
     Raises:
-        UserError: naming the process that has the directory.
+        UserError: another process has the directory; the error names it.
     """
-    # The kernel drops the lock with the process, however it ends; the file itself may stay.
+    # The kernel releases the lock when the process ends, in any way; the file itself may stay.
     handle = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     if not any(_locked(handle) for _ in _attempts()):
         holder = os.pread(handle, 32, 0).decode() or "unknown"
@@ -267,7 +267,7 @@ def lock_directory(directory: Path) -> int:
 
 
 def _attempts() -> Iterator[int]:
-    # A process that only asks whether a run is running has the lock for some microseconds.
+    # A process that checks whether a run is running has the lock for some microseconds: try again.
     for attempt in range(5):
         yield attempt
         time.sleep(0.01 * attempt)

@@ -1,8 +1,8 @@
-"""Writes what is made from the table of metrics: the table in docs/run_directory.md and the page's definitions.json.
+"""Generates the table in docs/run_directory.md and the page's definitions.json from the metrics in `metrics.py`.
 
     python -m grouprl.record.metric_tables
 
-in a checkout of the repository writes both; a test compares them.
+writes both in a checkout of the repository; a test compares them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _HEADS = ("key", "meaning", "formula", "unit", "TRL's name")
 
 
 def definitions_json() -> str:
-    """The page's definitions: of each metric what its chart says."""
+    """Makes the page's definitions of all metrics, as JSON."""
     lines = [f"  {_json(metric.name)}: {_json(_definition(metric))}" for metric in (*METRICS, *HELD_OUT)]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def docs_table(metrics: Sequence[Metric] = METRICS) -> str:
-    """The table of the docs, in Markdown; metrics with one meaning share a row."""
+    """Makes the docs' table in Markdown; metrics with one meaning share a row."""
     rows = ["| " + " | ".join(_HEADS) + " |", "|" + "---|" * len(_HEADS)]
     for meaning, members in groupby(metrics, key=lambda metric: metric.meaning):
         rows.append("| " + " | ".join(_cells(meaning, list(members))) + " |")
@@ -35,7 +35,7 @@ def docs_table(metrics: Sequence[Metric] = METRICS) -> str:
 
 
 def with_table(page: str) -> str:
-    """The text of docs/run_directory.md with the table of its section on metrics.jsonl made anew.
+    """Replaces the table in the section on metrics.jsonl of docs/run_directory.md.
 
     Raises:
         ValueError: the section has no table.
@@ -45,7 +45,7 @@ def with_table(page: str) -> str:
 
 
 def plain(markdown: str) -> str:
-    """A text without marks: code as text, a link as its text, a link in brackets of its own as nothing."""
+    """Removes Markdown marks: a link becomes its text, and a link in parentheses is removed."""
     text = re.sub(r" \(\[[^\]]*\]\([^)]*\)\)", "", markdown)
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text).replace("`", "")
 
@@ -61,7 +61,7 @@ def _cells(meaning: str, members: Sequence[Metric]) -> Iterator[str]:
     for column in ("formula", "unit", "trl"):
         values = [getattr(metric, column) for metric in members]
         code = column != "unit"
-        # A vertical bar would end the cell.
+        # An unescaped vertical bar would end the cell.
         shown = [f"`{value}`".replace("|", "\\|") if code and value else value for value in values]
         yield ", ".join(dict.fromkeys(filter(None, shown)))
 

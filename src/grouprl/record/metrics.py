@@ -1,6 +1,6 @@
-"""The metrics of a run: name, unit, meaning, formula, what to worry about. The docs and the page are made from this.
+"""The metrics of a run: name, unit, meaning, formula, when to worry. The docs and the page are generated from them.
 
-`python -m grouprl.record.metric_tables` writes both anew.
+`python -m grouprl.record.metric_tables` generates both.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Metric:
-    """One number that a run records at each step or evaluation; NAME in a name stands for any word."""
+    """One number that a run records at each step or evaluation; NAME in a name stands for any text."""
 
     name: str
     label: str  # on a chart
@@ -19,13 +19,13 @@ class Metric:
     meaning: str  # plain English, in Markdown; begins with a noun
     worry: str  # follows "worry"
     formula: str = ""  # r_i reward, T_i tokens, w weight of a token, A advantage; N completions, G in a group
-    section: str = ""  # of report/static/sections.json: what lies behind it
-    trl: str = ""  # TRL's name, where the meaning is the same
+    section: str = ""  # explanation in report/static/sections.json
+    trl: str = ""  # TRL's name, if the meaning is the same
 
 
 # fmt: off
 _WORKED_SHARE = (
-    "share of completions with a property that the task watches but never rewards"
+    "share of completions with a property that the task reports but never rewards"
 )
 _WORKED_SHARE_WORRY = (
     "when correct completions lose the property you hoped to see"
@@ -47,15 +47,15 @@ _CURRICULUM_SEEN_WORRY = (
     "verifier is wrong"
 )
 _JUDGE_REQUESTS = (
-    "what a [model as judge](judge.md) has used up since the process of the run began: requests, "
-    "those that were tried again, completions left without a score, tokens that the judge read and "
+    "usage of a [judge model](judge.md) since the process of the run began: requests, "
+    "retries among them, completions left without a score, tokens that the judge model read and "
     "wrote, and their cost"
 )
 _JUDGE_REQUESTS_WORRY = (
-    "when retries or failures grow with the requests: the judge is overloaded or refuses"
+    "when retries or failures grow with the requests: the judge model's server is overloaded or refuses"
 )
 _GROUPS_SAMPLED = (
-    "groups sampled in the step, refills included, and those of them that are learned from (kept)"
+    "groups sampled in the step, refills included, and the groups among them that enter the loss (kept)"
 )
 _GROUPS_SAMPLED_WORRY = (
     "when far fewer are kept than sampled: most of the sampling is thrown away"
@@ -68,11 +68,11 @@ _CLIP_LOW_FRACTION = (
     "where it is positive"
 )
 _CLIP_LOW_FRACTION_WORRY = (
-    "above a tenth: the updates of a step then go further than the data carries; with gspo more is "
+    "above a tenth: the updates of a step then move the policy too far from its data; with gspo more is "
     "normal, and with one update a step it is 0"
 )
 _RATIO_MEAN = (
-    "ratio of the policy to the sampler policy, mean and largest over the tokens of the last pass: 1 "
+    "ratio of the policy to the behavior policy, mean and largest over the tokens of the last pass: 1 "
     "until the weights move"
 )
 _RATIO_MEAN_WORRY = (
@@ -86,8 +86,8 @@ _CORRECTION_MEAN_WORRY = (
     "when the mean is far from 1: most of the batch is then being thrown away"
 )
 _TIME_ROLLOUT = (
-    "seconds of a step by part, refills included: sampling (rollout), what was left to wait for of "
-    "the rewards after it (reward), and learning (learn)"
+    "seconds of a step by part, refills included: sampling (rollout), waiting for rewards after "
+    "sampling (reward), and learning (learn)"
 )
 _TIME_ROLLOUT_WORRY = (
     "when a part other than rollout or learn grows"
@@ -96,13 +96,13 @@ _TIME_ROLLOUT_WORRY = (
 METRICS: tuple[Metric, ...] = (
     Metric("step", "Step", "",
         meaning="number of the step, from 1",
-        worry="when it stands still while the run is running: a reward function or a judge may be waiting for "
+        worry="when it stands still while the run is running: a reward function or a judge model may be waiting for "
         "something"),
     Metric("reward", "Reward", "",
-        meaning="mean reward of the step's completions: the weighted total of each, length penalty included; "
+        meaning="mean reward of the step's completions: weighted totals, length penalty included; "
         "process rewards and invalid completions do not count",
-        worry="when it rises while held-out accuracy does not: the policy may have found something easier to "
-        "earn than right answers",
+        worry="when it rises while held-out accuracy does not: the policy may earn reward without right "
+        "answers",
         formula="sum(r_i) / N", section="total", trl="reward"),
     Metric("reward_std", "Reward deviation within a group", "",
         meaning="standard deviation of the rewards within a group, mean over groups",
@@ -119,7 +119,7 @@ METRICS: tuple[Metric, ...] = (
         formula="-clip((length - (1 - b) * L) / (b * L), 0, 1), b = overlong_buffer, L = max_tokens",
         section="overlong"),
     Metric("accuracy", "Accuracy on training problems", "share",
-        meaning="share of completions that are correct, of those that the task's verifier could judge; absent "
+        meaning="share of correct completions among those with a verdict of the task's verifier; absent "
         "without a verifier",
         worry="when it rises here and not on held-out problems",
         formula="correct / judged", section="correct"),
@@ -142,8 +142,8 @@ METRICS: tuple[Metric, ...] = (
         worry=_FRAC_SOLVED_WORRY,
         formula="groups none correct / groups judged", section="filters"),
     Metric("frac_unverified", "Completions without a verdict", "share",
-        meaning="share of completions that the verifier could not judge; absent when 0, and without a verifier",
-        worry="when it is seldom absent: accuracy then speaks of the other completions alone",
+        meaning="share of completions without a verdict of the verifier; absent when 0, and without a verifier",
+        worry="when it is seldom absent: accuracy then covers the other completions alone",
         formula="not judged / N", section="invalid"),
     Metric("frac_invalid", "Invalid rewards", "share",
         meaning="share of completions whose reward could not be computed ([why](rewards.md#when-a-reward-fails))",
@@ -169,27 +169,27 @@ METRICS: tuple[Metric, ...] = (
         meaning="mean estimated pass rate of the problems visited so far",
         worry="when it falls: what was solved is being unlearned, or new problems are harder",
         formula="mean over problems of the estimated pass rate", section="curriculum"),
-    Metric("judge/requests", "Requests to the judge", "requests",
+    Metric("judge/requests", "Requests to the judge model", "requests",
         meaning=_JUDGE_REQUESTS,
         worry=_JUDGE_REQUESTS_WORRY,
         section="judge"),
-    Metric("judge/retries", "Retries of the judge", "requests",
+    Metric("judge/retries", "Retries of the judge model", "requests",
         meaning=_JUDGE_REQUESTS,
         worry=_JUDGE_REQUESTS_WORRY,
         section="judge"),
-    Metric("judge/failures", "Failures of the judge", "requests",
+    Metric("judge/failures", "Failures of the judge model", "requests",
         meaning=_JUDGE_REQUESTS,
         worry=_JUDGE_REQUESTS_WORRY,
         section="judge"),
-    Metric("judge/prompt_tokens", "Tokens the judge read", "tokens",
+    Metric("judge/prompt_tokens", "Tokens the judge model read", "tokens",
         meaning=_JUDGE_REQUESTS,
         worry="when it grows faster than the completions: prompts are getting longer, and so is the bill",
         section="judge"),
-    Metric("judge/completion_tokens", "Tokens the judge wrote", "tokens",
+    Metric("judge/completion_tokens", "Tokens the judge model wrote", "tokens",
         meaning=_JUDGE_REQUESTS,
-        worry="when it grows faster than the completions: verdicts are getting longer, and so is the bill",
+        worry="when it grows faster than the completions: replies are getting longer, and so is the bill",
         section="judge"),
-    Metric("judge/cost", "Cost of the judge", "",
+    Metric("judge/cost", "Cost of the judge model", "",
         meaning=_JUDGE_REQUESTS,
         worry="when the rest of the run will cost more than you have planned for",
         section="judge"),
@@ -207,24 +207,24 @@ METRICS: tuple[Metric, ...] = (
         formula="sum(T_i) / N", section="length", trl="completions/mean_length"),
     Metric("completions/max_length", "Longest completion", "tokens",
         meaning=_COMPLETIONS_MEAN_LENGTH,
-        worry="when it stays at max_tokens: completions are being cut",
+        worry="when it stays at max_tokens: completions are being truncated",
         formula="max(T_i)", section="overlong", trl="completions/max_length"),
-    Metric("completions/clipped_ratio", "Completions cut short", "share",
-        meaning="share of completions cut at `max_tokens`",
+    Metric("completions/clipped_ratio", "Truncated completions", "share",
+        meaning="share of completions truncated at `max_tokens`",
         worry="above a few per cent: raise max_tokens before you punish length",
         formula="truncated / N", section="overlong", trl="completions/clipped_ratio"),
     Metric("loss", "Loss", "",
-        meaning="loss of the update; with a critic that shares the policy's trunk, its share included",
-        worry="when it leaves its usual range by far; its value alone says little, with cispo nothing: watch "
+        meaning="loss of the update; includes the loss of a critic that shares the policy's trunk",
+        worry="when it is far outside its usual range; its value alone means little, with cispo nothing: watch "
         "the reward",
         formula="sum(w * (surrogate + kl_coef * KL))", section="loss", trl="loss"),
     Metric("kl", "KL to the reference", "nats per token",
         meaning="estimated KL from the policy to the reference, per token",
-        worry="when it jumps for good or climbs without end; a single spike is common with k3, where one token "
+        worry="when it stays high after a jump or keeps rising; a single spike is common with k3, where one token "
         "can dominate a step",
         formula="k3: exp(d) - d - 1, d = log ref - log policy; mean over tokens", section="kl", trl="kl"),
     Metric("kl_coef", "Weight of the KL", "",
-        meaning="weight of the KL in this step; moves with `kl_target`",
+        meaning="weight of the KL in this step; changes with `kl_target`",
         worry="when kl_target drives it up or down without end: the target then does not suit the run",
         section="kl_coef"),
     Metric("entropy", "Entropy", "nats per token",
@@ -233,13 +233,13 @@ METRICS: tuple[Metric, ...] = (
         " it explodes",
         formula="-sum(p * log p), mean over tokens", section="entropy", trl="entropy"),
     Metric("entropy_threshold", "Entropy threshold", "nats",
-        meaning="smallest entropy of the tokens that the advantages reach, with `entropy_share` below 1",
-        worry="when it is near 0: tokens without a real choice are then among those that learn",
+        meaning="smallest entropy of the tokens with advantages, for `entropy_share` below 1",
+        worry="when it is near 0: the loss then includes tokens without a real choice",
         section="entropy_threshold"),
     Metric("grad_norm", "Gradient norm", "",
         meaning="norm of the gradient before clipping; 0 when no completion moved the policy",
-        worry="when it is always above learner.max_grad_norm, so that every update is cut, or when spikes come "
-        "again and again",
+        worry="when it is always above learner.max_grad_norm, so that every update is scaled down, or when spikes "
+        "recur",
         formula="sqrt(sum(g^2))", trl="grad_norm"),
     Metric("learning_rate", "Learning rate", "",
         meaning="learning rate of this update: how far the optimizer moves the weights",
@@ -253,7 +253,7 @@ METRICS: tuple[Metric, ...] = (
         meaning=_CLIP_LOW_FRACTION,
         worry=_CLIP_LOW_FRACTION_WORRY,
         formula="tokens with A > 0 and ratio > 1 + clip_high / tokens", section="clip", trl="clip_ratio/high_mean"),
-    Metric("ratio_mean", "Ratio of policy to sampler policy", "",
+    Metric("ratio_mean", "Ratio of policy to behavior policy", "",
         meaning=_RATIO_MEAN,
         worry=_RATIO_MEAN_WORRY,
         formula="mean of exp(log policy - log sampled)", section="ratio"),
@@ -272,7 +272,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("sampler_learner_gap", "Sampler and learner gap", "nats",
         meaning="largest absolute difference between a token's log-prob at sampling and at learning, in the first"
         " update",
-        worry="above 1e-4 in float32: the update then corrects a policy other than the one that wrote",
+        worry="above 1e-4 in float32: the behavior policy in the ratio is then not the policy that sampled",
         formula="max |log learner - log sampled|", section="correction"),
     Metric("value_loss", "Value loss", "",
         meaning="half the squared error of the critic, per token, clipped as `value_clip` says",
@@ -289,7 +289,7 @@ METRICS: tuple[Metric, ...] = (
         formula="1 - Var(return - V) / Var(return)", section="critic"),
     Metric("critic_grad_norm", "Gradient norm of the critic", "",
         meaning="norm of the critic's gradient before clipping",
-        worry="when spikes come again and again: the critic's learning rate is then too high",
+        worry="when spikes recur: the critic's learning rate is then too high",
         formula="sqrt(sum(g^2))", section="critic"),
     Metric("tokens_per_second", "Speed", "tokens/s",
         meaning="completion tokens per second of the step",
@@ -309,11 +309,11 @@ METRICS: tuple[Metric, ...] = (
         meaning=_TIME_ROLLOUT,
         worry=_TIME_ROLLOUT_WORRY),
     Metric("time/reference", "Time of reference and critic", "s",
-        meaning="seconds of a step for what is asked of the networks before the update: reference, critic and, "
+        meaning="seconds of a step for forward passes before the update: reference, critic and, "
         "for `correction` and `entropy_share`, the policy itself",
         worry="when it comes near to the time of learning"),
     Metric("time/total", "Time of a step", "s",
-        meaning="seconds of the whole step; what the parts leave over is shown as \"other\"",
+        meaning="seconds of the whole step; the page shows the time outside the parts as \"other\"",
         worry="when it grows while completions keep their length"),
     Metric("rss_mib", "Memory", "MiB",
         meaning="most resident memory of the process so far, in MiB",
@@ -324,7 +324,7 @@ HELD_OUT: tuple[Metric, ...] = (
     Metric("greedy_accuracy", "Held-out accuracy", "share",
         meaning="share of held-out problems solved at temperature 0, and its 95% interval [low, high]",
         worry="when it falls while the training reward still rises, or when pass@k falls while pass@1 rises: "
-        "the policy then gets surer, not better",
+        "the policy then repeats answers more often but solves fewer problems",
         formula="correct / judged at temperature 0", section="correct"),
     Metric("pass_at_1", "pass@1", "share",
         meaning="chance that one sampled completion solves a problem, mean over problems",
@@ -332,15 +332,15 @@ HELD_OUT: tuple[Metric, ...] = (
         formula="mean of c / n", section="correct"),
     Metric("pass_at_8", "pass@8", "share",
         meaning="chance that at least one of eight sampled completions solves a problem, mean over problems "
-        "(unbiased estimate, Chen et al. 2021); the same for 2, 4, ... up to `evaluation.samples`",
-        worry="when it falls while pass@1 rises: the policy then gets surer, not better",
+        "(unbiased estimate, Chen et al. 2021); also recorded for 2, 4, ... up to `evaluation.samples`",
+        worry="when it falls while pass@1 rises: the policy then solves fewer problems, but those more often",
         formula="mean of 1 - C(n - c, 8) / C(n, 8)", section="correct"),
 )
 # fmt: on
 
 
 def metric_of(name: str) -> Metric | None:
-    """The definition of a recorded name, such as rewards/correct_answer/mean; None when there is none."""
+    """Finds the definition of a recorded name, such as rewards/correct_answer/mean; None when there is none."""
     known = {metric.name: metric for metric in (*METRICS, *HELD_OUT)}
     if name in known:
         return known[name]

@@ -1,4 +1,4 @@
-"""Reads a run directory back; docs/run_directory.md describes every file. Needs neither torch nor a finished run."""
+"""Reads a run directory, finished or not, without torch; docs/run_directory.md describes every file."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ __all__ = [
 ]
 
 Row = Mapping[str, Any]
-_STEPS = 1 << 53  # a browser's whole numbers end there
+_STEPS = 1 << 53  # largest whole number in JavaScript
 
 
 @dataclass(frozen=True)
 class Example:
-    """A held-out problem and what the policy wrote for it, kept so that people can see the change."""
+    """A held-out problem with a completion, recorded before and after training to show the change."""
 
     problem_id: str
     prompt: str
-    answer: str  # the right one; empty when the problem has none
+    answer: str  # the right answer; empty when the problem has none
     completion: str
     correct: bool | None  # None = the verifier failed, or the task has none
 
@@ -47,38 +47,38 @@ class Example:
 class RecordedRewards:
     """The rewards of a run, with their weights by name."""
 
-    weights: Mapping[str, float]  # factor of each reward in the total
-    process: Mapping[str, float] | None  # factor of each process reward on its steps; None = not recorded
+    weights: Mapping[str, float]  # weight of each reward in the total
+    process: Mapping[str, float] | None  # weight of each process reward on its steps; None = not recorded
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """Everything in a run directory that fits in memory. What an unfinished run has not written yet is empty."""
+    """Everything in a run directory except the rollouts. Parts that the run has not written yet are empty."""
 
     directory: Path
     config: str  # YAML text
     metrics: tuple[Row, ...]  # one per step, ascending
     evaluations: tuple[Row, ...]
-    held_out: tuple[Row, ...]  # of the same evaluations, problem by problem
+    held_out: tuple[Row, ...]  # results of each problem in those evaluations
     examples: Mapping[str, tuple[Example, ...]]  # by "before" and "after"
     summary: Row
 
     def column(self, name: str) -> tuple[list[int], list[float]]:
-        """The steps at which metric `name` was recorded as a finite number, and its values there."""
+        """Returns the steps at which metric `name` was recorded as a finite number, and its values there."""
         found = [(row["step"], float(row[name])) for row in self.metrics if is_number(row.get(name))]
         return [step for step, _ in found], [value for _, value in found]
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Every metric recorded at any step, in the order of first appearance."""
+        """The names of all metrics recorded at any step, in the order of first appearance."""
         return tuple(dict.fromkeys(name for row in self.metrics for name in row if name != "step"))
 
     def results(self, when: str) -> Row:
-        """What evaluation found "before" or "after" training, as far as it got."""
+        """Returns the results of the evaluation "before" or "after" training; empty when it is missing."""
         return {name: value for name, value in (self.summary.get(when) or {}).items() if value is not None}
 
     def time_split(self) -> tuple[list[int], dict[str, list[float]]]:
-        """The timed steps, and their seconds by part, longest first, "other" (the rest of time/total) last."""
+        """Returns the timed steps and their seconds by part, longest first, "other" (the rest of time/total) last."""
         rows = [row for row in self.metrics if is_number(row.get("time/total"))]
         names = [name for name in self.metric_names if name.startswith("time/") and name != "time/total"]
         parts = {name.removeprefix("time/"): [row.get(name) or 0.0 for row in rows] for name in names}
@@ -91,7 +91,7 @@ def read_run(directory: Path) -> RecordedRun:
     """Reads everything but the rollouts.
 
     Raises:
-        UserError: when `directory` holds no run, or a file of it is damaged (a torn last line is left out instead).
+        UserError: `directory` is not a run directory, or a file of it is damaged (an incomplete last line is skipped).
     """
     run = RunDirectory(directory)
     if not run.exists:
@@ -111,17 +111,17 @@ def read_run(directory: Path) -> RecordedRun:
 
 
 def read_json_lines(path: Path) -> tuple[dict[str, Any], ...]:
-    """The rows of a JSON-lines file of a run; none when it does not exist. A last line without its end is left out.
+    """Reads a JSON-lines file of a run; empty when it does not exist. Skips an incomplete last line.
 
     Raises:
-        UserError: naming the line that is not a JSON object with a `step`.
+        UserError: a line, which the error names, is not a JSON object with a `step`.
     """
     text = (read_file(path) or b"").decode("utf-8", "replace")
     return tuple(parse_row(line, f"{path}:{number}") for number, line in enumerate(text.split("\n")[:-1], start=1))
 
 
 def parse_row(line: str, place: str) -> dict[str, Any]:
-    """A line of such a file.
+    """Parses a line of a JSON-lines file.
 
     Raises:
         UserError: it is not a JSON object, or has no `step`, a whole number from 0.
@@ -134,10 +134,10 @@ def parse_row(line: str, place: str) -> dict[str, Any]:
 
 
 def read_summary(directory: Path) -> dict[str, Any]:
-    """A run's summary.json; empty when the run has not written it yet.
+    """Reads a run's summary.json; empty when the run has not written it yet.
 
     Raises:
-        UserError: it is damaged.
+        UserError: the file is damaged.
     """
     path = RunDirectory(directory).summary
     found = read_json(path)
@@ -151,12 +151,12 @@ def read_summary(directory: Path) -> dict[str, Any]:
 
 
 def read_rewards(directory: Path) -> RecordedRewards:
-    """The weights in a run's rewards.json; empty when the run has not written it.
+    """Reads the weights in a run's rewards.json; empty when the run has not written it.
 
     Older versions wrote the weights alone, as one object.
 
     Raises:
-        UserError: it is damaged.
+        UserError: the file is damaged.
     """
     path = RunDirectory(directory).rewards
     found = read_json(path)
@@ -178,20 +178,20 @@ def _weights(path: Path, found: Mapping[str, Any]) -> Mapping[str, float]:
     return found
 
 
-def interval_name(measure: str) -> str:
-    """The key of a measure's 95 % interval.
+def interval_name(metric: str) -> str:
+    """The key of a metric's 95 % interval.
 
     >>> interval_name("greedy_accuracy"), interval_name("pass_at_8")
     ('greedy_interval', 'pass_at_8_interval')
     """
-    return measure.removesuffix("_accuracy") + "_interval"
+    return metric.removesuffix("_accuracy") + "_interval"
 
 
 def read_examples(path: Path) -> dict[str, tuple[Example, ...]]:
-    """The held-out problems of examples.json by "before" and "after"; empty when the file does not exist.
+    """Reads the held-out problems of examples.json by "before" and "after"; empty when the file does not exist.
 
     Raises:
-        UserError: it holds something else, or cannot be read.
+        UserError: the file has other contents, or cannot be read.
     """
     try:
         return {when: tuple(Example(**row) for row in rows) for when, rows in read_json(path).items()}

@@ -1,4 +1,4 @@
-"""The database of every completion of a run: one step = one transaction, readable while the run writes it."""
+"""The database of a run's completions: one transaction per step, readable while the run writes it."""
 
 from __future__ import annotations
 
@@ -69,19 +69,19 @@ CREATE VIEW IF NOT EXISTS steps AS
 """
 
 
-# Columns that the first version did not have: without them a database is refused.
+# Columns that the first version did not have; a database without them is refused.
 _ADDED = {"token_advantages", "step_rewards", "correct", "learner_logprobs", "updated_logprobs"}
-# Columns that came later, with their kinds: without them a database is read as if they were NULL in every row.
+# Later columns and their types; a database without them is read as if they were NULL in every row.
 _LATER = {"earned": "REAL", "kept": "INTEGER"}
 
 
 def open_rollouts(location: str) -> sqlite3.Connection:
-    """Opens or makes a rollout database (a path, or a `file:` URI) with its tables and views.
+    """Opens or creates a rollout database (a path, or a `file:` URI) with its tables and views.
 
     Raises:
-        UserError: an older version made it; nothing of it is changed.
+        UserError: an older version made it; it is not changed.
     """
-    # Who reads may hold a lock for seconds, and a run had better wait than end.
+    # A reader may hold a lock for seconds; the run waits for it.
     database = sqlite3.connect(location, timeout=30.0, uri=location.startswith("file:"))
     found = {name for _, name, *_ in database.execute("PRAGMA table_info(completions)")}
     try:
@@ -103,8 +103,8 @@ def write_step(database: sqlite3.Connection, record: StepRecord) -> None:
     """Adds the groups of a step, all or none.
 
     Raises:
-        ValueError: when they differ in shape.
-        sqlite3.IntegrityError: when the step is there already.
+        ValueError: groups, outcomes and advantages differ in shape.
+        sqlite3.IntegrityError: the step is recorded already.
     """
     traces = record.traces or [[TokenTrace()] * len(group.completions) for group in record.groups]
     kept = [None] * len(record.groups) if record.kept is None else [int(keep) for keep in record.kept]
@@ -121,23 +121,23 @@ def write_step(database: sqlite3.Connection, record: StepRecord) -> None:
 
 
 def drop_after(database: sqlite3.Connection, step: int) -> None:
-    """Removes every later step, and the problems that only those had."""
+    """Removes all later steps, and the problems that only they have."""
     with database:
         database.execute("DELETE FROM completions WHERE step > ?", (step,))
         database.execute("DELETE FROM problems WHERE problem_id NOT IN (SELECT problem_id FROM completions)")
 
 
 def open_recorded(directory: Path) -> sqlite3.Connection:
-    """The rollouts of a run, to read; a run may go on meanwhile.
+    """Opens the rollouts of a run for reading; the run may write meanwhile.
 
     Raises:
-        UserError: when `directory` has no rollouts.sqlite.
+        UserError: `directory` has no rollouts.sqlite.
     """
     path = RunDirectory(directory).rollouts
     if not path.is_file():
         raise UserError(f"{path}: expected the rollouts of a run, found no such file: give a run directory")
     for side in RunDirectory(directory).rollout_side_files:
-        if side.exists() and not side.is_file():  # SQLite would wait for what a pipe says
+        if side.exists() and not side.is_file():  # SQLite would block on a pipe
             raise UserError(f"{side}: expected a file of SQLite, got a folder or a pipe: remove it")
     database = _read_only(path)
     try:
@@ -149,7 +149,7 @@ def open_recorded(directory: Path) -> sqlite3.Connection:
 
 
 def _add_missing_columns(database: sqlite3.Connection) -> None:
-    """Columns that an older version did not record, as NULL; the file is not changed: a temporary view shadows it."""
+    """Adds columns that an older version did not record, as NULL in a temporary view; the file is not changed."""
     found = {name for _, name, *_ in database.execute("PRAGMA table_info(completions)")}
     if found and (missing := _missing(found)):
         columns = ", ".join(f"NULL AS {name}" for name in missing)
@@ -162,7 +162,7 @@ def _missing(found: Set[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class InvalidReason:
-    """Why completions were invalid, and when that began and ended."""
+    """A reason why completions were invalid, with its count and its first and last step."""
 
     reason: str
     completions: int
@@ -171,7 +171,7 @@ class InvalidReason:
 
 
 def invalid_reasons(directory: Path, most: int = 20) -> tuple[InvalidReason, ...]:
-    """The most frequent reasons of a run's invalid completions; empty without rollouts."""
+    """Returns the most frequent reasons of a run's invalid completions; empty without rollouts."""
     path = RunDirectory(directory).rollouts
     if not path.is_file():
         return ()
@@ -184,20 +184,20 @@ def invalid_reasons(directory: Path, most: int = 20) -> tuple[InvalidReason, ...
 
 
 def holds_steps(path: Path) -> bool:
-    """Whether a rollout database has a step; also True for a file that is no such database."""
+    """Whether a rollout database has a step; True also for a file that is not such a database."""
     try:
         with closing(_read_only(path)) as database:
             return database.execute("SELECT 1 FROM completions LIMIT 1").fetchone() is not None
-    except sqlite3.DatabaseError:  # not ours to judge, so not to be overwritten either
+    except sqlite3.DatabaseError:  # a foreign file, which must not be overwritten
         return True
 
 
 def refuse_first_version(place: object, columns: Iterable[str]) -> None:
-    """Raises UserError for a table of completions that lacks columns which the first version did not have."""
+    """Raises UserError for a table of completions in the first version's form, which lacks some columns."""
     if missing := _ADDED - set(columns):
         raise UserError(
             f"{place}: expected a table of completions with the columns {', '.join(sorted(missing))}, found none: "
-            "an older version of GroupRL recorded this run; read it with that one, or go on with it"
+            "an older version of GroupRL recorded this run; read or resume it with that version"
         )
 
 
@@ -208,7 +208,7 @@ def _read_only(path: Path) -> sqlite3.Connection:
 def _problem_row(group: Group) -> tuple[Any, ...]:
     problem = group.problem
     messages = None if isinstance(problem.prompt, str) else json_text([dict(message) for message in problem.prompt])
-    columns = json_text(problem.columns, default=str)  # a user's columns may hold anything
+    columns = json_text(problem.columns, default=str)  # a user's columns may have any type
     return utf8_text(problem.id), utf8_text(problem.prompt_text), messages, _blob(group.prompt_ids, "<i4"), columns
 
 

@@ -1,4 +1,4 @@
-"""The rows of rollouts.sqlite, held to what its schema says: SQLite itself lets a column hold anything."""
+"""Checks the rows of rollouts.sqlite against its schema, because SQLite does not enforce column types."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "kept": (int, type(None)),
     **dict.fromkeys(("reward", "earned"), (float, type(None))),
     "advantage": (float,),
-    "penalty": (float, int),  # a name that queries give to a part of `components`
+    "penalty": (float, int),  # an alias that queries give to a part of `components`
     **dict.fromkeys(("prompt_ids", *_TOKENS), (bytes,)),
     **dict.fromkeys(_TRACES, (bytes, type(None))),
 }
@@ -30,9 +30,9 @@ _REASONS = frozenset(reason.value for reason in StopReason)
 
 
 def checked_rows(path: Path) -> Callable[[sqlite3.Cursor, tuple[Any, ...]], sqlite3.Row]:
-    """A row factory of the database at `path`: `sqlite3.Row`, or a UserError that names the column which is wrong.
+    """Makes a row factory of the database at `path`: `sqlite3.Row`, or a UserError that names the damaged column.
 
-    A column is known by its name in the query. Numbers by token have to be as many as the completion has tokens.
+    It identifies columns by their names in the query. Columns with numbers per token must match the length.
     """
 
     def row(cursor: sqlite3.Cursor, values: tuple[Any, ...]) -> sqlite3.Row:
@@ -55,7 +55,7 @@ def checked_rows(path: Path) -> Callable[[sqlite3.Cursor, tuple[Any, ...]], sqli
 
 
 def parsed_components(path: Path, row: sqlite3.Row) -> dict[str, float | None]:
-    """The unweighted rewards of a completion by name; None = does not apply.
+    """Parses the unweighted rewards of a completion by name; None = does not apply.
 
     Raises:
         UserError: the column holds something else.
@@ -67,7 +67,7 @@ def parsed_components(path: Path, row: sqlite3.Row) -> dict[str, float | None]:
 
 
 def parsed_steps(path: Path, row: sqlite3.Row) -> list[Any] | None:
-    """[last token, weighted reward] of each step of a completion; None without process rewards.
+    """Parses [last token, weighted reward] of each step of a completion; None without process rewards.
 
     Raises:
         UserError: the column holds something else.
@@ -84,7 +84,7 @@ def parsed_steps(path: Path, row: sqlite3.Row) -> list[Any] | None:
 
 
 def parsed_messages(path: Path, row: sqlite3.Row) -> list[dict[str, Any]] | None:
-    """The chat messages of a problem; None when its prompt is plain text.
+    """Parses the chat messages of a problem; None when its prompt is plain text.
 
     Raises:
         UserError: the column holds something else.
@@ -99,7 +99,7 @@ def parsed_messages(path: Path, row: sqlite3.Row) -> list[dict[str, Any]] | None
 
 
 def parsed_columns(path: Path, row: sqlite3.Row) -> dict[str, Any]:
-    """What the rewards of a problem get by name.
+    """Parses the columns of a problem, which its rewards get by name.
 
     Raises:
         UserError: the column holds something else.
@@ -113,7 +113,7 @@ _Expected = tuple[tuple[str, ...], tuple[tuple[type, ...] | None, ...], tuple[st
 
 @lru_cache(maxsize=64)
 def _expected(description: _Description) -> _Expected:
-    """Names, kinds of their values, the numbers by token among them, and whether there is a stop reason."""
+    """Returns column names, their types, the columns with numbers per token, and whether a stop reason is there."""
     names = tuple(column[0] for column in description)
     tokens = tuple(name for name in (*_TOKENS, *_TRACES) if name in names) if "length" in names else ()
     return names, tuple(_KINDS.get(name) for name in names), tokens, "stop_reason" in names

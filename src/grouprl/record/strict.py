@@ -1,4 +1,4 @@
-"""Reads files and JSON that anybody may have damaged: what is wrong is a sentence with the place in it."""
+"""Reads files and JSON that may be damaged; each error names the place."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import IO, Any, TypeGuard
 from grouprl.types import UserError
 
 _REMEDY = "restore it or remove it"
-_DEEPEST = 100  # lists and objects in each other; writing them again needs a frame or two of the stack for each
+_DEEPEST = 100  # levels of nested lists and objects; writing each level takes a stack frame or two
 _LARGEST = sys.float_info.max
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes] | None]:
-    """A regular file to read; None when there is nothing of that name.
+    """Opens a regular file for reading; yields None when it does not exist.
 
     Raises:
-        UserError: it is something else (a folder; a pipe, of which no end would ever come), or cannot be read.
+        UserError: it is not a regular file (a folder; a pipe, which might never end), or cannot be read.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -44,7 +44,7 @@ def opened(path: Path) -> Iterator[IO[bytes] | None]:
 
 
 def read_file(path: Path) -> bytes | None:
-    """The bytes of a regular file; None when there is nothing of that name.
+    """Reads the bytes of a regular file; None when it does not exist.
 
     Raises:
         UserError: see `opened`.
@@ -54,7 +54,7 @@ def read_file(path: Path) -> bytes | None:
 
 
 def read_text(path: Path) -> str | None:
-    """The same as UTF-8.
+    """Reads a UTF-8 file; None when it does not exist.
 
     Raises:
         UserError: it is not UTF-8, or see `opened`.
@@ -67,20 +67,20 @@ def read_text(path: Path) -> str | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty when the file does not exist.
+    """Reads the object in a JSON file; empty when the file does not exist.
 
     Raises:
-        UserError: it holds something else, or cannot be read.
+        UserError: the file does not have a JSON object, or cannot be read.
     """
     text = read_text(path)
     return {} if text is None else parse_object(text, path)
 
 
 def parse_object(text: str | bytes, place: object) -> dict[str, Any]:
-    """A JSON object, not deeper than people write; `place` is what an error begins with.
+    """Parses a JSON object of at most 100 levels; `place` begins the error's text.
 
     Raises:
-        UserError: the text is something else.
+        UserError: the text is not such an object.
     """
     found = parse(text, place)
     if not isinstance(found, dict):
@@ -89,7 +89,7 @@ def parse_object(text: str | bytes, place: object) -> dict[str, Any]:
 
 
 def parse(text: str | bytes, place: object) -> Any:
-    """As `parse_object`, of any JSON."""
+    """Parses any JSON; otherwise as `parse_object`."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -99,13 +99,13 @@ def parse(text: str | bytes, place: object) -> Any:
 
 
 def refuse_depth(value: object, place: object) -> None:
-    """Raises UserError where lists and mappings lie deeper in each other than they can be written again."""
+    """Raises UserError for lists and mappings that are nested too deeply to be written again."""
     if _deeper(value, _DEEPEST):
-        raise UserError(f"{place}: expected at most {_DEEPEST} lists and objects in each other, got more: {_REMEDY}")
+        raise UserError(f"{place}: expected at most {_DEEPEST} levels of lists and objects, got more: {_REMEDY}")
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is a number that a float holds, and finite; true and false are none."""
+    """Whether the value is a finite number in the range of a float; true and false are not numbers."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
 
 

@@ -1,4 +1,4 @@
-"""What the task's verifier said of every group of a run: all that is needed to rebuild its pass rates."""
+"""Reads the verifier's verdicts of a run's groups, from which a resume rebuilds the pass rates."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ WHERE step <= ? GROUP BY step, group_index ORDER BY step, group_index
 
 
 def recorded_verdicts(directory: Path, *, until: int) -> list[tuple[str, int, int]]:
-    """(problem id, correct completions, wrong ones) of every group up to and with step `until`, as they came.
+    """Returns (problem id, correct completions, wrong ones) of every group of steps 1 to `until`, in order.
 
     Raises:
-        UserError: when `directory` has no rollouts.sqlite.
+        UserError: `directory` has no rollouts.sqlite.
     """
     with closing(open_recorded(directory)) as database:
         return database.execute(_QUERY, (until,)).fetchall()

@@ -1,7 +1,7 @@
-"""Writes a run directory: the only way from a run to anything that people look at. See docs/run_directory.md.
+"""Writes a run directory, the only output of a run; docs/run_directory.md describes it.
 
-A whole file appears at once or not at all (temporary file, fsync, rename). The rollouts of a step are one database
-transaction, its metrics one appended line. So a run killed at any moment leaves a readable directory behind.
+Files are written atomically (temporary file, fsync, rename). The rollouts of a step are one database transaction, its
+metrics one appended line. So a run that is killed at any moment leaves a readable directory.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from grouprl.types import StepRecord, UserError
 
 __all__ = ["Example", "RunRecord", "atomic_directory", "atomic_write_text"]
 
-_CLOSE_SECONDS = 5.0  # in which a moment without readers is waited for; next to a search without pause it took 0.75
+_CLOSE_SECONDS = 5.0  # longest wait for a moment without readers; beside constant queries it took 0.75
 
 
 class RunRecord:
-    """An open run directory, locked against other processes until `close`. Made by `create` or `reopen`."""
+    """An open run directory, locked against other processes until `close`; made by `create` or `reopen`."""
 
     def __init__(self, directory: Path, lock: int) -> None:
         self.directory = directory
@@ -41,10 +41,10 @@ class RunRecord:
 
     @classmethod
     def create(cls, directory: Path, config_yaml: str) -> RunRecord:
-        """Starts a run in a new or empty place, or in that of a run that recorded nothing; writes its configuration.
+        """Starts a run in a new or empty directory, or replaces a run that recorded nothing; writes config.yaml.
 
         Raises:
-            UserError: when the directory cannot be made, already holds a run or is in use; nothing is overwritten.
+            UserError: the directory cannot be made, has a run already or is in use; nothing is overwritten.
         """
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -59,17 +59,17 @@ class RunRecord:
                 "continue that run with --resume, or choose another name"
             )
         files = RunDirectory(directory)
-        for path in (files.rollouts, *files.rollout_side_files):  # without a row, and maybe an older version's
+        for path in (files.rollouts, *files.rollout_side_files):  # it has no rows, but maybe an older version's columns
             path.unlink(missing_ok=True)
         atomic_write_text(files.config, config_yaml)
         return cls(directory, lock)
 
     @classmethod
     def reopen(cls, directory: Path, step: int) -> RunRecord:
-        """Continues a run after `step` (0 = from the start): what was recorded of later steps is dropped.
+        """Continues a run after `step` (0 = from the start), and drops the records of later steps.
 
         Raises:
-            UserError: when `directory` holds no run, one of an older version, or is in use; nothing is changed then.
+            UserError: `directory` has no run, has a run of an older version, or is in use; nothing is changed.
         """
         files = RunDirectory(directory)
         if not files.exists:
@@ -93,32 +93,32 @@ class RunRecord:
         _append(self._files.evaluations, {"step": step, **values})
 
     def held_out(self, step: int, results: Mapping[str, Any]) -> None:
-        """Records what that evaluation found for each problem (the fields of `evaluation.ProblemResults`)."""
+        """Records an evaluation's results for each problem (the fields of `evaluation.ProblemResults`)."""
         _append(self._files.held_out, {"step": step, **results})
 
     def examples(self, when: Literal["before", "after"], rows: Sequence[Example]) -> None:
-        """Records the same few held-out problems before and after training, replacing those of the same `when`."""
+        """Records a few held-out problems with completions; replaces earlier examples of the same `when`."""
         path = self._files.examples
         known = read_json(path)
         atomic_write_text(path, json_text({**known, when: [asdict(row) for row in rows]}, indent=2) + "\n")
 
     def settings(self, config_yaml: str) -> None:
-        """Writes config.yaml anew: a resume may change those that the steps already made do not depend on."""
+        """Replaces config.yaml: a resume may change settings that earlier steps do not depend on."""
         atomic_write_text(self._files.config, config_yaml)
 
     def rewards(self, weights: Mapping[str, float], process: Mapping[str, float]) -> None:
-        """Records the weights of the rewards, by name: of those in the total, and of process rewards (on each step).
+        """Records the weights of rewards by name: in the total, and of process rewards on each step.
 
-        A task's own rewards are in no setting.
+        They are recorded because config.yaml does not name a task's own rewards.
         """
         atomic_write_text(self._files.rewards, json_text({"weights": weights, "process": process}, indent=2) + "\n")
 
     def summary(self, values: Mapping[str, Any]) -> None:
-        """Writes summary.json anew."""
+        """Replaces summary.json."""
         atomic_write_text(self._files.summary, json_text(values, indent=2) + "\n")
 
     def close(self) -> None:
-        """Leaves the rollouts as one plain file, and the directory to others. Closing twice is harmless."""
+        """Makes the rollouts one plain file and releases the directory. Closing twice is harmless."""
         if self._lock < 0:
             return
         _make_plain(self._rollouts)
@@ -148,9 +148,9 @@ def _recorded_nothing(directory: Path, held: Sequence[str]) -> bool:
 
 
 def _make_plain(database: sqlite3.Connection) -> None:
-    """Leaves WAL mode: such a file cannot be read from a read-only place, and a copy of it alone lacks its last steps.
+    """Leaves WAL mode, in which a file cannot be read from a read-only place, and a copy of it lacks its last steps.
 
-    That takes a moment without readers, which is tried for: a page that shows the run reads it again and again.
+    SQLite allows this only without readers, so it tries again and again: a page that shows the run reads it often.
     """
     database.execute("PRAGMA busy_timeout=50")  # milliseconds
     until = time.monotonic() + _CLOSE_SECONDS
