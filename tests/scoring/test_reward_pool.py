@@ -49,7 +49,7 @@ VERDICTS = {
     "fake answer": "wrote into the connection of its worker",
     "half an answer": "took longer than 1.5 s",
     "wrong class": "not a text",
-    "mute error": "raised MuteError: without words",
+    "mute error": "raised MuteError: no message",
     "odd letters": "raised ValueError: bad \N{REPLACEMENT CHARACTER} \N{REPLACEMENT CHARACTER} char (misbehaving.py:",
     "text": "gave '1' (str), expected a number or None",
     "list": "gave [1.0] (list), expected a number or None",

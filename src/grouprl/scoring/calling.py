@@ -1,4 +1,4 @@
-"""Calls a reward function inside a worker process, under its limits, and checks what it gives."""
+"""Calls a reward function inside a worker process, under limits, and checks the values that it returns."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from grouprl.scoring.invalid import Invalid
 from grouprl.scoring.parcels import unpack
 
 OWN_KEYWORDS = ("prompts", "completions", "completion_ids")
-LARGEST = 1e30  # of a value: squares of rewards, and sums of them, have to stay finite
+LARGEST = 1e30  # largest value: squares of rewards and their sums must stay finite
 _MIB = 1 << 20
 _HERE = ("rewards", "calling.py")
-_dumps = json.dumps  # as it is now: a reward may put something else in its place
+_dumps = json.dumps  # a reference taken now, because a reward function may replace json.dumps
 
 Value = float | None | Invalid | tuple[tuple[int, float], ...]
-"""What a function says of one completion; pairs of (end, value) from a process reward."""
+"""The value of one completion; a process reward gives pairs of (end, value)."""
 
 
 class WrongCountError(ValueError):
-    """A function did not give one value per completion."""
+    """A function did not return one value per completion."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What a reward function is called with."""
+    """The arguments that a reward function accepts."""
 
-    required: tuple[str, ...]  # columns without which it cannot be called
-    accepted: tuple[str, ...] | None  # None = everything there is
+    required: tuple[str, ...]  # columns that it needs
+    accepted: tuple[str, ...] | None  # None = all columns
 
     def arguments(self, keywords: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-        """The keywords it takes; a column that this problem lacks is None, as TRL's data sets have it."""
+        """Selects the accepted keywords; a required column that a problem lacks is None, as in TRL's data sets."""
         count = len(keywords["completions"])
         missing = {name: [None] * count for name in self.required if name not in keywords}
         return {name: v for name, v in keywords.items() if self.accepted is None or name in self.accepted} | missing
 
 
 def signature(function: Callable[..., Any]) -> Signature:
-    """Read off the function. Raises TypeError for one that cannot be called with keywords."""
+    """Reads the signature of a function. Raises TypeError if it cannot be called with keywords."""
     parameters = inspect.signature(function).parameters.values()
     for parameter in parameters:
         if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
@@ -69,10 +69,10 @@ def call(
     per_step: bool = False,
     run: Callable[[Coroutine[Any, Any, Any]], Any],
 ) -> list[Value]:
-    """One value for each completion; what is no number becomes `Invalid`. `run` brings a coroutine to its end.
+    """Calls a function; returns one value per completion. A result that is not a number becomes `Invalid`.
 
-    Raises what the function raises, and WrongCountError when it does not give a list of as many values as there are
-    completions.
+    `run` runs a coroutine to its end. Raises the function's exceptions, and WrongCountError unless it returns a list
+    with one value per completion.
     """
     given = function(**arguments)
     values = run(_awaited(given)) if inspect.isawaitable(given) else given
@@ -105,7 +105,7 @@ def _number(value: object) -> Value:
 
 
 def _steps(steps: object, completion: str | Sequence[Mapping[str, Any]]) -> Value:
-    """Pairs of a step's end, in characters of the text up to and including it, and its value."""
+    """Checks pairs of (end, value): `end` is the number of characters up to the end of the step."""
     if isinstance(steps, Invalid):
         return steps
     length = len(completion if isinstance(completion, str) else str(completion[-1]["content"]))
@@ -126,36 +126,36 @@ def _steps(steps: object, completion: str | Sequence[Mapping[str, Any]]) -> Valu
 
 
 def describe(error: BaseException) -> str:
-    """An error in a line: its kind, what it says, and where it was raised."""
+    """Describes an error in one line: type, message, file and line."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     try:
         said = str(error)
-    except BaseException:  # noqa: BLE001  an error of a stranger's that cannot even be told
-        said = "without words"
+    except BaseException:  # noqa: BLE001  a user's exception whose text cannot be made
+        said = "no message"
     return f"{type(error).__name__}: {readable(said)}{place}"
 
 
 def _is_ours(filename: str) -> bool:
-    """Whether it is the machinery's file, and not where the one who reads the error would look."""
+    """Whether the file is part of this package, and not the user's code."""
     path = Path(filename)
     return filename.startswith("<frozen") or (path.parent.name, path.name) in (("rewards", "zygote.py"), _HERE)
 
 
 def readable(text: str) -> str:
-    """At most 300 characters, none of which steers a terminal, turns the writing direction or is half of one."""
+    """Shortens a text to 300 characters and replaces unprintable ones, such as terminal escapes."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text[:300])
 
 
 def work(
     channel: socket.socket, functions: Mapping[str, Callable[..., Any]], memory_mib: int, cpu_seconds: int
 ) -> None:
-    """The life of a worker: a job comes as a parcel, its values go back as JSON, which cannot do anything."""
+    """Runs a worker: it receives jobs as parcels and returns values as JSON, which is safe to read."""
     held = _data_mib()
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_DATA, (held + memory_mib) * _MIB)
     own = os.getpid()
-    runner = asyncio.Runner()  # one event loop for all calls, so that a connection that was opened in it stays good
+    runner = asyncio.Runner()  # one event loop for all calls, so that connections opened in it stay usable
     while True:
         try:
             message = receive_frame(channel)
@@ -165,10 +165,10 @@ def work(
         _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + cpu_seconds)
         try:
             reply = _answer(message, functions, runner.run)
-        except BaseException as error:  # noqa: BLE001  a stranger's code: whatever it raises is told, never a reward
+        except BaseException as error:  # noqa: BLE001  user code: report any exception, never turn it into a reward
             reply = {"error": f"raised {describe(error)}", "memory": isinstance(error, MemoryError)}
         del message
-        if os.getpid() != own:  # a function that forked has come back twice
+        if os.getpid() != own:  # a function that forked returns in both processes
             os._exit(0)
         send_frame(channel, _dumps(reply | {"grown": _data_mib() - held}).encode())
 
@@ -185,7 +185,7 @@ def _answer(
 
 
 def decode(values: object, count: int) -> list[Value]:
-    """The values of `count` completions, back from JSON. Raises ValueError for anything else."""
+    """Decodes the values of `count` completions from JSON. Raises ValueError for anything else."""
     if not isinstance(values, list) or len(values) != count:
         raise ValueError(f"expected {count} values")
     return [_decoded(value) for value in values]
@@ -210,7 +210,7 @@ def _limit(what: int, value: int) -> None:
 
 
 def _data_mib() -> int:
-    """Private memory of this process, which is what RLIMIT_DATA counts; 0 where the system does not tell."""
+    """Private memory of this process in MiB, as RLIMIT_DATA counts it; 0 on systems other than Linux."""
     if sys.platform != "linux":
         return 0
     pages = int(Path("/proc/self/statm").read_text().split()[5])

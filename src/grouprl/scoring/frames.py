@@ -1,4 +1,4 @@
-"""Messages over a socket, whole or not at all, and never waited for longer than a deadline."""
+"""Sends and receives whole messages over a socket, with a deadline."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _CHUNK = 1 << 20
 
 
 def send_frame(channel: socket.socket, message: bytes, *, seconds: float | None = None) -> None:
-    """One message. Raises TimeoutError when it is not taken in time, and OSError when the other side is gone."""
+    """Sends one message. Raises TimeoutError when sending takes too long, OSError when the peer is gone."""
     channel.settimeout(seconds)
     channel.sendall(_LENGTH.pack(len(message)) + message)
 
 
 def receive_frame(channel: socket.socket, *, seconds: float | None = None, most: int | None = None) -> bytes:
-    """The next message.
+    """Receives the next message.
 
     Args:
         channel: a stream socket.
-        seconds: that it may take to come, as a whole.
-        most: bytes that it may have.
+        seconds: longest time for the whole message; None = no limit.
+        most: largest size in bytes; None = no limit.
 
     Raises:
         TimeoutError: it did not come in time.
@@ -37,7 +37,7 @@ def receive_frame(channel: socket.socket, *, seconds: float | None = None, most:
 
 
 def receive_exactly(channel: socket.socket, count: int, deadline: float | None = None) -> bytes:
-    """That many bytes. Raises EOFError and TimeoutError as `receive_frame`; `deadline` is of `time.monotonic`."""
+    """Receives `count` bytes. Raises EOFError and TimeoutError as `receive_frame`; `deadline` is `time.monotonic`'s."""
     parts = bytearray()
     while len(parts) < count:
         left = None if deadline is None else deadline - time.monotonic()
@@ -52,7 +52,7 @@ def receive_exactly(channel: socket.socket, count: int, deadline: float | None =
 
 
 def is_quiet(channel: socket.socket) -> bool:
-    """Whether the other side is there and has nothing to say."""
+    """Whether the connection is open and no data waits."""
     channel.settimeout(0)
     try:
         channel.recv(1, socket.MSG_PEEK)

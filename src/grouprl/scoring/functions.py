@@ -23,7 +23,7 @@ _LARGEST_WEIGHT = 1e6
 
 @dataclass(frozen=True)
 class FromFile:
-    """A reward function in a Python file, which only the workers import: it may do there what it likes.
+    """A reward function in a Python file, which only the workers import.
 
     `function` is a function in TRL's form, or a class that is called with `arguments` to make one.
     """
@@ -41,7 +41,7 @@ class FromFile:
 
 @dataclass(frozen=True)
 class WeightedReward:
-    """A reward function, the name its values are recorded under, and its factor in the total.
+    """A reward function, the name under which its values are recorded, and its weight in the total.
 
     With `per_step` it is a process reward: it gives steps (`StepFunction`), which do not enter the total.
     """
@@ -60,5 +60,5 @@ class WeightedReward:
 
     @property
     def in_process(self) -> bool:
-        """Whether it is called in the run's own process, once for a whole step: what holds a model or a connection."""
+        """Whether it runs in the run's process, once per step: functions that hold a model or a connection do."""
         return getattr(self.function, "in_process", False)

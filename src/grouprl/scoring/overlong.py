@@ -1,4 +1,4 @@
-"""The length penalty of an algorithm: a file, because it is no reward function and the scorer adds it by itself."""
+"""The length penalty of an algorithm. A file, because it is not a reward function: the scorer adds it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Overlong:
     max_tokens: int
 
     def penalized(self, group: Group, outcomes: Sequence[RewardOutcome]) -> list[RewardOutcome]:
-        """The outcomes [G] of a group with their penalty, which is also the component `soft_overlong`."""
+        """Adds the penalty to the outcomes [G] of a group, also as the component `soft_overlong`."""
         lengths_G = torch.tensor([len(completion) for completion in group.completions])
         penalties_G = overlong_penalty(lengths_G, max_tokens=self.max_tokens, buffer=self.buffer)
         return [

@@ -1,6 +1,6 @@
-"""What goes from a run down to its own workers: functions and columns, which only pickle can carry.
+"""Packs functions and columns with pickle, for the way from a run to its workers.
 
-Nothing comes back this way (workers answer in JSON), and nothing that was stored or downloaded is ever unpacked.
+Workers answer in JSON, and the run never unpacks data that was stored or downloaded.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import cloudpickle
 
 
 class ParcelError(ValueError):
-    """Something cannot travel to another process."""
+    """A value cannot be sent to another process."""
 
 
 def pack(value: object) -> bytes:
-    """Data for a worker. Raises ParcelError."""
+    """Packs data for a worker. Raises ParcelError."""
     try:
         return pickle.dumps(value)
-    except Exception as error:  # an object of a stranger's says why in any way it likes
+    except Exception as error:  # a user's object may raise any exception
         raise ParcelError(f"{type(error).__name__}: {error}") from error
 
 
 def pack_function(function: Callable[..., Any]) -> bytes:
-    """A function with what it refers to; one that can be imported goes by its name. Raises ParcelError."""
+    """Packs a function with everything it refers to; an importable function by name. Raises ParcelError."""
     try:
         packed: bytes = cloudpickle.dumps(function)
     except Exception as error:  # as above
@@ -34,5 +34,5 @@ def pack_function(function: Callable[..., Any]) -> bytes:
 
 
 def unpack(parcel: bytes) -> Any:
-    """In the worker: what `pack` or `pack_function` was given."""
+    """Unpacks, in the worker, a value from `pack` or `pack_function`."""
     return pickle.loads(parcel)

@@ -1,4 +1,4 @@
-"""The pool of killable processes that reward functions run in: no hang, crash or leak of theirs reaches the run."""
+"""The pool of killable processes that run reward functions; their hangs, crashes and leaks do not reach the run."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ from grouprl.scoring.parcels import ParcelError, pack, unpack
 from grouprl.scoring.zygote import FORK, KILL, Source, request
 from grouprl.types import UserError
 
-_LOOK_SECONDS = 0.5  # between two looks at an idle worker
-_LOADING_SECONDS = 300.0  # importing torch and a model of one's own takes a while
+_CHECK_SECONDS = 0.5  # between two checks of an idle worker
+_LOADING_SECONDS = 300.0  # a reward file may import torch and load a model
 _LONGEST_REPLY = 64 << 20
-# -P and the order of the path: a file json.py in the working directory is not run in the place of Python's own.
+# -P and the order of sys.path: a json.py in the working directory must not replace the standard library's.
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from grouprl.scoring.zygote import serve; serve(int(sys.argv[2]), int(sys.argv[3]))"
 )
 
 Keywords = Mapping[str, Sequence[Any]]
-Scored = Future[list[Any]]
-"""The values of one call, or a further `Scored` in the place of each completion that was called alone."""
+PendingValues = Future[list[Any]]
+"""The values of one call; after a failure, one `PendingValues` for each completion, which is called alone."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one call of a reward function may use."""
+    """Limits of one call of a reward function."""
 
     workers: int = 0  # processes; 0 = one for each core
-    seconds: float = 10.0  # of the clock
-    cpu_seconds: int = 20  # of all its threads together
-    memory_mib: int = 2048  # beyond what the imports took
+    seconds: float = 10.0  # wall-clock time
+    cpu_seconds: int = 20  # CPU time of all its threads together
+    memory_mib: int = 2048  # memory, imports excluded
 
 
 @dataclass(frozen=True, order=True)
 class _Job:
-    # Completions of a group that failed come before further groups: they decide whether the run goes on.
+    # Single completions of a failed call come before further groups, because they may stop the run.
     priority: int
     number: int
     name: str = field(compare=False)
     per_step: bool = field(compare=False)
     keywords: Keywords = field(compare=False)
     completions: Sequence[Any] = field(compare=False)
-    future: Scored = field(compare=False)
+    future: PendingValues = field(compare=False)
 
 
 @dataclass
@@ -73,19 +73,19 @@ class _Worker:
 @dataclass(frozen=True)
 class _Failure:
     reason: str
-    hung: bool = False  # that is not tried again: it would take as long
-    died: bool = False  # or is no longer to be used
+    hung: bool = False  # the call hung; another attempt would take as long
+    died: bool = False  # the worker died or must not be used again
 
 
 class RewardPool:
-    """Runs reward functions in worker processes. A context manager: leaving it ends every process.
+    """Runs reward functions in worker processes. It is a context manager, whose end kills every process.
 
-    A call that raises, hangs, dies or gives a wrong count is made again for each of its completions alone; those that
-    fail alone are `Invalid`, the others keep their value.
+    When a call raises, hangs, dies or returns a wrong count, the pool calls the function again for each completion
+    alone. Completions that fail alone are `Invalid`; the others keep their value.
 
     Args:
-        functions: by name, what the workers are to load.
-        limits: of one call.
+        functions: the functions that the workers load, by name.
+        limits: limits of one call.
     """
 
     def __init__(self, functions: Mapping[str, Source], limits: Limits) -> None:
@@ -103,10 +103,10 @@ class RewardPool:
         ]
 
     def signatures(self) -> Mapping[str, Signature]:
-        """What each function is called with; waits until all are loaded.
+        """Returns the signature of each function; waits until all are loaded.
 
         Raises:
-            UserError: one cannot be loaded.
+            UserError: a function cannot be loaded.
         """
         if self._signatures is None:
             self._signatures = self._loaded()
@@ -114,8 +114,8 @@ class RewardPool:
                 thread.start()
         return self._signatures
 
-    def submit(self, name: str, keywords: Keywords, *, per_step: bool = False) -> Scored:
-        """Starts one call, on the completions of a group; see `gather`. Raises ValueError when the pool is closed."""
+    def submit(self, name: str, keywords: Keywords, *, per_step: bool = False) -> PendingValues:
+        """Starts one call on the completions of a group; see `gather`. Raises ValueError when the pool is closed."""
         if self._closed:
             raise ValueError("expected an open pool of rewards, got a closed one")
         arguments = self.signatures()[name].arguments(keywords)
@@ -123,13 +123,13 @@ class RewardPool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the workers that are alive."""
+        """The ids of the workers that are alive."""
         return list(self._live)
 
     def close(self) -> None:
-        """Ends every process. Calls that have not ended never will."""
+        """Kills every process; calls in progress never return."""
         self._closed = True
-        self._control.close()  # the zygote ends with it, and takes its workers along
+        self._control.close()  # the zygote then ends and kills its workers
         with suppress(subprocess.TimeoutExpired):
             self._zygote.wait(2)
         self._zygote.kill()
@@ -145,8 +145,10 @@ class RewardPool:
     ) -> None:
         self.close()
 
-    def _put(self, priority: int, name: str, per_step: bool, keywords: Keywords, completions: Sequence[Any]) -> Scored:
-        future: Scored = Future()
+    def _put(
+        self, priority: int, name: str, per_step: bool, keywords: Keywords, completions: Sequence[Any]
+    ) -> PendingValues:
+        future: PendingValues = Future()
         self._jobs.put(_Job(priority, next(self._numbers), name, per_step, keywords, completions, future))
         return future
 
@@ -155,60 +157,60 @@ class RewardPool:
         path = json.dumps(sorted(map(str, sys.path), key=lambda place: place == ""))
         with theirs:
             command = [sys.executable, "-P", "-c", _START, path, str(theirs.fileno()), str(os.getpid())]
-            # In a session of its own: Ctrl-C in the terminal is for the run alone, which then stops in order.
+            # A session of its own, so that Ctrl-C in the terminal reaches the run alone, which stops in order.
             zygote = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
             )
-        with suppress(OSError):  # it ended at once: `_loaded` says so
+        with suppress(OSError):  # the process ended at once: `_loaded` reports it
             send_frame(ours, pack((dict(self._functions), self._limits.memory_mib, self._limits.cpu_seconds)))
         return zygote, ours
 
     def _loaded(self) -> Mapping[str, Signature]:
         try:
-            told = unpack(receive_frame(self._control, seconds=_LOADING_SECONDS))
+            reply = unpack(receive_frame(self._control, seconds=_LOADING_SECONDS))
         except (EOFError, OSError) as error:
             raise UserError(
                 f"rewards: expected {', '.join(self._functions)} to load within {_LOADING_SECONDS:g} s, got "
-                f"{str(error) or 'a process that ended'}: see what it printed"
+                f"{str(error) or 'a process that ended'}: read its output"
             ) from error
-        if isinstance(told, str):
-            raise UserError(f"{told}: expected a reward function that can be loaded; mend it")
-        signatures: Mapping[str, Signature] = told
+        if isinstance(reply, str):
+            raise UserError(f"{reply}: expected a reward function that can be loaded; fix it")
+        signatures: Mapping[str, Signature] = reply
         return signatures
 
     def _serve(self) -> None:
-        """A thread of the run: one worker process after another, one job after another."""
+        """Runs in a thread: takes jobs one after another, and replaces its worker process when needed."""
         worker: _Worker | None = None
         while not self._closed:
             try:
-                job = self._jobs.get(timeout=_LOOK_SECONDS if worker else 0.0)
+                job = self._jobs.get(timeout=_CHECK_SECONDS if worker else 0.0)
             except queue.Empty:
-                worker = self._tended(worker)
+                worker = self._kept_alive(worker)
                 continue
             try:
                 worker = self._run(job, self._alive(worker))
-            except BaseException as error:  # noqa: BLE001  nobody may wait in vain for a call that cannot be made
-                job.future.set_exception(_told(error))
+            except BaseException as error:  # noqa: BLE001  whoever waits for the call must get an answer
+                job.future.set_exception(_user_error(error))
 
-    def _tended(self, worker: _Worker | None) -> _Worker | None:
-        """A living worker while nothing is asked of it, if there can be one."""
+    def _kept_alive(self, worker: _Worker | None) -> _Worker | None:
+        """Returns a living idle worker; None if none can be started."""
         try:
             return self._alive(worker)
         except (UserError, EOFError, OSError):
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_CHECK_SECONDS)
             return None
 
     def _alive(self, worker: _Worker | None) -> _Worker:
-        """The worker, or a new one in its place; an idle one has nothing to say unless it died, or lost its way."""
+        """Returns the worker, or a new one if it died; an idle worker that sends data is broken and is replaced."""
         if worker is not None and not worker.ended and not is_quiet(worker.channel):
             self._end(worker)
         return self._forked() if worker is None or worker.ended else worker
 
     def _run(self, job: _Job, worker: _Worker) -> _Worker:
-        """Does a job; gives the worker that can do the next."""
+        """Runs a job; returns the worker for the next one."""
         found = self._attempt(job, worker)
         if isinstance(found, _Failure) and len(job.completions) == 1 and not found.hung and (worker.jobs or found.died):
-            # What earlier jobs left behind in the process (memory, a working directory) is not this completion's fault.
+            # Earlier jobs may have left memory or a working directory behind: try once more in a new process.
             self._end(worker)
             worker = self._forked()
             found = self._attempt(job, worker)
@@ -225,7 +227,7 @@ class RewardPool:
         return worker
 
     def _apart(self, job: _Job, failure: _Failure) -> list[Any]:
-        """What a failed call comes to: each completion on its own, or, where it was alone already, the reason."""
+        """Starts a call for each completion of a failed call; for a single completion, returns the reason."""
         if len(job.completions) == 1:
             return [Invalid(readable(failure.reason))]
         return [
@@ -236,7 +238,7 @@ class RewardPool:
         ]
 
     def _attempt(self, job: _Job, worker: _Worker) -> tuple[list[Value], int] | _Failure:
-        """The values of a call, and how many MiB the worker has grown."""
+        """Makes a call; returns its values and the growth of the worker in MiB."""
         limits = self._limits
         message = _packed(job)
         started = time.monotonic()
@@ -254,7 +256,7 @@ class RewardPool:
             return _Failure(f"took longer than {limits.seconds:g} s", hung=True, died=True)
         except (EOFError, OSError):
             return _Failure(_death(self._end(worker), limits), died=True)
-        except (ValueError, KeyError, AttributeError, TypeError):  # not the JSON that workers write
+        except (ValueError, KeyError, AttributeError, TypeError):  # the reply is not a worker's JSON
             return _Failure("wrote into the connection of its worker", died=True)
 
     def _forked(self) -> _Worker:
@@ -264,7 +266,7 @@ class RewardPool:
             except (EOFError, OSError):
                 if self._closed:
                     raise
-                # The zygote was killed or stopped, or cannot fork: begin again, once.
+                # The zygote was killed or stopped, or cannot fork: start a new one, once.
                 self._zygote.kill()
                 self._zygote.wait()
                 self._control.close()
@@ -285,7 +287,7 @@ class RewardPool:
         return _Worker(pid, ours)
 
     def _end(self, worker: _Worker) -> int:
-        """Kills a worker and all that it started; its wait status."""
+        """Kills a worker and all its children; returns its wait status."""
         if worker.ended:
             return signal.SIGKILL
         worker.ended = True
@@ -295,12 +297,12 @@ class RewardPool:
             try:
                 return request(self._control, KILL, worker.pid)
             except (EOFError, OSError):
-                self._zygote.kill()  # what it answers from now on may belong to another question
+                self._zygote.kill()  # a late answer could be taken for that of another request
                 return signal.SIGKILL
 
 
-def gather(scored: Scored) -> list[Value]:
-    """The values of a call, in the order of its completions; waits for them."""
+def gather(scored: PendingValues) -> list[Value]:
+    """Waits for the values of a call and returns them in the order of its completions."""
     return [gather(item)[0] if isinstance(item, Future) else item for item in scored.result()]
 
 
@@ -309,17 +311,17 @@ def _packed(job: _Job) -> bytes:
         return pack((job.name, job.per_step, job.keywords, job.completions))
     except ParcelError as error:
         raise UserError(
-            f"rewards: expected columns that can be sent to another process, got {error}: keep to text, numbers, lists "
-            "and dictionaries"
+            f"rewards: expected columns that can be sent to another process, got {error}: use only text, numbers, "
+            "lists and dictionaries"
         ) from error
 
 
-def _told(error: BaseException) -> BaseException:
-    """What the run is stopped with when a call cannot be made at all."""
+def _user_error(error: BaseException) -> BaseException:
+    """The error that stops the run when no process can make a call."""
     if isinstance(error, EOFError | OSError):
         return UserError(
-            f"rewards: expected a process to run them in, got {type(error).__name__}: {error}: see whether the machine "
-            "is out of processes, files or memory"
+            f"rewards: expected a process to run them in, got {type(error).__name__}: {error}: check whether the "
+            "machine is out of processes, files or memory"
         )
     return error
 

@@ -1,4 +1,4 @@
-"""From groups of completions to rewards. A group is scored as soon as it is sampled, beside the sampling of others."""
+"""Scores groups of completions. Scoring of a group starts as soon as it is sampled, while others are sampled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from grouprl.scoring.functions import SOFT_OVERLONG, FromFile, WeightedReward
 from grouprl.scoring.invalid import Invalid, InvalidCount
 from grouprl.scoring.overlong import Overlong
 from grouprl.scoring.parcels import ParcelError, pack_function
-from grouprl.scoring.pool import Limits, RewardPool, Scored, gather
+from grouprl.scoring.pool import Limits, PendingValues, RewardPool, gather
 from grouprl.scoring.step_ends import last_tokens
 from grouprl.scoring.zygote import Source
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, UserError
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Pending:
-    """A group that is being scored."""
+class PendingGroup:
+    """A group and its reward calls in progress."""
 
     group: Group
-    calls: Mapping[str, Scored]  # by reward name
+    calls: Mapping[str, PendingValues]  # by reward name
 
 
 class Scoring:
-    """Groups that are being scored while others are still sampled; made by `Scorer.scoring`."""
+    """Scores groups while others are still sampled; made by `Scorer.scoring`."""
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
-        self._pending: dict[int, Pending] = {}
+        self._pending: dict[int, PendingGroup] = {}
 
     def begin(self, place: int, group: Group) -> None:
-        """Starts the calls that run beside everything else; `place` is the group's in the result."""
+        """Starts the calls for a group in the workers; `place` is the group's place in the result."""
         self._pending[place] = self._scorer.begin(group)
 
     def finish(self, tokenizer: PreTrainedTokenizerBase | None = None) -> list[tuple[RewardOutcome, ...]]:
-        """Waits for the groups that were begun: see `Scorer.finish`."""
+        """Waits for all started groups: see `Scorer.finish`."""
         return self._scorer.finish([self._pending[place] for place in sorted(self._pending)], tokenizer)
 
 
@@ -58,23 +58,23 @@ def open_scorer(
     max_invalid: float = 0.1,
     overlong: Overlong | None = None,
 ) -> Iterator[Scorer]:
-    """A scorer with its worker processes, which end with the block. They load the functions while other things start.
+    """Opens a scorer with its worker processes, which load the functions in the background and end with the block.
 
     Args:
-        rewards: what scores the completions.
-        verifier: a completion is correct when this gives 1.0 or more.
-        limits: of one call in a worker.
+        rewards: the rewards that score the completions.
+        verifier: a completion is correct when this reward is 1.0 or more.
+        limits: limits of one call in a worker.
         max_invalid: share of the completions, in [0, 1], beyond which the run stops.
         overlong: the length penalty of each completion; None = there is none.
 
     Raises:
-        UserError: a function that cannot be sent to a worker, or may need longer than `limits` for one completion.
+        UserError: a function cannot be sent to a worker, or may need longer than `limits` for one completion.
     """
     limits = limits or Limits()
     known = {reward.name: reward for reward in rewards}
     if verifier is not None:
         if verifier.name in known and known[verifier.name].function != verifier.function:
-            verifier = replace(verifier, name=f"{verifier.name} (verifier)")  # the user's own bears the name
+            verifier = replace(verifier, name=f"{verifier.name} (verifier)")  # the user's reward has the name
         known.setdefault(verifier.name, verifier)
     for reward in known.values():
         _check_time(reward, limits)
@@ -96,18 +96,18 @@ class Scorer:
     ) -> None:
         self.rewards, self.verifier, self.pool, self.overlong = rewards, verifier, pool, overlong
         self._max_invalid = max_invalid
-        self._window: deque[tuple[int, int]] = deque()  # completions and how many were invalid, of the last steps
+        self._window: deque[tuple[int, int]] = deque()  # (completions, invalid ones) of the last steps
         names = [reward.name for reward in rewards]
         self._called = rewards if verifier is None or verifier.name in names else (*rewards, verifier)
 
     @property
     def weights(self) -> dict[str, float]:
-        """The factor of each component that enters the total, by name; the length penalty comes first."""
+        """The weight of each component of the total, by name; the length penalty comes first."""
         penalty = {} if self.overlong is None else {SOFT_OVERLONG: 1.0}
         return penalty | {reward.name: reward.weight for reward in self.rewards if not reward.per_step}
 
     def usage(self) -> dict[str, float]:
-        """What rewards have used up since the run began, of those that count it."""
+        """Returns the usage metrics of rewards that count their requests, since the run began."""
         used: Counter[str] = Counter()
         for reward in self._called:
             if hasattr(reward.function, "usage"):
@@ -115,11 +115,11 @@ class Scorer:
         return dict(used)
 
     def scoring(self) -> Scoring:
-        """Of the groups of one step."""
+        """Starts the scoring of one step's groups."""
         return Scoring(self)
 
     def check_columns(self, problems: Sequence[Problem]) -> None:
-        """Raises UserError for a reward that needs a column which none of the problems has: a slip in its name."""
+        """Raises UserError for a reward that needs a column that no problem has, such as a misspelled one."""
         columns = dict.fromkeys(name for problem in problems for name in problem.columns)
         for reward in self._called:
             for name in self._signature(reward).required:
@@ -129,18 +129,18 @@ class Scorer:
                         f"{', '.join(columns) or 'none'}: rename the column or the function's parameter"
                     )
 
-    def begin(self, group: Group) -> Pending:
-        """Starts the calls that run beside everything else."""
+    def begin(self, group: Group) -> PendingGroup:
+        """Starts the calls for a group in the workers."""
         return self._begin(group, self._called)
 
     def finish(
-        self, pending: Sequence[Pending], tokenizer: PreTrainedTokenizerBase | None = None
+        self, pending: Sequence[PendingGroup], tokenizer: PreTrainedTokenizerBase | None = None
     ) -> list[tuple[RewardOutcome, ...]]:
-        """One outcome for each completion of each group, in their order.
+        """Returns one outcome for each completion of each group, in order.
 
-        The total is the weighted sum of the rewards that apply, and the length penalty. A completion is invalid (NaN
-        total, with the reason) when no reward applies or one of them failed: a broken verifier must not look like a
-        wrong answer.
+        The total is the weighted sum of the rewards that apply, plus the length penalty. A completion is invalid (NaN
+        total, with the reason) when no reward applies or a reward failed: a broken verifier must not look like a wrong
+        answer.
 
         Args:
             pending: the groups of a step.
@@ -178,10 +178,10 @@ class Scorer:
         return outcomes
 
     def verify(self, groups: Sequence[Group]) -> list[tuple[bool | None, ...]]:
-        """Whether each completion is correct; None where the verifier failed, or there is none.
+        """Checks whether each completion is correct; None where the verifier failed, or there is none.
 
         Raises:
-            UserError: it failed for too many.
+            UserError: the verifier failed for too many completions.
         """
         if self.verifier is None:
             return [(None,) * len(group.completions) for group in groups]
@@ -195,9 +195,9 @@ class Scorer:
             count.add([_failure(self.verifier.name, value) for value in row])
         return [tuple(map(_is_correct, row)) for row in values]
 
-    def _begin(self, group: Group, rewards: Sequence[WeightedReward]) -> Pending:
+    def _begin(self, group: Group, rewards: Sequence[WeightedReward]) -> PendingGroup:
         keywords = call_keywords([group])
-        return Pending(
+        return PendingGroup(
             group,
             {
                 reward.name: self.pool.submit(reward.name, keywords, per_step=reward.per_step)
@@ -207,7 +207,7 @@ class Scorer:
         )
 
     def _together(self, reward: WeightedReward, groups: Sequence[Group]) -> list[list[Value]]:
-        """The values [P][G] of a reward that is called here, on all completions at once."""
+        """Returns the values [P][G] of a reward that runs in this process, on all completions at once."""
         keywords = call_keywords(groups)
         arguments = self._signature(reward).arguments(keywords)
         try:
@@ -216,7 +216,7 @@ class Scorer:
             raise
         except Exception as error:
             raise UserError(
-                f"reward {reward.name}: expected values, got {describe(error)}: mend the function"
+                f"reward {reward.name}: expected values, got {describe(error)}: fix the function"
             ) from error
         return [[next(values) for _ in group.completions] for group in groups]
 
@@ -225,10 +225,10 @@ class Scorer:
 
 
 def call_keywords(groups: Sequence[Group]) -> dict[str, list[Any]]:
-    """What reward functions are called with, in TRL's form: plain lists with one item for each completion.
+    """Makes the keywords of a reward function in TRL's form: plain lists with one item for each completion.
 
-    Problems' columns are repeated for each of their completions, None where a problem lacks one.
-    Raises UserError when a column has the name of one of TRL's own keywords.
+    A problem's columns are repeated for each of its completions; a column that a problem lacks is None.
+    Raises UserError when a column has the name of a TRL keyword.
     """
     pairs = [(group.problem, completion) for group in groups for completion in group.completions]
     columns = dict.fromkeys(key for group in groups for key in group.problem.columns)
@@ -259,13 +259,13 @@ def _source(reward: WeightedReward) -> Source:
         return pack_function(function)
     except ParcelError as error:
         raise UserError(
-            f"reward {reward.name}: expected a function that can be sent to another process, got {error}: put it into "
-            "a file, my_rewards.py, and what it holds into that file too"
+            f"reward {reward.name}: expected a function that can be sent to another process, got {error}: put it, "
+            "and the values it uses, into a file such as my_rewards.py"
         ) from error
 
 
 def _in_a_thread(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    # In a thread of its own, because a notebook's thread already runs an event loop.
+    # A new thread, because a notebook's thread already runs an event loop.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, coroutine).result()
 
@@ -275,7 +275,7 @@ def _failure(name: str, value: Value) -> str:
 
 
 def _check_time(reward: WeightedReward, limits: Limits) -> None:
-    needed = getattr(reward.function, "longest_call_seconds", 0.0)  # of a reward that has a limit of its own
+    needed = getattr(reward.function, "longest_call_seconds", 0.0)  # set by rewards with a time limit of their own
     if needed > limits.seconds:
         raise UserError(
             f"reward {reward.name}: expected scoring.seconds of {needed:g} or more for its own limit, got "
@@ -293,7 +293,7 @@ def _outcome(
     completion: Completion,
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> RewardOutcome:
-    """What the rewards said of one completion. The steps of a process reward do not enter the total."""
+    """Combines the rewards of one completion. The steps of a process reward do not enter the total."""
     broken = [f"{r.name} {value.reason}" for r in rewards if isinstance(value := row[r.name], Invalid)]
     components: dict[str, float | None] = {}
     terms: list[float] = []

@@ -1,4 +1,4 @@
-"""Where reasoning steps end in tokens: process rewards give ends in characters, because they read text alone."""
+"""Converts the ends of reasoning steps from characters to tokens, because process rewards read text alone."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def last_tokens(token_ids: Sequence[int], ends: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """For each end in characters of a completion's text, the index of the token that completes it."""
+    """Returns, for each end in characters of a completion's text, the index of the token that completes it."""
 
     @cache
     def written(count: int) -> int:
         return len(tokenizer.decode(token_ids[:count], skip_special_tokens=True))
 
-    # Tokens alone need not add up to the text (half a character, a space that only joins): near enough to start from.
+    # Tokens decoded alone need not add up to the text (half a character, a joining space): use them as a first guess.
     alone = tokenizer.batch_decode([[token] for token in token_ids], skip_special_tokens=True)
     guesses = list(accumulate(map(len, alone)))
     found = []

@@ -1,7 +1,7 @@
-"""The process that reward workers are forked from. It imports the reward functions once and has a single thread, so
-that forking it is safe, and a worker that had to be killed is replaced in milliseconds.
+"""The process from which reward workers are forked. It imports the reward functions once and has a single thread, so
+forking it is safe, and replacing a killed worker takes milliseconds.
 
-Nothing here imports torch or transformers: workers stay small, and start before the model is loaded.
+Nothing here imports torch or transformers, so workers are small and start before the model is loaded.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from grouprl.scoring.frames import receive_exactly, receive_frame, send_frame
 from grouprl.scoring.parcels import pack, unpack
 
 FORK, KILL = b"F", b"K"
-REQUEST_SECONDS = 10.0  # a zygote answers in milliseconds; one that does not is stopped, or dead
+REQUEST_SECONDS = 10.0  # a zygote answers in milliseconds, unless it is stopped or dead
 _REQUEST = struct.Struct("<ci")
 _REPLY = struct.Struct("<i")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 Source = bytes | tuple[str, str, dict[str, Any]]
-"""A reward function: pickled by value, or the file it stands in, its name and its arguments."""
+"""A reward function: pickled by value, or (file, name, arguments)."""
 
 
 def request(channel: socket.socket, command: bytes, pid: int = 0, fd: int | None = None) -> int:
-    """Asks the zygote to FORK a worker on the socket `fd` (gives its pid) or to KILL one (gives its wait status).
+    """Asks the zygote to FORK a worker on the socket `fd` (returns its pid) or to KILL one (returns its wait status).
 
-    Raises OSError or EOFError when the zygote does not answer or cannot do it.
+    Raises OSError or EOFError when the zygote does not answer or fails.
     """
     channel.settimeout(REQUEST_SECONDS)
     socket.send_fds(channel, [_REQUEST.pack(command, pid)], [] if fd is None else [fd])
@@ -60,21 +60,21 @@ class _Zygote:
 
 
 def serve(control_fd: int, run: int) -> None:
-    """The life of a zygote: load the functions, tell what they are called with, then fork and kill on request.
+    """Runs a zygote: it loads the functions, sends their signatures, then forks and kills workers on request.
 
     Args:
-        control_fd: of the socket to the run.
-        run: process id of the run, with which everything ends.
+        control_fd: file descriptor of the socket to the run.
+        run: process id of the run; the zygote ends with it.
     """
-    os.set_inheritable(control_fd, False)  # else whatever a file starts while it is imported keeps the socket open
+    os.set_inheritable(control_fd, False)  # else a process that a reward file starts would keep the socket open
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != run:
         return
     with suppress(OSError):
-        os.dup2(2, 1)  # what rewards print must not mix with a command's own output
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # whatever a worker leaves behind becomes a child of this process
+        os.dup2(2, 1)  # keep what rewards print apart from a command's output
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of a worker become children of this process
     control = socket.socket(fileno=control_fd)
-    with suppress(EOFError, OSError):  # the run is over, or was killed
+    with suppress(EOFError, OSError):  # the run ended or was killed
         sources, memory_mib, cpu_seconds = unpack(receive_frame(control))
         zygote = _Zygote(control, memory_mib, cpu_seconds)
         try:
@@ -92,7 +92,7 @@ def _serve(zygote: _Zygote, sources: dict[str, Source]) -> None:
         try:
             zygote.functions[name] = _load(source, modules)
             signatures[name] = signature(zygote.functions[name])
-        except BaseException as error:  # noqa: BLE001  a stranger's file: told to the one who wrote it
+        except BaseException as error:  # noqa: BLE001  user code may raise anything; the run reports it
             send_frame(zygote.control, pack(f"reward {name}: {describe(error)}"))
             return
     send_frame(zygote.control, pack(signatures))
@@ -123,8 +123,8 @@ def _one_request(zygote: _Zygote) -> None:
         os.close(fds[0])
         return
     status = 0
-    if pid in zygote.workers:  # not one of another zygote, whose number may be anybody's by now
-        status = _kill(pid)  # while it is still counted as a worker: `reap` must not take its status away
+    if pid in zygote.workers:  # a pid of an earlier zygote may belong to another process by now
+        status = _kill(pid)  # before it leaves `workers`, so that `reap` does not take its status
         zygote.workers.discard(pid)
         _kill_strays(zygote.workers)
     zygote.control.sendall(_REPLY.pack(status))
@@ -132,7 +132,7 @@ def _one_request(zygote: _Zygote) -> None:
 
 def _fork(zygote: _Zygote, fd: int) -> int:
     parent = os.getpid()
-    # A worker that dies at once must not be taken for a stray before its number is known.
+    # Block SIGCHLD, so that `reap` does not take a worker that dies at once for a stray.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     try:
         pid = os.fork()
@@ -147,7 +147,7 @@ def _fork(zygote: _Zygote, fd: int) -> int:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         zygote.control.close()
-        os.setsid()  # a group of its own: killed as a whole
+        os.setsid()  # a process group, which can be killed as a whole
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:
             work(socket.socket(fileno=fd), zygote.functions, zygote.memory_mib, zygote.cpu_seconds)
@@ -156,7 +156,7 @@ def _fork(zygote: _Zygote, fd: int) -> int:
 
 
 def _kill(pid: int) -> int:
-    """Ends a worker with its process group. Its wait status: how it ended, if it had ended before."""
+    """Kills a worker with its process group; returns its wait status."""
     for kill in (os.killpg, os.kill):
         with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
@@ -171,7 +171,7 @@ def _kill(pid: int) -> int:
 
 
 def _kill_strays(workers: set[int]) -> None:
-    """Ends what dead workers left behind, and what that leaves behind in turn."""
+    """Kills the processes that dead workers left behind, and their children."""
     deadline = time.monotonic() + 2.0
     while (strays := _children() - workers) and time.monotonic() < deadline:
         for pid in strays:
@@ -207,7 +207,7 @@ def _imported(path: str, name: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError(f"expected a Python file, got {path}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up; no file may stand in the place of another module
+    sys.modules[name] = module  # dataclasses look up their module; the name must not hide another module
     sys.path.insert(0, str(Path(path).parent))
     spec.loader.exec_module(module)
     return module
