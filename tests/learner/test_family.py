@@ -133,9 +133,9 @@ def test_steps_are_on_record_and_differ_within_a_completion(tiny: Path, tmp_path
 @pytest.mark.parametrize(
     ("algorithm", "rewards", "told"),
     [
-        (NAMED["grpo_process"], [LETTERS], "algorithm.credit: 'step' needs rewards that say where steps end, got"),
-        (NAMED["grpo"], [LETTERS, WORDS], "rewards: expected none with steps with algorithm.credit='completion'"),
-        (NAMED["grpo_process"], [WORDS], "rewards: expected one for whole completions besides the process reward"),
+        (NAMED["grpo_process"], [LETTERS], "algorithm.credit: 'step' needs process rewards, got"),
+        (NAMED["grpo"], [LETTERS, WORDS], "rewards: expected no process reward with algorithm.credit='completion'"),
+        (NAMED["grpo_process"], [WORDS], "rewards: expected a reward for whole completions besides the process reward"),
     ],
 )
 def test_rewards_and_credit_must_fit(

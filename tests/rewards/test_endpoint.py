@@ -116,7 +116,7 @@ def test_outcomes_of_a_step_hold_the_values_and_the_reasons():
             ((good, unread),) = opened.finish([opened.begin(group)])
     assert (good.total, good.components) == (2.0, {"judge_model": 1.0})
     assert (unread.valid, unread.components) == (False, {"judge_model": None})
-    assert unread.reason == "judge_model expected {\"score\": N} from the judge, got 'no'"
+    assert unread.reason == "judge_model expected {\"score\": N} from the judge model, got 'no'"
 
 
 # Retries and time limits
@@ -239,18 +239,18 @@ def test_an_interrupt_ends_it_at_once():
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("", "expected {\"score\": N} from the judge, got ''"),
-        ("7", "expected {\"score\": N} from the judge, got '7'"),
-        ("Score: 7", "expected {\"score\": N} from the judge, got 'Score: 7'"),
-        ('{"score": "7"}', 'expected {"score": N} from the judge, got \'{"score": "7"}\''),
-        ('{"score": true}', 'expected {"score": N} from the judge, got \'{"score": true}\''),
-        ('{"score": 2, "score": 7}', 'expected {"score": N} from the judge, got \'{"score": 2, "score": 7}\''),
-        ('{"score": 7} and more', 'expected {"score": N} from the judge, got \'{"score": 7} and more\''),
-        ('[{"score": 7}]', 'expected {"score": N} from the judge, got \'[{"score": 7}]\''),
-        ('{"score": 11}', "expected a score from 0 to 10 from the judge, got 11"),
-        ('{"score": -0.5}', "expected a score from 0 to 10 from the judge, got -0.5"),
-        ('{"score": NaN}', "expected a score from 0 to 10 from the judge, got nan"),
-        ('{"score": 1e999}', "expected a score from 0 to 10 from the judge, got inf"),
+        ("", "expected {\"score\": N} from the judge model, got ''"),
+        ("7", "expected {\"score\": N} from the judge model, got '7'"),
+        ("Score: 7", "expected {\"score\": N} from the judge model, got 'Score: 7'"),
+        ('{"score": "7"}', 'expected {"score": N} from the judge model, got \'{"score": "7"}\''),
+        ('{"score": true}', 'expected {"score": N} from the judge model, got \'{"score": true}\''),
+        ('{"score": 2, "score": 7}', 'expected {"score": N} from the judge model, got \'{"score": 2, "score": 7}\''),
+        ('{"score": 7} and more', 'expected {"score": N} from the judge model, got \'{"score": 7} and more\''),
+        ('[{"score": 7}]', 'expected {"score": N} from the judge model, got \'[{"score": 7}]\''),
+        ('{"score": 11}', "expected a score from 0 to 10 from the judge model, got 11"),
+        ('{"score": -0.5}', "expected a score from 0 to 10 from the judge model, got -0.5"),
+        ('{"score": NaN}', "expected a score from 0 to 10 from the judge model, got nan"),
+        ('{"score": 1e999}', "expected a score from 0 to 10 from the judge model, got inf"),
     ],
 )
 def test_a_score_in_another_form_is_none(content: str, reason: str):
@@ -283,7 +283,7 @@ def test_without_json_the_score_is_the_last_line(reply: str, expected: float | N
     if expected is not None:
         assert read_score(reply, (0, 10), as_json=False) == pytest.approx(expected)
         return
-    with pytest.raises(ValueError, match="from the judge, got"):
+    with pytest.raises(ValueError, match="from the judge model, got"):
         read_score(reply, (0, 10), as_json=False)
 
 

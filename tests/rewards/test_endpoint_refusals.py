@@ -26,7 +26,7 @@ from grouprl.types import UserError
 
 
 @pytest.mark.parametrize(
-    ("status", "remedy"), [(400, "mend the arguments"), (401, "api_key_env"), (403, "api_key_env"), (404, "base_url")]
+    ("status", "remedy"), [(400, "fix the arguments"), (401, "api_key_env"), (403, "api_key_env"), (404, "base_url")]
 )
 def test_a_refusal_stops_the_run_with_the_servers_words(status: int, remedy: str):
     told = Reply(json.dumps({"error": {"message": f"no: {KEY} is bad\x1b[2J " + "x" * 9999}}).encode(), status=status)

@@ -252,7 +252,7 @@ def test_a_remote_reference_is_never_fetched(monkeypatch: pytest.MonkeyPatch) ->
     ("make", "message"),
     [
         (lambda: ThinkFormat(opened="yes"), "reward think_format: expected opened to be true or false, got 'yes'"),
-        (lambda: Regex("("), r"reward regex: expected a regular expression, got '\('.*mend"),
+        (lambda: Regex("("), r"reward regex: expected a regular expression, got '\('.*fix"),
         (lambda: Regex(7), "reward regex: expected pattern to be a regular expression as text, got 7"),
         (lambda: Regex("7", full=1), "reward regex: expected full to be true or false, got 1"),
         (lambda: Repetition(0), "reward repetition: expected ngram .* at least 1, got 0"),

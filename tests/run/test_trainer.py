@@ -182,7 +182,7 @@ def test_an_algorithm_by_name_or_as_an_object(tiny: Path, tmp_path: Path) -> Non
         ({"rewards": []}, r"rewards: expected a list such as .*, got \[\]: name at least one"),
         ({"rewards": [letters, letters]}, r"rewards: expected every name once, got 'letters' 2 times: rename one"),
         ({"rewards": [7]}, r"rewards: expected a name, a function or a WeightedReward, got 7"),
-        ({"rewards": None}, r"rewards: expected at least one, the task list has none of its own"),
+        ({"rewards": None}, r"rewards: expected at least one, but the task list has no default"),
     ],
     ids=["algorithm", "task", "no rows", "no prompt", "reward", "no reward", "twice", "number", "no default"],
 )

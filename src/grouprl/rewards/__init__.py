@@ -1,6 +1,6 @@
-"""Reward functions in TRL's call form, one short file each, and the way from a name to a function.
+"""Reward functions in TRL's call form, one short file each, and the lookup of functions by name.
 
-In: what a user writes (a name, a function, a file). Out: weighted rewards for the scorer. Never calls them.
+In: names, functions, files. Out: weighted rewards for the scorer. Never calls them.
 """
 
 from grouprl.rewards.resolve import built_in, resolve_rewards, verifier_of

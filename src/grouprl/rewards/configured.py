@@ -1,4 +1,4 @@
-"""From a run's configuration to its rewards and its scorer."""
+"""Makes the rewards and the scorer of a run from its configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from grouprl.types import UserError
 
 
 def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, ...]:
-    """The rewards that a configuration names, or the task's own."""
+    """Returns the rewards that a configuration names, or the task's default rewards."""
     if config.rewards:
         return resolve_rewards([_configured(reward, config, task) for reward in config.rewards])
     steps = task.default_step_rewards if config.algorithm.advantage.credit == "step" else {}
@@ -28,8 +28,8 @@ def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, .
     verifier = verifier_of(task.verifier, (), task.own_rewards)
     if verifier is None:
         raise UserError(
-            f"rewards: expected at least one, the task {task.name} has none of its own (not every problem has an "
-            "answer, and there is no verifier): add --reward FILE.py:FUNCTION, or name the answers with "
+            f"rewards: expected at least one, but the task {task.name} has no default (not every problem has an "
+            "answer, and there is no verifier): add --reward FILE.py:FUNCTION, or set "
             "task.arguments.answer_column=NAME"
         )
     return (verifier,)
@@ -57,7 +57,7 @@ def _configured(reward: RewardConfig, config: RunConfig, task: Task) -> Weighted
 def configured_scorer(
     config: RunConfig, task: Task, rewards: Sequence[WeightedReward]
 ) -> AbstractContextManager[Scorer]:
-    """The scorer of a run with its worker processes, and with the algorithm's length penalty: see `open_scorer`."""
+    """Opens the scorer of a run with its worker processes and the algorithm's length penalty: see `open_scorer`."""
     buffer = config.algorithm.groups.overlong_buffer
     return open_scorer(
         rewards,
@@ -69,9 +69,9 @@ def configured_scorer(
 
 
 def check_rewards(config: RunConfig, rewards: Sequence[WeightedReward]) -> None:
-    """Whether the rewards fit the algorithm's way of giving credit.
+    """Checks that the rewards fit the algorithm's credit assignment.
 
-    Process supervision needs step ends, which only process rewards give; the other ways need none.
+    Process supervision needs the ends of reasoning steps, which only process rewards give.
 
     Raises:
         UserError: they do not fit.
@@ -80,16 +80,16 @@ def check_rewards(config: RunConfig, rewards: Sequence[WeightedReward]) -> None:
     credit = config.algorithm.advantage.credit
     if credit == "step" and not per_step:
         raise UserError(
-            "algorithm.credit: 'step' needs rewards that say where steps end, got rewards "
+            "algorithm.credit: 'step' needs process rewards, got rewards "
             f"{', '.join(reward.name for reward in rewards)}: add a process reward, such as equation_steps"
         )
     if credit != "step" and per_step:
         raise UserError(
-            f"rewards: expected none with steps with algorithm.credit={credit!r}, which would ignore them, got "
+            f"rewards: expected no process reward with algorithm.credit={credit!r}, which would ignore its steps, got "
             f"{per_step[0]}: set credit=step, or remove the reward"
         )
     if len(per_step) == len(rewards):
         raise UserError(
-            f"rewards: expected one for whole completions besides the process reward {per_step[0]}, got none: "
-            "right steps that lead nowhere must not be all that counts; add one, such as correct_answer"
+            f"rewards: expected a reward for whole completions besides the process reward {per_step[0]}, got none: "
+            "right steps alone need not lead to an answer; add one, such as correct_answer"
         )

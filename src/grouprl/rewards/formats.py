@@ -1,4 +1,4 @@
-"""Rewards for the form of a completion. They say nothing about whether it is right: weigh them below the answer."""
+"""Rewards for the format of a completion. They do not check correctness: give them less weight than the answer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from grouprl.rewards.rules import Text, completion_text
 from grouprl.types import UserError
 
-LONGEST_TEXT = 200_000  # characters that a pattern is tried on
+LONGEST_TEXT = 200_000  # characters; longer completions are invalid
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-# Every tag is known to occur once before this is tried, so that no part of it can be matched in two ways.
+# Each tag occurs once in the text to match, so that no part of the pattern can match in two ways (linear time).
 _R1 = re.compile(r"\s*<think>(.*)</think>\s*<answer>(.*)</answer>\s*", re.DOTALL)
 
 
@@ -21,12 +21,12 @@ _R1 = re.compile(r"\s*<think>(.*)</think>\s*<answer>(.*)</answer>\s*", re.DOTALL
 class ThinkFormat:
     """1.0 when the whole completion is `<think>...</think><answer>...</answer>`, else 0.0 (DeepSeek-R1, 2501.12948).
 
-    Each tag occurs exactly once, in this order; both contents are not empty; only whitespace stands around them.
-    With `opened` the prompt already ends in `<think>`, as some chat templates have it, and the completion lacks it.
+    Each tag occurs exactly once, in this order; neither content is empty; only whitespace surrounds them. With
+    `opened` the prompt already ends in `<think>`, as in some chat templates, and the completion lacks it.
 
-    Range: 0 or 1. Failure modes: one character of thought and one of answer are enough, so that alone it teaches empty
-    forms; a thought that quotes a tag counts as malformed; a tokenizer that holds the tags for special tokens leaves
-    them out of the text, and everything earns 0.
+    Range: 0 or 1. Failure modes: one character of thought and one of answer are enough, so this reward alone teaches
+    empty forms; a thought that quotes a tag counts as malformed; if the tags are special tokens of the tokenizer, the
+    text lacks them and every completion earns 0.
     """
 
     opened: bool = False
@@ -41,7 +41,7 @@ class ThinkFormat:
         completion_ids: Sequence[Sequence[int]],
         **columns: Any,
     ) -> list[float | None]:
-        """1.0 or 0.0 for each completion."""
+        """Returns 1.0 or 0.0 for each completion."""
         start = "<think>" if self.opened else ""
         return [float(_is_r1(start + completion_text(completion))) for completion in completions]
 
@@ -59,10 +59,9 @@ class Regex:
 
     The pattern is in the syntax of Python's `re`; `(?s)` in front lets a dot match line breaks, `(?i)` ignores case.
 
-    Range: 0 or 1. Failure modes: found anywhere, so that writing the matching text once is enough, whatever stands
-    around it (anchor the pattern, or set `full`); a pattern with nested repeats such as `(a+)+$` takes exponential time
-    on text made for it: the worker's limit then ends the call and the completion is invalid. Raises ValueError for a
-    completion of more than LONGEST_TEXT characters.
+    Range: 0 or 1. Failure modes: a match anywhere is enough, whatever surrounds it (anchor the pattern, or set `full`);
+    a pattern with nested repeats such as `(a+)+$` takes exponential time on some texts: the worker's limit then ends
+    the call and the completion is invalid. Raises ValueError for a completion of more than LONGEST_TEXT characters.
     """
 
     pattern: str
@@ -75,7 +74,7 @@ class Regex:
             re.compile(self.pattern)
         except re.error as error:
             raise UserError(
-                f"reward regex: expected a regular expression, got {self.pattern!r}: {error}: mend the pattern"
+                f"reward regex: expected a regular expression, got {self.pattern!r}: {error}: fix the pattern"
             ) from error
 
     def __call__(
@@ -85,14 +84,14 @@ class Regex:
         completion_ids: Sequence[Sequence[int]],
         **columns: Any,
     ) -> list[float | None]:
-        """1.0 or 0.0 for each completion."""
+        """Returns 1.0 or 0.0 for each completion."""
         pattern = re.compile(self.pattern)
         matches = pattern.fullmatch if self.full else pattern.search
         return [float(matches(bounded(completion_text(completion))) is not None) for completion in completions]
 
 
 def bounded(text: str) -> str:
-    """The text itself. Raises ValueError when it is longer than LONGEST_TEXT characters."""
+    """Returns the text. Raises ValueError when it is longer than LONGEST_TEXT characters."""
     if len(text) > LONGEST_TEXT:
         raise ValueError(f"expected a completion of at most {LONGEST_TEXT:,} characters, got {len(text):,}")
     return text

@@ -1,4 +1,4 @@
-"""Structured output: a completion that is JSON of a given shape. Needs the extra `json`."""
+"""A reward for completions that are JSON of a given schema. Needs the extra `json`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from grouprl.types import UserError
 class JsonSchema:
     """1.0 when a completion is JSON that is valid against a JSON Schema, else 0.0.
 
-    Read is the content of the last closed ```json fence, or without one the whole completion; exactly one place. It has
-    to be strict JSON: no NaN, no number beyond a float's range, no key given twice. The schema is `schema`, or without
-    it the column `column` of each problem (a mapping, or JSON text); None there = does not apply.
+    It checks the content of the last closed ```json fence, or without a fence the whole completion. The text must be
+    strict JSON: no NaN, no number beyond a float's range, no repeated key. The schema is `schema`, or without it the
+    column `column` of each problem (a mapping, or JSON text); None there = does not apply.
 
-    Range: 0 or 1. Failure modes: the loosest valid value earns the same as the best one, `{}` where nothing is
-    required: require every key, forbid others (`additionalProperties: false`), bound lengths; values are not checked
-    for truth; `format` is a comment, not a check; a `pattern` runs on the policy's text, with the risk of `regex`. A
-    `$ref` to another document is never fetched: it raises. Raises ValueError for a schema that is none, and for
-    completions that are too long to look at.
+    Range: 0 or 1. Failure modes: the simplest valid value earns as much as the best, such as `{}` if no key is
+    required: require every key, forbid others (`additionalProperties: false`), bound lengths. Values may be wrong;
+    `format` is not checked; a `pattern` runs on the policy's text, with the risk of `regex`. A `$ref` to another
+    document is never fetched: it raises. Raises ValueError for an invalid schema and for too long completions.
     """
 
     schema: Mapping[str, Any] | None = None
@@ -44,7 +43,7 @@ class JsonSchema:
             try:
                 _validator(_as_text(self.schema))
             except ValueError as error:
-                raise UserError(f"reward json_schema: {error}: mend the argument schema") from error
+                raise UserError(f"reward json_schema: {error}: fix the argument schema") from error
 
     def __call__(
         self,
@@ -53,7 +52,7 @@ class JsonSchema:
         completion_ids: Sequence[Sequence[int]],
         **columns: Any,
     ) -> list[float | None]:
-        """1.0, 0.0 or None for each completion."""
+        """Returns 1.0, 0.0 or None for each completion."""
         if self.schema is None and self.column not in columns:
             raise ValueError(f"expected the argument schema or a column {self.column!r}, got {', '.join(columns)}")
         schemas = columns[self.column] if self.schema is None else [self.schema] * len(completions)
@@ -70,13 +69,13 @@ def _is_valid(text: str, schema: Mapping[str, Any] | str) -> bool:
         value = json.loads(
             text if fenced is None else fenced, object_pairs_hook=_once, parse_float=_finite, parse_constant=_finite
         )
-    except (ValueError, RecursionError):  # not JSON, or nested deeper than Python reads: certainly not what was asked
+    except (ValueError, RecursionError):  # not JSON, or nested too deeply for Python
         return False
     return bool(validator.is_valid(value))
 
 
 def _last_fence(text: str) -> str | None:
-    """What stands in the last closed ```json fence."""
+    """Returns the content of the last closed ```json fence; None without one."""
     content: str | None = None
     lines: list[str] | None = None
     for line in text.split("\n"):
@@ -96,7 +95,7 @@ def _as_text(schema: Mapping[str, Any] | str) -> str:
 
 @lru_cache(maxsize=64)
 def _validator(schema_text: str) -> Any:
-    """What judges values by the schema. Raises ValueError when it is none."""
+    """Makes a validator. Raises ValueError when the text is not a JSON Schema."""
     jsonschema = import_module("jsonschema")
     try:
         schema = json.loads(schema_text)
@@ -104,7 +103,7 @@ def _validator(schema_text: str) -> Any:
         kind.check_schema(schema)
     except (ValueError, jsonschema.SchemaError) as error:
         raise ValueError(f"expected a JSON Schema, got {schema_text:.80}: {error!s:.200}") from error
-    # A registry of its own: the default one fetches what a $ref names from the network.
+    # A local registry, because the default one fetches $ref targets from the network.
     return kind(schema, registry=import_module("jsonschema_specifications").REGISTRY)
 
 

@@ -1,4 +1,4 @@
-"""A reward that was learned: the score of a trained reward model."""
+"""The score of a trained reward model as a reward."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _Row = tuple[tuple[int, ...], tuple[int, ...]]  # prompt and completion
 
 @dataclass(frozen=True)
 class LearnedReward:
-    """Scores completions as token ids, behind their prompt; a reward function in TRL's form.
+    """Scores the token ids of a prompt with its completion; a reward function in TRL's form.
 
-    The model is its own: it shares no weights with a policy, takes no gradient and drops nothing out.
+    The model shares no weights with a policy, gets no gradient and applies no dropout.
     """
 
     in_process: ClassVar[bool] = True  # its weights are in this process, on its device
@@ -41,10 +41,10 @@ class LearnedReward:
         completion_ids: Sequence[Sequence[int]],
         **columns: Any,
     ) -> list[float | None]:
-        """The score of each completion: any number; only differences behind the same prompt have a meaning.
+        """Returns the score of each completion: any number; only differences for the same prompt have a meaning.
 
         Raises:
-            UserError: a prompt and its completion are longer than the model's context.
+            UserError: a prompt with its completion is longer than the model's context.
         """
         packs = _packs(list(self._rows(prompts, completion_ids)), self.micro_batch_tokens)
         with torch.no_grad(), autocast(self.device, self.dtype):
@@ -52,7 +52,7 @@ class LearnedReward:
 
     @property
     def mib(self) -> float:
-        """Memory of the model's weights."""
+        """The memory of the model's weights, in MiB."""
         weights: list[torch.Tensor] = list(self.model.parameters())
         return sum(weight.numel() * weight.element_size() for weight in weights) / (1 << 20)
 
@@ -82,17 +82,16 @@ def learned_reward(
     dtype: str = "float32",
     micro_batch_tokens: int = 16384,
 ) -> LearnedReward:
-    """The reward function of a trained reward model.
+    """Loads the reward function of a trained reward model.
 
     Args:
         path: folder that `grouprl reward-model` wrote, or any sequence classifier with one label.
-        policy: the model whose completions are scored: bundled name, folder or hub id.
-        device, dtype: where and how it is computed.
-        micro_batch_tokens: packed tokens in one forward pass; memory, not maths.
+        policy: the model whose completions are scored: built-in name, folder or hub id.
+        device, dtype: device and dtype of the computation.
+        micro_batch_tokens: packed tokens in one forward pass; affects memory, not results.
 
     Raises:
-        UserError: no such model, one without a trained score, or one whose token ids mean something else than the
-            policy's.
+        UserError: there is no such model, its score is not trained, or its vocabulary differs from the policy's.
     """
     tokenizer = load_tokenizer(path)
     if tokenizer.get_vocab() != load_tokenizer(policy).get_vocab():
@@ -105,7 +104,7 @@ def learned_reward(
 
 
 def _packs(rows: Sequence[_Row], budget: int) -> list[list[_Row]]:
-    """The rows in their order, a prompt counted once for the completions that follow it."""
+    """Divides the rows, in order, into packs; a prompt counts once for its consecutive completions."""
     packs: list[list[_Row]] = []
     room = 0
     for prompt, completion in rows:

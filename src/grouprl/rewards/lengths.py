@@ -1,4 +1,4 @@
-"""A reward that turns correctness and length into one number."""
+"""A reward that combines correctness and length."""
 
 from __future__ import annotations
 
@@ -21,24 +21,23 @@ _ENDS = ("correct_short", "correct_long", "wrong_short", "wrong_long", "at_limit
 
 @dataclass(frozen=True)
 class CosineLength:
-    """Correctness scaled by length: from the value for length 0 along half a cosine to the value at `max_tokens`.
+    """Scales correctness by length: half a cosine from the value for length 0 to the value at `max_tokens`.
 
     The cosine reward of Yeo et al. (2502.03373): a short correct completion earns more than a long one, a long wrong
-    one loses less than a short one (it may still have been thinking), and one that reaches `max_tokens` earns
-    `at_limit`, right or wrong. It stands in the place of the reward for the answer, not beside it.
+    one loses less than a short one (it may be unfinished work), and one that reaches `max_tokens` earns `at_limit`,
+    right or wrong. Use it instead of the reward for the answer.
 
     Range: between the smallest and the largest of the five values; by default correct 1.0 to 0.5, wrong -1.0 to -0.5.
-    Failure modes: as long as wrong completions lose less when they are longer, padding and loops pay (give
-    `repetition` beside it); values of correct and wrong that overlap reward length over truth; what the verifier takes
-    for correct is.
+    Failure modes: where longer wrong completions lose less, padding and loops pay (add `repetition`); if the values of
+    correct and wrong overlap, length matters more than truth; errors of the verifier become errors of this reward.
 
     Args:
         max_tokens: the run's `sampling.max_tokens`, at least 1; lengths count tokens, the end token included.
         correct_short, correct_long: value of a correct completion of length 0, and of one just below `max_tokens`.
-        wrong_short, wrong_long: the same for a wrong one.
+        wrong_short, wrong_long: the same values for a wrong completion.
         at_limit: value at `max_tokens` and beyond.
-        verifier: `correct_answer`, `math_verify`, or a reward function whose value of at least 1.0 means correct; what
-            it gives None for, this does too.
+        verifier: `correct_answer`, `math_verify`, or a reward function that returns at least 1.0 for a correct
+            completion; where it returns None, so does this reward.
     """
 
     max_tokens: int
@@ -60,7 +59,7 @@ class CosineLength:
             if not ok:
                 raise UserError(f"reward cosine_length: expected {name} to be {expected}, got {value!r}: change it")
         if not callable(self.verifier):
-            _VERIFIERS[self.verifier]()  # tells now when it lacks its extra
+            _VERIFIERS[self.verifier]()  # raises now if its extra is missing
 
     def __call__(
         self,
@@ -69,7 +68,7 @@ class CosineLength:
         completion_ids: Sequence[Sequence[int]],
         **columns: Any,
     ) -> list[float | None]:
-        """A number between the smallest and the largest value, or None, for each completion."""
+        """Returns a number between the smallest and the largest value, or None, for each completion."""
         verify = self.verifier if callable(self.verifier) else _VERIFIERS[self.verifier]()
         verdicts = verify(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
         return [

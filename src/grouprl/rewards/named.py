@@ -1,4 +1,4 @@
-"""Reward functions that a name can load: a function in TRL's form, or a class whose fields are its settings."""
+"""The built-in reward functions by name: functions in TRL's form, or classes whose fields are settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program in the text of a completion: exactly one, found by a rule that can be told in a sentence."""
+"""Finds the program in the text of a completion."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 _OPENING = re.compile(r"(?P<indent>[ \t]*)(?P<mark>`{3,}|~{3,})(?P<info>.*)")
 _PYTHON = re.compile(r"\{?\s*\.?(?:python|py)[0-9.]*(?![\w-])", re.IGNORECASE)  # {.python}, python3, python title="a"
-# Not in a comment or a quotation, as where a program speaks of the tag.
+# Not in a comment or a string, where a program may mention the tag.
 _ANSWER = re.compile(r"^[^#\"\n]*(?<!')<answer>", re.MULTILINE)
 _GLUED = re.compile(r"</?(?:think|answer)>(?=```|~~~)|(?:```|~~~)(?=</?(?:think|answer)>)")
 _BYTE_ORDER_MARK = "\ufeff"
-_DEEPER = 3  # columns that a closing fence may stand further in than its opening one
+_DEEPER = 3  # columns of further indentation that a closing fence may have
 
 
 @dataclass(frozen=True)
 class _Block:
-    info: str  # what stands behind the opening fence
+    info: str  # the text after the opening fence
     code: str
 
     @property
@@ -26,15 +26,15 @@ class _Block:
 
 
 def program(text: str, function: str) -> str:
-    r"""The program in a completion, which is to have a function of this name.
+    r"""Finds the program in a completion that should define a function of this name.
 
     It is the last closed ```python block that defines the function; else the last block without a language that does;
-    else the last ```python block; else the last block without a language; else the whole text. So a block that shows
-    how the function is called may follow it, and of several programs only the last one counts, be it right or wrong.
-    Where there is an <answer>, only what stands in the last one is looked at.
+    else the last ```python block; else the last block without a language; else the whole text. So a block that calls
+    the function may follow, and only the last of several programs counts, right or wrong. With an <answer> tag, only
+    the content of the last tag is searched.
 
-    Fences are CommonMark's: three or more of ` or ~, closed by as many or more of them, alone on a line; what is
-    indented, as in a list, is moved to the left with its fence.
+    Fences are CommonMark's: three or more of ` or ~, closed by as many or more of them, alone on a line; an indented
+    block, as in a list, loses the indentation of its fence.
 
     >>> program("Here it is:\n```python\ndef f():\n    return 1\n```\nTry it:\n```python\nprint(f())\n```", "f")
     'def f():\n    return 1\n'
@@ -62,13 +62,13 @@ def _definition(function: str) -> re.Pattern[str]:
 
 
 def _blocks(text: str) -> Iterator[_Block]:
-    """The closed blocks, in one pass: a search for pairs takes long on a thousand openings."""
+    """Yields the closed blocks in one pass, because a search for pairs takes long on a thousand openings."""
     opening: re.Match[str] | None = None
     lines: list[str] = []
     for line in text.split("\n"):
         if opening is None:
             found = _OPENING.match(line)
-            # Behind backquotes there are no further ones: a line such as ```x``` is text.
+            # A fence of backquotes has no further backquotes on its line: ```x``` is text.
             opening = found if found and not (found["mark"][0] == "`" and "`" in found["info"]) else None
             lines = []
         elif _closes(line, opening):
@@ -81,10 +81,10 @@ def _blocks(text: str) -> Iterator[_Block]:
 def _closes(line: str, opening: re.Match[str]) -> bool:
     mark, character = line.strip(), opening["mark"][0]
     indent = len(line) - len(line.lstrip(" \t"))
-    # A line further in, such as one of a docstring, belongs to the block.
+    # A line with more indentation, such as one of a docstring, belongs to the block.
     return len(mark) >= len(opening["mark"]) and set(mark) == {character} and indent <= len(opening["indent"]) + _DEEPER
 
 
 def _moved(line: str, indent: int) -> str:
-    """The line without its first blanks, as many as there are of `indent`."""
+    """Removes up to `indent` blanks from the start of a line."""
     return line[min(indent, len(line) - len(line.lstrip(" \t"))) :]

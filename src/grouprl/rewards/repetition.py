@@ -1,4 +1,4 @@
-"""A penalty for loops, in tokens, so that it knows no language."""
+"""A penalty for repetition, on tokens, so that it works for any language."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from grouprl.types import UserError
 
 @dataclass(frozen=True)
 class Repetition:
-    """Minus the share of a completion's n-grams of tokens that it has written before; 0 for fewer than `ngram` tokens.
+    """Minus the share of a completion's token n-grams that occurred before in it; 0 for fewer than `ngram` tokens.
 
-    The form is that of the n-gram penalty of open-r1; Yeo et al. (2502.03373) use it against the padding that length
-    rewards invite. `ngram` is at least 1: small values also punish the repeats of honest work (columns of a table,
-    one formula taken up again), large ones only verbatim loops.
+    This is the n-gram penalty of open-r1; Yeo et al. (2502.03373) use it against padding, which length rewards
+    encourage. `ngram` is at least 1: small values also punish useful repetition (columns of a table, a formula used
+    again), large values only verbatim loops.
 
-    Range: above -1, up to 0. Failure modes: a loop with a counter in it ("step 1 ... step 2 ...") is hardly seen; a
-    paraphrase is not seen at all; copying the prompt once is no repetition; the shortest completion is never punished.
+    Range: above -1, up to 0. Failure modes: it hardly detects a loop with a counter ("step 1 ... step 2 ...") and does
+    not detect paraphrases; copying the prompt once is no repetition; the shortest completion is never punished.
     """
 
     ngram: int = 20
@@ -37,7 +37,7 @@ class Repetition:
         completion_ids: Sequence[Sequence[int]],
         **columns: Any,
     ) -> list[float | None]:
-        """A number above -1, up to 0, for each completion."""
+        """Returns a number above -1, up to 0, for each completion."""
         return [_fresh_share(tuple(ids), self.ngram) - 1.0 for ids in completion_ids]
 
 

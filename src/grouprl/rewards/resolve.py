@@ -1,4 +1,4 @@
-"""From what a user writes (a name, a function, a file) to the rewards of a run."""
+"""Resolves names, functions and files to the rewards of a run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def resolve_rewards(
     spec: Mapping[str, float] | Sequence[RewardFunction | WeightedReward | str],
     own: Mapping[str, RewardFunction] | None = None,
 ) -> tuple[WeightedReward, ...]:
-    """Rewards from names and weights, or from a list of names, functions (weight 1.0) and `WeightedReward`s.
+    """Makes rewards from names and weights, or from a list of names, functions (weight 1.0) and `WeightedReward`s.
 
     Args:
-        spec: what the user wrote.
-        own: functions that the task brings along; their names come before the built-in ones.
+        spec: the user's names, functions or rewards.
+        own: functions of the task; their names take precedence over the built-in ones.
 
     Raises:
-        UserError: an unknown name, two rewards of one name, none at all, or anything else.
+        UserError: an unknown name, two rewards with one name, no reward, or an item of another type.
     """
     if not isinstance(spec, Mapping | list | tuple) or not spec:
         raise UserError(
@@ -54,10 +54,10 @@ def built_in(
     arguments: Mapping[str, Any] | None = None,
     own: Mapping[str, RewardFunction] | None = None,
 ) -> WeightedReward:
-    """A reward by the name of its function, recorded under `name`.
+    """Makes a built-in reward from the name of its function; its values are recorded under `name`.
 
     Raises:
-        UserError: no such function, or arguments that it does not take.
+        UserError: there is no such function, or it does not take the arguments.
     """
     if function in STEP_REWARDS and not arguments:
         return WeightedReward(name or function, STEP_REWARDS[function], weight, per_step=True)
@@ -68,14 +68,14 @@ def built_in(
     if isinstance(found, type):
         return WeightedReward(name or function, _made(function, found, arguments or {}), weight)
     if arguments:
-        raise UserError(f"reward {function}: expected no arguments, got {', '.join(arguments)}: leave them out")
+        raise UserError(f"reward {function}: expected no arguments, got {', '.join(arguments)}: remove them")
     return WeightedReward(name or function, found, weight)
 
 
 def verifier_of(
     name: str | None, rewards: Sequence[WeightedReward], own: Mapping[str, RewardFunction]
 ) -> WeightedReward | None:
-    """The reward that says what is correct: one of the run's, the task's or the built-in ones, or FILE.py:FUNCTION.
+    """Finds the verifier by name among the run's, the task's and the built-in rewards, or as FILE.py:FUNCTION.
 
     Raises:
         UserError: there is no such reward.
@@ -97,7 +97,7 @@ def _made(name: str, kind: Any, arguments: Mapping[str, Any]) -> RewardFunction:
         raise unknown_name(f"reward {name}, arguments", unknown[0], settings)
     try:
         made: RewardFunction = kind(**arguments)
-    except TypeError as error:  # a setting without a default was left out
+    except TypeError as error:  # a setting without a default is missing
         raise UserError(f"reward {name}: expected all its arguments, got {dict(arguments)}: {error}") from error
     return made
 

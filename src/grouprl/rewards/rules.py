@@ -1,4 +1,4 @@
-r"""Rule rewards. Every function takes TRL's keywords and gives one value for each completion, None = does not apply."""
+r"""Rule rewards. Each function takes TRL's keywords and returns one value per completion; None = does not apply."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Text = str | Sequence[Mapping[str, Any]]
 
 
 def gold_text(answer: object) -> str:
-    """The bare gold answer of an `answer` column: the answer itself, or what follows `####` in a GSM8K solution.
+    """Extracts the bare gold answer of an `answer` column: the answer itself, or the text after `####` (GSM8K).
 
-    Raises ValueError when there is none: everything would be compared with nothing.
+    Raises ValueError when it is empty.
     """
     text = final_answer(answer)
     if not text:
@@ -28,8 +28,8 @@ def boxed_format(
 ) -> list[float | None]:
     r"""1.0 when the last \boxed{...} is closed and not empty, else 0.0.
 
-    Range: 0 or 1. Failure modes: any box pays, whatever is in it, so that alone it teaches to write boxes: weigh it
-    below the reward for the answer.
+    Range: 0 or 1. Failure modes: any box pays, whatever its content, so this reward alone teaches to write boxes: give
+    it less weight than the reward for the answer.
     """
     boxes = [last_boxed(completion_text(completion)) for completion in completions]
     return [float(box is not None and bool(box.strip())) for box in boxes]
@@ -45,14 +45,13 @@ def correct_answer(
 ) -> list[float | None]:
     r"""1.0 when the final answer equals `answer` by value, else 0.0; None for a problem without an answer.
 
-    The final answer is what `tasks.answers.final_text` finds: the content of the last `<answer>` tag, else of the last
-    \boxed{...}. An answer is bare ("7") or a GSM8K solution that ends in `#### 7`. Two numbers are compared exactly
+    `tasks.answers.final_text` finds the final answer: the content of the last `<answer>` tag, else of the last
+    \boxed{...}. `answer` is bare ("7") or a GSM8K solution that ends in `#### 7`. Two numbers are compared exactly
     (1,000.0 is 1000; 14/2 is 7), anything else as text.
 
-    Range: 0 or 1. Failure modes: a lucky guess is as good as a solution; a fraction or percentage is its number (50%
-    is 50, and not 0.5); units and currency signs are dropped, so that 7 dollars are 7 euros; other forms of a term
-    (x+1 and 1+x, sqrt(2) and 2^0.5) are different texts: `math_verify` knows them. Raises ValueError for an empty gold
-    answer.
+    Range: 0 or 1. Failure modes: a lucky guess earns as much as a solution; a percentage is its number (50% is 50, not
+    0.5); units and currency signs are dropped, so 7 dollars equal 7 euros; other forms of a term (x+1 and 1+x, sqrt(2)
+    and 2^0.5) are different texts, which `math_verify` compares by value. Raises ValueError for an empty gold answer.
     """
     return [
         None if gold is None else float(_is_correct(completion_text(completion), gold_text(gold)))

@@ -1,4 +1,4 @@
-"""Process rewards: a value for each step of a completion, and where the step ends."""
+"""Process rewards: the end and the value of each reasoning step of a completion."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def equation_steps(
     answer: Sequence[Any],
     **columns: Any,
 ) -> list[list[tuple[int, float]] | None]:
-    """Each worked equation of a completion, such as `15 - 3 = 12`, is a step.
+    """Scores each worked equation of a completion, such as `15 - 3 = 12`, as a reasoning step.
 
-    1.0 when it is right and leads to a result of the gold solution (its `<<15-3=12>>` marks, each counted once), else
-    0.0: neither repeating a step nor adding true but idle ones pays. Without marks in `answer` every right equation
-    earns 1.0 the first time it is written, idle or not: mark the solutions where that can be farmed.
+    An equation earns 1.0 when it is right and leads to a result of the gold solution (its `<<15-3=12>>` marks, each
+    counted once), else 0.0: repeated steps and true but useless steps earn nothing. Without marks in `answer` every
+    right equation earns 1.0 once, useful or not: mark the solutions if the policy could exploit that.
     """
     return [
         None if gold is None else _steps(completion_text(text), str(gold))
@@ -57,7 +57,7 @@ def _steps(text: str, gold: str) -> list[tuple[int, float]]:
 
 
 def _value(expression: str) -> Fraction | None:
-    """The value of `a + b * c ...`, products first; None when a number is malformed or a divisor is 0."""
+    """Evaluates `a + b * c ...`, products first; None when a number is malformed or a divisor is 0."""
     terms: list[Fraction] = []
     sign = "+"
     for number, operator in _PARTS.findall(expression):

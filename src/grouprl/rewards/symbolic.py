@@ -1,8 +1,8 @@
-r"""Mathematical answers compared by what they mean, with math-verify. Needs the extra `math`.
+r"""Compares mathematical answers by value, with math-verify. Needs the extra `math`.
 
-The library is made to be generous, and hands what it reads to sympy. So it sees one short text at a time, and only the
-LaTeX that final answers are written in: nothing that sums, integrates, differentiates or names an operator, and
-little that is cheap to write and endless to compute.
+The library accepts very much and passes it to sympy. So this module gives it one short text at a time, and only the
+LaTeX of final answers: no sums, integrals, derivatives or named operators, and few expressions that are short to write
+and endless to compute.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from grouprl.tasks.answers import final_text, parse_value, same_value
 from grouprl.types import UserError
 
 LONGEST_FORMULA = 300  # characters
-DEEPEST_FORMULA = 8  # brackets inside each other; parsing time can double with each
+DEEPEST_FORMULA = 8  # levels of brackets; parsing time can double with each level
 
 _ALLOWED = """
     frac dfrac tfrac sqrt binom pi infty cdot times div pm mp left right text textbf mathrm mathbf mathbb begin end
@@ -60,18 +60,18 @@ _SYMBOLS = str.maketrans(
 
 @dataclass(frozen=True)
 class MathVerify:
-    r"""1.0 when the final answer means the same as `answer`, else 0.0; None for a problem without an answer.
+    r"""1.0 when the final answer equals `answer` mathematically, else 0.0; None for a problem without an answer.
 
-    The final answer is that of `tasks.answers.final_text`: one box or one answer tag, one place, never the best of
-    several. Read are numbers and terms with letters, sets, intervals, points, matrices, equations and inequalities.
-    Several values ("5 or 6", a set, \pm) are right only where the gold answer has several too; equations count as
-    equal up to a constant factor; words, and numbers with a base such as `110_2`, are compared as text.
+    `tasks.answers.final_text` finds the final answer: one box or one answer tag, never the best of several. It may be a
+    number, a term with letters, a set, interval, point, matrix, equation or inequality. Several values ("5 or 6", a
+    set, \pm) are right only if the gold answer has several too; equations are equal up to a constant factor; words,
+    and numbers with a base such as `110_2`, are compared as text.
 
-    Range: 0 or 1. Failure modes: arithmetic that was not carried out counts as its value (`3 \cdot 4` for 12); numbers
-    are exact, so that 0.333 is not 1/3, while irrational ones agree to 15 digits; 50\% is 50; `(1, 2)` is a point and
-    an open interval, and `1, 2` equals both; capitals are not told apart; an answer outside of what is read counts as
-    wrong unless it repeats the gold answer, and so does one that sympy gives up on. Some comparisons never end: leave
-    it to a worker's limits. Raises ValueError for a gold answer that cannot be read.
+    Range: 0 or 1. Failure modes: an arithmetic expression counts as its value (`3 \cdot 4` for 12); numbers are exact,
+    so 0.333 is not 1/3, while irrational numbers agree to 15 digits; 50\% is 50; `(1, 2)` is a point and an open
+    interval, and `1, 2` equals both; case is ignored; an answer that cannot be parsed, or that sympy gives up on, is
+    wrong unless it repeats the gold answer. Some comparisons never end: run it in a worker with limits. Raises
+    ValueError for a gold answer that cannot be parsed.
     """
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class MathVerify:
         answer: Sequence[Any],
         **columns: Any,
     ) -> list[float | None]:
-        """1.0, 0.0 or None for each completion."""
+        """Returns 1.0, 0.0 or None for each completion."""
         return [
             None if gold is None else float(_means(final_text(completion_text(completion)), gold_text(gold)))
             for completion, gold in zip(completions, answer, strict=True)
@@ -120,7 +120,7 @@ def _gold_tree(gold: str) -> Any:
 
 
 def _cleaned(text: str) -> str:
-    """LaTeX in one line, without what people put around an answer."""
+    """Cleans LaTeX: one line, without units, dollar signs and other text around an answer."""
     text = " ".join(text.translate(_SYMBOLS).replace("{,}", ",").replace("\\!", "").split())
     text = text.removesuffix(".").removeprefix("\\(").removesuffix("\\)").strip("$ ").removesuffix(".")
     text = _UNIT.sub("", text.removeprefix("\\$")).rstrip()
@@ -137,7 +137,7 @@ def _letters(text: str) -> str:
 
 
 def _without_same_name(answer: str, gold: str) -> tuple[str, str]:
-    """`x = 5` for 5, and `x \\in [0, 1]` for the interval: the name goes, unless gold has another one."""
+    """Removes the name in `x = 5` and `x \\in [0, 1]`, unless the gold answer has another name."""
     name, expected = _NAME.match(answer), _NAME.match(gold)
     if name and expected and name[0].replace(" ", "") == expected[0].replace(" ", ""):
         return answer[name.end() :], gold[expected.end() :]
@@ -147,7 +147,7 @@ def _without_same_name(answer: str, gold: str) -> tuple[str, str]:
 
 
 def _is_readable(text: str) -> bool:
-    """Whether math-verify may see a cleaned text."""
+    """Whether math-verify may parse a cleaned text."""
     depths = accumulate((letter in "([{") - (letter in ")]}") for letter in text)
     return (
         0 < len(text) <= LONGEST_FORMULA
@@ -160,11 +160,11 @@ def _is_readable(text: str) -> bool:
 
 
 def _tree(text: str) -> Any | None:
-    """What a cleaned text says, as sympy objects that are not evaluated; None when it cannot be read."""
+    """Parses a cleaned text to unevaluated sympy objects; None when it cannot be parsed."""
     if not _is_readable(text):
         return None
     library, config = _library()
-    # Neither a search for LaTeX in the text, nor for several candidates, nor signals: a worker has limits of its own.
+    # No search for LaTeX in the text, no further candidates, no signals (workers have their own limits).
     found = library.parse(
         f"${text}$",
         config,
@@ -180,7 +180,7 @@ def _tree(text: str) -> Any | None:
 
 
 def _is_cut(text: str, tree: Any) -> bool:
-    """Of a chain of equations that it cannot read, the library reads the last part alone."""
+    """Whether the library parsed only the last part of a chain of equations."""
     equations = text.count("=")
     return equations > 1 and not {",", ";"} & {*text} and len(getattr(tree, "_unsorted_args", ())) < equations
 
@@ -191,8 +191,8 @@ def _library() -> tuple[Any, list[Any]]:
     normalization = import_module("latex2sympy2_extended").NormalizationConfig(
         basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none"
     )
-    # As it comes, it makes numbers with sympy.Number(text), which evaluates the digits as Python. Fractions are exact
-    # besides, and sympy searches a closed form of a float by evaluating text made from it.
+    # By default the library makes numbers with sympy.Number(text), which evaluates the digits as Python. Fractions
+    # avoid this and are exact; for a float, sympy also evaluates text in its search for a closed form.
     reader: Any = import_module("latex2sympy2_extended.latex2sympy2")
     reader._Latex2Sympy.parse_number = lambda self, text: _number(text)
     reader.convert_number = _number
@@ -217,8 +217,8 @@ def _same(gold: Any, answer: Any) -> bool:
 
 
 def _same_relations(gold: Any, answer: Any) -> bool:
-    """Chains such as 1 < x < 2, link by link. The library's way, comparing solutions, takes any two equations without
-    a solution for equal."""
+    """Compares chains such as 1 < x < 2 link by link. The library compares solutions, so it takes any two equations
+    without a solution as equal."""
     golds, answers = ([*getattr(chain, "_unsorted_args", [chain])] for chain in (gold, answer))
     return len(golds) == len(answers) and all(map(_same_relation, golds, answers))
 

@@ -1,4 +1,4 @@
-"""Unit tests as a reward: the program runs in the sandbox, the verdict is found outside."""
+"""Unit tests as a reward: the program runs in the sandbox, and this process checks its results."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from grouprl.sandbox import BACKENDS, Limits, ReturnValue, choose_backend, run_i
 from grouprl.tasks.asserts import Check, holds, parse_asserts
 from grouprl.types import UserError
 
-_MARGIN_SECONDS = 1.0  # for the end of a program that is out of time, and for the verdict
+_MARGIN_SECONDS = 1.0  # to end a program that is out of time, and to compare results
 
 
 @dataclass(frozen=True)
 class UnitTests:
     """1.0 when the program of a completion passes every assert of the column `test_list`, else 0.0.
 
-    The program is the last closed ```python block that defines the function which the asserts call; `rewards.programs`
-    says what is taken where there is none. Only this one is judged, however many there are. It runs after
-    `test_setup_code` in a fresh sandbox, which is given the calls of the asserts and nothing else; what they return
-    comes back as data and is compared here (`tasks.asserts`). A result that is missing, is not of a plain builtin type,
-    or came too late fails its assert. With `share` the value is the share of asserts that pass.
+    The program is the last closed ```python block that defines the function of the asserts; `rewards.programs` has the
+    rule for other completions. Only this program is tested. It runs after `test_setup_code` in a fresh sandbox, which
+    gets the calls of the asserts and nothing else; their results come back as data, and `tasks.asserts` compares them.
+    A result that is missing, late, or not of a plain builtin type fails its assert. With `share` the value is the share
+    of asserts that pass.
 
-    Range: 0 or 1, or 0 to 1 with `share`; None for a problem without tests. Failure modes: a program that holds the
-    answers to asserts shown in the prompt passes those, so keep some back; `assert f(x)` and `== True` can be guessed,
-    so a constant passes when all asserts want the same; a program can report values that its functions did not return,
-    but it has to know them; slow programs fail, and more of them do on a busy machine; what stands behind a line of
-    ``` in the program's own text is cut off, unless the line is indented by four columns or more. Raises ValueError
-    when `test_setup_code` fails, SandboxError when the sandbox does: the completion is then invalid, not wrong.
+    Range: 0 or 1, or 0 to 1 with `share`; None for a problem without tests. Failure modes: a program may contain the
+    answers to asserts in the prompt, so do not show all; `assert f(x)` and `== True` can be guessed: a constant passes
+    if all asserts expect the same; a program can report values that its functions did not return, but must know them;
+    slow programs fail, more often on a busy machine; a line of ``` in the program's text ends it, unless the line is
+    indented by four columns or more. Raises ValueError when `test_setup_code` fails, SandboxError when the sandbox
+    fails: the completion is then invalid, not wrong.
 
-    The programs of a group run one after another. Where so many hang that a call takes longer than `scoring.seconds`,
-    each completion is judged alone: the values are the same, but all programs run a second time.
+    The programs of a group run one after another. If a call takes longer than `scoring.seconds`, each completion is
+    tested alone: the values are the same, but all programs run a second time.
     """
 
     share: bool = False
@@ -49,7 +49,7 @@ class UnitTests:
                 f"reward unit_tests: expected backend to be auto, {' or '.join(BACKENDS)}, got {self.backend!r}: "
                 "change it"
             )
-        # Decided where the run starts and an error stops it, not in a worker.
+        # Checked here, where an error stops the run before it starts, not in a worker.
         if self.backend == "auto":
             object.__setattr__(self, "backend", choose_backend())
         elif reason := why_unavailable(self.backend):
@@ -58,12 +58,12 @@ class UnitTests:
 
     @property
     def limits(self) -> Limits:
-        """Those of one program."""
+        """The limits of one program."""
         return Limits(seconds=self.seconds, cpu_seconds=self.cpu_seconds, memory_mib=self.memory_mib)
 
     @property
     def longest_call_seconds(self) -> float:
-        """What one completion may take: with less, a program that hangs would be invalid, not wrong."""
+        """The longest time of one completion; with a shorter limit a hanging program would be invalid, not wrong."""
         return self.seconds + _MARGIN_SECONDS
 
     def __call__(
@@ -76,7 +76,7 @@ class UnitTests:
         test_setup_code: Sequence[str | None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        """A value in the range for each completion."""
+        """Returns a value in the range, or None, for each completion."""
         setups = [setup or "" for setup in test_setup_code or [None] * len(completions)]
         return [
             None if tests is None else self._value(completion_text(completion), setup, _checks(tuple(tests)))
@@ -85,7 +85,7 @@ class UnitTests:
 
     def _value(self, text: str, setup: str, checks: Sequence[Check]) -> float:
         source = program(text, checks[0].function)
-        if source.lstrip("\n")[:1] in (" ", "\t"):  # it goes on where the text of the set-up stopped
+        if source.lstrip("\n")[:1] in (" ", "\t"):  # an indented program would continue the set-up code
             setup, source = "", f"{setup}\n{source}"
         calls = [call for check in checks for call in check.calls]
         result = run_in_sandbox(source, calls, setup=setup, limits=self.limits, backend=self.backend)

@@ -1,6 +1,6 @@
-"""A language model behind an HTTP endpoint that grades completions.
+"""A judge model: a language model behind an HTTP endpoint that grades completions.
 
-In: completions and a rubric. Out: grades, `Invalid` where none could be read. Never retries without a limit.
+In: completions and a rubric. Out: scores, or `Invalid` with a reason. Never retries without a limit.
 """
 
 from grouprl.rewards.judge_model.grading import JudgeModel

@@ -1,4 +1,4 @@
-"""Asks an OpenAI-compatible server for chat completions: many at once, with retries, time limits and a budget."""
+"""Requests chat completions from an OpenAI-compatible server: concurrently, with retries, time limits and a budget."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from grouprl.scoring.invalid import Invalid
 from grouprl.types import UserError
 
 if TYPE_CHECKING:
-    import httpx2  # it takes as long to import as a worker takes to start: inside of functions otherwise
+    import httpx2  # otherwise imported inside functions, because the import takes as long as a worker's start
 
 LONGEST_REPLY = 1 << 20  # bytes
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds between two requests, before jitter
-FEW = 8  # completions that a server may fail for in a row, if not so many are under way at once
+FEW = 8  # failed completions in a row after which the others are not sent; with more concurrency, that many
 TRANSIENT = frozenset((408, 425, 429))  # besides all 5xx
 
 _REMEDIES = {
@@ -40,29 +40,29 @@ _Body = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where to ask, and how patiently."""
+    """A server's address and key, and the limits of its requests."""
 
-    url: str  # of its chat completions
+    url: str  # URL of its chat completions
     key: str = field(repr=False)  # '' = none
-    concurrency: int  # requests under way
+    concurrency: int  # requests at once
     timeout: float  # seconds for one request, from connecting to the last byte
     deadline: float  # seconds for one completion, from its first request, waits included
     retries: int  # further requests for one completion
 
 
 @dataclass(frozen=True)
-class _Again:
-    """Not answered, but it may help to ask once more."""
+class _Retry:
+    """A failed request that may succeed when repeated."""
 
     reason: str
     retry_after: float = 0.0  # seconds that the server asks for
 
 
 def ask(endpoint: Endpoint, bodies: Sequence[_Body], meter: Meter) -> list[str | Invalid]:
-    """The text of each reply, in the order of the request bodies; `Invalid` where none came that can be read.
+    """Returns the text of each reply, in the order of the request bodies; `Invalid` where there is no readable reply.
 
-    Once as many bodies in a row as may be under way (FEW at least) were given up, the others are not sent: a dead
-    server costs one deadline, not one for each of a thousand completions.
+    After as many failures in a row as `concurrency` (at least FEW), the other bodies are not sent: a dead server then
+    costs one deadline, not one for each of a thousand completions.
 
     Raises:
         UserError: the server refuses the request as such (4xx, a redirect), or the budget is used up.
@@ -71,15 +71,15 @@ def ask(endpoint: Endpoint, bodies: Sequence[_Body], meter: Meter) -> list[str |
 
 
 def wait_seconds(attempt: int, retry_after: float, chance: float) -> float:
-    """Before the request that follows attempt 0, 1, ...: what the server asks for, and a doubling wait on top.
+    """Seconds before the request after attempt 0, 1, ...: the server's Retry-After plus a doubling wait.
 
-    `chance` in [0, 1) spreads it over its upper half, so that requests that failed together do not return together.
+    `chance` in [0, 1) spreads the wait over its upper half, so that failed requests do not return all at once.
     """
     return retry_after + min(FIRST_WAIT * 2.0**attempt, LONGEST_WAIT) * (1 + chance) / 2
 
 
 def retry_after_seconds(header: str, now: datetime) -> float:
-    """What a Retry-After header asks for: seconds, or a date (RFC 9110, 10.2.3); 0 for anything else."""
+    """Parses a Retry-After header, seconds or a date (RFC 9110, 10.2.3); 0 for anything else."""
     if re.fullmatch(r" *[0-9]{1,9}(?:\.[0-9]{1,9})? *", header):
         return float(header)
     try:
@@ -90,7 +90,7 @@ def retry_after_seconds(header: str, now: datetime) -> float:
 
 
 def _apart(main: Coroutine[Any, Any, _T]) -> _T:
-    """Runs it in a thread of its own, because in a notebook this one has an event loop already."""
+    """Runs a coroutine in a new thread, because a notebook's thread already runs an event loop."""
     running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = Future()
 
     async def started() -> _T:
@@ -102,9 +102,9 @@ def _apart(main: Coroutine[Any, Any, _T]) -> _T:
         try:
             return result.result()
         finally:
-            if not result.done():  # Ctrl-C: requests under way end now, not when they are answered
+            if not result.done():  # Ctrl-C: cancel the requests instead of waiting for replies
                 loop, task = running.result()
-                with suppress(RuntimeError):  # done in the meantime
+                with suppress(RuntimeError):  # finished meanwhile
                     loop.call_soon_threadsafe(task.cancel if task else loop.stop)
 
 
@@ -112,18 +112,18 @@ async def _ask(endpoint: Endpoint, bodies: Sequence[_Body], meter: Meter) -> lis
     import httpx2
 
     replies: list[str | Invalid] = [Invalid("was not asked")] * len(bodies)
-    headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}  # a bound on bytes is one on memory
+    headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}  # bounds memory
     if endpoint.key:
         headers["Authorization"] = f"Bearer {endpoint.key}"
     client = httpx2.AsyncClient(
         headers=headers,
-        timeout=None,  # one limit for the whole request instead, which a server cannot stretch byte by byte
+        timeout=None,  # one limit for the whole request instead, which a slow server cannot extend byte by byte
         limits=httpx2.Limits(max_connections=endpoint.concurrency),
-        trust_env=not _is_loopback(httpx2.URL(endpoint.url).host),  # a proxy knows another machine by that name
+        trust_env=not _is_loopback(httpx2.URL(endpoint.url).host),  # to a proxy, this name means another machine
     )
     failed: list[UserError] = []
     async with client:
-        asking, waiting = _Asking(endpoint, client, meter), iter(enumerate(bodies))
+        asking, waiting = _Requests(endpoint, client, meter), iter(enumerate(bodies))
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(endpoint.concurrency, len(bodies))):
@@ -135,16 +135,16 @@ async def _ask(endpoint: Endpoint, bodies: Sequence[_Body], meter: Meter) -> lis
     return replies
 
 
-class _Asking:
+class _Requests:
     """The requests of one call."""
 
     def __init__(self, endpoint: Endpoint, client: httpx2.AsyncClient, meter: Meter) -> None:
         self._endpoint, self._client, self._meter = endpoint, client, meter
         self._given_up = 0  # in a row
-        self._chance = random.Random()  # of its own: a run's other random numbers stay what they are
+        self._chance = random.Random()  # a separate generator, so that the run's random numbers do not change
 
     async def answer(self, waiting: Iterable[tuple[int, _Body]], replies: list[str | Invalid]) -> None:
-        """Takes one body after the other; several of these share `waiting`."""
+        """Sends one body after another; several of these coroutines share `waiting`."""
         for place, body in waiting:
             replies[place] = await self._reply(json.dumps(body).encode())
 
@@ -152,7 +152,7 @@ class _Asking:
         if self._given_up >= max(FEW, self._endpoint.concurrency):
             return Invalid(f"was not asked: the server failed for {self._given_up} completions in a row")
         end, attempt = time.monotonic() + self._endpoint.deadline, 0
-        while isinstance(found := await self._attempt(body, end - time.monotonic()), _Again):
+        while isinstance(found := await self._attempt(body, end - time.monotonic()), _Retry):
             wait = wait_seconds(attempt, found.retry_after, self._chance.random())
             attempt += 1
             if attempt > self._endpoint.retries or time.monotonic() + wait >= end:
@@ -163,7 +163,7 @@ class _Asking:
         self._given_up = 0
         return found
 
-    async def _attempt(self, body: bytes, seconds_left: float) -> str | Invalid | _Again:
+    async def _attempt(self, body: bytes, seconds_left: float) -> str | Invalid | _Retry:
         import httpx2
 
         self._meter.check()
@@ -173,25 +173,25 @@ class _Asking:
                 async with self._client.stream("POST", self._endpoint.url, content=body) as reply:
                     content = await _bounded(reply)
         except TimeoutError:
-            return _Again("no reply in time")
+            return _Retry("no reply in time")
         except httpx2.TransportError as error:
-            return _Again(self._told(f"{type(error).__name__} {error}"))
+            return _Retry(self._printable(f"{type(error).__name__} {error}"))
         return self._outcome(reply, content)
 
-    def _outcome(self, reply: httpx2.Response, content: bytes | None) -> str | Invalid | _Again:
+    def _outcome(self, reply: httpx2.Response, content: bytes | None) -> str | Invalid | _Retry:
         status = reply.status_code
         if status in TRANSIENT or status >= 500:
             wait = retry_after_seconds(reply.headers.get("Retry-After", ""), datetime.now(UTC))
-            return _Again(f"status {status}: {self._words(content)}", wait)
+            return _Retry(f"status {status}: {self._words(content)}", wait)
         if status >= 400:
             raise UserError(
                 f"reward judge_model: expected an answer from {self._endpoint.url}, got status {status}: "
-                f"{self._words(content)}: {_REMEDIES.get(status, 'mend the arguments')}"
+                f"{self._words(content)}: {_REMEDIES.get(status, 'fix the arguments')}"
             )
         if status >= 300:
             raise UserError(
                 f"reward judge_model: expected an answer from {self._endpoint.url}, got a redirect to "
-                f"{self._told(reply.headers.get('Location', 'nowhere'))}, which is not followed: mend base_url"
+                f"{self._printable(reply.headers.get('Location', 'nowhere'))}, which is not followed: fix base_url"
             )
         return Invalid(f"got a reply of more than {LONGEST_REPLY} bytes") if content is None else self._text(content)
 
@@ -205,7 +205,7 @@ class _Asking:
             case {"choices": _} if self._meter.priced:
                 raise UserError(
                     f"reward judge_model: expected the usage of tokens in replies of {self._endpoint.url}, got none: "
-                    "leave out prices and max_cost, which cannot be kept without it"
+                    "remove prices and max_cost, which need it"
                 )
         match body:
             case {"choices": [{"finish_reason": "length"}, *_]}:
@@ -215,18 +215,18 @@ class _Asking:
         return Invalid(f"got a reply without choices[0].message.content: {self._words(content)}")
 
     def _words(self, content: bytes | None) -> str:
-        """What a server says of an error."""
+        """Extracts a server's error message."""
         if content is None:
             return f"more than {LONGEST_REPLY} bytes"
         match _parsed(content):
             case {"error": {"message": str(words)}} | {"error": str(words)} | {"message": str(words)}:
-                return self._told(words)
+                return self._printable(words)
             case {"detail": str(words)}:
-                return self._told(words)
-        return self._told(content.decode("utf-8", "replace"))
+                return self._printable(words)
+        return self._printable(content.decode("utf-8", "replace"))
 
-    def _told(self, words: str) -> str:
-        """A stranger's words for a terminal: one short printable line, without the key."""
+    def _printable(self, words: str) -> str:
+        """Makes a server's text safe for a terminal: one short printable line, without the key."""
         line = "".join(letter if letter.isprintable() else " " for letter in self._without_key(words))
         return " ".join(line.split())[:300] or "nothing"
 
@@ -235,7 +235,7 @@ class _Asking:
 
 
 async def _bounded(reply: httpx2.Response) -> bytes | None:
-    """All of it; None when it is longer than LONGEST_REPLY."""
+    """Reads the whole reply; None when it is longer than LONGEST_REPLY."""
     content = bytearray()
     async for part in reply.aiter_raw():
         content += part

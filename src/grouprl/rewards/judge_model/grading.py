@@ -1,4 +1,4 @@
-"""A reward that another language model gives, over an OpenAI-compatible endpoint."""
+"""A reward from a judge model behind an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -22,36 +22,34 @@ _Row = tuple[str, str, str]  # prompt, completion, answer
 
 @dataclass(frozen=True)
 class JudgeModel:
-    """The score that a model behind an OpenAI-compatible endpoint gives a completion, scaled to [0, 1].
+    """The score of a completion from a judge model, scaled to [0, 1].
 
-    All completions of a call are asked about at once, equal ones once. What cannot be judged (no answer in time, a
-    reply in another form, a score outside of the scale) is `Invalid` with its reason, never 0. The prompt, the
-    completion and the answer stand in fenced blocks; see `rewards.endpoint_text.grading_text` and docs/judge.md.
+    One call sends all its completions concurrently, equal ones once. A completion without a score (no reply in time, a
+    reply in another form, a score outside the scale) is `Invalid` with its reason, never 0. Prompt, completion and
+    answer are in fenced blocks; see `rewards.judge_model.text.grading_text` and docs/judge.md.
 
-    Range: [0, 1]; None for a problem without an answer when the template has `{answer}`. Failure modes: a judge is a
-    model, and training against it finds what it falls for: text that tells it to give full marks, length, confidence,
-    flattery of its own style, a fake solution that looks like one; scores drift when the server changes the model, and
-    few servers give the same score twice. Keep a rule reward beside it and watch held-out accuracy. Without a seed,
-    and with most hosted models in spite of it, a run is not repeated to the bit.
+    Range: [0, 1]; None for a problem without an answer when the template has `{answer}`. Failure modes: training finds
+    exploits of the judge model: text that demands full marks, length, confidence, its own style, a fake solution.
+    Scores drift when the server changes the model, and few servers give the same score twice. Add a rule reward and
+    watch held-out accuracy. A run is not bit-reproducible without a seed, and with most hosted models not even with it.
 
     Args:
-        base_url: up to and without /chat/completions, for example http://127.0.0.1:8000/v1; everything that is judged
-            is sent there.
+        base_url: address without /chat/completions, for example http://127.0.0.1:8000/v1; completions are sent there.
         model: its name at the server.
-        template: what to judge by, with `{completion}`, and `{prompt}` and `{answer}` where they are wanted; the form
-            of the reply is asked for behind it.
+        template: the grading instruction with `{completion}`, and optionally `{prompt}` and `{answer}`; a request for
+            the form of the reply is appended.
         scale: lowest and highest score, mapped to 0 and 1.
-        json: ask for a JSON object, with `response_format`; otherwise for a last line `Score: N`, which servers without
-            JSON mode and models that think aloud can write.
+        json: whether to request a JSON object, with `response_format`; otherwise a last line `Score: N`, for servers
+            without JSON mode and models that write their reasoning first.
         api_key_env: NAME of the environment variable that holds the key; None = no key is sent.
-        concurrency: requests under way.
+        concurrency: requests at once.
         timeout: seconds for one request.
         deadline: seconds for one completion, from its first request to its last retry.
         retries: further requests after status 408, 425, 429, 5xx, a lost connection or a timeout.
-        max_tokens, temperature, seed: of the judge's reply; None = not sent.
-        input_price, output_price: of a million tokens, in any currency.
-        max_cost: in that currency, since the start of the process; beyond it the run stops. Requests under way at that
-            time are still paid.
+        max_tokens, temperature, seed: sampling parameters of the judge model; None = not sent.
+        input_price, output_price: price of a million tokens, in any currency.
+        max_cost: largest cost in that currency since the start of the process; beyond it the run stops. Requests in
+            progress at that time still cost.
     """
 
     in_process: ClassVar[bool] = True  # bound by the network; a step's completions share its connections and budget
@@ -80,8 +78,8 @@ class JudgeModel:
                     f"reward judge_model: expected {name} to be {expected}, got {getattr(self, name)!r}: change it"
                 )
         _check_url(self.base_url)
-        _key(self.api_key_env)  # tells now when it is missing
-        _ = self._meter  # made before any thread may ask for it
+        _key(self.api_key_env)  # raises now if the key is missing
+        _ = self._meter  # created before threads use it
 
     def __call__(
         self,
@@ -92,10 +90,10 @@ class JudgeModel:
         answer: Sequence[Any] | None = None,
         **columns: Any,
     ) -> list[float | Invalid | None]:
-        """A number in [0, 1], None or the reason why there is none, for each completion.
+        """Returns a number in [0, 1], None, or `Invalid` with a reason, for each completion.
 
         Raises:
-            UserError: the server refuses the requests as such (key, model, address), or the budget is used up.
+            UserError: the server rejects the requests (key, model, address), or the budget is used up.
         """
         rows = self._rows(prompts, completions, answer)
         asked = list(dict.fromkeys(row for row in rows if row is not None))
@@ -106,9 +104,9 @@ class JudgeModel:
         return found
 
     def usage(self) -> dict[str, float]:
-        """Sums since the start: `judge/requests`, `judge/retries` (of these), `judge/failures` (completions without a
-        score), `judge/prompt_tokens`, `judge/completion_tokens`, `judge/cost` in the currency of the prices."""
-        return self._meter.measures()
+        """Returns sums since the start: `judge/requests`, `judge/retries` among them, `judge/failures` (completions
+        without a score), `judge/prompt_tokens`, `judge/completion_tokens`, `judge/cost` in the prices' currency."""
+        return self._meter.metrics()
 
     @cached_property
     def _meter(self) -> Meter:
@@ -122,7 +120,7 @@ class JudgeModel:
         if answers is None:
             raise UserError(
                 "reward judge_model: expected problems with the column 'answer', which the template names, got none: "
-                "rename the column or leave {answer} out"
+                "rename the column, or remove {answer} from the template"
             )
         return [
             None if gold is None else (_prompt_text(prompt), completion_text(completion), str(gold))
@@ -155,7 +153,7 @@ class JudgeModel:
 
 
 def _expectations(judge: JudgeModel) -> Iterator[tuple[str, bool, str]]:
-    """Name of a setting, whether it is as it should be, and how it should be."""
+    """Yields, for each setting, its name, whether it is valid, and the expected value."""
     scale, priced = judge.scale, judge.input_price or judge.output_price
     is_scale = isinstance(scale, list | tuple) and len(scale) == 2 and all(map(_is_number, scale))
     yield "model", isinstance(judge.model, str) and bool(judge.model), "the name of a model at the server"
@@ -198,10 +196,10 @@ def _check_url(base_url: str) -> None:
     except (httpx2.InvalidURL, TypeError):
         raise UserError(
             "reward judge_model: expected base_url to be an address such as http://127.0.0.1:8000/v1, got an "
-            "unreadable one (not shown here, it may hold a password): mend it"
+            "unreadable one (not shown here, it may contain a password): fix it"
         ) from None
     if url.path.rstrip("/").endswith("/chat/completions"):
-        raise UserError("reward judge_model: expected base_url without /chat/completions, got it: leave that part out")
+        raise UserError("reward judge_model: expected base_url without /chat/completions, got it: remove that part")
     if url.userinfo or url.query or url.fragment:
         raise UserError(
             "reward judge_model: expected base_url without user, password, ? and #, got some (not shown here, they may "

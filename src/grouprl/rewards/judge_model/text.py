@@ -1,4 +1,4 @@
-"""What a judge model is asked, and the score in what it replies. The policy's text is data in both directions."""
+"""Writes the message to a judge model and reads the score in its reply; the policy's text is only data in both."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LINE_FORM = (
     "{low:g} (worst) to {high:g} (best)."
 )
 _PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
-# Servers read the chat template's own marks out of any text: written out, they would end the message.
+# Servers parse a chat template's marks in any text: a mark in a completion would end the message.
 _CHAT_MARK = re.compile(
     r"<(?=[|｜]|/?(?:s|bos|eos|start_of_turn|end_of_turn)>|<SYS>>|</SYS>>)"
     r"|\[(?=/?(?:INST|SYSTEM_PROMPT|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS)\])",
@@ -42,17 +42,17 @@ _LONGEST_LINE = 100  # characters
 
 
 def grading_text(template: str, texts: Mapping[str, str], scale: Sequence[float], *, as_json: bool) -> str:
-    """The one message that a judge model gets.
+    """Writes the message to a judge model.
 
-    Each placeholder becomes a fenced block, all in one pass, so that a text cannot bring in further placeholders. The
-    fence carries a hash of the texts: no text can be written that holds its own, and the same completion is always
-    asked about in the same words. Marks of chat templates in a text are broken by a space (`<|` becomes `< |`).
+    Each placeholder becomes a fenced block, all in one pass, so that a text cannot add placeholders. The fence has a
+    hash of the texts: no text can contain its own hash, and equal completions give equal messages. A space breaks the
+    marks of chat templates in a text (`<|` becomes `< |`).
 
     Args:
-        template: with `{prompt}`, `{completion}` and `{answer}` where they are to stand; other braces stay.
-        texts: what stands for each of the three.
+        template: the instruction with the placeholders `{prompt}`, `{completion}` and `{answer}`; other braces stay.
+        texts: the text of each placeholder.
         scale: lowest and highest score.
-        as_json: the form that the reply is asked in; see `read_score`.
+        as_json: the requested form of the reply; see `read_score`.
     """
     clean = {name: _CHAT_MARK.sub(r"\g<0> ", text).encode("utf-8", "replace").decode() for name, text in texts.items()}
     code = sha256(json.dumps(clean, sort_keys=True).encode()).hexdigest()[:16]
@@ -63,20 +63,20 @@ def grading_text(template: str, texts: Mapping[str, str], scale: Sequence[float]
 
 
 def read_score(reply: str, scale: Sequence[float], *, as_json: bool) -> float:
-    """The score of a reply, from `scale` to [0, 1].
+    """Reads the score of a reply and maps it from `scale` to [0, 1].
 
-    Read is exactly one place: with `as_json` the member "score" of the one JSON object that the reply is, otherwise its
-    last line, which has to be `Score: N`; a score quoted from the completion further up does not count.
+    It reads exactly one place: with `as_json` the member "score" of a reply that is one JSON object, otherwise the last
+    line, which must be `Score: N`; a score quoted from the completion further up does not count.
 
-    Raises ValueError when there is no such score, and when it lies outside of the scale.
+    Raises ValueError when there is no such score, or when it is outside the scale.
     """
     score = _json_score(reply) if as_json else _line_score(reply)
     low, high = scale
     if score is None:
         form = '{"score": N}' if as_json else "a last line 'Score: N'"
-        raise ValueError(f"expected {form} from the judge, got {reply.strip()!r:.120}")
+        raise ValueError(f"expected {form} from the judge model, got {reply.strip()!r:.120}")
     if not low <= score <= high:
-        raise ValueError(f"expected a score from {low:g} to {high:g} from the judge, got {score!s:.20}")
+        raise ValueError(f"expected a score from {low:g} to {high:g} from the judge model, got {score!s:.20}")
     return (score - low) / (high - low)
 
 
