@@ -48,7 +48,7 @@ def test_an_invalid_completion_shows_its_reason_in_full(
     reason = "rather too long to stand beside anything else on one line"
     assert len(re.findall(rf"\d invalid: torn raised ValueError: a reason that is {reason}", text)) == 3
     assert len(re.findall(r"torn - fine 1\.0", text)) == 3
-    assert "0 of 3 completions with a valid reward: nothing to compare" in text
+    assert "0 of 3 completions with a valid reward; a comparison needs two" in text
     assert "nan" not in text
 
 

@@ -42,7 +42,7 @@ def test_a_plan_on_one_screen(width: int) -> None:
     assert "Qwen2.5-1.5B, 1,543,714,304 parameters, grpo" in text
     assert "fits in 80.0 GiB" in text
     assert f"Largest group that fits: {plan.largest_group} completions." in text
-    for part in ("held from beginning to end", "peak of an update", "peak of sampling", "least time of a step"):
+    for part in ("held for the whole run", "peak of an update", "peak of sampling", "least time of a step"):
         assert part in text
     assert len(text.splitlines()) <= 45
     assert max(map(len, text.splitlines())) <= width
@@ -70,7 +70,7 @@ def test_without_rates_of_another_machine_there_is_no_time(monkeypatch: pytest.M
     assert plan.time is None
     console = screen(80)
     show_plan(plan, "grpo", as_json=False, console=console)
-    assert "give the rates of that machine with --flops and --bandwidth" in written(console)
+    assert "set the rates of the target machine with --flops and --bandwidth" in written(console)
 
 
 @pytest.mark.parametrize("width", [80, 120])

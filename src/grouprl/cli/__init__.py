@@ -1,6 +1,6 @@
-"""One verb per capability: each builds a configuration and calls one function.
+"""The command line, one verb per capability: each builds a configuration and calls one function.
 
-In: words of a command line. Out: an exit code. Never holds logic that a Python caller would miss.
+In: command-line arguments. Out: an exit code. Never has logic that a Python caller would need.
 """
 
 from grouprl.cli import verbs

@@ -1,4 +1,4 @@
-"""Looking at a model without training it: an evaluation as a table, a group with its rewards and advantages."""
+"""The screens of `grouprl eval` and `grouprl sample`: an evaluation, a group with its rewards and advantages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from grouprl.types import Group, Problem, RewardOutcome, UserError
 
 
 def show_evaluation(config: RunConfig, *, as_json: bool) -> None:
-    """Evaluates `config.model` on `config.task` and prints what was found."""
+    """Evaluates `config.model` on `config.task` and prints the metrics."""
     task = load_task(**config.task.model_dump())
     engine, tokenizer, longest = _engine(config)
     problems = task.problems(config.evaluation.split)[: config.evaluation.problems]
@@ -70,7 +70,7 @@ def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
     group = engine.generate([request], config.rollout.sampling)[0]
     rewards = configured_rewards(config, task) if prompt is None else ()
     outcomes = _outcomes(config, task, group, rewards, tokenizer) if rewards else ()
-    # An advantage of a token, or of a step, is not one number for the completion.
+    # With advantages per token or per reasoning step, a completion has no single advantage to show.
     advantage = config.algorithm.advantage
     advantages = (
         _advantages(advantage, outcomes, rewards) if outcomes and isinstance(advantage, CompletionAdvantage) else ()
@@ -89,16 +89,16 @@ def _outcomes(
     rewards: Sequence[WeightedReward],
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[RewardOutcome, ...]:
-    # To look at a group is to see why it cannot be judged, however much of it.
+    # max_invalid=1, because this screen shows why completions are invalid.
     scoring = config.scoring.model_copy(update={"max_invalid": 1.0})
     with configured_scorer(config.model_copy(update={"scoring": scoring}), task, rewards) as scorer:
         return scorer.finish([scorer.begin(group)], tokenizer)[0]
 
 
 def _completion_grid(group: Group, outcomes: Sequence[RewardOutcome], advantages: Sequence[float]) -> Table:
-    """Numbers above each text, because beside each other neither has room on a narrow terminal.
+    """Makes a grid with numbers above each text, because a narrow terminal has no room for both in a row.
 
-    Without `outcomes` and `advantages` there is nothing to be said of those.
+    Rewards and advantages are absent when `outcomes` and `advantages` are empty.
     """
     grid = Table.grid(padding=(0, 2, 0, 0))
     for place, completion in enumerate(group.completions):
@@ -107,9 +107,9 @@ def _completion_grid(group: Group, outcomes: Sequence[RewardOutcome], advantages
         length = f"{len(completion)} tokens, ended by {completion.stop_reason.value}"
         grid.add_row(str(completion.index), Text("  ".join([*scores, length]), "bold"))
         if outcome:
-            told = [f"{name} {'-' if value is None else value}" for name, value in outcome.components.items()]
-            grid.add_row("", Text("  ".join(told), "dim"))
-        # Text, not markup: a completion may hold brackets that rich would read as its own.
+            components = [f"{name} {'-' if value is None else value}" for name, value in outcome.components.items()]
+            grid.add_row("", Text("  ".join(components), "dim"))
+        # Text, not markup: rich would interpret brackets in a completion.
         grid.add_row("", Text(completion.text + "\n"))
     return grid
 
@@ -124,7 +124,7 @@ def _spread(config: RunConfig, outcomes: Sequence[RewardOutcome]) -> str:
     totals_G = _totals(outcomes)
     valid = int((~totals_G.isnan()).sum())
     if valid < 2:
-        return f"{valid} of {counted(len(outcomes), 'completion')} with a valid reward: nothing to compare"
+        return f"{valid} of {counted(len(outcomes), 'completion')} with a valid reward; a comparison needs two"
     std = options(config.algorithm).get("std", "population")
     found = group_statistics(totals_G, torch.zeros(len(outcomes), dtype=torch.long), std=std)
     return f"group mean {found.mean[0]:.3f}, {std} deviation {found.deviation[0]:.3f}"

@@ -1,4 +1,4 @@
-"""The screens of `grouprl tasks`: what can be trained on, with examples."""
+"""The screens of `grouprl tasks`: the tasks, with examples."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _NEEDS = {"math": "math", "reasoning_gym": "gym"}
 _FROM_FILES = {"gsm8k", "jsonl", "math"}
 _SHOWN = 3
 _HINT = (
-    "One of them with its settings and problems: grouprl tasks NAME. Training on it: grouprl train --task NAME. "
-    "Any of them with DeepSeek-R1's tags: task.format=think."
+    "Settings and problems of a task: grouprl tasks NAME. Train on it: grouprl train --task NAME. "
+    "DeepSeek-R1's tags, for any task: task.format=think."
 )
 _LONGEST = 600  # characters of a prompt or gold completion on a screen
 
 
 def show_tasks(name: str | None = None, console: Console | None = None) -> None:
-    """Prints what tasks there are, or one of them with example problems.
+    """Prints all tasks, or one task with example problems.
 
     Args:
         name: None = all; `reasoning_gym` = the names of its data sets; any other name of a task.
-        console: standard output unless told otherwise.
+        console: the console to print on; None = standard output.
 
     Raises:
-        UserError: an unknown name, or a package that the task needs is missing.
+        UserError: the name is unknown, or a package that the task needs is missing.
     """
     console = console or Console()
     if name is None:
@@ -80,7 +80,7 @@ def _one(name: str) -> RenderableType:
 
 
 def _settings(name: str, kind: type[NamedTask]) -> RenderableType:
-    """How each field of the task is set, and its default."""
+    """Makes a grid of the task's settings and their defaults."""
     grid = Table.grid(padding=(0, 2))
     defaults = {field.name: field.default for field in fields(kind) if field.name not in ("dataset", "arguments")}
     common = ("path", "difficulty", "train_problems", "eval_problems", "seed")
@@ -95,7 +95,7 @@ def _settings(name: str, kind: type[NamedTask]) -> RenderableType:
 def _made(kind: type[NamedTask]) -> Task | None:
     try:
         return kind()
-    except UserError:  # its package is not installed: the overview shows what can be shown
+    except UserError:  # its package is not installed; the overview lists it without details
         return None
 
 
@@ -114,7 +114,7 @@ def _example(problem: Problem, task: Task | None, *, columns: bool = False) -> R
 
 
 def _column(name: str, value: object) -> list[RenderableType]:
-    """On a line, or as a block below its name where the value has several lines."""
+    """Shows a column on one line, or as a block below its name if the value has several lines."""
     lines = isinstance(value, list | tuple) and bool(value) and all(isinstance(item, str) for item in value)
     text = _cut("\n".join(value) if lines else str(value))  # type: ignore[arg-type]
     if "\n" not in text.strip():

@@ -1,4 +1,4 @@
-"""The verbs that look at this machine and start no run: `plan` and `doctor`."""
+"""The verbs `plan` and `doctor`, which start no run."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from grouprl.types import UserError
 def plan(
     settings: Settings = None,
     model: ModelOption = None,
-    memory: Annotated[str | None, typer.Option(help="Such as 24GiB; this machine's GPU or RAM by default.")] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of the longest prompt.")] = 256,
-    flops: Annotated[float | None, typer.Option(help="Of the machine, per second, such as 4e14.")] = None,
-    bandwidth: Annotated[float | None, typer.Option(help="Of its memory, in bytes per second, such as 3e12.")] = None,
-    compare: Annotated[bool, typer.Option("--compare", help="PPO beside GRPO for models of 1.5B to 70B.")] = False,
+    memory: Annotated[str | None, typer.Option(help="Such as 24GiB; default: this machine's GPU or RAM.")] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the longest prompt.")] = 256,
+    flops: Annotated[float | None, typer.Option(help="FLOPs per second, such as 4e14.")] = None,
+    bandwidth: Annotated[float | None, typer.Option(help="Memory bandwidth in bytes per second, such as 3e12.")] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="PPO and GRPO for models of 1.5B to 70B.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Before a run is started: its memory by part, the largest group that fits, and the least time of a step.
+    """Estimate, before a run, its memory by part, the largest group that fits, and the least time of a step.
 
-    No model is loaded: its name or its config.json is enough.
+    This loads no model: its name or its config.json is enough.
 
     Example: grouprl plan demo
 
@@ -35,7 +35,7 @@ def plan(
     from grouprl.planner.time import Rates
 
     if (flops is None) != (bandwidth is None):
-        raise UserError("--flops, --bandwidth: expected both or neither, got one: give the other as well")
+        raise UserError("--flops, --bandwidth: expected both or neither, got one: add the other")
     config = run_config(settings, {"model.path": model})
     if compare:
         show_comparison(config, prompt_tokens, as_json=as_json)
@@ -50,7 +50,7 @@ def plan(
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
 ) -> None:
-    """What this machine can run: devices and their speed, kernels, sandbox, extras, versions, memory and disk.
+    """Show what this machine can run: devices and their speed, kernels, sandbox, extras, versions, memory and disk.
 
     Example: grouprl doctor
     """

@@ -1,4 +1,4 @@
-"""One verb per capability: each builds a configuration and calls one function."""
+"""The verbs that train, evaluate, compare and show runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def train(
     task: TaskOption = None,
     reward: RewardOption = None,
     name: Annotated[str | None, typer.Option(help="Folder of the run inside runs/.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's newest checkpoint.")] = False,
 ) -> None:
     """Train a policy with GRPO or another algorithm of its family (docs/algorithms.md).
 
@@ -66,7 +66,7 @@ def sft(settings: Settings = None, model: ModelOption = None, task: TaskOption =
 
 @app.command()
 def dpo(settings: Settings = None, model: ModelOption = None) -> None:
-    """Learn from preference pairs without sampling: direct preference optimisation.
+    """Learn from preference pairs without sampling: direct preference optimization.
 
     The pairs are the best and worst completions of a recorded run's groups, or a file's lines of
     {"prompt": ..., "chosen": ..., "rejected": ...}.
@@ -85,7 +85,7 @@ def dpo(settings: Settings = None, model: ModelOption = None) -> None:
 
 @app.command("reward-model")
 def reward_model(settings: Settings = None, model: ModelOption = None) -> None:
-    """Train a reward model on preference pairs, to be used as a reward in training.
+    """Train a reward model on preference pairs, for use as a reward in training.
 
     The pairs are the best and worst completions of a recorded run's groups, or a file's lines of
     {"prompt": ..., "chosen": ..., "rejected": ...}.
@@ -104,14 +104,14 @@ def reward_model(settings: Settings = None, model: ModelOption = None) -> None:
 
 @app.command("eval")
 def evaluate(
-    checkpoint: Annotated[str, typer.Argument(help="Checkpoint folder, bundled name or hub id.")],
+    checkpoint: Annotated[str, typer.Argument(help="Checkpoint folder, built-in name or hub id.")],
     settings: Settings = None,
     task: TaskOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Judge a model on held-out problems: greedy accuracy, pass@k, 95 % intervals.
+    """Evaluate a model on held-out problems: greedy accuracy, pass@k, 95 % intervals.
 
-    A checkpoint of a run is judged on that run's task unless told otherwise.
+    A checkpoint of a run is evaluated on that run's task by default.
 
     Example: grouprl eval runs/demo/checkpoints/step-000060 evaluation.samples=16
     """
@@ -123,11 +123,11 @@ def evaluate(
 
 @app.command()
 def sample(
-    model: Annotated[str, typer.Argument(help="Checkpoint folder, bundled name or hub id.")] = "abacus",
+    model: Annotated[str, typer.Argument(help="Checkpoint folder, built-in name or hub id.")] = "abacus",
     settings: Settings = None,
     task: TaskOption = None,
-    problem: Annotated[int, typer.Option(min=0, help="Which problem of evaluation.split.")] = 0,
-    prompt: Annotated[str | None, typer.Option(help="Your own prompt instead; it has no rewards.")] = None,
+    problem: Annotated[int, typer.Option(min=0, help="Index of a problem in evaluation.split.")] = 0,
+    prompt: Annotated[str | None, typer.Option(help="Your own prompt instead, without rewards.")] = None,
 ) -> None:
     """Show one prompt's group of completions, with rewards and advantages.
 
@@ -143,12 +143,12 @@ def sample(
 def compare(
     settings: Settings = None,
     vary: Annotated[str | None, typer.Option(help="KEY=VALUE,VALUE: one variant for each value.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds, from 0.")] = None,
     name: Annotated[str | None, typer.Option(help="Folder of the comparison inside runs/.")] = None,
 ) -> None:
     """Compare algorithms or settings on the same problems and seeds: paired intervals, curves, one report.
 
-    The same command goes on where it was stopped, and writes the report of a finished comparison anew.
+    The same command continues a stopped comparison, and writes the report of a finished one again.
 
     Example: grouprl compare compare_family seeds=[0,1,2]
 
@@ -169,7 +169,7 @@ def compare(
 
 @app.command()
 def tasks(name: Annotated[str | None, typer.Argument(help="One task, with examples.")] = None) -> None:
-    """List the tasks: problems to train on, what judges them, and an example of each.
+    """List the tasks: their problems, verifiers and an example of each.
 
     Example: grouprl tasks countdown
     """
@@ -183,10 +183,10 @@ def check_reward(
     settings: Settings = None,
     task: TaskOption = None,
     reward: RewardOption = None,
-    problems: Annotated[int, typer.Option(min=1, help="How many train problems are tried.")] = 32,
+    problems: Annotated[int, typer.Option(min=1, help="Number of train problems to try.")] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Before training: which cheap trick scores best? Exit code 1 when one beats the gold answers.
+    """Check, before training, whether cheap tricks earn more than gold answers. Exit code 1 when one does.
 
     Example: grouprl check-reward --task countdown
 
@@ -202,7 +202,7 @@ def check_reward(
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="Run directory, such as runs/demo.")],
-    out: Annotated[Path | None, typer.Argument(help="Parquet file; rollouts.parquet in the run by default.")] = None,
+    out: Annotated[Path | None, typer.Argument(help="Parquet file; default: rollouts.parquet in the run.")] = None,
 ) -> None:
     """Write every completion of a run as Parquet, for DuckDB, polars or pandas.
 
@@ -215,7 +215,7 @@ def export(
 
 @app.command()
 def report(run: Annotated[Path, typer.Argument(help="Run directory, such as runs/demo.")]) -> None:
-    """Write report.html anew: the page of a run with its data inside.
+    """Write report.html again: the page of a run with its data inside.
 
     Example: grouprl report runs/demo
     """
@@ -242,6 +242,6 @@ def lab(
 
 
 def _run_of(checkpoint: str) -> list[str]:
-    """The configuration of the run that a checkpoint belongs to, if it lies in one."""
+    """Returns the configuration file of the run that contains a checkpoint, if there is one."""
     run = run_of_checkpoint(Path(checkpoint))
     return [] if run is None else [str(run.config)]

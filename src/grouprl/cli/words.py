@@ -1,4 +1,4 @@
-"""What the verbs share: the application, its options, and the entry point."""
+"""The application, the options that verbs share, and the entry point."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ app = typer.Typer(
 
 Settings = Annotated[
     list[str] | None,
-    typer.Argument(help="Configuration files, names of bundled recipes, and changes such as rollout.group_size=16."),
+    typer.Argument(help="Configuration files, names of built-in recipes, and changes such as rollout.group_size=16."),
 ]
-ModelOption = Annotated[str | None, typer.Option("--model", help="Bundled name, folder or hub id.")]
-TaskOption = Annotated[str | None, typer.Option("--task", help="See grouprl tasks.")]
+ModelOption = Annotated[str | None, typer.Option("--model", help="Built-in name, folder or hub id.")]
+TaskOption = Annotated[str | None, typer.Option("--task", help="Name of a task; `grouprl tasks` lists them.")]
 RewardOption = Annotated[
     list[str] | None, typer.Option("--reward", help="A name, or FILE.py:FUNCTION; =WEIGHT may follow. Repeatable.")
 ]
@@ -57,7 +57,7 @@ def run_config(settings: Sequence[str] | None, options: Mapping[str, object] | N
 
 
 def main() -> None:
-    """The entry point: a mistake of the user is one sentence and exit code 2, a diverged run one and code 1."""
+    """The entry point: a user error prints one message and exits with code 2, a diverged run with code 1."""
     try:
         app()
     except (UserError, FloatingPointError) as error:

@@ -1,6 +1,6 @@
-"""What a run needs, before anything is loaded, and what this machine has: memory, time, devices, extras.
+"""Estimates memory and time of a run before anything is loaded, and lists what this machine has.
 
-In: the shape of a model, of a step, rates of a machine. Out: bytes and seconds. Never loads a model.
+In: shapes of a model and a step, rates of a machine. Out: bytes and seconds. Never loads a model.
 """
 
 from grouprl.planner.memory import GRPO, PPO, MemoryPlan, Networks, StepShape, plan_memory

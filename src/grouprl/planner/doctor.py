@@ -1,4 +1,4 @@
-"""`grouprl doctor`: what this machine can run, and what to install for the rest."""
+"""`grouprl doctor` shows what this machine can run, and what to install for the rest."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from grouprl.planner.machine import DTYPES, free_memory, product_rate, total_mem
 from grouprl.sandbox import BACKENDS, why_unavailable
 
 _PACKAGES = ("grouprl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
-_DEVELOPMENT = ("dev", "bench")  # extras of this project's own checks
+_DEVELOPMENT = ("dev", "bench")  # extras for developing this project
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of what was found."""
+    """One line of the screen."""
 
     topic: str  # the section of the screen
     name: str
     found: str
-    works: bool = True  # False: something that a run could use is not there
-    remedy: str = ""  # what to do for it
+    works: bool = True  # False: something that a run could use is missing
+    remedy: str = ""  # how to get it
 
 
 def findings() -> list[Finding]:
-    """Everything that the doctor looks at, in the order of the screen; takes a few seconds, most of it for speeds."""
+    """Collects all findings in the order of the screen; measuring speeds takes a few seconds."""
     parts: tuple[Callable[[], Iterator[Finding]], ...] = (_devices, _kernels, _sandbox, _extras, _versions, _room)
     return [finding for part in parts for finding in part()]
 
@@ -57,7 +57,7 @@ def show_doctor(*, as_json: bool, console: Console | None = None) -> None:
         if topic and finding.topic != topic:
             table.add_section()
         mark = Text("ok", "green") if finding.works else Text("no", "yellow")
-        # Text, not markup: grouprl[data] would be read as a style.
+        # Text, not markup: rich would read grouprl[data] as a style.
         said = Text(finding.found)
         if finding.remedy:
             said.append(f"\n{finding.remedy}", "dim")
@@ -88,9 +88,9 @@ def _speeds(device: str) -> Iterator[Finding]:
         yield Finding(
             "devices",
             f"{device} {dtype}",
-            f"{rate / 1e9:,.0f} GFLOP/s in matrix products" + (", made in software" if slow else ""),
+            f"{rate / 1e9:,.0f} GFLOP/s in matrix products" + (", emulated in software" if slow else ""),
             not slow,
-            "leave model.dtype=float32" if slow else "",
+            "keep model.dtype=float32" if slow else "",
         )
 
 
@@ -99,7 +99,7 @@ def _kernels() -> Iterator[Finding]:
     if why_not is None:
         yield Finding("kernels", "compiled", "C kernels for this processor")
     else:
-        yield Finding("kernels", "compiled", why_not, False, "everything works without them, more slowly on a CPU")
+        yield Finding("kernels", "compiled", why_not, False, "everything works without them, but slower on a CPU")
 
 
 def _sandbox() -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""What this machine has: memory, and the rates of its products and reads, measured in about a second."""
+"""Measures this machine: memory, and the rates of matrix products and reads, in about a second."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from grouprl.planner.time import Rates
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SECONDS = 0.35  # for each measurement
 _ROWS = {"cpu": (1024, 1024, 1024), "cuda": (8192, 8192, 8192)}
-# Bytes. The first blocks stay in a cache, as the weights of a small model do; no cache holds the others.
+# Bytes. Small blocks stay in a cache, as the weights of a small model do; the others exceed every cache.
 _BLOCKS = {"cpu": (16 << 20, 256 << 20), "cuda": (16 << 20, 2 << 30)}
 
 
 def total_memory(device_type: str) -> int:
-    """Bytes of the first GPU, or of this machine (or of the container that this process runs in)."""
+    """Returns the memory in bytes of the first GPU, or of this machine or its container."""
     if device_type == "cuda" and torch.cuda.is_available():
         return int(torch.cuda.get_device_properties(0).total_memory)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -31,7 +31,7 @@ def total_memory(device_type: str) -> int:
 
 
 def free_memory(device_type: str) -> int:
-    """Bytes that nobody uses now, of the first GPU or of this machine."""
+    """Returns the free memory in bytes of the first GPU or of this machine."""
     if device_type == "cuda" and torch.cuda.is_available():
         return int(torch.cuda.mem_get_info(0)[0])
     meminfo = Path("/proc/meminfo")
@@ -42,7 +42,7 @@ def free_memory(device_type: str) -> int:
 
 
 def measured_rates(device_type: str, dtype: str, size: float) -> Rates:
-    """The rates of this machine, the best of several rounds; `size` = bytes that are read again and again."""
+    """Measures the rates of this machine, the best of several repetitions; `size` = bytes that are read repeatedly."""
     return Rates(
         flops=product_rate(device_type, dtype),
         bandwidth=_read_rate(device_type, size),
@@ -51,7 +51,7 @@ def measured_rates(device_type: str, dtype: str, size: float) -> Rates:
 
 
 def product_rate(device_type: str, dtype: str) -> float:
-    """FLOPs per second of a large matrix product."""
+    """Measures the FLOPs per second of a large matrix product."""
     rows, inner, outer = _ROWS[device_type]
     x = torch.ones(rows, inner, dtype=DTYPES[dtype], device=device_type)
     weight = torch.ones(outer, inner, dtype=DTYPES[dtype], device=device_type)
@@ -59,14 +59,14 @@ def product_rate(device_type: str, dtype: str) -> float:
 
 
 def _read_rate(device_type: str, size: float) -> float:
-    """Bytes per second at which a block about as large as `size` is summed up."""
+    """Measures the bytes per second of summing a block of about `size` bytes."""
     block = min(_BLOCKS[device_type], key=lambda block: abs(math.log(block / size)))
     values = torch.ones(block // 4, device=device_type)
     return block / _best(values.sum, device_type)
 
 
 def _best(act: Callable[[], object], device_type: str) -> float:
-    """Seconds of the fastest call, of as many as there is time for, at least two after a first one."""
+    """Returns the seconds of the fastest of several calls, at least two, after a warm-up call."""
     act()
     times: list[float] = []
     until = time.perf_counter() + _SECONDS

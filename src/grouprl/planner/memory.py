@@ -1,10 +1,10 @@
-"""Memory of a step, worked out from shapes before anything is loaded: what is held all the time, and what at its peaks.
+"""Computes the memory of a step from shapes: what stays allocated for the whole run, and the peaks of a step.
 
-Counted is what grows with the model or the batch. Predicted over measured bytes of the tensors that live at the peak of
-an update: 0.97 to 1.02 in float32 and bfloat16 on a CPU, up to 1.05 and 1.18 with `recompute` (tests/planner).
-For "cuda" what autograd keeps is held to the modules' own count; nothing was measured on a GPU. A process holds more:
-about 400 MiB of torch and transformers, and what its allocator does not give back. Of the resident memory above the
-imports, 337 and 939 MiB for 4.5 and 24 million parameters, this is 0.66 and 0.82 in float32, 0.52 and 0.67 in bfloat16
+It counts tensors that grow with the model or the batch. Predicted over measured bytes at the peak of an update: 0.97 to
+1.02 in float32 and bfloat16 on a CPU, up to 1.05 and 1.18 with `recompute` (tests/planner). For "cuda", tests compare
+with the tensors that autograd keeps; nothing was measured on a GPU. A process needs more: about 400 MiB for torch and
+transformers, and memory that its allocator keeps. Of the resident memory above the imports, 337 and 939 MiB for 4.5 and
+24 million parameters, the prediction is 0.66 and 0.82 in float32, 0.52 and 0.67 in bfloat16
 (`python benchmarks/vs_trl.py --only grouprl --shape small`, `wide`).
 """
 
@@ -24,17 +24,17 @@ Dtype = Literal["float32", "bfloat16"]
 
 WEIGHT = 4  # bytes: weights, gradients and moments are float32 whatever the computation's dtype
 _SIZES: Mapping[Dtype, int] = MappingProxyType({"float32": 4, "bfloat16": 2})
-_NUMBERS = 4  # bytes of what norms, rotations and logits are computed in
-_LOGITS = 1 << 25  # of a chunk of log-probs (models/logprobs.py)
-_KEPT_LOGITS = 1 << 22  # a single chunk of so many is kept for the backward pass (models/kernels/functions.py)
-_SLOTS = 4  # prompts in the cache for each that full groups would need (rollout/native.py)
+_NUMBERS = 4  # bytes of the float32 in which norms, rotations and logits are computed
+_LOGITS = 1 << 25  # logits in a chunk of log-probs (models/logprobs.py)
+_KEPT_LOGITS = 1 << 22  # logits of a single chunk that is kept for the backward pass (models/kernels/functions.py)
+_SLOTS = 4  # cached prompts for each prompt that full groups need (rollout/native.py)
 
 
 @dataclass(frozen=True)
 class Networks:
-    """Which networks a run holds beside its policy, and whether an adapter alone learns."""
+    """The networks of a run besides its policy, and whether an adapter alone learns."""
 
-    reference: bool = True  # where there is a KL term
+    reference: bool = True  # for a KL term
     critic: bool = False  # a trunk of its own, as large as the policy
     reward_model: bool = False  # as large as the policy
     lora_rank: int | None = None  # None = all weights learn
@@ -45,7 +45,7 @@ GRPO, PPO = Networks(), Networks(critic=True, reward_model=True)
 
 @dataclass(frozen=True)
 class StepShape:
-    """The batch of a step, and how it is computed. Every prompt and every completion is counted at its longest.
+    """The batch of a step and its computation. Every prompt and completion counts with its largest length.
 
     Raises UserError for a number that is out of range.
     """
@@ -57,17 +57,17 @@ class StepShape:
     max_rows: int = 256  # completions decoded at once
     minibatches: int = 1
     micro_batch_tokens: int = 0  # packed tokens of a backward pass; 0 = by device and groups
-    dtype: Dtype = "float32"  # of the computation
+    dtype: Dtype = "float32"  # dtype of the computation
     device: Device = "cuda"
-    recompute: bool = False  # layers run again in the backward pass
+    recompute: bool = False  # whether layers run again in the backward pass
 
     def __post_init__(self) -> None:
         for name in ("problems", "group_size", "prompt_tokens", "completion_tokens", "max_rows", "minibatches"):
             if getattr(self, name) < 1:
-                raise UserError(f"{name}: expected 1 or more, got {getattr(self, name)}: nothing would be computed")
+                raise UserError(f"{name}: expected 1 or more, got {getattr(self, name)}: raise it")
         if self.micro_batch_tokens < 0:
             raise UserError(
-                f"micro_batch_tokens: expected a number of tokens, got {self.micro_batch_tokens}; 0 = by itself"
+                f"micro_batch_tokens: expected 0 (automatic) or more tokens, got {self.micro_batch_tokens}: raise it"
             )
         for name, known in (("dtype", _SIZES), ("device", PACK_TOKENS)):
             if getattr(self, name) not in known:
@@ -75,19 +75,19 @@ class StepShape:
 
     @property
     def rows(self) -> int:
-        """Completions decoded at once."""
+        """The completions that are decoded at once."""
         return min(self.max_rows, self.problems * self.group_size)
 
     @property
     def cached_prompts(self) -> int:
-        """Prompts whose keys and values are held at once; a group larger than `max_rows` is several."""
+        """The prompts whose keys and values are cached at once; a group larger than `max_rows` counts several times."""
         units = self.problems * -(-self.group_size // self.max_rows)
         return min(units, _SLOTS * max(1, self.max_rows // min(self.group_size, self.max_rows)))
 
     @property
     def packs(self) -> list[Pack]:
-        """The packs that the learner makes of a minibatch of such groups."""
-        own = self.completion_tokens - 1  # a completion's last token is predicted and not read
+        """The packs that the learner makes from a minibatch."""
+        own = self.completion_tokens - 1  # the model does not read a completion's last token
         group = GroupSize(self.prompt_tokens, (own,) * self.group_size)
         groups = -(-self.problems // min(self.minibatches, self.problems))
         packs = pack_groups([group] * groups, self.micro_batch_tokens, self.device)
@@ -95,110 +95,109 @@ class StepShape:
 
     @property
     def largest_pack(self) -> Pack:
-        """The pack with the most tokens: it decides the memory of an update."""
+        """The pack with the most tokens, which determines the memory of an update."""
         return max(self.packs, key=lambda pack: pack.tokens)
 
 
 @dataclass(frozen=True)
 class Pack:
-    """A micro-batch: prompts and completions that are learned from in one forward and backward pass."""
+    """A micro-batch: prompts and completions of one forward and backward pass."""
 
-    tokens: int  # read, S
+    tokens: int  # tokens that the model reads, S
     completions: int
 
 
 @dataclass(frozen=True)
 class NetworkMemory:
-    """Bytes of what is held from beginning to end; 0 = there is none."""
+    """Bytes that stay allocated for the whole run; 0 = there is none."""
 
     policy: int
     adapter: int
     reference: int
     reward_model: int
     critic: int
-    moments: int  # AdamW's two of each weight of the policy that learns
+    moments: int  # AdamW's two moments of each trained weight of the policy
     critic_moments: int
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all parts."""
         networks = self.policy + self.adapter + self.reference + self.reward_model + self.critic
         return networks + self.moments + self.critic_moments
 
 
 @dataclass(frozen=True)
 class UpdateMemory:
-    """Bytes that an update needs beside what is held."""
+    """Bytes that an update needs besides the networks."""
 
     gradients: int
     critic_gradients: int
-    activations: int  # of the largest pack, that its forward pass keeps
-    layer: int  # what the backward pass of one layer makes beside them, and with `recompute` its activations
-    logits: int  # before that: a chunk of them, and the gradient of the output embedding
+    activations: int  # kept by the forward pass of the largest pack
+    layer: int  # temporary tensors of one layer's backward pass, with `recompute` its activations too
+    logits: int  # before that: a chunk of logits, and the gradient of the output embedding
 
     @property
     def total(self) -> int:
-        """At the peak; layers and logits are not there at once."""
+        """Bytes at the peak; layers and logits are never allocated together."""
         return self.gradients + self.critic_gradients + self.activations + max(self.layer, self.logits)
 
 
 @dataclass(frozen=True)
 class RolloutMemory:
-    """Bytes that sampling needs beside what is held."""
+    """Bytes that sampling needs besides the networks."""
 
-    cache: int  # keys and values, of each prompt once
+    cache: int  # keys and values, those of each prompt once
     drawing: int  # logits of the rows that are decoded at once
-    cache_unshared: int  # what the cache would be if each completion had the prompt to itself; no part of any sum
+    cache_unshared: int  # size of a cache with a copy of the prompt for each completion; in no sum
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of a run, by what they are for."""
+    """Bytes of a run by purpose."""
 
     networks: NetworkMemory
     update: UpdateMemory
     rollout: RolloutMemory
-    rounded: int  # a copy of the weights of all linear layers, where the computation is in bfloat16
+    rounded: int  # bfloat16 copy of the weights of all linear layers, for a computation in bfloat16
     device: Device
     pack: Pack
 
     @property
     def held(self) -> int:
-        """From beginning to end. On a GPU the cache stays as well, because recordings know its place."""
+        """Bytes for the whole run. On a GPU this includes the cache, because CUDA graphs keep its address."""
         return self.networks.total + (self.rollout.cache if self.device == "cuda" else 0)
 
     @property
     def learning(self) -> int:
-        """Peak of an update."""
+        """Bytes at the peak of an update."""
         return self.held + self.update.total + self.rounded
 
     @property
     def sampling(self) -> int:
-        """Peak of the rollout."""
+        """Bytes at the peak of the rollout."""
         return self.held + self.rollout.drawing + self.rounded + (self.rollout.cache if self.device == "cpu" else 0)
 
     @property
     def peak(self) -> int:
-        """The larger of the two."""
+        """The larger of the two peaks."""
         return max(self.learning, self.sampling)
 
 
 def plan_memory(shape: ModelShape, networks: Networks = GRPO, step: StepShape = StepShape()) -> MemoryPlan:
-    """Bytes that a run of this shape holds, by part.
+    """Computes the bytes of a run by part.
 
-    Counted from what the code keeps: weights, gradients and moments in float32; of a forward pass what autograd holds
-    for the backward pass, layer by layer; log-probs in chunks of 2^25 logits; keys and values of a prompt once for its
-    group.
+    It counts what the code keeps: weights, gradients and moments in float32; activations that autograd keeps for the
+    backward pass, layer by layer; log-probs in chunks of 2^25 logits; keys and values of a prompt once for its group.
 
     Raises:
-        UserError: an adapter's rank below 1.
+        UserError: an adapter's rank is below 1.
     """
     rank, pack = networks.lora_rank, step.largest_pack
     if rank is not None and rank < 1:
-        raise UserError(f"lora_rank: expected 1 or more, got {rank}: leave it out to train all weights")
+        raise UserError(f"lora_rank: expected 1 or more, got {rank}: set lora_rank=None to train all weights")
     adapter = 0 if rank is None else WEIGHT * shape.lora_parameters(rank)
     value_head = WEIGHT * (shape.hidden + 1)
-    trunk = WEIGHT * shape.decoder_parameters if rank is None else adapter  # frozen weights are the policy's own
+    trunk = WEIGHT * shape.decoder_parameters if rank is None else adapter  # it shares the policy's frozen weights
     learning = WEIGHT * shape.parameters if rank is None else adapter
     critic = trunk + value_head if networks.critic else 0
     token = 2 * shape.layers * shape.kv_heads * shape.head_size * _SIZES[step.dtype]  # keys and values
@@ -208,7 +207,7 @@ def plan_memory(shape: ModelShape, networks: Networks = GRPO, step: StepShape = 
         networks=NetworkMemory(
             policy=WEIGHT * shape.parameters,
             adapter=adapter,
-            # With an adapter, the reference is the policy without it.
+            # With an adapter, the reference is the policy without the adapter.
             reference=WEIGHT * shape.parameters if networks.reference and rank is None else 0,
             reward_model=WEIGHT * (shape.decoder_parameters + shape.hidden) if networks.reward_model else 0,
             critic=critic,
@@ -234,18 +233,18 @@ def plan_memory(shape: ModelShape, networks: Networks = GRPO, step: StepShape = 
 
 
 def _activations(shape: ModelShape, step: StepShape, pack: Pack) -> tuple[int, int]:
-    """What a forward pass keeps for the backward pass, and what the backward pass of one layer holds beside it."""
+    """Bytes that a forward pass keeps for the backward pass, and further bytes of one layer's backward pass."""
     dtype, half = _SIZES[step.dtype], step.dtype == "bfloat16"
     hidden, queries, keys = shape.hidden, shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     if step.device == "cpu":
-        # The compiled kernels: both sums before a norm and its inverse; both norms, queries, keys, values, what
-        # attention gives, gate, up and their product.
+        # The compiled kernels keep both sums before a norm and its inverse; both norms, queries, keys, values, the
+        # output of attention, gate, up and their product.
         layer = _NUMBERS * (2 * hidden + 2) + dtype * (2 * hidden + 2 * queries + 2 * keys + 3 * shape.intermediate)
-        between = (_NUMBERS + dtype) * hidden  # of two layers: a sum, and what is still to be added
+        between = (_NUMBERS + dtype) * hidden  # between two layers: a sum, and the next summand
         around = _NUMBERS * (hidden + 2 * shape.head_size + 1)
     else:
-        # transformers' modules: norms keep the normed values as well, SwiGLU keeps silu(gate), attention its result in
-        # two layouts and a number for each head. In bfloat16 each product rounds its input for itself.
+        # transformers' modules: norms also keep the normalized values, SwiGLU keeps silu(gate), attention its output in
+        # two layouts and a number for each head. In bfloat16 each product makes its own rounded copy of its input.
         layer = _NUMBERS * (4 * hidden + 2 + shape.heads) + dtype * (
             (5 if half else 2) * hidden + 3 * queries + 2 * keys + 4 * shape.intermediate
         )
@@ -258,13 +257,13 @@ def _activations(shape: ModelShape, step: StepShape, pack: Pack) -> tuple[int, i
 
 
 def _logits(shape: ModelShape, step: StepShape, predicted: int, head_learns: bool) -> int:
-    """A chunk of logits and what is made of it; the gradients of its inputs and, unless frozen, of the embedding."""
+    """Bytes of a chunk of logits and its copies, of the gradients of its inputs and, unless frozen, the embedding."""
     dtype, chunk = _SIZES[step.dtype], max(1, _LOGITS // shape.vocabulary)
     if step.device == "cpu":
         kept = predicted <= chunk and predicted * shape.vocabulary <= _KEPT_LOGITS
         logits = dtype * min(predicted, chunk) * shape.vocabulary * (2 if kept else 1)
     else:
-        copies = 8  # of the logits, that torch holds at once (models/logprobs.py)
+        copies = 8  # of the logits that torch has at once (models/logprobs.py)
         logits = _NUMBERS * min(predicted, max(1, chunk // copies)) * shape.vocabulary * copies
     weights = shape.embedding_parameters if head_learns else 0
     return logits + dtype * (predicted * shape.hidden + weights)

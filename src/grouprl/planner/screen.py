@@ -1,4 +1,4 @@
-"""`grouprl plan`: memory and time of a run on one screen, before anything is loaded."""
+"""`grouprl plan` shows memory and time of a run on one screen, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PARTS = {
     "reward_model": "weights of the reward model",
     "critic": "weights of the critic",
     "moments": "AdamW's two moments",
-    "critic_moments": "the same of the critic",
+    "critic_moments": "AdamW's two moments of the critic",
     "gradients": "gradients",
     "critic_gradients": "the same of the critic",
     "activations": "activations of the largest pack",
@@ -43,7 +43,7 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run needs, and what of it fits."""
+    """The memory and time of a run, and what fits."""
 
     shape: ModelShape
     networks: Networks
@@ -52,26 +52,26 @@ class RunPlan:
     available: int  # bytes
     largest_group: int  # completions that fit; 0 = none
     longest_completion: int  # tokens that fit; 0 = none
-    time: StepTime | None  # at least; None = no rates
+    time: StepTime | None  # lower bound; None = no rates
     rates: Rates | None
 
     @property
     def fits(self) -> bool:
-        """Whether the peak fits in what is available."""
+        """Whether the peak fits in the available memory."""
         return self.memory.peak <= self.available
 
 
 def plan_run(config: RunConfig, *, prompt_tokens: int, available: int | None, rates: Rates | None) -> RunPlan:
-    """The plan of a configuration.
+    """Makes the plan of a configuration.
 
     Args:
-        config: the run; only config.json of its model is read.
-        prompt_tokens: of the longest prompt, which the configuration does not say.
-        available: bytes; None = what this machine's GPU or this machine has.
-        rates: of the machine; None = measured here, if it has the device of the configuration.
+        config: the run; it reads only config.json of the model.
+        prompt_tokens: length of the longest prompt, which the configuration does not contain.
+        available: bytes; None = the memory of this machine's GPU, or of this machine.
+        rates: rates of the machine; None = measured here, if it has the device of the configuration.
 
     Raises:
-        UserError: a model whose shape is not known, or numbers out of range.
+        UserError: the model's shape is unknown, or a number is out of range.
     """
     shape, networks, step = shape_of(config.model.path), networks_of(config), step_of(config, prompt_tokens)
     memory = plan_memory(shape, networks, step)
@@ -95,7 +95,7 @@ def plan_run(config: RunConfig, *, prompt_tokens: int, available: int | None, ra
 
 
 def networks_of(config: RunConfig) -> Networks:
-    """The networks that a configuration asks for. A critic on the policy's own trunk needs none of its own."""
+    """Returns the networks of a configuration. A critic that shares the policy's trunk counts as none."""
     lora = config.model.lora
     return Networks(
         reference=config.algorithm.kl is not None,
@@ -106,7 +106,7 @@ def networks_of(config: RunConfig) -> Networks:
 
 
 def step_of(config: RunConfig, prompt_tokens: int) -> StepShape:
-    """The step that a configuration asks for."""
+    """Returns the step of a configuration."""
     rollout, device = config.rollout, config.model.device
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     return StepShape(
@@ -124,7 +124,7 @@ def step_of(config: RunConfig, prompt_tokens: int) -> StepShape:
 
 
 def parse_memory(text: str) -> int:
-    """Bytes of an amount such as 24GiB or 80GB.
+    """Parses an amount such as 24GiB or 80GB to bytes.
 
     >>> parse_memory("1.5GiB"), parse_memory("80 GB")
     (1610612736, 80000000000)
@@ -157,18 +157,18 @@ def show_plan(plan: RunPlan, algorithm: str, *, as_json: bool, console: Console 
     console.print(f"Largest group that fits: {_most(plan.largest_group, MOST_COMPLETIONS, 'completions')}.")
     console.print(f"Longest completion that fits: {_most(plan.longest_completion, MOST_TOKENS, 'tokens')}.\n")
     if plan.time is None or plan.rates is None:
-        console.print("Time: give the rates of that machine with --flops and --bandwidth.")
+        console.print("Time: set the rates of the target machine with --flops and --bandwidth.")
         return
     console.print(_time_table(plan.time))
     console.print(
         f"[dim]A floor: matrix products at {_si(plan.rates.flops)}FLOP/s and reads at {_si(plan.rates.bandwidth)}B/s "
-        f"({plan.rates.source}), every completion at its longest. A real step takes longer. Memory is what tensors "
-        "take: a process holds about 0.4 GiB more.[/]"
+        f"({plan.rates.source}), every completion at its longest. A real step takes longer. Memory counts "
+        "tensors; a process needs about 0.4 GiB more.[/]"
     )
 
 
 def show_comparison(config: RunConfig, prompt_tokens: int, *, as_json: bool, console: Console | None = None) -> None:
-    """Prints the memory of PPO beside GRPO for models of four sizes, at the batch of a configuration."""
+    """Prints the memory of GRPO and PPO for models of four sizes, with the batch of a configuration."""
     step = step_of(config, prompt_tokens)
     asked = networks_of(config)
     grpo, ppo = (replace(asked, reference=True, critic=critic) for critic in (False, True))
@@ -197,8 +197,8 @@ def show_comparison(config: RunConfig, prompt_tokens: int, *, as_json: bool, con
     console.print(table)
     console.print(
         f"[dim]{step.problems} problems x {step.group_size} completions, {step.prompt_tokens} + "
-        f"{step.completion_tokens} tokens, {step.dtype} on {step.device}. Both hold a reference; PPO also holds a "
-        "critic as large as the policy, which learns. update and rollout are peaks, with what is held.[/]"
+        f"{step.completion_tokens} tokens, {step.dtype} on {step.device}. Both have a reference; PPO also trains a "
+        "critic as large as the policy. update and rollout are peaks, which include held.[/]"
     )
 
 
@@ -209,7 +209,7 @@ def _memory_table(plan: MemoryPlan) -> Table:
     on_gpu = plan.device == "cuda"
     cache = {"cache": plan.rollout.cache}
     for name, total, parts in (
-        ("held from beginning to end", plan.held, asdict(plan.networks) | (cache if on_gpu else {})),
+        ("held for the whole run", plan.held, asdict(plan.networks) | (cache if on_gpu else {})),
         ("peak of an update", plan.learning, asdict(plan.update) | {"rounded": plan.rounded}),
         (
             "peak of sampling",

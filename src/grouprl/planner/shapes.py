@@ -1,4 +1,4 @@
-"""Shapes of models: what a config.json says, and the weights that follow from it."""
+"""Shapes of models from their config.json, and their numbers of weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Biases = Literal["none", "qkv", "qkvo"]
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder in Llama's form: what its config.json says, and the weights that follow from it."""
+    """The shape of a decoder with Llama's architecture, from its config.json."""
 
     name: str
     layers: int
@@ -38,28 +38,28 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Of one block, its two norms included."""
+        """Parameters of one block, its two norms included."""
         with_bias = {"none": 0, "qkv": 3, "qkvo": 4}[self.biases]
         biases = sum(outputs for _, outputs in self.linears[:with_bias])
         return sum(inputs * outputs for inputs, outputs in self.linears) + biases + 2 * self.hidden
 
     @property
     def embedding_parameters(self) -> int:
-        """Of the input embedding, and of the output embedding again where it is not the same."""
+        """Parameters of the input embedding; an output embedding that is not tied has as many again."""
         return self.vocabulary * self.hidden
 
     @property
     def decoder_parameters(self) -> int:
-        """Of the model without an output embedding: what a critic or a reward model has of it."""
+        """Parameters of the model without an output embedding, as in a critic or a reward model."""
         return self.embedding_parameters + self.layers * self.layer_parameters + self.hidden
 
     @property
     def parameters(self) -> int:
-        """Of the whole model; shared weights count once."""
+        """Parameters of the whole model; shared weights count once."""
         return self.decoder_parameters + (0 if self.tied else self.embedding_parameters)
 
     def lora_parameters(self, rank: int) -> int:
-        """Of an adapter of this rank beside every linear layer."""
+        """Parameters of adapters of this rank on all linear layers."""
         return self.layers * sum(rank * (inputs + outputs) for inputs, outputs in self.linears)
 
 
@@ -80,20 +80,20 @@ SHAPES: Mapping[str, ModelShape] = MappingProxyType(
 
 
 def shape_of(model: str) -> ModelShape:
-    """The shape of a model, without loading it.
+    """Returns the shape of a model, without loading it.
 
     Args:
         model: a name of `SHAPES`, a hub id of one (Qwen/Qwen2.5-7B-Instruct), or a folder with a config.json.
 
     Raises:
-        UserError: none of these, or a config.json of a model that is no dense decoder in Llama's form.
+        UserError: the model is unknown, or its config.json is not that of a dense decoder with Llama's architecture.
     """
     config = Path(model) / "config.json"
     if config.is_file():
         return _from_config(config)
     name = model.rpartition("/")[2].removesuffix("-Instruct").removesuffix("-Base")
     if name not in SHAPES:
-        raise unknown_name("--model (a shape that is known, or a folder with a config.json)", model, SHAPES)
+        raise unknown_name("--model (a known shape, or a folder with a config.json)", model, SHAPES)
     return SHAPES[name]
 
 
@@ -101,7 +101,7 @@ def _from_config(path: Path) -> ModelShape:
     found = read_json(path)
     experts = [name for name in ("num_experts", "num_local_experts", "n_routed_experts") if found.get(name)]
     if experts:
-        raise UserError(f"{path}: expected a dense decoder, got {experts[0]}={found[experts[0]]}: not counted yet")
+        raise UserError(f"{path}: expected a dense decoder, got {experts[0]}={found[experts[0]]}: choose a dense model")
 
     def number(name: str, usual: int | None = None) -> int:
         value = found.get(name, usual)

@@ -1,8 +1,8 @@
-"""Time of a step, as a floor: its matrix products and its reads at a machine's rates, and nothing else.
+"""Computes a lower bound of a step's time from its matrix products and memory reads at a machine's rates.
 
-Left out: attention's own products, waiting, rewards, everything that is not a product or a read. FLOPs are 2 x weights
-x tokens. A phase takes max(FLOPs / rate, bytes / bandwidth). `python benchmarks/floor.py` counts alike and says how
-near the program comes.
+It excludes attention's products, waiting, rewards and everything that is not a product or a read. FLOPs are 2 x weights
+x tokens. A phase takes max(FLOPs / rate, bytes / bandwidth). `python benchmarks/floor.py` compares this bound with
+measured times.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from grouprl.planner.shapes import ModelShape
 
 @dataclass(frozen=True)
 class Rates:
-    """What a machine does at best."""
+    """The highest rates of a machine."""
 
     flops: float  # floating-point operations per second, in products of the computation's dtype
     bandwidth: float  # bytes read per second
-    source: str  # where the numbers come from, for people
+    source: str  # origin of the numbers, as text
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step by phase, at least; 0 = there is no such phase."""
+    """Lower bound in seconds of each phase of a step; 0 = there is no such phase."""
 
-    prompts: float  # read once each
+    prompts: float  # each prompt is read once
     decoding: float
     reference: float
-    critic: float  # values, and learning them
+    critic: float  # values and updates
     reward_model: float
     learning: float
 
     @property
     def total(self) -> float:
-        """One phase after the other."""
+        """The sum of all phases."""
         return self.prompts + self.decoding + self.reference + self.critic + self.reward_model + self.learning
 
 
 def floor_of_step(shape: ModelShape, networks: Networks, step: StepShape, rates: Rates, *, passes: int = 1) -> StepTime:
-    """The least that a step can take; every completion is counted at its longest.
+    """Computes the least time of a step; every completion counts with its largest length.
 
     Args:
-        shape: of the policy; reference, critic and reward model are as large.
-        networks: which there are.
+        shape: shape of the policy; reference, critic and reward model are as large.
+        networks: the networks of the run.
         step: the batch.
-        rates: of the machine, in the dtype of the step.
-        passes: over the batch while learning.
+        rates: rates of the machine, in the dtype of the step.
+        passes: passes over the batch in learning.
     """
     body, head = _body_weights(shape), shape.embedding_parameters
     completions = step.problems * step.group_size
@@ -57,7 +57,7 @@ def floor_of_step(shape: ModelShape, networks: Networks, step: StepShape, rates:
     read = sum(pack.tokens for pack in step.packs) * step.problems / groups
     forward = 2 * (body * read + head * predicted) / rates.flops
     trunk = 2 * body * read / rates.flops
-    # Forward, gradient of the inputs, gradient of the weights (which an adapter's base has none of).
+    # Forward, gradient of the inputs, gradient of the weights (none for the base of an adapter).
     products = (3 if networks.lora_rank is None else 2) + (1 if step.recompute else 0)
     return StepTime(
         prompts=2 * body * step.problems * step.prompt_tokens / rates.flops,
@@ -75,14 +75,14 @@ def _body_weights(shape: ModelShape) -> int:
 
 
 def _decoding(shape: ModelShape, step: StepShape, rates: Rates) -> float:
-    """Decode steps: each reads all weights once for the rows that are decoded together, and their cache."""
+    """Seconds of all decode steps; each reads all weights and the cache once for the rows decoded together."""
     size = 2 if step.dtype == "bfloat16" else 4
     weights = _body_weights(shape) + shape.embedding_parameters
     token = 2 * shape.layers * shape.kv_heads * shape.head_size * size
     full, rest = divmod(step.problems * step.group_size, step.rows)
     seconds = 0.0
     for rows, times in ((step.rows, full), (rest, 1 if rest else 0)):
-        prompts = -(-rows // step.group_size) * step.prompt_tokens  # of a group once
+        prompts = -(-rows // step.group_size) * step.prompt_tokens  # one prompt per group
         for position in range(1, step.completion_tokens if times else 1):
             read = weights * size + token * (prompts + rows * position)
             seconds += times * max(2 * weights * rows / rates.flops, read / rates.bandwidth)
