@@ -18,12 +18,12 @@ from made_up import made_up_comparison
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
 from grouprl.compare.read import (
-    HeldOut,
+    HeldOutEvaluation,
     RecordedComparison,
     Variant,
     against_baseline,
-    figure,
     held_out_curve,
+    metric_by_seed,
     metric_curve,
     read_comparison,
     time_parts,
@@ -61,7 +61,7 @@ def _curve(axes: Any, at: Sequence[float], by_seed: Sequence[Sequence[float]], l
         axes.fill_between(at, values.min(0), values.max(0), color=look["color"], alpha=0.14, linewidth=0)
 
 
-def _held_out(where: Callable[[HeldOut], float]) -> Callable[[RecordedComparison, Any], None]:
+def _held_out(where: Callable[[HeldOutEvaluation], float]) -> Callable[[RecordedComparison, Any], None]:
     def draw(comparison: RecordedComparison, axes: Any) -> None:
         for variant in comparison.finished:
             curve = held_out_curve(variant)
@@ -158,7 +158,7 @@ def _time(comparison: RecordedComparison, axes: Any) -> None:
 
 
 def _memory(comparison: RecordedComparison, axes: Any) -> None:
-    figures = {variant.name: figure(variant, "peak_rss_mib") for variant in comparison.finished}
+    figures = {variant.name: metric_by_seed(variant, "peak_rss_mib") for variant in comparison.finished}
     known = {name: list(found.by_seed.values()) for name, found in figures.items() if found.by_seed}
     means = [fmean(values) for values in known.values()]
     if known:

@@ -11,10 +11,10 @@ import pytest
 
 from comparisons import comparison, ones, record
 from grouprl.compare.read import (
-    RUN_FIGURES,
+    RUN_METRICS,
     against_baseline,
-    figure,
     held_out_curve,
+    metric_by_seed,
     metric_curve,
     read_comparison,
     run_folder,
@@ -40,7 +40,7 @@ def test_without_a_verifier_there_are_rewards_and_lengths_to_compare(tmp_path: P
                 run.evaluation(step, {"mean_length": 7.0, "problems": 3})
             run.summary({"after": {"mean_length": 7.0, "problems": 3}, "steps": 1, "train_seconds": 1.0})
     write_comparison(folder)
-    assert comparison_verdict(read_comparison(folder)).startswith("No accuracy to compare by: nothing says which")
+    assert comparison_verdict(read_comparison(folder)).startswith("No accuracy to compare: the task has no verifier")
     found = json.loads((folder / "summary.json").read_text())["variants"]["b"]
     assert "greedy_accuracy" not in found["figures"]
     assert found["against_baseline"]["greedy_accuracy"] == {"over_problems": None, "over_seeds": None}
@@ -63,18 +63,18 @@ def two(tmp_path: Path) -> Path:
 
 def test_figures_of_a_variant_over_its_seeds(two: Path) -> None:
     a, b = read_comparison(two).variants
-    assert figure(a, "greedy_accuracy").by_seed == {0: 0.75, 1: 0.5}
-    assert figure(a, "greedy_accuracy").mean == 0.625
+    assert metric_by_seed(a, "greedy_accuracy").by_seed == {0: 0.75, 1: 0.5}
+    assert metric_by_seed(a, "greedy_accuracy").mean == 0.625
     # Student with one degree of freedom: 12.706 times the deviation of the mean, 0.125.
-    assert figure(a, "greedy_accuracy").interval == pytest.approx((0.625 - 1.58828, 0.625 + 1.58828), abs=1e-4)
-    assert figure(a, "peak_rss_mib").mean == 510
-    assert figure(a, "seconds_per_step").mean == 1.5
-    assert figure(a, "pass_at_1").mean is None
-    assert figure(a, "steps_to_90").by_seed == {}
+    assert metric_by_seed(a, "greedy_accuracy").interval == pytest.approx((0.625 - 1.58828, 0.625 + 1.58828), abs=1e-4)
+    assert metric_by_seed(a, "peak_rss_mib").mean == 510
+    assert metric_by_seed(a, "seconds_per_step").mean == 1.5
+    assert metric_by_seed(a, "pass_at_1").mean is None
+    assert metric_by_seed(a, "steps_to_90").by_seed == {}
     # 90 % is reached at step 1 by seed 0 and at step 2 by seed 1.
-    assert figure(b, "steps_to_90").by_seed == {0: 1, 1: 2}
-    assert figure(b, "tokens_to_90").by_seed == {0: 50, 1: 200}
-    assert figure(b, "seconds_to_90").by_seed == pytest.approx({0: 0.5, 1: 2.0})
+    assert metric_by_seed(b, "steps_to_90").by_seed == {0: 1, 1: 2}
+    assert metric_by_seed(b, "tokens_to_90").by_seed == {0: 50, 1: 200}
+    assert metric_by_seed(b, "seconds_to_90").by_seed == pytest.approx({0: 0.5, 1: 2.0})
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_sampled_accuracy_is_reached_by_three_steps_in_a_row(
             row = {"accuracy": accuracy, "completion_tokens": 100 * step, "time/total": 0.5}
             run.step(StepRecord(step, row, [], [], []))
     recorded, costs = read_run(tmp_path / "run"), ("steps", "tokens", "seconds")
-    found = [RUN_FIGURES[f"sampled_{cost}_to_90"](recorded) for cost in costs]
+    found = [RUN_METRICS[f"sampled_{cost}_to_90"](recorded) for cost in costs]
     assert found == ([None] * 3 if reached is None else [4, 1000, 2.0])
-    assert RUN_FIGURES["sampled_accuracy"](recorded) == accuracies[-1]
+    assert RUN_METRICS["sampled_accuracy"](recorded) == accuracies[-1]
 
 
 def test_differences_are_paired_over_problems_and_over_seeds(two: Path) -> None:

@@ -1,4 +1,4 @@
-"""Several runs on the same problems and seeds, compared in pairs.
+"""Compares several runs in pairs, on the same problems and seeds.
 
-In: variants of one configuration. Out: their runs and one comparison. Never trains by itself: each run is a process.
+In: variants of one configuration. Out: their runs and one comparison. Never trains itself: each run is a process.
 """

@@ -1,4 +1,4 @@
-"""Which runs a comparison is made of, and what is wrong with them, before the first one starts."""
+"""Plans the runs of a comparison and reports all errors before the first run starts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from grouprl.tasks import load_task
 from grouprl.types import UserError
 
 Resolve = Callable[[Sequence[str]], RunConfig]
-"""What `grouprl train` takes (files, recipes, changes such as steps=10), as a configuration."""
+"""Makes a configuration from the arguments of `grouprl train`: files, recipes, changes such as steps=10."""
 
-_PLACE = ("name", "runs_dir")  # of a run; everything else is what it is
-_DECIDED = (*_PLACE, "seed")  # by the comparison
+_PLACE = ("name", "runs_dir")  # settings that locate a run and do not affect its results
+_DECIDED = (*_PLACE, "seed")  # settings that the comparison decides
 
 
 @dataclass(frozen=True)
@@ -34,37 +34,37 @@ class PlannedRun:
 
     @property
     def directory(self) -> Path:
-        """Its run directory."""
+        """The run directory."""
         return Path(self.config.runs_dir) / self.config.name
 
     @property
     def finished(self) -> bool:
-        """Whether its last step and the evaluation after it are made."""
+        """Whether the run has made its last step and the evaluation after it."""
         return RunDirectory(self.directory).is_finished(self.config.steps)
 
     @property
     def newest(self) -> dict[str, Any]:
-        """The metrics of its newest step; empty before the first one."""
+        """The metrics of the newest step; empty before the first step."""
         return RunDirectory(self.directory).newest_metrics()
 
 
 def planned_runs(config: CompareConfig, resolve: Resolve) -> tuple[PlannedRun, ...]:
-    """Every run, seed by seed, so that a comparison that is stopped early is balanced; nothing is written.
+    """Plans all runs, seed by seed, so that a comparison that is stopped early is balanced; writes nothing.
 
     Raises:
-        UserError: with the mistakes of every variant, each told once.
+        UserError: lists the errors of all variants, each once.
     """
-    planned, mistakes = [], _Mistakes(len(config.variants))
+    planned, errors = [], _Errors(len(config.variants))
     folder = str(Path(config.runs_dir) / config.name)
     for seed in config.seeds:
         for variant, changes in config.variants.items():
             given = [*config.base, *config.settings, *changes]
             decided = [f"name={run_folder(variant, seed)}", f"seed={seed}", f"runs_dir={json.dumps(folder)}"]
-            with mistakes.of(variant):
+            with errors.of(variant):
                 _refuse_decided(given)
-            with mistakes.of(variant):
+            with errors.of(variant):
                 planned.append(PlannedRun(variant, _checked(resolve([*given, *decided]))))
-    mistakes.tell()
+    errors.raise_all()
     twins = {run.config.name: run.variant for run in planned}
     for run in planned:
         if twins[run.config.name] != run.variant:
@@ -78,18 +78,18 @@ def planned_runs(config: CompareConfig, resolve: Resolve) -> tuple[PlannedRun, .
 def _refuse_decided(given: Sequence[str]) -> None:
     decided = [text for text in given if text.partition("=")[0] in _DECIDED]
     if decided:
-        raise UserError(f"{', '.join(decided)}: {', '.join(_DECIDED)} are decided by the comparison: leave them out")
+        raise UserError(f"{', '.join(decided)}: {', '.join(_DECIDED)} are decided by the comparison: remove them")
 
 
 def _checked(config: RunConfig) -> RunConfig:
-    """The configuration, whose sections fit and whose task and rewards are there."""
+    """Checks that the sections of a configuration fit and that its task and rewards exist; returns it."""
     check_sections(config)
     configured_rewards(config, load_task(**config.task.model_dump()))
     return config
 
 
-class _Mistakes:
-    """What is wrong with the variants: a mistake that all of them have is told once."""
+class _Errors:
+    """Collects the errors of variants; an error that all variants have is listed once."""
 
     def __init__(self, variants: int) -> None:
         self._variants = variants
@@ -97,15 +97,15 @@ class _Mistakes:
 
     @contextmanager
     def of(self, variant: str) -> Iterator[None]:
-        """Notes the mistakes of a variant that the block raises."""
+        """Collects the UserErrors of a variant that the block raises."""
         try:
             yield
         except UserError as error:
             for line in str(error).removeprefix("errors in the configuration:\n  ").split("\n  "):
                 self._found.setdefault(line, {})[variant] = None
 
-    def tell(self) -> None:
-        """Raises UserError with all of them, if there are any."""
+    def raise_all(self) -> None:
+        """Raises UserError with all errors, if there are any."""
         lines = [
             line if len(names) == self._variants else f"variants {', '.join(names)}: {line}"
             for line, names in self._found.items()
@@ -115,7 +115,7 @@ class _Mistakes:
 
 
 def refuse_other_runs(directory: Path, planned: Sequence[PlannedRun]) -> None:
-    """Raises UserError for what is there already and is not of this comparison."""
+    """Raises UserError if the folder has runs that do not belong to this comparison."""
     if RunDirectory(directory).exists:
         raise UserError(f"{directory}: expected the folder of a comparison, found a run: choose another name")
     changed = []
@@ -127,5 +127,5 @@ def refuse_other_runs(directory: Path, planned: Sequence[PlannedRun]) -> None:
     if changed:
         raise UserError(
             "\n  ".join([f"{directory}: expected runs with the settings of this comparison, got others:", *changed])
-            + "\n  put the settings back as they were, choose another name, or remove these folders"
+            + "\n  restore the settings, choose another name, or remove these folders"
         )

@@ -1,4 +1,4 @@
-"""Reads the runs of a comparison and makes their figures: per run, per variant over seeds, against the baseline."""
+"""Reads the runs of a comparison and computes metrics: per run, per variant over seeds, against the baseline."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from grouprl.record.strict import is_number
 from grouprl.types import UserError
 
 COMPARISON_FILE = "comparison.json"
-THRESHOLD = 0.9  # accuracy whose first time the "to 90 %" figures tell
-WINDOW = 3  # steps whose completions are judged together
+THRESHOLD = 0.9  # accuracy of the metrics "to 90 %"
+WINDOW = 3  # steps over which sampled accuracy is averaged
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class RecordedComparison:
-    """A comparison as far as it is made. The first of `variants` is the baseline."""
+    """The finished runs of a comparison. The first of `variants` is the baseline."""
 
     directory: Path
     seeds: tuple[int, ...]
@@ -41,7 +41,7 @@ class RecordedComparison:
 
     @property
     def baseline(self) -> Variant:
-        """What the others are compared with."""
+        """The variant that the others are compared with."""
         return self.variants[0]
 
     @property
@@ -51,43 +51,43 @@ class RecordedComparison:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """One number of a variant's runs, by seed; of the runs that have it."""
+class MetricBySeed:
+    """One metric of a variant's runs, by seed; without the runs that lack it."""
 
     by_seed: Mapping[int, float]
 
     @property
     def mean(self) -> float | None:
-        """Over the seeds; None when no run has the number."""
+        """The mean over the seeds; None when no run has the metric."""
         return fmean(self.by_seed.values()) if self.by_seed else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Student's 95 % interval over the seeds: run-to-run. None for fewer than two."""
+        """Student's 95 % interval over the seeds (run-to-run variation); None for fewer than two."""
         return mean_interval(list(self.by_seed.values())) if len(self.by_seed) > 1 else None
 
 
 @dataclass(frozen=True)
-class Against:
-    """How a variant differs from the baseline in one measure, on the seeds that both have finished."""
+class BaselineDifference:
+    """The difference of a variant to the baseline in one metric, on the seeds that both have finished."""
 
-    over_problems: Difference | None  # per problem, mean over seeds: covers which problems were drawn
-    over_seeds: Difference | None  # per seed: covers run-to-run
+    over_problems: Difference | None  # paired by problem, means over seeds: variation between problems
+    over_seeds: Difference | None  # paired by seed: run-to-run variation
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """An evaluation while training, over the seeds of a variant."""
+class HeldOutEvaluation:
+    """An evaluation during training, over the seeds of a variant."""
 
     step: int
     tokens: float  # completion tokens sampled so far, mean over seeds
     seconds: float  # of training so far, mean over seeds
-    accuracies: tuple[float, ...]  # greedy, of each seed
-    problems: int  # each seed was judged on
+    accuracies: tuple[float, ...]  # greedy accuracy of each seed
+    problems: int  # number of problems in the evaluation
 
 
 def run_folder(variant: str, seed: int) -> str:
-    """The folder of one run inside that of its comparison.
+    """Returns the folder name of one run inside the folder of its comparison.
 
     >>> run_folder("G=2", 0)
     'G-2-seed0'
@@ -99,7 +99,7 @@ def read_comparison(directory: Path) -> RecordedComparison:
     """Reads the finished runs of a comparison.
 
     Raises:
-        UserError: when `directory` holds no comparison, or a file of a run is damaged.
+        UserError: `directory` has no comparison, or a file of a run is damaged.
     """
     given = read_json(directory / COMPARISON_FILE)
     if not given:
@@ -120,7 +120,7 @@ def read_comparison(directory: Path) -> RecordedComparison:
 
 
 def _refused(given: Mapping[str, object]) -> str | None:
-    """What was expected and what was got instead; None of a comparison. A seed is a part of a folder's name."""
+    """Describes what is wrong with a comparison file, as "EXPECTED, got GOT"; None when it is valid."""
     seeds, variants, baseline = given.get("seeds"), given.get("variants"), given.get("baseline")
     if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
         return f"`seeds`, a list of whole numbers, got {seeds!r:.60}"
@@ -136,20 +136,20 @@ def _refused(given: Mapping[str, object]) -> str | None:
 
 def _finished_runs(directory: Path, variant: str, seeds: Sequence[int]) -> dict[int, RecordedRun]:
     folders = {seed: directory / run_folder(variant, seed) for seed in seeds}
-    # `after` is written by a run that made all of its steps, and by no other.
+    # Only a run that made all of its steps writes `after`.
     finished = {seed: path for seed, path in folders.items() if "after" in read_summary(path)}
     return {seed: read_run(path) for seed, path in finished.items()}
 
 
-# Figures of a run
+# Metrics of a run
 
 
 def held_out_results(run: RecordedRun) -> ProblemResults | None:
-    """The evaluation after the last step, problem by problem; None when it is not recorded."""
+    """Returns the results of each problem in the evaluation after the last step; None when they are not recorded."""
     rows = [row for row in run.held_out if row["step"] == run.summary.get("steps")]
     if not rows:
         return None
-    row = rows[-1]  # a run that was killed while it judged has done so twice
+    row = rows[-1]  # a run that was killed in an evaluation has recorded it twice
     columns = [row.get(name) for name in ("problem_ids", "greedy", "correct")]
     lists: list[list[Any]] = [column for column in columns if isinstance(column, list)]
     if len(lists) < 3 or len({len(column) for column in lists}) > 1 or type(row.get("samples")) is not int:
@@ -170,7 +170,7 @@ def _after(name: str) -> Callable[[RecordedRun], float | None]:
 
 
 def _summed(run: RecordedRun, name: str) -> dict[int, float]:
-    """Step -> sum of a metric up to it; 0 before the first step."""
+    """Returns step -> sum of a metric up to that step; 0 before the first step."""
     steps, values = run.column(name)
     return {0: 0.0, **dict(zip(steps, accumulate(values), strict=True))}
 
@@ -210,7 +210,7 @@ def _mean_of(name: str) -> Callable[[RecordedRun], float | None]:
     return mean
 
 
-RUN_FIGURES: Mapping[str, Callable[[RecordedRun], float | None]] = {
+RUN_METRICS: Mapping[str, Callable[[RecordedRun], float | None]] = {
     "greedy_accuracy": _after("greedy_accuracy"),
     "sampled_accuracy": _sampled_at_the_end,
     "pass_at_1": _after("pass_at_1"),
@@ -229,24 +229,24 @@ RUN_FIGURES: Mapping[str, Callable[[RecordedRun], float | None]] = {
 }
 
 
-# Figures of a variant
+# Metrics of a variant
 
 
-def figure(variant: Variant, name: str) -> Figure:
-    """One of `RUN_FIGURES` over the seeds of a variant."""
-    found = {seed: RUN_FIGURES[name](run) for seed, run in variant.runs.items()}
-    return Figure({seed: float(value) for seed, value in found.items() if is_number(value)})
+def metric_by_seed(variant: Variant, name: str) -> MetricBySeed:
+    """Computes one of `RUN_METRICS` for each seed of a variant."""
+    found = {seed: RUN_METRICS[name](run) for seed, run in variant.runs.items()}
+    return MetricBySeed({seed: float(value) for seed, value in found.items() if is_number(value)})
 
 
-def against_baseline(comparison: RecordedComparison, variant: Variant, measure: str) -> Against:
-    """The difference of a variant to the baseline in `greedy_accuracy` or `pass_at_1`."""
+def against_baseline(comparison: RecordedComparison, variant: Variant, measure: str) -> BaselineDifference:
+    """Computes the difference of a variant to the baseline in `greedy_accuracy` or `pass_at_1`."""
     seeds = [seed for seed in variant.runs if seed in comparison.baseline.runs]
     sides = [_by_problem(side, seeds, measure) for side in (variant, comparison.baseline)]
     ours, theirs = (
-        {str(seed): value for seed, value in figure(side, measure).by_seed.items()}
+        {str(seed): value for seed, value in metric_by_seed(side, measure).by_seed.items()}
         for side in (variant, comparison.baseline)
     )
-    return Against(paired_by_name(*sides), paired_by_name(ours, theirs))
+    return BaselineDifference(paired_by_name(*sides), paired_by_name(ours, theirs))
 
 
 def _by_problem(variant: Variant, seeds: Sequence[int], measure: str) -> dict[str, float]:
@@ -258,10 +258,10 @@ def _by_problem(variant: Variant, seeds: Sequence[int], measure: str) -> dict[st
     return mean_by_problem([result.greedy_by_problem if greedy else result.sampled_by_problem for result in results])
 
 
-def held_out_curve(variant: Variant) -> tuple[HeldOut, ...]:
-    """The evaluations of a variant in the order of their steps, of the steps at which every seed was judged.
+def held_out_curve(variant: Variant) -> tuple[HeldOutEvaluation, ...]:
+    """Returns the evaluations of a variant, in order, at the steps at which every seed was evaluated.
 
-    None for a task without a verifier.
+    Empty for a task without a verifier.
     """
     judged = [
         {row["step"]: row for row in run.evaluations if "greedy_accuracy" in row} for run in variant.runs.values()
@@ -271,7 +271,7 @@ def held_out_curve(variant: Variant) -> tuple[HeldOut, ...]:
     everywhere = [set(rows) for rows in judged] + [set(sums) for sums in (*tokens, *seconds)]
     shared = sorted(set.intersection(*everywhere)) if judged else []
     return tuple(
-        HeldOut(
+        HeldOutEvaluation(
             step,
             fmean(row[step] for row in tokens),
             fmean(row[step] for row in seconds),
@@ -283,14 +283,14 @@ def held_out_curve(variant: Variant) -> tuple[HeldOut, ...]:
 
 
 def metric_curve(variant: Variant, name: str) -> tuple[list[int], list[list[float]]]:
-    """The steps at which every seed has metric `name`, and its values there [seed][step]."""
+    """Returns the steps at which every seed has metric `name`, and its values there [seed][step]."""
     columns = [dict(zip(*run.column(name), strict=True)) for run in variant.runs.values()]
     steps = sorted(set.intersection(*(set(column) for column in columns))) if columns else []
     return steps, [[column[step] for step in steps] for column in columns]
 
 
 def totals(variant: Variant) -> tuple[list[int], list[float], list[float]]:
-    """The steps that every seed has made, and the completion tokens and seconds up to each, means over the seeds."""
+    """Returns the steps that every seed has made, and the mean completion tokens and seconds up to each."""
     tokens = [_summed(run, "completion_tokens") for run in variant.runs.values()]
     seconds = [_summed(run, "time/total") for run in variant.runs.values()]
     steps = sorted(set.intersection(*(set(sums) for sums in (*tokens, *seconds))) - {0}) if variant.runs else []
@@ -299,7 +299,7 @@ def totals(variant: Variant) -> tuple[list[int], list[float], list[float]]:
 
 
 def time_parts(variant: Variant) -> dict[str, float]:
-    """Mean seconds of a step by part, over the steps and seeds of a variant; "other" last."""
+    """Returns the mean seconds of a step by part, over the steps and seeds of a variant; "other" last."""
     splits = [run.time_split()[1] for run in variant.runs.values()]
     names = dict.fromkeys(name for split in splits for name in split if name != "other")
     return {

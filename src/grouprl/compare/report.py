@@ -1,4 +1,4 @@
-"""Turns a comparison into one file, report.html: the page of the comparison with its data inside; and summary.json."""
+"""Writes report.html, the page of a comparison with its data inside, and summary.json."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from statistics import fmean
 from typing import Any
 
 from grouprl.compare.read import (
-    RUN_FIGURES,
+    RUN_METRICS,
     THRESHOLD,
     WINDOW,
-    Against,
-    HeldOut,
+    BaselineDifference,
+    HeldOutEvaluation,
     RecordedComparison,
     Variant,
     against_baseline,
-    figure,
     held_out_curve,
+    metric_by_seed,
     metric_curve,
     read_comparison,
     run_folder,
@@ -37,10 +37,10 @@ CURVES = (
 
 
 def write_comparison(directory: Path) -> Path:
-    """Writes summary.json and report.html from the finished runs; gives the path of the page.
+    """Writes summary.json and report.html from the finished runs; returns the path of the page.
 
     Raises:
-        UserError: when `directory` holds no comparison, or a file of a run is damaged.
+        UserError: `directory` has no comparison, or a file of a run is damaged.
     """
     comparison = read_comparison(directory)
     atomic_write_text(RunDirectory(directory).summary, json_text(summary(comparison), indent=2) + "\n")
@@ -54,7 +54,7 @@ def write_comparison(directory: Path) -> Path:
 
 
 def comparison_answer(comparison: RecordedComparison) -> dict[str, Any]:
-    """What the page of a comparison shows: `summary`, the curves of each variant, and what its runs have in common."""
+    """Makes the data of the page: `summary`, the curves of each variant, and the common settings of its runs."""
     runs = [run for variant in comparison.finished for run in variant.runs.values()]
     facts = runs[0].summary if runs else {}
     found = summary(comparison)
@@ -70,13 +70,11 @@ def comparison_answer(comparison: RecordedComparison) -> dict[str, Any]:
 
 
 def comparison_verdict(comparison: RecordedComparison) -> str:
-    """What came of the comparison, in one or two sentences."""
-    accuracies = {variant.name: figure(variant, "greedy_accuracy").mean for variant in comparison.finished}
+    """Summarizes the result of the comparison in one or two sentences."""
+    accuracies = {variant.name: metric_by_seed(variant, "greedy_accuracy").mean for variant in comparison.finished}
     known = {name: value for name, value in accuracies.items() if value is not None}
     if len(comparison.finished) > 1 and not known:
-        return (
-            "No accuracy to compare by: nothing says which completions are correct. The curves show reward and length."
-        )
+        return "No accuracy to compare: the task has no verifier. The curves show reward and length."
     if len(known) < 2 or not comparison.baseline.runs:
         done = ", ".join(known) or "none"
         return f"Nothing to compare yet: expected finished runs of two variants, the baseline among them, got {done}."
@@ -93,20 +91,20 @@ def comparison_verdict(comparison: RecordedComparison) -> str:
     return f"{who} {ends} highest {solved}, {ahead:.1f} points above {comparison.baseline.name}, {found}."
 
 
-def _certainty(found: Against) -> str:
-    """What the two intervals allow to be said of a difference."""
+def _certainty(found: BaselineDifference) -> str:
+    """Describes a difference by its two intervals."""
     kinds = {"problems": found.over_problems, "seeds": found.over_seeds}
     ends = {name: kind.interval for name, kind in kinds.items() if kind is not None and kind.interval is not None}
     with_zero = [name for name, (low, high) in ends.items() if low <= 0 <= high]
     if with_zero:
         return f"which is within chance: 0 lies in its 95% interval over {' and in that over '.join(with_zero)}"
     if "seeds" not in ends:
-        return "on one seed, which leaves open what another would say"
+        return "on one seed; other seeds may give another result"
     return f"which is beyond chance: 0 lies outside its 95% interval over {' and outside that over '.join(ends)}"
 
 
 def summary(comparison: RecordedComparison) -> dict[str, Any]:
-    """Every number of the page, as the plain values of summary.json."""
+    """Returns every number of the page, as the plain values of summary.json."""
     return {
         "verdict": comparison_verdict(comparison),
         "baseline": comparison.baseline.name,
@@ -117,7 +115,7 @@ def summary(comparison: RecordedComparison) -> dict[str, Any]:
 
 
 def _variant_summary(comparison: RecordedComparison, variant: Variant) -> dict[str, Any]:
-    figures = {name: figure(variant, name) for name in RUN_FIGURES}
+    figures = {name: metric_by_seed(variant, name) for name in RUN_METRICS}
     against = {name: against_baseline(comparison, variant, name) for name in ("greedy_accuracy", "pass_at_1")}
     return {
         "settings": variant.settings,
@@ -136,7 +134,7 @@ def _variant_summary(comparison: RecordedComparison, variant: Variant) -> dict[s
 
 
 def _curves(variant: Variant) -> dict[str, Any]:
-    """Series and evaluations of a variant as those of a run: means over seeds, the lowest and the highest seed."""
+    """Makes series and evaluations of a variant in the form of a run's: means, lowest and highest over seeds."""
     steps, tokens, seconds = totals(variant)
     columns = {name: _bands(variant, name, steps) for name in CURVES}
     known = {name: bands for name, bands in columns.items() if bands is not None}
@@ -147,7 +145,7 @@ def _curves(variant: Variant) -> dict[str, Any]:
 
 
 def _bands(variant: Variant, name: str, steps: Sequence[int]) -> list[list[float | None]] | None:
-    """Mean, lowest and highest over the seeds at each of the steps, None where some seed has no number."""
+    """Returns mean, lowest and highest value over the seeds at each step, None where a seed has no value."""
     found, by_seed = metric_curve(variant, name)
     if not found:
         return None
@@ -155,8 +153,8 @@ def _bands(variant: Variant, name: str, steps: Sequence[int]) -> list[list[float
     return [[many(values[step]) if step in values else None for step in steps] for many in (fmean, min, max)]
 
 
-def _evaluation(point: HeldOut) -> dict[str, Any]:
-    # A policy that solves all is drawn as if it failed at half a problem: 0 has no place on a logarithmic axis.
+def _evaluation(point: HeldOutEvaluation) -> dict[str, Any]:
+    # A policy that solves all problems is drawn as if it failed half a problem: a logarithmic axis has no 0.
     unsolved = [max(1 - share, 0.5 / point.problems) for share in point.accuracies]
     return {
         "step": point.step,
@@ -168,7 +166,7 @@ def _evaluation(point: HeldOut) -> dict[str, Any]:
 
 
 def _machine(comparison: RecordedComparison) -> dict[str, str]:
-    """Facts about the machine that every run has the same of."""
+    """Returns the facts about the machine that are equal in all runs."""
     machines = [run.summary.get("machine", {}) for variant in comparison.finished for run in variant.runs.values()]
     shared = machines[0].items() if machines else ()
     return {name: str(value) for name, value in shared if all(other.get(name) == value for other in machines)}

@@ -1,7 +1,7 @@
-"""Several variants of a run on the same seeds: each an ordinary run directory made by a process of its own.
+"""Runs several variants on the same seeds; each run is an ordinary run directory, made by a separate process.
 
-The process is the point: the most memory a process ever held is a number of the whole process, so a run that shared
-one would be charged for the runs before it.
+Separate processes are necessary because peak memory is measured per process: a shared process would report the peak of
+earlier runs too.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ POLL_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
-class EndedComparison:
-    """A comparison that ended: finished, or stopped on request."""
+class ComparisonResult:
+    """The result of `compare`: finished, or stopped on request."""
 
     directory: Path
-    finished: bool  # False when it was asked to stop before its last run
+    finished: bool  # False when the user stopped it before its last run
     failed: tuple[str, ...]  # folders of the runs that ended with an error
 
 
-def compare(config: CompareConfig, resolve: Resolve, *, terminal: Terminal | None = None) -> EndedComparison:
-    """Makes the runs of a comparison that are not made yet, seed by seed, and writes its report.
+def compare(config: CompareConfig, resolve: Resolve, *, terminal: Terminal | None = None) -> ComparisonResult:
+    """Makes the missing runs of a comparison, seed by seed, and writes its report.
 
-    A run that is finished is kept, one that was interrupted goes on from its checkpoint. A run that fails (a policy
-    that diverged, too little memory) is left out of the report and does not stop the others.
+    It keeps finished runs and continues interrupted runs from their checkpoints. A run that fails (a policy that
+    diverged, too little memory) is not in the report and does not stop the others.
 
     Args:
         config: the comparison.
-        resolve: reads the configuration of a run.
-        terminal: where progress is shown.
+        resolve: makes the configuration of a run.
+        terminal: the terminal that shows progress.
 
     Raises:
-        UserError: before the first run, with every mistake of every run; or what a run says that the user can mend.
+        UserError: lists the errors of all runs before the first run starts; or a run ended with a user error.
     """
     terminal = terminal or Terminal()
     planned = planned_runs(config, resolve)
@@ -75,8 +75,8 @@ def compare(config: CompareConfig, resolve: Resolve, *, terminal: Terminal | Non
     terminal.say(f"Report: {report}")
     unfinished = [run for run in planned if not run.finished and run.config.name not in failed]
     if unfinished:
-        terminal.say(f"Stopped with {len(unfinished)} runs to go; the same command goes on.")
-    return EndedComparison(directory, not unfinished, failed)
+        terminal.say(f"Stopped with {len(unfinished)} runs to go. Run the same command to continue.")
+    return ComparisonResult(directory, not unfinished, failed)
 
 
 # The runs
@@ -84,18 +84,18 @@ def compare(config: CompareConfig, resolve: Resolve, *, terminal: Terminal | Non
 
 @dataclass
 class _Process:
-    """A run in a process of its own."""
+    """A run in a separate process."""
 
     run: PlannedRun
     process: subprocess.Popen[bytes]
-    shown: int  # steps that the bar counts already
+    shown: int  # steps that the progress bar has counted
     asked_to_stop: bool = False
 
 
 def _run_all(
     planned: Sequence[PlannedRun], left: Sequence[PlannedRun], jobs: int, terminal: Terminal, stop: StopRequest
 ) -> tuple[str, ...]:
-    """Makes the runs that are left, `jobs` at a time; gives the names of those that failed."""
+    """Makes the remaining runs, `jobs` at a time; returns the names of failed runs."""
     waiting, running, failed = deque(left), list[_Process](), list[str]()
     with terminal.progress("comparing", sum(run.config.steps for run in planned)) as advance:
         advance(sum(run.config.steps for run in planned if run not in left))
@@ -111,7 +111,7 @@ def _run_all(
                     running.remove(child)
                     failed += _ended(child, terminal, stop)
         finally:
-            # Asked twice, or an error of our own: no process outlives this one.
+            # A second Ctrl-C or an error: no process outlives this one.
             for child in running:
                 child.process.terminate()
             for child in running:
@@ -133,24 +133,24 @@ def _start(run: PlannedRun, advance: Advance) -> _Process:
 
 
 def _clear(directory: Path) -> None:
-    """Removes a run that ended before its first checkpoint: there is nothing to go on from."""
+    """Removes a run that ended before its first checkpoint and cannot be resumed."""
     if directory.exists():
-        os.close(lock_directory(directory))  # refused while a process has it
+        os.close(lock_directory(directory))  # raises while a process has the directory
         shutil.rmtree(directory)
 
 
 def _ask_to_stop(child: _Process) -> None:
-    # Ctrl-C does not reach a run: the first one is passed on once, as SIGTERM.
+    # Ctrl-C does not reach a run's session: send it one SIGTERM.
     if not child.asked_to_stop:
         child.asked_to_stop = True
         child.process.terminate()
 
 
 def _ended(child: _Process, terminal: Terminal, stop: StopRequest) -> list[str]:
-    """Says how a run ended; its name when it failed.
+    """Reports how a run ended; returns its name if it failed.
 
     Raises:
-        UserError: what the run itself says that the user can mend; it would be the same for the others.
+        UserError: the run ended with a user error, which the other runs would have too.
     """
     run, code = child.run, child.process.returncode
     console = RunDirectory(run.directory).console
@@ -170,10 +170,10 @@ def _show(running: Sequence[_Process], advance: Advance) -> None:
     for child in running:
         newest = child.run.newest
         step = int(newest.get("step", 0))
-        figures = "".join(
+        metrics = "".join(
             f" {label} {newest[name]:{form}}"
             for name, label, form in (("reward", "reward", ".2f"), ("accuracy", "correct", ".0%"))
             if isinstance(newest.get(name), float)
         )
-        advance(step - child.shown, f"{child.run.config.name} {step}/{child.run.config.steps}{figures}")
+        advance(step - child.shown, f"{child.run.config.name} {step}/{child.run.config.steps}{metrics}")
         child.shown = step
