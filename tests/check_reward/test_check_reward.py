@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 import tempting
-from grouprl.check_reward import KINDS, CheckedReward, KindScores, check_reward, trial_completions, try_rewards
+from grouprl.check_reward import KINDS, KindScores, RewardCheck, check_reward, trial_completions, try_rewards
 from grouprl.check_reward.findings import verdict_of
 from grouprl.check_reward.screen import show
 from grouprl.config.run import RolloutConfig, RunConfig, ScoringConfig
@@ -61,16 +61,16 @@ class Sums:
 
 def tried(
     *functions: Callable[..., Any], task: Sums | None = None, config: RunConfig = CONFIG, **options: Any
-) -> CheckedReward:
+) -> RewardCheck:
     rewards = [WeightedReward(function.__name__, function) for function in functions]
     return try_rewards(config, task or Sums(), rewards, **options)
 
 
-def by_name(checked: CheckedReward) -> dict[str, KindScores]:
+def by_name(checked: RewardCheck) -> dict[str, KindScores]:
     return {kind.name: kind for kind in checked.kinds}
 
 
-def warned(checked: CheckedReward, text: str) -> bool:
+def warned(checked: RewardCheck, text: str) -> bool:
     return any(text in warning for warning in checked.warnings)
 
 
@@ -276,7 +276,7 @@ def test_a_reward_that_hangs_on_a_copied_prompt() -> None:
     assert {kind.name: kind.reason for kind in checked.kinds if kind.invalid} == {
         "copied prompt": "hangs_on_copies took longer than 0.5 s"
     }
-    assert warned(checked, "hangs_on_copies says nothing: it gave 0 to everything")
+    assert warned(checked, "hangs_on_copies is constant: it gave 0 to every completion")
     gold = by_name(checked)["gold"]
     assert 0 < gold.milliseconds <= gold.slowest_milliseconds < 500
 
@@ -291,9 +291,9 @@ def test_a_reward_that_cannot_judge_gold_does_not_pass() -> None:
 def test_gold_that_the_verifier_refuses_or_the_policy_cannot_write() -> None:
     config = RunConfig(rollout=RolloutConfig(max_tokens=4), scoring=ScoringConfig(workers=1))
     checked = tried(tempting.one, task=Sums(lambda problem: r"I think it is \boxed{9}"), config=config)
-    assert warned(checked, "correct_answer, does not take 4 of 4 gold completions for correct")
+    assert warned(checked, "correct_answer, rejects 4 of 4 gold completions")
     assert warned(checked, "4 of 4 gold completions are longer than rollout.max_tokens=4")
-    assert warned(checked, "one says nothing: it gave 1 to everything")
+    assert warned(checked, "one is constant: it gave 1 to every completion")
 
 
 def test_process_rewards_are_components_beside_the_total() -> None:
@@ -331,7 +331,7 @@ def test_a_column_that_no_problem_has_is_refused() -> None:
 # What is shown
 
 
-def drawn(checked: CheckedReward, width: int) -> str:
+def drawn(checked: RewardCheck, width: int) -> str:
     file = io.StringIO()
     show(Console(file=file, width=width), checked)
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""Before training: a run's rewards on completions that should score and on cheap tricks that should not."""
+"""Tests a run's rewards before training, on completions that should score and on cheap tricks that should not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict
 from rich.console import Console
 
 from grouprl.check_reward.cautions import cautions
-from grouprl.check_reward.findings import CheckedReward, KindScores, RewardFacts, kind_scores, reward_facts, verdict_of
+from grouprl.check_reward.findings import KindScores, RewardCheck, RewardFacts, kind_scores, reward_facts, verdict_of
 from grouprl.check_reward.screen import show
 from grouprl.check_reward.trials import TrialScorer, score_trials
 from grouprl.check_reward.tricks import KINDS, trial_completions
@@ -21,16 +21,16 @@ from grouprl.scoring.functions import SOFT_OVERLONG, WeightedReward
 from grouprl.tasks import Task, load_task
 from grouprl.types import UserError
 
-__all__ = ["KINDS", "CheckedReward", "KindScores", "RewardFacts", "check_reward", "trial_completions", "try_rewards"]
+__all__ = ["KINDS", "KindScores", "RewardCheck", "RewardFacts", "check_reward", "trial_completions", "try_rewards"]
 
 
-def check_reward(config: RunConfig, *, problems: int = 32, as_json: bool = False) -> CheckedReward:
-    """Tries the rewards of a run on the first train problems of its task, and prints what was found.
+def check_reward(config: RunConfig, *, problems: int = 32, as_json: bool = False) -> RewardCheck:
+    """Tries the rewards of a run on the first train problems of its task, and prints the findings.
 
     Args:
-        config: the run; its model only lends the tokenizer.
-        problems: how many, at least 1.
-        as_json: one JSON object instead of tables.
+        config: the run; of its model only the tokenizer is loaded.
+        problems: number of problems, at least 1.
+        as_json: whether to print one JSON object instead of tables.
 
     Raises:
         UserError: the task or a reward cannot be loaded, or does not fit the run.
@@ -52,10 +52,10 @@ def try_rewards(
     *,
     problems: int = 32,
     terminal: Terminal | None = None,
-) -> CheckedReward:
-    """What rewards make of the completions of `trial_completions`, for the first train problems of a task.
+) -> RewardCheck:
+    """Scores the completions of `trial_completions` for the first train problems of a task.
 
-    Each runs in worker processes as in training, under `config.scoring`, but no share of invalid ones stops it.
+    Rewards run in worker processes as in training, under `config.scoring`, but invalid completions never stop them.
 
     Raises:
         UserError: a reward cannot be loaded, needs a column that no problem has, or does not fit the run.
@@ -78,7 +78,7 @@ def try_rewards(
     )
     kinds = kind_scores(trials, list(weights))
     facts = reward_facts(trials, weights, [reward.name for reward in rewards if reward.per_step])
-    return CheckedReward(
+    return RewardCheck(
         task=task.name,
         problems=len(asked),
         kinds=kinds,

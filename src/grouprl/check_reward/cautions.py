@@ -1,4 +1,4 @@
-"""What a person should look at before training, besides the verdict."""
+"""Warnings to check before training, besides the verdict."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from grouprl.check_reward.findings import KindScores, RewardFacts, above
 from grouprl.check_reward.trials import Trial
 from grouprl.check_reward.tricks import GOLD, PADDED, SHUFFLED
 
-_LIKE_GOLD = 0.1  # share of the way from gold down to the worst kind that shuffled gold may go and still be like gold
+_LIKE_GOLD = 0.1  # shuffled gold counts as equal to gold within this share of the range from gold to the worst kind
 
 
 def cautions(
@@ -19,13 +19,13 @@ def cautions(
     max_tokens: int,
     verifier: str | None,
 ) -> tuple[str, ...]:
-    """One line each.
+    """Makes the warnings, one line each.
 
     Args:
-        trials: all of them.
-        kinds, rewards: what was found in them.
-        max_tokens: of a completion of the policy.
-        verifier: name of the reward that says what is correct, if there is one.
+        trials: all trials.
+        kinds, rewards: the findings by kind and by reward.
+        max_tokens: the limit of the policy's completions.
+        verifier: name of the verifier, if there is one.
     """
     golds = [trial for trial in trials if trial.kind is GOLD]
     return (
@@ -63,7 +63,7 @@ def _about_gold(golds: Sequence[Trial], kinds: Sequence[KindScores], max_tokens:
 def _about_the_verifier(golds: Sequence[Trial], verifier: str | None) -> Iterator[str]:
     refused = sum(trial.outcome.correct is not True for trial in golds)
     if verifier is not None and refused:
-        yield f"the task's verifier, {verifier}, does not take {refused} of {len(golds)} gold completions for correct"
+        yield f"the task's verifier, {verifier}, rejects {refused} of {len(golds)} gold completions"
 
 
 def _about_answers(kinds: Sequence[KindScores]) -> Iterator[str]:
@@ -83,7 +83,7 @@ def _about_a_reward(facts: RewardFacts) -> Iterator[str]:
     if facts.smallest is None:
         yield f"{facts.name} never gave a value"
     elif facts.is_constant:
-        yield f"{facts.name} says nothing: it gave {facts.smallest:g} to everything"
+        yield f"{facts.name} is constant: it gave {facts.smallest:g} to every completion"
     if facts.repeats == "no":
         yield f"{facts.name} is not deterministic: {facts.difference}"
     elif facts.repeats != "yes":

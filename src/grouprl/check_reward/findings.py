@@ -1,4 +1,4 @@
-"""From the trials of a reward to figures, warnings and a verdict. Pure: nothing is called here."""
+"""Computes metrics and a verdict from the trials of a reward; calls no reward function."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ Repeats = Literal["yes", "no", "depends on the other completions of its call"]
 
 @dataclass(frozen=True)
 class KindScores:
-    """What all completions of one kind got; None where none of them is valid."""
+    """The scores of all completions of one kind; None if none of them is valid."""
 
     name: str
     trick: bool
-    right: bool  # it ends in the right answer
+    right: bool  # whether it ends in the right answer
     about: str
     completions: int
     invalid: int
-    reason: str  # the commonest one of the invalid
-    mean: float | None  # of the totals of the valid ones
+    reason: str  # the most common reason of invalid completions
+    mean: float | None  # mean total of the valid completions
     median: float | None
     smallest: float | None
     largest: float | None
     components: Mapping[str, float | None]  # mean of each reward where it applies, unweighted
-    correct: float | None  # share that the task's verifier takes for correct
-    milliseconds: float | None  # mean, of the valid ones, called one at a time
+    correct: float | None  # share that the task's verifier accepts
+    milliseconds: float | None  # mean time of a call on one valid completion
     slowest_milliseconds: float | None
-    example: str  # the best one
+    example: str  # the completion with the highest total
 
 
 @dataclass(frozen=True)
 class RewardFacts:
-    """What one reward did in all its calls."""
+    """The behavior of one reward over all its calls."""
 
     name: str
     weight: float
-    per_step: bool  # a process reward: means over a completion's steps, which do not enter the total
+    per_step: bool  # a process reward: values are means over a completion's steps, not part of the total
     smallest: float | None
     largest: float | None
-    repeats: Repeats  # whether a second call on the same completion gave the same
-    difference: str  # an example where it did not
-    failures: Mapping[str, int]  # how often, by reason
+    repeats: Repeats  # whether a second call on the same completion gave the same value
+    difference: str  # an example of different values
+    failures: Mapping[str, int]  # count by reason
 
     @property
     def is_constant(self) -> bool:
-        """Whether it says nothing: one value for everything."""
+        """Whether the reward gave one value to every completion."""
         return self.smallest == self.largest
 
 
@@ -75,13 +75,13 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class CheckedReward:
-    """All that was found out about the rewards of a run."""
+class RewardCheck:
+    """The findings about the rewards of a run."""
 
     task: str
     problems: int
     kinds: tuple[KindScores, ...]
-    left_out: Mapping[str, str]  # kinds of completions that could not be made, and what they need
+    left_out: Mapping[str, str]  # kinds of completions that could not be made, and their needs
     rewards: tuple[RewardFacts, ...]
     warnings: tuple[str, ...]
     verdict: Verdict
@@ -93,13 +93,13 @@ class CheckedReward:
 
     @property
     def passed(self) -> bool:
-        """Whether to train on it: not beaten, and gold, where it is known, is valid at all."""
+        """Whether to train on it: no trick beats gold, and gold completions, if known, are valid."""
         gold_is_known = any(scores.name == GOLD.name for scores in self.kinds)
         return not self.beaten and not (gold_is_known and self.verdict.status == "no verdict")
 
 
 def kind_scores(trials: Sequence[Trial], rewards: Sequence[str]) -> tuple[KindScores, ...]:
-    """One for each kind that there are trials of, in the order of `KINDS`; `rewards` are names of components."""
+    """Computes the scores of each kind with trials, in the order of `KINDS`; `rewards` are names of components."""
     of_kind: dict[str, list[Trial]] = {}
     for trial in trials:
         of_kind.setdefault(trial.kind.name, []).append(trial)
@@ -135,7 +135,7 @@ def _scores(kind: Kind, trials: Sequence[Trial], rewards: Sequence[str]) -> Kind
 def reward_facts(
     trials: Sequence[Trial], weights: Mapping[str, float], per_step: Collection[str] = ()
 ) -> tuple[RewardFacts, ...]:
-    """One for each reward of `weights`, which are by name; `per_step` names the process rewards among them."""
+    """Computes the facts of each reward in `weights` (by name); `per_step` names the process rewards."""
     return tuple(_facts(name, weight, name in per_step, trials) for name, weight in weights.items())
 
 
@@ -157,7 +157,7 @@ def _facts(name: str, weight: float, per_step: bool, trials: Sequence[Trial]) ->
 
 
 def failure(name: str, outcome: RewardOutcome) -> str:
-    """Why this reward's value is missing from an outcome; '' when it is not, or when the reward does not apply."""
+    """Returns the reason why an outcome lacks this reward's value; '' when it has one or the reward does not apply."""
     if outcome.components[name] is not None:
         return ""
     parts = [part.removeprefix(f"{name} ") for part in outcome.reason.split("; ") if part.startswith(f"{name} ")]
@@ -179,7 +179,7 @@ def _repeats(name: str, trials: Sequence[Trial]) -> tuple[Repeats, str]:
 
 
 def _same(a: float | None, b: float | None) -> bool:
-    """Equal, up to what a network's float32 sums differ by in another batch."""
+    """Whether two values are equal up to float32 rounding of a network in different batches."""
     return a == b if a is None or b is None else math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-6)
 
 
@@ -189,10 +189,10 @@ def _said(name: str, outcome: RewardOutcome) -> str:
 
 
 def verdict_of(kinds: Sequence[KindScores]) -> Verdict:
-    """The trick with the best mean against the median of gold.
+    """Compares the trick with the best mean with the median of gold.
 
-    `beaten` needs a mean strictly above it. A trick that ends in the right answer is none unless it scores more than
-    gold, in the mean as well: where some problems pay more than others, gold's own mean may be above its median.
+    `beaten` needs a mean strictly above that median. A trick that ends in the right answer must also exceed gold's
+    mean, because with problems of different rewards gold's own mean may exceed its median.
     """
     gold = {scores.name: scores for scores in kinds}.get(GOLD.name)
     if gold is None or gold.median is None:

@@ -1,4 +1,4 @@
-"""What a person sees of a checked reward: totals, means of each reward, facts, warnings, verdict."""
+"""The screen of `grouprl check-reward`: totals, means of each reward, facts, warnings, verdict."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from grouprl.check_reward.findings import CheckedReward, KindScores, RewardFacts, Status
+from grouprl.check_reward.findings import KindScores, RewardCheck, RewardFacts, Status
 
 _COLOURS: dict[Status, str] = {"ok": "green", "tied": "yellow", "beaten": "bold red", "no verdict": "yellow"}
 _EXAMPLE = 100  # characters shown of a completion
 _SENTENCE = 160  # characters shown of a reason
-_WIDE = 1000  # columns, so that a table is measured as wide as it likes to be
+_WIDE = 1000  # columns; wide enough to measure a table without wrapping
 
 _Columns = dict[str, Callable[[KindScores], str]]
 
 
-def show(console: Console, checked: CheckedReward) -> None:
-    """Prints everything; two or three rewards fit a terminal of 80 columns."""
+def show(console: Console, checked: RewardCheck) -> None:
+    """Prints all findings; two or three rewards fit a terminal of 80 columns."""
     kinds = sorted(checked.kinds, key=lambda kind: (kind.trick, kind.trick and -_mean(kind)))
     console.print(Text(_title(checked), style="bold"))
     names = [facts.name for facts in checked.rewards]
@@ -41,7 +41,7 @@ def show(console: Console, checked: CheckedReward) -> None:
         console.print(Text(f"For example: {_cut(repr(best.example), _EXAMPLE)}"))
 
 
-def _title(checked: CheckedReward) -> str:
+def _title(checked: RewardCheck) -> str:
     terms = {facts.name: f"{facts.weight:g} {facts.name}" for facts in checked.rewards}
     steps = [terms.pop(facts.name) for facts in checked.rewards if facts.per_step]
     beside = f"; steps: {' + '.join(steps)}" if steps else ""
@@ -50,7 +50,7 @@ def _title(checked: CheckedReward) -> str:
 
 
 def _tables(kinds: Sequence[KindScores], rewards: Sequence[str], width: int) -> list[Table]:
-    """Totals and means of each reward, side by side where there is room."""
+    """Makes the tables of totals and of each reward's means, joined into one if the width allows."""
     totals: _Columns = {
         "mean": lambda kind: _number(kind.mean),
         "median": lambda kind: _number(kind.median),
@@ -69,7 +69,7 @@ def _tables(kinds: Sequence[KindScores], rewards: Sequence[str], width: int) -> 
 
 
 def _by_kind(kinds: Sequence[KindScores], columns: _Columns) -> Table:
-    """One row for each kind, the tricks below the others."""
+    """Makes a table with one row for each kind, tricks last."""
     table = _table("", *columns)
     for heading, trick in (("should score", False), ("tricks", True)):
         table.add_row(Text(heading, style="dim"))

@@ -1,4 +1,4 @@
-"""Has a run's rewards judge the completions: as groups, like in the run, and then each one alone, on the clock."""
+"""Scores the completions with a run's rewards: as groups, like in the run, and then each alone, with its time."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _BY_NAME = {kind.name: kind for kind in KINDS}
 
 @dataclass(frozen=True)
 class Trial:
-    """One completion, and what the rewards said of it, call by call."""
+    """One completion and its outcomes, call by call."""
 
     problem_id: str
     kind: Kind
     text: str
     tokens: int  # the end token included
-    outcome: RewardOutcome  # in a call together with the problem's other completions
-    alone: tuple[RewardOutcome, ...] = ()  # in a call of its own, and in another one if the first said something else
-    seconds: float | None = None  # of the first call alone; None = it was invalid already, and not called again
+    outcome: RewardOutcome  # from a call with the problem's other completions
+    alone: tuple[RewardOutcome, ...] = ()  # from a call with this completion alone, and from another if they differ
+    seconds: float | None = None  # time of the first call alone; None = not called again, because it was invalid
 
 
 @dataclass(frozen=True)
@@ -45,26 +45,26 @@ class TrialScorer:
     tokenizer: PreTrainedTokenizerBase
 
     def begin(self, group: Group) -> Callable[[], tuple[RewardOutcome, ...]]:
-        """Starts the calls for a group; what is given waits for its outcomes [G]."""
+        """Starts the calls for a group; returns a function that waits for its outcomes [G]."""
         scoring = self.scorer.scoring()
         scoring.begin(0, group)
         return lambda: scoring.finish(self.tokenizer)[0]
 
     def one(self, single: Group) -> RewardOutcome:
-        """The outcome of a group of one completion."""
+        """Scores a group of one completion."""
         return self.begin(single)()[0]
 
 
 def score_trials(
     scorer: TrialScorer, problems: Sequence[Problem], texts: Sequence[Mapping[str, str]], advance: Advance
 ) -> list[Trial]:
-    """Calls every reward on every group, then on each completion alone; what differs is called alone once more.
+    """Calls every reward on every group, then on each completion alone; if these differ, alone once more.
 
     Args:
-        scorer: the run's rewards.
+        scorer: scores with the run's rewards.
         problems: [P].
         texts: of each problem's completions, by the name of their kind: [P] of `trial_completions`.
-        advance: is told of each completion that is done.
+        advance: called with the number of scored completions.
     """
     groups = [
         Group(problem, (), tuple(authored_completion(n, text, scorer.tokenizer) for n, text in enumerate(row.values())))

@@ -1,6 +1,6 @@
-r"""The completions that a reward is tried on: some should score, the others only look as if.
+r"""The completions on which a reward is tried: some should score; the others are tricks.
 
-All are made from the task's gold completions, without a model, and the same problems always give the same texts.
+They are made from the task's gold completions, without a model; the same problems always give the same texts.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _TAG = re.compile("<answer>")
 
 @dataclass(frozen=True)
 class Form:
-    """How a task's completions mark their final answer."""
+    """The marks of the final answer in a task's completions."""
 
     before: str
     after: str
-    opening: re.Pattern[str] | None = None  # where the mark of an answer begins; None = an answer is no short text
-    thought: str = ""  # what has to stand before the mark
-    no_thought: str = ""  # the same with nothing in it
+    opening: re.Pattern[str] | None = None  # matches the start of a mark; None = the answer is not a short text
+    thought: str = ""  # required text before the mark
+    no_thought: str = ""  # the same tags without content
 
     def marked(self, answer: str) -> str:
-        """The answer in its box or tags."""
+        """Puts the answer in its box or tags."""
         return f"{self.before}{answer}{self.after}"
 
     def whole(self, answer: str) -> str:
-        """The shortest well-formed completion with this answer."""
+        """Makes the shortest well-formed completion with this answer."""
         return self.thought + self.marked(answer)
 
 
@@ -50,7 +50,7 @@ FENCE = Form("```python\n", "\n```")
 
 
 def form_of(gold: str | None, task_format: Literal["boxed", "think"]) -> Form | None:
-    """The form of a gold completion, or of the task's format where there is none; None = the bare text."""
+    """Returns the form of a gold completion, or without one the form of the task's format; None = bare text."""
     if gold is None:
         return R1 if task_format == "think" else BOX
     if final_text(gold) is None:
@@ -62,7 +62,7 @@ def form_of(gold: str | None, task_format: Literal["boxed", "think"]) -> Form | 
 
 @dataclass(frozen=True)
 class Material:
-    """What the completions of one problem are made of; None = there is no such thing."""
+    """The parts from which one problem's completions are made; None = there is none."""
 
     prompt: str
     form: Form | None
@@ -70,12 +70,12 @@ class Material:
     answer: str | None = None  # the answer in its box or tags
     other_gold: str | None = None  # a gold completion of a problem with another answer
     wrong: str | None = None  # an answer of another problem
-    options: tuple[str, ...] = ()  # several answers, the right one among them and not last
-    commonest: str | None = None  # the answer that most of the problems have
+    options: tuple[str, ...] = ()  # several answers; the right one is among them, but not last
+    commonest: str | None = None  # the most common answer of the problems
 
     @property
     def reasoning(self) -> str:
-        """What stands before the answer of the gold completion."""
+        """The text before the answer in the gold completion."""
         opening = self.form.opening if self.form else None
         starts = [mark.start() for mark in opening.finditer(self.gold or "")] if opening else []
         return (self.gold or "")[: starts[-1]] if starts else ""
@@ -83,14 +83,14 @@ class Material:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of completion, and what a good reward makes of it."""
+    """One kind of completion, and whether it should score."""
 
     name: str
     trick: bool  # wrong or degenerate: it must not beat gold
     about: str
-    needs: str  # without which it cannot be made
+    needs: str  # what the task must provide for it
     write: Callable[[Material], str | None]  # None = this problem has no such completion
-    right: bool = False  # it ends in the right answer, so that scoring as much as gold is no flaw
+    right: bool = False  # it ends in the right answer, so it may score as much as gold
 
 
 def _padded(m: Material) -> str | None:
@@ -168,12 +168,12 @@ KINDS: tuple[Kind, ...] = (
 def trial_completions(
     problems: Sequence[Problem], golds: Sequence[str | None], task_format: Literal["boxed", "think"] = "boxed"
 ) -> list[dict[str, str]]:
-    """The texts of each problem's completions, by the name of their kind in `KINDS`; what cannot be made is left out.
+    """Makes the texts of each problem's completions, by the name of their kind; skips kinds that cannot be made.
 
     Args:
-        problems: [P]; wrong answers are taken from the other problems, so that they look like answers.
+        problems: [P]; wrong answers come from the other problems, so that they are plausible.
         golds: [P], a completion that solves each problem, or None.
-        task_format: the form of the answers where there is no gold completion to read it off.
+        task_format: the form of the answers if there is no gold completion.
     """
     made = [(kind, material) for material in _materials(problems, golds, task_format) for kind in KINDS]
     texts: list[dict[str, str]] = [{} for _ in problems]
@@ -189,7 +189,7 @@ def _materials(
 ) -> list[Material]:
     answers = [None if gold is None else final_text(gold) for gold in golds]
     counted = Counter(answer for answer in answers if answer is not None)
-    commonest = counted.most_common(1)[0][0] if counted.total() > 1 else None  # one problem's answer is no guess
+    commonest = counted.most_common(1)[0][0] if counted.total() > 1 else None  # of one problem it would be right
     known = [(gold, answer) for gold, answer in zip(golds, answers, strict=True) if gold is not None]
     return [
         _material(problem, gold, answer, known, form_of(gold, task_format), commonest)
@@ -220,7 +220,7 @@ def _material(
 
 
 def _differs(one: tuple[str, str | None], other: tuple[str, str | None]) -> bool:
-    """Whether two (gold, answer) have different answers; different texts where an answer is no short text."""
+    """Whether two (gold, answer) pairs have different answers, or different texts if an answer is not a short text."""
     if one[1] is None or other[1] is None:
         return one[0] != other[0]
     return not same_value(one[1], other[1])
