@@ -43,8 +43,8 @@ def step_advantages(
         ValueError: rewards and ends do not match, or an end lies outside its completion.
     """
     advantages_NT = torch.zeros(len(lengths), max(lengths, default=0), dtype=torch.float64)
-    normalised = _normalised(step_rewards, [int(group) for group in group_ids], std, eps)
-    for row, (rewards, ends, length) in enumerate(zip(normalised, step_ends, lengths, strict=True)):
+    normalized = _normalized(step_rewards, [int(group) for group in group_ids], std, eps)
+    for row, (rewards, ends, length) in enumerate(zip(normalized, step_ends, lengths, strict=True)):
         if len(rewards) != len(ends) or any(not 0 <= end < length for end in ends):
             raise ValueError(
                 f"completion {row}: expected one end within its {length} tokens for each of {len(rewards)} rewards, "
@@ -55,7 +55,7 @@ def step_advantages(
     return advantages_NT.float()
 
 
-def _normalised(
+def _normalized(
     step_rewards: Sequence[Sequence[float]], groups: Sequence[int], std: Std, eps: float
 ) -> list[list[float]]:
     rewards_K = torch.tensor([reward for row in step_rewards for reward in row], dtype=torch.float64)

@@ -143,7 +143,7 @@ def _facts(name: str, weight: float, per_step: bool, trials: Sequence[Trial]) ->
     outcomes = [outcome for trial in trials for outcome in (trial.outcome, *trial.alone)]
     values = _values(name, outcomes)
     repeats, difference = _repeats(name, trials)
-    told = (reason for outcome in outcomes if (reason := failure(name, outcome)))
+    reasons = (reason for outcome in outcomes if (reason := failure(name, outcome)))
     return RewardFacts(
         name=name,
         weight=weight,
@@ -152,7 +152,7 @@ def _facts(name: str, weight: float, per_step: bool, trials: Sequence[Trial]) ->
         largest=max(values, default=None),
         repeats=repeats,
         difference=difference,
-        failures=Counter(told),
+        failures=Counter(reasons),
     )
 
 

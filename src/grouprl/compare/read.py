@@ -238,23 +238,23 @@ def metric_by_seed(variant: Variant, name: str) -> MetricBySeed:
     return MetricBySeed({seed: float(value) for seed, value in found.items() if is_number(value)})
 
 
-def against_baseline(comparison: RecordedComparison, variant: Variant, measure: str) -> BaselineDifference:
+def against_baseline(comparison: RecordedComparison, variant: Variant, metric: str) -> BaselineDifference:
     """Computes the difference of a variant to the baseline in `greedy_accuracy` or `pass_at_1`."""
     seeds = [seed for seed in variant.runs if seed in comparison.baseline.runs]
-    sides = [_by_problem(side, seeds, measure) for side in (variant, comparison.baseline)]
+    sides = [_by_problem(side, seeds, metric) for side in (variant, comparison.baseline)]
     ours, theirs = (
-        {str(seed): value for seed, value in metric_by_seed(side, measure).by_seed.items()}
+        {str(seed): value for seed, value in metric_by_seed(side, metric).by_seed.items()}
         for side in (variant, comparison.baseline)
     )
     return BaselineDifference(paired_by_name(*sides), paired_by_name(ours, theirs))
 
 
-def _by_problem(variant: Variant, seeds: Sequence[int], measure: str) -> dict[str, float]:
+def _by_problem(variant: Variant, seeds: Sequence[int], metric: str) -> dict[str, float]:
     found = [held_out_results(variant.runs[seed]) for seed in seeds]
     results = [result for result in found if result is not None]
     if len(results) < len(seeds):
         return {}
-    greedy = measure == "greedy_accuracy"
+    greedy = metric == "greedy_accuracy"
     return mean_by_problem([result.greedy_by_problem if greedy else result.sampled_by_problem for result in results])
 
 

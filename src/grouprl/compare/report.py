@@ -115,14 +115,14 @@ def summary(comparison: RecordedComparison) -> dict[str, Any]:
 
 
 def _variant_summary(comparison: RecordedComparison, variant: Variant) -> dict[str, Any]:
-    figures = {name: metric_by_seed(variant, name) for name in RUN_METRICS}
+    metrics = {name: metric_by_seed(variant, name) for name in RUN_METRICS}
     against = {name: against_baseline(comparison, variant, name) for name in ("greedy_accuracy", "pass_at_1")}
     return {
         "settings": variant.settings,
         "runs": {seed: run_folder(variant.name, seed) for seed in variant.runs},
         "figures": {
             name: {"mean": found.mean, "interval": found.interval, "by_seed": found.by_seed}
-            for name, found in figures.items()
+            for name, found in metrics.items()
             if found.by_seed
         },
         "against_baseline": {
