@@ -47,7 +47,7 @@ _SCALES = {"group_std": "std(group)", "batch_std": "std(batch)", "group_mean": "
 
 @dataclass(frozen=True)
 class Advantage(Part):
-    """How much better a completion, a reasoning step or a token is than expected: a part of every algorithm."""
+    """Compares a completion, a reasoning step or a token with a baseline; every algorithm has this part."""
 
     reward: ClassVar[str] = "r"  # symbol in the formula: the completion's reward, or the return from a token on
     compares_totals: ClassVar[bool] = False  # whether a group with equal rewards has no signal

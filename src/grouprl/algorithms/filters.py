@@ -63,7 +63,7 @@ def kept_groups(
 
 @dataclass(frozen=True)
 class Filter(Part):
-    """Which groups and completions enter the loss; an algorithm with filter=None uses all."""
+    """Selects the groups and completions that enter the loss; an algorithm with filter=None uses all."""
 
     absent: ClassVar[Mapping[str, Any]] = {
         "drop_equal": False,

@@ -1,4 +1,4 @@
-"""How a part of an algorithm declares an option: default, description and range, which the constructor checks."""
+"""The parts of an algorithm and their options: default, description and range, which the constructor checks."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from grouprl.types import UserError
 
 @dataclass(frozen=True)
 class Updates(Part):
-    """How many updates a batch gives."""
+    """The number of updates per batch."""
 
     passes: int = option(1, "mu: passes over each batch", low=1)
     minibatches: int = option(1, "updates in a pass", low=1)
@@ -43,7 +43,7 @@ class Algorithm:
     critic: CriticPart | None = None  # the network that PPO uses as baseline instead of the group
     correction: Correction | None = None  # for a sampler whose log-probs differ from the learner's
     entropy: Entropy | None = None  # an entropy bonus, or advantages for high-entropy tokens alone
-    updates: Updates = Updates()  # how many updates a batch gives
+    updates: Updates = Updates()  # the number of updates per batch
 
     def __post_init__(self) -> None:
         for one, other, why in _misfits(self):

@@ -108,7 +108,7 @@ class ScoringConfig(Section):
 
 
 class RolloutConfig(Section):
-    """How groups of completions are sampled."""
+    """The groups of a step and the sampling parameters."""
 
     problems_per_step: int = Field(16, ge=1, description="groups in a step")
     group_size: int = Field(8, ge=1, description="completions of one problem")
@@ -147,7 +147,7 @@ class LearnerConfig(UpdateConfig):
 
 
 class CurriculumConfig(Section):
-    """How the problems of a step are chosen from the train split."""
+    """The choice of a step's problems from the train split."""
 
     order: Literal["uniform", "edge"] = Field("uniform", description="edge prefers problems solved sometimes")
     floor: float = Field(0.2, gt=0.0, le=1.0, description="of edge: share of visits that cover all problems in turn")
@@ -164,7 +164,7 @@ class CurriculumConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """How the policy is evaluated on held-out problems."""
+    """The evaluations of the policy on held-out problems."""
 
     every: int = Field(0, ge=0, description="steps between evaluations; 0 = only before and after")
     problems: int = Field(500, ge=1, description="number of problems from the split")

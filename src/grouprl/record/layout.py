@@ -94,7 +94,7 @@ class RunDirectory:
 
     @property
     def held_out(self) -> Path:
-        """The same evaluations, problem by problem."""
+        """One line for each evaluation, with the results of each problem."""
         return self.path / "held_out.jsonl"
 
     @property

@@ -1,4 +1,4 @@
-"""Which settings a resumed run may change: those that earlier steps do not depend on."""
+"""Checks a resume: it may change only the settings that earlier steps do not depend on."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def differences(then: RunConfig, now: RunConfig, free: Collection[str]) -> list[
 
 
 def _algorithm(config: RunConfig) -> dict[str, Any]:
-    """By option name: a part that one of the two lacks is told by the option that turns it off."""
+    """Flattens an algorithm to option names; a part that is None appears as the option value that turns it off."""
     return {"name": config.algorithm.name, **all_options(config.algorithm)}
 
 
