@@ -52,7 +52,7 @@ export function render(page, parameters, query) {
     wrong ? h("p", { class: "error" }, wrong) : null,
     h("div", { class: "row presets", role: "group", "aria-label": "Examples" }, presets),
     h("section", { class: "card", "aria-label": "Rewards" }, h("h2", { class: "first" }, "Rewards"), editor.element),
-    h("h2", {}, "Advantages"), h("div", { class: "row" }, field), compared.element, said,
+    h("h2", {}, "Advantages"), h("div", { class: "row presets" }, field), compared.element, said,
     weight.element);
   asked.now(parametersOf(given));
   weight.show(given.length);

@@ -110,7 +110,7 @@ export function algorithmChoice(title, chosen, none) {
   const field = h("label", { class: "field" }, h("span", {}, title), select);
   const fill = async () => {
     const { algorithms } = await get("explain/algorithms");
-    put(select, option("", none), algorithms.map(({ name, formula }) => option(name, `${name}: ${formula}`)));
+    put(select, option("", none), algorithms.filter(({ name }) => name !== none).map(({ name, formula }) => option(name, `${name}: ${formula}`)));
   };
   fill().catch(() => {}); // the page itself says that the lab does not answer
   return { field, select };

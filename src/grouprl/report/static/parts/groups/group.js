@@ -4,6 +4,7 @@ import { h } from "../dom.js";
 import { address } from "../address.js";
 import { bracketed, column, equals, plain } from "../numbers.js";
 import { number, visible, written } from "../text.js";
+import { added, deviationWorked, meanWorked } from "../worked.js";
 import { completionCards } from "./completions.js";
 import { FULL, kindOfGroup, signalMark, tint, tinted } from "./marks.js";
 
@@ -69,8 +70,6 @@ function shown(value) {
 
 // From a group's rewards to its advantages, in the numbers that the lab computed. Nothing is computed here.
 
-const MOST_WRITTEN = 16; // terms of a sum that are written out
-
 /** The card of a group's statistics, as `against_record` in worked.py gives them. */
 function statisticsCard(group) {
   const given = group.statistics;
@@ -88,20 +87,13 @@ function line(word, ...terms) {
 }
 
 function meanLine(given) {
-  const valid = given.rewards.filter((reward) => reward !== null);
-  return line("mean", `${sum(valid.map(bracketed))} ${equals(given.sum)}${plain(given.sum)}; `,
-    `${plain(given.sum)} / ${given.count} ${equals(given.mean)}`, h("b", {}, plain(given.mean)));
+  return line("mean", ...meanWorked(given, given.rewards));
 }
 
 function deviationLine(given) {
   const squares = given.deviations.filter((deviation) => deviation !== null).map((deviation) => `${bracketed(deviation)}\u00b2`);
-  const divided = given.std === "sample" ? `${given.divided_by} (one less than ${given.count}: sample deviation)` : `${given.divided_by}`;
-  return line("deviation", `${sum(squares)} ${equals(given.sum_of_squares)}${plain(given.sum_of_squares)}; `,
-    `\u221a(${plain(given.sum_of_squares)} / ${divided}) ${equals(given.deviation)}`, h("b", {}, plain(given.deviation)));
+  return line("deviation", `${added(squares)} ${equals(given.sum_of_squares)}${plain(given.sum_of_squares)}; `, ...deviationWorked(given));
 }
-
-const sum = (terms) => (terms.length <= MOST_WRITTEN ? terms.join(" + ")
-  : `${terms.slice(0, MOST_WRITTEN - 2).join(" + ")} + \u2026 + ${terms.at(-1)}`);
 
 function stepLine({ batch }) {
   if (!batch) return null;
