@@ -107,7 +107,7 @@ function row(editor, reward, index) {
 export function algorithmChoice(title, chosen, none) {
   const option = (value, name) => h("option", { value, selected: value === chosen }, name);
   const select = h("select", { name: "algorithm" }, option("", none), chosen && option(chosen, chosen));
-  const field = h("label", { class: "field" }, h("span", {}, title), select);
+  const field = h("label", { class: "field wide" }, h("span", {}, title), select);
   const fill = async () => {
     const { algorithms } = await get("explain/algorithms");
     put(select, option("", none), algorithms.filter(({ name }) => name !== none).map(({ name, formula }) => option(name, `${name}: ${formula}`)));
