@@ -5,7 +5,7 @@ import { figures } from "../table.js";
 import { written } from "../text.js";
 import { added, deviationWorked, meanWorked } from "../worked.js";
 import { signedBars } from "./bars.js";
-import { advantageEquations, deviationOf, meanOf, statisticsEquations, stepStatisticsEquations } from "./formulas.js";
+import { advantageEquations, comparison, deviationOf, meanOf, statisticsEquations, stepStatisticsEquations } from "./formulas.js";
 import { filled, math, term } from "./stages.js";
 
 const MOST_STEPS = 8; // of one of steps
@@ -25,18 +25,16 @@ export function statisticsStage({ algorithm, stages: { statistics } }, { statist
 }
 
 /** Whose rewards make the mean: all "steps" of the group, the "group", or the "batch". */
-function setOf({ kind, compared, by_name: byName }) {
-  return kind === "steps" ? kind : (compared ?? Object.values(byName ?? {})[0])?.mean_of ?? "group";
+function setOf(statistics) {
+  return statistics.kind === "steps" ? "steps" : comparison(statistics)?.mean_of ?? "group";
 }
 
 function summedUp(statistics) {
-  const { kind, compared, by_name: byName } = statistics;
-  const whose = SETS[setOf(statistics)];
-  const one = compared ?? Object.values(byName ?? {})[0];
-  if (kind !== "steps" && !one?.mean_of && !one?.deviation_of) {
+  const [one, whose, bySteps] = [comparison(statistics), SETS[setOf(statistics)], statistics.kind === "steps"];
+  if (!bySteps && !one?.mean_of && !one?.deviation_of) {
     return "In GRPO the rewards of a group come down to their mean and their deviation. Not in this run.";
   }
-  if (kind !== "steps" && !one.deviation_of) return `The rewards of ${whose} come down to one number: their mean.`;
+  if (!bySteps && !one.deviation_of) return `The rewards of ${whose} come down to one number: their mean.`;
   return `The rewards of ${whose} come down to two numbers: their mean, and how far they scatter around it.`;
 }
 

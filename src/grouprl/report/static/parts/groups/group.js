@@ -42,14 +42,10 @@ function problemCard(group, links) {
   return h("section", { class: "card problem", "aria-labelledby": "problem-title" },
     h("h2", { id: "problem-title" }, "Problem"),
     h("p", { class: "note" }, written(group.problem_id)),
-    messages(group).map(({ role, content }) => h("div", { class: "message" },
+    (group.messages ?? [{ role: "prompt", content: group.prompt }]).map(({ role, content }) => h("div", { class: "message" },
       h("span", { class: "role" }, visible(role) || "(no role)"),
       h("div", { class: "said", tabindex: "0", role: "region", "aria-label": `Message of ${visible(role)}` }, shown(content)))),
     columns(group.columns), links);
-}
-
-function messages(group) {
-  return group.messages ?? [{ role: "prompt", content: group.prompt }];
 }
 
 function columns(given) {
@@ -77,17 +73,13 @@ function statisticsCard(group) {
   return h("section", { class: "card statistics", "aria-labelledby": "statistics-title" },
     h("h2", { id: "statistics-title" }, "Rewards to advantages ", signalMark(kind)),
     sentences(given, kind).map((sentence) => h("p", {}, sentence)),
-    given.count ? h("dl", { class: "worked" }, meanLine(given), deviationLine(given), stepLine(given), divisorLine(given)) : null,
+    given.count ? h("dl", { class: "worked" }, line("mean", meanWorked(given, given.rewards)), deviationLine(given), stepLine(given), divisorLine(given)) : null,
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Advantages of the completions" }, advantages(group)),
     agreement(given));
 }
 
 function line(word, ...terms) {
   return [h("dt", {}, word), h("dd", {}, terms)];
-}
-
-function meanLine(given) {
-  return line("mean", ...meanWorked(given, given.rewards));
 }
 
 function deviationLine(given) {
@@ -102,11 +94,10 @@ function stepLine({ batch }) {
 }
 
 function divisorLine({ divisors, deviation_of: of, ...given }) {
-  const found = new Set(divisors?.filter((divisor) => divisor !== null));
-  if (found.size !== 1) return null;
+  const [divisor, ...others] = new Set(divisors?.filter((one) => one !== null));
+  if (divisor === undefined || others.length) return null;
   if (given.fields.scale === "none") return line("divided by", "nothing: this algorithm does not scale");
-  const [divisor] = found;
-  const { deviation } = (of === "batch" ? given.batch : given);
+  const { deviation } = of === "batch" ? given.batch : given;
   return line("divided by", of && `${plain(deviation)} + ${plain(given.fields.eps)} ${equals(divisor)}`, h("b", {}, plain(divisor)));
 }
 
