@@ -136,7 +136,7 @@ def test_steps_are_compared_with_all_steps_of_the_group(train: Any) -> None:
         found = one["stages"]["statistics"]
         rows = found["steps"]
         flat = [step["reward"] for row in rows for step in row]
-        assert found["n"] == len(flat) > 4
+        assert found["count"] == len(flat) > 4
         assert found["deviation"] == pytest.approx(math.sqrt(found["sum_of_squares"] / found["divided_by"]))
         # What steps earn is no part of a completion's reward.
         rewarded = one["stages"]["rewards"]

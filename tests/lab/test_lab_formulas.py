@@ -295,3 +295,28 @@ def test_every_reward_has_its_place_on_the_sliders(browser: Opened, page: Any) -
     assert page.locator(".editor li").count() == 16
     assert more.get_attribute("aria-disabled") == "true"
     assert page.evaluate("document.activeElement.textContent") == "Add one"
+
+
+# Algorithms that the page does not know
+
+
+def test_an_algorithm_without_letters_shows_its_own_formula(browser: Opened, page: Any) -> None:
+    browser.go("/step?rewards=1,0,0,0.5&algorithm=maxrl&stage=advantages")
+    assert signs(page, "advantages") == ["Ai=(r−mean(group))/mean(group)"]
+    example = page.locator("#stage-advantages p", has_text="Completion 0:").inner_text()
+    # Less the mean 0.375, over the mean.
+    assert example == "Completion 0: 1 − 0.375 = 0.625, and 0.625 / 0.375 ≈ +1.6667."
+    assert page.locator("#stage-statistics .worked li").count() == 2
+
+
+def test_any_algorithm_can_stand_beside_the_four(browser: Opened, page: Any) -> None:
+    browser.go("/group?rewards=1,0,0,1")
+    page.locator("select[name=algorithm] option[value=maxrl]").wait_for(state="attached")
+    page.locator("select[name=algorithm]").select_option("maxrl")
+    panel = page.get_by_role("region", name="maxrl")
+    panel.get_by_text("(r - mean(group)) / mean(group)").wait_for()
+    bars = panel.get_by_role("img").get_attribute("aria-label")
+    assert bars == "Advantages under maxrl: 0 +1, 1 −1, 2 −1, 3 +1"
+    page.locator(".read", has_text="maxrl").wait_for()
+    page.get_by_label("Completion 0: reward as a number").fill("-1")
+    panel.get_by_text("expected rewards of 0 or more, got -1").wait_for()

@@ -193,12 +193,7 @@ def _of_steps(recorded: Recorded) -> dict[str, Any]:
         "kind": "steps",
         "sentence": "The rewards of all steps of the group are compared with each other; a token is credited with "
         "every step that ends at or after it.",
-        "n": spread.count,
-        "sum": spread.sum,
-        "mean": spread.mean,
-        "sum_of_squares": spread.sum_of_squares if spread.count > 1 else None,
-        "divided_by": spread.divided_by,
-        "deviation": spread.deviation if spread.count > 1 else None,
+        **vars(spread),
         "std": std,
         "steps": [[{"end": end, "reward": reward, "normalised": next(each)} for end, reward in row] for row in rows],
     }

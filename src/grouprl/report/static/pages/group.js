@@ -41,7 +41,7 @@ export function render(page, parameters, query) {
   };
   const editor = rewardEditor(given, changed);
   const presets = PRESETS.map(([name, rewards]) => h("button", { type: "button", onclick: () => editor.set(rewards) }, name));
-  const { field, select } = algorithmChoice("Beside these four", more, "no other");
+  const { element, select } = algorithmChoice("Beside these four", more, "no other");
   select.addEventListener("change", () => {
     location.hash = `#/group?${new URLSearchParams({ rewards: writeRewards(editor.rewards()), algorithm: select.value })}`;
   });
@@ -52,7 +52,7 @@ export function render(page, parameters, query) {
     wrong ? h("p", { class: "error" }, wrong) : null,
     h("div", { class: "row presets", role: "group", "aria-label": "Examples" }, presets),
     h("section", { class: "card", "aria-label": "Rewards" }, h("h2", { class: "first" }, "Rewards"), editor.element),
-    h("h2", {}, "Advantages"), h("div", { class: "row" }, field), compared.element, said,
+    h("h2", {}, "Advantages"), h("div", { class: "row presets" }, element), compared.element, said,
     weight.element);
   asked.now(parametersOf(given));
   weight.show(given.length);
@@ -207,10 +207,8 @@ function strongest(valid, advantages, extreme) {
 
 /** Completions with their advantages, those with the same one together. */
 function each(indices, advantages) {
-  const by = new Map();
   const texts = column(indices.map((index) => advantages[index]), { digits: SHOWN, sign: true });
-  indices.forEach((index, place) => by.set(texts[place], [...by.get(texts[place]) ?? [], index]));
-  return joined([...by].map(([text, tied]) => `${named(tied)} (${text})`));
+  return joined([...Map.groupBy(indices, (_, place) => texts[place])].map(([text, tied]) => `${named(tied)} (${text})`));
 }
 
 function named(indices) {
@@ -219,20 +217,17 @@ function named(indices) {
   return `completion${indices.length === 1 ? "" : "s"} ${joined(names)}`;
 }
 
-function joined(words) {
-  return words.length === 1 ? String(words[0]) : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
-}
+const joined = (words) => new Intl.ListFormat("en-GB").format(words.map(String));
 
 function twoKinds([few, many], rewards, grpo, bare) {
   const [one, other] = [few[0], many[0]];
   const [loud, quiet, plainly, against] = [grpo[one], grpo[other], bare[one], bare[other]].map((value) => withSign(value, SHOWN));
   const divided = `Without the division by the deviation (Dr.GRPO) it would be ${plainly} against ${against}.`;
   const balance = "As in every group, the advantages add up to 0.";
-  if (many.length === 1) {
-    return `One against one: completion ${one} gets ${loud} under GRPO, completion ${other} ${quiet}. Each pushes equally hard. ${divided}`;
-  }
   if (few.length === many.length) {
-    return `Half and half: ${few.length} get ${loud}, ${many.length} get ${quiet} under GRPO. Each completion pushes equally hard. ${balance} ${divided}`;
+    const found = many.length === 1 ? `One against one: completion ${one} gets ${loud} under GRPO, completion ${other} ${quiet}. Each`
+      : `Half and half: ${few.length} get ${loud}, ${many.length} get ${quiet} under GRPO. Each completion`;
+    return `${found} pushes equally hard. ${many.length === 1 ? "" : `${balance} `}${divided}`;
   }
   if (few.length === 1) {
     return `One against ${many.length}: completion ${one} gets ${loud} under GRPO, each of the others ${quiet}. ` +

@@ -27,6 +27,11 @@ export function put(element, ...children) {
   return element;
 }
 
+/** A control with its name above it. */
+export function field(name, control, look = "field") {
+  return h("label", { class: look }, h("span", {}, name), control);
+}
+
 /** Says something to people who look and to people who listen: a text, or several parts. What has a link stays longer. */
 export function say(sentence, kind = "note") {
   const said = document.getElementById("said");

@@ -1,6 +1,6 @@
 // Starting, stopping, resuming and forking runs: dialogs that keep what was typed until it was accepted.
 import { get, post } from "./api.js";
-import { h, put, say } from "./dom.js";
+import { field, h, put, say } from "./dom.js";
 import { write } from "./legend.js";
 import { visible, written } from "./text.js";
 
@@ -139,10 +139,6 @@ function description(recipe) {
   if (!recipe) return null;
   const settings = h("pre", { tabindex: "0" }, visible(recipe.text));
   return [h("p", { class: "note" }, visible(recipe.comment)), h("details", {}, h("summary", {}, "Its settings"), settings)];
-}
-
-function field(label, input) {
-  return h("label", { class: "field" }, h("span", {}, label), input);
 }
 
 function textField(label, value, hint) {

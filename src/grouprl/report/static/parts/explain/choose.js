@@ -1,6 +1,6 @@
 // Which group the walk-through is about: one that a run recorded, or rewards that the reader types.
 import { get } from "../api.js";
-import { h, put } from "../dom.js";
+import { field, h, put } from "../dom.js";
 import { plain } from "../numbers.js";
 import { visible } from "../text.js";
 import { algorithmChoice, readRewards, writeRewards } from "./rewards.js";
@@ -70,8 +70,7 @@ function recordedFields(runs, place, go, failed) {
   step.addEventListener("change", () => list({ step: step.value }));
   if (known) list(place.run ? { step: place.step } : {});
   return fields("A recorded group", () => go({ run: run.value, step: step.value, group: group.value }),
-    h("label", { class: "field" }, h("span", {}, "Run"), run), h("label", { class: "field" }, range, step),
-    h("label", { class: "field wide" }, h("span", {}, "Group"), group), "Show this group");
+    field("Run", run), h("label", { class: "field" }, range, step), field("Group", group, "field wide"), "Show this group");
 }
 
 function groupName({ group_index: index, mean, deviation, signal }) {
@@ -81,7 +80,7 @@ function groupName({ group_index: index, mean, deviation, signal }) {
 
 function typedFields(place, go, failed) {
   const typed = h("input", { type: "text", name: "rewards", autocomplete: "off", value: place.rewards ?? "1, 0, 0, 1" });
-  const { field, select } = algorithmChoice("Algorithm", place.algorithm ?? "", TOLD);
+  const { element, select } = algorithmChoice("Algorithm", place.algorithm ?? "", TOLD);
   const submit = () => {
     try {
       const rewards = writeRewards(readRewards(typed.value));
@@ -91,8 +90,8 @@ function typedFields(place, go, failed) {
       typed.focus();
     }
   };
-  return fields("Rewards of your own", submit,
-    h("label", { class: "field wide" }, h("span", {}, "Rewards of your own, with commas between them"), typed), field, "Show these");
+  const named = field("Rewards of your own, with commas between them", typed, "field wide");
+  return fields("Rewards of your own", submit, named, element, "Show these");
 }
 
 /** A row of fields with a button at its end; Enter in a field presses it. */

@@ -29,9 +29,14 @@ export function rewardEquations(algorithm, some) {
 export const meanOf = (set) => (set === "batch" ? "μ_B" : "μ");
 export const deviationOf = (set) => (set === "batch" ? "σ_B" : "σ");
 
+/** What a group is compared with: of several reward functions, that of the first. */
+export function comparison({ compared, by_name: byName }) {
+  return compared ?? Object.values(byName ?? {})[0] ?? null;
+}
+
 /** Of what the algorithm uses: the mean, and the deviation where it divides by one. */
-export function statisticsEquations(algorithm, { compared, by_name: byName }) {
-  const one = compared ?? Object.values(byName ?? {})[0] ?? null, letter = letterOf(algorithm);
+export function statisticsEquations(algorithm, statistics) {
+  const one = comparison(statistics), letter = letterOf(algorithm);
   if (!one) return [];
   return [
     one.mean_of ? equation("the mean mu is the sum of the rewards over their number n", `${meanOf(one.mean_of)} = frac{1}{n} ∑_i ${letter}_i`) : null,

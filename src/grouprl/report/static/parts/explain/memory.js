@@ -1,5 +1,5 @@
 // What lies in the memory of a GPU under GRPO and under PPO, for a model of a chosen size: planned, not measured.
-import { h, put } from "../dom.js";
+import { field, h, put } from "../dom.js";
 import { table } from "../table.js";
 import { number } from "../text.js";
 import { asking } from "../address.js";
@@ -38,7 +38,6 @@ export function memorySection() {
   }, (error) => put(failed, error.message));
   const ask = () => asked.now({ model: model.value, reward_model: judge.value });
   ask();
-  const field = (name, input) => h("label", { class: "field" }, h("span", {}, name), input);
   const element = h("section", { "aria-labelledby": "memory" },
     h("h2", { id: "memory" }, "What lies in memory"),
     h("div", { class: "card" },

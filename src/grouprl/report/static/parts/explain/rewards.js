@@ -1,6 +1,6 @@
 // The rewards of a group that the reader makes up: a slider, a number and an "invalid" for each completion.
 import { get } from "../api.js";
-import { h, put, say } from "../dom.js";
+import { field, h, put, say } from "../dom.js";
 
 const FEWEST = 2;
 export const MOST = 16;
@@ -103,15 +103,13 @@ function row(editor, reward, index) {
   return h("li", {}, place, slider, typed, h("label", {}, invalid, "invalid"));
 }
 
-/** A choice of an algorithm that compares whole completions; `none` names the choice of no other one. Gives {field, select}. */
+/** A choice of an algorithm that compares whole completions; `none` names the choice of no other one. Gives {element, select}. */
 export function algorithmChoice(title, chosen, none) {
   const option = (value, name) => h("option", { value, selected: value === chosen }, name);
   const select = h("select", { name: "algorithm" }, option("", none), chosen && option(chosen, chosen));
-  const field = h("label", { class: "field" }, h("span", {}, title), select);
-  const fill = async () => {
-    const { algorithms } = await get("explain/algorithms");
-    put(select, option("", none), algorithms.map(({ name, formula }) => option(name, `${name}: ${formula}`)));
-  };
-  fill().catch(() => {}); // the page itself says that the lab does not answer
-  return { field, select };
+  get("explain/algorithms").then(({ algorithms }) => {
+    const others = algorithms.filter(({ name }) => name !== none);
+    put(select, option("", none), others.map(({ name, formula }) => option(name, `${name}: ${formula}`)));
+  }).catch(() => {}); // the page itself says that the lab does not answer
+  return { element: field(title, select, "field wide"), select };
 }

@@ -1,5 +1,5 @@
 // The ratio and the surrogate: what the run maximises, how far it trusts a ratio, and the ratios that it had.
-import { h, put } from "../dom.js";
+import { field, h, put } from "../dom.js";
 import { column, plain, withSign } from "../numbers.js";
 import { byCompletion } from "../table.js";
 import { percent } from "../text.js";
@@ -80,8 +80,8 @@ function objective({ completions, by_token: byToken }, algorithm, recorded) {
     plot.move(nearest(found.ratio, at));
     put(read, readout(found, plot.index(), whole));
   }, (error) => put(failed, error.message));
-  const labels = LABELS.map(([name, words]) =>
-    h("label", { class: "field" }, h("span", {}, name === "advantage" && byToken ? `${words} (mean over the tokens)` : words), selects[name]));
+  const labels = LABELS.map(([name, words]) => field(words, selects[name]));
+  if (byToken) labels[0].firstChild.append(" (mean over the tokens)");
   const ask = () => {
     const acting = LABELS.map(([name]) => acts(name, selects.surrogate.value));
     labels.forEach((label, place) => { label.hidden = !acting[place]; });
@@ -115,12 +115,8 @@ function choice(options, chosen) {
 
 /** The different advantages of the group, the largest first; without any, one of either sign. */
 function advantageOptions(advantages) {
-  const holders = new Map();
-  advantages.forEach((value, index) => {
-    const shown = withSign(value, SHOWN);
-    if (value !== 0) holders.set(shown, [...holders.get(shown) ?? [], index]);
-  });
-  const found = [...holders];
+  const moved = [...advantages.keys()].filter((index) => advantages[index] !== 0);
+  const found = [...Map.groupBy(moved, (index) => withSign(advantages[index], SHOWN))];
   if (found.length === 0) return [1, -1].map((value) => [value, `${withSign(value)} (an example)`]);
   const options = found.map(([shown, indices]) => [advantages[indices[0]], `${shown} (${places(indices)})`]);
   return options.sort(([one], [other]) => other - one);

@@ -14,6 +14,7 @@ const PARTS = [
   ["gradient", "Gradient with respect to the log-prob", "gradient", [-8, 3.5]],
 ];
 const BEGINS = 1; // of the handle
+const DEFINED = "Three estimates of a token: k1 = −x, k2 = x^2 / 2, k3 = e^x − 1 − x, with x = log ( π_{ref} / π_θ ).";
 
 export function klStage({ algorithm, stages: { kl } }, { kl: words }) {
   return {
@@ -52,11 +53,7 @@ function curves() {
     put(whole, ofAPair(found.pair));
   }, (error) => put(failed, error.message)).now({});
   const titled = plots.map((plot, place) => h("section", {}, h("h3", {}, PARTS[place][1]), plot.element));
-  return h("div", {}, failed, definitions(), h("div", { class: "two" }, titled), read, whole);
-}
-
-function definitions() {
-  return h("p", { class: "note" }, math("Three estimates of a token: k1 = −x, k2 = x^2 / 2, k3 = e^x − 1 − x, with x = log ( π_{ref} / π_θ )."));
+  return h("div", {}, failed, h("p", { class: "note" }, math(DEFINED)), h("div", { class: "two" }, titled), read, whole);
 }
 
 function spoken({ log_ratio: grid, kinds }, index, part) {

@@ -3,11 +3,11 @@ import { h } from "../dom.js";
 import { bracketed, column, equals, plain, withSign } from "../numbers.js";
 import { figures } from "../table.js";
 import { written } from "../text.js";
+import { added, deviationWorked, meanWorked } from "../worked.js";
 import { signedBars } from "./bars.js";
-import { advantageEquations, deviationOf, meanOf, statisticsEquations, stepStatisticsEquations } from "./formulas.js";
+import { advantageEquations, comparison, deviationOf, meanOf, statisticsEquations, stepStatisticsEquations } from "./formulas.js";
 import { filled, math, term } from "./stages.js";
 
-const MOST_TERMS = 16; // of a sum that is written out
 const MOST_STEPS = 8; // of one of steps
 const SETS = { steps: "all steps of the group", group: "the group", batch: "all groups of the batch" };
 
@@ -25,18 +25,16 @@ export function statisticsStage({ algorithm, stages: { statistics } }, { statist
 }
 
 /** Whose rewards make the mean: all "steps" of the group, the "group", or the "batch". */
-function setOf({ kind, compared, by_name: byName }) {
-  return kind === "steps" ? kind : (compared ?? Object.values(byName ?? {})[0])?.mean_of ?? "group";
+function setOf(statistics) {
+  return statistics.kind === "steps" ? "steps" : comparison(statistics)?.mean_of ?? "group";
 }
 
 function summedUp(statistics) {
-  const { kind, compared, by_name: byName } = statistics;
-  const whose = SETS[setOf(statistics)];
-  const one = compared ?? Object.values(byName ?? {})[0];
-  if (kind !== "steps" && !one?.mean_of && !one?.deviation_of) {
+  const [one, whose, bySteps] = [comparison(statistics), SETS[setOf(statistics)], statistics.kind === "steps"];
+  if (!bySteps && !one?.mean_of && !one?.deviation_of) {
     return "In GRPO the rewards of a group come down to their mean and their deviation. Not in this run.";
   }
-  if (kind !== "steps" && !one.deviation_of) return `The rewards of ${whose} come down to one number: their mean.`;
+  if (!bySteps && !one.deviation_of) return `The rewards of ${whose} come down to one number: their mean.`;
   return `The rewards of ${whose} come down to two numbers: their mean, and how far they scatter around it.`;
 }
 
@@ -49,24 +47,15 @@ function worked({ mean_of: of, without_signal: silent, sentence, fields, ...give
   const set = of === "batch" ? given.batch : given;
   if (!of || set.mean === null) return h("p", {}, silent ?? sentence);
   return h("ul", { class: "worked" },
-    h("li", {}, term("mu", meanOf(of)), ...meanWorked(set, given.rewards, of), h("b", {}, plain(set.mean)), of === "batch" ? " over the batch" : null),
-    given.deviation_of ? deviationWorked(given) : h("li", {}, fields.scale === "none" ? "This algorithm divides by no deviation." : sentence),
+    h("li", {}, term("mu", meanOf(of)), " = ", meanWorked(set, of === "batch" ? null : given.rewards), of === "batch" ? " over the batch" : null),
+    given.deviation_of ? scatter(given) : h("li", {}, fields.scale === "none" ? "This algorithm divides by no deviation." : sentence),
     silent ? h("li", {}, h("span", { class: "mark warn" }, "no signal"), " ", silent) : null);
 }
 
-function meanWorked({ count, sum, mean }, rewards, of) {
-  const quotient = `${equals(sum)}${plain(sum)} / ${count} ${equals(mean)}`;
-  const valid = rewards.filter((reward) => reward !== null).map(bracketed);
-  return of === "batch" || valid.length > MOST_TERMS ? [` ${quotient}`] : [` = (${valid.join(" + ")}) / ${count} `, quotient];
-}
-
-function deviationWorked({ squares, deviation_of: over, batch, ...own }) {
-  const whole = over === "batch";
-  const { sum_of_squares: total, divided_by: divided, deviation } = whole ? batch : own;
-  const shown = column(squares.filter((one) => one !== null)).join(", ");
+function scatter({ squares, deviation_of: over, batch, ...own }) {
+  const whole = over === "batch", shown = column(squares.filter((one) => one !== null)).join(", ");
   return [h("li", {}, `squared distances ${whole ? "of this group " : ""}from the mean: ${shown}`),
-    h("li", {}, term("sigma", deviationOf(over)), ` = \u221a(${plain(total)} / ${divided}) ${equals(deviation)}`, h("b", {}, plain(deviation)),
-      whole ? " over the batch" : null)];
+    h("li", {}, term("sigma", deviationOf(over)), " = ", deviationWorked(whole ? batch : own), whole ? " over the batch" : null)];
 }
 
 export function advantagesStage({ source, algorithm, stages: { statistics, advantages, rewards } }, { advantages: words }) {
@@ -112,14 +101,12 @@ function mixed({ by_name: byName }, { weights, completions }, { completions: adv
 
 // Rewards for steps: all steps of the group side by side, and the tokens that are credited with them.
 
-function stepStatistics({ n, sum, mean, deviation, sum_of_squares: squares, divided_by: divided, steps }) {
-  if (n === 0) return h("p", {}, "No completion of this group has a valid reward.");
-  const spread = deviation === null ? null : h("li", {}, term("sigma", "σ"),
-    ` = \u221a(${plain(squares)} / ${divided}) ${equals(deviation)}`, h("b", {}, plain(deviation)));
+function stepStatistics({ steps, ...all }) {
+  if (all.count === 0) return h("p", {}, "No completion of this group has a valid reward.");
   return [
     h("ul", { class: "worked" },
-      h("li", {}, term("mu", "μ"), ` ${equals(sum)}${plain(sum)} / ${n} ${equals(mean)}`, h("b", {}, plain(mean)), ` over the ${n} steps below`),
-      spread),
+      h("li", {}, term("mu", "μ"), " = ", meanWorked(all), ` over the ${all.count} steps below`),
+      all.count > 1 ? h("li", {}, term("sigma", "σ"), " = ", deviationWorked(all)) : null),
     stepTable(steps)];
 }
 
@@ -140,11 +127,9 @@ function stepExample({ steps }, { tokens }) {
   const stretches = row.map(({ end }, place) => ({ from: place ? row[place - 1].end + 1 : 0, end, left: row.slice(place) }));
   return h("div", {}, h("p", {}, `Completion ${index}, token by token: each is credited with the steps that end at or after it.`),
     h("ul", { class: "worked" }, stretches.filter(({ from, end }) => from <= end).map(({ from, end, left }) =>
-      h("li", {}, `${from === end ? "token" : "tokens"} ${from === end ? "" : `${from + 1} to `}${end + 1}: `, added(left, tokens[index][end])))));
+      h("li", {}, `${from === end ? "token" : "tokens"} ${from === end ? "" : `${from + 1} to `}${end + 1}: `, credited(left, tokens[index][end])))));
 }
 
-function added(steps, advantage) {
-  const terms = steps.map(({ normalised }) => bracketed(normalised));
-  const shown = terms.length > MOST_STEPS ? [...terms.slice(0, MOST_STEPS - 2), "\u2026", terms.at(-1)] : terms;
-  return [shown.join(" + "), " ", equals(advantage), h("b", {}, withSign(advantage))];
+function credited(steps, advantage) {
+  return [added(steps.map(({ normalised }) => bracketed(normalised)), MOST_STEPS), " ", equals(advantage), h("b", {}, withSign(advantage))];
 }

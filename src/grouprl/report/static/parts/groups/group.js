@@ -4,6 +4,7 @@ import { h } from "../dom.js";
 import { address } from "../address.js";
 import { bracketed, column, equals, plain } from "../numbers.js";
 import { number, visible, written } from "../text.js";
+import { added, deviationWorked, meanWorked } from "../worked.js";
 import { completionCards } from "./completions.js";
 import { FULL, kindOfGroup, signalMark, tint, tinted } from "./marks.js";
 
@@ -41,14 +42,10 @@ function problemCard(group, links) {
   return h("section", { class: "card problem", "aria-labelledby": "problem-title" },
     h("h2", { id: "problem-title" }, "Problem"),
     h("p", { class: "note" }, written(group.problem_id)),
-    messages(group).map(({ role, content }) => h("div", { class: "message" },
+    (group.messages ?? [{ role: "prompt", content: group.prompt }]).map(({ role, content }) => h("div", { class: "message" },
       h("span", { class: "role" }, visible(role) || "(no role)"),
       h("div", { class: "said", tabindex: "0", role: "region", "aria-label": `Message of ${visible(role)}` }, shown(content)))),
     columns(group.columns), links);
-}
-
-function messages(group) {
-  return group.messages ?? [{ role: "prompt", content: group.prompt }];
 }
 
 function columns(given) {
@@ -69,8 +66,6 @@ function shown(value) {
 
 // From a group's rewards to its advantages, in the numbers that the lab computed. Nothing is computed here.
 
-const MOST_WRITTEN = 16; // terms of a sum that are written out
-
 /** The card of a group's statistics, as `against_record` in worked.py gives them. */
 function statisticsCard(group) {
   const given = group.statistics;
@@ -78,7 +73,7 @@ function statisticsCard(group) {
   return h("section", { class: "card statistics", "aria-labelledby": "statistics-title" },
     h("h2", { id: "statistics-title" }, "Rewards to advantages ", signalMark(kind)),
     sentences(given, kind).map((sentence) => h("p", {}, sentence)),
-    given.count ? h("dl", { class: "worked" }, meanLine(given), deviationLine(given), stepLine(given), divisorLine(given)) : null,
+    given.count ? h("dl", { class: "worked" }, line("mean", meanWorked(given, given.rewards)), deviationLine(given), stepLine(given), divisorLine(given)) : null,
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Advantages of the completions" }, advantages(group)),
     agreement(given));
 }
@@ -87,21 +82,10 @@ function line(word, ...terms) {
   return [h("dt", {}, word), h("dd", {}, terms)];
 }
 
-function meanLine(given) {
-  const valid = given.rewards.filter((reward) => reward !== null);
-  return line("mean", `${sum(valid.map(bracketed))} ${equals(given.sum)}${plain(given.sum)}; `,
-    `${plain(given.sum)} / ${given.count} ${equals(given.mean)}`, h("b", {}, plain(given.mean)));
-}
-
 function deviationLine(given) {
   const squares = given.deviations.filter((deviation) => deviation !== null).map((deviation) => `${bracketed(deviation)}\u00b2`);
-  const divided = given.std === "sample" ? `${given.divided_by} (one less than ${given.count}: sample deviation)` : `${given.divided_by}`;
-  return line("deviation", `${sum(squares)} ${equals(given.sum_of_squares)}${plain(given.sum_of_squares)}; `,
-    `\u221a(${plain(given.sum_of_squares)} / ${divided}) ${equals(given.deviation)}`, h("b", {}, plain(given.deviation)));
+  return line("deviation", `${added(squares)} ${equals(given.sum_of_squares)}${plain(given.sum_of_squares)}; `, ...deviationWorked(given));
 }
-
-const sum = (terms) => (terms.length <= MOST_WRITTEN ? terms.join(" + ")
-  : `${terms.slice(0, MOST_WRITTEN - 2).join(" + ")} + \u2026 + ${terms.at(-1)}`);
 
 function stepLine({ batch }) {
   if (!batch) return null;
@@ -110,11 +94,10 @@ function stepLine({ batch }) {
 }
 
 function divisorLine({ divisors, deviation_of: of, ...given }) {
-  const found = new Set(divisors?.filter((divisor) => divisor !== null));
-  if (found.size !== 1) return null;
+  const [divisor, ...others] = new Set(divisors?.filter((one) => one !== null));
+  if (divisor === undefined || others.length) return null;
   if (given.fields.scale === "none") return line("divided by", "nothing: this algorithm does not scale");
-  const [divisor] = found;
-  const { deviation } = (of === "batch" ? given.batch : given);
+  const { deviation } = of === "batch" ? given.batch : given;
   return line("divided by", of && `${plain(deviation)} + ${plain(given.fields.eps)} ${equals(divisor)}`, h("b", {}, plain(divisor)));
 }
 

@@ -1,6 +1,6 @@
 // Completions of a whole run by their text, reward and end: the form, and what it finds.
 import { get } from "../api.js";
-import { h, put } from "../dom.js";
+import { field, h, put } from "../dom.js";
 import { address, note } from "../address.js";
 import { number, trouble, visible, written } from "../text.js";
 import { advantageMark, correctMark, stopWords } from "./marks.js";
@@ -32,10 +32,6 @@ export function searchForm(run, given) {
     h("div", { class: "row" }, text, h("button", { class: "main" }, "Search all steps")),
     h("details", filtered ? { open: true } : {}, h("summary", {}, "Filters"),
       h("div", { class: "row filters" }, ranges, selects)));
-}
-
-function field(label, input) {
-  return h("label", { class: "field" }, h("span", {}, label), input);
 }
 
 function bound(name, label, given) {

@@ -222,8 +222,7 @@ const VIEWS = {
 
 /** The scale of a view for a completion: {tint(place), legend}. */
 function scaleOf(name, completion) {
-  const view = VIEWS[name], values = completion[view.of];
-  return view.scale(values, completion);
+  return VIEWS[name].scale(completion[VIEWS[name].of], completion);
 }
 
 /** The scale of the completions: a colour means the same there and here. */
@@ -231,12 +230,16 @@ function asOnCards(values) {
   return { tint: (place) => tint(values[place], FULL), legend: advantageSteps() };
 }
 
-function both(values) {
-  const full = round(largest(values));
+/** From `full` below the middle to `full` above it. */
+function around(middle, values, full, write) {
   return {
-    tint: (place) => tint(values[place], full),
-    legend: [-full, -full / 2, 0, full / 2, full].map((value) => [signed(value, 4), tint(value, full)]),
+    tint: (place) => tint(values[place] - middle, full),
+    legend: [-full, -full / 2, 0, full / 2, full].map((value) => [write(middle + value, 4), tint(value, full)]),
   };
+}
+
+function both(values) {
+  return around(0, values, round(largest(values)), signed);
 }
 
 const amount = (size) => ({ tone: size ? "amount" : "zero", size });
@@ -261,10 +264,7 @@ function either(values) {
 // At least as wide as the bounds, so that rounding errors keep faint colours.
 function ratio(values, { objective }) {
   const full = Math.max(objective.clip_low, objective.clip_high, round(largest(values.map((value) => value - 1))));
-  return {
-    tint: (place) => tint(values[place] - 1, full),
-    legend: [-full, -full / 2, 0, full / 2, full].map((value) => [number(1 + value, 4), tint(value, full)]),
-  };
+  return around(1, values, full, number);
 }
 
 function sides(values, { objective }) {
