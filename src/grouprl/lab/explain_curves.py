@@ -32,7 +32,7 @@ _POLICY_LOGITS, _REFERENCE_LOGITS = (0.5, 0.0, -0.5), (0.0, 0.2, 0.4)
 def objective_curve(
     advantage: float, *, surrogate: Surrogate, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> dict[str, Any]:
-    """What a token contributes to the objective, and its gradient, by the ratio of policy to sampler policy.
+    """What a token contributes to the objective, and its gradient, by the ratio of policy to behavior policy.
 
     Args:
         advantage: of the token.

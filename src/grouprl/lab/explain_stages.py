@@ -31,7 +31,7 @@ class Material:
     max_tokens: int
     weights_GT: Tensor  # of the tokens in the batch's loss
     logprobs_GT: Tensor  # of the policy
-    old_GT: Tensor  # of the sampler policy
+    old_GT: Tensor  # of the behavior policy
     reference_GT: Tensor | None
     advantages_GT: Tensor
 
@@ -90,7 +90,7 @@ def algorithm_part(material: Material) -> dict[str, Any]:
 
 
 def ratio_stage(material: Material, reasons: Sequence[str | None]) -> dict[str, Any]:
-    """Ratios of policy to sampler policy, token by token, and what the clip makes of them, where there is one.
+    """Ratios of policy to behavior policy, token by token, and what the clip makes of them, where there is one.
 
     Args:
         material: the group.
