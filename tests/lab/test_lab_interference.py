@@ -49,6 +49,7 @@ def locked(folder: Path, process: str) -> int:
     """This process has the run's lock, and the file names another as its holder."""
     handle = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(handle, fcntl.LOCK_EX)
+    os.ftruncate(handle, 0)  # or what is left of this process's own number would follow
     os.write(handle, process.encode())
     return handle
 

@@ -14,14 +14,21 @@ class StopRequest:
 
     def __init__(self, announce: Callable[[str], None]) -> None:
         self.asked = False
+        self._at_once = False
         self._announce = announce
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handles a signal; the first sets `asked`, the second stops at once."""
         if self.asked:
+            self._at_once = True
             raise KeyboardInterrupt
         self.asked = True
         self._announce("Stopping after this step is saved. Press Ctrl-C again to stop now.")
+
+    def check(self) -> None:
+        """Raises KeyboardInterrupt after a second signal: Python drops the first one that meets a finalizer."""
+        if self._at_once:
+            raise KeyboardInterrupt
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,8 @@ class _RunLoop:
     def _one_step(self, bars: TrainingBars) -> None:
         began = time.perf_counter()
         step, learner = self._state.step + 1, self._parts.step_parts.learner
-        record = grpo_step(self._parts.step_parts, step, self._rates, on_finished=bars.sampled)
+        finished = partial(self._sampled, bars)
+        record = grpo_step(self._parts.step_parts, step, self._rates, on_finished=finished)
         bars.stepped()
         found = verdicts(record.groups, record.outcomes)
         self._rates = update(self._rates, found, half_life=self._config.curriculum.half_life)
@@ -185,6 +187,10 @@ class _RunLoop:
             completion_tokens=self._state.completion_tokens + int(metrics["completion_tokens"]),
             peak_rss_mib=max(self._state.peak_rss_mib, peak_rss_mib()),
         )
+
+    def _sampled(self, bars: TrainingBars, count: int) -> None:
+        self._stop.check()
+        bars.sampled(count)
 
     def _evaluation_is_due(self) -> bool:
         every = self._config.evaluation.every
