@@ -345,7 +345,7 @@ def test_it_brings_in_neither_torch_nor_transformers() -> None:
     ("wrong", "said"),
     [
         ({"problems": 0}, "problems: expected 1 or more"),
-        ({"micro_batch_tokens": -1}, "micro_batch_tokens: expected a number"),
+        ({"micro_batch_tokens": -1}, r"micro_batch_tokens: expected 0 \(automatic\) or more tokens, got -1"),
         ({"dtype": "float16"}, "dtype: expected one of float32, bfloat16"),
         ({"device": "tpu"}, "device: expected one of cpu, cuda"),
     ],

@@ -103,8 +103,8 @@ def test_the_reward_travels_to_another_process_and_columns_are_json() -> None:
             "got 'max_len': did you mean 'max_word_len'",
         ),
         ("spell_backward", {"arguments": {"seed": 5}}, "expected one of .*got 'seed'"),
-        ("spell_backward", {"arguments": {"min_word_len": 9, "max_word_len": 5}}, "expected what its generator takes"),
-        ("spell_backward", {"arguments": {"min_word_len": "five"}}, "expected what its generator takes"),
+        ("spell_backward", {"arguments": {"min_word_len": 9, "max_word_len": 5}}, "expected arguments of its gen"),
+        ("spell_backward", {"arguments": {"min_word_len": "five"}}, "expected arguments of its gen"),
     ],
 )
 def test_unknown_names_and_arguments_are_reported(name: str, options: dict[str, Any], message: str) -> None:
