@@ -1,4 +1,4 @@
-"""Warnings to check before training, besides the verdict."""
+"""Warnings to check before training, in addition to the verdict."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def objective_curve(
 
 
 def _span(bounds: Collection[float], dual_clip: float | None) -> tuple[float, float]:
-    """First and last ratio, so that every bound can be told from 1; the same whatever the sign of the advantage."""
+    """First and last ratio, so that every bound differs visibly from 1; the same whatever the sign of the advantage."""
     reach = max((abs(bound - 1) for bound in bounds), default=_LARGEST_RATIO)
     if 0 < reach < _NARROW and dual_clip is None:
         return 1 - 2.5 * reach, 1 + 2.5 * reach

@@ -32,7 +32,7 @@ _SLOTS = 4  # cached prompts for each prompt that full groups need (rollout/nati
 
 @dataclass(frozen=True)
 class Networks:
-    """The networks of a run besides its policy, and whether an adapter alone learns."""
+    """The networks of a run other than its policy, and whether an adapter alone learns."""
 
     reference: bool = True  # for a KL term
     critic: bool = False  # a trunk of its own, as large as the policy
@@ -128,7 +128,7 @@ class NetworkMemory:
 
 @dataclass(frozen=True)
 class UpdateMemory:
-    """Bytes that an update needs besides the networks."""
+    """Bytes of an update, without the networks."""
 
     gradients: int
     critic_gradients: int
@@ -144,7 +144,7 @@ class UpdateMemory:
 
 @dataclass(frozen=True)
 class RolloutMemory:
-    """Bytes that sampling needs besides the networks."""
+    """Bytes of sampling, without the networks."""
 
     cache: int  # keys and values, those of each prompt once
     drawing: int  # logits of the rows that are decoded at once

@@ -49,7 +49,7 @@ class Checkpoint:
 
     @property
     def trainer(self) -> Path:
-        """The folder of the files that a resume needs besides the model."""
+        """The folder of the files that a resume needs and the model does not hold."""
         return self.path / "trainer"
 
     @property

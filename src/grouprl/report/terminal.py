@@ -124,8 +124,8 @@ class Terminal:
     def invalid(self, reasons: Sequence[str], completions: int) -> None:
         """A line about completions that could not be judged; nothing when all could."""
         if reasons:
-            told = "; ".join(f"{reason} ({times})" for reason, times in Counter(reasons).most_common(3))
-            self.say(f"         {len(reasons)} of {completions} completions invalid: {told}")
+            common = "; ".join(f"{reason} ({times})" for reason, times in Counter(reasons).most_common(3))
+            self.say(f"         {len(reasons)} of {completions} completions invalid: {common}")
 
     def comparison(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         """A table of two evaluations."""

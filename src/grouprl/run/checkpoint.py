@@ -56,7 +56,7 @@ def save_checkpoint(
 
 
 def _tensors(learner: Learner) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yields the tensors that a resume needs besides the policy, by file name; one file at a time to save memory."""
+    """Yields what a resume needs in addition to the policy, by file name; one file at a time to save memory."""
     yield "optimizer", learner.optimizer.state()
     if learner.critic is not None and learner.critic_optimizer is not None:
         yield "critic", plain_tensors(learner.critic, learned_only=True)

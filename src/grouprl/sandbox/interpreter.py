@@ -22,7 +22,7 @@ class Launch:
 
     command: tuple[str, ...]
     environment: dict[str, str]
-    # Inherited besides the standard three. A folder among them would be a way out of a new root: "fd/../../etc".
+    # Inherited in addition to the standard three. A folder among them would be a way out of a new root: "fd/../../etc".
     descriptors: tuple[int, ...]
     user: int | None  # user to become before anything else; None = no change
     others: int = 0  # most tasks outside the sandbox that the kernel's limit on the user's tasks also counts

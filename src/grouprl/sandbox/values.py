@@ -23,7 +23,7 @@ class Limits:
     memory_mib: int = 512  # address space, including the interpreter's own
     output_kib: int = 64  # printed text, and separately return values
     files_mib: int = 16  # files in the temporary folder
-    threads: int = 16  # besides the first one; a program cannot start processes
+    threads: int = 16  # in addition to the first; a program cannot start processes
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -23,7 +23,7 @@ class UnreadableError(ValueError):
 
 @dataclass(frozen=True)
 class Grammar:
-    """The syntax that a text may use besides `+ - * /` and parentheses, and the meaning of its numbers and names."""
+    """What a text may use in addition to `+ - * /` and parentheses, and the meaning of its numbers and names."""
 
     number: Callable[[str], Any] = Fraction  # turns digits into a number
     names: Mapping[str, Any] = field(default_factory=dict)  # constants, and functions of one argument

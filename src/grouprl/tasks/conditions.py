@@ -151,7 +151,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "range": _range,
     "round": _round,
 }
-"""Functions that a condition may call besides the program."""
+"""Functions that a condition may call in addition to the program."""
 
 OF_ONE_ARGUMENT = frozenset({"str", "sum"})
 """Functions that take one argument here: `str` without a codec, `sum` without lists, whose time would be quadratic."""

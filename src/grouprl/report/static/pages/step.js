@@ -34,16 +34,16 @@ export async function render(page, parameters, query) {
   try {
     place = await placeOf(asked, runs);
     const group = await get("explain/group", place);
-    const told = stages(STAGES.map((made) => made(group, words)), {
+    const walk = stages(STAGES.map((made) => made(group, words)), {
       start: stage,
       onreveal(key) {
         stage = key;
         keepAddress("/step", { ...place, stage });
       },
     });
-    page.append(chooser(runs, place, () => stage), about(group), told.element);
-    if (asked) told.scroll();
-    return told.end;
+    page.append(chooser(runs, place, () => stage), about(group), walk.element);
+    if (asked) walk.scroll();
+    return walk.end;
   } catch (error) {
     page.append(chooser(runs, place ?? {}, () => stage), h("p", { class: "error" }, error.message));
     return undefined;

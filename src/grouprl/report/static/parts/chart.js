@@ -143,7 +143,7 @@ export class Chart {
     return {
       y: false,
       drag: { x: true, y: false, setScale: false, dist: 6 },
-      // Charts follow each other's cursor along the axis; what is dragged in one is told by `zoomed`.
+      // Charts follow each other's cursor along the axis; `zoomed` reports what is dragged in one.
       sync: {
         key: view.sync, setSeries: false, scales: ["x", null],
         filters: {
@@ -293,15 +293,15 @@ function last(values) {
 
 // A chart in words, for people who listen.
 
-const MOST = 8; // lines that are told of one by one
+const MOST = 8; // lines described one by one
 
 /** What a chart shows: where it begins and ends, and each line's first, last, lowest and highest value. */
 export function summary({ lines, unit }, { x, columns }, where) {
   if (!x.length) return "No values yet.";
   const at = (place) => where(place, x[place]);
-  const told = lines.slice(0, MOST).map((line, place) => `${line.label}: ${course(columns[place], unit, at)}.`);
+  const described = lines.slice(0, MOST).map((line, place) => `${line.label}: ${course(columns[place], unit, at)}.`);
   const rest = lines.length > MOST ? [`${lines.length - MOST} more lines.`] : [];
-  return [`From ${where(0, x[0])} to ${where(x.length - 1, x.at(-1))}.`, ...told, ...rest].join(" ");
+  return [`From ${where(0, x[0])} to ${where(x.length - 1, x.at(-1))}.`, ...described, ...rest].join(" ");
 }
 
 function course(values, unit, where) {

@@ -3,7 +3,7 @@ import { h, s } from "./dom.js";
 import { visible } from "./text.js";
 import { between, shown } from "./units.js";
 
-const NAMED = 4; // more lines than these are told apart by colour alone, where something else names them
+const NAMED = 4; // more lines than these are distinguished by color alone, where something else names them
 
 /** A stroke in a line's colour and dash, or a square for an area. */
 export function swatch(look, area = false) {

@@ -75,7 +75,7 @@ function stepped({ series }, name, { axis, smooth }) {
 
 // Which metrics are drawn.
 
-/** A folded list of boxes; `offered()` gives the names, `chosen` is the set that changes, `changed()` tells so. */
+/** A folded list of boxes; `offered()` gives the names, `chosen` is the set that changes, `changed()` is called then. */
 export function chooser(title, offered, chosen, find, changed) {
   const boxes = h("div", { class: "boxes" });
   const element = h("details", { class: "card folded" }, h("summary", {}, title), boxes);

@@ -6,7 +6,7 @@ import { visible } from "../text.js";
 import { algorithmChoice, readRewards, writeRewards } from "./rewards.js";
 
 const MOST_GROUPS = 200; // that are asked for at once
-const TOLD = "grpo"; // the algorithm that the page is about
+const DEFAULT = "grpo"; // whose formulas the page shows unless another is chosen
 const LAST = "ppo"; // compares with what a network expects, not with the group
 
 /** The runs that have a step, the newest first. */
@@ -21,7 +21,7 @@ export async function firstPlace(runs, run = preferred(runs)) {
 
 /** The newest run of GRPO, or else of another algorithm that compares with the group. */
 function preferred(runs) {
-  const [own, other] = [runs.find(({ algorithm }) => algorithm === TOLD), runs.find(({ algorithm }) => algorithm !== LAST)];
+  const [own, other] = [runs.find(({ algorithm }) => algorithm === DEFAULT), runs.find(({ algorithm }) => algorithm !== LAST)];
   return (own ?? other ?? runs[0]).id;
 }
 
@@ -80,7 +80,7 @@ function groupName({ group_index: index, mean, deviation, signal }) {
 
 function typedFields(place, go, failed) {
   const typed = h("input", { type: "text", name: "rewards", autocomplete: "off", value: place.rewards ?? "1, 0, 0, 1" });
-  const { element, select } = algorithmChoice("Algorithm", place.algorithm ?? "", TOLD);
+  const { element, select } = algorithmChoice("Algorithm", place.algorithm ?? "", DEFAULT);
   const submit = () => {
     try {
       const rewards = writeRewards(readRewards(typed.value));

@@ -1,4 +1,4 @@
-// A page told in stages: a button reveals the next one, a list at the side says where the reader is and leads back. The
+// A page in stages: a button reveals the next one, a list at the side says where the reader is and leads back. The
 // arrow keys do the same wherever they are not needed for something else.
 import { h, put, s } from "../dom.js";
 
@@ -8,47 +8,47 @@ import { h, put, s } from "../dom.js";
  * {element, scroll(), end()}: scroll goes to the last stage shown, once the page is there.
  */
 export function stages(list, { start = null, onreveal = () => {} } = {}) {
-  const told = { list, shown: 0, onreveal, said: h("p", { class: "unseen", "aria-live": "polite" }) };
-  told.progress = h("ol", { class: "progress" });
-  told.column = h("div", { class: "stages" });
+  const walk = { list, shown: 0, onreveal, said: h("p", { class: "unseen", "aria-live": "polite" }) };
+  walk.progress = h("ol", { class: "progress" });
+  walk.column = h("div", { class: "stages" });
   const until = Math.max(0, list.findIndex((stage) => stage.key === start));
-  for (let index = 0; index <= until; index += 1) reveal(told, index, false);
-  const onkey = (event) => steer(told, event);
+  for (let index = 0; index <= until; index += 1) reveal(walk, index, false);
+  const onkey = (event) => steer(walk, event);
   document.addEventListener("keydown", onkey);
   const keys = h("p", { class: "note keys" }, "Keys: \u2192 next, \u2190 back");
-  const side = h("nav", { class: "side", "aria-label": "Stages" }, told.progress, keys);
+  const side = h("nav", { class: "side", "aria-label": "Stages" }, walk.progress, keys);
   return {
-    element: h("div", { class: "told" }, side, told.column, told.said),
-    scroll: () => until > 0 && requestAnimationFrame(() => go(told, until)),
+    element: h("div", { class: "walk" }, side, walk.column, walk.said),
+    scroll: () => until > 0 && requestAnimationFrame(() => go(walk, until)),
     end: () => document.removeEventListener("keydown", onkey),
   };
 }
 
-function reveal(told, index, byUser) {
-  const stage = told.list[index];
-  told.column.querySelector(".next")?.remove();
-  told.column.append(section(told, stage, index));
-  told.shown = index + 1;
-  drawProgress(told);
+function reveal(walk, index, byUser) {
+  const stage = walk.list[index];
+  walk.column.querySelector(".next")?.remove();
+  walk.column.append(section(walk, stage, index));
+  walk.shown = index + 1;
+  drawProgress(walk);
   if (!byUser) return;
-  told.onreveal(stage.key);
-  put(told.said, `Stage ${index + 1} of ${told.list.length}: ${stage.title}. ${stage.happens}`);
-  go(told, index);
+  walk.onreveal(stage.key);
+  put(walk.said, `Stage ${index + 1} of ${walk.list.length}: ${stage.title}. ${stage.happens}`);
+  go(walk, index);
 }
 
-function section(told, stage, index) {
-  const after = told.list[index + 1];
+function section(walk, stage, index) {
+  const after = walk.list[index + 1];
   return h("section", { class: "stage card", id: `stage-${stage.key}`, "aria-labelledby": `title-${stage.key}` },
     h("h2", { id: `title-${stage.key}`, tabindex: "-1" }, h("span", { class: "count" }, String(index + 1)), stage.title),
     h("dl", { class: "sentences" },
       sentence("What happens", stage.happens), sentence("Why", stage.why), sentence("Watch", stage.watch)),
     stage.equation ?? null,
     stage.body(),
-    after ? nextButton(told, index + 1, after) : null);
+    after ? nextButton(walk, index + 1, after) : null);
 }
 
-function nextButton(told, index, { title, next = title[0].toLowerCase() + title.slice(1) }) {
-  const button = h("button", { type: "button", class: "main", onclick: () => reveal(told, index, true) }, `Next: ${next}`);
+function nextButton(walk, index, { title, next = title[0].toLowerCase() + title.slice(1) }) {
+  const button = h("button", { type: "button", class: "main", onclick: () => reveal(walk, index, true) }, `Next: ${next}`);
   return h("p", { class: "next" }, button);
 }
 
@@ -56,36 +56,36 @@ function sentence(name, words) {
   return h("div", {}, h("dt", {}, name), h("dd", {}, words));
 }
 
-function drawProgress(told) {
-  put(told.progress, told.list.map((stage, index) => {
-    const shown = index < told.shown;
-    const current = index === told.shown - 1 ? "step" : null;
+function drawProgress(walk) {
+  put(walk.progress, walk.list.map((stage, index) => {
+    const shown = index < walk.shown;
+    const current = index === walk.shown - 1 ? "step" : null;
     return h("li", { class: shown ? "shown" : null },
-      h("button", { type: "button", "aria-current": current, onclick: () => jump(told, index) },
+      h("button", { type: "button", "aria-current": current, onclick: () => jump(walk, index) },
         h("span", { class: "count" }, String(index + 1)), h("span", { class: "name" }, stage.title),
         shown ? null : h("span", { class: "unseen" }, " (not shown yet)")));
   }));
 }
 
 /** To a stage, with all that lead up to it. */
-function jump(told, index) {
-  for (let next = told.shown; next <= index; next += 1) reveal(told, next, next === index);
-  go(told, index);
+function jump(walk, index) {
+  for (let next = walk.shown; next <= index; next += 1) reveal(walk, next, next === index);
+  go(walk, index);
 }
 
-function go(told, index) {
-  const title = document.getElementById(`title-${told.list[index].key}`);
+function go(walk, index) {
+  const title = document.getElementById(`title-${walk.list[index].key}`);
   title?.focus({ preventScroll: true });
   title?.closest("section").scrollIntoView({ block: "start" });
 }
 
-function steer(told, event) {
+function steer(walk, event) {
   const plain = !event.altKey && !event.ctrlKey && !event.metaKey && !event.shiftKey;
   if (!plain || event.target.closest("input, select, textarea, [role=slider], .scroll")) return;
-  const here = told.list.findIndex((stage) => document.getElementById(`stage-${stage.key}`)?.contains(document.activeElement));
-  const current = here < 0 ? told.shown - 1 : here;
-  if (event.key === "ArrowRight" && current + 1 < told.list.length) jump(told, current + 1);
-  else if (event.key === "ArrowLeft" && current > 0) jump(told, current - 1);
+  const here = walk.list.findIndex((stage) => document.getElementById(`stage-${stage.key}`)?.contains(document.activeElement));
+  const current = here < 0 ? walk.shown - 1 : here;
+  if (event.key === "ArrowRight" && current + 1 < walk.list.length) jump(walk, current + 1);
+  else if (event.key === "ArrowLeft" && current > 0) jump(walk, current - 1);
   else return;
   event.preventDefault();
 }

@@ -8,7 +8,7 @@ import { FULL, inWords, kept, kindOfGroup, signalMark, tint, tinted } from "./ma
 
 const PAGE = 50; // groups shown at once
 
-/** The grid of one step: {element, load(step), end()}. `loaded` is told each answer; `load` gives whether it came to be shown. */
+/** The grid of one step: {element, load(step), end()}. `loaded` gets each answer; `load` returns whether it is shown. */
 export function grid(run, loaded) {
   const state = { run, loaded, step: null, total: 0, first: 0, columns: 0, at: { row: 0, column: 0 }, coming: null };
   state.head = h("div", { class: "columns", role: "row", "aria-rowindex": "1" });

@@ -207,7 +207,7 @@ const VIEWS = {
     missing: "the learner did not read this completion",
     sentence: "The learner's probability to the sampler's, in the last pass over the group: 1 until the weights move." },
   clipped: { label: "Clipped", of: "clipped", scale: sides,
-    missing: "the learner did not read this completion, or its clipping cannot be told from the record",
+    missing: "the learner did not read this completion, or the record does not say which were clipped",
     sentence: "Tokens whose ratio left the bounds on the side to which the advantage pushes: they give no gradient." },
   kl: { label: "KL to the reference", of: "kl", scale: either,
     missing: "the run has no reference, or the learner did not read this completion",

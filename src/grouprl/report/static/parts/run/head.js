@@ -7,7 +7,7 @@ import { duration, number, visible } from "../text.js";
 import { share } from "../units.js";
 import { noVerifier } from "./plan.js";
 
-const PACE = 10; // steps that the speed is told of
+const PACE = 10; // steps that the speed is the mean of
 
 const FIGURES = ["Tokens per second", "Time per step", "Time so far", "Time left", "Reward", "Accuracy", "Held out, before → now"];
 const NONE = "no verifier";
@@ -33,13 +33,13 @@ export function head(run, runs) {
     steps.show(step, page.run.steps, phase({ ...page.run, step, evaluations: page.evaluations }));
     buttons.show(page.run);
     write(verdict, page.run.verdict);
-    figures.show(told(page));
+    figures.show(figuresOf(page));
   };
   const lost = (yes) => write(connection, yes ? LOST : "");
   return { element, show, lost };
 }
 
-function told({ run, series, evaluations }) {
+function figuresOf({ run, series, evaluations }) {
   const made = series.length, from = Math.max(0, made - PACE);
   const took = made - 1 > from ? (series.seconds.at(-1) - series.seconds[from]) / (made - 1 - from) : null;
   const [first, last] = [evaluations[0]?.greedy_accuracy, evaluations.at(-1)?.greedy_accuracy];
