@@ -25,7 +25,7 @@ from transformers import LlamaForCausalLM
 from trl_peer import memory_mib
 
 from grouprl.algorithms import policy_loss, token_weights
-from grouprl.algorithms.objectives import Clip
+from grouprl.algorithms.losses import Clip
 from grouprl.models.precision import autocast
 from grouprl.step import token_loss
 

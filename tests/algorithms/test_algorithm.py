@@ -4,8 +4,8 @@ import pytest
 
 from grouprl import Algorithm, RunConfig, UserError
 from grouprl.algorithms.kl import Kl
+from grouprl.algorithms.losses import Clip, Plain
 from grouprl.algorithms.named import NAMED
-from grouprl.algorithms.objectives import Clip, Plain
 from grouprl.algorithms.option import hints
 from grouprl.algorithms.steps import StepAdvantage
 from grouprl.algorithms.values import SharedCritic

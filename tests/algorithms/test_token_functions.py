@@ -9,7 +9,7 @@ from torch import Tensor
 from grouprl.algorithms import (
     gae,
     high_entropy_mask,
-    kept_rows,
+    kept_groups,
     mismatch_weights,
     overlong_penalty,
     steered_kl_coef,
@@ -84,8 +84,7 @@ def test_a_completion_that_does_not_count_changes_nothing_for_the_others() -> No
 # Filters
 
 # Groups: mixed with mean 0.5, all right, all wrong, one valid, mean 0.25 of the valid.
-FILTERED = torch.tensor([1, 0, 1, 1, 0, 0, 1, NAN, 0.5, 0.0, NAN])
-GROUPS = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 4])
+FILTERED = [[1, 0], [1, 1], [0, 0], [1, NAN], [0.5, 0.0, NAN]]
 
 
 @pytest.mark.parametrize(
@@ -101,13 +100,12 @@ GROUPS = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 4])
     ids=str,
 )
 def test_groups_are_kept_or_dropped_whole(options: dict[str, object], kept: set[int]) -> None:
-    assert kept_rows(FILTERED, GROUPS, **options).tolist() == [int(group) in kept for group in GROUPS]
+    assert kept_groups(FILTERED, **options) == [group in kept for group in range(5)]
 
 
 def test_a_group_without_any_valid_reward_has_no_mean() -> None:
-    rewards, groups = torch.tensor([NAN, NAN, 1.0]), torch.tensor([0, 0, 1])
-    assert kept_rows(rewards, groups).tolist() == [True] * 3
-    assert kept_rows(rewards, groups, drop_below=0.0).tolist() == [False, False, True]
+    assert kept_groups([[NAN, NAN], [1.0]]) == [True, True]
+    assert kept_groups([[NAN, NAN], [1.0]], drop_below=0.0) == [False, True]
 
 
 # Sampler and learner

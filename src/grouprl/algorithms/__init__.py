@@ -4,20 +4,16 @@ In: tensors. Out: tensors. No device, no I/O, no configuration object.
 """
 
 from grouprl.algorithms.advantages import group_advantages
-from grouprl.algorithms.bradley_terry import bradley_terry_loss
 from grouprl.algorithms.corrections import mismatch_weights
-from grouprl.algorithms.dpo import dpo_loss
 from grouprl.algorithms.entropy import high_entropy_mask
-from grouprl.algorithms.filters import kept_groups, kept_rows
-from grouprl.algorithms.gae import gae
+from grouprl.algorithms.filters import kept_groups, overlong_penalty
 from grouprl.algorithms.kl import kl_estimate, steered_kl_coef
-from grouprl.algorithms.losses import clipped_tokens, policy_loss, policy_ratios
-from grouprl.algorithms.overlong import overlong_penalty
+from grouprl.algorithms.losses import clipped_tokens, policy_loss, policy_ratios, token_weights
+from grouprl.algorithms.preferences import bradley_terry_loss, dpo_loss
 from grouprl.algorithms.statistics import Statistics, group_statistics, has_signal
 from grouprl.algorithms.steps import step_advantages
-from grouprl.algorithms.tokens import token_advantages
+from grouprl.algorithms.tokens import gae, token_advantages
 from grouprl.algorithms.values import value_loss
-from grouprl.algorithms.weights import token_weights
 
 __all__ = [
     "Statistics",
@@ -30,7 +26,6 @@ __all__ = [
     "has_signal",
     "high_entropy_mask",
     "kept_groups",
-    "kept_rows",
     "kl_estimate",
     "mismatch_weights",
     "overlong_penalty",

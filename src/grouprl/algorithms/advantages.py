@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from grouprl.algorithms.credit import BatchRewards, Credit, ScaledAdvantage
+from grouprl.algorithms.credit import Advantage, BatchRewards, Credit
 from grouprl.algorithms.option import option
 from grouprl.algorithms.statistics import Baseline, Scale, Statistics, Std, group_statistics
 
@@ -47,7 +47,7 @@ def group_advantages(
 
 
 @dataclass(frozen=True)
-class CompletionAdvantage(ScaledAdvantage):
+class CompletionAdvantage(Advantage):
     """All tokens of a completion share one advantage, which compares its reward with other rewards."""
 
     credit: Literal["completion"] = option("completion", "one advantage for the whole completion")

@@ -55,6 +55,13 @@ class Advantage(Part):
     credit: Literal["completion", "step", "token"] = option("completion", "the unit that has an advantage of its own")
     baseline: str = option("mean", "what is subtracted")
     scale: str = option("group_std", "what divides")
+    std: Std = option("population", "the deviation divides the squares by n, or by n - 1")
+    eps: float = option(1e-6, "added to the deviation", low=0.0, high=1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scale == "none":
+            self.refuse_idle("std", "eps", beside="scale")
 
     def assign(self, batch: BatchRewards) -> Credit:
         """Computes the advantage of every token of a batch."""
@@ -72,16 +79,3 @@ class Advantage(Part):
         over = _SCALES.get(self.scale, "")
         centered = f"{self.reward} - {less}" if less else self.reward
         return f"({centered}) / {over}" if less and over else f"{centered} / {over}" if over else centered
-
-
-@dataclass(frozen=True)
-class ScaledAdvantage(Advantage):
-    """An advantage that may be divided by a standard deviation."""
-
-    std: Std = option("population", "the deviation divides the squares by n, or by n - 1")
-    eps: float = option(1e-6, "added to the deviation", low=0.0, high=1.0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.scale == "none":
-            self.refuse_idle("std", "eps", beside="scale")

@@ -1,4 +1,4 @@
-"""Filters: which groups and completions enter the loss."""
+"""Filters: which groups enter the loss, and a penalty for completions near the token limit."""
 
 from __future__ import annotations
 
@@ -14,35 +14,6 @@ from grouprl.algorithms.statistics import has_signal
 from grouprl.types import UserError
 
 
-def kept_rows(
-    rewards_N: Tensor,
-    group_ids_N: Tensor,
-    *,
-    drop_equal: bool = False,
-    drop_below: float | None = None,
-    drop_above: float | None = None,
-) -> Tensor:
-    """[N] bool: whether the row's group enters the loss. A group is kept or dropped as a whole.
-
-    Args:
-        rewards_N: [N] rewards; NaN = invalid, excluded from the mean.
-        group_ids_N: [N] integers; rows with the same id are one group.
-        drop_equal: drop groups whose valid rewards are all equal (DAPO's dynamic sampling, arXiv:2503.14476,
-            equation 11).
-        drop_below, drop_above: drop groups whose mean reward is below or above; None = no bound. A group without
-            valid rewards has no mean and is dropped when there is a bound.
-    """
-    keep_N = has_signal(rewards_N, group_ids_N) if drop_equal else torch.ones_like(rewards_N, dtype=torch.bool)
-    if drop_below is None and drop_above is None:
-        return keep_N
-    low = -torch.inf if drop_below is None else drop_below
-    high = torch.inf if drop_above is None else drop_above
-    for group in set(group_ids_N.tolist()):
-        member_N = group_ids_N == group
-        keep_N = keep_N & (~member_N | bool(low <= rewards_N[member_N].nanmean() <= high))
-    return keep_N
-
-
 def kept_groups(
     rewards: Sequence[Sequence[float]],
     *,
@@ -50,15 +21,42 @@ def kept_groups(
     drop_below: float | None = None,
     drop_above: float | None = None,
 ) -> list[bool]:
-    """Applies `kept_rows` to the rewards [P][G] of P groups; returns one value per group."""
-    rows_N = kept_rows(
-        torch.tensor([reward for group in rewards for reward in group], dtype=torch.float64),
-        torch.tensor([index for index, group in enumerate(rewards) for _ in group]),
-        drop_equal=drop_equal,
-        drop_below=drop_below,
-        drop_above=drop_above,
-    )
-    return [bool(kept_G.all()) for kept_G in torch.split(rows_N, [len(group) for group in rewards])]
+    """Decides for each of P groups whether it enters the loss, as a whole.
+
+    Args:
+        rewards: [P] lists of G rewards; NaN = invalid, excluded from the mean.
+        drop_equal: drop groups whose valid rewards are all equal (DAPO's dynamic sampling, arXiv:2503.14476,
+            equation 11).
+        drop_below, drop_above: drop groups whose mean reward is below or above; None = no bound. A group without
+            valid rewards has no mean and is dropped when there is a bound.
+    """
+    low = -torch.inf if drop_below is None else drop_below
+    high = torch.inf if drop_above is None else drop_above
+    bounded = drop_below is not None or drop_above is not None
+    kept = []
+    for group in rewards:
+        rewards_G = torch.tensor(group, dtype=torch.float64)
+        within = not bounded or bool(low <= rewards_G.nanmean() <= high)
+        varied = not drop_equal or bool(has_signal(rewards_G, torch.zeros(len(group))).all())
+        kept.append(within and varied)
+    return kept
+
+
+def overlong_penalty(lengths_N: Tensor, *, max_tokens: int, buffer: float) -> Tensor:
+    """Computes the soft overlong punishment (DAPO, arXiv:2503.14476, equation 13), which is added to the reward.
+
+    Args:
+        lengths_N: [N] tokens of each completion, at most max_tokens.
+        max_tokens: the limit of a completion's length.
+        buffer: share of max_tokens, in [0, 1], over which the penalty goes from 0 to -1.
+
+    Returns:
+        [N] float64 in [-1, 0]: 0 up to (1 - buffer) * max_tokens, then linear, -1 at max_tokens.
+    """
+    width = buffer * max_tokens
+    if width == 0:
+        return lengths_N.double() * 0.0
+    return -((lengths_N.double() - (max_tokens - width)) / width).clamp(0.0, 1.0)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,51 @@
-"""The clipped policy objective and its relatives: ratio, clip, KL."""
+"""The clipped policy objective and its relatives: token weights, ratio, clip, KL, and their options."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from grouprl.algorithms.kl import KlKind, kl_estimate
+from grouprl.algorithms.option import Part, option
 
 Surrogate = Literal["clip", "cispo", "plain"]
 Ratio = Literal["token", "sequence"]
+Aggregate = Literal["sequence_mean", "token_mean", "constant"]
+
+
+def token_weights(
+    mask_NT: Tensor, *, aggregate: Aggregate = "sequence_mean", constant_length: int | None = None
+) -> Tensor:
+    """Computes each token's weight in the loss from the whole batch, so that no split of it changes the gradient.
+
+    Args:
+        mask_NT: [N, T] true (or 1) for tokens that enter the loss.
+        aggregate: "sequence_mean": 1 / (N * len_i), GRPO (arXiv:2402.03300, equation 3); "token_mean":
+            1 / sum(len), DAPO (arXiv:2503.14476, equation 8); "constant": 1 / (N * constant_length), Dr.GRPO
+            (arXiv:2503.20783, section 3.2).
+        constant_length: the fixed length of "constant", usually max_tokens.
+
+    Returns:
+        [N, T] float32, 0 outside the mask.
+
+    Raises:
+        ValueError: "constant" without a positive constant_length, or an unknown aggregate.
+    """
+    mask_NT = mask_NT.float()
+    sequences = mask_NT.shape[0]
+    if aggregate == "sequence_mean":
+        return mask_NT / (sequences * mask_NT.sum(1, keepdim=True).clamp(min=1))
+    if aggregate == "token_mean":
+        return mask_NT / mask_NT.sum().clamp(min=1)
+    if aggregate == "constant":
+        if not constant_length or constant_length < 1:
+            raise ValueError(f"aggregate='constant' needs a positive constant_length, got {constant_length!r}")
+        return mask_NT / (sequences * constant_length)
+    raise ValueError(f"aggregate: got {aggregate!r}, expected one of sequence_mean, token_mean, constant")
 
 
 def policy_loss(
@@ -66,7 +101,7 @@ def policy_loss(
     logprobs_NT, old_logprobs_NT = _blank(logprobs_NT, mask_NT), _blank(old_logprobs_NT.detach(), mask_NT)
     advantages_NT, weights_NT = _blank(advantages_NT, mask_NT), _blank(weights_NT, mask_NT)
 
-    ratio_NT = _ratio(logprobs_NT, old_logprobs_NT, mask_NT, ratio)
+    ratio_NT = policy_ratios(logprobs_NT, old_logprobs_NT, mask_NT, ratio=ratio)
     clipped_NT = ratio_NT.clamp(1 - clip_low, 1 + clip_high)
     if surrogate == "clip":
         gain_NT = torch.minimum(ratio_NT * advantages_NT, clipped_NT * advantages_NT)
@@ -98,7 +133,13 @@ def policy_ratios(logprobs_NT: Tensor, old_logprobs_NT: Tensor, mask_NT: Tensor,
         mask_NT: [N, T] bool, which tokens exist.
         ratio: "token", or "sequence": exp(mean log-ratio of the completion), GSPO (arXiv:2507.18071, equation 7).
     """
-    return _ratio(logprobs_NT, old_logprobs_NT, mask_NT, ratio)
+    log_ratio_NT = logprobs_NT - old_logprobs_NT
+    if ratio == "token":
+        return log_ratio_NT.exp()
+    if ratio == "sequence":
+        mean_N1 = log_ratio_NT.sum(1, keepdim=True) / mask_NT.sum(1, keepdim=True).clamp(min=1)
+        return mean_N1.exp().expand_as(log_ratio_NT)
+    raise ValueError(f"ratio: got {ratio!r}, expected one of token, sequence")
 
 
 def clipped_tokens(
@@ -132,16 +173,6 @@ def clipped_tokens(
     return below_NT, above_NT
 
 
-def _ratio(logprobs_NT: Tensor, old_logprobs_NT: Tensor, mask_NT: Tensor, level: Ratio) -> Tensor:
-    log_ratio_NT = logprobs_NT - old_logprobs_NT
-    if level == "token":
-        return log_ratio_NT.exp()
-    if level == "sequence":
-        mean_N1 = log_ratio_NT.sum(1, keepdim=True) / mask_NT.sum(1, keepdim=True).clamp(min=1)
-        return mean_N1.exp().expand_as(log_ratio_NT)
-    raise ValueError(f"ratio: got {level!r}, expected one of token, sequence")
-
-
 def _ratio_stats(
     ratio_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor, clip_low: float, clip_high: float
 ) -> dict[str, Tensor]:
@@ -172,3 +203,69 @@ def _check_shapes(logprobs_NT: Tensor, old_logprobs_NT: Tensor, advantages: Tens
         )
     if advantages.shape not in (shape, shape[:1]):
         raise ValueError(f"expected advantages of shape [N] or [N, T] = {tuple(shape)}, got {tuple(advantages.shape)}")
+
+
+@dataclass(frozen=True)
+class Objective(Part):
+    """A surrogate of the ratio of policy to behavior policy, averaged over tokens and maximized."""
+
+    surrogate: Surrogate = option("clip", "which")
+    ratio: Ratio = option("token", "one ratio for each token, or one for the completion (GSPO)")
+    aggregate: Aggregate = option(
+        "sequence_mean", "mean of each completion, then of the batch; mean over all tokens; or a constant length"
+    )
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """(clip_low, clip_high); for a plain surrogate PPO's range, to count the tokens that it would clip."""
+        return getattr(self, "clip_low", 0.2), getattr(self, "clip_high", 0.2)
+
+    @property
+    def largest_ratio(self) -> float | None:
+        """Upper bound of the ratio for negative advantages (dual clip); None = no bound."""
+        return getattr(self, "dual_clip", None)
+
+    @property
+    def loss(self) -> partial[tuple[Tensor, dict[str, Tensor]]]:
+        """`policy_loss` with these options."""
+        low, high = self.range
+        return partial(
+            policy_loss,
+            surrogate=self.surrogate,
+            ratio=self.ratio,
+            clip_low=low,
+            clip_high=high,
+            dual_clip=self.largest_ratio,
+        )
+
+    def weights(self, mask_NT: Tensor, *, max_tokens: int) -> Tensor:
+        """[N, T]; see `token_weights`."""
+        return token_weights(mask_NT, aggregate=self.aggregate, constant_length=max_tokens)
+
+
+@dataclass(frozen=True)
+class Clip(Objective):
+    """The clipped surrogate of PPO (arXiv:1707.06347, equation 7), GRPO and DAPO."""
+
+    surrogate: Literal["clip"] = option("clip", "a token whose ratio leaves the range gets no gradient")
+    clip_low: float = option(0.2, "lower clip range: ratio >= 1 - clip_low", low=0.0, below=1.0)
+    clip_high: float = option(0.2, "upper clip range: ratio <= 1 + clip_high", low=0.0)
+    dual_clip: float | None = option(
+        None, "largest ratio where the advantage is negative (arXiv:1912.09729); null = no bound", low=1.01
+    )
+
+
+@dataclass(frozen=True)
+class Cispo(Objective):
+    """Bounds the detached ratio and keeps the gradient (MiniMax-M1, arXiv:2506.13585, equation 4)."""
+
+    surrogate: Literal["cispo"] = option("cispo", "the weight of a token is bounded, its gradient stays")
+    clip_low: float = option(0.2, "smallest weight: 1 - clip_low", low=0.0, high=1.0)
+    clip_high: float = option(0.2, "largest weight: 1 + clip_high", low=0.0)
+
+
+@dataclass(frozen=True)
+class Plain(Objective):
+    """The importance-weighted policy gradient, without a clip."""
+
+    surrogate: Literal["plain"] = option("plain", "ratio times advantage, without a clip")

@@ -11,7 +11,7 @@ from grouprl.algorithms.credit import Advantage
 from grouprl.algorithms.entropy import Entropy
 from grouprl.algorithms.filters import Filter
 from grouprl.algorithms.kl import Kl
-from grouprl.algorithms.objectives import Clip, Objective
+from grouprl.algorithms.losses import Clip, Objective
 from grouprl.algorithms.option import Part, option
 from grouprl.algorithms.tokens import CriticAdvantage
 from grouprl.algorithms.values import CopiedCritic, CriticPart

@@ -23,10 +23,14 @@ class Statistics:
     deviation: Tensor  # [N] standard deviation of the rewards of the row's group, or of the batch
     signal_N: Tensor  # bool: the reward is valid, and its group has two different rewards
 
+    def normalized(self, rewards_N: Tensor) -> Tensor:
+        """Returns [N] float64 advantages, exactly 0 without signal."""
+        rewards_N = torch.where(rewards_N.isnan(), 0.0, rewards_N).double()
+        return torch.where(self.signal_N, (rewards_N - self.baseline_N) / self.divisor_N, 0.0)
+
     def advantages(self, rewards_N: Tensor) -> Tensor:
         """Returns [N] float32 advantages, exactly 0 without signal."""
-        rewards_N = torch.where(rewards_N.isnan(), 0.0, rewards_N).double()
-        return torch.where(self.signal_N, (rewards_N - self.baseline_N) / self.divisor_N, 0.0).float()
+        return self.normalized(rewards_N).float()
 
 
 def group_statistics(

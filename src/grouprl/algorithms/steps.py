@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grouprl.algorithms.credit import BatchRewards, Credit, ScaledAdvantage
+from grouprl.algorithms.credit import Advantage, BatchRewards, Credit
 from grouprl.algorithms.option import option
-from grouprl.algorithms.statistics import Std
+from grouprl.algorithms.statistics import Std, group_statistics
 
 
 def step_advantages(
@@ -42,37 +42,23 @@ def step_advantages(
     Raises:
         ValueError: rewards and ends do not match, or an end lies outside its completion.
     """
+    groups_K = torch.tensor([int(group) for group, row in zip(group_ids, step_rewards, strict=True) for _ in row])
+    rewards_K = torch.tensor([reward for row in step_rewards for reward in row], dtype=torch.float64)
+    normalized = iter(group_statistics(rewards_K, groups_K, std=std, eps=eps).normalized(rewards_K).tolist())
     advantages_NT = torch.zeros(len(lengths), max(lengths, default=0), dtype=torch.float64)
-    normalized = _normalized(step_rewards, [int(group) for group in group_ids], std, eps)
-    for row, (rewards, ends, length) in enumerate(zip(normalized, step_ends, lengths, strict=True)):
+    for row, (rewards, ends, length) in enumerate(zip(step_rewards, step_ends, lengths, strict=True)):
         if len(rewards) != len(ends) or any(not 0 <= end < length for end in ends):
             raise ValueError(
                 f"completion {row}: expected one end within its {length} tokens for each of {len(rewards)} rewards, "
                 f"got {list(ends)}"
             )
-        for reward, end in zip(rewards, ends, strict=True):
-            advantages_NT[row, : end + 1] += reward
+        for end in ends:
+            advantages_NT[row, : end + 1] += next(normalized)
     return advantages_NT.float()
 
 
-def _normalized(
-    step_rewards: Sequence[Sequence[float]], groups: Sequence[int], std: Std, eps: float
-) -> list[list[float]]:
-    rewards_K = torch.tensor([reward for row in step_rewards for reward in row], dtype=torch.float64)
-    groups_K = torch.tensor([group for group, row in zip(groups, step_rewards, strict=True) for _ in row])
-    flat_K = torch.zeros_like(rewards_K)
-    for group in set(groups):
-        valid_K = (groups_K == group) & ~rewards_K.isnan()
-        values = rewards_K[valid_K]
-        if len(values) > 1 and values.max() > values.min():
-            deviation = values.std(correction=int(std == "sample"))
-            flat_K[valid_K] = (values - values.mean()) / (deviation + eps)
-    each = iter(flat_K.tolist())
-    return [[next(each) for _ in row] for row in step_rewards]
-
-
 @dataclass(frozen=True)
-class StepAdvantage(ScaledAdvantage):
+class StepAdvantage(Advantage):
     """Compares reasoning steps with all steps of the group; the completion's reward counts as its last step."""
 
     credit: Literal["step"] = option("step", "each token is credited with the steps that end at or after it")

@@ -12,8 +12,8 @@ from grouprl.algorithms.corrections import Masking, Truncation
 from grouprl.algorithms.entropy import Entropy
 from grouprl.algorithms.filters import Filter
 from grouprl.algorithms.kl import Kl
+from grouprl.algorithms.losses import Cispo, Clip, Plain
 from grouprl.algorithms.named import NAMED, source
-from grouprl.algorithms.objectives import Cispo, Clip, Plain
 from grouprl.algorithms.option import Part, described, fits, hints
 from grouprl.algorithms.spec import Algorithm, Updates
 from grouprl.algorithms.steps import StepAdvantage

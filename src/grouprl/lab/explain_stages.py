@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grouprl.algorithms import kl_estimate
+from grouprl.algorithms import kl_estimate, policy_ratios
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import options
 
@@ -118,7 +118,8 @@ def ratio_stage(material: Material, reasons: Sequence[str | None]) -> dict[str, 
 
 def _ratios(material: Material) -> Tensor:
     """[G, T] ratios of the loss."""
-    return material.algorithm.objective.ratios(material.logprobs_GT, material.old_GT, material.mask_GT)
+    a = material.algorithm
+    return policy_ratios(material.logprobs_GT, material.old_GT, material.mask_GT, ratio=a.objective.ratio)
 
 
 def kl_stage(material: Material, reason: str | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grouprl.algorithms import kl_estimate
+from grouprl.algorithms import clipped_tokens, kl_estimate
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import all_options
 from grouprl.record.layout import RunDirectory
@@ -89,8 +89,8 @@ def clipped_sides(ratios_T: Tensor, advantages_T: Tensor, algorithm: Algorithm) 
     """
     if algorithm.objective.surrogate != "clip":
         return [None] * len(ratios_T)
-    low_1T, high_1T = algorithm.objective.clipped(ratios_T[None], advantages_T[None])
-    bound = algorithm.objective.largest_ratio
+    (low, high), bound = algorithm.objective.range, algorithm.objective.largest_ratio
+    low_1T, high_1T = clipped_tokens(ratios_T[None], advantages_T[None], clip_low=low, clip_high=high)
     dual_T = torch.zeros_like(low_1T[0]) if bound is None else (ratios_T > bound) & (advantages_T < 0)
     rows = zip(low_1T[0].tolist(), high_1T[0].tolist(), dual_T.tolist(), strict=True)
     return ["low" if low else "high" if high else "dual" if dual else None for low, high, dual in rows]

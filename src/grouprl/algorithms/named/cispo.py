@@ -1,6 +1,6 @@
 """CISPO (MiniMax-M1, arXiv:2506.13585, equations 4 and 5): the token weight has an upper bound alone."""
 
-from grouprl.algorithms.objectives import Cispo
+from grouprl.algorithms.losses import Cispo
 from grouprl.algorithms.spec import Algorithm
 
 # The bound is 5, as in ScaleRL (arXiv:2510.13786).

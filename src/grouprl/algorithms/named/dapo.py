@@ -1,7 +1,7 @@
 """DAPO (arXiv:2503.14476, sections 3.1 to 3.4): higher upper clip, token mean, refills, length penalty, no KL."""
 
 from grouprl.algorithms.filters import Filter
-from grouprl.algorithms.objectives import Clip
+from grouprl.algorithms.losses import Clip
 from grouprl.algorithms.spec import Algorithm
 
 # mask_overlong stays off: the authors' published code uses the soft penalty instead of masking truncated

@@ -1,7 +1,7 @@
 """Dr.GRPO (arXiv:2503.20783, section 3.2): neither the deviation nor the length divides; no KL."""
 
 from grouprl.algorithms.advantages import GroupAdvantage
-from grouprl.algorithms.objectives import Clip
+from grouprl.algorithms.losses import Clip
 from grouprl.algorithms.spec import Algorithm
 
 ALGORITHM = Algorithm("dr_grpo", advantage=GroupAdvantage(scale="none"), objective=Clip(aggregate="constant"), kl=None)

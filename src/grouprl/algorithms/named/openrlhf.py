@@ -1,7 +1,7 @@
 """OpenRLHF's GRPO (0.11.2) from the same rewards and log-probs; docs/presets.md compares them line by line."""
 
 from grouprl.algorithms.kl import Kl
-from grouprl.algorithms.objectives import Clip
+from grouprl.algorithms.losses import Clip
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.tokens import GroupTokenAdvantage
 

@@ -1,7 +1,7 @@
 """PPO (arXiv:1707.06347) with a critic as large as the policy, as RLHF uses it (InstructGPT, arXiv:2203.02155)."""
 
 from grouprl.algorithms.kl import Kl
-from grouprl.algorithms.objectives import Clip
+from grouprl.algorithms.losses import Clip
 from grouprl.algorithms.spec import Algorithm, Updates
 from grouprl.algorithms.tokens import CriticAdvantage
 from grouprl.algorithms.values import CopiedCritic

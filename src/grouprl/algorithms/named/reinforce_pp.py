@@ -1,7 +1,7 @@
 """REINFORCE++ (arXiv:2501.03262, section 3): each token's return minus a KL penalty, normalized over the batch."""
 
 from grouprl.algorithms.kl import Kl
-from grouprl.algorithms.objectives import Clip
+from grouprl.algorithms.losses import Clip
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.tokens import TokenAdvantage
 

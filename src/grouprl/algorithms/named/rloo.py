@@ -2,7 +2,7 @@
 
 from grouprl.algorithms.advantages import GroupAdvantage
 from grouprl.algorithms.kl import Kl
-from grouprl.algorithms.objectives import Plain
+from grouprl.algorithms.losses import Plain
 from grouprl.algorithms.spec import Algorithm
 
 ALGORITHM = Algorithm(

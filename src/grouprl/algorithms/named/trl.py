@@ -1,7 +1,7 @@
 """TRL's GRPO (1.16.0) from the same rewards and log-probs; docs/presets.md compares them line by line."""
 
 from grouprl.algorithms.advantages import GroupAdvantage
-from grouprl.algorithms.objectives import Clip
+from grouprl.algorithms.losses import Clip
 from grouprl.algorithms.spec import Algorithm
 
 # trl/trainer/grpo_config.py: loss_type "dapo" = mean over the active tokens of the batch, beta 0.0.

@@ -2,7 +2,7 @@
 
 from grouprl.algorithms.advantages import GroupAdvantage
 from grouprl.algorithms.kl import Kl
-from grouprl.algorithms.objectives import Clip
+from grouprl.algorithms.losses import Clip
 from grouprl.algorithms.spec import Algorithm, Updates
 
 # verl/trainer/ppo/core_algos.py, compute_grpo_outcome_advantage: torch.std (n - 1), 1e-6 added to it.
