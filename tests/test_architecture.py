@@ -21,7 +21,6 @@ STEP_LINES = 120
 TOO_MANY_FIELDS = {
     "grouprl.check_reward.findings.KindScores",
     "grouprl.config.run.RunConfig",
-    "grouprl.rewards.judge_model.grading.JudgeModel",
 }
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 # Functions and columns on their way from a run to its own workers; nothing that was stored or downloaded.

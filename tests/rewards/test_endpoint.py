@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from chat_server import HANGS, ChatServer, Reply, says, scores
-from endpoint_judging import KEY, by_completion, judge, judged, short_waits  # noqa: F401  short_waits is a fixture
+from endpoint_judging import KEY, by_completion, judge, judge_of, judged, short_waits  # noqa: F401  short_waits is a fixture
 from grouprl.rewards.judge_model import client
 from grouprl.rewards.judge_model.grading import JudgeModel
 from grouprl.rewards.judge_model.text import read_score
@@ -206,7 +206,7 @@ def test_all_requests_for_a_completion_end_at_its_deadline(timeout: float, reque
 def test_a_dead_server_is_not_asked_about_every_completion():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]  # nobody answers there once it is closed
-    reward = JudgeModel(base_url=f"http://127.0.0.1:{port}", model="m", retries=1, concurrency=2)
+    reward = judge_of(base_url=f"http://127.0.0.1:{port}", model="m", retries=1, concurrency=2)
     found = judged(reward, [f"{n}" for n in range(100)])
     assert all(isinstance(value, Invalid) for value in found)
     assert "ConnectError" in found[0].reason
@@ -230,7 +230,7 @@ def test_an_interrupt_ends_it_at_once():
         with pytest.raises(KeyboardInterrupt):
             judged(judge(server), ["a", "b"])
         assert time.monotonic() - start < 2.0
-    assert [thread.name for thread in threading.enumerate() if "judge-model" in thread.name] == []
+    assert [thread.name for thread in threading.enumerate() if "reward-coroutine" in thread.name] == []
 
 
 # Replies that cannot be read

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from chat_server import ChatServer, Reply, says, scores
-from endpoint_judging import KEY, by_completion, judge, judged, short_waits  # noqa: F401  short_waits is a fixture
-from grouprl.rewards.judge_model.cost import Meter, Usage
+from endpoint_judging import KEY, by_completion, judge, judge_of, judged, short_waits  # noqa: F401  short_waits is a fixture
+from grouprl.rewards.judge_model.cost import Meter
 from grouprl.rewards.judge_model.grading import JudgeModel
 from grouprl.rewards.judge_model.text import grading_text
 from grouprl.scoring.invalid import Invalid
@@ -57,7 +57,7 @@ def test_the_key_is_in_no_text(caplog: pytest.LogCaptureFixture, monkeypatch: py
         reward = judge(server, api_key_env="JUDGE_KEY", retries=0)
         found = judged(reward, ["a", "b", "c"])
         assert all("[key]" in value.reason for value in found)
-        assert KEY not in repr((reward, reward._endpoint(), found, vars(reward), reward.usage())) + caplog.text
+        assert KEY not in repr((reward, reward.server, found, vars(reward), reward.usage())) + caplog.text
         assert all(asked.headers["Authorization"] == f"Bearer {KEY}" for asked in server.asked)
         for wrong in (f"{KEY}\r\nX-Evil: 1", f"{KEY} {KEY}", "schlüssel-0123456789"):
             monkeypatch.setenv("JUDGE_KEY", wrong)
@@ -127,7 +127,7 @@ def test_a_local_server_is_asked_directly_whatever_proxy_the_environment_names(m
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], text: str):
     with pytest.raises(UserError, match=text) as refused:
-        JudgeModel(**{"base_url": "http://127.0.0.1:8000/v1", "model": "m"} | settings)
+        judge_of(**{"base_url": "http://127.0.0.1:8000/v1", "model": "m"} | settings)
     assert str(refused.value).startswith("reward judge_model: expected ")
     assert "hunter2" not in str(refused.value)
 
@@ -248,22 +248,22 @@ PAGE = (Path(__file__).parents[2] / "docs" / "judge.md").read_text(encoding="utf
 def test_examples_on_the_page_are_settings():
     blocks = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     entries = [entry for block in blocks for entry in yaml.safe_load(block)["rewards"]]
-    judges = [JudgeModel(**entry["arguments"]) for entry in entries if entry["name"] == "judge_model"]
-    assert [made.max_cost for made in judges] == [None, 2.0]
-    assert all("{completion}" in made.template for made in judges)
+    judges = [judge_of(**entry["arguments"]) for entry in entries if entry["name"] == "judge_model"]
+    assert [made.meter.max_cost for made in judges] == [None, 2.0]
+    assert all("{completion}" in made.grading.template for made in judges)
 
 
 def test_the_page_lists_every_setting_with_its_default():
     rows = re.findall(r"^\| `(\w+)` \| (?:`(.*?)`)?(.*?)\|", PAGE, re.MULTILINE)
-    assert [name for name, _, _ in rows] == [setting.name for setting in fields(JudgeModel)]
-    required = JudgeModel("http://127.0.0.1:8000/v1", "m")
+    defaults = {f.name: f.default for part in JudgeModel.parts.values() for f in fields(part) if f.init}
+    assert sorted(name for name, _, _ in rows) == sorted(defaults)
     told = {name: yaml.safe_load(default) for name, default, _ in rows if default}
-    assert told == {name: list(value) if (value := getattr(required, name)) == (0.0, 10.0) else value for name in told}
+    assert told == {name: list(value) if (value := defaults[name]) == (0.0, 10.0) else value for name in told}
     assert [name for name, default, _ in rows if not default] == ["base_url", "model", "template"]
 
 
 def test_the_cost_on_the_page_is_right():
     meter = Meter(0.15, 0.60, None)
     for _ in range(60 * 16 * 8):
-        meter.add(Usage(prompt_tokens=700, completion_tokens=60))
+        meter.add({"prompt_tokens": 700, "completion_tokens": 60})
     assert f"{meter.cost:.2f}" == "1.08"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from grouprl.rewards import built_in, resolve_rewards, verifier_of
-from grouprl.rewards.named import REWARDS
+from grouprl.rewards.resolve import REWARDS
 from grouprl.rewards.rules import boxed_format, correct_answer
 from grouprl.scoring.functions import FromFile, WeightedReward
 from grouprl.scoring.invalid import Invalid

@@ -18,8 +18,8 @@ from grouprl.config.run import RewardConfig
 from grouprl.rewards.formats import Regex, ThinkFormat
 from grouprl.rewards.json_schema import JsonSchema
 from grouprl.rewards.lengths import CosineLength
-from grouprl.rewards.named import REWARDS, STEP_REWARDS
 from grouprl.rewards.repetition import Repetition
+from grouprl.rewards.resolve import REWARDS, STEP_REWARDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
 BUILT_IN: dict[str, Any] = {

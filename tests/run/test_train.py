@@ -22,7 +22,7 @@ from grouprl import Run, Trainer, UserError
 from grouprl.config.run import RunConfig, load_config
 from grouprl.curriculum.order import step_visits
 from grouprl.record.layout import lock_directory
-from grouprl.rewards.named import REWARDS
+from grouprl.rewards.resolve import REWARDS
 from grouprl.scoring.functions import WeightedReward
 from grouprl.tasks import task_from_list
 from letter_rewards import InProcess, letters

@@ -10,6 +10,7 @@ import pytest
 from chat_server import Asked, ChatServer, Reply
 from grouprl.rewards.judge_model import client
 from grouprl.rewards.judge_model.grading import JudgeModel
+from grouprl.rewards.resolve import built_in
 
 KEY = "sk-Very+Secret/0123456789=="
 
@@ -21,7 +22,13 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def judge(server: ChatServer, **settings: Any) -> JudgeModel:
-    return JudgeModel(base_url=server.url, model="m", **settings)
+    return judge_of(base_url=server.url, model="m", **settings)
+
+
+def judge_of(**settings: Any) -> JudgeModel:
+    reward = built_in("judge_model", arguments=settings).function
+    assert isinstance(reward, JudgeModel)
+    return reward
 
 
 def judged(reward: JudgeModel, completions: list[str], **columns: Any) -> list[Any]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grouprl.rewards.rules import Text, completion_text
+from grouprl.rewards.rules import Ids, Texts, Values, check_arguments, completion_text
 from grouprl.types import UserError
 
 LONGEST_TEXT = 200_000  # characters; longer completions are invalid
@@ -32,15 +31,9 @@ class ThinkFormat:
     opened: bool = False
 
     def __post_init__(self) -> None:
-        _check("think_format", "opened", self.opened, bool, "true or false")
+        check_arguments("think_format", self, ("opened", isinstance(self.opened, bool), "true or false"))
 
-    def __call__(
-        self,
-        prompts: Sequence[Text],
-        completions: Sequence[Text],
-        completion_ids: Sequence[Sequence[int]],
-        **columns: Any,
-    ) -> list[float | None]:
+    def __call__(self, prompts: Texts, completions: Texts, completion_ids: Ids, **columns: Any) -> Values:
         """Returns 1.0 or 0.0 for each completion."""
         start = "<think>" if self.opened else ""
         return [float(_is_r1(start + completion_text(completion))) for completion in completions]
@@ -68,8 +61,12 @@ class Regex:
     full: bool = False
 
     def __post_init__(self) -> None:
-        _check("regex", "pattern", self.pattern, str, "a regular expression as text")
-        _check("regex", "full", self.full, bool, "true or false")
+        check_arguments(
+            "regex",
+            self,
+            ("pattern", isinstance(self.pattern, str), "a regular expression as text"),
+            ("full", isinstance(self.full, bool), "true or false"),
+        )
         try:
             re.compile(self.pattern)
         except re.error as error:
@@ -77,13 +74,7 @@ class Regex:
                 f"reward regex: expected a regular expression, got {self.pattern!r}: {error}: fix the pattern"
             ) from error
 
-    def __call__(
-        self,
-        prompts: Sequence[Text],
-        completions: Sequence[Text],
-        completion_ids: Sequence[Sequence[int]],
-        **columns: Any,
-    ) -> list[float | None]:
+    def __call__(self, prompts: Texts, completions: Texts, completion_ids: Ids, **columns: Any) -> Values:
         """Returns 1.0 or 0.0 for each completion."""
         pattern = re.compile(self.pattern)
         matches = pattern.fullmatch if self.full else pattern.search
@@ -95,8 +86,3 @@ def bounded(text: str) -> str:
     if len(text) > LONGEST_TEXT:
         raise ValueError(f"expected a completion of at most {LONGEST_TEXT:,} characters, got {len(text):,}")
     return text
-
-
-def _check(reward: str, name: str, value: object, kind: type, expected: str) -> None:
-    if not isinstance(value, kind):
-        raise UserError(f"reward {reward}: expected {name} to be {expected}, got {value!r}: change the argument")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
 from grouprl.rewards.formats import bounded
-from grouprl.rewards.rules import Text, completion_text
+from grouprl.rewards.rules import Ids, Texts, Values, completion_text, strict_members
 from grouprl.types import UserError
 
 
@@ -45,13 +45,7 @@ class JsonSchema:
             except ValueError as error:
                 raise UserError(f"reward json_schema: {error}: fix the argument schema") from error
 
-    def __call__(
-        self,
-        prompts: Sequence[Text],
-        completions: Sequence[Text],
-        completion_ids: Sequence[Sequence[int]],
-        **columns: Any,
-    ) -> list[float | None]:
+    def __call__(self, prompts: Texts, completions: Texts, completion_ids: Ids, **columns: Any) -> Values:
         """Returns 1.0, 0.0 or None for each completion."""
         if self.schema is None and self.column not in columns:
             raise ValueError(f"expected the argument schema or a column {self.column!r}, got {', '.join(columns)}")
@@ -67,7 +61,10 @@ def _is_valid(text: str, schema: Mapping[str, Any] | str) -> bool:
     fenced = _last_fence(text)
     try:
         value = json.loads(
-            text if fenced is None else fenced, object_pairs_hook=_once, parse_float=_finite, parse_constant=_finite
+            text if fenced is None else fenced,
+            object_pairs_hook=strict_members,
+            parse_float=_finite,
+            parse_constant=_finite,
         )
     except (ValueError, RecursionError):  # not JSON, or nested too deeply for Python
         return False
@@ -105,13 +102,6 @@ def _validator(schema_text: str) -> Any:
         raise ValueError(f"expected a JSON Schema, got {schema_text:.80}: {error!s:.200}") from error
     # A local registry, because the default one fetches $ref targets from the network.
     return kind(schema, registry=import_module("jsonschema_specifications").REGISTRY)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        raise ValueError("a key given twice")
-    return members
 
 
 def _finite(text: str) -> float:

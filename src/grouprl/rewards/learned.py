@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.models import TreeLayout, context_length, load_tokenizer, prompt_token_ids
 from grouprl.models.precision import autocast
 from grouprl.models.reward_model import completion_scores, load_reward_model
-from grouprl.rewards.rules import Text
+from grouprl.rewards.rules import Ids, Texts, Values
 from grouprl.types import Problem, UserError
 
 _Row = tuple[tuple[int, ...], tuple[int, ...]]  # prompt and completion
@@ -34,13 +34,7 @@ class LearnedReward:
     dtype: str
     micro_batch_tokens: int  # packed tokens in one forward pass
 
-    def __call__(
-        self,
-        prompts: Sequence[Text],
-        completions: Sequence[Text],
-        completion_ids: Sequence[Sequence[int]],
-        **columns: Any,
-    ) -> list[float | None]:
+    def __call__(self, prompts: Texts, completions: Texts, completion_ids: Ids, **columns: Any) -> Values:
         """Returns the score of each completion: any number; only differences for the same prompt have a meaning.
 
         Raises:
@@ -56,7 +50,7 @@ class LearnedReward:
         weights: list[torch.Tensor] = list(self.model.parameters())
         return sum(weight.numel() * weight.element_size() for weight in weights) / (1 << 20)
 
-    def _rows(self, prompts: Sequence[Text], completion_ids: Sequence[Sequence[int]]) -> Iterator[_Row]:
+    def _rows(self, prompts: Texts, completion_ids: Ids) -> Iterator[_Row]:
         for prompt, members in groupby(zip(prompts, completion_ids, strict=True), key=lambda member: member[0]):
             own = [tuple(ids) for _, ids in members]
             problem = Problem("of the reward model", prompt if isinstance(prompt, str) else tuple(prompt))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from grouprl.rewards.rules import Text, correct_answer
+from grouprl.rewards.rules import Ids, Texts, Values, check_arguments, correct_answer, is_finite
 from grouprl.rewards.symbolic import MathVerify
 from grouprl.scoring.functions import RewardFunction
-from grouprl.types import UserError
 
 _VERIFIERS: Mapping[str, Callable[[], RewardFunction]] = {
     "correct_answer": lambda: correct_answer,
@@ -50,24 +49,17 @@ class CosineLength:
 
     def __post_init__(self) -> None:
         known = callable(self.verifier) or self.verifier in _VERIFIERS
-        numbers = {name: getattr(self, name) for name in _ENDS}
-        for name, value, ok, expected in (
-            ("max_tokens", self.max_tokens, type(self.max_tokens) is int and self.max_tokens >= 1, "at least 1"),
-            ("verifier", self.verifier, known, f"one of {', '.join(_VERIFIERS)} or a function"),
-            *((name, value, _is_finite(value), "a finite number") for name, value in numbers.items()),
-        ):
-            if not ok:
-                raise UserError(f"reward cosine_length: expected {name} to be {expected}, got {value!r}: change it")
+        check_arguments(
+            "cosine_length",
+            self,
+            ("max_tokens", type(self.max_tokens) is int and self.max_tokens >= 1, "at least 1"),
+            ("verifier", known, f"one of {', '.join(_VERIFIERS)} or a function"),
+            *((name, is_finite(getattr(self, name)), "a finite number") for name in _ENDS),
+        )
         if not callable(self.verifier):
             _VERIFIERS[self.verifier]()  # raises now if its extra is missing
 
-    def __call__(
-        self,
-        prompts: Sequence[Text],
-        completions: Sequence[Text],
-        completion_ids: Sequence[Sequence[int]],
-        **columns: Any,
-    ) -> list[float | None]:
+    def __call__(self, prompts: Texts, completions: Texts, completion_ids: Ids, **columns: Any) -> Values:
         """Returns a number between the smallest and the largest value, or None, for each completion."""
         verify = self.verifier if callable(self.verifier) else _VERIFIERS[self.verifier]()
         verdicts = verify(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
@@ -81,10 +73,6 @@ class CosineLength:
             return self.at_limit
         short, long = (self.correct_short, self.correct_long) if correct else (self.wrong_short, self.wrong_long)
         return long + (short - long) * (1.0 + math.cos(math.pi * length / self.max_tokens)) / 2.0
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_correct(verdict: float) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 _OPENING = re.compile(r"(?P<indent>[ \t]*)(?P<mark>`{3,}|~{3,})(?P<info>.*)")
 _PYTHON = re.compile(r"\{?\s*\.?(?:python|py)[0-9.]*(?![\w-])", re.IGNORECASE)  # {.python}, python3, python title="a"
@@ -13,16 +12,6 @@ _ANSWER = re.compile(r"^[^#\"\n]*(?<!')<answer>", re.MULTILINE)
 _GLUED = re.compile(r"</?(?:think|answer)>(?=```|~~~)|(?:```|~~~)(?=</?(?:think|answer)>)")
 _BYTE_ORDER_MARK = "\ufeff"
 _DEEPER = 3  # columns of further indentation that a closing fence may have
-
-
-@dataclass(frozen=True)
-class _Block:
-    info: str  # the text after the opening fence
-    code: str
-
-    @property
-    def is_python(self) -> bool:
-        return _PYTHON.match(self.info) is not None
 
 
 def program(text: str, function: str) -> str:
@@ -44,25 +33,23 @@ def program(text: str, function: str) -> str:
     before, tag, _ = answer.rpartition("</answer>")
     text = before if tags and tag else answer
     blocks = list(_blocks(_GLUED.sub(r"\g<0>\n", text.removeprefix(_BYTE_ORDER_MARK))))
-    named = [block.code for block in blocks if block.is_python]
-    unnamed = [block.code for block in blocks if not block.info]
-    defines = _definition(function)
-    for found in (filter(defines.search, named), filter(defines.search, unnamed), named, unnamed):
-        codes = list(found)
+    named = [code for info, code in blocks if _PYTHON.match(info)]
+    unnamed = [code for info, code in blocks if not info]
+    name = re.escape(function)
+    defines = re.compile(
+        rf"^(?:(?:async[ \t]+)?(?:def|class)[ \t]+{name}\b|{name}[ \t]*(?::[^=\n]*)?=(?!=))", re.MULTILINE
+    )
+    for codes in (list(filter(defines.search, named)), list(filter(defines.search, unnamed)), named, unnamed):
         if codes:
             return codes[-1].removeprefix(_BYTE_ORDER_MARK)
     return text.removeprefix(_BYTE_ORDER_MARK)
 
 
-def _definition(function: str) -> re.Pattern[str]:
-    name = re.escape(function)
-    return re.compile(
-        rf"^(?:(?:async[ \t]+)?(?:def|class)[ \t]+{name}\b|{name}[ \t]*(?::[^=\n]*)?=(?!=))", re.MULTILINE
-    )
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Yields the closed blocks, each as the text after its opening fence and its code.
 
-
-def _blocks(text: str) -> Iterator[_Block]:
-    """Yields the closed blocks in one pass, because a search for pairs takes long on a thousand openings."""
+    One pass, because a search for pairs takes long on a thousand openings.
+    """
     opening: re.Match[str] | None = None
     lines: list[str] = []
     for line in text.split("\n"):
@@ -72,19 +59,19 @@ def _blocks(text: str) -> Iterator[_Block]:
             opening = found if found and not (found["mark"][0] == "`" and "`" in found["info"]) else None
             lines = []
         elif _closes(line, opening):
-            yield _Block(opening["info"].strip(), "".join(lines))
+            yield opening["info"].strip(), "".join(lines)
             opening = None
         else:
-            lines.append(f"{_moved(line, len(opening['indent']))}\n")
+            # Without up to as many blanks as stand in front of the fence.
+            lines.append(f"{line[min(len(opening['indent']), _indent(line)) :]}\n")
 
 
 def _closes(line: str, opening: re.Match[str]) -> bool:
-    mark, character = line.strip(), opening["mark"][0]
-    indent = len(line) - len(line.lstrip(" \t"))
+    mark = line.strip()
     # A line with more indentation, such as one of a docstring, belongs to the block.
-    return len(mark) >= len(opening["mark"]) and set(mark) == {character} and indent <= len(opening["indent"]) + _DEEPER
+    beside = _indent(line) <= len(opening["indent"]) + _DEEPER
+    return len(mark) >= len(opening["mark"]) and set(mark) == {opening["mark"][0]} and beside
 
 
-def _moved(line: str, indent: int) -> str:
-    """Removes up to `indent` blanks from the start of a line."""
-    return line[min(indent, len(line) - len(line.lstrip(" \t"))) :]
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip(" \t"))

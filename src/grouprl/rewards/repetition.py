@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grouprl.rewards.rules import Text
-from grouprl.types import UserError
+from grouprl.rewards.rules import Ids, Texts, Values, check_arguments
 
 
 @dataclass(frozen=True)
@@ -25,18 +23,10 @@ class Repetition:
     ngram: int = 20
 
     def __post_init__(self) -> None:
-        if type(self.ngram) is not int or self.ngram < 1:
-            raise UserError(
-                f"reward repetition: expected ngram to be a whole number of at least 1, got {self.ngram!r}: change it"
-            )
+        valid = type(self.ngram) is int and self.ngram >= 1
+        check_arguments("repetition", self, ("ngram", valid, "a whole number of at least 1"))
 
-    def __call__(
-        self,
-        prompts: Sequence[Text],
-        completions: Sequence[Text],
-        completion_ids: Sequence[Sequence[int]],
-        **columns: Any,
-    ) -> list[float | None]:
+    def __call__(self, prompts: Texts, completions: Texts, completion_ids: Ids, **columns: Any) -> Values:
         """Returns a number above -1, up to 0, for each completion."""
         return [_fresh_share(tuple(ids), self.ngram) - 1.0 for ids in completion_ids]
 

@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from grouprl.rewards.named import REWARDS, STEP_REWARDS
+from grouprl.rewards.formats import Regex, ThinkFormat
+from grouprl.rewards.json_schema import JsonSchema
+from grouprl.rewards.judge_model.grading import JudgeModel
+from grouprl.rewards.lengths import CosineLength
+from grouprl.rewards.repetition import Repetition
+from grouprl.rewards.rules import boxed_format, correct_answer
+from grouprl.rewards.steps import equation_steps
+from grouprl.rewards.symbolic import MathVerify
+from grouprl.rewards.unit_tests import UnitTests
 from grouprl.scoring.functions import SOFT_OVERLONG, FromFile, RewardFunction, WeightedReward
 from grouprl.types import UserError, unknown_name
+
+REWARDS: dict[str, Callable[..., Any]] = {
+    "boxed_format": boxed_format,
+    "correct_answer": correct_answer,
+    "cosine_length": CosineLength,
+    "json_schema": JsonSchema,
+    "judge_model": JudgeModel,
+    "math_verify": MathVerify,
+    "regex": Regex,
+    "repetition": Repetition,
+    "think_format": ThinkFormat,
+    "unit_tests": UnitTests,
+}
+"""The built-in reward functions by name: functions in TRL's form, or classes whose fields are settings."""
+
+STEP_REWARDS: dict[str, Callable[..., Any]] = {"equation_steps": equation_steps}
+"""Process rewards: a value for each step of a completion."""
 
 
 def resolve_rewards(
@@ -91,15 +116,21 @@ def verifier_of(
 
 
 def _made(name: str, kind: Any, arguments: Mapping[str, Any]) -> RewardFunction:
-    settings = {setting.name: setting for setting in fields(kind)}
+    parts = getattr(kind, "parts", {})  # of a class with many settings: the class of each field, which has the settings
+    settings = {setting.name: setting for part in parts.values() or [kind] for setting in fields(part) if setting.init}
     unknown = [key for key in arguments if key not in settings]
     if unknown:
         raise unknown_name(f"reward {name}, arguments", unknown[0], settings)
     try:
-        made: RewardFunction = kind(**arguments)
+        given = {field: _part(part, arguments) for field, part in parts.items()} if parts else arguments
+        made: RewardFunction = kind(**given)
     except TypeError as error:  # a setting without a default is missing
         raise UserError(f"reward {name}: expected all its arguments, got {dict(arguments)}: {error}") from error
     return made
+
+
+def _part(part: Any, arguments: Mapping[str, Any]) -> Any:
+    return part(**{setting.name: arguments[setting.name] for setting in fields(part) if setting.name in arguments})
 
 
 def _weighted(item: RewardFunction | WeightedReward | str, own: Mapping[str, RewardFunction] | None) -> WeightedReward:

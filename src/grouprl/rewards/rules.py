@@ -2,14 +2,20 @@ r"""Rule rewards. Each function takes TRL's keywords and returns one value per c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from grouprl.tasks.answers import completion_text as completion_text
 from grouprl.tasks.answers import final_answer, final_text, last_boxed, same_value
+from grouprl.types import UserError
 
 Text = str | Sequence[Mapping[str, Any]]
 """A prompt or completion in TRL's form: plain text, or chat messages."""
+
+Texts = Sequence[Text]
+Ids = Sequence[Sequence[int]]
+Values = list[float | None]
 
 
 def gold_text(answer: object) -> str:
@@ -23,9 +29,37 @@ def gold_text(answer: object) -> str:
     return text
 
 
-def boxed_format(
-    prompts: Sequence[Text], completions: Sequence[Text], completion_ids: Sequence[Sequence[int]], **columns: Any
-) -> list[float | None]:
+def check_arguments(reward: str, arguments: object, *checks: tuple[str, bool, str]) -> None:
+    """Checks the arguments of a reward, which are attributes of `arguments`.
+
+    Args:
+        reward: name of the reward.
+        arguments: the object that holds the values.
+        checks: name of the argument, whether it is valid, and the expected value in words.
+
+    Raises:
+        UserError: an argument is not valid; it names the first one.
+    """
+    for name, valid, expected in checks:
+        if not valid:
+            got = getattr(arguments, name)
+            raise UserError(f"reward {reward}: expected {name} to be {expected}, got {got!r}: change it")
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """Whether a value is a number, and neither infinite nor NaN; true and false are not numbers."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def strict_members(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Makes the members of a JSON object (`object_pairs_hook`). Raises ValueError for a key given twice."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("a key given twice")
+    return members
+
+
+def boxed_format(prompts: Texts, completions: Texts, completion_ids: Ids, **columns: Any) -> Values:
     r"""1.0 when the last \boxed{...} is closed and not empty, else 0.0.
 
     Range: 0 or 1. Failure modes: any box pays, whatever its content, so this reward alone teaches to write boxes: give
@@ -36,13 +70,8 @@ def boxed_format(
 
 
 def correct_answer(
-    prompts: Sequence[Text],
-    completions: Sequence[Text],
-    completion_ids: Sequence[Sequence[int]],
-    *,
-    answer: Sequence[Any],
-    **columns: Any,
-) -> list[float | None]:
+    prompts: Texts, completions: Texts, completion_ids: Ids, *, answer: Sequence[Any], **columns: Any
+) -> Values:
     r"""1.0 when the final answer equals `answer` by value, else 0.0; None for a problem without an answer.
 
     `tasks.answers.final_text` finds the final answer: the content of the last `<answer>` tag, else of the last

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from grouprl.rewards.rules import Text, completion_text
+from grouprl.rewards.rules import Ids, Texts, completion_text
 from grouprl.tasks.answers import parse_value
 
 _TERM = r"\$?[0-9][0-9,.]{0,15}"
@@ -19,12 +19,7 @@ _TIMES, _OVER = ("*", "x", "×", "\\times", "\\cdot"), ("/", "÷", "\\div")
 
 
 def equation_steps(
-    prompts: Sequence[Text],
-    completions: Sequence[Text],
-    completion_ids: Sequence[Sequence[int]],
-    *,
-    answer: Sequence[Any],
-    **columns: Any,
+    prompts: Texts, completions: Texts, completion_ids: Ids, *, answer: Sequence[Any], **columns: Any
 ) -> list[list[tuple[int, float]] | None]:
     """Scores each worked equation of a completion, such as `15 - 3 = 12`, as a reasoning step.
 
@@ -45,10 +40,7 @@ def _steps(text: str, gold: str) -> list[tuple[int, float]]:
         expression, written = "".join(match[1].split()), match[2].rstrip(".,")
         result = parse_value(written)
         right = result is not None and _value(expression) == result
-        if marks:
-            right = right and result in open_results
-        else:
-            right = right and expression not in seen
+        right = right and (result in open_results if marks else expression not in seen)
         if right and marks and result is not None:
             open_results.remove(result)
         seen.add(expression)

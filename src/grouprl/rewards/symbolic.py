@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from itertools import accumulate
 from typing import Any
 
-from grouprl.rewards.rules import Text, completion_text, gold_text
+from grouprl.rewards.rules import Ids, Texts, Values, completion_text, gold_text
 from grouprl.tasks.answers import final_text, parse_value, same_value
 from grouprl.types import UserError
 
@@ -81,14 +81,8 @@ class MathVerify:
             )
 
     def __call__(
-        self,
-        prompts: Sequence[Text],
-        completions: Sequence[Text],
-        completion_ids: Sequence[Sequence[int]],
-        *,
-        answer: Sequence[Any],
-        **columns: Any,
-    ) -> list[float | None]:
+        self, prompts: Texts, completions: Texts, completion_ids: Ids, *, answer: Sequence[Any], **columns: Any
+    ) -> Values:
         """Returns 1.0, 0.0 or None for each completion."""
         return [
             None if gold is None else float(_means(final_text(completion_text(completion)), gold_text(gold)))

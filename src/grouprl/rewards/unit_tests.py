@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from grouprl.rewards.programs import program
-from grouprl.rewards.rules import Text, completion_text
+from grouprl.rewards.rules import Ids, Texts, Values, check_arguments, completion_text
 from grouprl.sandbox import BACKENDS, Limits, ReturnValue, choose_backend, run_in_sandbox, why_unavailable
 from grouprl.tasks.asserts import Check, holds, parse_asserts
 from grouprl.types import UserError
@@ -44,11 +44,8 @@ class UnitTests:
     backend: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.backend not in ("auto", *BACKENDS):
-            raise UserError(
-                f"reward unit_tests: expected backend to be auto, {' or '.join(BACKENDS)}, got {self.backend!r}: "
-                "change it"
-            )
+        known = self.backend in ("auto", *BACKENDS)
+        check_arguments("unit_tests", self, ("backend", known, f"auto, {' or '.join(BACKENDS)}"))
         # Checked here, where an error stops the run before it starts, not in a worker.
         if self.backend == "auto":
             object.__setattr__(self, "backend", choose_backend())
@@ -68,14 +65,14 @@ class UnitTests:
 
     def __call__(
         self,
-        prompts: Sequence[Text],
-        completions: Sequence[Text],
-        completion_ids: Sequence[Sequence[int]],
+        prompts: Texts,
+        completions: Texts,
+        completion_ids: Ids,
         *,
         test_list: Sequence[Sequence[str] | None],
         test_setup_code: Sequence[str | None] | None = None,
         **columns: Any,
-    ) -> list[float | None]:
+    ) -> Values:
         """Returns a value in the range, or None, for each completion."""
         setups = [setup or "" for setup in test_setup_code or [None] * len(completions)]
         return [

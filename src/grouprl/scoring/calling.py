@@ -12,10 +12,12 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from grouprl.scoring.frames import receive_frame, send_frame
 from grouprl.scoring.invalid import Invalid
@@ -27,6 +29,7 @@ _MIB = 1 << 20
 _HERE = ("rewards", "calling.py")
 _dumps = json.dumps  # a reference taken now, because a reward function may replace json.dumps
 
+_T = TypeVar("_T")
 Value = float | None | Invalid | tuple[tuple[int, float], ...]
 """The value of one completion; a process reward gives pairs of (end, value)."""
 
@@ -88,6 +91,25 @@ def call(
 
 async def _awaited(awaitable: Any) -> Any:
     return await awaitable
+
+
+def run_in_thread(main: Coroutine[Any, Any, _T]) -> _T:
+    """Runs a coroutine in a new thread, because a notebook's thread already runs an event loop."""
+    running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = Future()
+
+    async def started() -> _T:
+        running.set_result((asyncio.get_running_loop(), asyncio.current_task()))
+        return await main
+
+    with ThreadPoolExecutor(1, thread_name_prefix="reward-coroutine") as threads:
+        result = threads.submit(asyncio.run, started())
+        try:
+            return result.result()
+        finally:
+            if not result.done():  # Ctrl-C: cancel the requests instead of waiting for replies
+                loop, task = running.result()
+                with suppress(RuntimeError):  # finished meanwhile
+                    loop.call_soon_threadsafe(task.cancel if task else loop.stop)
 
 
 def _number(value: object) -> Value:

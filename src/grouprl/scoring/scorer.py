@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from grouprl.scoring.calling import OWN_KEYWORDS, Signature, Value, call, describe, signature
+from grouprl.scoring.calling import OWN_KEYWORDS, Signature, Value, call, describe, run_in_thread, signature
 from grouprl.scoring.functions import SOFT_OVERLONG, FromFile, WeightedReward
 from grouprl.scoring.invalid import Invalid, InvalidCount
 from grouprl.scoring.overlong import Overlong
@@ -211,7 +209,7 @@ class Scorer:
         keywords = call_keywords(groups)
         arguments = self._signature(reward).arguments(keywords)
         try:
-            values = iter(call(reward.function, arguments, keywords["completions"], run=_in_a_thread))  # type: ignore[arg-type]
+            values = iter(call(reward.function, arguments, keywords["completions"], run=run_in_thread))  # type: ignore[arg-type]
         except UserError:
             raise
         except Exception as error:
@@ -262,12 +260,6 @@ def _source(reward: WeightedReward) -> Source:
             f"reward {reward.name}: expected a function that can be sent to another process, got {error}: put it, "
             "and the values it uses, into a file such as my_rewards.py"
         ) from error
-
-
-def _in_a_thread(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    # A new thread, because a notebook's thread already runs an event loop.
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, coroutine).result()
 
 
 def _failure(name: str, value: Value) -> str:

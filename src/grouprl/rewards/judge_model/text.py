@@ -6,7 +6,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import Any
+
+from grouprl.rewards.rules import strict_members
 
 PLACEHOLDERS = ("prompt", "completion", "answer")
 TEMPLATE = """\
@@ -82,18 +83,11 @@ def read_score(reply: str, scale: Sequence[float], *, as_json: bool) -> float:
 
 def _json_score(reply: str) -> float | None:
     try:
-        value = json.loads(reply, object_pairs_hook=_once)
+        value = json.loads(reply, object_pairs_hook=strict_members)
     except (ValueError, RecursionError):
         return None
     score = value.get("score") if isinstance(value, dict) else None
     return score if isinstance(score, int | float) and not isinstance(score, bool) else None
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        raise ValueError("a key given twice")
-    return members
 
 
 def _line_score(reply: str) -> float | None:
