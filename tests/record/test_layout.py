@@ -48,11 +48,7 @@ def test_no_other_module_names_a_file_of_a_run() -> None:
 
 def test_every_path_is_in_the_directory_and_differs_from_the_others(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    paths = [
-        getattr(run, name)
-        for name, value in vars(RunDirectory).items()
-        if isinstance(value, property) and name not in ("line_files", "rollout_side_files", "exists")
-    ]
+    paths = [value for name, value in vars(run).items() if name not in ("path", "line_files", "rollout_side_files")]
     assert {path.parent for path in paths} == {tmp_path}
     assert len(set(paths)) == len(paths) == 16
     assert [path.name for path in run.rollout_side_files] == [
@@ -118,17 +114,19 @@ def test_a_run_is_running_while_its_lock_is_held(tmp_path: Path) -> None:
 
 def test_the_newest_step_is_the_last_whole_line(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    assert (run.newest_step(), run.newest_metrics()) == (0, {})
+    assert run.newest_metrics() == {}
     run.metrics.write_text("".join(json.dumps({"step": step, "reward": 0.5}) + "\n" for step in range(1, 2000)))
     assert run.newest_metrics() == {"step": 1999, "reward": 0.5}
     with run.metrics.open("a") as lines:
         lines.write('{"step": 2000, "rew')
-    assert run.newest_step() == 1999
+    assert run.newest_metrics()["step"] == 1999
 
 
 def test_the_run_of_a_checkpoint(tmp_path: Path) -> None:
     checkpoint = save(tmp_path, 1)
     assert run_of_checkpoint(checkpoint) is None
     (tmp_path / "config.yaml").write_text("steps: 3\n")
-    assert run_of_checkpoint(checkpoint) == RunDirectory(tmp_path.resolve())
+    found = run_of_checkpoint(checkpoint)
+    assert found is not None
+    assert found.path == tmp_path.resolve()
     assert RunDirectory(tmp_path).exists

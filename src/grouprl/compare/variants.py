@@ -127,7 +127,7 @@ def _start(run: PlannedRun, advance: Advance) -> _Process:
     run.directory.mkdir(parents=True, exist_ok=True)
     settings = [f"{key}={json.dumps(value)}" for key, value in run.config.model_dump(mode="json").items()]
     process = start_run(files, settings, files.console, resume=resume)
-    steps = files.newest_step()
+    steps = run.newest.get("step", 0)
     advance(steps, run.config.name)
     return _Process(run, process, steps)
 

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -67,7 +67,6 @@ class Checkpoint:
         return self.trainer / f"{name}.safetensors"
 
 
-@dataclass(frozen=True)
 class RunDirectory:
     """The paths of a run's files. The directory need not exist.
 
@@ -75,97 +74,26 @@ class RunDirectory:
     'runs/demo/checkpoints/step-000100/trainer/state.json'
     """
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        """The resolved configuration; a folder with this file is a run directory."""
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        """One line of metrics for each step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def evaluations(self) -> Path:
-        """One line for each evaluation on held-out problems."""
-        return self.path / "evaluations.jsonl"
-
-    @property
-    def held_out(self) -> Path:
-        """One line for each evaluation, with the results of each problem."""
-        return self.path / "held_out.jsonl"
-
-    @property
-    def line_files(self) -> tuple[Path, ...]:
-        """The files with one line for each step or evaluation; every line has a `step`."""
-        return self.metrics, self.evaluations, self.held_out
-
-    @property
-    def rollouts(self) -> Path:
-        """The SQLite database of completions."""
-        return self.path / "rollouts.sqlite"
-
-    @property
-    def rollout_side_files(self) -> tuple[Path, ...]:
-        """The files that SQLite keeps beside the database while it is open."""
-        return tuple(self.rollouts.with_name(self.rollouts.name + suffix) for suffix in _SIDE_FILES)
-
-    @property
-    def parquet(self) -> Path:
-        """The default file of an export."""
-        return self.path / "rollouts.parquet"
-
-    @property
-    def examples(self) -> Path:
-        """A few held-out problems with a completion from before and after training."""
-        return self.path / "examples.json"
-
-    @property
-    def rewards(self) -> Path:
-        """The weights of the rewards."""
-        return self.path / "rewards.json"
-
-    @property
-    def summary(self) -> Path:
-        """The results of the run, written when it ends."""
-        return self.path / "summary.json"
-
-    @property
-    def report(self) -> Path:
-        """The page of the run with its data inside."""
-        return self.path / "report.html"
-
-    @property
-    def plots(self) -> Path:
-        """The folder of the report's plots."""
-        return self.path / "plots"
-
-    @property
-    def forked(self) -> Path:
-        """The run and the step from which this run was forked."""
-        return self.path / "forked.json"
-
-    @property
-    def pairs(self) -> Path:
-        """The preference pairs that a supervised run learned from."""
-        return self.path / "pairs.jsonl"
-
-    @property
-    def model(self) -> Path:
-        """The model of a supervised run, in Hugging Face layout."""
-        return self.path / "model"
-
-    @property
-    def console(self) -> Path:
-        """The output of a run's process."""
-        return self.path / "console.txt"
-
-    @property
-    def lock(self) -> Path:
-        """Locked by the process that writes the directory; see `lock_directory`."""
-        return self.path / _LOCK
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"  # the resolved configuration; a folder with this file is a run directory
+        self.metrics = path / "metrics.jsonl"  # one line of metrics for each step
+        self.evaluations = path / "evaluations.jsonl"  # one line for each evaluation on held-out problems
+        self.held_out = path / "held_out.jsonl"  # one line for each evaluation, with the results of each problem
+        self.line_files = self.metrics, self.evaluations, self.held_out  # every line has a `step`
+        self.rollouts = path / "rollouts.sqlite"  # the SQLite database of completions
+        self.rollout_side_files = tuple(path / f"rollouts.sqlite{suffix}" for suffix in _SIDE_FILES)
+        self.parquet = path / "rollouts.parquet"  # the default file of an export
+        self.examples = path / "examples.json"  # a few held-out problems, with completions from before and after
+        self.rewards = path / "rewards.json"  # the weights of the rewards
+        self.summary = path / "summary.json"  # the results of the run, written when it ends
+        self.report = path / "report.html"  # the page of the run with its data inside
+        self.plots = path / "plots"  # pictures that older versions drew
+        self.forked = path / "forked.json"  # the run and the step from which this run was forked
+        self.pairs = path / "pairs.jsonl"  # the preference pairs that a supervised run learned from
+        self.model = path / "model"  # the model of a supervised run, in Hugging Face layout
+        self.console = path / "console.txt"  # the output of a run's process
+        self.lock = path / _LOCK  # locked by the process that writes the directory; see `lock_directory`
 
     @property
     def exists(self) -> bool:
@@ -195,10 +123,6 @@ class RunDirectory:
             whole_lines = file.read().split(b"\n")[:-1]
         return dict(json.loads(whole_lines[-1])) if whole_lines else {}
 
-    def newest_step(self) -> int:
-        """The newest recorded step; 0 before the first."""
-        return int(self.newest_metrics().get("step", 0))
-
     def is_finished(self, steps: int | None) -> bool:
         """Whether the run has made all its steps and the evaluation after them: see the function `is_finished`."""
         return is_finished(read_json(self.summary), steps)
@@ -210,13 +134,12 @@ class RunDirectory:
         except OSError:
             return None
         try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+            if _locked(handle, fcntl.LOCK_SH):
+                return None
             text = os.pread(handle, 32, 0).decode("ascii", "replace")
             return int(text) if text.isdecimal() else -1
         finally:
             os.close(handle)
-        return None
 
     def status(self, summary: Mapping[str, Any], steps: int | None) -> Status:
         """The status of the run.
@@ -255,27 +178,23 @@ def lock_directory(directory: Path) -> int:
     """
     # The kernel releases the lock when the process ends, in any way; the file itself may stay.
     handle = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    if not any(_locked(handle) for _ in _attempts()):
-        holder = os.pread(handle, 32, 0).decode() or "unknown"
-        os.close(handle)
-        raise UserError(
-            f"{directory}: run directory in use by process {holder}; wait for it, stop it, or choose another name"
-        )
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, str(os.getpid()).encode(), 0)
-    return handle
-
-
-def _attempts() -> Iterator[int]:
-    # A process that checks whether a run is running has the lock for some microseconds: try again.
     for attempt in range(5):
-        yield attempt
+        # A process that checks whether a run is running has the lock for some microseconds: try again.
         time.sleep(0.01 * attempt)
+        if _locked(handle, fcntl.LOCK_EX):
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
+            return handle
+    holder = os.pread(handle, 32, 0).decode() or "unknown"
+    os.close(handle)
+    raise UserError(
+        f"{directory}: run directory in use by process {holder}; wait for it, stop it, or choose another name"
+    )
 
 
-def _locked(handle: int) -> bool:
+def _locked(handle: int, kind: int) -> bool:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
