@@ -27,7 +27,7 @@ from grouprl.curriculum.pass_rates import (
     update,
     verdicts,
 )
-from grouprl.record.verdicts import recorded_verdicts
+from grouprl.record.rollouts import recorded_verdicts
 from grouprl.record.write import RunRecord
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepRecord, StopReason, UserError
 

@@ -11,7 +11,7 @@ from grouprl.curriculum.pass_rates import (
     update,
 )
 from grouprl.record.read import read_run
-from grouprl.record.verdicts import recorded_verdicts
+from grouprl.record.rollouts import recorded_verdicts
 from small_runs import assert_same_run, grouprl, rollouts, small_settings
 
 NOTHING = PassRates()

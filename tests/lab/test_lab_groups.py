@@ -19,9 +19,8 @@ from grouprl.lab.app import create_app
 from grouprl.lab.search import Wanted, search
 from grouprl.learner import PolicyEvaluation, assign_credit, make_batch
 from grouprl.learner.credit import token_rows
-from grouprl.record.rollouts import open_recorded
+from grouprl.record import rollouts as rollouts_module
 from grouprl.record.write import RunRecord
-from grouprl.report import recorded as recorded_module
 from grouprl.report.groups import groups_of_step, history, one_group
 from grouprl.report.tokens import one_completion
 from grouprl.report.worked import Scored, against_record, of_step
@@ -337,11 +336,13 @@ def test_every_connection_is_closed_and_an_older_version_refused(
 ) -> None:
     run, opened = make_run(tmp_path / "run", [SIX_OF_TEN]), list[sqlite3.Connection]()
 
-    def watched(folder: Path) -> sqlite3.Connection:
-        opened.append(open_recorded(folder))
+    read_only = rollouts_module._read_only
+
+    def watched(path: Path) -> sqlite3.Connection:
+        opened.append(read_only(path))
         return opened[-1]
 
-    monkeypatch.setattr(recorded_module, "open_recorded", watched)
+    monkeypatch.setattr(rollouts_module, "_read_only", watched)
     groups_of_step(run, 1, offset=0, limit=1)
     one_completion(run, 1, 0, 0, root=tmp_path)
     with pytest.raises(UserError):

@@ -12,7 +12,8 @@ from starlette.testclient import TestClient
 
 from grouprl.config.run import RunConfig, load_config
 from grouprl.lab.app import create_app
-from grouprl.record.read import read_json, read_run
+from grouprl.record.read import read_run
+from grouprl.record.strict import read_json
 from lab_processes import ended, started
 from small_runs import tree
 

@@ -20,10 +20,9 @@ from grouprl.config.run import RunConfig, load_config
 from grouprl.lab.app import create_app
 from grouprl.lab.forks import fork_directory
 from grouprl.record.export import export
-from grouprl.record.groups import earned_reward, read_rollouts
 from grouprl.record.layout import RunDirectory
-from grouprl.record.read import RecordedRewards, read_rewards, read_run
-from grouprl.record.verdicts import recorded_verdicts
+from grouprl.record.read import RecordedRewards, earned_reward, read_rewards, read_rollouts, read_run
+from grouprl.record.rollouts import recorded_verdicts
 from grouprl.record.write import RunRecord
 from grouprl.report.write import write_report
 from grouprl.types import StepRecord

@@ -17,16 +17,9 @@ import pytest
 
 import recorded_steps
 from grouprl.record.files import json_text
-from grouprl.record.read import (
-    RecordedGroup,
-    RecordedRewards,
-    read_json,
-    read_json_lines,
-    read_rewards,
-    read_rollouts,
-    read_run,
-)
+from grouprl.record.read import RecordedGroup, RecordedRewards, read_json_lines, read_rewards, read_rollouts, read_run
 from grouprl.record.rollouts import open_rollouts
+from grouprl.record.strict import read_json
 from grouprl.record.write import Example, RunRecord, atomic_directory, atomic_write_text
 from grouprl.types import (
     Completion,

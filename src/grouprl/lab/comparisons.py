@@ -12,7 +12,7 @@ from grouprl.compare.read import COMPARISON_FILE, Variant, read_comparison
 from grouprl.compare.report import comparison_answer
 from grouprl.lab.runs import NoSuchRun
 from grouprl.record.layout import RunDirectory
-from grouprl.report.settings import parse_config
+from grouprl.report.recorded import parse_config
 from grouprl.types import UserError
 
 

@@ -14,7 +14,7 @@ from grouprl.config.algorithm import options
 from grouprl.lab.explain_record import Peer, Recorded, material_of, read_recorded
 from grouprl.lab.explain_stages import algorithm_part, gradient_stage, kl_stage, loss_stage, ratio_stage
 from grouprl.lab.runs import Runs
-from grouprl.record.groups import RecordedGroup
+from grouprl.record.read import RecordedGroup
 from grouprl.report.recorded import recorded
 from grouprl.report.worked import Spread, compared, comparison_sentence, exact_sum
 from grouprl.types import RewardOutcome

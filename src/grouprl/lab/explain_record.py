@@ -20,10 +20,9 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import options
 from grouprl.lab.explain_stages import Material
 from grouprl.lab.runs import Runs
-from grouprl.record.groups import RecordedGroup, earned_reward, recorded_group
 from grouprl.record.layout import RunDirectory
-from grouprl.record.read import read_rewards
-from grouprl.record.rows import parsed_components
+from grouprl.record.read import RecordedGroup, earned_reward, read_rewards, recorded_group
+from grouprl.record.rows import parsed
 from grouprl.report.recorded import missing_problem, recorded, reward_weights, run_algorithm
 from grouprl.scoring.functions import SOFT_OVERLONG
 from grouprl.types import StopReason, UserError
@@ -167,7 +166,7 @@ def _peers(
             kept=None if row["kept"] is None else bool(row["kept"]),
             length=row["length"],
             cut=row["stop_reason"] == StopReason.LENGTH,
-            components=parsed_components(path, row) if "components" in asked else {},
+            components=parsed(path, row, "components") if "components" in asked else {},
             taken=kl_coef * _kl_sum(row, algorithm) if "logprobs" in asked else 0.0,
         )
 

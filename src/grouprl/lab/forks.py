@@ -12,8 +12,9 @@ from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory
-from grouprl.record.read import read_json, read_json_lines
+from grouprl.record.read import read_json_lines
 from grouprl.record.rollouts import drop_after, open_rollouts
+from grouprl.record.strict import read_json
 from grouprl.types import UserError
 
 

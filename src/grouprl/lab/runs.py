@@ -11,9 +11,10 @@ from typing import Any
 from grouprl.lab.remembered import GrowingRows, Remembered
 from grouprl.record.files import utf8_text
 from grouprl.record.layout import RunDirectory
-from grouprl.record.read import read_json, read_json_lines, read_summary
+from grouprl.record.read import read_json_lines, read_summary
+from grouprl.record.strict import read_json
+from grouprl.report.recorded import read_config
 from grouprl.report.run_data import Row, RunFiles, changed, named, run_answer, run_line, series_answer
-from grouprl.report.settings import read_config
 from grouprl.types import UserError
 
 _DEPTH = 2  # a comparison's folder holds those of its runs

@@ -6,7 +6,7 @@ import importlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -57,11 +57,12 @@ def export(run_directory: Path, out: Path) -> Path:
         raise UserError(f"{out}: expected a new file, but it exists: remove it, or give another name")
     schema = _schema(pyarrow)
     with (
-        _rows(run_directory, {_RENAMED.get(name, name) for name in schema.names}) as rows,
+        closing(open_recorded(run_directory)) as database,
         _new_file(out) as unfinished,
         parquet.ParquetWriter(unfinished, schema, compression="zstd") as writer,
     ):
-        for batch in _batches(rows):
+        database.row_factory = sqlite3.Row
+        for batch in _batches(database.execute(_QUERY)):  # one query reads one snapshot
             writer.write_table(_table(pyarrow, schema, batch))
     return out
 
@@ -110,21 +111,6 @@ def _table(pa: ModuleType, schema: Any, rows: Sequence[sqlite3.Row]) -> Any:
             values = [None if value is None else convert(value) for value in values]
         arrays.append(pa.array(values, field.type))
     return pa.Table.from_arrays(arrays, schema=schema)
-
-
-@contextmanager
-def _rows(run_directory: Path, needed: Set[str]) -> Iterator[Iterator[sqlite3.Row]]:
-    """Yields the rows of one snapshot of the database."""
-    with closing(open_recorded(run_directory)) as database:
-        database.row_factory = sqlite3.Row
-        rows = database.execute(_QUERY)
-        missing = needed - {name for name, *_ in rows.description}
-        if missing:
-            raise UserError(
-                f"{run_directory}: expected completions with the columns {', '.join(sorted(missing))}, found none: "
-                "an older version of GroupRL recorded this run; read it with that version"
-            )
-        yield rows
 
 
 def _batches(rows: Iterator[sqlite3.Row]) -> Iterator[list[sqlite3.Row]]:

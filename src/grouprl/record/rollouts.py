@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterable, Sequence, Set
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -69,9 +70,8 @@ CREATE VIEW IF NOT EXISTS steps AS
 """
 
 
-# Columns that the first version did not have; a database without them is refused.
-_ADDED = {"token_advantages", "step_rewards", "correct", "learner_logprobs", "updated_logprobs"}
-# Later columns and their types; a database without them is read as if they were NULL in every row.
+# Columns that an older version did not have, with their types: reading such a database finds NULL in every row. A
+# database that lacks any other column is refused.
 _LATER = {"earned": "REAL", "kept": "INTEGER"}
 
 
@@ -83,17 +83,12 @@ def open_rollouts(location: str) -> sqlite3.Connection:
     """
     # A reader may hold a lock for seconds; the run waits for it.
     database = sqlite3.connect(location, timeout=30.0, uri=location.startswith("file:"))
-    found = {name for _, name, *_ in database.execute("PRAGMA table_info(completions)")}
-    try:
-        refuse_first_version(location, found or _ADDED)
-    except UserError:
-        database.close()
-        raise
+    found = _checked_columns(database, location)
     # WAL lets people read while a run writes. It needs shared memory, which network file systems do not have.
     if database.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
         database.execute("PRAGMA journal_mode=TRUNCATE")
     database.execute("PRAGMA synchronous=NORMAL")
-    for name in _missing(found):
+    for name in _LATER.keys() - found if found else ():
         database.execute(f"ALTER TABLE completions ADD COLUMN {name} {_LATER[name]}")
     database.executescript(SCHEMA)
     return database
@@ -130,8 +125,10 @@ def drop_after(database: sqlite3.Connection, step: int) -> None:
 def open_recorded(directory: Path) -> sqlite3.Connection:
     """Opens the rollouts of a run for reading; the run may write meanwhile.
 
+    Columns that an older version did not record are NULL, in a temporary view: the file is not changed.
+
     Raises:
-        UserError: `directory` has no rollouts.sqlite.
+        UserError: `directory` has no rollouts.sqlite, or that of an older version.
     """
     path = RunDirectory(directory).rollouts
     if not path.is_file():
@@ -140,24 +137,50 @@ def open_recorded(directory: Path) -> sqlite3.Connection:
         if side.exists() and not side.is_file():  # SQLite would block on a pipe
             raise UserError(f"{side}: expected a file of SQLite, got a folder or a pipe: remove it")
     database = _read_only(path)
-    try:
-        _add_missing_columns(database)
-    except sqlite3.Error:
+    found = _checked_columns(database, path)
+    if not found:  # the run has just made the file, and no table in it yet
         database.close()
-        raise
+        return empty_rollouts()
+    if missing := set(_LATER) - found:
+        columns = ", ".join(f"NULL AS {name}" for name in missing)
+        database.execute(f"CREATE TEMP VIEW completions AS SELECT *, {columns} FROM main.completions")
     return database
 
 
-def _add_missing_columns(database: sqlite3.Connection) -> None:
-    """Adds columns that an older version did not record, as NULL in a temporary view; the file is not changed."""
-    found = {name for _, name, *_ in database.execute("PRAGMA table_info(completions)")}
-    if found and (missing := _missing(found)):
-        columns = ", ".join(f"NULL AS {name}" for name in missing)
-        database.execute(f"CREATE TEMP VIEW completions AS SELECT *, {columns} FROM main.completions")
+def empty_rollouts() -> sqlite3.Connection:
+    """Opens a database in memory with all tables and no rows, for a run that has recorded nothing yet."""
+    database = sqlite3.connect(":memory:")
+    database.executescript(SCHEMA)
+    return database
 
 
-def _missing(found: Set[str]) -> list[str]:
-    return [name for name in _LATER if found and name not in found]
+def _checked_columns(database: sqlite3.Connection, place: object) -> frozenset[str]:
+    """The columns of the table of completions, none without one; closes the database when it raises.
+
+    Raises:
+        UserError: the table lacks columns other than those of _LATER.
+    """
+    with ExitStack() as on_error:
+        on_error.callback(database.close)
+        found = _columns(database)
+        missing = _all_columns() - set(_LATER) - found
+        if found and missing:
+            raise UserError(
+                f"{place}: expected a table of completions with the columns {', '.join(sorted(missing))}, found none: "
+                "an older version of GroupRL recorded this run; read or resume it with that version"
+            )
+        on_error.pop_all()
+    return found
+
+
+@cache
+def _all_columns() -> frozenset[str]:
+    with closing(empty_rollouts()) as database:
+        return _columns(database)
+
+
+def _columns(database: sqlite3.Connection) -> frozenset[str]:
+    return frozenset(name for _, name, *_ in database.execute("PRAGMA table_info(completions)"))
 
 
 @dataclass(frozen=True)
@@ -183,6 +206,22 @@ def invalid_reasons(directory: Path, most: int = 20) -> tuple[InvalidReason, ...
         return tuple(InvalidReason(*row) for row in database.execute(query, (most,)))
 
 
+def recorded_verdicts(directory: Path, *, until: int) -> list[tuple[str, int, int]]:
+    """Returns (problem id, correct completions, wrong ones) of every group of steps 1 to `until`, in order.
+
+    A resume rebuilds the pass rates from them.
+
+    Raises:
+        UserError: see `open_recorded`.
+    """
+    query = (
+        "SELECT problem_id, COALESCE(SUM(correct), 0), COALESCE(SUM(NOT correct), 0) FROM completions "
+        "WHERE step <= ? GROUP BY step, group_index ORDER BY step, group_index"
+    )
+    with closing(open_recorded(directory)) as database:
+        return database.execute(query, (until,)).fetchall()
+
+
 def holds_steps(path: Path) -> bool:
     """Whether a rollout database has a step; True also for a file that is not such a database."""
     try:
@@ -190,15 +229,6 @@ def holds_steps(path: Path) -> bool:
             return database.execute("SELECT 1 FROM completions LIMIT 1").fetchone() is not None
     except sqlite3.DatabaseError:  # a foreign file, which must not be overwritten
         return True
-
-
-def refuse_first_version(place: object, columns: Iterable[str]) -> None:
-    """Raises UserError for a table of completions in the first version's form, which lacks some columns."""
-    if missing := _ADDED - set(columns):
-        raise UserError(
-            f"{place}: expected a table of completions with the columns {', '.join(sorted(missing))}, found none: "
-            "an older version of GroupRL recorded this run; read or resume it with that version"
-        )
 
 
 def _read_only(path: Path) -> sqlite3.Connection:

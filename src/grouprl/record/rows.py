@@ -54,57 +54,38 @@ def checked_rows(path: Path) -> Callable[[sqlite3.Cursor, tuple[Any, ...]], sqli
     return row
 
 
-def parsed_components(path: Path, row: sqlite3.Row) -> dict[str, float | None]:
-    """Parses the unweighted rewards of a completion by name; None = does not apply.
+def parsed(path: Path, row: sqlite3.Row, name: str) -> Any:
+    """Parses the JSON in a column of a row; None for NULL.
 
     Raises:
-        UserError: the column holds something else.
+        UserError: the column holds something else than the schema says.
     """
-    found = parse_object(row["components"], f"{path}: components")
-    if not all(value is None or is_number(value) for value in found.values()):
-        raise _wrong(path, "components", "numbers by name", row["components"])
+    if row[name] is None:
+        return None
+    place = f"{path}: {name}"
+    match name:
+        case "components":
+            found, expected = parse_object(row[name], place), "numbers by name"
+            fits = all(value is None or is_number(value) for value in found.values())
+        case "step_rewards":
+            found, expected = parse(row[name], place), "a list of [last token, reward]"
+            fits = isinstance(found, list) and all(map(_is_step, found))
+        case "messages":
+            found, expected = parse(row[name], place), "a list of messages"
+            fits = isinstance(found, list) and all(map(_is_message, found))
+        case _:
+            return parse_object(row[name], place)
+    if not fits:
+        raise _wrong(path, name, expected, row[name])
     return found
 
 
-def parsed_steps(path: Path, row: sqlite3.Row) -> list[Any] | None:
-    """Parses [last token, weighted reward] of each step of a completion; None without process rewards.
-
-    Raises:
-        UserError: the column holds something else.
-    """
-    if row["step_rewards"] is None:
-        return None
-    found = parse(row["step_rewards"], f"{path}: step_rewards")
-    pairs: list[Any] = found if isinstance(found, list) else [None]
-    if not all(
-        isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int and is_number(pair[1]) for pair in pairs
-    ):
-        raise _wrong(path, "step_rewards", "a list of [last token, reward]", row["step_rewards"])
-    return pairs
+def _is_step(pair: object) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int and is_number(pair[1])
 
 
-def parsed_messages(path: Path, row: sqlite3.Row) -> list[dict[str, Any]] | None:
-    """Parses the chat messages of a problem; None when its prompt is plain text.
-
-    Raises:
-        UserError: the column holds something else.
-    """
-    if row["messages"] is None:
-        return None
-    found = parse(row["messages"], f"{path}: messages")
-    messages: list[Any] = found if isinstance(found, list) else [None]
-    if not all(isinstance(message, dict) and isinstance(message.get("content"), str) for message in messages):
-        raise _wrong(path, "messages", "a list of messages", row["messages"])
-    return messages
-
-
-def parsed_columns(path: Path, row: sqlite3.Row) -> dict[str, Any]:
-    """Parses the columns of a problem, which its rewards get by name.
-
-    Raises:
-        UserError: the column holds something else.
-    """
-    return parse_object(row["columns"], f"{path}: columns")
+def _is_message(message: object) -> bool:
+    return isinstance(message, dict) and isinstance(message.get("content"), str)
 
 
 _Description = tuple[tuple[Any, ...], ...]

@@ -18,8 +18,9 @@ from typing import Any, Literal, Self
 
 from grouprl.record.files import atomic_directory, atomic_write_text, json_text
 from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory, lock_directory
-from grouprl.record.read import Example, read_json, read_json_lines
+from grouprl.record.read import Example, read_json_lines
 from grouprl.record.rollouts import drop_after, holds_steps, open_rollouts, write_step
+from grouprl.record.strict import read_json
 from grouprl.types import StepRecord, UserError
 
 __all__ = ["Example", "RunRecord", "atomic_directory", "atomic_write_text"]

@@ -12,11 +12,10 @@ from typing import Any
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.statistics import Std
 from grouprl.config.algorithm import options
-from grouprl.record.groups import earned_reward
 from grouprl.record.layout import RunDirectory
-from grouprl.record.rows import parsed_columns, parsed_components, parsed_messages, parsed_steps
-from grouprl.report.recorded import missing_problem, recorded, reward_weights, run_algorithm
-from grouprl.report.settings import read_config
+from grouprl.record.read import earned_reward
+from grouprl.record.rows import parsed
+from grouprl.report.recorded import missing_problem, read_config, recorded, reward_weights, run_algorithm
 from grouprl.report.worked import Scored, Spread, against_record, deviation_kind, of_step
 from grouprl.types import UserError
 
@@ -101,8 +100,8 @@ def one_group(folder: Path, step: int, group: int) -> dict[str, Any]:
         "group_index": group,
         "problem_id": rows[0]["problem_id"],
         "prompt": problem["prompt"],
-        "messages": parsed_messages(database_path, problem),
-        "columns": parsed_columns(database_path, problem),
+        "messages": parsed(database_path, problem, "messages"),
+        "columns": parsed(database_path, problem, "columns"),
         "algorithm": {"name": algorithm.name, **options(algorithm)},
         "statistics": against_record(group, scored, [row["advantage"] for row in rows], algorithm),
         "completions": [_whole(database_path, row, weights) for row in rows],
@@ -188,7 +187,7 @@ def _listed(rows: Sequence[sqlite3.Row], prompts: Mapping[str, str], std: Std) -
 
 
 def _whole(path: Path, row: sqlite3.Row, weights: Mapping[str, float]) -> dict[str, Any]:
-    components = parsed_components(path, row)
+    components = parsed(path, row, "components")
     return {
         "index": row["completion_index"],
         "text": row["text"],
@@ -201,7 +200,7 @@ def _whole(path: Path, row: sqlite3.Row, weights: Mapping[str, float]) -> dict[s
         "length": row["length"],
         "stop_reason": row["stop_reason"],
         "weights_version": row["weights_version"],
-        "step_rewards": parsed_steps(path, row),
+        "step_rewards": parsed(path, row, "step_rewards"),
     }
 
 

@@ -1,23 +1,28 @@
-"""Opens what a run recorded, to read: its rollouts, whatever state they are in, and the algorithm that made them."""
+"""Opens what a run recorded, to read: its rollouts, whatever state they are in, and the settings that made them.
+
+Settings are plain values: another version's run may have some that this one does not know.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
-from functools import cache
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import with_options
+from grouprl.config.yaml_text import read_yaml
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_rewards
-from grouprl.record.rollouts import SCHEMA, open_recorded
+from grouprl.record.rollouts import empty_rollouts, open_recorded
 from grouprl.record.rows import checked_rows
-from grouprl.record.strict import is_number
+from grouprl.record.strict import is_number, read_file, refuse_depth
 from grouprl.types import UserError
 
 _SECONDS = 5.0  # that the database may be asked, which takes 0.3 s of a step of 10,000; a table may be a slow view
@@ -35,7 +40,7 @@ def recorded(folder: Path) -> Iterator[sqlite3.Connection]:
     """
     path, ends = RunDirectory(folder).rollouts, time.monotonic() + _SECONDS
     try:
-        with closing(_opened(path)) as database:
+        with closing(open_recorded(folder) if path.is_file() else empty_rollouts()) as database:
             database.row_factory = checked_rows(path)
             database.set_progress_handler(lambda: time.monotonic() > ends, _WORK)
             database.execute("BEGIN")
@@ -45,6 +50,38 @@ def recorded(folder: Path) -> Iterator[sqlite3.Connection]:
             f"{path}: expected rollouts that can be read, got '{error}': restore the file; that of a run in progress "
             "needs its -wal file beside it, and a folder that can be written to"
         ) from error
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The run's config.yaml.
+
+    Raises:
+        UserError: it is no mapping in the YAML of `config_yaml`, or `steps` is no number.
+    """
+    path = RunDirectory(folder).config
+    text = read_file(path)
+    if text is None:
+        raise UserError(f"{path}: expected the settings of the run, found no such file: restore it")
+    return parse_config(text.decode("utf-8", "replace"), path)
+
+
+def parse_config(text: str, place: object) -> dict[str, Any]:
+    """The settings in the text of a config.yaml; `place` is what an error begins with.
+
+    Raises:
+        UserError: as `read_config`.
+    """
+    try:
+        found = read_yaml(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"{place}: expected YAML ({type(error).__name__}: {error}): restore the file") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{place}: expected settings, got {str(found)[:60]!r}: restore the file")
+    refuse_depth(found, place)
+    steps = found.get("steps")
+    if steps is not None and type(steps) is not int:
+        raise UserError(f"{place}: steps: expected a whole number, got {steps!r:.60}: restore the file")
+    return found
 
 
 def run_algorithm(config: Mapping[str, Any]) -> Algorithm:
@@ -89,36 +126,3 @@ def reward_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, float]:
 def missing_problem(path: Path, step: int, group: int) -> UserError:
     """What to raise where the table `problems` does not have that of a group."""
     return UserError(f"{path}: expected the problem of step {step}, group {group}, found none: restore the file")
-
-
-def _opened(path: Path) -> sqlite3.Connection:
-    database = open_recorded(path.parent) if path.is_file() else _empty()
-    with ExitStack() as on_error:
-        on_error.callback(database.close)
-        found = _columns(database)
-        if found and (missing := _expected() - found):
-            raise UserError(
-                f"{path}: expected a table of completions with the columns {', '.join(sorted(missing))}, found none: "
-                "an older version of GroupRL recorded this run; look at it with that one"
-            )
-        on_error.pop_all()
-    if found:
-        return database
-    database.close()  # the run has just made the file, and no table in it yet
-    return _empty()
-
-
-def _empty() -> sqlite3.Connection:
-    database = sqlite3.connect(":memory:")
-    database.executescript(SCHEMA)
-    return database
-
-
-@cache
-def _expected() -> frozenset[str]:
-    with closing(_empty()) as database:
-        return _columns(database)
-
-
-def _columns(database: sqlite3.Connection) -> frozenset[str]:
-    return frozenset(row[1] for row in database.execute("PRAGMA table_info(completions)"))

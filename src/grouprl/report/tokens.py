@@ -15,9 +15,8 @@ from grouprl.algorithms import clipped_tokens, kl_estimate
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import all_options
 from grouprl.record.layout import RunDirectory
-from grouprl.record.rows import parsed_steps
-from grouprl.report.recorded import recorded, run_algorithm
-from grouprl.report.settings import read_config
+from grouprl.record.rows import parsed
+from grouprl.report.recorded import read_config, recorded, run_algorithm
 from grouprl.report.token_texts import find_tokenizer, token_texts
 from grouprl.types import UserError
 
@@ -65,7 +64,7 @@ def one_completion(folder: Path, step: int, group: int, index: int, *, root: Pat
     return {
         **{name: row[name] for name in _PLAIN.split(", ")},
         "correct": None if row["correct"] is None else bool(row["correct"]),
-        "step_rewards": parsed_steps(RunDirectory(folder).rollouts, row),
+        "step_rewards": parsed(RunDirectory(folder).rollouts, row, "step_rewards"),
         "tokenizer": None if found is None else found.place,
         "tokens": unread if found is None else token_texts(found.tokenizer, ids),
         "advantages": advantages_T.tolist(),

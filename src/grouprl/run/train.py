@@ -19,7 +19,7 @@ from grouprl.models import (
 )
 from grouprl.models.precision import is_emulated
 from grouprl.record.read import Example, read_run
-from grouprl.record.verdicts import recorded_verdicts
+from grouprl.record.rollouts import recorded_verdicts
 from grouprl.record.write import RunRecord
 from grouprl.report.terminal import Terminal, TrainingBars
 from grouprl.report.verdict import verdict
