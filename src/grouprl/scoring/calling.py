@@ -26,7 +26,7 @@ from grouprl.scoring.parcels import unpack
 OWN_KEYWORDS = ("prompts", "completions", "completion_ids")
 LARGEST = 1e30  # largest value: squares of rewards and their sums must stay finite
 _MIB = 1 << 20
-_HERE = ("rewards", "calling.py")
+_HERE = Path(__file__).parent
 _dumps = json.dumps  # a reference taken now, because a reward function may replace json.dumps
 
 _T = TypeVar("_T")
@@ -149,19 +149,14 @@ def _steps(steps: object, completion: str | Sequence[Mapping[str, Any]]) -> Valu
 
 def describe(error: BaseException) -> str:
     """Describes an error in one line: type, message, file and line."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    called = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    theirs = [(path, line) for path, line in called if path.parent != _HERE and not path.name.startswith("<frozen")]
+    place = f" ({theirs[-1][0].name}:{theirs[-1][1]})" if theirs else ""
     try:
         said = str(error)
     except BaseException:  # noqa: BLE001  a user's exception whose text cannot be made
         said = "no message"
     return f"{type(error).__name__}: {readable(said)}{place}"
-
-
-def _is_ours(filename: str) -> bool:
-    """Whether the file is part of this package, and not the user's code."""
-    path = Path(filename)
-    return filename.startswith("<frozen") or (path.parent.name, path.name) in (("rewards", "zygote.py"), _HERE)
 
 
 def readable(text: str) -> str:
@@ -185,10 +180,7 @@ def work(
             return
         used = resource.getrusage(resource.RUSAGE_SELF)
         _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + cpu_seconds)
-        try:
-            reply = _answer(message, functions, runner.run)
-        except BaseException as error:  # noqa: BLE001  user code: report any exception, never turn it into a reward
-            reply = {"error": f"raised {describe(error)}", "memory": isinstance(error, MemoryError)}
+        reply = _answer(message, functions, runner.run)
         del message
         if os.getpid() != own:  # a function that forked returns in both processes
             os._exit(0)
@@ -198,12 +190,14 @@ def work(
 def _answer(
     message: bytes, functions: Mapping[str, Callable[..., Any]], run: Callable[[Coroutine[Any, Any, Any]], Any]
 ) -> dict[str, Any]:
-    name, per_step, arguments, completions = unpack(message)
     try:
+        name, per_step, arguments, completions = unpack(message)
         values = call(functions[name], arguments, completions, per_step=per_step, run=run)
+        return {"values": [{"invalid": str(v.reason)} if isinstance(v, Invalid) else v for v in values]}
     except WrongCountError as error:
         return {"error": f"gave a wrong result: {error}"}
-    return {"values": [{"invalid": str(v.reason)} if isinstance(v, Invalid) else v for v in values]}
+    except BaseException as error:  # noqa: BLE001  user code: report any exception, never turn it into a reward
+        return {"error": f"raised {describe(error)}", "memory": isinstance(error, MemoryError)}
 
 
 def decode(values: object, count: int) -> list[Value]:

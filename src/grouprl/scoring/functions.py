@@ -12,11 +12,6 @@ from grouprl.types import UserError
 RewardFunction = Callable[..., Any]
 """`reward(prompts, completions, completion_ids, **columns) -> list[float | None]`, or a coroutine function of it."""
 
-StepFunction = Callable[..., Any]
-"""`reward(prompts, completions, completion_ids, **columns) -> list[list[tuple[int, float]] | None]`: for each
-completion its reasoning steps as (end, reward), `end` in characters of its text up to and including the step; None =
-does not apply."""
-
 SOFT_OVERLONG = "soft_overlong"
 _LARGEST_WEIGHT = 1e6
 
@@ -43,7 +38,9 @@ class FromFile:
 class WeightedReward:
     """A reward function, the name under which its values are recorded, and its weight in the total.
 
-    With `per_step` it is a process reward: it gives steps (`StepFunction`), which do not enter the total.
+    With `per_step` it is a process reward, which does not enter the total: its function returns for each completion a
+    list of its reasoning steps as (end, reward), `end` in characters of its text up to and including the step; None =
+    does not apply.
     """
 
     name: str

@@ -6,7 +6,6 @@ Workers answer in JSON, and the run never unpacks data that was stored or downlo
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -17,22 +16,14 @@ class ParcelError(ValueError):
 
 
 def pack(value: object) -> bytes:
-    """Packs data for a worker. Raises ParcelError."""
+    """Packs data, or a function with everything it refers to; an importable function by name. Raises ParcelError."""
     try:
-        return pickle.dumps(value)
+        packed: bytes = cloudpickle.dumps(value)
     except Exception as error:  # a user's object may raise any exception
-        raise ParcelError(f"{type(error).__name__}: {error}") from error
-
-
-def pack_function(function: Callable[..., Any]) -> bytes:
-    """Packs a function with everything it refers to; an importable function by name. Raises ParcelError."""
-    try:
-        packed: bytes = cloudpickle.dumps(function)
-    except Exception as error:  # as above
         raise ParcelError(f"{type(error).__name__}: {error}") from error
     return packed
 
 
 def unpack(parcel: bytes) -> Any:
-    """Unpacks, in the worker, a value from `pack` or `pack_function`."""
+    """Unpacks a value from `pack` in the other process."""
     return pickle.loads(parcel)

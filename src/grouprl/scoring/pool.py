@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 from grouprl.scoring.calling import Signature, Value, decode, readable
@@ -50,16 +49,13 @@ class Limits:
     memory_mib: int = 2048  # memory, imports excluded
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class _Job:
-    # Single completions of a failed call come before further groups, because they may stop the run.
-    priority: int
-    number: int
-    name: str = field(compare=False)
-    per_step: bool = field(compare=False)
-    keywords: Keywords = field(compare=False)
-    completions: Sequence[Any] = field(compare=False)
-    future: PendingValues = field(compare=False)
+    name: str
+    per_step: bool
+    keywords: Keywords
+    completions: Sequence[Any]
+    future: PendingValues = field(default_factory=Future)
 
 
 @dataclass
@@ -91,7 +87,7 @@ class RewardPool:
     def __init__(self, functions: Mapping[str, Source], limits: Limits) -> None:
         self._functions, self._limits = functions, limits
         self._lock = threading.Lock()
-        self._jobs: queue.PriorityQueue[_Job] = queue.PriorityQueue()
+        self._jobs: queue.PriorityQueue[tuple[int, int, _Job]] = queue.PriorityQueue()  # in order of priority, number
         self._numbers = itertools.count()
         self._closed = False
         self._live: set[int] = set()
@@ -119,7 +115,7 @@ class RewardPool:
         if self._closed:
             raise ValueError("expected an open pool of rewards, got a closed one")
         arguments = self.signatures()[name].arguments(keywords)
-        return self._put(1, name, per_step, arguments, keywords["completions"])
+        return self._put(_Job(name, per_step, arguments, keywords["completions"]), priority=1)
 
     @property
     def pids(self) -> list[int]:
@@ -134,23 +130,16 @@ class RewardPool:
             self._zygote.wait(2)
         self._zygote.kill()
         self._zygote.wait()
-        for _ in self._threads:
-            self._put(0, "", False, {}, ())
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _put(
-        self, priority: int, name: str, per_step: bool, keywords: Keywords, completions: Sequence[Any]
-    ) -> PendingValues:
-        future: PendingValues = Future()
-        self._jobs.put(_Job(priority, next(self._numbers), name, per_step, keywords, completions, future))
-        return future
+    def _put(self, job: _Job, priority: int) -> PendingValues:
+        self._jobs.put((priority, next(self._numbers), job))
+        return job.future
 
     def _started(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         ours, theirs = socket.socketpair()
@@ -183,7 +172,7 @@ class RewardPool:
         worker: _Worker | None = None
         while not self._closed:
             try:
-                job = self._jobs.get(timeout=_CHECK_SECONDS if worker else 0.0)
+                _, _, job = self._jobs.get(timeout=_CHECK_SECONDS if worker else 0.0)
             except queue.Empty:
                 worker = self._kept_alive(worker)
                 continue
@@ -230,11 +219,11 @@ class RewardPool:
         """Starts a call for each completion of a failed call; for a single completion, returns the reason."""
         if len(job.completions) == 1:
             return [Invalid(readable(failure.reason))]
+        singles = [{name: [values[n]] for name, values in job.keywords.items()} for n in range(len(job.completions))]
+        # Before further groups, because they may stop the run.
         return [
-            self._put(
-                0, job.name, job.per_step, {name: [values[n]] for name, values in job.keywords.items()}, [completion]
-            )
-            for n, completion in enumerate(job.completions)
+            self._put(_Job(job.name, job.per_step, keywords, [completion]), priority=0)
+            for keywords, completion in zip(singles, job.completions, strict=True)
         ]
 
     def _attempt(self, job: _Job, worker: _Worker) -> tuple[list[Value], int] | _Failure:

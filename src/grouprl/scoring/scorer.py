@@ -7,13 +7,16 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from grouprl.algorithms import overlong_penalty
 from grouprl.scoring.calling import OWN_KEYWORDS, Signature, Value, call, describe, run_in_thread, signature
 from grouprl.scoring.functions import SOFT_OVERLONG, FromFile, WeightedReward
 from grouprl.scoring.invalid import Invalid, InvalidCount
-from grouprl.scoring.overlong import Overlong
-from grouprl.scoring.parcels import ParcelError, pack_function
+from grouprl.scoring.parcels import ParcelError, pack
 from grouprl.scoring.pool import Limits, PendingValues, RewardPool, gather
 from grouprl.scoring.step_ends import last_tokens
 from grouprl.scoring.zygote import Source
@@ -21,6 +24,9 @@ from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward,
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+_Row = Mapping[str, Value]  # the values of one completion by reward name
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,23 @@ class Scoring:
     def finish(self, tokenizer: PreTrainedTokenizerBase | None = None) -> list[tuple[RewardOutcome, ...]]:
         """Waits for all started groups: see `Scorer.finish`."""
         return self._scorer.finish([self._pending[place] for place in sorted(self._pending)], tokenizer)
+
+
+@dataclass(frozen=True)
+class Overlong:
+    """The length penalty of an algorithm: DAPO's soft overlong punishment, see `algorithms.overlong_penalty`."""
+
+    buffer: float  # share of max_tokens over which the penalty goes from 0 to -1
+    max_tokens: int
+
+    def penalized(self, group: Group, outcomes: Sequence[RewardOutcome]) -> list[RewardOutcome]:
+        """Adds the penalty to the outcomes [G] of a group, also as the component `soft_overlong`."""
+        lengths_G = torch.tensor([len(completion) for completion in group.completions])
+        penalties_G = overlong_penalty(lengths_G, max_tokens=self.max_tokens, buffer=self.buffer)
+        return [
+            replace(outcome, penalty=penalty, components={**outcome.components, SOFT_OVERLONG: penalty})
+            for outcome, penalty in zip(outcomes, penalties_G.tolist(), strict=True)
+        ]
 
 
 @contextmanager
@@ -75,7 +98,12 @@ def open_scorer(
             verifier = replace(verifier, name=f"{verifier.name} (verifier)")  # the user's reward has the name
         known.setdefault(verifier.name, verifier)
     for reward in known.values():
-        _check_time(reward, limits)
+        needed = getattr(reward.function, "longest_call_seconds", 0.0)  # set by rewards with a time limit of their own
+        if needed > limits.seconds:
+            raise UserError(
+                f"reward {reward.name}: expected scoring.seconds of {needed:g} or more for its own limit, got "
+                f"{limits.seconds:g}: raise it, or lower the reward's"
+            )
     sources = {name: _source(reward) for name, reward in known.items() if not reward.in_process}
     with RewardPool(sources, limits) as pool:
         yield Scorer(tuple(rewards), verifier, pool, max_invalid, overlong)
@@ -127,9 +155,14 @@ class Scorer:
                         f"{', '.join(columns) or 'none'}: rename the column or the function's parameter"
                     )
 
-    def begin(self, group: Group) -> PendingGroup:
-        """Starts the calls for a group in the workers."""
-        return self._begin(group, self._called)
+    def begin(self, group: Group, rewards: Sequence[WeightedReward] | None = None) -> PendingGroup:
+        """Starts the calls for a group in the workers; `rewards` are those to call, None = all."""
+        keywords = call_keywords([group])
+        in_workers = [reward for reward in rewards or self._called if not reward.in_process]
+        return PendingGroup(
+            group,
+            {one.name: self.pool.submit(one.name, keywords, per_step=one.per_step) for one in in_workers},
+        )
 
     def finish(
         self, pending: Sequence[PendingGroup], tokenizer: PreTrainedTokenizerBase | None = None
@@ -147,31 +180,12 @@ class Scorer:
         Raises:
             UserError: too many completions are invalid.
         """
-        groups = [waiting.group for waiting in pending]
-        together = {reward.name: self._together(reward, groups) for reward in self._called if reward.in_process}
-        count = InvalidCount(self._max_invalid, self._window, sum(len(group.completions) for group in groups))
+        count = InvalidCount(self._max_invalid, self._window, sum(len(one.group.completions) for one in pending))
         outcomes = []
-        for place, waiting in enumerate(pending):
-            values = {name: gather(scored) for name, scored in waiting.calls.items()}
-            values |= {name: rows[place] for name, rows in together.items()}
-            rows = [{name: column[n] for name, column in values.items()} for n in range(len(waiting.group.completions))]
-            judged = [
-                _outcome(row, self.rewards, completion, tokenizer)
-                for row, completion in zip(rows, waiting.group.completions, strict=True)
-            ]
-            reasons = [outcome.reason for outcome in judged]
-            if self.verifier is not None and self.verifier not in self.rewards:
-                said = [row[self.verifier.name] for row in rows]
-                reasons = [
-                    reason or _failure(self.verifier.name, value) for reason, value in zip(reasons, said, strict=True)
-                ]
-            count.add(reasons)
-            if self.verifier is not None:
-                judged = [
-                    replace(outcome, correct=_is_correct(row[self.verifier.name]))
-                    for outcome, row in zip(judged, rows, strict=True)
-                ]
-            outcomes.append(tuple(judged if self.overlong is None else self.overlong.penalized(waiting.group, judged)))
+        for group, rows in self._gathered(pending, self._called):
+            scored = list(map(self._outcome, rows, group.completions, repeat(tokenizer)))
+            count.add([one.reason or _failure(self.verifier, row) for one, row in zip(scored, rows, strict=True)])
+            outcomes.append(tuple(scored if self.overlong is None else self.overlong.penalized(group, scored)))
         count.close()
         return outcomes
 
@@ -181,28 +195,27 @@ class Scorer:
         Raises:
             UserError: the verifier failed for too many completions.
         """
-        if self.verifier is None:
+        verifier = self.verifier
+        if verifier is None:
             return [(None,) * len(group.completions) for group in groups]
-        if self.verifier.in_process:
-            values = self._together(self.verifier, groups)
-        else:
-            waiting = [self._begin(group, (self.verifier,)) for group in groups]
-            values = [gather(one.calls[self.verifier.name]) for one in waiting]
-        count = InvalidCount(self._max_invalid, deque(), sum(map(len, values)))
-        for row in values:
-            count.add([_failure(self.verifier.name, value) for value in row])
-        return [tuple(map(_is_correct, row)) for row in values]
+        count = InvalidCount(self._max_invalid, deque(), sum(len(group.completions) for group in groups))
+        verdicts = []
+        for _, rows in self._gathered([self.begin(group, (verifier,)) for group in groups], (verifier,)):
+            count.add([_failure(verifier, row) for row in rows])
+            verdicts.append(tuple(_is_correct(row[verifier.name]) for row in rows))
+        return verdicts
 
-    def _begin(self, group: Group, rewards: Sequence[WeightedReward]) -> PendingGroup:
-        keywords = call_keywords([group])
-        return PendingGroup(
-            group,
-            {
-                reward.name: self.pool.submit(reward.name, keywords, per_step=reward.per_step)
-                for reward in rewards
-                if not reward.in_process
-            },
-        )
+    def _gathered(
+        self, pending: Sequence[PendingGroup], rewards: Sequence[WeightedReward]
+    ) -> Iterator[tuple[Group, list[_Row]]]:
+        """Yields each group with the values of its completions [G], as soon as they are there."""
+        groups = [waiting.group for waiting in pending]
+        together = {reward.name: self._together(reward, groups) for reward in rewards if reward.in_process}
+        for place, waiting in enumerate(pending):
+            values = {name: gather(scored) for name, scored in waiting.calls.items()}
+            values |= {name: column[place] for name, column in together.items()}
+            count = len(waiting.group.completions)
+            yield waiting.group, [{name: column[n] for name, column in values.items()} for n in range(count)]
 
     def _together(self, reward: WeightedReward, groups: Sequence[Group]) -> list[list[Value]]:
         """Returns the values [P][G] of a reward that runs in this process, on all completions at once."""
@@ -217,6 +230,25 @@ class Scorer:
                 f"reward {reward.name}: expected values, got {describe(error)}: fix the function"
             ) from error
         return [[next(values) for _ in group.completions] for group in groups]
+
+    def _outcome(self, row: _Row, completion: Completion, tokenizer: PreTrainedTokenizerBase | None) -> RewardOutcome:
+        """Combines the rewards of one completion. The steps of a process reward do not enter the total."""
+        components: dict[str, float | None] = {}
+        terms: list[float] = []
+        steps: tuple[StepReward, ...] = ()
+        for reward in self.rewards:
+            value = row[reward.name]
+            components[reward.name] = None
+            if isinstance(value, tuple) and value:
+                components[reward.name] = math.fsum(earned for _, earned in value) / len(value)
+                steps += _step_rewards(reward, value, completion, tokenizer)
+            elif isinstance(value, float | int):
+                components[reward.name] = value
+                terms.append(reward.weight * value)
+        failures = "; ".join(filter(None, (_failure(reward, row) for reward in self.rewards)))
+        reason = failures or ("" if terms else "no reward applies")
+        correct = _is_correct(row[self.verifier.name]) if self.verifier else None
+        return RewardOutcome(math.nan if reason else math.fsum(terms), components, reason, steps, correct=correct)
 
     def _signature(self, reward: WeightedReward) -> Signature:
         return signature(reward.function) if reward.in_process else self.pool.signatures()[reward.name]  # type: ignore[arg-type]
@@ -254,7 +286,7 @@ def _source(reward: WeightedReward) -> Source:
     if isinstance(function, FromFile):
         return function.path, function.function, dict(function.arguments)
     try:
-        return pack_function(function)
+        return pack(function)
     except ParcelError as error:
         raise UserError(
             f"reward {reward.name}: expected a function that can be sent to another process, got {error}: put it, "
@@ -262,46 +294,15 @@ def _source(reward: WeightedReward) -> Source:
         ) from error
 
 
-def _failure(name: str, value: Value) -> str:
-    return f"{name} {value.reason}" if isinstance(value, Invalid) else ""
-
-
-def _check_time(reward: WeightedReward, limits: Limits) -> None:
-    needed = getattr(reward.function, "longest_call_seconds", 0.0)  # set by rewards with a time limit of their own
-    if needed > limits.seconds:
-        raise UserError(
-            f"reward {reward.name}: expected scoring.seconds of {needed:g} or more for its own limit, got "
-            f"{limits.seconds:g}: raise it, or lower the reward's"
-        )
+def _failure(reward: WeightedReward | None, row: _Row) -> str:
+    """Why a reward failed for a completion; '' = it did not."""
+    if reward is None or not isinstance(value := row[reward.name], Invalid):
+        return ""
+    return f"{reward.name} {value.reason}"
 
 
 def _is_correct(value: Value) -> bool | None:
     return value >= 1.0 if isinstance(value, float | int) else None
-
-
-def _outcome(
-    row: Mapping[str, Value],
-    rewards: Sequence[WeightedReward],
-    completion: Completion,
-    tokenizer: PreTrainedTokenizerBase | None,
-) -> RewardOutcome:
-    """Combines the rewards of one completion. The steps of a process reward do not enter the total."""
-    broken = [f"{r.name} {value.reason}" for r in rewards if isinstance(value := row[r.name], Invalid)]
-    components: dict[str, float | None] = {}
-    terms: list[float] = []
-    steps: tuple[StepReward, ...] = ()
-    for reward in rewards:
-        value = row[reward.name]
-        if isinstance(value, tuple):
-            components[reward.name] = math.fsum(earned for _, earned in value) / len(value) if value else None
-            steps += _step_rewards(reward, value, completion, tokenizer)
-        elif isinstance(value, Invalid) or value is None:
-            components[reward.name] = None
-        else:
-            components[reward.name] = value
-            terms.append(reward.weight * value)
-    reason = "; ".join(broken) or ("" if terms else "no reward applies")
-    return RewardOutcome(math.nan if reason else math.fsum(terms), components, reason, steps)
 
 
 def _step_rewards(
