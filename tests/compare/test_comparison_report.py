@@ -11,13 +11,13 @@ import pytest
 
 from comparisons import comparison, ones, record
 from grouprl.compare.read import (
-    RUN_METRICS,
     against_baseline,
     held_out_curve,
     metric_by_seed,
     metric_curve,
     read_comparison,
     run_folder,
+    run_metrics,
     time_parts,
 )
 from grouprl.compare.report import comparison_verdict, write_comparison
@@ -93,9 +93,9 @@ def test_sampled_accuracy_is_reached_by_three_steps_in_a_row(
             row = {"accuracy": accuracy, "completion_tokens": 100 * step, "time/total": 0.5}
             run.step(StepRecord(step, row, [], [], []))
     recorded, costs = read_run(tmp_path / "run"), ("steps", "tokens", "seconds")
-    found = [RUN_METRICS[f"sampled_{cost}_to_90"](recorded) for cost in costs]
-    assert found == ([None] * 3 if reached is None else [4, 1000, 2.0])
-    assert RUN_METRICS["sampled_accuracy"](recorded) == accuracies[-1]
+    found = run_metrics(recorded)
+    assert [found[f"sampled_{cost}_to_90"] for cost in costs] == ([None] * 3 if reached is None else [4, 1000, 2.0])
+    assert found["sampled_accuracy"] == accuracies[-1]
 
 
 def test_differences_are_paired_over_problems_and_over_seeds(two: Path) -> None:

@@ -54,17 +54,23 @@ def planned_runs(config: CompareConfig, resolve: Resolve) -> tuple[PlannedRun, .
     Raises:
         UserError: lists the errors of all variants, each once.
     """
-    planned, errors = [], _Errors(len(config.variants))
+    planned: list[PlannedRun] = []
+    errors: dict[str, dict[str, None]] = {}  # the variants that have each error
     folder = str(Path(config.runs_dir) / config.name)
     for seed in config.seeds:
         for variant, changes in config.variants.items():
             given = [*config.base, *config.settings, *changes]
             decided = [f"name={run_folder(variant, seed)}", f"seed={seed}", f"runs_dir={json.dumps(folder)}"]
-            with errors.of(variant):
+            with _collected(errors, variant):
                 _refuse_decided(given)
-            with errors.of(variant):
+            with _collected(errors, variant):
                 planned.append(PlannedRun(variant, _checked(resolve([*given, *decided]))))
-    errors.raise_all()
+    if errors:
+        lines = [
+            line if len(names) == len(config.variants) else f"variants {', '.join(names)}: {line}"
+            for line, names in errors.items()
+        ]
+        raise UserError("\n  ".join(["errors in the comparison:", *lines]))
     twins = {run.config.name: run.variant for run in planned}
     for run in planned:
         if twins[run.config.name] != run.variant:
@@ -88,30 +94,14 @@ def _checked(config: RunConfig) -> RunConfig:
     return config
 
 
-class _Errors:
-    """Collects the errors of variants; an error that all variants have is listed once."""
-
-    def __init__(self, variants: int) -> None:
-        self._variants = variants
-        self._found: dict[str, dict[str, None]] = {}
-
-    @contextmanager
-    def of(self, variant: str) -> Iterator[None]:
-        """Collects the UserErrors of a variant that the block raises."""
-        try:
-            yield
-        except UserError as error:
-            for line in str(error).removeprefix("errors in the configuration:\n  ").split("\n  "):
-                self._found.setdefault(line, {})[variant] = None
-
-    def raise_all(self) -> None:
-        """Raises UserError with all errors, if there are any."""
-        lines = [
-            line if len(names) == self._variants else f"variants {', '.join(names)}: {line}"
-            for line, names in self._found.items()
-        ]
-        if lines:
-            raise UserError("\n  ".join(["errors in the comparison:", *lines]))
+@contextmanager
+def _collected(found: dict[str, dict[str, None]], variant: str) -> Iterator[None]:
+    """Adds the errors of a configuration that the block raises: their texts, with the variants that have each."""
+    try:
+        yield
+    except UserError as error:
+        for line in str(error).removeprefix("errors in the configuration:\n  ").split("\n  "):
+            found.setdefault(line, {})[variant] = None
 
 
 def refuse_other_runs(directory: Path, planned: Sequence[PlannedRun]) -> None:

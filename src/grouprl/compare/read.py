@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
@@ -29,6 +30,11 @@ class Variant:
     name: str
     settings: tuple[str, ...]
     runs: Mapping[int, RecordedRun]
+
+    @cached_property
+    def metrics(self) -> Mapping[int, Mapping[str, Any]]:
+        """The `run_metrics` of each run, by seed."""
+        return {seed: run_metrics(run) for seed, run in self.runs.items()}
 
 
 @dataclass(frozen=True)
@@ -150,23 +156,41 @@ def held_out_results(run: RecordedRun) -> ProblemResults | None:
     if not rows:
         return None
     row = rows[-1]  # a run that was killed in an evaluation has recorded it twice
-    columns = [row.get(name) for name in ("problem_ids", "greedy", "correct")]
-    lists: list[list[Any]] = [column for column in columns if isinstance(column, list)]
-    if len(lists) < 3 or len({len(column) for column in lists}) > 1 or type(row.get("samples")) is not int:
-        raise _damaged(run, row["step"])
+    lists: list[Any] = [row.get(name) for name in ("problem_ids", "greedy", "correct")]
     names, greedy, correct = lists
-    if not all(isinstance(name, str) for name in names) or not all(map(is_number, (*greedy, *correct))):
-        raise _damaged(run, row["step"])
+    if (
+        not all(isinstance(column, list) for column in lists)
+        or len({len(column) for column in lists}) > 1
+        or not all(isinstance(name, str) for name in names)
+        or not all(map(is_number, (*greedy, *correct)))
+        or type(row.get("samples")) is not int
+    ):
+        raise UserError(
+            f"{RunDirectory(run.directory).held_out}: step {row['step']}: expected the results of each problem, got "
+            "something else: restore the file"
+        )
     return ProblemResults(tuple(names), tuple(greedy), tuple(correct), row["samples"])
 
 
-def _damaged(run: RecordedRun, step: int) -> UserError:
-    path = RunDirectory(run.directory).held_out
-    return UserError(f"{path}: step {step}: expected the results of each problem, got something else: restore the file")
-
-
-def _after(name: str) -> Callable[[RecordedRun], float | None]:
-    return lambda run: run.results("after").get(name)
+def run_metrics(run: RecordedRun) -> dict[str, Any]:
+    """Computes the metrics of a run by name; None for those that it lacks."""
+    after = run.results("after")
+    (_, shares), (_, times) = run.column("accuracy"), run.column("time/total")
+    tokens, seconds = _summed(run, "completion_tokens"), _summed(run, "time/total")
+    found: dict[str, Any] = {
+        "greedy_accuracy": after.get("greedy_accuracy"),
+        "sampled_accuracy": fmean(shares[-max(1, len(shares) // 10) :]) if shares else None,
+        "pass_at_1": after.get("pass_at_1"),
+        "pass_at_8": after.get("pass_at_8"),
+    }
+    for kind, step in (("", _held_out_to_threshold(run)), ("sampled_", _sampled_to_threshold(run))):
+        found[f"{kind}steps_to_90"] = step
+        found[f"{kind}tokens_to_90"] = None if step is None else tokens.get(step)
+        found[f"{kind}seconds_to_90"] = None if step is None else seconds.get(step)
+    found["seconds_per_step"] = fmean(times) if times else None
+    return found | {
+        name: run.summary.get(name) for name in ("train_seconds", "steps", "completion_tokens", "peak_rss_mib")
+    }
 
 
 def _summed(run: RecordedRun, name: str) -> dict[int, float]:
@@ -175,66 +199,36 @@ def _summed(run: RecordedRun, name: str) -> dict[int, float]:
     return {0: 0.0, **dict(zip(steps, accumulate(values), strict=True))}
 
 
-def _to_threshold(cost: Callable[[RecordedRun, int], float | None]) -> Callable[[RecordedRun], float | None]:
-    def reached(run: RecordedRun) -> float | None:
-        steps = [
-            row["step"]
-            for row in run.evaluations
-            if is_number(share := row.get("greedy_accuracy")) and share >= THRESHOLD
-        ]
-        return cost(run, min(steps)) if steps else None
-
-    return reached
+def _held_out_to_threshold(run: RecordedRun) -> int | None:
+    """The first step whose evaluation reached the threshold."""
+    shares = [(row["step"], row.get("greedy_accuracy")) for row in run.evaluations]
+    return min((step for step, share in shares if is_number(share) and share >= THRESHOLD), default=None)
 
 
-def _sampled_to_threshold(cost: Callable[[RecordedRun, int], float | None]) -> Callable[[RecordedRun], float | None]:
-    def reached(run: RecordedRun) -> float | None:
-        steps, shares = run.column("accuracy")
-        means = [fmean(shares[at : at + WINDOW]) for at in range(len(shares) - WINDOW + 1)]
-        found = [steps[at + WINDOW - 1] for at, mean in enumerate(means) if mean >= THRESHOLD]
-        return cost(run, found[0]) if found else None
-
-    return reached
+def _sampled_to_threshold(run: RecordedRun) -> int | None:
+    """The last step of the first WINDOW steps whose mean accuracy reached the threshold."""
+    steps, shares = run.column("accuracy")
+    means = (fmean(shares[at : at + WINDOW]) for at in range(len(shares) - WINDOW + 1))
+    return next((step for step, mean in zip(steps[WINDOW - 1 :], means, strict=False) if mean >= THRESHOLD), None)
 
 
-def _sampled_at_the_end(run: RecordedRun) -> float | None:
-    _, shares = run.column("accuracy")
-    return fmean(shares[-max(1, len(shares) // 10) :]) if shares else None
-
-
-def _mean_of(name: str) -> Callable[[RecordedRun], float | None]:
-    def mean(run: RecordedRun) -> float | None:
-        _, values = run.column(name)
-        return fmean(values) if values else None
-
-    return mean
-
-
-RUN_METRICS: Mapping[str, Callable[[RecordedRun], float | None]] = {
-    "greedy_accuracy": _after("greedy_accuracy"),
-    "sampled_accuracy": _sampled_at_the_end,
-    "pass_at_1": _after("pass_at_1"),
-    "pass_at_8": _after("pass_at_8"),
-    "steps_to_90": _to_threshold(lambda run, step: step),
-    "tokens_to_90": _to_threshold(lambda run, step: _summed(run, "completion_tokens").get(step)),
-    "seconds_to_90": _to_threshold(lambda run, step: _summed(run, "time/total").get(step)),
-    "sampled_steps_to_90": _sampled_to_threshold(lambda run, step: step),
-    "sampled_tokens_to_90": _sampled_to_threshold(lambda run, step: _summed(run, "completion_tokens").get(step)),
-    "sampled_seconds_to_90": _sampled_to_threshold(lambda run, step: _summed(run, "time/total").get(step)),
-    "seconds_per_step": _mean_of("time/total"),
-    "train_seconds": lambda run: run.summary.get("train_seconds"),
-    "steps": lambda run: run.summary.get("steps"),
-    "completion_tokens": lambda run: run.summary.get("completion_tokens"),
-    "peak_rss_mib": lambda run: run.summary.get("peak_rss_mib"),
-}
+def seconds_by_part(run: RecordedRun) -> dict[str, float]:
+    """Returns the mean seconds of a step by part, longest first, "other" (the rest of time/total) last."""
+    rows = [row for row in run.metrics if is_number(row.get("time/total"))]
+    timed = dict.fromkeys(name for row in run.metrics for name in row if name.startswith("time/"))
+    names = [name for name in timed if name != "time/total"]
+    parts = {name.removeprefix("time/"): [row.get(name) or 0.0 for row in rows] for name in names}
+    other = [max(0.0, row["time/total"] - sum(row.get(name) or 0.0 for name in names)) for row in rows]
+    longest_first = sorted(parts.items(), key=lambda part: -sum(part[1]))
+    return {part: fmean(seconds) if rows else 0.0 for part, seconds in (*longest_first, ("other", other))}
 
 
 # Metrics of a variant
 
 
 def metric_by_seed(variant: Variant, name: str) -> MetricBySeed:
-    """Computes one of `RUN_METRICS` for each seed of a variant."""
-    found = {seed: RUN_METRICS[name](run) for seed, run in variant.runs.items()}
+    """Returns one of `run_metrics` for each seed of a variant."""
+    found = {seed: metrics[name] for seed, metrics in variant.metrics.items()}
     return MetricBySeed({seed: float(value) for seed, value in found.items() if is_number(value)})
 
 
@@ -258,6 +252,16 @@ def _by_problem(variant: Variant, seeds: Sequence[int], metric: str) -> dict[str
     return mean_by_problem([result.greedy_by_problem if greedy else result.sampled_by_problem for result in results])
 
 
+def totals(variant: Variant) -> dict[int, tuple[float, float]]:
+    """Returns the mean completion tokens and seconds up to each step that every seed has made, from step 0."""
+    sums = [(_summed(run, "completion_tokens"), _summed(run, "time/total")) for run in variant.runs.values()]
+    steps = set.intersection(*(set(kind) for kinds in sums for kind in kinds)) if sums else ()
+    return {
+        step: (fmean(tokens[step] for tokens, _ in sums), fmean(seconds[step] for _, seconds in sums))
+        for step in sorted(steps)
+    }
+
+
 def held_out_curve(variant: Variant) -> tuple[HeldOutEvaluation, ...]:
     """Returns the evaluations of a variant, in order, at the steps at which every seed was evaluated.
 
@@ -266,19 +270,16 @@ def held_out_curve(variant: Variant) -> tuple[HeldOutEvaluation, ...]:
     judged = [
         {row["step"]: row for row in run.evaluations if "greedy_accuracy" in row} for run in variant.runs.values()
     ]
-    tokens = [_summed(run, "completion_tokens") for run in variant.runs.values()]
-    seconds = [_summed(run, "time/total") for run in variant.runs.values()]
-    everywhere = [set(rows) for rows in judged] + [set(sums) for sums in (*tokens, *seconds)]
-    shared = sorted(set.intersection(*everywhere)) if judged else []
     return tuple(
         HeldOutEvaluation(
             step,
-            fmean(row[step] for row in tokens),
-            fmean(row[step] for row in seconds),
+            tokens,
+            seconds,
             tuple(rows[step]["greedy_accuracy"] for rows in judged),
             min(rows[step]["problems"] for rows in judged),
         )
-        for step in shared
+        for step, (tokens, seconds) in totals(variant).items()
+        if all(step in rows for rows in judged)
     )
 
 
@@ -289,21 +290,8 @@ def metric_curve(variant: Variant, name: str) -> tuple[list[int], list[list[floa
     return steps, [[column[step] for step in steps] for column in columns]
 
 
-def totals(variant: Variant) -> tuple[list[int], list[float], list[float]]:
-    """Returns the steps that every seed has made, and the mean completion tokens and seconds up to each."""
-    tokens = [_summed(run, "completion_tokens") for run in variant.runs.values()]
-    seconds = [_summed(run, "time/total") for run in variant.runs.values()]
-    steps = sorted(set.intersection(*(set(sums) for sums in (*tokens, *seconds))) - {0}) if variant.runs else []
-    mean_tokens, mean_seconds = ([fmean(sums[step] for sums in kind) for step in steps] for kind in (tokens, seconds))
-    return steps, mean_tokens, mean_seconds
-
-
 def time_parts(variant: Variant) -> dict[str, float]:
     """Returns the mean seconds of a step by part, over the steps and seeds of a variant; "other" last."""
-    splits = [run.time_split()[1] for run in variant.runs.values()]
+    splits = [seconds_by_part(run) for run in variant.runs.values()]
     names = dict.fromkeys(name for split in splits for name in split if name != "other")
-    return {
-        name: fmean([fmean(split[name]) if split.get(name) else 0.0 for split in splits])
-        for name in (*names, "other")
-        if splits
-    }
+    return {name: fmean(split.get(name, 0.0) for split in splits) for name in (*names, "other") if splits}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from grouprl.compare.read import (
-    RUN_METRICS,
     THRESHOLD,
     WINDOW,
     BaselineDifference,
@@ -115,7 +114,8 @@ def summary(comparison: RecordedComparison) -> dict[str, Any]:
 
 
 def _variant_summary(comparison: RecordedComparison, variant: Variant) -> dict[str, Any]:
-    metrics = {name: metric_by_seed(variant, name) for name in RUN_METRICS}
+    names = dict.fromkeys(name for metrics in variant.metrics.values() for name in metrics)
+    metrics = {name: metric_by_seed(variant, name) for name in names}
     against = {name: against_baseline(comparison, variant, name) for name in ("greedy_accuracy", "pass_at_1")}
     return {
         "settings": variant.settings,
@@ -135,22 +135,26 @@ def _variant_summary(comparison: RecordedComparison, variant: Variant) -> dict[s
 
 def _curves(variant: Variant) -> dict[str, Any]:
     """Makes series and evaluations of a variant in the form of a run's: means, lowest and highest over seeds."""
-    steps, tokens, seconds = totals(variant)
-    columns = {name: _bands(variant, name, steps) for name in CURVES}
-    known = {name: bands for name, bands in columns.items() if bands is not None}
-    series = {"step": steps, "tokens": tokens, "seconds": seconds}
+    made = {step: sums for step, sums in totals(variant).items() if step > 0}
+    bands = {name: _bands(variant, name, made) for name in CURVES}
+    series: dict[str, Any] = {
+        "step": list(made),
+        "tokens": [tokens for tokens, _ in made.values()],
+        "seconds": [seconds for _, seconds in made.values()],
+    }
     for place, kind in enumerate(("columns", "low", "high")):
-        series[kind] = {name: bands[place] for name, bands in known.items()}
+        series[kind] = {name: band[place] for name, band in bands.items() if band}
     return {"series": rounded(series), "evaluations": [_evaluation(point) for point in held_out_curve(variant)]}
 
 
-def _bands(variant: Variant, name: str, steps: Sequence[int]) -> list[list[float | None]] | None:
-    """Returns mean, lowest and highest value over the seeds at each step, None where a seed has no value."""
+def _bands(variant: Variant, name: str, steps: Iterable[int]) -> list[list[float | None]]:
+    """Returns mean, lowest and highest value over the seeds at each step, None where a seed has no value.
+
+    Empty when no step has the metric.
+    """
     found, by_seed = metric_curve(variant, name)
-    if not found:
-        return None
-    values = {step: [column[place] for column in by_seed] for place, step in enumerate(found)}
-    return [[many(values[step]) if step in values else None for step in steps] for many in (fmean, min, max)]
+    values = dict(zip(found, zip(*by_seed, strict=True), strict=True))
+    return [[many(values[step]) if step in values else None for step in steps] for many in (fmean, min, max) if values]
 
 
 def _evaluation(point: HeldOutEvaluation) -> dict[str, Any]:

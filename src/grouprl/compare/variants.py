@@ -106,7 +106,9 @@ def _run_all(
                 time.sleep(POLL_SECONDS)
                 _show(running, advance)
                 for child in running if stop.asked else ():
-                    _ask_to_stop(child)
+                    if not child.asked_to_stop:  # Ctrl-C does not reach a run's session: send it one SIGTERM
+                        child.asked_to_stop = True
+                        child.process.terminate()
                 for child in [child for child in running if child.process.poll() is not None]:
                     running.remove(child)
                     failed += _ended(child, terminal, stop)
@@ -137,13 +139,6 @@ def _clear(directory: Path) -> None:
     if directory.exists():
         os.close(lock_directory(directory))  # raises while a process has the directory
         shutil.rmtree(directory)
-
-
-def _ask_to_stop(child: _Process) -> None:
-    # Ctrl-C does not reach a run's session: send it one SIGTERM.
-    if not child.asked_to_stop:
-        child.asked_to_stop = True
-        child.process.terminate()
 
 
 def _ended(child: _Process, terminal: Terminal, stop: StopRequest) -> list[str]:

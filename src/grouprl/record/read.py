@@ -59,23 +59,9 @@ class RecordedRun:
         found = [(row["step"], float(row[name])) for row in self.metrics if is_number(row.get(name))]
         return [step for step, _ in found], [value for _, value in found]
 
-    @property
-    def metric_names(self) -> tuple[str, ...]:
-        """The names of all metrics recorded at any step, in the order of first appearance."""
-        return tuple(dict.fromkeys(name for row in self.metrics for name in row if name != "step"))
-
     def results(self, when: str) -> Row:
         """Returns the results of the evaluation "before" or "after" training; empty when it is missing."""
         return {name: value for name, value in (self.summary.get(when) or {}).items() if value is not None}
-
-    def time_split(self) -> tuple[list[int], dict[str, list[float]]]:
-        """Returns the timed steps and their seconds by part, longest first, "other" (the rest of time/total) last."""
-        rows = [row for row in self.metrics if is_number(row.get("time/total"))]
-        names = [name for name in self.metric_names if name.startswith("time/") and name != "time/total"]
-        parts = {name.removeprefix("time/"): [row.get(name) or 0.0 for row in rows] for name in names}
-        other = [max(0.0, row["time/total"] - sum(row.get(name) or 0.0 for name in names)) for row in rows]
-        longest_first = sorted(parts, key=lambda part: -sum(parts[part]))
-        return [row["step"] for row in rows], {**{part: parts[part] for part in longest_first}, "other": other}
 
 
 def read_run(directory: Path) -> RecordedRun:
