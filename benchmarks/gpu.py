@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -32,15 +32,14 @@ from grouprl.config.run import LearnerConfig
 from grouprl.learner import KlCoefficient, Learner, Optimizer, assign_credit, make_batch
 from grouprl.models.precision import autocast
 from grouprl.rollout.cache import CacheShape
-from grouprl.rollout.decoding import Decoding, FinishedRow, Unit
+from grouprl.rollout.decoding import Decoding, Finished, Unit
 from grouprl.rollout.forward import Forward, ModuleForward
-from grouprl.rollout.recorders import NoRecorder
+from grouprl.rollout.recorders import CudaGraphs
 from grouprl.rollout.rows import Rows
 from grouprl.rollout.sampler import row_key
-from grouprl.rollout.static_forward import StaticForward
 from grouprl.run.machine import machine_facts
 from grouprl.step import token_loss
-from grouprl.types import Completion, Group, Problem, RewardOutcome, Sampling, StopReason
+from grouprl.types import Group, Problem, RewardOutcome, Sampling
 
 FORMS = ("graphs", "no graphs", "modules")
 
@@ -71,7 +70,19 @@ def forward_of(form: str, model: PreTrainedModel, size: Size, work: Work, tokens
     )
     if form == "modules":
         return ModuleForward(model, shape, torch.bfloat16)
-    return StaticForward(model, shape, torch.bfloat16, NoRecorder() if form == "no graphs" else None)
+    device = model.device
+    recorder = CudaGraphs(device) if form == "graphs" and device.type == "cuda" else NoRecorder()
+    return ModuleForward(model, shape, torch.bfloat16, recorder)
+
+
+class NoRecorder:
+    """A recorder that calls the function itself every time: the shapes of the graphs, in Python."""
+
+    def warm_up(self, function: Callable[[], None]) -> None:
+        function()
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        return function
 
 
 class Timed:
@@ -93,20 +104,19 @@ class Timed:
 @torch.no_grad()
 def decode(bench: Bench, forward: Forward, size: Size, work: Work, tokens: int) -> dict[str, Any]:
     """All completions of the work, of this many tokens; the random model hardly ever ends one by itself."""
-    done: list[FinishedRow] = []
+    done: Finished = []
     largest = peak(bench.device)
 
     def run() -> None:
         with autocast(bench.device, "bfloat16"):
             decoding = Decoding(
-                forward, tokenizer(), units(work, size), Sampling(max_tokens=tokens), [END], bench.device
+                forward, tokenizer(), units(work, size), Sampling(max_tokens=tokens), [END], bench.device, version=0
             )
-            while decoding.advance():
-                pass
-            done.extend(decoding.take_finished())
+            while decoding.going:
+                done.extend(decoding.advance())
 
     seconds = bench.seconds(run)
-    made = sum(len(row.token_ids) for row in done)
+    made = sum(len(completion) for _, completion in done)
     return {"seconds": seconds, "tokens": made, "tokens_s": made / seconds, "peak_gib": largest(), "rows": done}
 
 
@@ -136,21 +146,12 @@ def decoding(bench: Bench, form: str, model: PreTrainedModel, size: Size, work: 
     }
 
 
-def groups_of(rows: Sequence[FinishedRow], asked: Sequence[Unit]) -> list[Group]:
-    """The groups of finished rows; of every two completions one is rewarded, see `learn`."""
+def groups_of(finished: Finished, asked: Sequence[Unit]) -> list[Group]:
+    """The groups of finished completions; of every two completions one is rewarded, see `learn`."""
     groups = []
     for index, unit in enumerate(asked):
-        own = sorted((row for row in rows if row.request == index), key=lambda row: row.index)
-        groups.append(
-            Group(
-                Problem(str(index), ""),
-                unit.prompt_ids,
-                tuple(
-                    Completion(row.index, row.token_ids, row.logprobs, row.plain_logprobs, "", StopReason.LENGTH, 0)
-                    for row in own
-                ),
-            )
-        )
+        own = sorted((one for request, one in finished if request == index), key=lambda one: one.index)
+        groups.append(Group(Problem(str(index), ""), unit.prompt_ids, tuple(own)))
     return groups
 
 
@@ -202,7 +203,7 @@ def learning(bench: Bench, learner: Learner, size: Size, groups: Sequence[Group]
 def whole_step(bench: Bench, learner: Learner, size: Size, work: Work) -> dict[str, Any]:
     """Short completions of every prompt and an update from all of them, after one such step to warm up."""
     forward = forward_of("graphs", learner.policy, size, work, work.short_tokens)
-    assert isinstance(forward, StaticForward)
+    assert isinstance(forward, ModuleForward)
     spent: list[tuple[float, float]] = []
     for _ in range(2):
         forward.renew(forward.shape)

@@ -81,37 +81,76 @@ class PrefillLayout:
 
 
 @dataclass(frozen=True)
+class StepSize:
+    """The numbers that determine all shapes within a decode step."""
+
+    rows: int
+    groups: int  # group slots
+    members: int  # most rows of a group
+    prompt_tokens: int
+    own_tokens: int
+    longest: int  # tokens of the longest prompt with its completion; 0 = it does not matter, without a window
+
+
+@dataclass(frozen=True)
 class DecodeLayout:
-    """One new token for each of n rows; each attends to its group's prompt, its own past and itself."""
+    """One new token for each of n rows, in shapes that depend only on `size`: lengths become masks.
+
+    Each row attends to its group's prompt, its own past and itself. The softmax runs over one float32 array with the
+    masked scores of prompt and own tokens: merging two softmaxes by their log-sum-exp would take two more passes.
+    """
 
     cache: GroupCache
-    groups: int  # active group slots
-    members: int  # most rows of a group
-    prompt_tokens: int  # tokens of the longest active prompt
-    own_tokens: int  # tokens of the longest active completion, including the new one
-    place_n: Tensor  # group slot * members + member, of each row
+    size: StepSize
+    rows_n: Tensor
+    slot_n: Tensor  # group slot of each row; size.groups = padding
+    member_n: Tensor  # place of each row in its group
     position_n: Tensor  # position of the new token within its completion
     bias: Tensor  # [n, 1, 1, prompt_tokens + own_tokens]: 0 for visible tokens, -inf for masked ones
-    longest: int  # tokens of the longest prompt with its completion
+
+    @staticmethod
+    def of(cache: GroupCache, size: StepSize, place_n: Tensor, prompt_n: Tensor, length_n: Tensor) -> DecodeLayout:
+        """The layout of rows with these places and numbers of prompt tokens and own tokens, including the new one."""
+        device = place_n.device
+        seen = torch.cat(
+            [
+                torch.arange(size.prompt_tokens, device=device) < prompt_n[:, None],
+                torch.arange(size.own_tokens, device=device) < length_n[:, None],
+            ],
+            dim=1,
+        )
+        return DecodeLayout(
+            cache=cache,
+            size=size,
+            rows_n=torch.arange(size.rows, device=device),
+            slot_n=(place_n // size.members).clamp(max=size.groups),
+            member_n=place_n % size.members,
+            position_n=length_n - 1,
+            bias=torch.zeros(seen.shape, device=device).masked_fill_(~seen, -torch.inf)[:, None, None],
+        )
+
+    @property
+    def longest(self) -> int:
+        """See `StepSize.longest`."""
+        return self.size.longest
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """See `Layout.attend`."""
         cache, (n, heads, d), kv = self.cache, query.shape, key.shape[1]
-        rows, L, K = torch.arange(n, device=query.device), self.prompt_tokens, self.own_tokens
-        cache.own_keys[layer, rows, :, self.position_n] = key.to(cache.own_keys.dtype)
-        cache.own_values[layer, rows, :, self.position_n] = value.to(cache.own_values.dtype)
-        query = (query * scaling).view(n, kv, heads // kv, d)
-        scores = torch.cat(
-            [
-                self._with_prompts(query, cache.prompt_keys[layer, : self.groups, :, :L].transpose(-1, -2)),
-                query @ cache.own_keys[layer, :n, :, :K].transpose(-1, -2),
-            ],
-            dim=-1,
-        )
-        weights = F.softmax(scores + self.bias, dim=-1)
-        prompt_weights, own_weights = weights[..., :L], weights[..., L:]
-        attended: Tensor = own_weights @ cache.own_values[layer, :n, :, :K]
-        attended = attended + self._with_prompts(prompt_weights, cache.prompt_values[layer, : self.groups, :, :L])
+        L, K, groups = self.size.prompt_tokens, self.size.own_tokens, self.size.groups
+        dtype = cache.own_keys.dtype
+        cache.own_keys[layer, self.rows_n, :, self.position_n] = key.to(dtype)
+        cache.own_values[layer, self.rows_n, :, self.position_n] = value.to(dtype)
+        query = (query * scaling).to(dtype).view(n, kv, heads // kv, d)
+        on_prompt = self._with_prompts(query, cache.prompt_keys[layer, :groups, :, :L].transpose(-1, -2))
+        on_own = query @ cache.own_keys[layer, :n, :, :K].transpose(-1, -2)
+        scores = torch.empty(n, kv, heads // kv, L + K, device=query.device)
+        torch.add(on_prompt, self.bias[..., :L], out=scores[..., :L])
+        torch.add(on_own, self.bias[..., L:], out=scores[..., L:])
+        weights = F.softmax(scores, dim=-1)
+        attended: Tensor = weights[..., L:].to(dtype) @ cache.own_values[layer, :n, :, :K]
+        prompt_values = cache.prompt_values[layer, :groups, :, :L]
+        attended = attended + self._with_prompts(weights[..., :L].to(dtype), prompt_values)
         return attended.reshape(n, heads, d)
 
     def _with_prompts(self, left: Tensor, right: Tensor) -> Tensor:
@@ -119,9 +158,8 @@ class DecodeLayout:
 
         left: [n, kv_heads, r, a]; right: [groups, kv_heads, a, b]; result: [n, kv_heads, r, b].
         """
-        _, kv, r, a = left.shape
-        grid = left.new_zeros(self.groups * self.members, kv, r, a)
-        grid[self.place_n] = left
-        by_group = grid.view(self.groups, self.members, kv, r, a).transpose(1, 2).reshape(self.groups, kv, -1, a)
-        product = (by_group @ right).view(self.groups, kv, self.members, r, -1).transpose(1, 2)
-        return product.reshape(self.groups * self.members, kv, r, -1)[self.place_n]
+        (_, kv, r, a), (groups, members) = left.shape, (self.size.groups, self.size.members)
+        grid = left.new_zeros(groups + 1, kv, members, r, a)  # padding rows go to the last slot
+        grid[self.slot_n, :, self.member_n] = left
+        product = (grid[:groups].view(groups, kv, members * r, a) @ right).view(groups, kv, members, r, -1)
+        return product[self.slot_n.clamp(max=groups - 1), :, self.member_n]

@@ -9,7 +9,6 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from grouprl.models import TreeLayout
-from grouprl.models.kernels import library
+from grouprl.models.kernels import kernels, pointers
 from grouprl.models.llama_form import head_norm, llama_hidden_states
 from grouprl.models.precision import padded_rows
 from grouprl.rollout.cache import CacheShape, pack_prompts
@@ -91,32 +90,29 @@ class _PrefillLayout:
         kept = self.cache.prompts[layer]
         tensors = (key.contiguous(), value.contiguous(), cosine, sine, kept)
         places = (starts[:, 0].contiguous(), lengths[:, 0].contiguous(), self.slots)
-        _kernels().keep_prompts(
-            *(tensor.data_ptr() for tensor in tensors),
+        kernels().keep_prompts(
+            *pointers(*tensors),
             kept[0].numel(),
-            *(tensor.data_ptr() for tensor in places),
+            *pointers(*places),
             len(self.slots),
             *key.shape[1:],
             self.cache.prompt_tiles,
-            int(key.dtype == torch.bfloat16),
-            int(kept.dtype == torch.bfloat16),
+            key.dtype == torch.bfloat16,
+            kept.dtype == torch.bfloat16,
         )
         return self.tree.attend_rotated(layer, query, key, value, cosine, sine, scaling)
 
 
-@dataclass(frozen=True)
 class _Layer:
     """The matrix products of a layer, and the weight pointers and epsilons of its norms."""
 
-    before: tuple[int, float]
-    queries: Callable[[Tensor], Tensor]
-    keys: Callable[[Tensor], Tensor]
-    values: Callable[[Tensor], Tensor]
-    out: Callable[[Tensor], Tensor]
-    after: tuple[int, float]
-    gate: Callable[[Tensor], Tensor]
-    up: Callable[[Tensor], Tensor]
-    down: Callable[[Tensor], Tensor]
+    def __init__(self, layer: Any, dtype: torch.dtype) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.before, self.after = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
+        self.queries = _with_head_norm(_product(attention.q_proj, dtype), getattr(attention, "q_norm", None))
+        self.keys = _with_head_norm(_product(attention.k_proj, dtype), getattr(attention, "k_norm", None))
+        self.values, self.out = _product(attention.v_proj, dtype), _product(attention.o_proj, dtype)
+        self.gate, self.up, self.down = (_product(part, dtype) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
 
 
 class CompiledForward:
@@ -124,37 +120,31 @@ class CompiledForward:
 
     def __init__(self, model: PreTrainedModel, shape: CacheShape, dtype: torch.dtype) -> None:
         decoder: Any = model.get_decoder()
-        cache = CompiledCache(shape, dtype)
-        self._decoder, self._cache, self._dtype = decoder, cache, dtype
+        self.shape, self._decoder, self._dtype = shape, decoder, dtype
+        self._cache = CompiledCache(shape, dtype)
         self._embeddings: Tensor = decoder.embed_tokens.weight
-        self._layers = [_layer(layer, dtype) for layer in decoder.layers]
+        self._layers = [_Layer(layer, dtype) for layer in decoder.layers]
         self._norm = _norm(decoder.norm)
         self._head = _product(model.get_output_embeddings(), dtype)
         attention = decoder.layers[0].self_attn
-        self._cosine, self._sine = self._positions()
+        positions = torch.arange(shape.prompt_tokens + shape.own_tokens)
+        rotation = decoder.rotary_emb(self._embeddings[None, :1], positions[None])
+        self._rotation = [angles[0].contiguous() for angles in rotation]
+        cosine, sine = pointers(*self._rotation)
         self._step = _DecodeStep(
-            cosine=self._cosine.data_ptr(),
-            sine=self._sine.data_ptr(),
+            cosine=cosine,
+            sine=sine,
             heads=model.config.num_attention_heads,
-            kv_heads=cache.shape.kv_heads,
+            kv_heads=shape.kv_heads,
             d=attention.head_dim,
-            prompt_tiles=cache.prompt_tiles,
+            prompt_tiles=self._cache.prompt_tiles,
             scaling=attention.scaling,
-            half=int(dtype == torch.bfloat16),
-            cache_half=int(dtype == torch.bfloat16),
+            half=dtype == torch.bfloat16,
+            cache_half=dtype == torch.bfloat16,
         )
-        self._parts: tuple[Tensor, ...] = ()  # parts of the live rows; empty = to be computed
+        self._parts: tuple[Tensor, ...] = ()  # parts of the live rows
+        self._version = -1  # `Rows.version` of the parts
         self._longest = 0  # own tokens of the longest row
-
-    @property
-    def shape(self) -> CacheShape:
-        """See `Forward.shape`."""
-        return self._cache.shape
-
-    def _positions(self) -> tuple[Tensor, Tensor]:
-        longest = self.shape.prompt_tokens + self.shape.own_tokens
-        cosine, sine = self._decoder.rotary_emb(self._embeddings[None, :1], torch.arange(longest)[None])
-        return cosine[0].contiguous(), sine[0].contiguous()
 
     def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
         """See `Forward.prefill`."""
@@ -165,8 +155,8 @@ class CompiledForward:
 
     def decode_step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
         """See `Forward.decode_step`."""
-        kernels, half, step = _kernels(), int(self._dtype == torch.bfloat16), self._step
-        if not self._parts:
+        compiled, half, step = kernels(), self._dtype == torch.bfloat16, self._step
+        if self._version != rows.version:
             self._divide(rows, members, prompts)
         if self._cache.reserve(self._longest, rows.count):
             step.own_tiles = self._cache.own_tiles
@@ -177,27 +167,25 @@ class CompiledForward:
         normed_nH = torch.empty(products, x_nH.shape[1], dtype=self._dtype)
         inverse_n = torch.empty(rows.count)
         x, normed, inverse, sizes = x_nH.data_ptr(), normed_nH.data_ptr(), inverse_n.data_ptr(), x_nH.shape
+
+        def add_norm(delta: Tensor | None, weight: int, eps: float) -> None:
+            compiled.add_norm(x, *pointers(delta), weight, x, normed, inverse, *sizes, eps, half, half)
+
         delta: Tensor | None = None
         for index, layer in enumerate(self._layers):
-            added = None if delta is None else delta.data_ptr()
-            weight, eps = layer.before
-            kernels.add_norm(x, added, weight, x, normed, inverse, *sizes, eps, half, half)
+            add_norm(delta, *layer.before)
             q, k, v = layer.queries(normed_nH), layer.keys(normed_nH), layer.values(normed_nH)
             attended = torch.empty_like(q)
             step.q, step.k, step.v, step.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), attended.data_ptr()
             kept = self._cache.prompts[index]
             step.prompt_keys, step.own = kept.data_ptr(), self._cache.own[index].data_ptr()
             step.prompt_values = step.prompt_keys + kept[0].nbytes
-            kernels.decode_attention(ctypes.addressof(step), parts)
-            delta = layer.out(attended)
-            weight, eps = layer.after
-            kernels.add_norm(x, delta.data_ptr(), weight, x, normed, inverse, *sizes, eps, half, half)
+            compiled.decode_attention(ctypes.addressof(step), parts)
+            add_norm(layer.out(attended), *layer.after)
             gate, up = layer.gate(normed_nH), layer.up(normed_nH)
-            kernels.swiglu(gate.data_ptr(), up.data_ptr(), gate.data_ptr(), gate.numel(), half)
+            compiled.swiglu(gate.data_ptr(), up.data_ptr(), gate.data_ptr(), gate.numel(), half)
             delta = layer.down(gate)
-        assert delta is not None
-        weight, eps = self._norm
-        kernels.add_norm(x, delta.data_ptr(), weight, x, normed, inverse, *sizes, eps, half, half)
+        add_norm(delta, *self._norm)
         return self._head(normed_nH)[: rows.count]
 
     def _divide(self, rows: Rows, members: int, prompts: Sequence[int]) -> None:
@@ -210,13 +198,9 @@ class CompiledForward:
         begin = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
         self._parts = (begin, order_n, slots, torch.tensor(prompts)[slots])
         step = self._step
-        step.begin, step.order, step.slot, step.prompt = (tensor.data_ptr() for tensor in self._parts)
+        step.begin, step.order, step.slot, step.prompt = pointers(*self._parts)
         step.length = rows.length.data_ptr()
-        self._longest = int(rows.length[: rows.count].max())
-
-    def changed(self) -> None:
-        """See `Forward.changed`."""
-        self._parts = ()
+        self._longest, self._version = int(rows.length[: rows.count].max()), rows.version
 
     def move_groups(self, moves: Sequence[tuple[int, int]]) -> None:
         """See `Forward.move_groups`."""
@@ -230,22 +214,6 @@ class CompiledForward:
         for source, target in moves if self._cache.own else ():
             for own in self._cache.own:
                 own[target, :, :, :filled] = own[source, :, :, :filled]
-
-
-def _layer(layer: Any, dtype: torch.dtype) -> _Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    product = partial(_product, dtype=dtype)
-    return _Layer(
-        before=_norm(layer.input_layernorm),
-        queries=_with_head_norm(product(attention.q_proj), getattr(attention, "q_norm", None), attention.head_dim),
-        keys=_with_head_norm(product(attention.k_proj), getattr(attention, "k_norm", None), attention.head_dim),
-        values=product(attention.v_proj),
-        out=product(attention.o_proj),
-        after=_norm(layer.post_attention_layernorm),
-        gate=product(mlp.gate_proj),
-        up=product(mlp.up_proj),
-        down=product(mlp.down_proj),
-    )
 
 
 def _norm(module: Any) -> tuple[int, float]:
@@ -272,13 +240,7 @@ def _with_adapter(module: Any, dtype: torch.dtype) -> Callable[[Tensor], Tensor]
     return lambda x: torch.addmm(base(x), F.linear(x, down), up.T, alpha=scaling)
 
 
-def _with_head_norm(project: Callable[[Tensor], Tensor], norm: Any, size: int) -> Callable[[Tensor], Tensor]:
+def _with_head_norm(project: Callable[[Tensor], Tensor], norm: Any) -> Callable[[Tensor], Tensor]:
     if norm is None:
         return project
-    return lambda x: head_norm(project(x).view(len(x), -1, size), norm).flatten(1)
-
-
-def _kernels() -> SimpleNamespace:
-    found = library()
-    assert found is not None, "the kernels could not be compiled: call has_llama_form first"
-    return found
+    return lambda x: head_norm(project(x).view(len(x), -1, len(norm.weight)), norm).flatten(1)

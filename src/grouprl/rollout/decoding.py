@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grouprl.rollout.forward import Forward
 from grouprl.rollout.rows import Rows
-from grouprl.types import Sampling, StopReason
+from grouprl.types import Completion, Sampling, StopReason
 
 # A prefill of few prompts costs nearly as much as one of many, so it waits until this share of the rows is free.
 _REFILL_SHARE = 0.25
@@ -20,7 +20,7 @@ _REFILL_SHARE = 0.25
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Unit:
     """Completions of one request that are decoded together and share a prompt in the cache."""
 
@@ -30,16 +30,8 @@ class Unit:
     first: int  # index of the first completion within its request
 
 
-@dataclass(frozen=True)
-class FinishedRow:
-    """A finished completion in token ids."""
-
-    request: int
-    index: int
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    plain_logprobs: tuple[float, ...]
-    stop_reason: StopReason
+Finished = list[tuple[int, Completion]]
+"""Finished completions, each with the index of its request."""
 
 
 class Decoding:
@@ -53,62 +45,62 @@ class Decoding:
         sampling: Sampling,
         end_ids: Sequence[int],
         device: torch.device,
+        version: int,
     ) -> None:
-        self._forward, self._tokenizer, self._sampling = forward, tokenizer, sampling
+        """`version`: of the weights, for the completions."""
+        self._forward, self._tokenizer, self._sampling, self._version = forward, tokenizer, sampling, version
         self._waiting = deque(units)
         self._members = max(len(unit.keys) for unit in units)
         self._live: list[tuple[Unit, int]] = []  # unit of each live row, and the row's place in it
         self._slots: list[Unit] = []  # unit of each live group slot
-        self._remaining: dict[Unit, int] = {}  # live rows of each live unit
         self._rows = Rows(forward.shape.rows, sampling, end_ids, device)
-        self._finished: list[FinishedRow] = []
 
-    def advance(self) -> bool:
-        """Admits waiting groups, then draws one token for every live row; False when no row is left."""
-        self._admit()
-        if not self._live:
-            return bool(self._waiting)  # all admitted rows ended at their first token
-        logits_nV = self._forward.decode_step(self._rows, self._members, [len(unit.prompt_ids) for unit in self._slots])
-        self._retire(self._rows.draw(logits_nV))
-        return True
+    @property
+    def going(self) -> bool:
+        """Whether completions are live or waiting."""
+        return bool(self._live or self._waiting)
 
-    def take_finished(self) -> list[FinishedRow]:
-        """The rows that finished since the last call."""
-        ended, self._finished = self._finished, []
-        return ended
+    def advance(self) -> Finished:
+        """Admits waiting groups, then draws one token for every live row; gives the rows that finished."""
+        finished = self._admit()
+        if self._live:  # not all admitted rows ended at their first token
+            prompts = [len(unit.prompt_ids) for unit in self._slots]
+            finished += self._retire(self._rows.draw(self._forward.decode_step(self._rows, self._members, prompts)))
+        return finished
 
-    def _admit(self) -> None:
+    def _admit(self) -> Finished:
         shape = self._forward.shape
         free = shape.rows - len(self._live)
         if not self._waiting or (self._live and free < _REFILL_SHARE * shape.rows):
-            return
+            return []
         first_row, first_slot = len(self._live), len(self._slots)
         while self._waiting and len(self._slots) < shape.groups and len(self._waiting[0].keys) <= free:
             unit = self._waiting.popleft()
             free -= len(unit.keys)
             self._slots.append(unit)
-            self._remaining[unit] = len(unit.keys)
             self._live.extend((unit, place) for place in range(len(unit.keys)))
         units = self._slots[first_slot:]
-        if units:
-            logits_PV = self._forward.prefill([unit.prompt_ids for unit in units], first_slot)
-            self._rows.add(
-                [
-                    (key, slot * self._members + place, len(unit.prompt_ids))
-                    for slot, unit in enumerate(units, first_slot)
-                    for place, key in enumerate(unit.keys)
-                ]
-            )
-            self._forward.changed()
-            counts_P = torch.tensor([len(unit.keys) for unit in units], device=logits_PV.device)
-            self._retire(self._rows.draw(logits_PV.repeat_interleave(counts_P, 0), first_row))
+        if not units:
+            return []
+        logits_PV = self._forward.prefill([unit.prompt_ids for unit in units], first_slot)
+        self._rows.add(
+            [
+                (key, slot * self._members + place, len(unit.prompt_ids))
+                for slot, unit in enumerate(units, first_slot)
+                for place, key in enumerate(unit.keys)
+            ]
+        )
+        counts_P = torch.tensor([len(unit.keys) for unit in units], device=logits_PV.device)
+        return self._retire(self._rows.draw(logits_PV.repeat_interleave(counts_P, 0), first_row))
 
-    def _retire(self, over: dict[int, StopReason]) -> None:
+    def _retire(self, over: dict[int, StopReason]) -> Finished:
         reasons = dict.fromkeys(self._stopped_rows(), StopReason.STOP_STRING)
         reasons = over | {row: why for row, why in reasons.items() if over.get(row) is not StopReason.END}
-        if reasons:
-            self._collect(reasons)
-            self._close_gaps(sorted(reasons))
+        if not reasons:
+            return []
+        finished = self._completions(reasons)
+        self._close_gaps(sorted(reasons))
+        return finished
 
     def _stopped_rows(self) -> list[int]:
         stops = self._sampling.stop
@@ -121,39 +113,27 @@ class Decoding:
         texts = self._tokenizer.batch_decode(tails, skip_special_tokens=True)
         return [row for row, text in enumerate(texts) if any(stop in text for stop in stops)]
 
-    def _collect(self, reasons: dict[int, StopReason]) -> None:
+    def _completions(self, reasons: dict[int, StopReason]) -> Finished:
         rows = torch.tensor(list(reasons), device=self._rows.length.device)
         lengths = self._rows.length[rows].tolist()
-        tokens = self._rows.tokens[rows].tolist()
-        sampled, plain = self._rows.logprobs[:, rows].tolist()
-        for at, (row, reason) in enumerate(reasons.items()):
+        columns = (self._rows.tokens[rows].tolist(), *self._rows.logprobs[:, rows].tolist())
+        finished = []
+        for (row, reason), n, *several in zip(reasons.items(), lengths, *columns, strict=True):
             unit, place = self._live[row]
-            n = lengths[at]
-            self._finished.append(
-                FinishedRow(
-                    unit.request,
-                    unit.first + place,
-                    tuple(tokens[at][:n]),
-                    tuple(sampled[at][:n]),
-                    tuple(plain[at][:n]),
-                    reason,
-                )
-            )
+            token_ids, sampled, plain = (tuple(values[:n]) for values in several)
+            text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+            index = unit.first + place
+            finished.append((unit.request, Completion(index, token_ids, sampled, plain, text, reason, self._version)))
+        return finished
 
     def _close_gaps(self, gone: Sequence[int]) -> None:
-        for row in gone:
-            self._remaining[self._live[row][0]] -= 1
         moves = _moves(len(self._live), gone)
         if moves:
             self._forward.move_rows(moves, int(self._rows.length[: len(self._live)].max()))
         self._live = _apply_moves(self._live, gone, moves)
         self._rows.keep(moves, len(self._live))
-        self._forward.changed()
-        empty = [slot for slot, unit in enumerate(self._slots) if not self._remaining[unit]]
-        if empty:
-            self._close_slots(empty)
-
-    def _close_slots(self, empty: Sequence[int]) -> None:
+        left = {unit for unit, _ in self._live}
+        empty = [slot for slot, unit in enumerate(self._slots) if unit not in left]
         moves = _moves(len(self._slots), empty)
         if moves:
             self._forward.move_groups(moves)

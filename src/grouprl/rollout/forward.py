@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import astuple, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from transformers import PreTrainedModel
 
-from grouprl.models import hidden_states
-from grouprl.rollout.cache import CacheShape, DecodeLayout, GroupCache, PrefillLayout, pack_prompts
+from grouprl.models.attention import Layout
+from grouprl.rollout.cache import CacheShape, DecodeLayout, GroupCache, PrefillLayout, StepSize, pack_prompts
+from grouprl.rollout.recorders import HostReads, Recorder
 from grouprl.rollout.rows import Rows
+
+_OWN, _PROMPT = 128, 64  # own and prompt tokens are rounded up to multiples of these, which align rows of scores
+# Recording takes about as long as a few steps in Python, so it pays only for a size that comes more often.
+_STEPS_BEFORE = 3
 
 
 class Forward(Protocol):
     """A model with a cache of keys and values: group slots 0, 1, ... hold prompts, rows 0, 1, ... own tokens."""
 
-    @property
-    def shape(self) -> CacheShape:
-        """The capacity of the cache."""
-        ...
+    shape: CacheShape  # the capacity of the cache
 
     def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
         """Reads prompts into the slots first, first + 1, ...; gives the logits [P, V] after each prompt."""
@@ -36,10 +41,6 @@ class Forward(Protocol):
         """
         ...
 
-    def changed(self) -> None:
-        """Invalidates cached data about rows, after rows were added or removed."""
-        ...
-
     def move_groups(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copies the prompts of group slots (from, to)."""
         ...
@@ -50,54 +51,85 @@ class Forward(Protocol):
 
 
 class ModuleForward:
-    """A `Forward` that runs the model's own modules: any architecture, any device."""
+    """A `Forward` that runs the model's own modules: any architecture, any device.
 
-    def __init__(self, model: PreTrainedModel, shape: CacheShape, dtype: torch.dtype) -> None:
-        self._model = model
-        self._device: torch.device = model.get_input_embeddings().weight.device
+    With a recorder every decode step works on tensors of fixed addresses and shapes, so that it can be a CUDA graph. A
+    step of a small model launches over a thousand kernels of microseconds each; Python launches them slower than they
+    run. Rows and own tokens are rounded up to a few sizes; each size is recorded once and then replayed. A model whose
+    step reads tensors on the host runs in Python instead.
+
+    In bfloat16 a recording keeps copies of the weights of matrix products, half the size of the float32 weights.
+    Casting them in every step would triple the memory traffic of the weights. Embeddings, norms and the sums between
+    the layers stay float32, as under autocast, so that sampler and learner agree.
+
+    No GPU has run the recordings yet: tests record and replay the same steps on a CPU, and benchmarks/gpu.py needs one.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, shape: CacheShape, dtype: torch.dtype, recorder: Recorder | None = None
+    ) -> None:
+        """`recorder` records the decode steps; None = every step runs in Python, in the exact sizes of its rows."""
+        self.shape = shape
+        self._model, self._decoder = model, model.get_decoder()
         self._head: nn.Module = model.get_output_embeddings()
-        self._cache = GroupCache(shape, self._device, dtype)
+        self._device: torch.device = model.get_input_embeddings().weight.device
+        self._recorder, self._dtype = recorder, dtype
+        self._has_window = getattr(model.config, "sliding_window", None) is not None
+        self._room = shape if recorder is None else _round_up(shape)
+        self._cache = GroupCache(self._room, self._device, dtype)
+        self._addresses = _addresses(model)
+        copied = recorder is not None and dtype == torch.bfloat16
+        self._copies = {part: _bfloat16_copies(part) if copied else {} for part in (self._decoder, self._head)}
+        # Of each row: newest token, place, prompt tokens and own tokens, see `Rows`.
+        self._columns = torch.zeros(4, self._room.rows, dtype=torch.long, device=self._device)
+        kept = 0 if recorder is None else self._room.rows
+        vocabulary = int(self._head.weight.shape[0])
+        self._logits = torch.empty(kept, vocabulary, device=self._device, dtype=dtype)  # of recorded steps
+        self._replays: dict[StepSize, Callable[[], None]] = {}
+        self._step_counts: dict[StepSize, int] = {}  # steps so far of each size
+        self._version = -1  # `Rows.version` of the columns
+        self._longest = 0  # own tokens of the longest row
 
-    @property
-    def shape(self) -> CacheShape:
-        """See `Forward.shape`."""
-        return self._cache.shape
+    def renew(self, shape: CacheShape) -> bool:
+        """Updates the copies from the model's present weights for another call of the engine; recordings stay valid.
+
+        Returns:
+            False if the cache is too small for the call, or the model's weights are other tensors than before.
+        """
+        fits = all(needed <= room for needed, room in zip(astuple(shape), astuple(self._room), strict=True))
+        if not fits or _addresses(self._model) != self._addresses:
+            return False
+        self.shape, self._version = shape, -1
+        for part, copies in self._copies.items():
+            for name, copy in copies.items():
+                copy.copy_(part.get_parameter(name))
+        return True
 
     def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
         """See `Forward.prefill`."""
         ids_S, tree, last_P = pack_prompts(prompts, self._device)
-        hidden_SH = hidden_states(self._model, ids_S, tree.position_ids_S, PrefillLayout(tree, self._cache, first))
-        logits_PV: Tensor = self._head(hidden_SH[last_P])
+        with self._precision():
+            hidden_SH = self._hidden(ids_S, tree.position_ids_S, PrefillLayout(tree, self._cache, first))
+            logits_PV: Tensor = self._call(self._head, hidden_SH[last_P])
         return logits_PV
 
     def decode_step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
         """See `Forward.decode_step`."""
         live = slice(0, rows.count)
-        position_n, prompt_n = rows.length[live] - 1, rows.prompt[live]
-        prompt_tokens, own_tokens = max(prompts), int(position_n.max()) + 1
-        seen = torch.cat(
-            [
-                torch.arange(prompt_tokens, device=self._device) < prompt_n[:, None],
-                torch.arange(own_tokens, device=self._device) <= position_n[:, None],
-            ],
-            dim=1,
-        )
-        layout = DecodeLayout(
-            cache=self._cache,
-            groups=len(prompts),
-            members=members,
-            prompt_tokens=prompt_tokens,
-            own_tokens=own_tokens,
-            place_n=rows.place[live],
-            position_n=position_n,
-            bias=torch.zeros(seen.shape, device=self._device).masked_fill_(~seen, -torch.inf)[:, None, None],
-            longest=prompt_tokens + own_tokens,
-        )
-        logits_nV: Tensor = self._head(hidden_states(self._model, rows.newest[live], prompt_n + position_n, layout))
-        return logits_nV
-
-    def changed(self) -> None:
-        """See `Forward.changed`."""
+        newest, place, prompt, length = self._columns
+        if self._version != rows.version:
+            # Padding rows are in a group of their own, attend to no prompt and only to their own token.
+            for column, padding in zip(self._columns, (0, self._room.groups * members, 0, 1), strict=True):
+                column[rows.count :] = padding
+            place[live], prompt[live] = rows.place[live], rows.prompt[live]
+            self._longest, self._version = int(rows.length[live].max()), rows.version
+        newest[live], length[live] = rows.newest[live], rows.length[live]
+        size = self._size(rows.count, members, prompts)
+        self._longest += 1
+        if self._recorder is None:
+            return self._step(size)
+        self._replay(size, self._recorder)
+        return self._logits[live]
 
     def move_groups(self, moves: Sequence[tuple[int, int]]) -> None:
         """See `Forward.move_groups`."""
@@ -106,3 +138,98 @@ class ModuleForward:
     def move_rows(self, moves: Sequence[tuple[int, int]], used: int) -> None:
         """See `Forward.move_rows`."""
         self._cache.move_rows(moves, used)
+
+    def _size(self, count: int, members: int, prompts: Sequence[int]) -> StepSize:
+        if self._recorder is None:
+            longest = max(prompts) + self._longest
+            return StepSize(count, len(prompts), members, max(prompts), self._longest, longest)
+        room, rows = self._room, _padded_rows(count)
+        return StepSize(
+            rows=rows,
+            groups=min(room.groups, rows),  # a live group has a live row, so no more groups are live than rows
+            members=members,
+            prompt_tokens=room.prompt_tokens,
+            own_tokens=min(_round_up_to(self._longest, _OWN), room.own_tokens),
+            longest=self.shape.prompt_tokens + self.shape.own_tokens if self._has_window else 0,
+        )
+
+    def _replay(self, size: StepSize, recorder: Recorder) -> None:
+        """Computes `_logits` by the recording of this size; the first steps of a size run in Python."""
+        if size in self._replays:
+            self._replays[size]()
+            return
+
+        def step() -> None:
+            self._logits[: size.rows].copy_(self._step(size))
+
+        if self._step_counts:
+            recorder.warm_up(step)
+        else:
+            with HostReads() as reads:
+                recorder.warm_up(step)
+            if reads.found:
+                self._recorder = None
+        self._step_counts[size] = self._step_counts.get(size, 0) + 1
+        if self._step_counts[size] == _STEPS_BEFORE:
+            self._replays[size] = recorder.record(step)
+
+    def _step(self, size: StepSize) -> Tensor:
+        """Logits [rows, V] from columns and cache alone, padding rows included; this is the recorded function."""
+        newest_n, place_n, prompt_n, length_n = self._columns[:, : size.rows]
+        layout = DecodeLayout.of(self._cache, size, place_n, prompt_n, length_n)
+        with self._precision():
+            logits_nV: Tensor = self._call(self._head, self._hidden(newest_n, prompt_n + length_n - 1, layout))
+        return logits_nV
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self._recorder is None or self._dtype != torch.bfloat16:
+            return nullcontext()
+        # Without autocast's cache, which would keep tensors in the graphs' memory after the recording.
+        return torch.autocast(self._device.type, torch.bfloat16, cache_enabled=False)
+
+    def _hidden(self, input_ids_S: Tensor, position_ids_S: Tensor, layout: Layout) -> Tensor:
+        made = self._call(
+            self._decoder,
+            input_ids=input_ids_S[None],
+            position_ids=position_ids_S[None],
+            use_cache=False,
+            layout=layout,
+        )
+        hidden_SH: Tensor = made.last_hidden_state[0]
+        return hidden_SH
+
+    def _call(self, part: nn.Module, *arguments: Tensor, **named: Any) -> Any:
+        copies = self._copies[part]
+        return functional_call(part, copies, arguments, named) if copies else part(*arguments, **named)
+
+
+def _round_up(shape: CacheShape) -> CacheShape:
+    return replace(
+        shape,
+        rows=_padded_rows(shape.rows),
+        prompt_tokens=_round_up_to(shape.prompt_tokens, _PROMPT),
+        own_tokens=_round_up_to(shape.own_tokens, _OWN),
+    )
+
+
+def _round_up_to(count: int, of: int) -> int:
+    return -(-count // of) * of
+
+
+def _padded_rows(count: int) -> int:
+    """Rounds up to one of 8, 16, 24, ..., 64, 80, 96, 112, 128, 160, ...: few sizes, at most 25 % more above 64."""
+    return _round_up_to(count, max(8, 1 << max(0, (count - 1).bit_length() - 3)))
+
+
+def _bfloat16_copies(part: nn.Module) -> dict[str, Tensor]:
+    """Copies in bfloat16 of the weights and biases of its linear layers, by name."""
+    return {
+        f"{prefix}.{name}" if prefix else name: weight.detach().to(torch.bfloat16)
+        for prefix, module in part.named_modules()
+        if type(module) is nn.Linear
+        for name, weight in module.named_parameters(recurse=False)
+    }
+
+
+def _addresses(model: Any) -> tuple[int, ...]:
+    return tuple(weight.data_ptr() for weight in model.parameters())

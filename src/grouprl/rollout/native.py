@@ -16,11 +16,11 @@ from grouprl.models.llama_form import has_llama_form
 from grouprl.models.precision import autocast
 from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.compiled_forward import CompiledForward
-from grouprl.rollout.decoding import Decoding, FinishedRow, Unit
+from grouprl.rollout.decoding import Decoding, Unit
 from grouprl.rollout.engine import Request
 from grouprl.rollout.forward import Forward, ModuleForward
+from grouprl.rollout.recorders import CudaGraphs
 from grouprl.rollout.sampler import row_key
-from grouprl.rollout.static_forward import StaticForward
 from grouprl.types import Completion, Group, Sampling
 
 # Factor on the group slots that full groups need: the last completions of a group occupy a slot but few rows.
@@ -44,7 +44,7 @@ class NativeEngine:
         self._seed, self._max_rows, self._dtype = seed, max_rows, dtype
         self._ends = end_token_ids(model, tokenizer)
         self._version = 0
-        self._static_forward: StaticForward | None = None
+        self._recorded: ModuleForward | None = None
 
     def load_weights(self, version: int) -> None:
         """See `Engine.load_weights`; the weights are shared with the learner, so only the version changes."""
@@ -63,35 +63,36 @@ class NativeEngine:
         if not requests:
             return []
         device: torch.device = self._model.get_input_embeddings().weight.device
-        units = [unit for index, request in enumerate(requests) for unit in self._units(index, request)]
-        made: dict[int, Group] = {}
-        rows: list[list[FinishedRow]] = [[] for _ in requests]
-        going = True
+        units = [
+            self._unit(index, request, first)
+            for index, request in enumerate(requests)
+            for first in range(0, request.completions, self._max_rows)
+        ]
+        completions: list[list[Completion]] = [[] for _ in requests]
+        groups: dict[int, Group] = {}
         with autocast(device, self._dtype):
             forward = self._forward(units, sampling)
-            decoding = Decoding(forward, self._tokenizer, units, sampling, self._ends, device)
-            while going:
-                going = decoding.advance()
-                ended = decoding.take_finished()
-                if on_finished is not None and ended:
-                    on_finished(len(ended))
-                for row in ended:
-                    rows[row.request].append(row)
-                for index in dict.fromkeys(row.request for row in ended):
-                    if len(rows[index]) == requests[index].completions:
-                        made[index] = self._group(requests[index], rows[index])
+            decoding = Decoding(forward, self._tokenizer, units, sampling, self._ends, device, self._version)
+            while decoding.going:
+                finished = decoding.advance()
+                if on_finished is not None and finished:
+                    on_finished(len(finished))
+                for index, completion in finished:
+                    completions[index].append(completion)
+                for index in dict.fromkeys(index for index, _ in finished):
+                    request, made = requests[index], completions[index]
+                    if len(made) == request.completions:
+                        ordered = tuple(sorted(made, key=lambda one: one.index))
+                        groups[index] = Group(request.problem, request.prompt_ids, ordered)
                         if on_group is not None:
-                            on_group(index, made[index])
-        return [made[index] for index in range(len(requests))]
+                            on_group(index, groups[index])
+        return [groups[index] for index in range(len(requests))]
 
-    def _units(self, index: int, request: Request) -> list[Unit]:
-        keys = tuple(
-            row_key(self._seed, request.stream, request.problem.id, number) for number in range(request.completions)
-        )
-        return [
-            Unit(index, request.prompt_ids, keys[first : first + self._max_rows], first)
-            for first in range(0, len(keys), self._max_rows)
-        ]
+    def _unit(self, index: int, request: Request, first: int) -> Unit:
+        """At most `max_rows` completions of a request, from `first` on."""
+        last = min(first + self._max_rows, request.completions)
+        keys = (row_key(self._seed, request.stream, request.problem.id, number) for number in range(first, last))
+        return Unit(index, request.prompt_ids, tuple(keys), first)
 
     def _forward(self, units: Sequence[Unit], sampling: Sampling) -> Forward:
         """The model with a large enough cache; on a CPU for one call only, so that the learner gets its memory."""
@@ -109,21 +110,11 @@ class NativeEngine:
         dtype = torch.bfloat16 if self._dtype == "bfloat16" else torch.float32
         if has_llama_form(self._model.get_decoder()):
             return CompiledForward(self._model, shape, dtype)
-        if self._model.get_input_embeddings().weight.is_cuda:
-            return self._on_gpu(shape, dtype)
-        return ModuleForward(self._model, shape, dtype)
-
-    def _on_gpu(self, shape: CacheShape, dtype: torch.dtype) -> StaticForward:
+        device = self._model.get_input_embeddings().weight.device
+        if device.type != "cuda":
+            return ModuleForward(self._model, shape, dtype)
         # Recordings contain the addresses of cache and weights and take seconds to make, so they stay between calls.
-        if self._static_forward is None or not self._static_forward.renew(shape):
-            self._static_forward = None  # frees its memory first
-            self._static_forward = StaticForward(self._model, shape, dtype)
-        return self._static_forward
-
-    def _group(self, request: Request, rows: Sequence[FinishedRow]) -> Group:
-        texts = self._tokenizer.batch_decode([row.token_ids for row in rows], skip_special_tokens=True)
-        completions = (
-            Completion(row.index, row.token_ids, row.logprobs, row.plain_logprobs, text, row.stop_reason, self._version)
-            for row, text in zip(rows, texts, strict=True)
-        )
-        return Group(request.problem, request.prompt_ids, tuple(sorted(completions, key=lambda one: one.index)))
+        if self._recorded is None or not self._recorded.renew(shape):
+            self._recorded = None  # frees its memory first
+            self._recorded = ModuleForward(self._model, shape, dtype, CudaGraphs(device))
+        return self._recorded

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 # Operations whose shapes depend on values only where an index is a mask; torch tags index_put of a mask with nothing.
 _INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default)
@@ -24,18 +25,6 @@ class Recorder(Protocol):
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
         """Gives a replay, which reads the tensors' contents of its own time; recording may skip the operations."""
         ...
-
-
-class NoRecorder:
-    """A `Recorder` that calls the function itself every time: for the CPU, and for models that cannot be recorded."""
-
-    def warm_up(self, function: Callable[[], None]) -> None:
-        """See `Recorder.warm_up`."""
-        function()
-
-    def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """See `Recorder.record`."""
-        return function
 
 
 class CudaGraphs:
@@ -91,14 +80,6 @@ def _depends_on_values(operation: Any, arguments: Any) -> bool:
 
 
 def _crosses_devices(arguments: Any, result: Any) -> bool:
+    tensors = (leaf for leaf in tree_leaves((arguments, result)) if isinstance(leaf, Tensor))
     # A CPU tensor without dimensions is passed to a kernel by value.
-    devices = {tensor.device for tensor in (*_tensors(arguments), *_tensors(result)) if tensor.dim() or tensor.is_cuda}
-    return len(devices) > 1
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
+    return len({tensor.device for tensor in tensors if tensor.dim() or tensor.is_cuda}) > 1

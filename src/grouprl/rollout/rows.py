@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grouprl.models.kernels import library
+from grouprl.models.kernels import library, pointers
 from grouprl.rollout.sampler import draw, uniforms
 from grouprl.types import Sampling, StopReason
 
@@ -22,6 +22,7 @@ class Rows:
 
     def __init__(self, rows: int, sampling: Sampling, end_ids: Sequence[int], device: torch.device) -> None:
         self.count = 0  # live rows
+        self.version = 0  # number of times that rows were added or removed
         self._sampling, self._ends = sampling, torch.tensor(end_ids, device=device)
         self.key, self.place, self.prompt, self.length, self.newest, self._reason = torch.zeros(
             6, rows, dtype=torch.long, device=device
@@ -41,19 +42,25 @@ class Rows:
             tensor[new] = column
         self.length[new] = self._reason[new] = 0
         self.count += len(columns)
+        self.version += 1
 
     def draw(self, logits_nV: Tensor, first: int = 0) -> dict[int, StopReason]:
         """Draws a token for each of the last n rows, from `first` on; gives the stop reasons of finished rows."""
         rows = slice(first, self.count)
-        tokens_n, drawn_n, plain_n = self._draw_tokens(logits_nV, rows)
-        if self._kernels is None:
-            self._append(rows, tokens_n, drawn_n, plain_n)
-            over = self._reads_now() and bool(self._reason[rows].any())
+        key_n, length_n = self.key[rows], self.length[rows]
+        if self._kernels is None or self._sampling.truncates:
+            drawn = draw(logits_nV, uniforms(key_n, length_n), self._sampling)
         else:
-            new = (self.newest, self.length, self.tokens, *self.logprobs)
+            drawn = draw_compiled(self._kernels, logits_nV, key_n, length_n, self._sampling.temperature)
+        if self._kernels is None:
+            self._append(rows, *drawn)
+            self._since = (self._since + 1) % self._read_every
+            over = self._since == 0 and bool(self._reason[rows].any())
+        else:
+            targets = (tensor[rows] for tensor in (self.newest, self.length, self.tokens, *self.logprobs))
             over = self._kernels.append(
-                *(tensor.data_ptr() for tensor in (tokens_n, drawn_n, plain_n, *(tensor[rows] for tensor in new))),
-                len(tokens_n),
+                *pointers(*drawn, *targets),
+                len(length_n),
                 self.tokens.shape[1],
                 self._ends.data_ptr(),
                 len(self._ends),
@@ -64,16 +71,6 @@ class Rows:
         reasons = self._reason[rows].tolist()
         names = {_END: StopReason.END, _FULL: StopReason.LENGTH}
         return {row: names[reason] for row, reason in enumerate(reasons, first) if reason}
-
-    def _draw_tokens(self, logits_nV: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-        key_n, length_n = self.key[rows], self.length[rows]
-        if self._kernels is None or self._sampling.truncates:
-            return draw(logits_nV, uniforms(key_n, length_n), self._sampling)
-        return draw_compiled(self._kernels, logits_nV, key_n, length_n, self._sampling.temperature)
-
-    def _reads_now(self) -> bool:
-        self._since = (self._since + 1) % self._read_every
-        return self._since == 0
 
     def _append(self, rows: slice, tokens_n: Tensor, drawn_n: Tensor, plain_n: Tensor) -> None:
         going_n = self._reason[rows] == 0
@@ -95,6 +92,7 @@ class Rows:
             for tensor in (*columns, self.tokens, *self.logprobs):
                 tensor[target] = tensor[source]
         self.count = count
+        self.version += 1
 
     def change_slots(self, moves: Sequence[tuple[int, int]], members: int) -> None:
         """Updates the places of rows after group slots moved (from, to)."""
@@ -111,6 +109,6 @@ def draw_compiled(
     logits_NV = logits_NV.contiguous()
     tokens_N = torch.empty(rows, dtype=torch.long)
     drawn_N, plain_N = torch.empty(2, rows)
-    pointers = (tensor.data_ptr() for tensor in (logits_NV, keys_N, positions_N, tokens_N, drawn_N, plain_N))
-    kernels.draw(*pointers, rows, v, temperature, int(logits_NV.dtype == torch.bfloat16))
+    tensors = (logits_NV, keys_N, positions_N, tokens_N, drawn_N, plain_N)
+    kernels.draw(*pointers(*tensors), rows, v, temperature, logits_NV.dtype == torch.bfloat16)
     return tokens_N, drawn_N, plain_N

@@ -21,6 +21,18 @@ def fits(*sizes: int) -> bool:
     return all(size % _WIDTH == 0 for size in sizes) and library() is not None
 
 
+def kernels() -> SimpleNamespace:
+    """The compiled kernels, for callers that asked `fits` first."""
+    found = library()
+    assert found is not None, "the kernels could not be compiled: call fits() first"
+    return found
+
+
+def pointers(*tensors: Tensor | None) -> list[int | None]:
+    """The addresses of tensors as arguments of a kernel; the caller keeps a reference to each until it returns."""
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The sum x + delta, and its RMS norm times weight in `dtype`.
 
@@ -89,7 +101,7 @@ class _LinearLogprobs(torch.autograd.Function):
             del logits  # first, so that two chunks are never in memory
             logits = F.linear(hidden[at : at + rows], weight, bias)
             columns = [values[at : at + rows] for values in (targets, *found)]
-            _lib().logprobs(*_at(logits, *columns), *logits.shape, 1 / temperature, _half(logits))
+            kernels().logprobs(*pointers(logits, *columns), *logits.shape, 1 / temperature, _half(logits))
         # A single small chunk is kept: its memory costs less than the time to compute it again.
         kept = logits if logits.shape[0] == len(targets) and logits.numel() <= _KEPT else None
         ctx.save_for_backward(hidden, weight, bias, targets, lse, kept)
@@ -111,7 +123,7 @@ class _LinearLogprobs(torch.autograd.Function):
             del logits  # first, so that two chunks are never in memory
             logits = F.linear(hidden[part], weight, bias) if kept is None else kept.clone()
             columns = (values[part] for values in (targets, lse, d_logprobs))
-            _lib().logprobs_backward(*_at(logits, *columns), *logits.shape, ctx.factor, _half(logits))
+            kernels().logprobs_backward(*pointers(logits, *columns), *logits.shape, ctx.factor, _half(logits))
             torch.mm(logits, weight, out=d_hidden[part])
             if d_weight is not None:
                 d_weight.addmm_(logits.T, hidden[part])
@@ -127,8 +139,8 @@ class _AddNorm(torch.autograd.Function):
         x, delta = x.contiguous(), None if delta is None else delta.contiguous()
         total = x if delta is None else torch.empty_like(x)
         normed, inverse = torch.empty(rows, h, dtype=dtype), torch.empty(rows)
-        _lib().add_norm(
-            *_at(x, delta, weight, None if delta is None else total, normed, inverse),
+        kernels().add_norm(
+            *pointers(x, delta, weight, None if delta is None else total, normed, inverse),
             rows,
             h,
             eps,
@@ -152,8 +164,8 @@ class _AddNorm(torch.autograd.Function):
         dx = torch.empty_like(total)
         halved = torch.empty_like(total, dtype=torch.bfloat16) if ctx.delta_dtype == torch.bfloat16 else None
         d_weight = torch.empty_like(weight) if ctx.needs_input_grad[2] else None
-        _lib().norm_backward(
-            *_at(total, weight, inverse, d_normed, d_total, dx, halved, d_weight),
+        kernels().norm_backward(
+            *pointers(total, weight, inverse, d_normed, d_total, dx, halved, d_weight),
             rows,
             h,
             _half(d_normed),
@@ -167,7 +179,7 @@ class _SwiGlu(torch.autograd.Function):
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Any:
         gate, up = gate.contiguous(), up.contiguous()
         out = torch.empty_like(gate)
-        _lib().swiglu(*_at(gate, up, out), out.numel(), _half(gate))
+        kernels().swiglu(*pointers(gate, up, out), out.numel(), _half(gate))
         ctx.save_for_backward(gate, up)
         return out
 
@@ -176,7 +188,7 @@ class _SwiGlu(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> Any:
         gate, up = ctx.saved_tensors
         d_out, d_gate, d_up = d_out.contiguous(), torch.empty_like(gate), torch.empty_like(up)
-        _lib().swiglu_backward(*_at(gate, up, d_out, d_gate, d_up), gate.numel(), _half(gate))
+        kernels().swiglu_backward(*pointers(gate, up, d_out, d_gate, d_up), gate.numel(), _half(gate))
         return d_gate, d_up
 
 
@@ -197,7 +209,7 @@ class _TreeAttention(torch.autograd.Function):
         ctx.used = int(lengths.sum())
         out = _zero_beyond(torch.empty_like(tensors[0]), ctx.used)
         ctx.sizes = _tree_sizes(query, key, starts, scaling)
-        _lib().tree_attention(*_at(*tensors, out, starts, lengths), *ctx.sizes)
+        kernels().tree_attention(*pointers(*tensors, out, starts, lengths), *ctx.sizes)
         ctx.save_for_backward(*tensors, starts, lengths)
         return out
 
@@ -205,8 +217,9 @@ class _TreeAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> Any:
         *tensors, starts, lengths = ctx.saved_tensors
+        d_out = d_out.contiguous()
         gradients = [_zero_beyond(torch.empty_like(tensor), ctx.used) for tensor in tensors[:3]]
-        _lib().tree_attention_backward(*_at(*tensors, d_out.contiguous(), *gradients, starts, lengths), *ctx.sizes)
+        kernels().tree_attention_backward(*pointers(*tensors, d_out, *gradients, starts, lengths), *ctx.sizes)
         return (*gradients, None, None, None, None, None)
 
 
@@ -218,16 +231,6 @@ def _zero_beyond(tensor: Tensor, rows: int) -> Tensor:
 def _tree_sizes(query: Tensor, key: Tensor, starts: Tensor, scaling: float) -> tuple[float, ...]:
     groups, branches = starts.shape
     return groups, branches - 1, query.shape[1], key.shape[1], query.shape[2], scaling, _half(query)
-
-
-def _lib() -> SimpleNamespace:
-    found = library()
-    assert found is not None, "the kernels could not be compiled: call fits() first"
-    return found
-
-
-def _at(*tensors: Tensor | None) -> list[int | None]:
-    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 def _half(tensor: Tensor | None) -> int:

@@ -10,13 +10,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine_setting import DRAWN, Setting, all_of, assert_same, setting_of
-from grouprl.rollout import NativeEngine, static_forward
+from grouprl.rollout import NativeEngine
 from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.decoding import Unit
-from grouprl.rollout.forward import Forward, ModuleForward
-from grouprl.rollout.recorders import HostReads, NoRecorder, Recorder
+from grouprl.rollout.forward import Forward, ModuleForward, _padded_rows
+from grouprl.rollout.recorders import HostReads, Recorder
 from grouprl.rollout.rows import Rows
-from grouprl.rollout.static_forward import StaticForward
 from grouprl.types import Group, Sampling, StopReason
 from oracles import own_logits
 from tiny import tiny_model_folder
@@ -111,7 +110,7 @@ class GuardedRecorder:
 
 
 class StaticEngine(NativeEngine):
-    """The native engine on `StaticForward`."""
+    """The native engine on a `ModuleForward` with a recorder."""
 
     def __init__(self, setting: Setting, max_rows: int, recorder: Recorder, dtype: str = "float32") -> None:
         super().__init__(setting.model, setting.tokenizer, seed=0, max_rows=max_rows, dtype=dtype)
@@ -119,7 +118,7 @@ class StaticEngine(NativeEngine):
 
     def _forward(self, units: Sequence[Unit], sampling: Sampling) -> Forward:
         shape = super()._forward(units, sampling).shape
-        return StaticForward(self._model, shape, self._precise, self._recorder)
+        return ModuleForward(self._model, shape, self._precise, self._recorder)
 
 
 def with_a_hook(folder: Path) -> Setting:
@@ -143,7 +142,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Setting:
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Own tokens in steps of 8, so that short completions pass through several sizes."""
-    monkeypatch.setattr(static_forward, "_OWN", 8)
+    monkeypatch.setattr("grouprl.rollout.forward._OWN", 8)
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +156,7 @@ def drawn(setting: Setting) -> list[Group]:
 @pytest.mark.parametrize(
     ("recorder", "max_rows"),
     [
-        (NoRecorder, 1),
+        (GuardedRecorder, 1),
         (TapeRecorder, 3),
         (TapeRecorder, 9),
         (TapeRecorder, 64),
@@ -191,7 +190,7 @@ def test_stop_strings(setting: Setting, drawn: list[Group], recorder: type[Recor
 
 
 def test_completions_wider_than_one_size(one: Setting, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(static_forward, "_OWN", 128)
+    monkeypatch.setattr("grouprl.rollout.forward._OWN", 128)
     monkeypatch.setattr(one.model.generation_config, "eos_token_id", 1)
     requests, sampling, recorder = [one.request(0, 3), one.request(3, 2)], Sampling(max_tokens=140), TapeRecorder()
     got = StaticEngine(one, 8, recorder).generate(requests, sampling)
@@ -218,7 +217,7 @@ def test_log_probs_are_those_of_a_full_forward(setting: Setting):
     [(1, 8), (8, 8), (9, 16), (64, 64), (65, 80), (128, 128), (129, 160), (257, 320), (449, 512), (512, 512)],
 )
 def test_rows_are_rounded_up_by_at_most_a_quarter_above_64(rows: int, most: int):
-    assert static_forward._padded_rows(rows) == most
+    assert _padded_rows(rows) == most
 
 
 # What cannot be recorded
@@ -292,7 +291,6 @@ WRITTEN = torch.randint(5, 320, (20, 4), generator=torch.Generator().manual_seed
 def logits_of(setting: Setting, forward: Forward) -> Tensor:
     """Logits [steps, rows, V] after the same tokens, whatever the model prefers."""
     rows, made = started(setting, forward), []
-    forward.changed()
     for tokens in WRITTEN:
         write(rows, tokens)
         lengths = [int(rows.prompt[0]), int(rows.prompt[3])]
@@ -305,12 +303,12 @@ def test_bfloat16_is_autocast_of_the_float32_weights(one: Setting):
     exact = logits_of(one, ModuleForward(one.model, SHAPE, torch.float32))
     with torch.autocast("cpu", torch.bfloat16):
         expected = logits_of(one, ModuleForward(one.model, SHAPE, torch.bfloat16))
-        got = logits_of(one, StaticForward(one.model, SHAPE, torch.bfloat16, TapeRecorder()))
+        got = logits_of(one, ModuleForward(one.model, SHAPE, torch.bfloat16, TapeRecorder()))
     rounding = (expected - exact).std()
     assert rounding > 0.01
     assert (got - expected).std() < 0.5 * rounding  # many operations are the very same
     assert (got - exact).std() < 1.1 * rounding
-    alone = logits_of(one, StaticForward(one.model, SHAPE, torch.bfloat16, TapeRecorder()))
+    alone = logits_of(one, ModuleForward(one.model, SHAPE, torch.bfloat16, TapeRecorder()))
     assert torch.equal(alone, got)  # it brings its own autocast
     assert {weight.dtype for weight in one.model.parameters()} == {torch.float32}
 
@@ -322,7 +320,7 @@ def test_bfloat16_is_autocast_of_the_float32_weights(one: Setting):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_renewed_it_has_the_new_weights_and_its_old_recordings(tmp_path: Path, dtype: torch.dtype):
     setting, recorder = with_a_hook(tiny_model_folder(tmp_path)), TapeRecorder()
-    forward = StaticForward(setting.model, SHAPE, dtype, recorder)
+    forward = ModuleForward(setting.model, SHAPE, dtype, recorder)
     before = logits_of(setting, forward)
     tapes = recorder.tapes
     assert tapes == 3
@@ -331,14 +329,14 @@ def test_renewed_it_has_the_new_weights_and_its_old_recordings(tmp_path: Path, d
     assert forward.renew(SHAPE)
     after = logits_of(setting, forward)
     assert recorder.tapes == tapes
-    assert torch.equal(after, logits_of(setting, StaticForward(setting.model, SHAPE, dtype, TapeRecorder())))
+    assert torch.equal(after, logits_of(setting, ModuleForward(setting.model, SHAPE, dtype, TapeRecorder())))
     assert (after - before).abs().max() > 0.1
 
 
 @torch.no_grad()
 def test_it_is_not_renewed_without_the_room_or_for_other_weights(tmp_path: Path):
     setting = setting_of(tiny_model_folder(tmp_path))
-    forward = StaticForward(setting.model, SHAPE, torch.float32)
+    forward = ModuleForward(setting.model, SHAPE, torch.float32, TapeRecorder())
     assert forward.shape == SHAPE
     smaller = CacheShape(2, 2, 16, groups=1, rows=1, prompt_tokens=1, own_tokens=1)
     assert forward.renew(smaller)
