@@ -2,7 +2,7 @@
 
     grouprl compare compare_family
     grouprl compare demo --vary algorithm=grpo_process,grpo_iterative,reinforce,reinforce_pp,gspo,cispo \
-        --name family_rest threads=1 evaluation.every=2 evaluation.problems=200 evaluation.samples=0
+        --name family_rest model.threads=1 evaluation.every=2 evaluation.problems=200 evaluation.samples=0
     python benchmarks/algorithm_curves.py runs/compare_family runs/family_rest
 """
 

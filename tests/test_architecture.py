@@ -20,7 +20,6 @@ STEP_LINES = 120
 # Classes that are still to be divided: this set is empty in the end, and takes no new ones.
 TOO_MANY_FIELDS = {
     "grouprl.check_reward.findings.KindScores",
-    "grouprl.config.run.RunConfig",
 }
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 # Functions and columns on their way from a run to its own workers; nothing that was stored or downloaded.

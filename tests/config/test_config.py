@@ -17,6 +17,7 @@ from grouprl.config.run import (
     RewardConfig,
     RolloutConfig,
     RunConfig,
+    ScoringConfig,
     TaskConfig,
     dump_config,
     load_config,
@@ -62,9 +63,9 @@ def test_a_configuration_does_not_change():
         RunConfig().steps = 3
 
 
-def test_no_model_has_more_than_fifteen_fields():
+def test_no_section_has_more_than_twelve_fields():
     sections = (PolicyConfig, TaskConfig, RolloutConfig, LearnerConfig, EvaluationConfig, CheckpointConfig, SftConfig)
-    assert max(len(section.model_fields) for section in (*sections, RunConfig)) <= 15
+    assert max(len(section.model_fields) for section in (*sections, RunConfig)) <= 12
 
 
 def test_supervised_runs_have_their_own_learning_rate_whatever_else_is_set():
@@ -115,9 +116,40 @@ def test_a_number_may_be_a_name(text: str, value: str):
 
 def test_the_problem_order_of_a_run_directory_written_before_0_1_0_is_read(tmp_path: Path):
     older = written(tmp_path, "curriculum: {sampler: edge, floor: 0.3}")
-    assert run(files=(older,)).curriculum == CurriculumConfig(order="edge", floor=0.3)
-    assert run("curriculum.order=uniform", "curriculum.floor=0.2", files=(older,)).curriculum == CurriculumConfig()
+    assert run(files=(older,)).rollout.curriculum == CurriculumConfig(order="edge", floor=0.3)
+    changes = ("rollout.curriculum.order=uniform", "curriculum.floor=0.2")
+    assert run(*changes, files=(older,)).rollout.curriculum == CurriculumConfig()
     assert "sampler" not in dump_config(run(files=(older,)))
+
+
+@pytest.mark.parametrize(
+    ("first", "change"),
+    [
+        ("threads: 3\nscoring: {workers: 3}", ("model.threads=2", "rollout.scoring.workers=2")),
+        ("model: {threads: 3}\nrollout: {scoring: {workers: 3}}", ("threads=2", "scoring.workers=2")),
+    ],
+)
+def test_the_last_spelling_of_a_key_that_moved_counts(tmp_path: Path, first: str, change: tuple[str, ...]):
+    file = written(tmp_path, first + "\nsteps: 7\n")
+    for changes, expected in (((), 3), (change, 2)):
+        config = run("model.dtype=bfloat16", *changes, files=(file,))
+        assert (config.steps, config.model.dtype) == (7, "bfloat16")
+        assert config.model.threads == config.rollout.scoring.workers == expected
+
+
+def test_keys_that_moved_can_be_given_beside_their_section_in_python():
+    rollout, scoring = RolloutConfig(group_size=4), ScoringConfig(workers=2)
+    config = RunConfig(threads=2, model=PolicyConfig(path="x"), scoring=scoring, rollout=rollout)
+    assert config.model == PolicyConfig(path="x", threads=2)
+    assert config.rollout == RolloutConfig(group_size=4, scoring=scoring)
+    assert SftConfig(threads=2).model.threads == 2
+
+
+def test_a_wrong_value_of_a_key_that_moved_is_told_with_its_place():
+    assert mistakes("threads=-1") == [
+        "override threads=-1: model.threads: expected greater than or equal to 0, got -1 (CPU threads; 0 = all cores)"
+    ]
+    assert mistakes("scoring=3")[0].startswith("override scoring=3: rollout.scoring: expected a section")
 
 
 def test_null_is_the_absence_of_a_choice():

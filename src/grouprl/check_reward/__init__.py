@@ -55,7 +55,7 @@ def try_rewards(
 ) -> RewardCheck:
     """Scores the completions of `trial_completions` for the first train problems of a task.
 
-    Rewards run in worker processes as in training, under `config.scoring`, but invalid completions never stop them.
+    Rewards run in worker processes as in training, under `rollout.scoring`, but invalid completions never stop them.
 
     Raises:
         UserError: a reward cannot be loaded, needs a column that no problem has, or does not fit the run.
@@ -66,8 +66,7 @@ def try_rewards(
     asked = task.problems("train")[:problems]
     golds = [task.gold(problem) for problem in asked]
     texts = trial_completions(asked, golds, config.task.format)
-    everything_is_shown = config.scoring.model_copy(update={"max_invalid": 1.0})
-    with configured_scorer(config.model_copy(update={"scoring": everything_is_shown}), task, rewards) as opened:
+    with configured_scorer(config, task, rewards, max_invalid=1.0) as opened:
         tokenizer = load_tokenizer(config.model.path)
         opened.check_columns(asked)
         scorer = TrialScorer(opened, tokenizer)

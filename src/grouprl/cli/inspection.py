@@ -90,8 +90,7 @@ def _outcomes(
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[RewardOutcome, ...]:
     # max_invalid=1, because this screen shows why completions are invalid.
-    scoring = config.scoring.model_copy(update={"max_invalid": 1.0})
-    with configured_scorer(config.model_copy(update={"scoring": scoring}), task, rewards) as scorer:
+    with configured_scorer(config, task, rewards, max_invalid=1.0) as scorer:
         return scorer.finish([scorer.begin(group)], tokenizer)[0]
 
 
@@ -161,7 +160,7 @@ def _own(prompt: str, tokenizer: PreTrainedTokenizerBase) -> Problem:
 
 
 def _engine(config: RunConfig) -> tuple[NativeEngine, PreTrainedTokenizerBase, int]:
-    torch.set_num_threads(config.threads or torch.get_num_threads())
+    torch.set_num_threads(config.model.threads or torch.get_num_threads())
     model = load_model(config.model.path, device=resolve_device(config.model.device))
     tokenizer = load_tokenizer(config.model.path)
     engine = NativeEngine(

@@ -50,13 +50,23 @@ def load_config(
     Raises UserError with all errors: each names its file or override, its key, the expected and the given value.
     """
     by_name = getattr(kind, "by_name", {})
-    layers, unread = _read_all(files, overrides, by_name)
+    layers, unread = _read_all(kind, files, overrides)
     if unread:
         raise _all_of(unread)
     config, invalid = _validated(kind, functools.reduce(functools.partial(_layered, by_name), layers, {}), context)
     if config is None:
         raise _all_of([f"{_origin(layers, key)}: {'.'.join(key)}: {text}" for key, text in invalid])
     return config
+
+
+def move_keys(kind: type[BaseModel], given: Any) -> Any:
+    """Moves each top-level key in `kind.moved` into the section that it names; returns other values unchanged."""
+    tree = dict(given) if isinstance(given, Mapping) else {}
+    moved: Mapping[str, str] = getattr(kind, "moved", {})
+    for key, section in moved.items():
+        if key in tree and isinstance(tree.get(section, {}), Mapping | BaseModel):
+            tree[section] = {**dict(tree.get(section, {})), key: tree.pop(key)}
+    return tree or given
 
 
 def dump_config(config: BaseModel) -> str:
@@ -68,15 +78,17 @@ def _all_of(mistakes: Sequence[str]) -> UserError:
     return UserError("\n  ".join(["errors in the configuration:", *mistakes]))
 
 
-def _read_all(files: Sequence[Path], overrides: Sequence[str], by_name: ByName) -> tuple[list[_Layer], list[str]]:
+def _read_all(kind: type[BaseModel], files: Sequence[Path], overrides: Sequence[str]) -> tuple[list[_Layer], list[str]]:
     """Returns the layers in the order in which they apply, and the errors of those that cannot be read."""
     layers: list[_Layer] = []
     mistakes: list[str] = []
+    by_name = getattr(kind, "by_name", {})
     sources = [(str(path), functools.partial(_read_file, path)) for path in files]
     sources += [(f"override {text}", functools.partial(_read_override, text)) for text in sorted(overrides, key=_depth)]
     for origin, read in sources:
         try:
-            layers.append(_Layer(origin, {key: _spelled_out(key, value, by_name) for key, value in read().items()}))
+            tree = move_keys(kind, read())  # in each layer, so that an older spelling in a later one counts
+            layers.append(_Layer(origin, {key: _spelled_out(key, value, by_name) for key, value in tree.items()}))
         except (UserError, yaml.YAMLError) as error:
             mistakes.append(f"{origin}: {' '.join(str(error).split())}")
     return layers, mistakes

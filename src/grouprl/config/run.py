@@ -28,6 +28,7 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import as_tree, flat, options, with_options
 from grouprl.config.files import dump_config as dump_config
 from grouprl.config.files import load_config as load_config
+from grouprl.config.files import move_keys
 from grouprl.types import Sampling, UserError
 
 # Types are strict, because YAML distinguishes 8 from "8" and true; but a run may be named 7.
@@ -47,11 +48,12 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
-    """A model, its dtype and its device."""
+    """A model, and how this machine computes it."""
 
     path: Text = Field("abacus", description="a built-in model, a hub id or a folder in Hugging Face layout")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the computation; weights stay float32")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:1")
+    threads: int = Field(0, ge=0, description="CPU threads; 0 = all cores")
 
 
 class LoraConfig(Section):
@@ -107,8 +109,25 @@ class ScoringConfig(Section):
     max_invalid: float = Field(0.1, ge=0.0, le=1.0, description="share of invalid completions that stops the run")
 
 
+class CurriculumConfig(Section):
+    """The choice of a step's problems from the train split."""
+
+    order: Literal["uniform", "edge"] = Field("uniform", description="edge prefers problems solved sometimes")
+    floor: float = Field(0.2, gt=0.0, le=1.0, description="of edge: share of visits that cover all problems in turn")
+    sharpness: float = Field(2.0, ge=0.0, le=16.0, description="of edge: strength of the preference; 0 = none")
+    half_life: float = Field(1.0, gt=0.0, description="visits after which an earlier verdict counts half")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_sampler(cls, given: Any) -> Any:
+        # Development versions before 0.1.0 wrote `sampler` into config.yaml; their runs can be read and resumed.
+        if not isinstance(given, Mapping) or "sampler" not in given:
+            return given
+        return {"order": given["sampler"], **{key: value for key, value in given.items() if key != "sampler"}}
+
+
 class RolloutConfig(Section):
-    """The groups of a step and the sampling parameters."""
+    """The groups of a step: their problems, the sampling parameters, and the limits of scoring."""
 
     problems_per_step: int = Field(16, ge=1, description="groups in a step")
     group_size: int = Field(8, ge=1, description="completions of one problem")
@@ -119,6 +138,8 @@ class RolloutConfig(Section):
     top_k: int = Field(0, ge=0, description="most probable tokens kept; 0 = off")
     min_p: Fraction = Field(0.0, description="smallest probability kept, relative to the largest; 0 = off")
     stop: tuple[Text, ...] = Field((), strict=False, description="texts that end a completion")
+    curriculum: CurriculumConfig = CurriculumConfig()
+    scoring: ScoringConfig = ScoringConfig()
 
     @property
     def sampling(self) -> Sampling:
@@ -144,23 +165,6 @@ class LearnerConfig(UpdateConfig):
     """The learner of reinforcement learning, which may have a critic."""
 
     critic_learning_rate: float | None = Field(None, ge=0.0, description="of the critic; null = learning_rate")
-
-
-class CurriculumConfig(Section):
-    """The choice of a step's problems from the train split."""
-
-    order: Literal["uniform", "edge"] = Field("uniform", description="edge prefers problems solved sometimes")
-    floor: float = Field(0.2, gt=0.0, le=1.0, description="of edge: share of visits that cover all problems in turn")
-    sharpness: float = Field(2.0, ge=0.0, le=16.0, description="of edge: strength of the preference; 0 = none")
-    half_life: float = Field(1.0, gt=0.0, description="visits after which an earlier verdict counts half")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rename_sampler(cls, given: Any) -> Any:
-        # Development versions before 0.1.0 wrote `sampler` into config.yaml; their runs can be read and resumed.
-        if not isinstance(given, Mapping) or "sampler" not in given:
-            return given
-        return {"order": given["sampler"], **{key: value for key, value in given.items() if key != "sampler"}}
 
 
 class EvaluationConfig(Section):
@@ -206,22 +210,26 @@ class RunConfig(Section):
 
     # Sections that a name alone gives (algorithm=dapo), and what writes their options in one way.
     by_name: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {"algorithm": flat}
+    # Development versions before 0.1.0 wrote these keys at the top; their runs can be read and resumed.
+    moved: ClassVar[Mapping[str, str]] = {"threads": "model", "curriculum": "rollout", "scoring": "rollout"}
 
     name: Name = Field("run", description="folder of the run: letters, digits, '.', '_' and '-'")
     runs_dir: Text = Field("runs", description="where the folders of runs are")
     seed: int = Field(0, ge=0, lt=2**63, description="of sampling and of the order of problems")
     steps: int = Field(100, ge=1, description="training iterations, one batch of completions each")
-    threads: int = Field(0, ge=0, description="CPU threads; 0 = all cores")
     model: PolicyConfig = PolicyConfig()
     task: TaskConfig = TaskConfig()
     rewards: tuple[RewardConfig, ...] = Field((), strict=False, description="one entry for each reward function")
-    scoring: ScoringConfig = ScoringConfig()
     algorithm: AlgorithmSection = Algorithm()
-    curriculum: CurriculumConfig = CurriculumConfig()
     rollout: RolloutConfig = RolloutConfig()
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _move_keys(cls, given: Any) -> Any:
+        return move_keys(cls, given)
 
     @model_validator(mode="after")
     def _rewards_are_named_once(self) -> Self:
@@ -251,10 +259,10 @@ def check_sections(config: RunConfig) -> None:
             f"algorithm.refresh_reference: expected 0 with model.lora, got {algorithm.kl.refresh_reference}: a "
             "reference that is the model without its adapter cannot change; remove it, or set model.lora=null"
         )
-    chosen, usual = config.curriculum, CurriculumConfig()
+    chosen, usual = config.rollout.curriculum, CurriculumConfig()
     for field in ("floor", "sharpness"):
         if chosen.order == "uniform" and getattr(chosen, field) != getattr(usual, field):
-            raise UserError(f"curriculum.{field}: expected order=edge, which alone has it, got uniform: remove it")
+            raise UserError(f"rollout.curriculum.{field}: expected order=edge, which has it, got uniform: remove it")
     alone = {"mean", "leave_one_out", "group_std"} if size == 1 else set()
     if size * config.rollout.problems_per_step == 1 and algorithm.advantage.credit == "completion":
         alone |= {"batch_mean", "batch_std"}

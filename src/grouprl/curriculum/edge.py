@@ -39,9 +39,9 @@ class EdgeOrder:
 
     def __post_init__(self) -> None:
         for name, value, ok, expected in (
-            ("rollout.group_size", self.group_size, self.group_size >= 2, "2 or more with curriculum.order=edge"),
-            ("curriculum.floor", self.floor, 0 < self.floor <= 1, "more than 0 and at most 1"),
-            ("curriculum.sharpness", self.sharpness, 0 <= self.sharpness <= 16, "0 to 16"),
+            ("rollout.group_size", self.group_size, self.group_size >= 2, "2 or more with order=edge"),
+            ("rollout.curriculum.floor", self.floor, 0 < self.floor <= 1, "more than 0 and at most 1"),
+            ("rollout.curriculum.sharpness", self.sharpness, 0 <= self.sharpness <= 16, "0 to 16"),
         ):
             if not ok:
                 raise UserError(f"{name}: expected {expected}, got {value!r}: change it")
@@ -56,7 +56,7 @@ class EdgeOrder:
         if len(problems) < self.problems_per_step:
             raise UserError(
                 f"rollout.problems_per_step: expected at most {len(problems)}, as many as there are train problems, "
-                f"with curriculum.order=edge, got {self.problems_per_step}: lower it, or use order=uniform"
+                f"with rollout.curriculum.order=edge, got {self.problems_per_step}: lower it, or use order=uniform"
             )
         return self._first(self.problems_per_step, problems, step, rates)
 

@@ -54,15 +54,18 @@ def _configured(reward: RewardConfig, config: RunConfig, task: Task) -> Weighted
 
 
 def configured_scorer(
-    config: RunConfig, task: Task, rewards: Sequence[WeightedReward]
+    config: RunConfig, task: Task, rewards: Sequence[WeightedReward], *, max_invalid: float | None = None
 ) -> AbstractContextManager[Scorer]:
-    """Opens the scorer of a run with its worker processes and the algorithm's length penalty: see `open_scorer`."""
-    buffer = config.algorithm.groups.overlong_buffer
+    """Opens the scorer of a run with its worker processes and the algorithm's length penalty: see `open_scorer`.
+
+    `max_invalid` replaces the configuration's share of invalid completions that stops the run.
+    """
+    buffer, scoring = config.algorithm.groups.overlong_buffer, config.rollout.scoring
     return open_scorer(
         rewards,
         verifier=verifier_of(task.verifier, rewards, task.own_rewards),
-        limits=Limits(**config.scoring.model_dump(exclude={"max_invalid"})),
-        max_invalid=config.scoring.max_invalid,
+        limits=Limits(**scoring.model_dump(exclude={"max_invalid"})),
+        max_invalid=scoring.max_invalid if max_invalid is None else max_invalid,
         overlong=Overlong(buffer, config.rollout.max_tokens) if buffer else None,
     )
 

@@ -33,8 +33,8 @@ class UnitTests:
     indented by four columns or more. Raises ValueError when `test_setup_code` fails, SandboxError when the sandbox
     fails: the completion is then invalid, not wrong.
 
-    The programs of a group run one after another. If a call takes longer than `scoring.seconds`, each completion is
-    tested alone: the values are the same, but all programs run a second time.
+    The programs of a group run one after another. If a call takes longer than `rollout.scoring.seconds`, each
+    completion is tested alone: the values are the same, but all programs run a second time.
     """
 
     share: bool = False

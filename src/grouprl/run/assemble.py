@@ -164,17 +164,17 @@ def _parts(
 
 
 def _order(config: RunConfig) -> ProblemOrder:
-    count, curriculum = config.rollout.problems_per_step, config.curriculum
+    count, curriculum = config.rollout.problems_per_step, config.rollout.curriculum
     if curriculum.order == "uniform":
         return UniformOrder(count, config.seed)
     return EdgeOrder(count, config.seed, config.rollout.group_size, curriculum.floor, curriculum.sharpness)
 
 
 def _check_order(config: RunConfig, task: Task) -> None:
-    if config.curriculum.order == "edge" and task.verifier is None:
+    if config.rollout.curriculum.order == "edge" and task.verifier is None:
         raise UserError(
-            f"curriculum.order: expected a task with a verifier for edge, got {task.name}, which has none: give the "
-            "problems an answer, give the task a verifier, or set curriculum.order=uniform"
+            f"rollout.curriculum.order: expected a task with a verifier for edge, got {task.name}, which has none: "
+            "give the problems an answer, give the task a verifier, or set rollout.curriculum.order=uniform"
         )
     _order(config).visits(task.problems("train"), step=1, rates=PassRates())  # raises for too few problems
 

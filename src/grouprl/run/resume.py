@@ -12,7 +12,7 @@ from grouprl.record.layout import RunDirectory
 from grouprl.types import UserError
 
 # All other settings determine problems, completions or updates.
-_FREE = ("name", "runs_dir", "steps", "threads", "scoring", "evaluation", "checkpoint")
+_FREE = ("name", "runs_dir", "steps", "model.threads", "rollout.scoring", "evaluation", "checkpoint")
 
 
 def saved_path(directory: Path) -> Path:
@@ -47,9 +47,10 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
 
 
 def differences(then: RunConfig, now: RunConfig, free: Collection[str]) -> list[str]:
-    """Lists the settings outside the sections of `free` that differ, with old and new value."""
+    """Lists the settings that differ, with old and new value; `free` names settings and sections to ignore."""
     old, new = (_flat(config.model_dump() | {"algorithm": _algorithm(config)}) for config in (then, now))
-    changed = [key for key in sorted(old | new) if key.split(".")[0] not in free and old.get(key) != new.get(key)]
+    ignored = tuple(f"{name}." for name in free)
+    changed = [key for key in sorted(old | new) if not f"{key}.".startswith(ignored) and old.get(key) != new.get(key)]
     return [f"{key}: {old.get(key)!r} then, {new.get(key)!r} now" for key in changed]
 
 

@@ -73,8 +73,8 @@ def train(
     """
     terminal = terminal or Terminal()
     directory = Path(config.runs_dir) / config.name
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    if config.model.threads:
+        torch.set_num_threads(config.model.threads)
     checkpoint, state = latest_checkpoint(directory) if resume else (None, None)
     if resume:
         check_resumable(directory, config)
@@ -132,7 +132,7 @@ class _RunLoop:
         self._terminal, self._stop = terminal, stop
         self._state, self._started = parts.state, time.perf_counter()
         known = recorded_verdicts(record.directory, until=parts.state.step)
-        self._rates = update(PassRates(), known, half_life=config.curriculum.half_life)
+        self._rates = update(PassRates(), known, half_life=config.rollout.curriculum.half_life)
 
     def run(self) -> Run:
         """Makes the remaining steps, with an evaluation before and after."""
@@ -170,7 +170,7 @@ class _RunLoop:
         record = grpo_step(self._parts.step_parts, step, self._rates, on_finished=finished)
         bars.stepped()
         found = verdicts(record.groups, record.outcomes)
-        self._rates = update(self._rates, found, half_life=self._config.curriculum.half_life)
+        self._rates = update(self._rates, found, half_life=self._config.rollout.curriculum.half_life)
         known = curriculum_metrics(self._rates) if self._parts.step_parts.task.verifier else {}
         metrics = {**record.metrics, **known, "rss_mib": peak_rss_mib()}
         self._record.step(replace(record, metrics=metrics))

@@ -44,7 +44,7 @@ class InvalidCount:
         reasons = "; ".join(f"{reason} ({times} times)" for reason, times in self._reasons.most_common(3))
         raise UserError(
             f"rewards: expected valid rewards for all but {self._share:.0%} of the completions "
-            f"(scoring.max_invalid), got {invalid} invalid of the last {total}: {reasons}. Fix the reward"
+            f"(rollout.scoring.max_invalid), got {invalid} invalid of the last {total}: {reasons}. Fix the reward"
         )
 
     def close(self) -> None:

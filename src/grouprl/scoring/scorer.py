@@ -101,8 +101,8 @@ def open_scorer(
         needed = getattr(reward.function, "longest_call_seconds", 0.0)  # set by rewards with a time limit of their own
         if needed > limits.seconds:
             raise UserError(
-                f"reward {reward.name}: expected scoring.seconds of {needed:g} or more for its own limit, got "
-                f"{limits.seconds:g}: raise it, or lower the reward's"
+                f"reward {reward.name}: expected rollout.scoring.seconds of {needed:g} or more for its own limit, "
+                f"got {limits.seconds:g}: raise it, or lower the reward's"
             )
     sources = {name: _source(reward) for name, reward in known.items() if not reward.in_process}
     with RewardPool(sources, limits) as pool:

@@ -55,7 +55,7 @@ def sft(config: SftConfig) -> Path:
     """
     out = model_folder(config)
     pairs = load_pairs(config)
-    torch.set_num_threads(config.threads or torch.get_num_threads())
+    torch.set_num_threads(config.model.threads or torch.get_num_threads())
     model, tokenizer = _model(config, pairs, resolve_device(config.model.device))
     terminal = Terminal()
     with terminal.progress("encode pairs", len(pairs)) as advance:

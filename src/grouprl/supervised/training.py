@@ -148,7 +148,7 @@ def learn_preferences(what: str, config: PreferenceLearningConfig, begin: Begin)
     tokenizer = load_tokenizer(config.model.path)
     preferences = load_preferences(config.preferences, tokenizer)
     train, test = split_preferences(preferences, config.eval_share)
-    torch.set_num_threads(config.threads or torch.get_num_threads())
+    torch.set_num_threads(config.model.threads or torch.get_num_threads())
     model, pack_metrics = begin(tokenizer, resolve_device(config.model.device))
     refuse_longer(preferences, context_length(model))
     learned, held_out = [pair.group for pair in train], [pair.group for pair in test]
