@@ -6,20 +6,20 @@ import random
 import re
 import string
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from grouprl.tasks import Gsm8k, WordProblems
+from grouprl.tasks import Gsm8k, WordProblems, lazy_problems
 from grouprl.tasks.answers import gold_answer, last_boxed
 from grouprl.tasks.base import Split
+from grouprl.tasks.lazy_problems import DrawnProblems
 from grouprl.tasks.named import load_task
-from grouprl.tasks.stories import Operation, Story
 from grouprl.tasks.word_problems import (
     cold_start_pairs,
     direct_guess,
     operations,
-    unique_stories,
     worked_solution,
 )
 from grouprl.types import Problem, UserError
@@ -92,9 +92,27 @@ def test_the_split_follows_from_the_text_alone() -> None:
         assert {expected(text) for text in questions(WordProblems(seed=5, train_problems=500), split)} == {split}
 
 
-def test_a_story_met_before_is_drawn_again() -> None:
-    a, b, c, d = (Story(text, (Operation(1, "+", 1),)) for text in "abcd")
-    assert unique_stories([iter([a, b]), iter([a, c]), iter([c, a, b, d])]) == [a, c, b]
+class Letters(DrawnProblems):
+    """Draws the letters of a text, one text for each problem."""
+
+    name, train_problems = "letters", 1
+
+    def __init__(self, *texts: str) -> None:
+        self.texts, self.eval_problems = texts, len(texts)
+
+    def draw(self, split: Split, index: int) -> Iterator[tuple[str, Problem]]:
+        return ((letter, Problem(str(index), letter)) for letter in self.texts[index])
+
+
+def test_a_problem_met_before_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lazy_problems, "split_of", lambda letter: "train" if letter == "z" else "test")
+    assert [(p.id, p.prompt) for p in Letters("ab", "zac", "cabd").problems("test")] == [
+        ("0", "a"),
+        ("1", "c"),
+        ("2", "b"),
+    ]
+    with pytest.raises(UserError, match=r"no more different problems for test than letters .*about 2.*got 3"):
+        Letters("ab", "ac", "cza").problems("test")
 
 
 def test_a_problem_depends_on_seed_split_and_number_alone() -> None:

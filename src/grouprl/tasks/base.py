@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from grouprl.types import Problem
+from grouprl.types import Problem, UserError
 
 Split = Literal["train", "validation", "test"]
 
@@ -16,17 +16,14 @@ class Task(Protocol):
     @property
     def name(self) -> str:
         """The name users write in a configuration."""
-        ...
 
     @property
     def default_rewards(self) -> Mapping[str, float]:
         """Names and weights of the rewards of a run whose configuration names none."""
-        ...
 
     @property
     def default_step_rewards(self) -> Mapping[str, float]:
         """Names and weights of further process rewards, for algorithms that give credit to reasoning steps."""
-        ...
 
     @property
     def verifier(self) -> str | None:
@@ -34,21 +31,22 @@ class Task(Protocol):
 
         None for a task without a verifier, which has no accuracy.
         """
-        ...
 
     @property
     def own_rewards(self) -> Mapping[str, Callable[..., Any]]:
         """Reward functions in TRL's form that only this task has; their names come before those of built-in rewards."""
-        ...
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split, in a fixed order; splits are disjoint."""
-        ...
 
     def gold(self, problem: Problem) -> str | None:
         """The text of a completion that solves the problem; None where the task knows none."""
-        ...
 
     def traits(self, text: str) -> Mapping[str, bool]:
         """Yes/no properties of a completion for the metrics, never for the reward, such as {"worked": True}."""
-        ...
+
+
+def check_setting(name: str, value: object, ok: bool, expected: str) -> None:
+    """Raises UserError for a setting that is not ok."""
+    if not ok:
+        raise UserError(f"{name}: expected {expected}, got {value!r}: change it")

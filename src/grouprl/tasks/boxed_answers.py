@@ -9,6 +9,8 @@ from grouprl.tasks.answers import is_worked
 from grouprl.types import Message
 
 BOXED_PROMPT = "Reason step by step, and put your final answer within \\boxed{}."
+EQUATION_STEPS: Mapping[str, float] = {"equation_steps": 1.0}
+"""The process reward where solutions consist of equations: 1.0 for each worked equation that belongs to one."""
 
 
 class BoxedAnswers:

@@ -4,50 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from grouprl.tasks.asserts import SplitError, asserts_of_check, parse_asserts
-from grouprl.tasks.base import Split
-from grouprl.tasks.files import Row, column
-from grouprl.tasks.sources import PromptRow, read_prompts
-from grouprl.types import Problem, UserError
+from grouprl.tasks.base import check_setting
+from grouprl.tasks.columns import Row, column
+from grouprl.tasks.sources import FileProblems, PromptRow
+from grouprl.types import Message, Problem, UserError
 
 BUNDLED = Path(__file__).parent / "data" / "code.jsonl"
 FENCE = "Write the code in one ```python block."
 
-_SKIPPED = "left_out"
-
 
 @dataclass(frozen=True)
-class Code:
+class Code(FileProblems):
     """The task `code`: write a Python function that passes unit tests, which run in the sandbox.
 
-    `path` is a data file, a folder or a hub data set (see `tasks.sources.read_prompts`), or None for 25 built-in
-    problems. A row has MBPP's columns (`text` or `prompt`, `test_list`, optionally `code`, `test_setup_code` and
-    `test_imports`), or HumanEval's (`prompt`, `test`, `entry_point`, optionally `canonical_solution`). Both give
-    problems with MBPP's columns `test_list` and `test_setup_code`, which the reward `unit_tests` needs.
+    `path` is a data file, a folder or a hub data set (see `tasks.sources`), or None for 25 built-in problems. A row has
+    MBPP's columns (`text` or `prompt`, `test_list`, optionally `code`, `test_setup_code` and `test_imports`), or
+    HumanEval's (`prompt`, `test`, `entry_point`, optionally `canonical_solution`). Both give problems with MBPP's
+    columns `test_list` and `test_setup_code`, which the reward `unit_tests` needs.
 
     The prompt of an MBPP row is its text and the first `shown_tests` asserts, which show the function's name. MBPP
     itself shows all three, and with them all answers. The prompt of a HumanEval row is the head of the function.
 
-    Reading raises UserError with file and line for a problem whose tests cannot be split (`tasks.asserts`); with
-    `leave_out` it skips the problem instead.
+    Reading raises UserError for a problem whose tests cannot be split (`tasks.asserts`); with `leave_out` it skips the
+    problem instead.
     """
 
     path: str | None = None
     shown_tests: int = 1
     leave_out: bool = False
+    name = "code"
+    verifier = "unit_tests"
+    example_row = {  # noqa: RUF012  declared by FileProblems
+        "text": "Write a function that returns the middle one of three numbers.",
+        "code": "def middle(a, b, c):\n    return sorted((a, b, c))[1]",
+        "test_list": ["assert middle(3, 1, 2) == 2", "assert middle(5, 5, 1) == 5"],
+    }
 
     def __post_init__(self) -> None:
-        if self.shown_tests < 0:
-            raise UserError(f"task.arguments.shown_tests: expected 0 or more, got {self.shown_tests}: change it")
-
-    @property
-    def name(self) -> str:
-        """`code`."""
-        return "code"
+        check_setting("task.arguments.shown_tests", self.shown_tests, self.shown_tests >= 0, "0 or more")
 
     @property
     def default_rewards(self) -> Mapping[str, float]:
@@ -60,28 +58,28 @@ class Code:
         return {}
 
     @property
-    def verifier(self) -> str:
-        """`unit_tests`."""
-        return "unit_tests"
-
-    @property
     def own_rewards(self) -> Mapping[str, Callable[..., Any]]:
         """None of its own."""
         return {}
 
-    @classmethod
-    def example(cls) -> Problem:
-        """A problem in MBPP's form."""
-        row = {
-            "text": "Write a function that returns the middle one of three numbers.",
-            "code": "def middle(a, b, c):\n    return sorted((a, b, c))[1]",
-            "test_list": ["assert middle(3, 1, 2) == 2", "assert middle(5, 5, 1) == 5"],
-        }
-        return _problem("code/example", *cls()._read(("example", row)))
+    def source(self) -> str:
+        """`path`, or the built-in problems."""
+        return self.path or str(BUNDLED)
 
-    def problems(self, split: Split) -> Sequence[Problem]:
-        """The problems of a split, in the order of the file; read on the first call."""
-        return self._splits[split]
+    def read(self, row: Row) -> PromptRow:
+        """The text of the prompt, and the tests with the solution."""
+        try:
+            return _human_eval(row) if "entry_point" in row[1] else _mbpp(row, self.shown_tests)
+        except SplitError as error:
+            if self.leave_out:
+                return row[0], None
+            raise UserError(
+                f"{row[0]}: {error}: rewrite the test, or skip such problems with task.arguments.leave_out=true"
+            ) from error
+
+    def prompt(self, text: str) -> tuple[Message, ...]:
+        """The text as a user's message."""
+        return ({"role": "user", "content": text},)
 
     def gold(self, problem: Problem) -> str | None:
         """The reference solution in a fence; None where the row has none."""
@@ -91,27 +89,6 @@ class Code:
     def traits(self, text: str) -> Mapping[str, bool]:
         """`fenced`: the completion has a ```python block."""
         return {"fenced": "```python" in text}
-
-    @cached_property
-    def _splits(self) -> Mapping[Split, Sequence[Problem]]:
-        questions = read_prompts(self.path or str(BUNDLED), self._read)
-        kept = {split: [asked for asked in part if _SKIPPED not in asked[1]] for split, part in questions.items()}
-        if not kept["train"]:
-            raise UserError(f"task.path: expected problems to train on, got none in {self.path} that is not skipped")
-        return {
-            split: tuple(_problem(f"code/{split}/{n}", *asked) for n, asked in enumerate(part))
-            for split, part in kept.items()
-        }
-
-    def _read(self, row: Row) -> PromptRow:
-        try:
-            return _human_eval(row) if "entry_point" in row[1] else _mbpp(row, self.shown_tests)
-        except SplitError as error:
-            if self.leave_out:
-                return row[0], {_SKIPPED: True}
-            raise UserError(
-                f"{row[0]}: {error}: rewrite the test, or skip such problems with task.arguments.leave_out=true"
-            ) from error
 
 
 def _mbpp(row: Row, shown_tests: int) -> PromptRow:
@@ -140,7 +117,3 @@ def _human_eval(row: Row) -> PromptRow:
         "test_setup_code": head,  # its imports and names; a completion may continue the head instead of repeating it
         "solution": None if solution is None else head + solution,
     }
-
-
-def _problem(identity: str, prompt: str, columns: Mapping[str, Any]) -> Problem:
-    return Problem(identity, ({"role": "user", "content": prompt},), columns)

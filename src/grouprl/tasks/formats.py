@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from grouprl.tasks.answers import final_text
 from grouprl.tasks.base import Split, Task
-from grouprl.tasks.lazy_problems import map_problems
+from grouprl.tasks.lazy_problems import LazyProblems
 from grouprl.types import Problem
 
 Format = Literal["boxed", "think"]
@@ -32,7 +32,20 @@ def with_format(task: Task, format: Format = "boxed", system_prompt: str | None 
     instruction = system_prompt
     if format == "think" and system_prompt != "":
         instruction = "\n\n".join(filter(None, (system_prompt, THINK_PROMPT)))
-    return task if instruction is None and format == "boxed" else FormattedTask(task, format, instruction)
+    if instruction is None and format == "boxed":
+        return task
+    renamed = {"boxed_format": "think_format"} if format == "think" else {}
+    return FormattedTask(
+        task,
+        format,
+        instruction,
+        name=task.name,
+        verifier=task.verifier,
+        default_rewards={renamed.get(name, name): weight for name, weight in task.default_rewards.items()},
+        default_step_rewards=task.default_step_rewards,
+        own_rewards=task.own_rewards,
+        traits=task.traits,
+    )
 
 
 @dataclass(frozen=True)
@@ -42,45 +55,24 @@ class FormattedTask:
     task: Task
     format: Format
     system_prompt: str | None
-
-    @property
-    def name(self) -> str:
-        """The name of the task."""
-        return self.task.name
-
-    @property
-    def default_rewards(self) -> Mapping[str, float]:
-        """The rewards of the task, for this format."""
-        renamed = {"boxed_format": "think_format"} if self.format == "think" else {}
-        return {renamed.get(name, name): weight for name, weight in self.task.default_rewards.items()}
-
-    @property
-    def default_step_rewards(self) -> Mapping[str, float]:
-        """The process rewards of the task."""
-        return self.task.default_step_rewards
-
-    @property
-    def verifier(self) -> str | None:
-        """The verifier of the task, which finds an answer in either format."""
-        return self.task.verifier
-
-    @property
-    def own_rewards(self) -> Mapping[str, Callable[..., Any]]:
-        """The own rewards of the task."""
-        return self.task.own_rewards
+    name: str
+    verifier: str | None
+    default_rewards: Mapping[str, float]
+    default_step_rewards: Mapping[str, float]
+    own_rewards: Mapping[str, Callable[..., Any]]
+    traits: Callable[[str], Mapping[str, bool]]
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of the task with the system prompt; lazy where the task's are lazy."""
-        return map_problems(self.task.problems(split), self._with_system_prompt)
+        problems = self.task.problems(split)
+        if isinstance(problems, list | tuple):
+            return tuple(map(self._with_system_prompt, problems))
+        return LazyProblems(len(problems), lambda place: self._with_system_prompt(problems[place]))
 
     def gold(self, problem: Problem) -> str | None:
         """The task's solution in this format."""
         written = self.task.gold(problem)
         return written if written is None or self.format == "boxed" else with_think_tags(written)
-
-    def traits(self, text: str) -> Mapping[str, bool]:
-        """The traits of the task."""
-        return self.task.traits(text)
 
     def _with_system_prompt(self, problem: Problem) -> Problem:
         if self.system_prompt is None:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from grouprl.tasks.answers import final_answer, is_worked
 from grouprl.tasks.base import Split
-from grouprl.tasks.boxed_answers import boxed
+from grouprl.tasks.boxed_answers import EQUATION_STEPS, boxed
 from grouprl.tasks.columns import Row, check_answer, short_repr, text_or_messages
 from grouprl.tasks.splits import partition
 from grouprl.types import Problem, UserError
@@ -31,15 +31,11 @@ class RowFormat:
     setting: str = ""  # prefix of these names in a configuration, for errors
 
 
-@dataclass(frozen=True)
-class ListTask:
-    """Problems that are already in memory."""
+class RowRewards:
+    """The rewards and gold completions of a `Task` of rows, which follow from its verifier and its gold column."""
 
-    name: str
-    splits: Mapping[Split, Sequence[Problem]]
-    verifier: str | None = None  # reward that verifies completions; None = the task has no verifier
-    own_rewards: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    gold_column: str | None = None  # holds a completion that solves the problem
+    verifier: str | None
+    gold_column: str | None
 
     @property
     def default_rewards(self) -> Mapping[str, float]:
@@ -54,11 +50,7 @@ class ListTask:
     @property
     def default_step_rewards(self) -> Mapping[str, float]:
         """1.0 for each worked equation, where the verifier compares answers by value."""
-        return {"equation_steps": 1.0} if self.verifier == "correct_answer" else {}
-
-    def problems(self, split: Split) -> Sequence[Problem]:
-        """The problems of a split, in the order of the rows."""
-        return self.splits[split]
+        return EQUATION_STEPS if self.verifier == "correct_answer" else {}
 
     def gold(self, problem: Problem) -> str | None:
         """The text in `gold_column`, else the boxed answer where a built-in verifier compares it."""
@@ -71,6 +63,21 @@ class ListTask:
     def traits(self, text: str) -> Mapping[str, bool]:
         """`worked`: an equation stands before the answer."""
         return {"worked": is_worked(text)}
+
+
+@dataclass(frozen=True)
+class ListTask(RowRewards):
+    """Problems that are already in memory."""
+
+    name: str
+    splits: Mapping[Split, Sequence[Problem]]
+    verifier: str | None = None  # reward that verifies completions; None = the task has no verifier
+    own_rewards: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    gold_column: str | None = None  # holds a completion that solves the problem
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """The problems of a split, in the order of the rows."""
+        return self.splits[split]
 
 
 def is_in_file(verifier: str) -> bool:

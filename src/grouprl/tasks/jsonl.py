@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any, ClassVar
 
 from grouprl.tasks.base import Split
-from grouprl.tasks.boxed_answers import BoxedAnswers
 from grouprl.tasks.files import Row, read_rows
-from grouprl.tasks.from_list import ListTask, RowFormat, task_from_rows
+from grouprl.tasks.from_list import ListTask, RowFormat, RowRewards, task_from_rows
 from grouprl.types import Problem, UserError
 
 
 @dataclass(frozen=True)
-class Jsonl(BoxedAnswers):
+class Jsonl(RowRewards):
     """The task `jsonl`, of .jsonl, .json (a list), .csv and .parquet files, and of `hub:owner/name`.
 
     `path` holds the problems and is read at once; 10 % of the different prompts are validation, and as many test
@@ -31,6 +31,8 @@ class Jsonl(BoxedAnswers):
     gold_column: str | None = None
     verifier: str | None = None
     messages: bool = False
+    name = "jsonl"
+    own_rewards: ClassVar[Mapping[str, Callable[..., Any]]] = {}
 
     def __post_init__(self) -> None:
         for setting in fields(self):
@@ -41,22 +43,8 @@ class Jsonl(BoxedAnswers):
                     f"{value!r:.80}: write it so"
                 )
         if self.verifier is None:  # it depends on the rows: whether all have answers
-            object.__setattr__(self, "verifier", self._task.verifier)
-
-    @property
-    def name(self) -> str:
-        """`jsonl`."""
-        return "jsonl"
-
-    @property
-    def default_rewards(self) -> Mapping[str, float]:
-        """0.5 for a boxed answer and 1.0 for the right one; empty without a verifier."""
-        return self._task.default_rewards
-
-    @property
-    def default_step_rewards(self) -> Mapping[str, float]:
-        """1.0 for each worked equation, where the verifier compares answers by value."""
-        return self._task.default_step_rewards
+            verifier = "correct_answer" if self.path is None else self._task.verifier
+            object.__setattr__(self, "verifier", verifier)
 
     @classmethod
     def example(cls) -> Problem:
@@ -65,18 +53,12 @@ class Jsonl(BoxedAnswers):
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split, in the order of the file."""
-        if self.path is None:
-            raise UserError("task.path: expected a data file, got none: write task.path=FILE.jsonl")
         return self._task.problems(split)
-
-    def gold(self, problem: Problem) -> str | None:
-        """The text in `gold_column`, else the boxed answer where a built-in verifier compares it."""
-        return self._task.gold(problem)
 
     @cached_property
     def _task(self) -> ListTask:
         if self.path is None:
-            return ListTask(self.name, {}, self.verifier or "correct_answer", {}, self.gold_column)
+            raise UserError("task.path: expected a data file, got none: write task.path=FILE.jsonl")
         parts: dict[Split, Sequence[Row]] = {"train": read_rows(self.path)}
         if self.test_path is not None:
             parts["test"] = read_rows(self.test_path, "test")

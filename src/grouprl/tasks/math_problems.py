@@ -2,86 +2,68 @@ r"""Mathematics in the form of MATH (Hendrycks et al. 2021, arXiv:2103.03874): `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from grouprl.tasks.answers import final_text, last_boxed
-from grouprl.tasks.base import Split
-from grouprl.tasks.boxed_answers import BoxedAnswers, boxed, boxed_prompt
+from grouprl.tasks.boxed_answers import BoxedAnswers, boxed
 from grouprl.tasks.columns import Row, check_answer, column
 from grouprl.tasks.from_list import is_in_file
-from grouprl.tasks.sources import PromptRow, read_prompts
+from grouprl.tasks.sources import FileProblems, PromptRow
 from grouprl.types import Problem, UserError
 
 
 @dataclass(frozen=True)
-class MathProblems(BoxedAnswers):
+class MathProblems(FileProblems, BoxedAnswers):
     r"""The task `math`.
 
-    `path` is a data file, a folder with train and test, or `hub:owner/name` (see `tasks.sources.read_prompts`). A row
-    has a `problem`, and a `solution` whose last box is the answer, or an `answer`, or both; all other columns are kept.
+    `path` is a data file, a folder with train and test, or `hub:owner/name` (see `tasks.sources`). A row has a
+    `problem`, and a `solution` whose last box is the answer, or an `answer`, or both; all other columns are kept.
     `verifier` is one of these: `math_verify`, which compares the meaning of answers and needs the extra `math`;
     `correct_answer`, which compares numbers by value and other answers as text; the name of another reward of the run;
     or `FILE.py:FUNCTION`.
-    Reading raises UserError with file and line for missing or malformed data.
     """
 
     path: str | None = None
     verifier: str = "math_verify"
-
-    @property
-    def name(self) -> str:
-        """`math`."""
-        return "math"
+    name = "math"
+    example_row = {  # noqa: RUF012  declared by FileProblems
+        "problem": "What is the sum of all values of $x$ that satisfy $x^2 - \\frac{7}{2}x + 3 = 0$?",
+        "solution": "The factors are $(x - 2)(x - \\frac{3}{2})$, so the values are $2$ and $\\frac{3}{2}$, and their "
+        "sum is $\\boxed{\\frac{7}{2}}$.",
+        "level": "Level 3",
+        "type": "Algebra",
+    }
 
     @property
     def default_rewards(self) -> Mapping[str, float]:
         """0.5 for a boxed answer, 1.0 for the right one; empty with a verifier in a file, which only the run loads."""
         return {} if is_in_file(self.verifier) else super().default_rewards
 
-    @classmethod
-    def example(cls) -> Problem:
-        """A problem in MATH's form."""
-        problem = "What is the sum of all values of $x$ that satisfy $x^2 - \\frac{7}{2}x + 3 = 0$?"
-        solution = (
-            "The factors are $(x - 2)(x - \\frac{3}{2})$, so the values are $2$ and $\\frac{3}{2}$, and their sum is "
-            "$\\boxed{\\frac{7}{2}}$."
-        )
-        row = {"problem": problem, "solution": solution, "level": "Level 3", "type": "Algebra"}
-        return Problem("math/example", boxed_prompt(problem), _read(("example", row))[1])
-
-    def problems(self, split: Split) -> Sequence[Problem]:
-        """The problems of a split, in the order of the file; read on the first call."""
-        return self._splits[split]
-
-    def gold(self, problem: Problem) -> str | None:
-        """The solution where its box is the answer, else the answer in a box."""
-        solution, answer = problem.columns.get("solution"), problem.columns["answer"]
-        return solution if solution and final_text(solution) == answer else boxed(answer)
-
-    @cached_property
-    def _splits(self) -> Mapping[Split, Sequence[Problem]]:
+    def source(self) -> str:
+        """`path`."""
         if self.path is None:
             raise UserError(
                 "task.path: expected a file or folder with problems, got none: write task.path=FILE.jsonl (rows with "
                 "problem and solution), or task.path=hub:OWNER/NAME to load a data set from the Hugging Face hub"
             )
-        return {
-            split: tuple(
-                Problem(f"math/{split}/{n}", boxed_prompt(text), row) for n, (text, row) in enumerate(questions)
+        return self.path
+
+    def read(self, row: Row) -> PromptRow:
+        """The problem, and all columns with the answer."""
+        where, columns = row
+        given: Any = columns.get("answer")
+        if given is not None:
+            check_answer(row)
+        answer = last_boxed(column(row, "solution")) if given is None else str(given)
+        if answer is None or not answer.strip():
+            raise UserError(
+                f"{where}: expected a solution with its answer in \\boxed{{}}, got none: add it, or an answer"
             )
-            for split, questions in read_prompts(self.path, _read).items()
-        }
+        return column(row, "problem"), {**columns, "answer": answer.strip()}
 
-
-def _read(row: Row) -> PromptRow:
-    where, columns = row
-    given: Any = columns.get("answer")
-    if given is not None:
-        check_answer(row)
-    answer = last_boxed(column(row, "solution")) if given is None else str(given)
-    if answer is None or not answer.strip():
-        raise UserError(f"{where}: expected a solution with its answer in \\boxed{{}}, got none: add it, or an answer")
-    return column(row, "problem"), {**columns, "answer": answer.strip()}
+    def gold(self, problem: Problem) -> str | None:
+        """The solution where its box is the answer, else the answer in a box."""
+        solution, answer = problem.columns.get("solution"), problem.columns["answer"]
+        return solution if solution and final_text(solution) == answer else boxed(answer)

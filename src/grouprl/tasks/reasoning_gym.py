@@ -1,7 +1,4 @@
-"""Every task of reasoning-gym (Stojanovski et al. 2025, arXiv:2505.24760) by its name; needs the extra `gym`.
-
-A problem is a pure function of (arguments, seed, split, i), and its split follows from a hash of its question.
-"""
+"""Every task of reasoning-gym (Stojanovski et al. 2025, arXiv:2505.24760) by its name; needs the extra `gym`."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -19,12 +16,10 @@ from grouprl.tasks.answers import completion_text, final_text
 from grouprl.tasks.base import Split
 from grouprl.tasks.boxed_answers import BoxedAnswers, boxed, boxed_prompt
 from grouprl.tasks.gym_scorers import SCORERS, can_score
-from grouprl.tasks.lazy_problems import LazyProblems
-from grouprl.tasks.splits import split_of
+from grouprl.tasks.lazy_problems import DrawnProblems
 from grouprl.types import Problem, UserError, unknown_name
 
 ATTEMPTS = 300  # draws for one problem; every tenth question belongs to a given held-out split
-_MIXTURES = frozenset({"composite"})  # a mixture of others
 # These data sets make all their problems in advance; the others make problem n of two billion on access.
 _EAGER_DATASETS = frozenset({"acre", "gsm_symbolic", "list_functions", "word_ladder"})
 _BATCHES, _BATCH = 64, 500
@@ -33,7 +28,7 @@ _EXAMPLE_KEYS = ("example_correct_answer", "example_answer", "possible_answer")
 
 
 @dataclass(frozen=True)
-class ReasoningGym(BoxedAnswers):
+class ReasoningGym(DrawnProblems, BoxedAnswers):
     """The task `reasoning_gym:DATASET`.
 
     `arguments` go to the generator and set its difficulty; the library lists them with their defaults.
@@ -41,10 +36,11 @@ class ReasoningGym(BoxedAnswers):
     """
 
     dataset: str = "spell_backward"
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)  # a dict has no hash
     train_problems: int = 20_000
     eval_problems: int = 100
     seed: int = 0
+    verifier = "reasoning_gym"
 
     def __post_init__(self) -> None:
         if self.dataset not in gym_names():
@@ -56,22 +52,18 @@ class ReasoningGym(BoxedAnswers):
             if name not in known:
                 raise unknown_name(f"task.arguments of {self.name}", name, known)
         try:
-            _library(self.dataset, self._settings, self.seed, 1)
+            _library(self.dataset, self.arguments, self.seed, 1)
         except (AssertionError, TypeError, ValueError) as error:
             raise UserError(
                 f"task.arguments of {self.name}: expected arguments of its generator (defaults: {known}), got "
                 f"{dict(self.arguments)}: {error}"
             ) from error
+        super().__post_init__()
 
     @property
     def name(self) -> str:
         """`reasoning_gym:` and the name of the data set."""
         return f"reasoning_gym:{self.dataset}"
-
-    @property
-    def verifier(self) -> str | None:
-        """`reasoning_gym`: the library's scorer, or a scorer of `tasks.gym_scorers` in its place."""
-        return "reasoning_gym"
 
     @property
     def own_rewards(self) -> Mapping[str, Callable[..., Any]]:
@@ -82,30 +74,28 @@ class ReasoningGym(BoxedAnswers):
     def example(cls) -> Problem:
         """A problem of `spell_backward`, which needs no package."""
         question = "Spell this word backward (example: sun -> nus): group"
-        return Problem(
-            "reasoning_gym:spell_backward/example", boxed_prompt(question), {"answer": "puorg", "metadata": {}}
-        )
+        columns = {"answer": "puorg", "metadata": {}}
+        return Problem("reasoning_gym:spell_backward/example", boxed_prompt(question), columns)
 
-    def problems(self, split: Split) -> Sequence[Problem]:
-        """The problems of a split. Train problems are made on access; held-out problems are all different."""
-        if split == "train":
-            return LazyProblems(self.train_problems, partial(_train_problem, self.dataset, self._settings, self.seed))
-        return _held_out(self.dataset, self._settings, self.seed, split, self.eval_problems)
+    def draw(self, split: Split, index: int) -> Iterator[tuple[str, Problem]]:
+        """Problems with random numbers; the key is the question."""
+        rng = random.Random(f"reasoning_gym/{self.seed}/{split}/{index}")
+        for _ in range(ATTEMPTS):
+            entry = _entry(self.dataset, self.arguments, rng.randrange(2**31))
+            # Through JSON, so that a problem in memory is scored like the same problem from a record.
+            metadata = json.loads(json.dumps(entry["metadata"], default=str))
+            columns = {"answer": entry["answer"], "metadata": metadata}
+            yield entry["question"], Problem(f"{self.name}/{split}/{index}", boxed_prompt(entry["question"]), columns)
 
     def gold(self, problem: Problem) -> str | None:
         """A completion with the library's answer, or its example answer, that the reward scores 1.0; else None."""
-        metadata = problem.columns["metadata"]
-        known = [problem.columns["answer"], *(metadata.get(key) for key in _EXAMPLE_KEYS)]
-        texts = [answer if isinstance(answer, str) else json.dumps(answer) for answer in known if answer is not None]
+        answer, metadata = problem.columns["answer"], problem.columns["metadata"]
+        known = [answer, *(metadata.get(key) for key in _EXAMPLE_KEYS)]
+        texts = [text if isinstance(text, str) else json.dumps(text) for text in known if text is not None]
         # Some answers have unbalanced braces, which a box cannot hold.
-        for completion in (form for text in texts for form in (boxed(text), f"<answer>{text}</answer>")):
-            if _is_right(self.dataset, self._settings, completion, problem.columns["answer"], metadata):
-                return completion
-        return None
-
-    @property
-    def _settings(self) -> str:
-        return json.dumps(dict(self.arguments), sort_keys=True)
+        forms = (form for text in texts for form in (boxed(text), f"<answer>{text}</answer>"))
+        reward = GymReward(self.dataset, self.arguments)
+        return next((form for form in forms if reward.is_right(form, answer, metadata)), None)
 
 
 @dataclass(frozen=True)
@@ -132,16 +122,29 @@ class GymReward:
         **columns: Any,
     ) -> list[float | None]:
         """1.0 or 0.0 for each completion."""
-        settings = json.dumps(dict(self.arguments), sort_keys=True)
         return [
-            float(_is_right(self.dataset, settings, completion_text(completion), expected, facts))
+            float(self.is_right(completion_text(completion), expected, facts))
             for completion, expected, facts in zip(completions, answer, metadata, strict=True)
         ]
+
+    def is_right(self, completion: str, expected: str | None, metadata: Mapping[str, Any]) -> bool:
+        """Whether a completion gets full marks, from the library's answer and metadata."""
+        answer = final_text(completion)
+        if answer is None or not can_score(self.dataset, answer):
+            return False
+        if self.dataset in SCORERS:
+            return SCORERS[self.dataset](answer, expected or "", metadata)
+        facts = dict(metadata)
+        if self.dataset in _TUPLES:
+            facts = {key: _as_tuples(value) for key, value in metadata.items()}
+        library = _library(self.dataset, self.arguments, 0, 1)
+        with _isolate(0):
+            return bool(library.score_answer(answer, {"answer": expected, "metadata": facts}) >= 1.0)
 
 
 def gym_names() -> list[str]:
     """The names of the data sets. Raises UserError without the package."""
-    return sorted(_datasets().keys() - _MIXTURES)
+    return sorted(_datasets().keys() - {"composite"})  # a mixture of others
 
 
 def default_arguments(dataset: str) -> dict[str, Any]:
@@ -163,73 +166,26 @@ def _datasets() -> Mapping[str, tuple[Any, Any]]:
     return known
 
 
+def _library(dataset: str, arguments: Mapping[str, Any], seed: int, size: int) -> Any:
+    return _made(dataset, json.dumps(dict(arguments), sort_keys=True), seed, size)
+
+
 @lru_cache(maxsize=_BATCHES + 8)
-def _library(dataset: str, settings: str, seed: int, size: int) -> Any:
+def _made(dataset: str, arguments: str, seed: int, size: int) -> Any:
     with _isolate(seed):
-        return import_module("reasoning_gym").create_dataset(dataset, seed=seed, size=size, **json.loads(settings))
-
-
-def _is_right(dataset: str, settings: str, completion: str, expected: str | None, metadata: Mapping[str, Any]) -> bool:
-    answer = final_text(completion)
-    if answer is None or not can_score(dataset, answer):
-        return False
-    if dataset in SCORERS:
-        return SCORERS[dataset](answer, expected or "", metadata)
-    facts = {key: _as_tuples(value) for key, value in metadata.items()} if dataset in _TUPLES else dict(metadata)
-    with _isolate(0):
-        score = _library(dataset, settings, 0, 1).score_answer(answer, {"answer": expected, "metadata": facts})
-    return bool(score >= 1.0)
+        return import_module("reasoning_gym").create_dataset(dataset, seed=seed, size=size, **json.loads(arguments))
 
 
 def _as_tuples(value: Any) -> Any:
     return tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value
 
 
-@lru_cache(maxsize=1 << 14)
-def _train_problem(dataset: str, settings: str, seed: int, index: int) -> Problem:
-    return _problem(dataset, "train", index, next(_entries(dataset, settings, seed, "train", index)))
-
-
-@lru_cache(maxsize=8)
-def _held_out(dataset: str, settings: str, seed: int, split: Split, count: int) -> tuple[Problem, ...]:
-    taken: set[str] = set()
-    problems = []
-    for index in range(count):
-        drawn = _entries(dataset, settings, seed, split, index)
-        entry = next((entry for entry in drawn if entry["question"] not in taken), None)
-        if entry is None:
-            break
-        taken.add(entry["question"])
-        problems.append(_problem(dataset, split, index, entry))
-    if len(problems) < count:
-        raise UserError(
-            f"task.eval_problems: expected no more different problems for {split} than reasoning_gym:{dataset} has "
-            f"with these arguments (about {len(problems)}), got {count}: lower it, or make the problems harder"
-        )
-    return tuple(problems)
-
-
-def _entries(dataset: str, settings: str, seed: int, split: Split, index: int) -> Iterator[Mapping[str, Any]]:
-    """Candidates for problem `index` of a split: drawn problems whose question belongs to the split."""
-    rng = random.Random(f"reasoning_gym/{seed}/{split}/{index}")
-    for _ in range(ATTEMPTS):
-        number = rng.randrange(2**31)
-        entry = _entry(dataset, settings, number)
-        if split_of(entry["question"]) == split:
-            yield entry
-    if split == "train":
-        raise UserError(
-            f"task.arguments: expected more different problems of reasoning_gym:{dataset}, got none for train in "
-            f"{ATTEMPTS} attempts: make the problems harder"
-        )
-
-
-def _entry(dataset: str, settings: str, number: int) -> Mapping[str, Any]:
+def _entry(dataset: str, arguments: Mapping[str, Any], number: int) -> Mapping[str, Any]:
     if dataset in _EAGER_DATASETS:
         batch, place = number % _BATCHES, number // _BATCHES % _BATCH
-        library = _library(dataset, settings, batch, _BATCH)
+        library = _library(dataset, arguments, batch, _BATCH)
     else:
-        library, place = _library(dataset, settings, 0, 2**31), number
+        library, place = _library(dataset, arguments, 0, 2**31), number
     with _isolate(number):
         entry: Mapping[str, Any] = library[place]
     return entry
@@ -248,10 +204,3 @@ def _isolate(seed: int) -> Iterator[None]:
     finally:
         random.setstate(states[0])
         numpy.random.set_state(states[1])
-
-
-def _problem(dataset: str, split: Split, index: int, entry: Mapping[str, Any]) -> Problem:
-    # Through JSON, so that a problem in memory is scored like the same problem from a record.
-    metadata = json.loads(json.dumps(entry["metadata"], default=str))
-    identity = f"reasoning_gym:{dataset}/{split}/{index}"
-    return Problem(identity, boxed_prompt(entry["question"]), {"answer": entry["answer"], "metadata": metadata})
