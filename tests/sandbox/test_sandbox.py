@@ -21,15 +21,15 @@ from grouprl.sandbox import (
     Limits,
     ReturnValue,
     SandboxError,
-    backends,
     choose_backend,
     guest,
     run_in_sandbox,
+    runner,
     why_unavailable,
 )
 from grouprl.sandbox.interpreter import Launch
 from grouprl.sandbox.runner import LAUNCHERS
-from grouprl.sandbox.seccomp import filter_program, machines
+from grouprl.sandbox.seccomp import MACHINES, filter_program
 from grouprl.sandbox.values import outcome
 from grouprl.types import UserError
 
@@ -214,8 +214,8 @@ def test_the_choice_is_the_first_backend_that_works():
 
 
 def test_without_linux_every_backend_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(backends.sys, "platform", "darwin")
-    monkeypatch.setattr(backends, "why_unavailable", why_unavailable.__wrapped__)
+    monkeypatch.setattr(runner.sys, "platform", "darwin")
+    monkeypatch.setattr(runner, "why_unavailable", why_unavailable.__wrapped__)
     with pytest.raises(UserError, match=r"bubblewrap: it needs Linux.*landlock: it needs Linux.*install bubblewrap"):
         choose_backend.__wrapped__()
 
@@ -327,7 +327,7 @@ NEW = re.findall(
 )
 
 
-@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("machine", MACHINES)
 def test_the_filter_refuses_forbidden_calls(machine: str):
     known = numbers(machine)
     assert {name: decide(machine, known[name]) for name in REFUSED} == dict.fromkeys(REFUSED, EPERM)
@@ -337,7 +337,7 @@ def test_the_filter_refuses_forbidden_calls(machine: str):
     assert decide(machine, 5000) == ENOSYS
 
 
-@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("machine", MACHINES)
 def test_the_filter_allows_exactly_its_named_calls(machine: str):
     from grouprl.sandbox import seccomp
 
@@ -346,13 +346,13 @@ def test_the_filter_allows_exactly_its_named_calls(machine: str):
     named = {
         name
         for name, pair in zip(words[::2], words[1::2], strict=True)
-        if pair.split("/")[machines().index(machine)] != "-"
+        if pair.split("/")[MACHINES.index(machine)] != "-"
     }
     allowed = {name for name, number in known.items() if decide(machine, number, 1 << 31, 1 << 31) == ALLOW}
     assert allowed - {"fstatat"} == named
 
 
-@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("machine", MACHINES)
 def test_the_filter_looks_at_arguments(machine: str):
     known = numbers(machine)
 
@@ -369,7 +369,7 @@ def test_the_filter_looks_at_arguments(machine: str):
     assert allows("ioctl", 0, 0x5401)
 
 
-@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("machine", MACHINES)
 def test_another_architecture_is_deadly(machine: str):
     assert decide(machine, 0, audit=0x40000003) == KILL  # i386
     assert decide("x86_64", 0x40000000 + 39) == KILL  # x32

@@ -159,13 +159,7 @@ def _tree(text: str) -> Any | None:
         return None
     library, config = _library()
     # No search for LaTeX in the text, no further candidates, no signals (workers have their own limits).
-    found = library.parse(
-        f"${text}$",
-        config,
-        fallback_mode="no_fallback",
-        parsing_timeout=None,
-        raise_on_error=True,
-    )
+    found = library.parse(f"${text}$", config, fallback_mode="no_fallback", parsing_timeout=None, raise_on_error=True)
     sympy = import_module("sympy")
     tree = found[0] if found else None
     if not isinstance(tree, sympy.Basic | sympy.MatrixBase) or tree.has(sympy.Derivative) or _is_cut(text, tree):

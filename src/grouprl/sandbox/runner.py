@@ -1,21 +1,26 @@
-"""Runs one program in a fresh sandbox, and ends it."""
+"""Runs one program in a fresh sandbox, and ends it.
+
+A backend is used only after a program in it has tried to get out.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import selectors
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from grouprl.sandbox import bubblewrap, landlock
-from grouprl.sandbox.interpreter import PREFIX, Channels, Launch, above_standard
+from grouprl.sandbox.interpreter import PREFIX, Channels, Launch, above_standard, user
 from grouprl.sandbox.seccomp import filter_program
 from grouprl.sandbox.values import (
     PREPARED,
@@ -28,38 +33,87 @@ from grouprl.sandbox.values import (
     SandboxResult,
     outcome,
 )
+from grouprl.sandbox.visible_files import STDLIB
+from grouprl.types import UserError
 
 LAUNCHERS: Mapping[str, Callable[[Channels, Limits], Launch]] = {
     "bubblewrap": bubblewrap.launch,
     "landlock": landlock.launch,
 }
-"""The backends by name; the stronger one comes first."""
+BACKENDS = tuple(LAUNCHERS)
+"""Names of the backends; the stronger one comes first."""
 
 _CHUNK = 1 << 16
 _GRACE_SECONDS = 0.2
+_CAP_KILL = 5
+_REMEDY = (
+    "run as an ordinary user, install bubblewrap (apt install bubblewrap) and allow user namespaces, or use Linux 6.2 "
+    "or newer with Landlock; model-written code is never run without one of them"
+)
+# Returns the checks that fail. Reading a file of the standard library must work; everything else must be refused.
+_PROBE = """
+import os
+def refused(act):
+    try:
+        act()
+    except OSError:
+        return True
+    return False
+def empty(folder):
+    try:
+        return not os.listdir(folder)
+    except OSError:
+        return True
+def probe(path, here):
+    import _socket
+    library = os.path.dirname(os.__file__)
+    beside = [library, library + "/../python3"]
+    safe = {
+        "is root": os.getuid() != 0,
+        "has no standard library": not refused(lambda: open(library + "/heapq.py")),
+        "sees installed packages": all(empty(f"{f}/{name}-packages") for f in beside for name in ("site", "dist")),
+        "reads files": refused(lambda: open(path)) and refused(lambda: open(f"{library}/{here}")),
+        "lists folders": refused(lambda: os.listdir(os.path.dirname(path))),
+        "writes to the standard library": refused(lambda: open(os.__file__, "a")),
+        "opens sockets": refused(lambda: _socket.socket()),
+        "starts processes": refused(os.fork),
+    }
+    return [name for name in safe if not safe[name]]
+"""
 
 
-@dataclass(frozen=True)
-class _Transcript:
-    """Everything that a sandbox wrote."""
+def run_in_sandbox(
+    source: str,
+    calls: Sequence[str] = (),
+    *,
+    setup: str = "",
+    limits: Limits | None = None,
+    backend: str | None = None,
+) -> SandboxResult:
+    """Runs a program in a fresh sandbox, evaluates calls in its namespace, and blocks until the sandbox has ended.
 
-    result: bytes  # reports of the guest
-    output: bytes  # printed by the program
-    ending: str  # why the sandbox wrote no more
+    The returned data is only a claim of the program: compare it outside, with values that were never inside.
 
+    Args:
+        source: the program, as a module's text. Its `__name__` is "program".
+        calls: expressions, such as "add(2, 3)", evaluated one after another in one process.
+        setup: trusted text that runs before the program in the same namespace.
+        limits: the limits of this run; None = `Limits()`.
+        backend: one of `BACKENDS`; None = `choose_backend()`.
 
-def run_with(backend: str, source: str, calls: Sequence[str], setup: str, limits: Limits) -> SandboxResult:
-    """Runs `setup`, then `source`, then each of `calls`, in a fresh sandbox, and ends the sandbox.
+    Returns:
+        One outcome per call, in order. The failure of a program is a result, not an error.
 
     Raises:
-        SandboxError: the sandbox did not start.
-        ValueError: `setup`, which is trusted, failed.
+        SandboxError: the sandbox itself failed, which says nothing about the program.
+        ValueError: `setup` failed.
+        UserError: no backend works on this machine.
     """
+    backend = backend or choose_backend()
     started = time.monotonic()
-    transcript = _run(LAUNCHERS[backend], (setup, source, *calls), limits)
-    ending = transcript.ending
-    lines = transcript.result.split(b"\n")[:-1]  # text after the last line end is an incomplete line
-    output = transcript.output.decode("utf-8", "replace")
+    result, printed, ending = _run(backend, (setup, source, *calls), limits or Limits())
+    lines = result.split(b"\n")[:-1]  # text after the last line end is an incomplete line
+    output = printed.decode("utf-8", "replace")
     if lines[:1] != [READY]:
         raise SandboxError(f"{backend}: {ending}: {output.strip()[-300:]}")
     if lines[1:2] != [PREPARED]:
@@ -69,17 +123,53 @@ def run_with(backend: str, source: str, calls: Sequence[str], setup: str, limits
     ran = lines[2:3] == [STARTED]
     outcomes = [outcome(line) for line in lines[3 : 3 + len(calls)]] if ran else []
     missing: list[ReturnValue | CallFailure] = [CallFailure(f"no result: {ending}")] * (len(calls) - len(outcomes))
-    return SandboxResult(
-        outcomes=(*outcomes, *missing),
-        error="" if ran and not missing else _error(lines[2:3], ending),
-        output=output,
-        seconds=time.monotonic() - started,
+    error = ending if missing or not ran else ""
+    if not ran and lines[2:3] and isinstance(raised := outcome(lines[2]), CallFailure):
+        error = raised.reason
+    return SandboxResult((*outcomes, *missing), error, output, seconds=time.monotonic() - started)
+
+
+@lru_cache(maxsize=1)
+def choose_backend() -> str:
+    """The strongest backend that works here: `bubblewrap`, else `landlock`. The first call tries them, and is cached.
+
+    Raises UserError with a reason for each backend when none works.
+    """
+    reasons = []
+    for name in BACKENDS:
+        why_not = why_unavailable(name)
+        if why_not is None:
+            return name
+        reasons.append(f"{name}: {why_not}")
+    raise UserError(
+        f"sandbox: expected a backend that confines model-written code, got none ({'; '.join(reasons)}): {_REMEDY}"
     )
 
 
-def _error(line: Sequence[bytes], ending: str) -> str:
-    reported = outcome(line[0]) if line and line[0] != STARTED else None
-    return reported.reason if isinstance(reported, CallFailure) else ending
+@lru_cache(maxsize=len(BACKENDS))
+def why_unavailable(name: str) -> str | None:
+    """The reason why a backend cannot be used here; None = it works. The first call runs a program in it."""
+    if sys.platform != "linux":
+        return f"it needs Linux, this is {sys.platform}"
+    path = Path(__file__).resolve()
+    probe = f"probe({str(path)!r}, {os.path.relpath(path, STDLIB)!r})"
+    try:
+        if user() is not None and not _may_end_others():
+            return "root may not end processes of the user it becomes here (CAP_KILL)"
+        [found] = run_in_sandbox(_PROBE, [probe], limits=Limits(seconds=30.0), backend=name).outcomes
+    except SandboxError as error:
+        return str(error)
+    except OSError as error:
+        return f"a file that it needs, such as /proc, is missing: {error}"
+    if isinstance(found, CallFailure):
+        return f"a test program failed: {found.reason}"
+    return None if found == ReturnValue([]) else f"a test program was not confined, it {', '.join(found.value)}"
+
+
+def _may_end_others() -> bool:
+    """Whether this process has CAP_KILL; without it root could start sandboxes but never end them."""
+    [capabilities] = re.findall(r"^CapEff:\s*(\w+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return bool(int(capabilities, 16) >> _CAP_KILL & 1)
 
 
 def _request(texts: Sequence[str], limits: Limits, others: int) -> bytes:
@@ -90,13 +180,14 @@ def _request(texts: Sequence[str], limits: Limits, others: int) -> bytes:
     return b"\n".join((" ".join(map(str, numbers)).encode(), b"".join(contents)))
 
 
-def _run(launcher: Callable[[Channels, Limits], Launch], texts: Sequence[str], limits: Limits) -> _Transcript:
+def _run(backend: str, texts: Sequence[str], limits: Limits) -> tuple[bytes, bytes, str]:
+    """The reports of the guest, what the program printed, and why the sandbox wrote no more."""
     with ExitStack() as ours, ExitStack() as theirs:
         result, channel = _socket_pair(ours, theirs)
         output, printing = _socket_pair(ours, theirs)
         home = _close_with(theirs, os.open(PREFIX, os.O_PATH | os.O_CLOEXEC))
         seccomp = _close_with(theirs, _memory_file(filter_program()))
-        launch = launcher(Channels(channel, seccomp, home), limits)
+        launch = LAUNCHERS[backend](Channels(channel, seccomp, home), limits)
         request = _close_with(theirs, _memory_file(_request(texts, limits, launch.others)))
         try:
             process = subprocess.Popen(
@@ -121,7 +212,7 @@ def _run(launcher: Callable[[Channels, Limits], Launch], texts: Sequence[str], l
             _end(process)
 
 
-def _collect(process: subprocess.Popen[bytes], result: int, output: int, limits: Limits) -> _Transcript:
+def _collect(process: subprocess.Popen[bytes], result: int, output: int, limits: Limits) -> tuple[bytes, bytes, str]:
     """Reads both channels until the sandbox closes them, a limit is reached or time is up."""
     deadline = time.monotonic() + limits.seconds
     most = limits.output_kib << 10
@@ -141,7 +232,7 @@ def _collect(process: subprocess.Popen[bytes], result: int, output: int, limits:
                     selector.unregister(key.fd)
                 elif len(written[key.fd]) > most:
                     exceeded = f"wrote more than {limits.output_kib} KiB"
-    return _Transcript(written[result], written[output][:most], exceeded or _ending(process))
+    return written[result], written[output][:most], exceeded or _ending(process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -48,6 +48,9 @@ _X32 = 0x40000000  # the same calls of x86_64 under other numbers
 _FIRST_NEW = 424  # libc works without the calls from this number on, which are new (clone3 is 435)
 
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+MACHINES = tuple(_AUDIT)
+"""The processors that have a filter."""
+
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
@@ -58,20 +61,15 @@ Instruction = tuple[int, int, int, int]
 _REFUSAL: Instruction = (_RETURN, 0, 0, _REFUSE | errno.EPERM)
 
 
-def machines() -> Sequence[str]:
-    """The processors that have a filter."""
-    return tuple(_AUDIT)
-
-
 def filter_program(machine: str | None = None) -> bytes:
-    """The filter as an array of `struct sock_filter`, for this machine or another one of `machines()`.
+    """The filter as an array of `struct sock_filter`, for this machine or another one of MACHINES.
 
     Raises SandboxError for a machine without a filter.
     """
     machine = machine or platform.machine()
     if machine not in _AUDIT:
         raise SandboxError(f"the list of system calls is known for {' and '.join(_AUDIT)}, not for {machine}")
-    audit, place = _AUDIT[machine], machines().index(machine)
+    audit, place = _AUDIT[machine], MACHINES.index(machine)
     code: list[Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, audit),
@@ -80,8 +78,9 @@ def filter_program(machine: str | None = None) -> bytes:
         (_AT_LEAST, 0, 1, _X32),
         (_RETURN, 0, 0, _KILL),
     ]
-    for number in _numbers(place):
-        code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
+    numbers_of_calls = (pair.split("/")[place] for pair in _ALLOWED.split()[1::2])
+    for number in numbers_of_calls:
+        code += [] if number == "-" else [(_EQUAL, 0, 1, int(number)), (_RETURN, 0, 0, _ALLOW)]
     for _, numbers, argument, values in _ALLOWED_VALUES:
         allowed = [((_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)) for value in values]
         code += _where(numbers[place], argument, [instruction for pair in allowed for instruction in pair])
@@ -89,12 +88,6 @@ def filter_program(machine: str | None = None) -> bytes:
     code += _where(_CLONE[place], 0, thread)
     code += [(_AT_LEAST, 0, 1, _FIRST_NEW), (_RETURN, 0, 0, _REFUSE | errno.ENOSYS), _REFUSAL]
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
-
-
-def _numbers(place: int) -> list[int]:
-    words = _ALLOWED.split()
-    numbers = [pair.split("/")[place] for pair in words[1::2]]
-    return [int(number) for number in numbers if number != "-"]
 
 
 def _where(number: int, argument: int, tests: Sequence[Instruction]) -> list[Instruction]:

@@ -22,7 +22,7 @@ from grouprl.scoring.calling import Signature, Value, decode, readable
 from grouprl.scoring.frames import is_quiet, receive_frame, send_frame
 from grouprl.scoring.invalid import Invalid
 from grouprl.scoring.parcels import ParcelError, pack, unpack
-from grouprl.scoring.zygote import FORK, KILL, Source, request
+from grouprl.scoring.zygote import Source, request
 from grouprl.types import UserError
 
 _CHECK_SECONDS = 0.5  # between two checks of an idle worker
@@ -229,7 +229,7 @@ class RewardPool:
     def _attempt(self, job: _Job, worker: _Worker) -> tuple[list[Value], int] | _Failure:
         """Makes a call; returns its values and the growth of the worker in MiB."""
         limits = self._limits
-        message = _packed(job)
+        message = pack((job.name, job.per_step, job.keywords, job.completions))
         started = time.monotonic()
         try:
             send_frame(worker.channel, message, seconds=limits.seconds)
@@ -241,7 +241,6 @@ class RewardPool:
                 return _Failure(str(reply["error"]))
             return decode(reply["values"], len(job.completions)), int(reply["grown"])
         except TimeoutError:
-            self._end(worker)
             return _Failure(f"took longer than {limits.seconds:g} s", hung=True, died=True)
         except (EOFError, OSError):
             return _Failure(_death(self._end(worker), limits), died=True)
@@ -268,7 +267,7 @@ class RewardPool:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                pid = request(self._control, FORK, fd=theirs.fileno())
+                pid = request(self._control, fd=theirs.fileno())
             except BaseException:
                 ours.close()
                 raise
@@ -284,7 +283,7 @@ class RewardPool:
         with self._lock:
             self._live.discard(worker.pid)
             try:
-                return request(self._control, KILL, worker.pid)
+                return request(self._control, worker.pid)
             except (EOFError, OSError):
                 self._zygote.kill()  # a late answer could be taken for that of another request
                 return signal.SIGKILL
@@ -295,18 +294,13 @@ def gather(scored: PendingValues) -> list[Value]:
     return [gather(item)[0] if isinstance(item, Future) else item for item in scored.result()]
 
 
-def _packed(job: _Job) -> bytes:
-    try:
-        return pack((job.name, job.per_step, job.keywords, job.completions))
-    except ParcelError as error:
-        raise UserError(
-            f"rewards: expected columns that can be sent to another process, got {error}: use only text, numbers, "
-            "lists and dictionaries"
-        ) from error
-
-
 def _user_error(error: BaseException) -> BaseException:
     """The error that stops the run when no process can make a call."""
+    if isinstance(error, ParcelError):
+        return UserError(
+            f"rewards: expected columns that can be sent to another process, got {error}: use only text, numbers, "
+            "lists and dictionaries"
+        )
     if isinstance(error, EOFError | OSError):
         return UserError(
             f"rewards: expected a process to run them in, got {type(error).__name__}: {error}: check whether the "

@@ -26,25 +26,22 @@ from grouprl.scoring.calling import Signature, describe, signature, work
 from grouprl.scoring.frames import receive_exactly, receive_frame, send_frame
 from grouprl.scoring.parcels import pack, unpack
 
-FORK, KILL = b"F", b"K"
 REQUEST_SECONDS = 10.0  # a zygote answers in milliseconds, unless it is stopped or dead
-_REQUEST = struct.Struct("<ci")
-_REPLY = struct.Struct("<i")
+_NUMBER = struct.Struct("<i")  # a request, 0 or the worker to kill; and a reply
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 Source = bytes | tuple[str, str, dict[str, Any]]
 """A reward function: pickled by value, or (file, name, arguments)."""
 
 
-def request(channel: socket.socket, command: bytes, pid: int = 0, fd: int | None = None) -> int:
-    """Asks the zygote to FORK a worker on the socket `fd` (returns its pid) or to KILL one (returns its wait status).
+def request(channel: socket.socket, pid: int = 0, fd: int | None = None) -> int:
+    """Asks the zygote to fork a worker on the socket `fd` (returns its pid) or to kill one (returns its wait status).
 
     Raises OSError or EOFError when the zygote does not answer or fails.
     """
     channel.settimeout(REQUEST_SECONDS)
-    socket.send_fds(channel, [_REQUEST.pack(command, pid)], [] if fd is None else [fd])
-    reply = receive_exactly(channel, _REPLY.size, time.monotonic() + REQUEST_SECONDS)
-    answer: int = _REPLY.unpack(reply)[0]
+    socket.send_fds(channel, [_NUMBER.pack(pid)], [] if fd is None else [fd])
+    answer: int = _NUMBER.unpack(receive_exactly(channel, _NUMBER.size, time.monotonic() + REQUEST_SECONDS))[0]
     if answer < 0:
         raise OSError(-answer, os.strerror(-answer))
     return answer
@@ -113,21 +110,20 @@ def _serve(zygote: _Zygote, sources: dict[str, Source]) -> None:
 
 def _one_request(zygote: _Zygote) -> None:
     zygote.control.settimeout(None)
-    message, fds, _, _ = socket.recv_fds(zygote.control, _REQUEST.size, 1)
+    message, fds, _, _ = socket.recv_fds(zygote.control, _NUMBER.size, 1)
     if not message:
         raise EOFError
-    command, pid = _REQUEST.unpack(message + receive_exactly(zygote.control, _REQUEST.size - len(message)))
-    if command == FORK:
+    pid = _NUMBER.unpack(message + receive_exactly(zygote.control, _NUMBER.size - len(message)))[0]
+    answer = 0
+    if not pid:
         os.set_inheritable(fds[0], False)
-        zygote.control.sendall(_REPLY.pack(_fork(zygote, fds[0])))
+        answer = _fork(zygote, fds[0])
         os.close(fds[0])
-        return
-    status = 0
-    if pid in zygote.workers:  # a pid of an earlier zygote may belong to another process by now
-        status = _kill(pid)  # before it leaves `workers`, so that `reap` does not take its status
+    elif pid in zygote.workers:  # a pid of an earlier zygote may belong to another process by now
+        answer = _kill(pid)  # before it leaves `workers`, so that `reap` does not take its status
         zygote.workers.discard(pid)
         _kill_strays(zygote.workers)
-    zygote.control.sendall(_REPLY.pack(status))
+    zygote.control.sendall(_NUMBER.pack(answer))
 
 
 def _fork(zygote: _Zygote, fd: int) -> int:
