@@ -20,8 +20,7 @@ from grouprl.algorithms import policy_loss
 from grouprl.algorithms.spec import Algorithm
 from grouprl.lab.app import create_app
 from grouprl.record.write import RunRecord
-from grouprl.report.token_texts import find_tokenizer, token_texts
-from grouprl.report.tokens import clipped_sides, one_completion
+from grouprl.report.tokens import clipped_sides, find_tokenizer, one_completion, token_texts
 from grouprl.types import (
     Completion,
     Group,

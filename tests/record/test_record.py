@@ -16,11 +16,19 @@ import numpy as np
 import pytest
 
 import recorded_steps
-from grouprl.record.files import json_text
-from grouprl.record.read import RecordedGroup, RecordedRewards, read_json_lines, read_rewards, read_rollouts, read_run
+from grouprl.record.files import atomic_directory, atomic_write_text, json_text
+from grouprl.record.read import (
+    Example,
+    RecordedGroup,
+    RecordedRewards,
+    read_json_lines,
+    read_rewards,
+    read_rollouts,
+    read_run,
+)
 from grouprl.record.rollouts import open_rollouts
 from grouprl.record.strict import read_json
-from grouprl.record.write import Example, RunRecord, atomic_directory, atomic_write_text
+from grouprl.record.write import RunRecord
 from grouprl.types import (
     Completion,
     Group,

@@ -16,11 +16,10 @@ from starlette.testclient import TestClient
 
 from grouprl.compare.read import seconds_by_part
 from grouprl.lab.app import create_app
-from grouprl.record.read import read_run
-from grouprl.record.write import Example, RunRecord
+from grouprl.record.read import Example, read_run
+from grouprl.record.write import RunRecord
 from grouprl.report.page import STATIC
-from grouprl.report.verdict import verdict
-from grouprl.report.words import duration
+from grouprl.report.verdict import duration, verdict
 from grouprl.report.write import write_report
 from grouprl.types import StepRecord, UserError
 from lab_runs import Made, make_run

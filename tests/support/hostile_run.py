@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 
 import grouprl.models
 from grouprl.config.run import RunConfig
-from grouprl.record.write import Example, RunRecord
+from grouprl.record.read import Example
+from grouprl.record.write import RunRecord
 from grouprl.types import Completion, Group, Message, Problem, RewardOutcome, StepRecord, StopReason, TokenTrace
 
 SCRIPT = "<script>window.hostile = 1; alert(1)</script>"

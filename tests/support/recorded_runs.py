@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from grouprl.record.write import Example, RunRecord
+from grouprl.record.read import Example
+from grouprl.record.write import RunRecord
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepRecord, StopReason
 
 ATTACK = '</script><script>alert("x")</script><img src=http://example.com/a.png onerror=alert(1)>\u202e\\boxed{1}'

@@ -17,9 +17,8 @@ from grouprl.config.run import RunConfig
 from grouprl.evaluation.evaluate import evaluate
 from grouprl.learner.credit import component
 from grouprl.models import context_length, load_model, load_tokenizer, prompt_token_ids, resolve_device
-from grouprl.record.read import interval_name
 from grouprl.report.terminal import Terminal
-from grouprl.report.words import counted
+from grouprl.report.verdict import counted
 from grouprl.rewards.configured import configured_rewards, configured_scorer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.scoring.functions import SOFT_OVERLONG, WeightedReward
@@ -55,7 +54,7 @@ def show_evaluation(config: RunConfig, *, as_json: bool) -> None:
         table.add_column(heading, justify="left" if not heading else "right")
     for name, value in values.items():
         if name != "problems" and not isinstance(value, tuple):
-            interval = values.get(interval_name(name))
+            interval = values.get(name.removesuffix("_accuracy") + "_interval")  # greedy_interval, pass_at_1_interval
             shown = "" if not isinstance(interval, tuple) else f"{interval[0]:.1%} to {interval[1]:.1%}"
             table.add_row(name, f"{value:.1f}" if name == "mean_length" else f"{value:.1%}", shown)
     terminal.console.print(table)

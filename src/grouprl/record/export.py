@@ -24,15 +24,9 @@ _QUERY = "SELECT * FROM completions JOIN problems USING (problem_id) ORDER BY st
 _RENAMED = {"rewards": "components"}
 _INTEGERS, _FLOATS = (lambda blob: np.frombuffer(blob, "<i4")), (lambda blob: np.frombuffer(blob, "<f4"))
 _CONVERTED: Mapping[str, Callable[[Any], Any]] = {
-    "prompt_ids": _INTEGERS,
-    "token_ids": _INTEGERS,
-    "logprobs": _FLOATS,
-    "plain_logprobs": _FLOATS,
-    "token_advantages": _FLOATS,
-    "learner_logprobs": _FLOATS,
-    "entropies": _FLOATS,
-    "reference_logprobs": _FLOATS,
-    "updated_logprobs": _FLOATS,
+    **dict.fromkeys(("prompt_ids", "token_ids"), _INTEGERS),
+    **dict.fromkeys(("logprobs", "plain_logprobs", "token_advantages", "learner_logprobs", "entropies"), _FLOATS),
+    **dict.fromkeys(("reference_logprobs", "updated_logprobs"), _FLOATS),
     "rewards": lambda components: list(json.loads(components).items()),
     "correct": bool,
     "kept": bool,

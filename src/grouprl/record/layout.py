@@ -11,7 +11,6 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,22 +39,14 @@ _CHECKPOINT = re.compile(r"step-([0-9]{1,15})")
 _TAIL_BYTES = 1 << 14  # the last line of metrics.jsonl is far shorter
 
 
-@dataclass(frozen=True)
 class Checkpoint:
     """The folder of one checkpoint: a model in Hugging Face layout, and the state of the run in `trainer/`."""
 
-    path: Path
-    step: int
-
-    @property
-    def trainer(self) -> Path:
-        """The folder of the files that a resume needs and the model does not hold."""
-        return self.path / "trainer"
-
-    @property
-    def state(self) -> Path:
-        """The state of the run after `step`, as JSON."""
-        return self.trainer / "state.json"
+    def __init__(self, path: Path, step: int) -> None:
+        self.path = path
+        self.step = step
+        self.trainer = path / "trainer"  # the folder of the files that a resume needs and the model does not hold
+        self.state = self.trainer / "state.json"  # the state of the run after `step`
 
     @property
     def is_complete(self) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from grouprl.record.layout import RunDirectory
 from grouprl.record.rollouts import open_recorded
-from grouprl.record.rows import checked_rows, parsed
+from grouprl.record.rows import checked_rows, parsed, truth
 from grouprl.record.strict import is_number, parse_object, read_file, read_json, read_text
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace, UserError
 
@@ -155,15 +155,6 @@ def _weights(path: Path, found: Mapping[str, Any]) -> Mapping[str, float]:
     return found
 
 
-def interval_name(metric: str) -> str:
-    """The key of a metric's 95 % interval.
-
-    >>> interval_name("greedy_accuracy"), interval_name("pass_at_8")
-    ('greedy_interval', 'pass_at_8_interval')
-    """
-    return metric.removesuffix("_accuracy") + "_interval"
-
-
 def read_examples(path: Path) -> dict[str, tuple[Example, ...]]:
     """Reads the held-out problems of examples.json by "before" and "after"; empty when the file does not exist.
 
@@ -225,7 +216,7 @@ def recorded_group(path: Path, rows: Sequence[sqlite3.Row]) -> RecordedGroup:
         advantages=tuple(row["advantage"] for row in rows),
         token_advantages=tuple(_token_advantages(row) for row in rows),
         traces=tuple(_trace(row) for row in rows),
-        kept=None if head["kept"] is None else bool(head["kept"]),
+        kept=truth(head["kept"]),
     )
 
 
@@ -246,8 +237,7 @@ def _outcome(path: Path, row: sqlite3.Row) -> RewardOutcome:
     penalty = components.get("soft_overlong") or 0.0
     earned = math.nan if row["reward"] is None else earned_reward(row["reward"], row["earned"], penalty)
     steps = tuple(StepReward(end, reward) for end, reward in parsed(path, row, "step_rewards") or ())
-    correct = None if row["correct"] is None else bool(row["correct"])
-    return RewardOutcome(earned, components, row["invalid_reason"] or "", steps, correct, penalty)
+    return RewardOutcome(earned, components, row["invalid_reason"] or "", steps, truth(row["correct"]), penalty)
 
 
 def earned_reward(reward: float, earned: float | None, penalty: float) -> float:

@@ -80,6 +80,11 @@ def parsed(path: Path, row: sqlite3.Row, name: str) -> Any:
     return found
 
 
+def truth(value: int | None) -> bool | None:
+    """The value of a column with 1, 0 and NULL."""
+    return None if value is None else bool(value)
+
+
 def _is_step(pair: object) -> bool:
     return isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int and is_number(pair[1])
 

@@ -10,20 +10,17 @@ import os
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
-from grouprl.record.files import atomic_directory, atomic_write_text, json_text
+from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory, lock_directory
 from grouprl.record.read import Example, read_json_lines
 from grouprl.record.rollouts import drop_after, holds_steps, open_rollouts, write_step
 from grouprl.record.strict import read_json
 from grouprl.types import StepRecord, UserError
-
-__all__ = ["Example", "RunRecord", "atomic_directory", "atomic_write_text"]
 
 _CLOSE_SECONDS = 5.0  # longest wait for a moment without readers; beside constant queries it took 0.75
 
@@ -34,11 +31,11 @@ class RunRecord:
     def __init__(self, directory: Path, lock: int) -> None:
         self.directory = directory
         self._files = RunDirectory(directory)
-        self._lock = lock
         with ExitStack() as on_error:
             on_error.callback(os.close, lock)
-            self._rollouts = open_rollouts(str(self._files.rollouts))
-            on_error.pop_all()
+            self._rollouts = on_error.enter_context(closing(open_rollouts(str(self._files.rollouts))))
+            on_error.callback(_make_plain, self._rollouts)
+            self._closing = on_error.pop_all()
 
     @classmethod
     def create(cls, directory: Path, config_yaml: str) -> RunRecord:
@@ -120,19 +117,12 @@ class RunRecord:
 
     def close(self) -> None:
         """Makes the rollouts one plain file and releases the directory. Closing twice is harmless."""
-        if self._lock < 0:
-            return
-        _make_plain(self._rollouts)
-        self._rollouts.close()
-        os.close(self._lock)
-        self._lock = -1
+        self._closing.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

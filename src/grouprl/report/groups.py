@@ -14,7 +14,7 @@ from grouprl.algorithms.statistics import Std
 from grouprl.config.algorithm import options
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import earned_reward
-from grouprl.record.rows import parsed
+from grouprl.record.rows import parsed, truth
 from grouprl.report.recorded import missing_problem, read_config, recorded, reward_weights, run_algorithm
 from grouprl.report.worked import Scored, Spread, against_record, deviation_kind, of_step
 from grouprl.types import UserError
@@ -171,35 +171,16 @@ def _listed(rows: Sequence[sqlite3.Row], prompts: Mapping[str, str], std: Std) -
         "mean": spread.mean,
         "deviation": spread.deviation,
         "signal": spread.signal,
-        "completions": [
-            {
-                "index": row["completion_index"],
-                "reward": row["reward"],
-                "advantage": row["advantage"],
-                "correct": _verdict(row),
-                "length": row["length"],
-                "stop_reason": row["stop_reason"],
-                "invalid": row["reward"] is None,
-            }
-            for row in rows
-        ],
+        "completions": [_completion(row, "advantage") | {"invalid": row["reward"] is None} for row in rows],
     }
 
 
 def _whole(path: Path, row: sqlite3.Row, weights: Mapping[str, float]) -> dict[str, Any]:
     components = parsed(path, row, "components")
     return {
-        "index": row["completion_index"],
-        "text": row["text"],
-        "reward": row["reward"],
+        **_completion(row, "text", "invalid_reason", "advantage", "weights_version"),
         "components": components,
         "weights": {name: weights.get(name) for name in components},
-        "invalid_reason": row["invalid_reason"],
-        "correct": _verdict(row),
-        "advantage": row["advantage"],
-        "length": row["length"],
-        "stop_reason": row["stop_reason"],
-        "weights_version": row["weights_version"],
         "step_rewards": parsed(path, row, "step_rewards"),
     }
 
@@ -211,19 +192,14 @@ def _visit(rows: Sequence[sqlite3.Row]) -> dict[str, Any]:
         "group_index": rows[0]["group_index"],
         "mean": Spread.of([row["reward"] for row in rows], "population").mean,
         "correct": sum(judged) / len(judged) if judged else None,
-        "completions": [
-            {
-                "index": row["completion_index"],
-                "text": cut(row["text"], _TEXT),
-                "reward": row["reward"],
-                "correct": _verdict(row),
-                "length": row["length"],
-                "stop_reason": row["stop_reason"],
-                "invalid_reason": row["invalid_reason"],
-            }
-            for row in rows
-        ],
+        "completions": [_completion(row, "invalid_reason") | {"text": cut(row["text"], _TEXT)} for row in rows],
     }
+
+
+def _completion(row: sqlite3.Row, *more: str) -> dict[str, Any]:
+    """What every answer has of a completion, and more columns."""
+    shown = {name: row[name] for name in ("reward", "length", "stop_reason", *more)}
+    return {"index": row["completion_index"], "correct": truth(row["correct"]), **shown}
 
 
 def _scored(database: sqlite3.Connection, step: int, group: int, algorithm: Algorithm) -> Iterator[Scored]:
@@ -236,10 +212,6 @@ def _scored(database: sqlite3.Connection, step: int, group: int, algorithm: Algo
         "ORDER BY group_index, completion_index",
         which,
     ):
-        reward, kept = row["reward"], None if row["kept"] is None else bool(row["kept"])
+        reward = row["reward"]
         earned = None if reward is None else earned_reward(reward, row["earned"], row["penalty"])
-        yield Scored(row["group_index"], reward, earned, kept)
-
-
-def _verdict(row: sqlite3.Row) -> bool | None:
-    return None if row["correct"] is None else bool(row["correct"])
+        yield Scored(row["group_index"], reward, earned, truth(row["kept"]))

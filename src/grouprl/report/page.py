@@ -32,7 +32,8 @@ def standalone(title: str, data: Mapping[str, Any], pages: Sequence[str]) -> str
             the top) and `answers` (by the lab's path).
         pages: names of the files of pages/ that the data are for.
     """
-    app, modules = _modules(pages)
+    modules = _modules(pages)
+    app = modules.pop("app.js")
     names = {f"./pages/{page}.js": _address(modules[f"pages/{page}.js"]) for page in pages}  # as app.js imports them
     names |= {_bare(path): _address(text) for path, text in modules.items()}
     imports = _inside_script(json_text({"imports": names}))
@@ -54,17 +55,16 @@ def standalone(title: str, data: Mapping[str, Any], pages: Sequence[str]) -> str
     return page.replace("</head>", head + "</head>").replace("</body>", known + "</body>")
 
 
-def _modules(pages: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """app.js, and all modules that it and these pages import, by path, with bare names for each other."""
-    app, _ = _rewritten("app.js")
+def _modules(pages: Sequence[str]) -> dict[str, str]:
+    """app.js, these pages, and all modules that they import, by path, with bare names for each other."""
     found: dict[str, str] = {}
-    wanted = [*_rewritten("app.js")[1], *(f"pages/{page}.js" for page in pages)]
+    wanted = ["app.js", *(f"pages/{page}.js" for page in pages)]
     while wanted:
         path = wanted.pop()
         if path not in found:
             found[path], needed = _rewritten(path)
             wanted += needed
-    return app, found
+    return found
 
 
 def _rewritten(path: str) -> tuple[str, list[str]]:
@@ -72,14 +72,11 @@ def _rewritten(path: str) -> tuple[str, list[str]]:
     needed: list[str] = []
 
     def bare(found: re.Match[str]) -> str:
-        needed.append(_joined(path, found[2]))
+        imported = (STATIC / path).parent.joinpath(found[2]).resolve()
+        needed.append(imported.relative_to(STATIC.resolve()).as_posix())
         return f'{found[1]}"{_bare(needed[-1])}"'
 
     return _IMPORT.sub(bare, (STATIC / path).read_text(encoding="utf-8")), needed
-
-
-def _joined(path: str, relative: str) -> str:
-    return (STATIC / path).parent.joinpath(relative).resolve().relative_to(STATIC.resolve()).as_posix()
 
 
 def _bare(path: str) -> str:

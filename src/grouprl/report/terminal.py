@@ -21,7 +21,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from grouprl.report.words import counted
+from grouprl.report.verdict import counted
 
 COLUMNS = (
     # heading, metric, format, width

@@ -1,4 +1,4 @@
-"""What came of a run, in one sentence: a file of its own because the terminal, the page and the lab say the same."""
+"""What came of a run, in one sentence, alike in the terminal, the page and the lab; numbers as people say them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from statistics import fmean
 
 from grouprl.record.read import RecordedRun
 from grouprl.record.strict import is_number
-from grouprl.report.words import counted, duration
 
 
 def verdict(run: RecordedRun) -> str:
@@ -41,3 +40,24 @@ def _tenths(values: Sequence[float], form: str) -> str:
 
 def _from_to(start: float, end: float, form: str) -> str:
     return f"{start:{form}}\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}{end:{form}}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "held-out problem"), counted(1000, "step")
+    ('1 held-out problem', '1,000 steps')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that suits them.
+
+    >>> duration(98.4), duration(754), duration(11520)
+    ('98 s', '12 min 34 s', '3 h 12 min')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 2:
+        return f"{round(seconds)} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -17,6 +17,10 @@ from grouprl.types import UserError
 
 # Advantages are recorded as float32.
 _ROUNDING = 1e-5
+_OTHER_SETTINGS = (
+    "These rewards do not give the recorded advantages with the settings in config.yaml: the step was made with "
+    "others, as before a fork, or one of the two files was changed."
+)
 
 
 @dataclass(frozen=True)
@@ -160,21 +164,22 @@ def against_record(
         The keys of `compared`; `recorded`; `dropped`, whether the algorithm leaves the group out; `agree`, None where
         the advantages are not made of the rewards alone, and, unless it is true, `why`.
     """
-    keeps = _kept(scored, algorithm)
-    members: dict[int, list[float | None]] = {}
-    for one, keep in zip(scored, keeps, strict=True):
-        if keep or one.group == group:
-            members.setdefault(one.group, []).append(one.reward)
-    kept = all(keep for one, keep in zip(scored, keeps, strict=True) if one.group == group)
-    found = compared(members.pop(group), algorithm, list(members.values()), kept=kept)
+    groups: dict[int, list[Scored]] = {}
+    for one in scored:
+        groups.setdefault(one.group, []).append(one)
+    kept = dict(zip(groups, _kept(list(groups.values()), algorithm), strict=True))
+    rewards = {place: [one.reward for one in members] for place, members in groups.items()}
+    others = [row for place, row in rewards.items() if kept[place] and place != group]
+    found = compared(rewards[group], algorithm, others, kept=kept[group])
     ours = found["advantages"]
     agree = None if ours is None else _close([advantage or 0.0 for advantage in ours], recorded)
+    why = (ours is None and found["without_signal"]) or " ".join(_reasons(algorithm)) or _OTHER_SETTINGS
     return {
         **found,
         "recorded": list(recorded),
-        "dropped": not kept,
+        "dropped": not kept[group],
         "agree": agree,
-        "why": None if agree else (ours is None and found["without_signal"]) or _why(algorithm),
+        "why": None if agree else why,
     }
 
 
@@ -236,25 +241,13 @@ def _distances(rewards: Sequence[float | None], middle: float | None) -> list[fl
     return [None if reward is None or middle is None else reward - middle for reward in rewards]
 
 
-def _kept(scored: Sequence[Scored], algorithm: Algorithm) -> list[bool]:
+def _kept(groups: Sequence[Sequence[Scored]], algorithm: Algorithm) -> Sequence[bool]:
     """Whether each group was learned from; of an older record by the rewards before the length penalty."""
-    recorded = [one.kept for one in scored if one.kept is not None]
-    if len(recorded) == len(scored):
+    recorded = [members[0].kept for members in groups if members[0].kept is not None]
+    if len(recorded) == len(groups):
         return recorded
-    judged = [one.reward if one.earned is None else one.earned for one in scored]
-    groups = [one.group for one in scored]
-    members = {group: [reward for reward, own in zip(judged, groups, strict=True) if own == group] for group in groups}
-    rewards = [[math.nan if reward is None else reward for reward in row] for row in members.values()]
-    kept = dict(zip(members, algorithm.groups.kept(rewards), strict=True))
-    return [kept[group] for group in groups]
-
-
-def _why(algorithm: Algorithm) -> str:
-    reasons = " ".join(_reasons(algorithm))
-    return reasons or (
-        "These rewards do not give the recorded advantages with the settings in config.yaml: the step was made with "
-        "others, as before a fork, or one of the two files was changed."
-    )
+    judged = [[one.reward if one.earned is None else one.earned for one in members] for members in groups]
+    return algorithm.groups.kept([[math.nan if reward is None else reward for reward in row] for row in judged])
 
 
 def _reasons(algorithm: Algorithm) -> Iterator[str]:

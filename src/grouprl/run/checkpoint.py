@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
@@ -44,7 +44,7 @@ def save_checkpoint(
     """Writes a complete checkpoint or none, then removes all but the newest `keep`."""
     finished = RunDirectory(run).checkpoint(state.step)
     with atomic_directory(finished.path) as folder:
-        unfinished = replace(finished, path=folder)
+        unfinished = Checkpoint(folder, state.step)
         save_model(learner.policy, tokenizer, folder)
         unfinished.trainer.mkdir()
         for name, tensors in _tensors(learner):

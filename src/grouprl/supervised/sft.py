@@ -23,7 +23,8 @@ from grouprl.models import (
     resolve_device,
 )
 from grouprl.models.save import save_model
-from grouprl.record.write import RunRecord, atomic_directory
+from grouprl.record.files import atomic_directory
+from grouprl.record.write import RunRecord
 from grouprl.report.terminal import Terminal
 from grouprl.rewards import completion_text
 from grouprl.supervised.scratch import new_model, new_tokenizer

@@ -23,8 +23,9 @@ from grouprl.models.packing import pack_tokens
 from grouprl.models.precision import autocast
 from grouprl.models.recompute import recompute_activations
 from grouprl.models.save import save_model
+from grouprl.record.files import atomic_directory
 from grouprl.record.layout import RunDirectory
-from grouprl.record.write import RunRecord, atomic_directory
+from grouprl.record.write import RunRecord
 from grouprl.report.terminal import Terminal
 from grouprl.supervised.preferences import load_preferences, refuse_longer, split_preferences, write_preferences
 from grouprl.types import Batch, Group, Sampling, StepRecord, UserError
