@@ -88,8 +88,9 @@ def open_rollouts(location: str) -> sqlite3.Connection:
     if database.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
         database.execute("PRAGMA journal_mode=TRUNCATE")
     database.execute("PRAGMA synchronous=NORMAL")
-    for name in _LATER.keys() - found if found else ():
-        database.execute(f"ALTER TABLE completions ADD COLUMN {name} {_LATER[name]}")
+    for name, kind in _LATER.items():  # in this order: a row is written without the names of its columns
+        if found and name not in found:
+            database.execute(f"ALTER TABLE completions ADD COLUMN {name} {kind}")
     database.executescript(SCHEMA)
     return database
 
@@ -141,7 +142,7 @@ def open_recorded(directory: Path) -> sqlite3.Connection:
     if not found:  # the run has just made the file, and no table in it yet
         database.close()
         return empty_rollouts()
-    if missing := set(_LATER) - found:
+    if missing := [name for name in _LATER if name not in found]:
         columns = ", ".join(f"NULL AS {name}" for name in missing)
         database.execute(f"CREATE TEMP VIEW completions AS SELECT *, {columns} FROM main.completions")
     return database
