@@ -92,20 +92,15 @@ def train_trl(held: Held, course: Course) -> None:
     from transformers import TrainerCallback
     from trl import GRPOTrainer
 
-    from grouprl.curriculum.order import step_visits
+    from grouprl.curriculum.order import UniformOrder
     from grouprl.models import load_model, load_tokenizer
     from grouprl.models.load import BUNDLED
     from grouprl.rewards.configured import configured_rewards
 
     config, rollout, learner = held.config, held.config.rollout, held.config.learner
     rewards = configured_rewards(config, held.task)
-    visits = [
-        problem
-        for step in range(1, config.steps + 1)
-        for problem, _ in step_visits(
-            held.task.problems("train"), rollout.problems_per_step, step=step, seed=config.seed
-        )
-    ]
+    order = UniformOrder(rollout.problems_per_step, config.seed)
+    visits = list(order.possible(held.task.problems("train"), steps=range(1, config.steps + 1), refills=0))
     trainer = GRPOTrainer(
         model=str(BUNDLED["abacus"]),
         processing_class=load_tokenizer("abacus"),

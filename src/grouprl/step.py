@@ -15,8 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from grouprl.algorithms.spec import Algorithm
 from grouprl.curriculum.order import ProblemOrder, rounds
 from grouprl.curriculum.pass_rates import PassRates
-from grouprl.evaluation.clock import Clock
-from grouprl.evaluation.metrics import step_metrics
+from grouprl.evaluation.metrics import Clock, step_metrics
 from grouprl.learner import Learner, TokenGrid, assign_credit, make_batch, token_record
 from grouprl.rollout import Engine, requests
 from grouprl.scoring.scorer import Scorer

@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM
 
 from grouprl import Run, Trainer, UserError
 from grouprl.config.run import RunConfig, load_config
-from grouprl.curriculum.order import step_visits
+from grouprl.curriculum.order import UniformOrder
+from grouprl.curriculum.pass_rates import PassRates
 from grouprl.record.layout import lock_directory
 from grouprl.rewards.resolve import REWARDS
 from grouprl.scoring.functions import WeightedReward
@@ -262,13 +263,14 @@ def test_every_epoch_visits_each_problem_once_in_an_order_of_its_own() -> None:
     ids = [problem.id for problem in task.problems("train")]
     assert len(ids) == 7
     train = task.problems("train")
-    visits = [visit for step in range(1, 8) for visit in step_visits(train, 3, step=step, seed=5)]
+    order, rates = UniformOrder(3, seed=5), PassRates()
+    visits = [visit for step in range(1, 8) for visit in order.visits(train, step=step, rates=rates)]
     epochs = [[problem.id for problem, _ in visits[at : at + 7]] for at in (0, 7, 14)]
     assert all(Counter(epoch) == Counter(ids) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert len({(problem.id, stream) for problem, stream in visits}) == 21  # no random number is used twice
-    assert visits[3:6] == step_visits(train, 3, step=2, seed=5)
-    assert step_visits(train, 3, step=1, seed=6) != visits[:3]
+    assert visits[3:6] == order.visits(train, step=2, rates=rates)
+    assert UniformOrder(3, seed=6).visits(train, step=1, rates=rates) != visits[:3]
 
 
 def test_evaluations_and_checkpoints_come_when_they_are_due(tiny: Path, tmp_path: Path) -> None:

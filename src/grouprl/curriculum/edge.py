@@ -11,7 +11,7 @@ from itertools import accumulate, chain, islice
 
 import numpy as np
 
-from grouprl.curriculum.order import Visit, epoch_order, refill_visits
+from grouprl.curriculum.order import UniformOrder, Visit, epoch_order
 from grouprl.curriculum.pass_rates import Array, PassRates, expected_signal
 from grouprl.types import Problem, UserError
 
@@ -65,7 +65,10 @@ class EdgeOrder:
     ) -> list[Visit]:
         """The next problems of the step's draw; random ones once all were visited. See `ProblemOrder.refill`."""
         further = self._first(visited + count, problems, step, rates)[visited:]
-        return further or refill_visits(problems, count, step=step, seed=self.seed, round_=round_)
+        if further:
+            return further
+        uniform = UniformOrder(self.problems_per_step, self.seed)
+        return uniform.refill(problems, count, step=step, round_=round_, rates=rates, visited=visited)
 
     def possible(self, problems: Sequence[Problem], *, steps: range, refills: int) -> Iterator[Problem]:
         """The problems that these steps would visit if each of them was new; see `ProblemOrder.possible`."""

@@ -23,7 +23,6 @@ class ProblemOrder(Protocol):
 
     def visits(self, problems: Sequence[Problem], *, step: int, rates: PassRates) -> list[Visit]:
         """The problems of a step (1, 2, ...), given the pass rates found by the steps before it."""
-        ...
 
     def refill(
         self, problems: Sequence[Problem], count: int, *, step: int, round_: int, rates: PassRates, visited: int
@@ -38,11 +37,9 @@ class ProblemOrder(Protocol):
             rates: the pass rates that `visits` got.
             visited: the number of problems that this step has visited so far.
         """
-        ...
 
     def possible(self, problems: Sequence[Problem], *, steps: range, refills: int) -> Iterator[Problem]:
         """Every problem that these steps and their refills can visit, whatever the verdicts; may repeat problems."""
-        ...
 
 
 def rounds(
@@ -85,50 +82,31 @@ class UniformOrder:
 
     def visits(self, problems: Sequence[Problem], *, step: int, rates: PassRates) -> list[Visit]:
         """The next P problems of the epoch's order; see `ProblemOrder.visits`."""
-        return step_visits(problems, self.problems_per_step, step=step, seed=self.seed)
+        first = (step - 1) * self.problems_per_step
+        chosen = []
+        for visit in range(first, first + self.problems_per_step):
+            epoch, place = divmod(visit, len(problems))
+            chosen.append((problems[epoch_order(self.seed, epoch, len(problems))[place]], f"epoch {epoch}"))
+        return chosen
 
     def refill(
         self, problems: Sequence[Problem], count: int, *, step: int, round_: int, rates: PassRates, visited: int
     ) -> list[Visit]:
-        """Random problems; see `ProblemOrder.refill`."""
-        return refill_visits(problems, count, step=step, seed=self.seed, round_=round_)
+        """Random problems, each at most once in a round; those of a smaller `count` begin those of a larger one."""
+        rng = random.Random(f"refill/{self.seed}/{step}/{round_}")
+        places: dict[int, None] = {}
+        while len(places) < min(count, len(problems)):
+            places.setdefault(rng.randrange(len(problems)))
+        return [(problems[place], f"refill {step}.{round_}") for place in places]
 
     def possible(self, problems: Sequence[Problem], *, steps: range, refills: int) -> Iterator[Problem]:
         """Exactly the problems of a run that keeps no group; see `ProblemOrder.possible`."""
-        count = self.problems_per_step
+        count, rates = self.problems_per_step, PassRates()
         for step in steps:
-            yield from (p for p, _ in step_visits(problems, count, step=step, seed=self.seed))
+            yield from (problem for problem, _ in self.visits(problems, step=step, rates=rates))
             for round_ in range(1, refills + 1):
-                yield from (p for p, _ in refill_visits(problems, count, step=step, seed=self.seed, round_=round_))
-
-
-def step_visits(problems: Sequence[Problem], count: int, *, step: int, seed: int) -> list[Visit]:
-    """The problems of a step. Every epoch visits all problems once, in an order of its own.
-
-    Args:
-        problems: of the train split.
-        count: problems in a step.
-        step: 1, 2, ...
-        seed: of the run.
-    """
-    first = (step - 1) * count
-    chosen = []
-    for visit in range(first, first + count):
-        epoch, place = divmod(visit, len(problems))
-        chosen.append((problems[epoch_order(seed, epoch, len(problems))[place]], f"epoch {epoch}"))
-    return chosen
-
-
-def refill_visits(problems: Sequence[Problem], count: int, *, step: int, seed: int, round_: int) -> list[Visit]:
-    """Random further problems for a step whose groups were dropped, each at most once in a round.
-
-    The problems of a smaller `count` begin those of a larger one.
-    """
-    rng = random.Random(f"refill/{seed}/{step}/{round_}")
-    places: dict[int, None] = {}
-    while len(places) < min(count, len(problems)):
-        places.setdefault(rng.randrange(len(problems)))
-    return [(problems[place], f"refill {step}.{round_}") for place in places]
+                further = self.refill(problems, count, step=step, round_=round_, rates=rates, visited=round_ * count)
+                yield from (problem for problem, _ in further)
 
 
 @lru_cache(maxsize=2)

@@ -1,12 +1,35 @@
-"""Metrics of a step's completions: rewards, accuracy, groups with signal, traits and lengths."""
+"""Metrics of a step: seconds, and of its completions rewards, accuracy, groups with signal, traits and lengths."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from grouprl.tasks.base import Task
 from grouprl.types import Group, RewardOutcome, StopReason
+
+
+class Clock:
+    """Measures the seconds of each part of a step: `with clock("learn"):` adds those of the block to that part."""
+
+    def __init__(self, *parts: str) -> None:
+        self._began = time.perf_counter()
+        self._seconds = dict.fromkeys(parts, 0.0)
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        """Adds the seconds of the block to a part."""
+        began = time.perf_counter()
+        yield
+        self._seconds[part] += time.perf_counter() - began
+
+    def metrics(self, tokens: float) -> dict[str, float]:
+        """The metrics `time/...` of each part and in total, in seconds, and the tokens per second for `tokens`."""
+        total = time.perf_counter() - self._began
+        parts = {f"time/{part}": seconds for part, seconds in self._seconds.items()}
+        return {"tokens_per_second": tokens / total, **parts, "time/total": total}
 
 
 def step_metrics(task: Task, groups: Sequence[Group], outcomes: Sequence[Sequence[RewardOutcome]]) -> dict[str, float]:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from statistics import NormalDist, fmean, stdev
 
+from grouprl.curriculum.pass_rates import beta_quantile
+
 
 def pass_at_k(correct: int, total: int, k: int) -> float:
     """The chance that at least one of `k` completions is correct, estimated from `total` completions of one problem.
@@ -70,22 +72,6 @@ def _upper_probability(confidence: float) -> float:
 
 
 def _t_quantile(probability: float, degrees: int) -> float:
-    # Bisection over the angle atan(t / sqrt(degrees)): the central probability grows from 0 to 1 with the angle.
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        below = _t_central_probability(middle, degrees) < 2 * probability - 1
-        low, high = (middle, high) if below else (low, middle)
-    return math.sqrt(degrees) * math.tan(low)
-
-
-def _t_central_probability(angle: float, degrees: int) -> float:
-    # Abramowitz and Stegun 26.7.3 and 26.7.4: P(|t| < sqrt(degrees) tan(angle)) as a finite sum.
-    odd = degrees % 2
-    term = math.cos(angle) if odd else 1.0
-    total = 0.0
-    for n in range(2 + odd, degrees + 1, 2):
-        total += term
-        term *= math.cos(angle) ** 2 * (n - 1) / n
-    series = math.sin(angle) * total
-    return 2 / math.pi * (angle + series) if odd else series
+    # t^2 / (degrees + t^2) of a Student's t has the distribution Beta(1/2, degrees/2).
+    share = beta_quantile(2 * probability - 1, 0.5, degrees / 2)
+    return math.sqrt(degrees * share / (1 - share))

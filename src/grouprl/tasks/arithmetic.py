@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any
 
 LONGEST = 1000  # characters
@@ -15,6 +18,12 @@ _TOKEN = re.compile(r"\s*(?:([0-9]{1,9}(?:\.[0-9]{1,9})?)(?![0-9.])|([A-Za-z]+)|
 _SYMBOLS = {"−": "-", "–": "-", "×": "*", "·": "*", "÷": "/", "$": "", "\\left": "", "\\right": ""}
 _LATEX = {"\\times": "*", "\\cdot": "*", "\\div": "/"}
 _FRACTION = re.compile(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
+_OPERATIONS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
 
 class UnreadableError(ValueError):
@@ -38,7 +47,7 @@ def evaluate(text: str, grammar: Grammar = PLAIN) -> Any:
     r"""The value of an arithmetic text, exact where the grammar's numbers are exact.
 
     Multiplication needs a sign: `*`, `×`, `·`, `\times` or `\cdot`. Division is `/`, `÷`, `\div` or `\frac{..}{..}`
-    without inner braces. Parsing takes linear time in the length of the text.
+    without inner braces. Precedence is Python's, whose parser reads the text with a name in place of each number.
 
     Raises:
         UnreadableError: the text is too long, too deeply nested, not arithmetic, or has no value.
@@ -46,15 +55,33 @@ def evaluate(text: str, grammar: Grammar = PLAIN) -> Any:
     >>> evaluate("(3 + 5) * 7 / 2")
     Fraction(28, 1)
     """
-    if len(text) > LONGEST:
-        raise UnreadableError(f"expected at most {LONGEST} characters, got {len(text)}")
-    reader = _Reader(tokens(text), grammar)
+    found = tokens(text)
+    if max(accumulate((token == "(") - (token == ")") for token in found), default=0) > DEEPEST:
+        raise UnreadableError(f"expected brackets at most {DEEPEST} deep")
+    written = {f"_{place}": grammar.number(token) for place, token in enumerate(found) if token[0].isdigit()}
+    named = (f"_{place}" if token[0].isdigit() else token for place, token in enumerate(found))
     try:
-        value = reader.sum()
-    except (ZeroDivisionError, OverflowError) as error:
+        tree = ast.parse(" ".join(named).replace("^", "**"), mode="eval")
+        return _value(tree.body, grammar, {**grammar.names, **written})
+    except (SyntaxError, MemoryError, RecursionError, ZeroDivisionError, OverflowError) as error:
         raise UnreadableError(str(error)) from error
-    reader.end()
-    return value
+
+
+def _value(node: ast.expr, grammar: Grammar, names: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.Name(id=name) if name in names and not callable(names[name]):
+            return names[name]
+        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if callable(names.get(name)):
+            return names[name](_value(argument, grammar, names))
+        case ast.UnaryOp(op=ast.UAdd(), operand=inner) if grammar.signs:
+            return _value(inner, grammar, names)
+        case ast.UnaryOp(op=ast.USub(), operand=inner) if grammar.signs:
+            return -_value(inner, grammar, names)
+        case ast.BinOp(left=left, op=ast.Pow(), right=right) if grammar.powers:
+            return _value(left, grammar, names) ** _value(right, grammar, names)
+        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _OPERATIONS:
+            return _OPERATIONS[type(operation)](_value(left, grammar, names), _value(right, grammar, names))
+    raise UnreadableError(f"expected arithmetic, got {ast.unparse(node)[:20]!r}")
 
 
 def numbers(text: str) -> list[int]:
@@ -80,77 +107,3 @@ def tokens(text: str) -> list[str]:
         found.append(match[0].strip())
         place = match.end()
     return found
-
-
-class _Reader:
-    """A recursive-descent parser: one method for each level of precedence, which moves `_place` past what it reads."""
-
-    def __init__(self, found: list[str], grammar: Grammar) -> None:
-        self._tokens, self._grammar = found, grammar
-        self._place = self._depth = 0
-
-    def sum(self) -> Any:
-        value = self._product()
-        while self._next() in ("+", "-"):
-            value = value + self._product() if self._take() == "+" else value - self._product()
-        return value
-
-    def end(self) -> None:
-        if self._next():
-            raise UnreadableError(f"expected the end, got {self._next()!r}")
-
-    def _product(self) -> Any:
-        value = self._signed()
-        while self._next() in ("*", "/"):
-            value = value * self._signed() if self._take() == "*" else value / self._signed()
-        return value
-
-    def _signed(self) -> Any:
-        negative = False
-        while self._grammar.signs and self._next() in ("+", "-"):
-            negative ^= self._take() == "-"
-        return -self._power() if negative else self._power()
-
-    def _power(self) -> Any:
-        base = self._atom()
-        if self._grammar.powers and self._next() in ("**", "^"):
-            self._take()
-            return base ** self._nested(self._signed)
-        return base
-
-    def _atom(self) -> Any:
-        token = self._take()
-        if token[:1].isdigit():
-            return self._grammar.number(token)
-        if token == "(":
-            return self._bracket()
-        found = self._grammar.names.get(token)
-        if found is None:
-            raise UnreadableError(f"expected a number, got {token!r}")
-        if not callable(found):
-            return found
-        if self._take() != "(":
-            raise UnreadableError(f"expected ( after {token}")
-        return found(self._bracket())
-
-    def _bracket(self) -> Any:
-        value = self._nested(self.sum)
-        if self._take() != ")":
-            raise UnreadableError("expected )")
-        return value
-
-    def _nested(self, read: Callable[[], Any]) -> Any:
-        self._depth += 1
-        if self._depth > DEEPEST:
-            raise UnreadableError(f"expected brackets at most {DEEPEST} deep")
-        value = read()
-        self._depth -= 1
-        return value
-
-    def _next(self) -> str:
-        return self._tokens[self._place] if self._place < len(self._tokens) else ""
-
-    def _take(self) -> str:
-        token = self._next()
-        self._place += 1
-        return token

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from grouprl.tasks.asserts import SplitError, asserts_of_check, parse_asserts
 from grouprl.tasks.base import check_setting
-from grouprl.tasks.columns import Row, column
+from grouprl.tasks.files import Row, column
 from grouprl.tasks.sources import FileProblems, PromptRow
 from grouprl.types import Message, Problem, UserError
 
@@ -38,6 +38,9 @@ class Code(FileProblems):
     leave_out: bool = False
     name = "code"
     verifier = "unit_tests"
+    default_rewards: ClassVar[Mapping[str, float]] = {"unit_tests": 1.0}  # for a program that passes every test
+    default_step_rewards: ClassVar[Mapping[str, float]] = {}
+    own_rewards: ClassVar[Mapping[str, Callable[..., Any]]] = {}
     example_row = {  # noqa: RUF012  declared by FileProblems
         "text": "Write a function that returns the middle one of three numbers.",
         "code": "def middle(a, b, c):\n    return sorted((a, b, c))[1]",
@@ -46,21 +49,6 @@ class Code(FileProblems):
 
     def __post_init__(self) -> None:
         check_setting("task.arguments.shown_tests", self.shown_tests, self.shown_tests >= 0, "0 or more")
-
-    @property
-    def default_rewards(self) -> Mapping[str, float]:
-        """1.0 for a program that passes every test."""
-        return {"unit_tests": 1.0}
-
-    @property
-    def default_step_rewards(self) -> Mapping[str, float]:
-        """None: the tests score a program as a whole."""
-        return {}
-
-    @property
-    def own_rewards(self) -> Mapping[str, Callable[..., Any]]:
-        """None of its own."""
-        return {}
 
     def source(self) -> str:
         """`path`, or the built-in problems."""

@@ -139,14 +139,9 @@ def _round(number: Any, ndigits: int | None = None) -> Any:
     return round(number, ndigits)
 
 
+_PLAIN = (abs, bool, dict, float, frozenset, int, len, list, max, min, set, sorted, str, sum, tuple, math.isclose)
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    **{
-        function.__name__: function
-        for function in (
-            *(abs, bool, dict, float, frozenset, int, len, list, max, min, set, sorted, str, sum, tuple),
-            math.isclose,
-        )
-    },
+    **{function.__name__: function for function in _PLAIN},
     "math.isclose": math.isclose,
     "range": _range,
     "round": _round,

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from grouprl.tasks.answers import final_answer, is_worked
 from grouprl.tasks.base import Split
 from grouprl.tasks.boxed_answers import EQUATION_STEPS, boxed
-from grouprl.tasks.columns import Row, check_answer, short_repr, text_or_messages
+from grouprl.tasks.files import Row, check_answer, short_repr, text_or_messages
 from grouprl.tasks.splits import partition
 from grouprl.types import Problem, UserError
 

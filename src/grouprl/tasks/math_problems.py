@@ -8,7 +8,7 @@ from typing import Any
 
 from grouprl.tasks.answers import final_text, last_boxed
 from grouprl.tasks.boxed_answers import BoxedAnswers, boxed
-from grouprl.tasks.columns import Row, check_answer, column
+from grouprl.tasks.files import Row, check_answer, column
 from grouprl.tasks.from_list import is_in_file
 from grouprl.tasks.sources import FileProblems, PromptRow
 from grouprl.types import Problem, UserError

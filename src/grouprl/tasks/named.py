@@ -60,29 +60,26 @@ def load_task(
             "the names"
         )
     known = {field.name for field in fields(TASKS[kind])}
-    named = {
+    common = {
         "path": path,
         "difficulty": difficulty,
         "train_problems": train_problems,
         "eval_problems": eval_problems,
+        "seed": seed if "seed" in known else None,
     }
-    options: dict[str, Any] = {key: value for key, value in named.items() if value is not None}
+    options: dict[str, Any] = {key: value for key, value in common.items() if value is not None}
     for option in options.keys() - known:
         raise UserError(
             f"task.{option}: the task {name} has no such option, only {', '.join(sorted(known))}: remove it"
         )
-    options |= {"seed": seed} if "seed" in known else {}
     if kind == _GYM:
         options |= {"dataset": data_set, "arguments": arguments or {}}
     else:
-        options |= _own_settings(name, arguments or {}, known - named.keys() - {"seed"})
+        own = known - common.keys()
+        for argument, value in (arguments or {}).items():
+            if not own:
+                raise UserError(f"task.arguments: the task {name} has none, got {argument!r}: remove it")
+            if argument not in own:
+                raise unknown_name("task.arguments", argument, own)
+            options[argument] = value
     return with_format(TASKS[kind](**options), format, system_prompt)
-
-
-def _own_settings(name: str, arguments: Mapping[str, Any], known: set[str]) -> Mapping[str, Any]:
-    for argument in arguments:
-        if not known:
-            raise UserError(f"task.arguments: the task {name} has none, got {argument!r}: remove it")
-        if argument not in known:
-            raise unknown_name("task.arguments", argument, known)
-    return arguments

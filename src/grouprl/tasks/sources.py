@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 from grouprl.tasks.base import Split
 from grouprl.tasks.boxed_answers import boxed_prompt
-from grouprl.tasks.columns import Row
-from grouprl.tasks.files import read_rows, read_splits
+from grouprl.tasks.files import Row, read_rows, read_splits
 from grouprl.tasks.splits import partition
 from grouprl.types import Message, Problem, UserError
 

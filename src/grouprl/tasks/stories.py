@@ -6,7 +6,8 @@ so that the same clauses make "John has 9 pens, loses 2, and then gives 3 to Mar
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 
 SYMBOLS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__floordiv__}
@@ -139,45 +140,38 @@ AROUND = (
 LINKS = ("{They} ", "Then {they} ", "After that, {they} ", "Later, {they} ", "Next, {they} ", "{name} ")
 
 
-@dataclass(frozen=True)
-class _Scene:
-    """The owner, the things and the clauses of a story so far."""
-
-    name: str
-    items: str
-    boxes: str
-    clauses: tuple[tuple[str, ...], ...] = ()  # one inner tuple for each owner
-    owners: tuple[str, ...] = ()
-
-    def names(self, rng: Random) -> dict[str, str]:
-        they = "she" if self.name in GIRLS else "he"
-        return {
-            "name": self.name,
-            "items": self.items,
-            "boxes": self.boxes,
-            "box": CONTAINERS[self.boxes],
-            "they": they,
-            "They": they.capitalize(),
-            "friend": rng.choice([name for name in GIRLS + BOYS if name not in (self.name, *self.owners)]),
-            "others": rng.choice([items for items in ITEMS if items != self.items]),
-        }
-
-
 def make_story(rng: Random, difficulty: int) -> Story:
     """One story of 1 to `difficulty` operations; every intermediate number is whole and in 1..25*difficulty."""
     operations, product_start = _chain(rng, difficulty)
-    scene = _Scene(rng.choice(GIRLS + BOYS), rng.choice(ITEMS), rng.choice(list(CONTAINERS)))
     first, rest = operations[0], operations[1:] if product_start else operations
+    clauses: dict[str, list[str]] = {rng.choice(GIRLS + BOYS): []}  # of each owner
+    items, boxes = rng.choice(ITEMS), rng.choice(list(CONTAINERS))
     opening = rng.choice(PRODUCT_STARTS if product_start else STARTS)
-    opening = opening.format(a=first.left, k=first.right, **scene.names(rng))
-    scene = replace(scene, clauses=((opening,),), owners=(scene.name,))
     questions: tuple[str, ...] = TOTAL if product_start else NOW
+    names = _names(rng, clauses, items, boxes)
+    clauses[names["name"]].append(opening.format(a=first.left, k=first.right, **names))
     for operation in rest:
         final = operation is rest[-1]
         clause = rng.choice([clause for clause in CLAUSES[operation.symbol] if final or not clause.is_last])
-        scene, questions = _add_clause(rng, scene, clause, operation.right), clause.questions
-    question = rng.choice(questions).format(**scene.names(rng))
-    return Story(_write(rng, scene, question), operations)
+        names = _names(rng, clauses, items, boxes)
+        owner = names["friend" if clause.becomes == "owner" else "name"]
+        clauses.setdefault(owner, []).append(clause.text.format(k=operation.right, **names))
+        items = names["others" if clause.becomes == "items" else "items"]
+        questions = clause.questions
+    question = rng.choice(questions).format(**_names(rng, clauses, items, boxes))
+    return Story(_write(rng, clauses, question), operations)
+
+
+def _names(rng: Random, owners: Collection[str], items: str, boxes: str) -> dict[str, str]:
+    """The words for the next clause, which is about the last owner."""
+    return {
+        "name": list(owners)[-1],
+        "items": items,
+        "boxes": boxes,
+        "box": CONTAINERS[boxes],
+        "friend": rng.choice([name for name in GIRLS + BOYS if name not in owners]),
+        "others": rng.choice([other for other in ITEMS if other != items]),
+    }
 
 
 def _chain(rng: Random, difficulty: int) -> tuple[tuple[Operation, ...], bool]:
@@ -201,22 +195,11 @@ def _chain(rng: Random, difficulty: int) -> tuple[tuple[Operation, ...], bool]:
     return tuple(operations), product_start
 
 
-def _add_clause(rng: Random, scene: _Scene, clause: Clause, k: int) -> _Scene:
-    """The scene with one more clause."""
-    names = scene.names(rng)
-    clauses = clause.text.format(k=k, **names)
-    if clause.becomes == "owner":
-        friend = names["friend"]
-        return replace(scene, name=friend, clauses=(*scene.clauses, (clauses,)), owners=(*scene.owners, friend))
-    items = names["others"] if clause.becomes == "items" else scene.items
-    return replace(scene, items=items, clauses=(*scene.clauses[:-1], (*scene.clauses[-1], clauses)))
-
-
-def _write(rng: Random, scene: _Scene, question: str) -> str:
+def _write(rng: Random, clauses_by_owner: Mapping[str, Sequence[str]], question: str) -> str:
     """The text of the story in one of three forms, with 0 to 2 distractors."""
     form = rng.choice(("list", "sentences", "if"))
     sentences: list[str] = []
-    for owner, clauses in zip(scene.owners, scene.clauses, strict=True):
+    for owner, clauses in clauses_by_owner.items():
         they = "she" if owner in GIRLS else "he"
         if form == "sentences":
             links = [rng.choice(LINKS).format(They=they.capitalize(), they=they, name=owner) for _ in clauses[1:]]
@@ -228,11 +211,11 @@ def _write(rng: Random, scene: _Scene, question: str) -> str:
         question = f"If {last[:-1]}, {question[0].lower()}{question[1:]}"
     for text in rng.sample(PERSONAL + AROUND, rng.choices((0, 1, 2), (5, 4, 2))[0]):
         where = 0 if text in PERSONAL else rng.randint(0, len(sentences))
-        sentences.insert(where, text.format(name=scene.owners[0], k=rng.randint(3, 15)))
+        sentences.insert(where, text.format(name=next(iter(clauses_by_owner)), k=rng.randint(3, 15)))
     return " ".join([*sentences, question])
 
 
-def _join_clauses(clauses: tuple[str, ...]) -> str:
+def _join_clauses(clauses: Sequence[str]) -> str:
     if len(clauses) == 1:
         return clauses[0]
     comma = "," if len(clauses) > 2 else ""
