@@ -11,8 +11,9 @@ from functools import partial
 
 import cloudpickle
 
+from grouprl.config.run import ScoringConfig
 from grouprl.scoring.calling import call, signature
-from grouprl.scoring.pool import Limits, RewardPool, gather
+from grouprl.scoring.pool import RewardPool, gather
 
 COMPLETIONS, ROUNDS = 1024, 15
 
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="few completions: whether it runs, not how fast")
     completions, rounds = (64, 1) if parser.parse_args().smoke else (COMPLETIONS, ROUNDS)
     print("completions of 200 tokens; ms per completion, median (minimum to maximum) of", rounds, "rounds")
-    with RewardPool({"trivial": cloudpickle.dumps(trivial)}, Limits()) as pool:
+    with RewardPool({"trivial": cloudpickle.dumps(trivial)}, ScoringConfig()) as pool:
         pool.signatures()
         for size in (1, 4, 8, 16, 64):
             groups = [keywords(size) for _ in range(completions // size)]

@@ -17,6 +17,7 @@ import pytest
 
 from chat_server import HANGS, ChatServer, Reply, says, scores
 from endpoint_judging import KEY, by_completion, judge, judge_of, judged, short_waits  # noqa: F401  short_waits is a fixture
+from grouprl.config.run import ScoringConfig
 from grouprl.rewards.judge_model import client
 from grouprl.rewards.judge_model.grading import JudgeModel
 from grouprl.rewards.judge_model.text import read_score
@@ -112,7 +113,7 @@ def test_outcomes_of_a_step_hold_the_values_and_the_reasons():
     group = Group(Problem("p", "?"), (1,), completions)
     with ChatServer(by_completion({"good": scores(10), "unread": says("no")})) as server:
         rewards = [WeightedReward("judge_model", judge(server), 2.0)]
-        with open_scorer(rewards, max_invalid=1.0) as opened:
+        with open_scorer(rewards, limits=ScoringConfig(max_invalid=1.0)) as opened:
             ((good, unread),) = opened.finish([opened.begin(group)])
     assert (good.total, good.components) == (2.0, {"judge_model": 1.0})
     assert (unread.valid, unread.components) == (False, {"judge_model": None})

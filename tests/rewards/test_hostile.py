@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from grouprl.config.run import ScoringConfig
 from grouprl.models import load_tokenizer
 from grouprl.scoring.functions import WeightedReward
-from grouprl.scoring.pool import Limits
 from grouprl.scoring.scorer import open_scorer
 from grouprl.types import Completion, Group, Problem, StopReason
 from hostile import CORPUS, USUAL, Hostile, forked, rewards
@@ -107,8 +107,8 @@ def test_the_pool_survives_the_corpus() -> None:
     good = r"3 + 4 = 7. \boxed{7}"
     weighted = [WeightedReward(name, made) for name, made in rewards("nested_repeats", "math_verify", *SAFE).items()]
     weighted = [replace(reward, per_step=reward.name == "equation_steps") for reward in weighted]
-    limits = Limits(workers=2, seconds=3.0)
-    with open_scorer(weighted, limits=limits, max_invalid=1.0) as scorer:
+    limits = ScoringConfig(workers=2, seconds=3.0, max_invalid=1.0)
+    with open_scorer(weighted, limits=limits) as scorer:
         scoring = scorer.scoring()
         for place in range(0, len(CORPUS), 8):
             texts = [good, *(entry.text for entry in CORPUS[place : place + 8])]

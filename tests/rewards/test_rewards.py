@@ -210,7 +210,7 @@ def half_fail(completions: list[str], **_: Any) -> list[float]:
 def test_a_run_stops_when_too_many_completions_are_invalid() -> None:
     """10 % of at least 50: five invalid ones are let pass in a small step, the sixth is not."""
     sixteen = ["1"] * 16
-    with open_scorer([WeightedReward("it", half_fail)], max_invalid=0.1) as scorer:
+    with open_scorer([WeightedReward("it", half_fail)]) as scorer:
         finish = lambda *texts: scorer.finish([scorer.begin(group(PLAIN, *texts))])  # noqa: E731
         assert sum(outcome.valid for outcome in finish(*["0"] * 5, *sixteen)[0]) == 16
         with pytest.raises(
@@ -220,7 +220,7 @@ def test_a_run_stops_when_too_many_completions_are_invalid() -> None:
 
 
 def test_what_failed_long_ago_no_longer_counts() -> None:
-    with open_scorer([WeightedReward("it", half_fail)], max_invalid=0.1) as scorer:
+    with open_scorer([WeightedReward("it", half_fail)]) as scorer:
         for _ in range(8):
             scorer.finish([scorer.begin(group(PLAIN, *["0"] * 4, *["1"] * 96))])
 

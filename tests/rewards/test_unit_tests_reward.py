@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from grouprl.config.run import ScoringConfig
 from grouprl.rewards.unit_tests import UnitTests
 from grouprl.sandbox import BACKENDS, why_unavailable
 from grouprl.scoring.functions import WeightedReward
-from grouprl.scoring.pool import Limits
 from grouprl.scoring.scorer import open_scorer
 from grouprl.types import UserError
 
@@ -211,11 +211,14 @@ def test_one_program_of_many_is_judged(backend: str):
 def test_a_limit_beyond_that_of_a_call_is_refused(backend: str):
     """It would make every program that hangs invalid instead of wrong."""
     reward = WeightedReward("unit_tests", UnitTests(backend=backend, seconds=12.0))
-    message = r"unit_tests: expected scoring.seconds of 13 or more .* got 10"
-    with pytest.raises(UserError, match=message), open_scorer([reward], limits=Limits(seconds=10.0)):
+    message = r"unit_tests: expected rollout.scoring.seconds of 13 or more .* got 10"
+    with pytest.raises(UserError, match=message), open_scorer([reward], limits=ScoringConfig(seconds=10.0)):
         pass
     other = WeightedReward("other", len)
-    with pytest.raises(UserError, match=message), open_scorer([other], verifier=reward, limits=Limits(seconds=10.0)):
+    with (
+        pytest.raises(UserError, match=message),
+        open_scorer([other], verifier=reward, limits=ScoringConfig(seconds=10.0)),
+    ):
         pass
 
 

@@ -27,7 +27,7 @@ from grouprl.sandbox import (
     runner,
     why_unavailable,
 )
-from grouprl.sandbox.interpreter import Launch
+from grouprl.sandbox.backends import Launch
 from grouprl.sandbox.runner import LAUNCHERS
 from grouprl.sandbox.seccomp import MACHINES, filter_program
 from grouprl.sandbox.values import outcome

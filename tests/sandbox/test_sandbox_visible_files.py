@@ -14,7 +14,7 @@ import pytest
 
 from escapes import HELPER, ROOT, told_by
 from grouprl.sandbox import BACKENDS, ReturnValue, run_in_sandbox, visible_files, why_unavailable
-from grouprl.sandbox.interpreter import EXECUTABLE, PREFIX
+from grouprl.sandbox.visible_files import EXECUTABLE, PREFIX
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
 

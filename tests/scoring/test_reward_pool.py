@@ -17,12 +17,13 @@ from typing import Any
 import cloudpickle
 import pytest
 
+from grouprl.config.run import ScoringConfig
 from grouprl.scoring.invalid import Invalid
-from grouprl.scoring.pool import Limits, RewardPool, gather
+from grouprl.scoring.pool import RewardPool, gather
 from grouprl.types import UserError
 from misbehaving import DEEDS, STAYING, misbehaves
 
-LIMITS = Limits(workers=2, seconds=1.5, cpu_seconds=10, memory_mib=256)
+LIMITS = ScoringConfig(workers=2, seconds=1.5, cpu_seconds=10, memory_mib=256)
 NORMAL = ["fine", "also fine"]
 
 # What is said of the completion, and of no other.
@@ -58,7 +59,7 @@ VERDICTS = {
 }
 
 
-def pool_of(limits: Limits = LIMITS, **functions: Any) -> RewardPool:
+def pool_of(limits: ScoringConfig = LIMITS, **functions: Any) -> RewardPool:
     return RewardPool({name: cloudpickle.dumps(function) for name, function in functions.items()}, limits)
 
 
@@ -118,7 +119,7 @@ def test_what_a_killed_worker_started_is_killed_too() -> None:
 
 
 def test_cpu_time_is_limited_where_the_clock_is_not() -> None:
-    with pool_of(Limits(workers=1, seconds=60.0, cpu_seconds=1), it=misbehaves) as pool:
+    with pool_of(ScoringConfig(workers=1, seconds=60.0, cpu_seconds=1), it=misbehaves) as pool:
         assert scored(pool, "fine", "burn") == [1.0, Invalid("used more than 1 s of CPU time")]
 
 
@@ -135,7 +136,7 @@ def test_a_leak_costs_no_completion_its_reward() -> None:
 def test_the_first_failures_are_not_hidden_behind_other_groups() -> None:
     """Single completions go before waiting groups, so that a run full of failures stops early."""
     order: list[str] = []
-    with pool_of(Limits(workers=1), it=misbehaves) as pool:
+    with pool_of(ScoringConfig(workers=1), it=misbehaves) as pool:
         calls = [pool.submit("it", {"completions": [text, "fine"]}) for text in ("raise", "fine", "fine")]
         alone = calls[0].result()
         for name, call in (("group", calls[2]), ("alone", alone[0]), ("alone", alone[1])):
@@ -160,8 +161,9 @@ def test_a_killed_run_takes_its_workers_along() -> None:
     import os, signal, sys, time
     import cloudpickle
     from misbehaving import misbehaves
-    from grouprl.scoring.pool import Limits, RewardPool, gather
-    pool = RewardPool({"it": cloudpickle.dumps(misbehaves)}, Limits(workers=2))
+    from grouprl.config.run import ScoringConfig
+    from grouprl.scoring.pool import RewardPool, gather
+    pool = RewardPool({"it": cloudpickle.dumps(misbehaves)}, ScoringConfig(workers=2))
     calls = [pool.submit("it", {"completions": ["fine"]}) for _ in range(64)]
     [gather(call) for call in calls]
     pool.submit("it", {"completions": ["hold the interpreter"]})
@@ -303,7 +305,7 @@ def test_a_stopped_worker_is_ended_whatever_is_sent_to_it() -> None:
             threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGSTOP)).start()
         return [1.0 for _ in completions]
 
-    with pool_of(Limits(workers=1, seconds=1.0), it=stops) as pool:
+    with pool_of(ScoringConfig(workers=1, seconds=1.0), it=stops) as pool:
         assert scored(pool, "stop") == [1.0]
         time.sleep(0.3)
         started = time.monotonic()
@@ -316,7 +318,7 @@ def test_a_stopped_worker_is_ended_whatever_is_sent_to_it() -> None:
 def test_a_stopped_zygote_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grouprl.scoring.zygote.REQUEST_SECONDS", 0.5)
     others = set(zygotes())  # of the pool that the tests of this file share
-    with pool_of(Limits(workers=1, seconds=1.0), it=misbehaves) as pool:
+    with pool_of(ScoringConfig(workers=1, seconds=1.0), it=misbehaves) as pool:
         assert scored(pool, "fine") == [1.0]
         (zygote,) = set(zygotes()) - others
         os.kill(zygote, signal.SIGSTOP)
@@ -347,7 +349,7 @@ def test_a_function_that_forks_answers_once() -> None:
             time.sleep(0.3)
         return [99.0 if child else float(len(text)) for text in completions]
 
-    with pool_of(Limits(workers=1), it=forks) as pool:
+    with pool_of(ScoringConfig(workers=1), it=forks) as pool:
         for text in ("a", "bb", "ccc"):
             assert scored(pool, text) == [float(len(text))]
             time.sleep(0.35)
@@ -362,7 +364,7 @@ def test_what_an_earlier_completion_left_behind_is_not_held_against_a_later_one(
                 (tmp_path / "gone").rmdir()
         return [float(len(os.getcwd()) > 0) for _ in completions]
 
-    with pool_of(Limits(workers=1), it=leaves) as pool:
+    with pool_of(ScoringConfig(workers=1), it=leaves) as pool:
         scored(pool, "leave")
         assert scored(pool, "fine") == [1.0]
 
@@ -374,7 +376,7 @@ def test_a_coroutine_keeps_its_event_loop() -> None:
         loop = asyncio.get_running_loop()
         return [float(held.setdefault("loop", loop) is loop) for _ in completions]
 
-    with pool_of(Limits(workers=1), it=remembers) as pool:
+    with pool_of(ScoringConfig(workers=1), it=remembers) as pool:
         assert [scored(pool, "a") for _ in range(3)] == [[1.0]] * 3
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grouprl.sandbox.interpreter import text_of
+from grouprl.sandbox.backends import text_of
 from grouprl.sandbox.visible_files import STDLIB
 
 ROOT = Path(__file__).parents[2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from grouprl.config.run import ScoringConfig
 from grouprl.scoring.functions import WeightedReward
 from grouprl.scoring.scorer import open_scorer
 from grouprl.types import Group, RewardOutcome
@@ -20,5 +21,5 @@ def judged(
     max_invalid: float = 1.0,
     **options: Any,
 ) -> list[tuple[RewardOutcome, ...]]:
-    with open_scorer(rewards, max_invalid=max_invalid, **options) as scorer:
+    with open_scorer(rewards, limits=ScoringConfig(max_invalid=max_invalid), **options) as scorer:
         return scorer.finish([scorer.begin(group) for group in groups], tokenizer)

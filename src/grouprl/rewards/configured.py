@@ -11,7 +11,6 @@ from grouprl.models.packing import pack_tokens
 from grouprl.rewards.learned import learned_reward
 from grouprl.rewards.resolve import built_in, resolve_rewards, verifier_of
 from grouprl.scoring.functions import FromFile, WeightedReward
-from grouprl.scoring.pool import Limits
 from grouprl.scoring.scorer import Overlong, Scorer, open_scorer
 from grouprl.tasks import Task
 from grouprl.types import UserError
@@ -64,8 +63,7 @@ def configured_scorer(
     return open_scorer(
         rewards,
         verifier=verifier_of(task.verifier, rewards, task.own_rewards),
-        limits=Limits(**scoring.model_dump(exclude={"max_invalid"})),
-        max_invalid=scoring.max_invalid if max_invalid is None else max_invalid,
+        limits=scoring if max_invalid is None else scoring.model_copy(update={"max_invalid": max_invalid}),
         overlong=Overlong(buffer, config.rollout.max_tokens) if buffer else None,
     )
 

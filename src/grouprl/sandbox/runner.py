@@ -19,8 +19,7 @@ from contextlib import ExitStack, suppress
 from functools import lru_cache
 from pathlib import Path
 
-from grouprl.sandbox import bubblewrap, landlock
-from grouprl.sandbox.interpreter import PREFIX, Channels, Launch, above_standard, user
+from grouprl.sandbox.backends import Channels, Launch, above_standard, bubblewrap, landlock, user
 from grouprl.sandbox.seccomp import filter_program
 from grouprl.sandbox.values import (
     PREPARED,
@@ -33,13 +32,10 @@ from grouprl.sandbox.values import (
     SandboxResult,
     outcome,
 )
-from grouprl.sandbox.visible_files import STDLIB
+from grouprl.sandbox.visible_files import PREFIX, STDLIB
 from grouprl.types import UserError
 
-LAUNCHERS: Mapping[str, Callable[[Channels, Limits], Launch]] = {
-    "bubblewrap": bubblewrap.launch,
-    "landlock": landlock.launch,
-}
+LAUNCHERS: Mapping[str, Callable[[Channels, Limits], Launch]] = {"bubblewrap": bubblewrap, "landlock": landlock}
 BACKENDS = tuple(LAUNCHERS)
 """Names of the backends; the stronger one comes first."""
 

@@ -13,9 +13,10 @@ import sysconfig
 from functools import lru_cache
 from pathlib import Path
 
-from grouprl.sandbox.interpreter import EXECUTABLE, PREFIX
 from grouprl.sandbox.values import SandboxError
 
+PREFIX = Path(sys.base_prefix).resolve()
+EXECUTABLE = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
 STDLIB = Path(sysconfig.get_path("stdlib")).resolve()
 PACKAGES = ("site-packages", "dist-packages")
 """Folders of a standard library that hold installed packages."""
@@ -88,13 +89,6 @@ def _found(name: str) -> Path | None:
 def _folders() -> tuple[Path, ...]:
     """The search path of a loader: the interpreter's own folders, then those of the system in Debian's order."""
     own = (PREFIX / "lib", PREFIX / sys.platlibdir)
-    system = (
-        "/usr/local/lib",
-        f"/lib/{_MULTIARCH}",
-        f"/usr/lib/{_MULTIARCH}",
-        "/lib64",
-        "/usr/lib64",
-        "/lib",
-        "/usr/lib",
-    )
-    return tuple(dict.fromkeys(path for path in (Path(name).resolve() for name in (*own, *system)) if path.is_dir()))
+    multiarch = (f"/lib/{_MULTIARCH}", f"/usr/lib/{_MULTIARCH}")
+    names = (*own, "/usr/local/lib", *multiarch, "/lib64", "/usr/lib64", "/lib", "/usr/lib")
+    return tuple(dict.fromkeys(path for path in (Path(name).resolve() for name in names) if path.is_dir()))

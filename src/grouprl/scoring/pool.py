@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from grouprl.config.run import ScoringConfig
 from grouprl.scoring.calling import Signature, Value, decode, readable
 from grouprl.scoring.frames import is_quiet, receive_frame, send_frame
 from grouprl.scoring.invalid import Invalid
@@ -37,16 +38,6 @@ _START = (
 Keywords = Mapping[str, Sequence[Any]]
 PendingValues = Future[list[Any]]
 """The values of one call; after a failure, one `PendingValues` for each completion, which is called alone."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of one call of a reward function."""
-
-    workers: int = 0  # processes; 0 = one for each core
-    seconds: float = 10.0  # wall-clock time
-    cpu_seconds: int = 20  # CPU time of all its threads together
-    memory_mib: int = 2048  # memory, imports excluded
 
 
 @dataclass(frozen=True)
@@ -81,10 +72,10 @@ class RewardPool:
 
     Args:
         functions: the functions that the workers load, by name.
-        limits: limits of one call.
+        limits: the number of workers, and the limits of one call.
     """
 
-    def __init__(self, functions: Mapping[str, Source], limits: Limits) -> None:
+    def __init__(self, functions: Mapping[str, Source], limits: ScoringConfig) -> None:
         self._functions, self._limits = functions, limits
         self._lock = threading.Lock()
         self._jobs: queue.PriorityQueue[tuple[int, int, _Job]] = queue.PriorityQueue()  # in order of priority, number
@@ -309,7 +300,7 @@ def _user_error(error: BaseException) -> BaseException:
     return error
 
 
-def _death(status: int, limits: Limits) -> str:
+def _death(status: int, limits: ScoringConfig) -> str:
     if not os.WIFSIGNALED(status):
         return f"ended its process with code {os.waitstatus_to_exitcode(status)}"
     number = os.WTERMSIG(status)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import repeat
+from functools import cache
+from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from grouprl.algorithms import overlong_penalty
+from grouprl.config.run import ScoringConfig
 from grouprl.scoring.calling import OWN_KEYWORDS, Signature, Value, call, describe, run_in_thread, signature
 from grouprl.scoring.functions import SOFT_OVERLONG, FromFile, WeightedReward
 from grouprl.scoring.invalid import Invalid, InvalidCount
 from grouprl.scoring.parcels import ParcelError, pack
-from grouprl.scoring.pool import Limits, PendingValues, RewardPool, gather
-from grouprl.scoring.step_ends import last_tokens
+from grouprl.scoring.pool import PendingValues, RewardPool, gather
 from grouprl.scoring.zygote import Source
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, UserError
 
@@ -75,8 +77,7 @@ def open_scorer(
     rewards: Sequence[WeightedReward],
     *,
     verifier: WeightedReward | None = None,
-    limits: Limits | None = None,
-    max_invalid: float = 0.1,
+    limits: ScoringConfig | None = None,
     overlong: Overlong | None = None,
 ) -> Iterator[Scorer]:
     """Opens a scorer with its worker processes, which load the functions in the background and end with the block.
@@ -84,14 +85,13 @@ def open_scorer(
     Args:
         rewards: the rewards that score the completions.
         verifier: a completion is correct when this reward is 1.0 or more.
-        limits: limits of one call in a worker.
-        max_invalid: share of the completions, in [0, 1], beyond which the run stops.
+        limits: limits of one call in a worker, and the share of invalid completions beyond which the run stops.
         overlong: the length penalty of each completion; None = there is none.
 
     Raises:
         UserError: a function cannot be sent to a worker, or may need longer than `limits` for one completion.
     """
-    limits = limits or Limits()
+    limits = limits or ScoringConfig()
     known = {reward.name: reward for reward in rewards}
     if verifier is not None:
         if verifier.name in known and known[verifier.name].function != verifier.function:
@@ -106,7 +106,7 @@ def open_scorer(
             )
     sources = {name: _source(reward) for name, reward in known.items() if not reward.in_process}
     with RewardPool(sources, limits) as pool:
-        yield Scorer(tuple(rewards), verifier, pool, max_invalid, overlong)
+        yield Scorer(tuple(rewards), verifier, pool, limits.max_invalid, overlong)
 
 
 class Scorer:
@@ -315,3 +315,27 @@ def _step_rewards(
         raise ValueError(f"reward {reward.name} gives steps: the tokenizer is needed to find their last tokens")
     places = last_tokens(completion.token_ids, [end for end, _ in pairs], tokenizer)
     return tuple(StepReward(place, reward.weight * value) for place, (_, value) in zip(places, pairs, strict=True))
+
+
+def last_tokens(token_ids: Sequence[int], ends: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Returns, for each end in characters of a completion's text, the index of the token that completes it.
+
+    Process rewards read text alone, so their steps end at a character.
+    """
+
+    @cache
+    def written(count: int) -> int:
+        return len(tokenizer.decode(token_ids[:count], skip_special_tokens=True))
+
+    # Tokens decoded alone need not add up to the text (half a character, a joining space): use them as a first guess.
+    alone = tokenizer.batch_decode([[token] for token in token_ids], skip_special_tokens=True)
+    guesses = list(accumulate(map(len, alone)))
+    found = []
+    for end in ends:
+        index = min(bisect_left(guesses, end), len(token_ids) - 1)
+        while index > 0 and written(index) >= end:
+            index -= 1
+        while index < len(token_ids) - 1 and written(index + 1) < end:
+            index += 1
+        found.append(index)
+    return found

@@ -2,7 +2,3 @@
 
 In: completions and a rubric. Out: scores, or `Invalid` with a reason. Never retries without a limit.
 """
-
-from grouprl.rewards.judge_model.grading import JudgeModel
-
-__all__ = ["JudgeModel"]

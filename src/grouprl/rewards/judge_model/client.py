@@ -9,6 +9,7 @@ import random
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -275,12 +276,9 @@ def _parsed(content: bytes) -> Any:
 
 
 def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
+    with suppress(ValueError):  # a name
         return ip_address(host).is_loopback
-    except ValueError:  # a name
-        return False
+    return host == "localhost"
 
 
 def is_count(value: object, least: int, most: int) -> bool:
