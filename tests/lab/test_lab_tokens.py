@@ -226,7 +226,7 @@ def put_tokenizer(folder: Path, piece: str) -> Path:
 
 def found_in(run: Path, config: Mapping[str, Any], root: Path) -> tuple[str, str] | None:
     found = find_tokenizer(run, config, root)
-    return None if found is None else (found.place, found.tokenizer.id_to_token(0))
+    return None if found is None else (found[0], found[1].id_to_token(0))
 
 
 def test_the_newest_checkpoint_has_the_tokenizer(tmp_path: Path) -> None:

@@ -124,21 +124,15 @@ def _run_all(
 def _start(run: PlannedRun, advance: Advance) -> _Process:
     files = RunDirectory(run.directory)
     resume = bool(files.checkpoints())
-    if not resume:
-        _clear(run.directory)
+    if not resume and run.directory.exists():  # it ended before its first checkpoint
+        os.close(lock_directory(run.directory))  # raises while a process has the directory
+        shutil.rmtree(run.directory)
     run.directory.mkdir(parents=True, exist_ok=True)
     settings = [f"{key}={json.dumps(value)}" for key, value in run.config.model_dump(mode="json").items()]
     process = start_run(files, settings, files.console, resume=resume)
     steps = run.newest.get("step", 0)
     advance(steps, run.config.name)
     return _Process(run, process, steps)
-
-
-def _clear(directory: Path) -> None:
-    """Removes a run that ended before its first checkpoint and cannot be resumed."""
-    if directory.exists():
-        os.close(lock_directory(directory))  # raises while a process has the directory
-        shutil.rmtree(directory)
 
 
 def _ended(child: _Process, terminal: Terminal, stop: StopRequest) -> list[str]:

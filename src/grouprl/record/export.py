@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from grouprl.record.files import atomic_file
 from grouprl.record.rollouts import open_recorded
 from grouprl.types import UserError
 
@@ -50,14 +50,16 @@ def export(run_directory: Path, out: Path) -> Path:
     if out.exists():
         raise UserError(f"{out}: expected a new file, but it exists: remove it, or give another name")
     schema = _schema(pyarrow)
-    with (
-        closing(open_recorded(run_directory)) as database,
-        _new_file(out) as unfinished,
-        parquet.ParquetWriter(unfinished, schema, compression="zstd") as writer,
-    ):
+    with closing(open_recorded(run_directory)) as database:
         database.row_factory = sqlite3.Row
-        for batch in _batches(database.execute(_QUERY)):  # one query reads one snapshot
-            writer.write_table(_table(pyarrow, schema, batch))
+        rows = database.execute(_QUERY)  # one query reads one snapshot
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_file(out) as unfinished, parquet.ParquetWriter(unfinished, schema, compression="zstd") as file:
+                for batch in _batches(rows):
+                    file.write_table(_table(pyarrow, schema, batch))
+        except OSError as error:
+            raise UserError(f"{out}: cannot be written ({error}): make room, or give another name") from None
     return out
 
 
@@ -119,23 +121,6 @@ def _batches(rows: Iterator[sqlite3.Row]) -> Iterator[list[sqlite3.Row]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-@contextmanager
-def _new_file(out: Path) -> Iterator[Path]:
-    """Yields a temporary path, which is renamed to `out` when the block ends without an error."""
-    temporary = out.with_name(out.name + ".tmp")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(out)
-    except OSError as error:
-        raise UserError(f"{out}: cannot be written ({error}): make room, or give another name") from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
 
 
 def _extra(name: str) -> ModuleType:

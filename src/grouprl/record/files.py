@@ -15,11 +15,21 @@ from typing import Any
 
 def atomic_write_text(path: Path, text: str) -> None:
     """Writes a UTF-8 file atomically: after a crash the old or the new file is there, complete."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yields the path of a file to write, which becomes `path` when the block ends without an error."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    _sync(temporary)
-    temporary.replace(path)
-    _sync(path.parent)
+    try:
+        yield temporary
+        _sync(temporary)
+        temporary.replace(path)
+        _sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager

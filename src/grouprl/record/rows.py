@@ -36,22 +36,29 @@ def checked_rows(path: Path) -> Callable[[sqlite3.Cursor, tuple[Any, ...]], sqli
     """
 
     def row(cursor: sqlite3.Cursor, values: tuple[Any, ...]) -> sqlite3.Row:
-        names, kinds, tokens, stop = _expected(cursor.description)
-        for name, value, expected in zip(names, values, kinds, strict=True):
-            if expected and type(value) not in expected:
-                raise _wrong(path, name, " or ".join(kind.__name__ for kind in expected), value)
+        kinds, tokens = _expected(tuple(name for name, *_ in cursor.description))
+        for (name, kind), value in zip(kinds, values, strict=True):
+            if kind and type(value) not in kind:
+                raise _wrong(path, name, " or ".join(one.__name__ for one in kind), value)
+            if name == "stop_reason" and value not in _REASONS:
+                raise _wrong(path, name, " or ".join(sorted(_REASONS)), value)
+            if name == "prompt_ids" and len(value) % 4:
+                raise _wrong(path, name, "4 bytes for each token", f"{len(value)} bytes")
         found = sqlite3.Row(cursor, values)
-        if stop and found["stop_reason"] not in _REASONS:
-            raise _wrong(path, "stop_reason", " or ".join(sorted(_REASONS)), found["stop_reason"])
-        if "prompt_ids" in names and len(found["prompt_ids"]) % 4:
-            raise _wrong(path, "prompt_ids", "4 bytes for each token", f"{len(found['prompt_ids'])} bytes")
         for name in tokens:
             if found[name] is not None and len(found[name]) != 4 * found["length"]:
-                expected_bytes = f"4 bytes for each of {found['length']} tokens"
-                raise _wrong(path, name, expected_bytes, f"{len(found[name])} bytes")
+                expected = f"4 bytes for each of {found['length']} tokens"
+                raise _wrong(path, name, expected, f"{len(found[name])} bytes")
         return found
 
     return row
+
+
+@lru_cache(maxsize=64)
+def _expected(names: tuple[str, ...]) -> tuple[list[tuple[str, tuple[type, ...] | None]], list[str]]:
+    """The columns of a query with their types, and those with numbers per token, where the length is known."""
+    tokens = [name for name in (*_TOKENS, *_TRACES) if name in names] if "length" in names else []
+    return [(name, _KINDS.get(name)) for name in names], tokens
 
 
 def parsed(path: Path, row: sqlite3.Row, name: str) -> Any:
@@ -91,18 +98,6 @@ def _is_step(pair: object) -> bool:
 
 def _is_message(message: object) -> bool:
     return isinstance(message, dict) and isinstance(message.get("content"), str)
-
-
-_Description = tuple[tuple[Any, ...], ...]
-_Expected = tuple[tuple[str, ...], tuple[tuple[type, ...] | None, ...], tuple[str, ...], bool]
-
-
-@lru_cache(maxsize=64)
-def _expected(description: _Description) -> _Expected:
-    """Returns column names, their types, the columns with numbers per token, and whether a stop reason is there."""
-    names = tuple(column[0] for column in description)
-    tokens = tuple(name for name in (*_TOKENS, *_TRACES) if name in names) if "length" in names else ()
-    return names, tuple(_KINDS.get(name) for name in names), tokens, "stop_reason" in names
 
 
 def _wrong(path: Path, name: str, expected: str, got: object) -> UserError:

@@ -53,10 +53,11 @@ def run_line(identifier: str, folder: Path, files: RunFiles) -> dict[str, Any]:
     config, summary = files.config, files.summary
     last: Row = files.metrics[-1] if files.metrics else {}
     before: Row = files.evaluations[0] if files.evaluations else {}
+    forked = {name: files.forked.get(name) for name in ("from", "step")}
     return {
         **named(identifier, folder),
         "status": RunDirectory(folder).status(summary, config.get("steps")),
-        "forked": _origin(files.forked),
+        "forked": forked if isinstance(forked["from"], str) and isinstance(forked["step"], int) else None,
         "step": last.get("step", 0),
         "steps": config.get("steps"),
         "algorithm": _part(config, "algorithm", "name"),
@@ -156,12 +157,6 @@ def _plain(value: Any) -> str | float | None:
 def _number(row: Mapping[str, Any], name: str) -> float | None:
     value = row.get(name)
     return value if is_number(value) else None
-
-
-def _origin(found: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Where a forked run comes from: the name of the other and the step."""
-    known = isinstance(found.get("from"), str) and isinstance(found.get("step"), int)
-    return {"from": found["from"], "step": found["step"]} if known else None
 
 
 def _files(folder: Path) -> dict[str, str]:

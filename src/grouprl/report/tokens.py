@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -72,10 +71,10 @@ def one_completion(folder: Path, step: int, group: int, index: int, *, root: Pat
         **{name: row[name] for name in _PLAIN.split(", ")},
         "correct": truth(row["correct"]),
         "step_rewards": parsed(RunDirectory(folder).rollouts, row, "step_rewards"),
-        "tokenizer": None if found is None else found.place,
-        "tokens": unread if found is None else token_texts(found.tokenizer, ids),
+        "tokenizer": None if found is None else found[0],
+        "tokens": unread if found is None else token_texts(found[1], ids),
         "advantages": advantages_T.tolist(),
-        **{name: _listed(numbers_T) for name, numbers_T in columns.items()},
+        **{name: None if numbers_T is None else numbers_T.tolist() for name, numbers_T in columns.items()},
         **_derived(columns, advantages_T, algorithm),
         "objective": {"kl": known["kl_estimator"], **{name: known[name] for name in _OBJECTIVE}},
     }
@@ -146,23 +145,13 @@ def _numbers(blob: bytes | None) -> Tensor | None:
     return None if blob is None else torch.from_numpy(np.frombuffer(blob, "<f4").astype("f8"))
 
 
-def _listed(numbers_T: Tensor | None) -> list[float] | None:
-    return None if numbers_T is None else numbers_T.tolist()
-
-
 # What single tokens say. A tokenizer decodes sequences; here every token is shown by itself, and no byte is lost.
 
 
-@dataclass(frozen=True)
-class Found:
-    """A tokenizer, and where it lies, as people name it."""
-
-    tokenizer: Tokenizer
-    place: str
-
-
-def find_tokenizer(folder: Path, config: Mapping[str, Any], root: Path) -> Found | None:
+def find_tokenizer(folder: Path, config: Mapping[str, Any], root: Path) -> tuple[str, Tokenizer] | None:
     """The tokenizer of a run: of its newest checkpoint, else of the model that it started from; None = neither is here.
+
+    Before it stands the name of its place, as people know it.
 
     Args:
         folder: the run directory.
@@ -178,7 +167,7 @@ def find_tokenizer(folder: Path, config: Mapping[str, Any], root: Path) -> Found
             if path.resolve().is_relative_to(owner.resolve()):
                 file = read_file(path)
                 if file is not None:
-                    return Found(_loaded(file), place)
+                    return place, _loaded(file)
         except (OSError, RuntimeError):  # RuntimeError: a link to itself
             continue
         except ValueError as error:
