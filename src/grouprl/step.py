@@ -18,7 +18,7 @@ from grouprl.curriculum.pass_rates import PassRates
 from grouprl.evaluation.metrics import Clock, step_metrics
 from grouprl.learner import Learner, TokenGrid, assign_credit, make_batch, token_record
 from grouprl.rollout import Engine, requests
-from grouprl.scoring.scorer import Scorer
+from grouprl.scoring.scorer import Scorer, Scoring
 from grouprl.tasks import Task
 from grouprl.types import Group, RewardOutcome, Sampling, StepRecord
 
@@ -60,7 +60,7 @@ def grpo_step(
     # problems may replace those that the filter drops (DAPO's dynamic sampling).
     missing, refills = lambda: parts.problems_per_step - sum(kept), algorithm.groups.refills
     for visits in rounds(parts.order, train, step=step, rates=rates, refills=refills, missing=missing):
-        scoring = parts.scorer.scoring()
+        scoring = Scoring(parts.scorer)
         asked = requests(visits, parts.tokenizer, completions=parts.group_size, longest_prompt=parts.longest_prompt)
         with clock("rollout"):  # workers score a group while the engine samples the others
             groups += parts.engine.generate(asked, parts.sampling, on_finished=on_finished, on_group=scoring.begin)

@@ -16,7 +16,7 @@ import pytest
 from grouprl.config.run import ScoringConfig
 from grouprl.models import load_tokenizer
 from grouprl.scoring.functions import WeightedReward
-from grouprl.scoring.scorer import open_scorer
+from grouprl.scoring.scorer import Scoring, open_scorer
 from grouprl.types import Completion, Group, Problem, StopReason
 from hostile import CORPUS, USUAL, Hostile, forked, rewards
 
@@ -109,7 +109,7 @@ def test_the_pool_survives_the_corpus() -> None:
     weighted = [replace(reward, per_step=reward.name == "equation_steps") for reward in weighted]
     limits = ScoringConfig(workers=2, seconds=3.0, max_invalid=1.0)
     with open_scorer(weighted, limits=limits) as scorer:
-        scoring = scorer.scoring()
+        scoring = Scoring(scorer)
         for place in range(0, len(CORPUS), 8):
             texts = [good, *(entry.text for entry in CORPUS[place : place + 8])]
             completions = tuple(

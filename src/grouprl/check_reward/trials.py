@@ -46,9 +46,8 @@ class TrialScorer:
 
     def begin(self, group: Group) -> Callable[[], tuple[RewardOutcome, ...]]:
         """Starts the calls for a group; returns a function that waits for its outcomes [G]."""
-        scoring = self.scorer.scoring()
-        scoring.begin(0, group)
-        return lambda: scoring.finish(self.tokenizer)[0]
+        pending = self.scorer.begin(group)
+        return lambda: self.scorer.finish([pending], self.tokenizer)[0]
 
     def one(self, single: Group) -> RewardOutcome:
         """Scores a group of one completion."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +10,7 @@ from grouprl.rewards.rules import Ids, Texts, Values, check_arguments, correct_a
 from grouprl.rewards.symbolic import MathVerify
 from grouprl.scoring.functions import RewardFunction
 
-_VERIFIERS: Mapping[str, Callable[[], RewardFunction]] = {
-    "correct_answer": lambda: correct_answer,
-    "math_verify": MathVerify,
-}
+_VERIFIERS = ("correct_answer", "math_verify")
 _ENDS = ("correct_short", "correct_long", "wrong_short", "wrong_long", "at_limit")
 
 
@@ -56,17 +52,20 @@ class CosineLength:
             ("verifier", known, f"one of {', '.join(_VERIFIERS)} or a function"),
             *((name, is_finite(getattr(self, name)), "a finite number") for name in _ENDS),
         )
-        if not callable(self.verifier):
-            _VERIFIERS[self.verifier]()  # raises now if its extra is missing
+        self._verify()  # raises now if its extra is missing
 
     def __call__(self, prompts: Texts, completions: Texts, completion_ids: Ids, **columns: Any) -> Values:
         """Returns a number between the smallest and the largest value, or None, for each completion."""
-        verify = self.verifier if callable(self.verifier) else _VERIFIERS[self.verifier]()
-        verdicts = verify(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
+        verdicts = self._verify()(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
         return [
             None if verdict is None else self._value(_is_correct(verdict), len(ids))
             for verdict, ids in zip(verdicts, completion_ids, strict=True)
         ]
+
+    def _verify(self) -> RewardFunction:
+        if callable(self.verifier):
+            return self.verifier
+        return MathVerify() if self.verifier == "math_verify" else correct_answer
 
     def _value(self, correct: bool, length: int) -> float:
         if length >= self.max_tokens:

@@ -84,17 +84,15 @@ def built_in(
     Raises:
         UserError: there is no such function, or it does not take the arguments.
     """
-    if function in STEP_REWARDS and not arguments:
-        return WeightedReward(name or function, STEP_REWARDS[function], weight, per_step=True)
-    known = {**REWARDS, **(own or {})}
+    known = {**REWARDS, **(own or {}), **STEP_REWARDS}
     if function not in known:
-        raise unknown_name("rewards", function, {**known, **STEP_REWARDS})
+        raise unknown_name("rewards", function, known)
     found = known[function]
     if isinstance(found, type):
-        return WeightedReward(name or function, _made(function, found, arguments or {}), weight)
-    if arguments:
+        found = _made(function, found, arguments or {})
+    elif arguments:
         raise UserError(f"reward {function}: expected no arguments, got {', '.join(arguments)}: remove them")
-    return WeightedReward(name or function, found, weight)
+    return WeightedReward(name or function, found, weight, per_step=function in STEP_REWARDS)
 
 
 def verifier_of(

@@ -40,7 +40,7 @@ class PendingGroup:
 
 
 class Scoring:
-    """Scores groups while others are still sampled; made by `Scorer.scoring`."""
+    """Scores the groups of one step while others are still sampled."""
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
@@ -139,10 +139,6 @@ class Scorer:
             if hasattr(reward.function, "usage"):
                 used.update(reward.function.usage())
         return dict(used)
-
-    def scoring(self) -> Scoring:
-        """Starts the scoring of one step's groups."""
-        return Scoring(self)
 
     def check_columns(self, problems: Sequence[Problem]) -> None:
         """Raises UserError for a reward that needs a column that no problem has, such as a misspelled one."""
