@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
-from grouprl.learner import KlCoefficient, Learner, Optimizer, assign_credit, make_batch
+from grouprl.learner import Learner, Optimizer, assign_credit, make_batch
 from grouprl.models.precision import autocast
 from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.decoding import Decoding, Finished, Unit
@@ -162,7 +162,6 @@ def learner_of(bench: Bench, model: PreTrainedModel) -> Learner:
         reference=None,
         optimizer=Optimizer(model, LearnerConfig(learning_rate=1e-6)),
         algorithm=algorithm,
-        kl_coefficient=KlCoefficient(algorithm),
         device=bench.device,
         dtype="bfloat16",
         micro_batch_tokens=bench.arguments.micro_batch_tokens,

@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
-from grouprl.learner import KlCoefficient, Learner, Optimizer, assign_credit, make_batch
+from grouprl.learner import Learner, Optimizer, assign_credit, make_batch
 from grouprl.models import frozen_copy
 from grouprl.models.attention import NAME
 from grouprl.models.kernels import library
@@ -73,7 +73,6 @@ def measured(dtype: str, shape: Shape) -> dict[str, dict[str, float]]:
         reference=reference,
         optimizer=Optimizer(model, LearnerConfig()),
         algorithm=algorithm,
-        kl_coefficient=KlCoefficient(algorithm),
         device=torch.device("cpu"),
         dtype=dtype,
         micro_batch_tokens=2048,

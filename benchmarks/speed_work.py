@@ -13,7 +13,7 @@ from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
-from grouprl.learner import KlCoefficient, Learner, Optimizer, PolicyEvaluation, assign_credit, make_batch
+from grouprl.learner import Learner, Optimizer, PolicyEvaluation, assign_credit, make_batch
 from grouprl.types import Batch, Completion, Group, Problem, RewardOutcome, Sampling, StopReason
 
 CPU = torch.device("cpu")
@@ -76,7 +76,6 @@ def learner(model: LlamaForCausalLM, algorithm: Algorithm, dtype: str) -> Learne
         reference=None,
         optimizer=Kept(model, LearnerConfig()),
         algorithm=algorithm,
-        kl_coefficient=KlCoefficient(algorithm),
         device=CPU,
         dtype=dtype,
         micro_batch_tokens=MICRO_BATCH_TOKENS,

@@ -72,7 +72,7 @@ def train_grouprl(held: Held, course: Course) -> None:
     from grouprl.run.assemble import assemble
     from grouprl.step import grpo_step
 
-    parts = assemble(held.config, held.task, held.scorer, None, None).step_parts
+    parts = assemble(held.config, held.task, held.scorer).step_parts
     course.start()
     for step in range(1, held.config.steps + 1):
         grpo_step(parts, step, PassRates())

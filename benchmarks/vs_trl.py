@@ -47,7 +47,7 @@ from grouprl.algorithms.filters import Filter
 from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
-from grouprl.learner import KlCoefficient, Learner, Optimizer, assign_credit, make_batch
+from grouprl.learner import Learner, Optimizer, assign_credit, make_batch
 from grouprl.models import frozen_copy, load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.step import token_loss
@@ -90,7 +90,6 @@ def learner_of(
         reference=reference,
         optimizer=optimizer,
         algorithm=algorithm,
-        kl_coefficient=KlCoefficient(algorithm),
         device=CPU,
         dtype=arguments.dtype,
         micro_batch_tokens=arguments.micro_batch_tokens,

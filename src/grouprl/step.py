@@ -12,7 +12,6 @@ from itertools import compress
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from grouprl.algorithms.spec import Algorithm
 from grouprl.curriculum.order import ProblemOrder, rounds
 from grouprl.curriculum.pass_rates import PassRates
 from grouprl.evaluation.metrics import Clock, step_metrics
@@ -31,7 +30,6 @@ class StepParts:
     scorer: Scorer
     engine: Engine
     learner: Learner
-    algorithm: Algorithm
     tokenizer: PreTrainedTokenizerBase
     sampling: Sampling
     longest_prompt: int  # tokens
@@ -51,7 +49,7 @@ def grpo_step(
         rates: pass rate of each problem in earlier steps, for the curriculum.
         on_finished: see `Engine.generate`.
     """
-    algorithm, learner, train = parts.algorithm, parts.learner, parts.task.problems("train")
+    learner, algorithm, train = parts.learner, parts.learner.algorithm, parts.task.problems("train")
     clock = Clock("rollout", "reward", "reference", "learn")
     groups, outcomes, kept = list[Group](), list[tuple[RewardOutcome, ...]](), list[bool]()
     result = None

@@ -117,7 +117,6 @@ SAMPLER = LEARNER - torch.tensor([[math.log(3.0), math.log(0.25), math.log(1.5)]
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"kind": "none"}, [[1, 1, 1], [1, 1, 0]]),
         ({"kind": "truncate"}, [[2, 0.25, 1.5], [0.9, 1, 0]]),
         ({"kind": "truncate", "cap": 4.0}, [[3, 0.25, 1.5], [0.9, 1, 0]]),
         ({"kind": "mask"}, [[0, 0, 1.5], [0.9, 1, 0]]),

@@ -15,7 +15,7 @@ from counting import Costs, Product, count_kernels
 from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import UpdateConfig
-from grouprl.learner import KlCoefficient, Learner, Optimizer, make_batch
+from grouprl.learner import Learner, Optimizer, make_batch
 from grouprl.models import frozen_copy, load_model, load_tokenizer, token_logprobs
 from grouprl.models.attention import NAME
 from grouprl.models.kernels import library
@@ -102,7 +102,6 @@ def learned(
         reference=frozen_copy(model) if algorithm.kl_coef else None,
         optimizer=Optimizer(model, UpdateConfig()),
         algorithm=algorithm,
-        kl_coefficient=KlCoefficient(algorithm),
         device=CPU,
         dtype=dtype,
         micro_batch_tokens=micro_batch_tokens,

@@ -14,7 +14,7 @@ from grouprl import Algorithm
 from grouprl.algorithms import token_weights
 from grouprl.algorithms.credit import Credit
 from grouprl.config.run import LearnerConfig
-from grouprl.learner import KlCoefficient, Learner, Optimizer, make_batch
+from grouprl.learner import Learner, Optimizer, make_batch
 from grouprl.models import fingerprint, frozen_copy, load_model
 from grouprl.models.critic import Critic
 from grouprl.types import Batch, Group, Sampling
@@ -334,9 +334,9 @@ def test_a_kl_in_the_reward_is_not_in_the_loss_as_well(model: PreTrainedModel, b
 @pytest.mark.parametrize("place", ["loss", "reward"])
 def test_the_kl_is_steered_wherever_it_stands(model: PreTrainedModel, batch: Batch, place: str):
     algorithm = variant(kl_coef=0.1, kl_target=1e-9, kl_in=place, scale="none")
-    learner = learner_of(model, algorithm, kl_coefficient=KlCoefficient(algorithm))
+    learner = learner_of(model, algorithm)
     learn(learner, batch)
-    assert learner.kl_coefficient.value == pytest.approx(0.102)
+    assert learner.kl_coef == pytest.approx(0.102)
 
 
 def test_the_constant_of_dr_grpo_is_the_limit_and_not_the_longest_completion(model: PreTrainedModel, batch: Batch):
@@ -362,7 +362,7 @@ def test_the_reference_becomes_the_policy_and_the_kl_starts_anew(model: PreTrain
 
 def test_the_kl_coefficient_of_a_step_follows_from_the_kl_before(model: PreTrainedModel, batch: Batch):
     algorithm = variant(kl_coef=0.1, kl_target=1e-9)
-    steered = learner_of(model, algorithm, kl_coefficient=KlCoefficient(algorithm))
+    steered = learner_of(model, algorithm)
     first, second = learn(steered, batch), learn(steered, batch)
     assert (first["kl_coef"], second["kl_coef"]) == (0.1, pytest.approx(0.102))
     other = learner_of(model, variant(kl_coef=0.102))

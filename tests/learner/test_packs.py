@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grouprl.learner import make_batch
-from grouprl.learner.packs import make_packs, targets
+from grouprl.learner.packs import make_packs
 from grouprl.models.packing import pack_tokens
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason
 
@@ -82,7 +82,7 @@ def test_packs_hold_every_row_once_within_the_budget(budget: int, count: int | N
     for pack in packs:
         assert pack.layout.size == len(pack.input_ids_S)
         assert pack.layout.size <= budget or len(pack.rows) == 1
-        found = targets(batch, pack).tolist()
+        found = pack.token_ids_C.tolist()
         wanted = [batch.token_ids_NT[row, : int(batch.mask_NT[row].sum())].tolist() for row in pack.rows]
         assert found == [token for row in wanted for token in row]
 

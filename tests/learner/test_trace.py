@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
-from grouprl.learner import KlCoefficient, Learner, Optimizer, make_batch
+from grouprl.learner import Learner, Optimizer, make_batch
 from grouprl.models import frozen_copy, load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.types import Batch, Problem, Sampling, TokenTrace
@@ -52,7 +52,6 @@ def traced(model: PreTrainedModel, batch: Batch, algorithm: Algorithm, step: int
         reference=reference,
         optimizer=Optimizer(model, LearnerConfig(learning_rate=0.01)),
         algorithm=algorithm,
-        kl_coefficient=KlCoefficient(algorithm),
         device=CPU,
         dtype="float32",
         micro_batch_tokens=30,

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from grouprl.algorithms.credit import Credit
 from grouprl.config.run import LearnerConfig, LoraConfig
-from grouprl.learner import KlCoefficient, Learner, Optimizer, PolicyEvaluation
+from grouprl.learner import Learner, Optimizer, PolicyEvaluation
 from grouprl.models import fingerprint, load_model
 from grouprl.models.adapters import as_reference
 from grouprl.types import Batch
@@ -163,7 +163,7 @@ class GradientKeeper(Optimizer):
 
 def gradient(model: PreTrainedModel, reference: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
     algorithm, keeper = variant(kl_coef=0.2), GradientKeeper(model, LearnerConfig())
-    learn(Learner(model, reference, keeper, algorithm, KlCoefficient(algorithm), CPU, "float32", 60), batch)
+    learn(Learner(model, reference, keeper, algorithm, CPU, "float32", 60), batch)
     return keeper.gradient
 
 

@@ -29,7 +29,7 @@ from counting import Costs
 from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LoraConfig, UpdateConfig
-from grouprl.learner import KlCoefficient, Learner, Optimizer, make_batch
+from grouprl.learner import Learner, Optimizer, make_batch
 from grouprl.learner.packs import make_packs
 from grouprl.models import frozen_copy, hidden_states, load_model
 from grouprl.models.adapters import add_adapter
@@ -227,7 +227,6 @@ def peak_of_an_update(step: StepShape) -> int:
         reference=frozen_copy(model),
         optimizer=Optimizer(model, UpdateConfig()),
         algorithm=algorithm,
-        kl_coefficient=KlCoefficient(algorithm),
         device=CPU,
         dtype=step.dtype,
         micro_batch_tokens=step.micro_batch_tokens,

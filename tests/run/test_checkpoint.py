@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
-from grouprl.learner import KlCoefficient, Learner, Optimizer
+from grouprl.learner import Learner, Optimizer
 from grouprl.models import load_model, load_tokenizer
 from grouprl.record.layout import RunDirectory
 from grouprl.run.checkpoint import (
@@ -28,7 +28,16 @@ from grouprl.types import UserError
 from small_runs import assert_same_weights, checkpoint_names, gsm8k_row, tree, write_rows
 from tiny import tiny_model_folder
 
-STATE = TrainerState(1, 3, 0.1 + 0.2, 1234, 56.75, "weights", "problems", 0.04)
+STATE = TrainerState(
+    step=1,
+    updates=3,
+    train_seconds=0.1 + 0.2,
+    completion_tokens=1234,
+    peak_rss_mib=56.75,
+    start="weights",
+    data="problems",
+    kl_coef=0.04,
+)
 CPU = torch.device("cpu")
 IDS = torch.tensor([[5, 9, 2, 40, 41], [7, 7, 1, 250, 3]])
 
@@ -54,7 +63,7 @@ class Policy:
     @property
     def learner(self) -> Learner:
         algorithm = Algorithm()
-        return Learner(self.model, None, self.optimizer, algorithm, KlCoefficient(algorithm), CPU, "float32", 100)
+        return Learner(self.model, None, self.optimizer, algorithm, CPU, "float32", 100)
 
 
 @pytest.fixture

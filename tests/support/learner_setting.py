@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.spec import Algorithm
-from grouprl.learner import KlCoefficient, Learner, make_batch
+from grouprl.learner import Learner, make_batch
 from grouprl.models import frozen_copy, load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.types import Batch, Group, Problem, Sampling
@@ -81,7 +81,6 @@ def learner_of(model: PreTrainedModel, algorithm: Algorithm = GRPO, **changes: o
         "reference": other_reference(model) if algorithm.kl_coef else None,
         "optimizer": GradientKeeper(model),
         "algorithm": algorithm,
-        "kl_coefficient": KlCoefficient(algorithm),
         "device": CPU,
         "dtype": "float32",
         "micro_batch_tokens": 10**6,

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from grouprl import Algorithm, Run, Trainer
 from grouprl.config.run import LearnerConfig, LoraConfig
-from grouprl.learner import KlCoefficient, Learner, Optimizer, make_batch
+from grouprl.learner import Learner, Optimizer, make_batch
 from grouprl.models import load_model, load_tokenizer
 from grouprl.models.adapters import add_adapter
 from grouprl.models.save import save_model
@@ -80,7 +80,7 @@ def learner_of(
     model: PreTrainedModel, reference: PreTrainedModel | None, algorithm: Algorithm = GRPO, dtype: str = "float32"
 ) -> Learner:
     optimizer = Optimizer(model, LearnerConfig(learning_rate=0.01))
-    return Learner(model, reference, optimizer, algorithm, KlCoefficient(algorithm), CPU, dtype, 60)
+    return Learner(model, reference, optimizer, algorithm, CPU, dtype, 60)
 
 
 def run(start: Path | str, runs: Path, name: str = "run", *, resume: bool = False, **changes: Any) -> Run:

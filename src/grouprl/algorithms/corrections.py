@@ -11,7 +11,7 @@ from torch import Tensor
 
 from grouprl.algorithms.option import Part, option
 
-CorrectionKind = Literal["none", "truncate", "mask"]
+CorrectionKind = Literal["truncate", "mask"]
 Level = Literal["token", "sequence"]
 
 
@@ -35,7 +35,7 @@ def mismatch_weights(
         learner_logprobs_NT: [N, T] log-probs that the learner computes before the update; no gradient flows.
         sampler_logprobs_NT: [N, T] log-probs that the sampler reported.
         mask_NT: [N, T] which tokens exist.
-        kind: "none" gives 1 everywhere.
+        kind: "truncate" or "mask", as above.
         level: "token", or "sequence" for one weight per completion.
         cap: at least 1.
         floor: of "mask", at most 1; 0 = masks large weights alone.
@@ -50,10 +50,8 @@ def mismatch_weights(
     weight_NT = log_weight_NT.exp()
     if kind == "truncate":
         weight_NT = weight_NT.clamp(max=cap)
-    elif kind == "mask":
-        weight_NT = torch.where((weight_NT <= cap) & (weight_NT >= floor), weight_NT, 0.0)
     else:
-        weight_NT = torch.ones_like(weight_NT)
+        weight_NT = torch.where((weight_NT <= cap) & (weight_NT >= floor), weight_NT, 0.0)
     return torch.where(mask_NT, weight_NT, 0.0)
 
 
@@ -63,9 +61,15 @@ class Correction(Part):
 
     absent: ClassVar[Mapping[str, Any]] = {"correction_kind": "none"}
 
-    correction_kind: CorrectionKind = option("truncate", "what happens to weights out of bounds")
+    correction_kind: CorrectionKind = option("truncate", "weights out of bounds are cut to the cap, or become 0")
     correction_level: Level = option("token", "one weight for each token, or one for the completion")
     correction_cap: float = option(2.0, "weights above it are cut to it, or masked", low=1.0)
+    correction_floor: float = option(0.5, "weights below it are masked", low=0.0, high=1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.correction_kind == "truncate":
+            self.refuse_idle("correction_floor", beside="correction_kind")
 
     def weights(self, learner_logprobs_NT: Tensor, sampler_logprobs_NT: Tensor, mask_NT: Tensor) -> Tensor:
         """[N, T]; see `mismatch_weights`."""
@@ -76,20 +80,5 @@ class Correction(Part):
             kind=self.correction_kind,
             level=self.correction_level,
             cap=self.correction_cap,
-            floor=getattr(self, "correction_floor", 0.0),
+            floor=self.correction_floor,
         )
-
-
-@dataclass(frozen=True)
-class Truncation(Correction):
-    """Truncated importance sampling."""
-
-    correction_kind: Literal["truncate"] = option("truncate", "weights above the cap are cut to it")
-
-
-@dataclass(frozen=True)
-class Masking(Correction):
-    """IcePop: tokens with weights outside [floor, cap] get weight 0."""
-
-    correction_kind: Literal["mask"] = option("mask", "weights outside the bounds become 0")
-    correction_floor: float = option(0.5, "weights below it are masked", low=0.0, high=1.0)

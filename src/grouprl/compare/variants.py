@@ -25,8 +25,7 @@ from grouprl.record.layout import RunDirectory, lock_directory
 from grouprl.record.read import read_run
 from grouprl.report.terminal import Advance, Terminal
 from grouprl.report.verdict import verdict
-from grouprl.run.interrupts import StopRequest, stop_on_signal
-from grouprl.run.process import start_run
+from grouprl.run.process import StopRequest, start_run, stop_on_signal
 from grouprl.types import UserError
 
 POLL_SECONDS = 0.3

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Any, get_args
 
 from grouprl.algorithms.advantages import BatchAdvantage, ConstantAdvantage, GroupAdvantage
-from grouprl.algorithms.corrections import Masking, Truncation
+from grouprl.algorithms.corrections import Correction
 from grouprl.algorithms.entropy import Entropy
 from grouprl.algorithms.filters import Filter
 from grouprl.algorithms.kl import Kl
@@ -35,7 +35,7 @@ KINDS: Mapping[str, tuple[type[Part], ...]] = {
     "kl": (Kl,),
     "filter": (Filter,),
     "critic": (CopiedCritic, SharedCritic),
-    "correction": (Truncation, Masking),
+    "correction": (Correction,),
     "entropy": (Entropy,),
     "updates": (Updates,),
 }

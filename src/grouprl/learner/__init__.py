@@ -1,16 +1,12 @@
 """Turns groups into a packed batch, assigns credit to every token, and updates the weights."""
 
-from grouprl.learner.batch import make_batch
+from grouprl.learner.batch import PolicyEvaluation, make_batch
 from grouprl.learner.credit import assign_credit
-from grouprl.learner.kl_coefficient import KlCoefficient
-from grouprl.learner.learner import Learner, LearnResult, TokenGrid
+from grouprl.learner.learner import Learner, TokenGrid
 from grouprl.learner.optimizer import Optimizer
-from grouprl.learner.policy_evaluation import PolicyEvaluation
 from grouprl.learner.trace import token_record
 
 __all__ = [
-    "KlCoefficient",
-    "LearnResult",
     "Learner",
     "Optimizer",
     "PolicyEvaluation",

@@ -1,13 +1,24 @@
-"""Makes the learner's padded tensors from groups of completions."""
+"""The learner's padded tensors: completions, and their evaluation by the networks before the first update."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from grouprl.types import Batch, Group, Sampling, StopReason
+
+
+@dataclass(frozen=True)
+class PolicyEvaluation:
+    """[N, T] float32 tensors on the learner's device, 0 outside the completions; None = the algorithm needs none."""
+
+    reference_NT: Tensor | None = None  # log-probs of the reference
+    values_NT: Tensor | None = None  # the critic's values before each token
+    policy_NT: Tensor | None = None  # log-probs of the learner's policy, if the algorithm needs them
+    entropies_NT: Tensor | None = None  # entropies of the learner's policy, in nats
 
 
 def make_batch(groups: Sequence[Group], sampling: Sampling, *, mask_overlong: bool = False) -> Batch:

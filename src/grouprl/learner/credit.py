@@ -10,7 +10,7 @@ from torch import Tensor
 from grouprl.algorithms.credit import BatchRewards, Credit
 from grouprl.algorithms.kl import kl_estimate
 from grouprl.algorithms.spec import Algorithm
-from grouprl.learner.policy_evaluation import PolicyEvaluation
+from grouprl.learner.batch import PolicyEvaluation
 from grouprl.types import Batch, RewardOutcome
 
 

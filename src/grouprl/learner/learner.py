@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,13 +15,12 @@ from grouprl.algorithms import high_entropy_mask, token_weights, value_loss
 from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.values import SharedCritic
+from grouprl.learner.batch import PolicyEvaluation
 from grouprl.learner.credit import explained_variance, token_rows
-from grouprl.learner.forward import Forward, pack_forward, pack_hidden
-from grouprl.learner.kl_coefficient import KlCoefficient
-from grouprl.learner.optimizer import Optimizer
-from grouprl.learner.packs import Pack, make_packs, targets, to_grid
-from grouprl.learner.policy_evaluation import PolicyEvaluation, evaluate_policy
-from grouprl.learner.trace import TokenPass, make_trace, watched_group, watches
+from grouprl.learner.optimizer import Optimizer, mib
+from grouprl.learner.packs import Pack, make_packs, pack_forward, pack_hidden, to_grid
+from grouprl.learner.trace import TokenPass, token_traces, watched_group, watches
+from grouprl.models.adapters import as_reference
 from grouprl.models.critic import Critic
 from grouprl.models.precision import autocast
 from grouprl.types import Batch, TokenTrace
@@ -51,33 +50,49 @@ class LearnResult:
     tokens: list[tuple[list[float], TokenTrace]]  # [N] advantages and trace of the completion's tokens
 
 
-@dataclass(frozen=True)
+@dataclass
 class Learner:
-    """The networks and their optimizers. A run keeps the same objects; only the weights inside change."""
+    """The networks and their optimizers. A run keeps the same objects; the weights and the KL coefficient change."""
 
     policy: PreTrainedModel
     reference: PreTrainedModel | None  # None when kl_coef is 0; the policy itself = the policy without its adapter
     optimizer: Optimizer
     algorithm: Algorithm
-    kl_coefficient: KlCoefficient
     device: torch.device
     dtype: str
     micro_batch_tokens: int
     critic: Critic | None = None
     critic_optimizer: Optimizer | None = None
+    kl_coef: float = field(init=False)  # of this step; 0 without a reference
 
+    def __post_init__(self) -> None:
+        self.kl_coef = self.algorithm.kl_coef
+
+    @torch.no_grad()
     def evaluate(self, batch: Batch) -> PolicyEvaluation:
-        """Computes log-probs and values of a batch before its first update; see `evaluate_policy`."""
-        return evaluate_policy(
-            batch,
-            policy=self.policy,
-            reference=self.reference,
-            critic=self.critic,
-            policy_too=self.algorithm.correction is not None or self.algorithm.spread.entropy_share < 1,
-            device=self.device,
-            dtype=self.dtype,
-            micro_batch_tokens=self.micro_batch_tokens,
-        )
+        """Makes one forward pass of every network that the algorithm needs before the first update on a batch."""
+        policy_too = self.algorithm.correction is not None or self.algorithm.spread.entropy_share < 1
+        if self.reference is None and self.critic is None and not policy_too:
+            return PolicyEvaluation()
+        found: dict[str, Tensor] = {}
+        for pack in self._packs(batch, range(len(batch.group_of_N))):
+            columns: dict[str, Tensor] = {}
+            with autocast(self.device, self.dtype):
+                if self.reference is not None:
+                    with as_reference(self.reference, self.policy) as frozen:
+                        columns["reference_NT"] = pack_forward(frozen, pack, batch.sampling).logprobs_C
+                if policy_too or (self.critic is not None and self.critic.trunk is None):
+                    own = pack_forward(self.policy, pack, batch.sampling)
+                    columns |= {"policy_NT": own.logprobs_C, "entropies_NT": own.entropies_C} if policy_too else {}
+                if self.critic is not None:
+                    trunk = self.critic.trunk
+                    columns["values_NT"] = self.critic.values(
+                        own.hidden_CH if trunk is None else pack_hidden(trunk, pack)
+                    )
+            for name, values_C in columns.items():
+                whole_NT = found.setdefault(name, torch.zeros(batch.mask_NT.shape, device=self.device))
+                whole_NT[list(pack.rows), : pack.width] = to_grid(pack, values_C)
+        return PolicyEvaluation(**found)
 
     def learn(
         self,
@@ -96,7 +111,7 @@ class Learner:
             before: the result of `evaluate`.
             loss: computes the loss of a pack's tokens; this method adds an entropy bonus and a shared critic's loss.
             step: 1, 2, ...; the first steps may update the critic alone, and every tenth step evaluates one group
-                again after its last update (`Trace.updated_NT`).
+                again after its last update (`TokenTrace.updated`).
 
         Returns:
             Metrics of the last pass (`sampler_learner_gap` is from the first update), and the trace of each token.
@@ -110,21 +125,15 @@ class Learner:
         last = _averaged([update for update, _ in passes[-1]])
         # The gap is taken from the first update with a gradient; after it the policies differ because of the updates.
         gaps = (update["sampler_learner_gap"] for update, _ in passes[0] if "sampler_learner_gap" in update)
-        metrics |= last | {"sampler_learner_gap": next(gaps, math.nan), "kl_coef": self.kl_coefficient.value}
+        metrics |= last | {"sampler_learner_gap": next(gaps, math.nan), "kl_coef": self.kl_coef}
         if self.algorithm.kl is None:
             del metrics["kl_coef"]
         elif "kl" in metrics:
-            self.kl_coefficient.adapt(metrics["kl"])
+            self.kl_coef = self.algorithm.kl.next_coef(self.kl_coef, metrics["kl"])
         watched = watched_group(batch, work.advantages_NT) if watches(step) and not critic_only else []
         again = [self._evaluate_again(batch, pack) for pack in self._packs(batch, watched)] if watched else []
-        trace = make_trace(batch, before, [part for _, parts in passes[-1] for part in parts], again)
-        advantages = token_rows(credit.advantages_NT, batch)
-        return LearnResult(metrics, list(zip(advantages, trace.rows(batch), strict=True)))
-
-    @property
-    def kl_coef(self) -> float:
-        """The KL coefficient of this step; 0 without a reference."""
-        return self.kl_coefficient.value
+        traces = token_traces(batch, before, [part for _, parts in passes[-1] for part in parts], again)
+        return LearnResult(metrics, list(zip(token_rows(credit.advantages_NT, batch), traces, strict=True)))
 
     def refresh_reference(self) -> None:
         """Copies the policy's weights to the reference (iterative GRPO, DeepSeekMath 4.1.4)."""
@@ -139,12 +148,10 @@ class Learner:
         for name, network in networks.items():
             own = [] if network is None else [w for w in network.parameters() if w.data_ptr() not in counted]
             counted |= {weight.data_ptr() for weight in own}
-            shares[name] = _mib(own)
-        shares |= {
-            "optimizer": self.optimizer.mib,
-            "critic_optimizer": self.critic_optimizer.mib if self.critic_optimizer else 0.0,
-        }
-        return {name: mib for name, mib in shares.items() if mib}
+            shares[name] = mib(own)
+        for name, optimizer in {"optimizer": self.optimizer, "critic_optimizer": self.critic_optimizer}.items():
+            shares[name] = 0.0 if optimizer is None else optimizer.mib
+        return {name: share for name, share in shares.items() if share}
 
     def _updates(self) -> int:
         return self.optimizer.updates + (self.critic_optimizer.updates if self.critic_optimizer else 0)
@@ -187,9 +194,7 @@ class Learner:
     ) -> tuple[dict[str, float], TokenPass]:
         a, batch = self.algorithm, work.batch
         with autocast(self.device, self.dtype):
-            forward = pack_forward(
-                self.policy, pack, targets(batch, pack), batch.sampling, entropy_gradient=a.spread.entropy_coef > 0
-            )
+            forward = pack_forward(self.policy, pack, batch.sampling, entropy_gradient=a.spread.entropy_coef > 0)
         logprobs_nT = to_grid(pack, forward.logprobs_C)
         mask_nT, weights_nT = self._cut(pack, batch.mask_NT), self._cut(pack, weights_NT)
         reference_NT = work.before.reference_NT
@@ -207,15 +212,16 @@ class Learner:
             loss = loss - a.spread.entropy_coef * (weights_nT * to_grid(pack, forward.entropies_C)).sum()
         if value_weights_NT is not None and isinstance(a.critic, SharedCritic):
             cost, value_stats = self._value_loss(work, pack, forward.hidden_CH, value_weights_NT)
-            loss, stats = loss + a.critic.value_coef * cost, stats | value_stats | {"value_loss": cost.detach()}
+            loss, stats = loss + a.critic.value_coef * cost, stats | value_stats
         loss.backward()  # type: ignore[no-untyped-call]
         gap = (logprobs_nT.detach() - self._cut(pack, batch.old_logprobs_NT)).abs()[mask_nT].max()
-        return _metrics(pack, loss, forward, gap, stats), TokenPass.of(pack, forward)
+        stats |= {"loss": loss, "entropy": forward.entropies_C.mean(), "sampler_learner_gap": gap}
+        return _metrics(pack, stats), TokenPass.of(pack, forward)
 
     @torch.no_grad()
     def _evaluate_again(self, batch: Batch, pack: Pack) -> TokenPass:
         with autocast(self.device, self.dtype):
-            return TokenPass.of(pack, pack_forward(self.policy, pack, targets(batch, pack), batch.sampling))
+            return TokenPass.of(pack, pack_forward(self.policy, pack, batch.sampling))
 
     def _critic_backward(self, work: _Work, pack: Pack, value_weights_NT: Tensor) -> dict[str, float]:
         assert self.critic is not None
@@ -224,8 +230,7 @@ class Learner:
             hidden_CH = pack_hidden(self.critic.trunk, pack)
         cost, stats = self._value_loss(work, pack, hidden_CH, value_weights_NT)
         cost.backward()  # type: ignore[no-untyped-call]
-        values = {name: float(value) for name, value in stats.items()}
-        return {"value_loss": float(cost.detach()), "tokens": float(len(pack.row_C)), **values}
+        return _metrics(pack, stats)
 
     def _value_loss(
         self, work: _Work, pack: Pack, hidden_CH: Tensor, value_weights_NT: Tensor
@@ -234,13 +239,14 @@ class Learner:
         assert self.algorithm.critic is not None
         assert work.credit.returns_NT is not None
         assert work.before.values_NT is not None
-        return value_loss(
+        cost, stats = value_loss(
             to_grid(pack, self.critic.values(hidden_CH)),
             self._cut(pack, work.before.values_NT),
             self._cut(pack, work.credit.returns_NT),
             self._cut(pack, value_weights_NT),
             clip=self.algorithm.critic.value_clip,
         )
+        return cost, stats | {"value_loss": cost}
 
     def _cut(self, pack: Pack, whole_NT: Tensor) -> Tensor:
         return whole_NT[list(pack.rows), : pack.width].to(self.device)
@@ -293,10 +299,6 @@ class _Work:
         return token_weights(counted_NT, aggregate="token_mean")
 
 
-def _mib(tensors: Iterable[Tensor]) -> float:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors) / (1 << 20)
-
-
 def _minibatches(batch: Batch, count: int, seed: int) -> list[list[int]]:
     """Splits the rows of the batch into `count` parts of whole groups, in another order for every pass."""
     groups = list(range(len(batch.prompts)))
@@ -306,14 +308,8 @@ def _minibatches(batch: Batch, count: int, seed: int) -> list[list[int]]:
     return [[row for row, group in enumerate(batch.group_of_N) if group in part] for part in parts]
 
 
-def _metrics(pack: Pack, loss: Tensor, forward: Forward, gap: Tensor, stats: dict[str, Tensor]) -> dict[str, float]:
-    return {
-        "loss": float(loss.detach()),
-        "entropy": float(forward.entropies_C.detach().mean()),
-        "sampler_learner_gap": float(gap),
-        "tokens": float(len(pack.row_C)),
-        **{name: float(value) for name, value in stats.items()},
-    }
+def _metrics(pack: Pack, stats: Mapping[str, Tensor]) -> dict[str, float]:
+    return {"tokens": float(len(pack.row_C)), **{name: float(value.detach()) for name, value in stats.items()}}
 
 
 def _combined(metrics: Sequence[dict[str, float]]) -> dict[str, float]:

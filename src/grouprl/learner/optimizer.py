@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -77,8 +77,7 @@ class Optimizer:
     @property
     def mib(self) -> float:
         """The memory of the moments, in MiB."""
-        moments: list[Tensor] = [value for state in self._adamw.state.values() for value in state.values()]
-        return sum(value.numel() * value.element_size() for value in moments) / (1 << 20)
+        return mib(value for state in self._adamw.state.values() for value in state.values())
 
     def state(self) -> dict[str, Tensor]:
         """Returns every tensor of the optimizer, named `<weight>/<moment>`."""
@@ -105,3 +104,8 @@ class Optimizer:
             # Fused AdamW keeps the step count too on the weight's device.
             self._adamw.state[weight][moment] = value.to(weight.device).clone()
         self.updates = updates
+
+
+def mib(tensors: Iterable[Tensor]) -> float:
+    """Returns the memory of tensors, in MiB."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors) / (1 << 20)

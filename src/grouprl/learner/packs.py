@@ -1,4 +1,4 @@
-"""Packs a batch into micro-batches by a token budget, each prompt once beside its completions."""
+"""Packs a batch into micro-batches by a token budget, each prompt once beside its completions; models read packs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from grouprl.models import TreeLayout
+from grouprl.models import TreeLayout, hidden_states, token_logprobs
 from grouprl.models.packing import GroupSize, pack_groups
-from grouprl.types import Batch
+from grouprl.types import Batch, Sampling
 
 
 @dataclass(frozen=True)
 class Pack:
-    """One micro-batch: packed tokens, and the places of its completions' log-probs in [N, T].
+    """One micro-batch: packed tokens, and the places of its C completion tokens in [N, T].
 
     The S packed tokens exclude each completion's last token, which predicts nothing, unless a model scores it.
     """
@@ -25,6 +26,7 @@ class Pack:
     input_ids_S: Tensor
     layout: TreeLayout
     predictors_C: Tensor  # index in S of the token whose hidden state predicts each completion token
+    token_ids_C: Tensor  # the completion tokens
     row_C: Tensor  # index into `rows` of each completion token
     column_C: Tensor  # index in T of each completion token
 
@@ -46,30 +48,25 @@ def make_packs(
         device: the device of the packs' tensors.
         read_last: whether packs include the completions' last tokens, for a model that scores them.
     """
-    lengths = batch.mask_NT.sum(1) if read_last else batch.mask_NT.sum(1) - 1
-    read = lengths.tolist()
-    groups = _by_group(batch, rows)
+    read = (batch.mask_NT.sum(1) - (0 if read_last else 1)).tolist()
+    by_group: dict[int, list[int]] = {}
+    for row in rows:
+        by_group.setdefault(batch.group_of_N[row], []).append(row)
+    groups = list(by_group.values())
     sizes = [
-        GroupSize(len(batch.prompts[batch.group_of_N[group[0]]]), tuple(read[row] for row in group)) for group in groups
+        GroupSize(len(batch.prompts[index]), tuple(read[row] for row in group)) for index, group in by_group.items()
     ]
-    packs = pack_groups(sizes, budget, device.type)
     return [
         _pack(batch, [[groups[unit.group][place] for place in unit.completions] for unit in pack], read, device)
-        for pack in packs
+        for pack in pack_groups(sizes, budget, device.type)
     ]
-
-
-def _by_group(batch: Batch, rows: Sequence[int]) -> list[list[int]]:
-    groups: dict[int, list[int]] = {}
-    for row in rows:
-        groups.setdefault(batch.group_of_N[row], []).append(row)
-    return list(groups.values())
 
 
 def _pack(batch: Batch, groups: list[list[int]], read: list[int], device: torch.device) -> Pack:
     prompts = [batch.prompts[batch.group_of_N[group[0]]] for group in groups]
     rows = [row for group in groups for row in group]
-    lengths = dict(zip(rows, batch.mask_NT[rows].sum(1).tolist(), strict=True))
+    mask_nT = batch.mask_NT[rows]
+    lengths = dict(zip(rows, mask_nT.sum(1).tolist(), strict=True))
     spans, predictors, at = [], [], 0
     for prompt, group in zip(prompts, groups, strict=True):
         spans.append(torch.tensor(prompt))
@@ -80,24 +77,46 @@ def _pack(batch: Batch, groups: list[list[int]], read: list[int], device: torch.
             # The prompt's last token predicts the first token of every completion.
             predictors.append(torch.cat([torch.tensor([last]), torch.arange(at, at + lengths[row] - 1)]))
             at += read[row]
-    layout = TreeLayout(tuple(map(len, prompts)), tuple(tuple(read[row] for row in group) for group in groups), device)
+    row_C, column_C = mask_nT.nonzero(as_tuple=True)
     return Pack(
         rows=tuple(rows),
         input_ids_S=torch.cat(spans).to(device),
-        layout=layout,
+        layout=TreeLayout(
+            tuple(map(len, prompts)), tuple(tuple(read[row] for row in group) for group in groups), device
+        ),
         predictors_C=torch.cat(predictors).to(device),
-        row_C=torch.cat([torch.full((lengths[row],), place) for place, row in enumerate(rows)]).to(device),
-        column_C=torch.cat([torch.arange(lengths[row]) for row in rows]).to(device),
+        token_ids_C=batch.token_ids_NT[rows][mask_nT].to(device),
+        row_C=row_C.to(device),
+        column_C=column_C.to(device),
     )
-
-
-def targets(batch: Batch, pack: Pack) -> Tensor:
-    """Returns [C] token ids of the pack's completion tokens, in packed order."""
-    rows_C = torch.tensor(pack.rows)[pack.row_C.cpu()]
-    return batch.token_ids_NT[rows_C, pack.column_C.cpu()].to(pack.input_ids_S.device)
 
 
 def to_grid(pack: Pack, values_C: Tensor) -> Tensor:
     """Scatters [C] values in packed order to [n, width], one row per completion, 0 where a row has no token."""
     grid = values_C.new_zeros(len(pack.rows) * pack.width)
     return grid.index_copy(0, pack.row_C * pack.width + pack.column_C, values_C).view(len(pack.rows), pack.width)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The output of a model for a pack's C completion tokens, in packed order."""
+
+    logprobs_C: Tensor
+    entropies_C: Tensor
+    hidden_CH: Tensor  # hidden states that predict the tokens
+
+
+def pack_forward(model: PreTrainedModel, pack: Pack, sampling: Sampling, *, entropy_gradient: bool = False) -> Forward:
+    """Computes log-probs and entropies of the pack's completion tokens under `sampling`."""
+    hidden_CH = pack_hidden(model, pack)
+    head: nn.Module = model.get_output_embeddings()
+    logprobs_C, entropies_C = token_logprobs(
+        head, hidden_CH, pack.token_ids_C, sampling, entropy_gradient=entropy_gradient
+    )
+    return Forward(logprobs_C, entropies_C, hidden_CH)
+
+
+def pack_hidden(model: PreTrainedModel, pack: Pack) -> Tensor:
+    """Returns the [C, H] hidden states that predict the pack's completion tokens."""
+    hidden_SH = hidden_states(model, pack.input_ids_S, pack.layout.position_ids_S, pack.layout)
+    return hidden_SH.index_select(0, pack.predictors_C)

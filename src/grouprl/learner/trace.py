@@ -9,52 +9,41 @@ from itertools import compress
 import torch
 from torch import Tensor
 
-from grouprl.learner.forward import Forward
-from grouprl.learner.packs import Pack, to_grid
-from grouprl.learner.policy_evaluation import PolicyEvaluation
+from grouprl.learner.batch import PolicyEvaluation
+from grouprl.learner.credit import token_rows
+from grouprl.learner.packs import Forward, Pack
 from grouprl.types import Batch, Group, TokenTrace
 
 
 @dataclass(frozen=True)
 class TokenPass:
-    """Log-probs and entropies of a pack's tokens from one forward pass."""
+    """Log-probs and entropies of a pack's C tokens from one forward pass, in packed order."""
 
     pack: Pack
-    logprobs_nT: Tensor
-    entropies_nT: Tensor
+    logprobs_C: Tensor
+    entropies_C: Tensor
 
     @staticmethod
     def of(pack: Pack, forward: Forward) -> TokenPass:
         """Detaches the numbers from the graph, which would keep all activations."""
-        return TokenPass(pack, to_grid(pack, forward.logprobs_C.detach()), to_grid(pack, forward.entropies_C.detach()))
+        return TokenPass(pack, forward.logprobs_C.detach(), forward.entropies_C.detach())
 
 
-@dataclass(frozen=True)
-class Trace:
-    """[N, T] float32 tensors on the CPU; rows without a forward pass are NaN; None = no forward pass at all."""
-
-    logprobs_NT: Tensor  # log-probs of the policy in the last pass, before its update
-    entropies_NT: Tensor
-    reference_NT: Tensor | None
-    updated_NT: Tensor  # log-probs of the policy after the last update, of one watched group
-
-    def rows(self, batch: Batch) -> list[TokenTrace]:
-        """Returns the trace of each completion of the batch."""
-        grids = (self.logprobs_NT, self.entropies_NT, self.reference_NT, self.updated_NT)
-        columns = [[None] * len(batch.mask_NT) if grid is None else _read(grid, batch) for grid in grids]
-        return [TokenTrace(*row) for row in zip(*columns, strict=True)]
-
-
-def make_trace(
+def token_traces(
     batch: Batch, before: PolicyEvaluation, last_pass: Sequence[TokenPass], again: Sequence[TokenPass]
-) -> Trace:
-    """Puts the packs of the last pass, and of the pass after the last update, back into [N, T]."""
-    return Trace(
-        logprobs_NT=_whole(batch, [(part.pack, part.logprobs_nT) for part in last_pass]),
-        entropies_NT=_whole(batch, [(part.pack, part.entropies_nT) for part in last_pass]),
-        reference_NT=None if before.reference_NT is None else before.reference_NT.cpu(),
-        updated_NT=_whole(batch, [(part.pack, part.logprobs_nT) for part in again]),
-    )
+) -> list[TokenTrace]:
+    """Makes the trace of each completion from the packs of the last pass, and of the pass after the last update."""
+    count, reference_NT = len(batch.mask_NT), before.reference_NT
+    return [
+        TokenTrace(*row)
+        for row in zip(
+            _rows(count, [(part.pack, part.logprobs_C) for part in last_pass]),
+            _rows(count, [(part.pack, part.entropies_C) for part in last_pass]),
+            [None] * count if reference_NT is None else map(tuple, token_rows(reference_NT.cpu(), batch)),
+            _rows(count, [(part.pack, part.logprobs_C) for part in again]),
+            strict=True,
+        )
+    ]
 
 
 def watched_group(batch: Batch, advantages_NT: Tensor) -> list[int]:
@@ -86,14 +75,11 @@ def token_record(
     ]
 
 
-def _whole(batch: Batch, parts: Sequence[tuple[Pack, Tensor]]) -> Tensor:
-    whole_NT = torch.full(batch.mask_NT.shape, torch.nan)
-    for pack, grid_nT in parts:
-        whole_NT[list(pack.rows), : pack.width] = grid_nT.cpu()
-    return whole_NT
-
-
-def _read(grid_NT: Tensor, batch: Batch) -> list[tuple[float, ...] | None]:
-    lengths = batch.mask_NT.sum(1).tolist()
-    rows = zip(grid_NT.tolist(), grid_NT[:, 0].isnan().tolist(), lengths, strict=True)
-    return [None if missing else tuple(row[:length]) for row, missing, length in rows]
+def _rows(count: int, parts: Sequence[tuple[Pack, Tensor]]) -> list[tuple[float, ...] | None]:
+    """Returns the values of each row's tokens; None for a row without a forward pass."""
+    rows: list[tuple[float, ...] | None] = [None] * count
+    for pack, values_C in parts:
+        lengths = pack.row_C.bincount().tolist()
+        for row, values in zip(pack.rows, torch.split(values_C.cpu(), lengths), strict=True):
+            rows[row] = tuple(values.tolist())
+    return rows

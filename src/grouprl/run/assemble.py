@@ -12,7 +12,7 @@ from grouprl.config.run import RunConfig, check_sections
 from grouprl.curriculum.edge import EdgeOrder
 from grouprl.curriculum.order import ProblemOrder, UniformOrder
 from grouprl.curriculum.pass_rates import PassRates
-from grouprl.learner import KlCoefficient, Learner, Optimizer
+from grouprl.learner import Learner, Optimizer
 from grouprl.models import (
     context_length,
     fingerprint,
@@ -45,11 +45,7 @@ class RunParts:
 
 
 def assemble(
-    config: RunConfig,
-    task: Task,
-    scorer: Scorer,
-    checkpoint: Checkpoint | None,
-    state: TrainerState | None,
+    config: RunConfig, task: Task, scorer: Scorer, *, saved: tuple[Checkpoint, TrainerState] | None = None
 ) -> RunParts:
     """Loads and checks the parts of a run.
 
@@ -57,7 +53,7 @@ def assemble(
         config: the run.
         task: gives the problems.
         scorer: scores the completions.
-        checkpoint, state: of the run to resume; None = a new run.
+        saved: checkpoint and state of the run to resume; None = a new run.
 
     Raises:
         UserError: model, data or rewards do not fit the run.
@@ -68,17 +64,7 @@ def assemble(
     device = resolve_device(config.model.device)
     start = load_model(config.model.path, device=device)
     found = fingerprint(start)
-    if state is None:
-        state = TrainerState(
-            step=0,
-            updates=0,
-            train_seconds=0.0,
-            completion_tokens=0,
-            peak_rss_mib=0.0,
-            start=found,
-            data=data,
-            kl_coef=config.algorithm.kl_coef,
-        )
+    checkpoint, state = saved or (None, TrainerState(start=found, data=data, kl_coef=config.algorithm.kl_coef))
     _refuse_changes(state, found, data)
     tokenizer = load_tokenizer(config.model.path)
     policy = _policy(config, start, checkpoint)
@@ -91,7 +77,12 @@ def assemble(
         for problem in task.problems(config.evaluation.split)[: config.evaluation.problems]
     ]
     _check_prompts(parts, state.step + 1, config.steps)
-    _check_order(config, task)
+    if config.rollout.curriculum.order == "edge" and task.verifier is None:
+        raise UserError(
+            f"rollout.curriculum.order: expected a task with a verifier for edge, got {task.name}, which has none: "
+            "give the problems an answer, give the task a verifier, or set rollout.curriculum.order=uniform"
+        )
+    parts.order.visits(task.problems("train"), step=1, rates=PassRates())  # raises for too few problems
     scorer.check_columns(task.problems("train")[: parts.problems_per_step])
     parts.engine.load_weights(state.updates)
     return RunParts(parts, held_out, state)
@@ -125,7 +116,6 @@ def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel)
         reference=reference,
         optimizer=Optimizer(policy, settings),
         algorithm=algorithm,
-        kl_coefficient=KlCoefficient(algorithm),
         device=device,
         dtype=config.model.dtype,
         micro_batch_tokens=settings.micro_batch_tokens,
@@ -135,11 +125,7 @@ def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel)
 
 
 def _parts(
-    config: RunConfig,
-    task: Task,
-    scorer: Scorer,
-    learner: Learner,
-    tokenizer: PreTrainedTokenizerBase,
+    config: RunConfig, task: Task, scorer: Scorer, learner: Learner, tokenizer: PreTrainedTokenizerBase
 ) -> StepParts:
     policy, rollout = learner.policy, config.rollout
     longest_prompt = context_length(policy) - rollout.max_tokens
@@ -153,7 +139,6 @@ def _parts(
         scorer=scorer,
         engine=NativeEngine(policy, tokenizer, seed=config.seed, max_rows=rollout.max_rows, dtype=config.model.dtype),
         learner=learner,
-        algorithm=config.algorithm,
         tokenizer=tokenizer,
         sampling=rollout.sampling,
         longest_prompt=longest_prompt,
@@ -170,19 +155,11 @@ def _order(config: RunConfig) -> ProblemOrder:
     return EdgeOrder(count, config.seed, config.rollout.group_size, curriculum.floor, curriculum.sharpness)
 
 
-def _check_order(config: RunConfig, task: Task) -> None:
-    if config.rollout.curriculum.order == "edge" and task.verifier is None:
-        raise UserError(
-            f"rollout.curriculum.order: expected a task with a verifier for edge, got {task.name}, which has none: "
-            "give the problems an answer, give the task a verifier, or set rollout.curriculum.order=uniform"
-        )
-    _order(config).visits(task.problems("train"), step=1, rates=PassRates())  # raises for too few problems
-
-
 def _check_prompts(parts: StepParts, first: int, last: int) -> None:
     """Raises UserError for a prompt that is too long for a step, before the run starts."""
     problems, checked = parts.task.problems("train"), set[str]()
-    for problem in parts.order.possible(problems, steps=range(first, last + 1), refills=parts.algorithm.groups.refills):
+    refills = parts.learner.algorithm.groups.refills
+    for problem in parts.order.possible(problems, steps=range(first, last + 1), refills=refills):
         if problem.id not in checked:
             checked.add(problem.id)
             prompt_token_ids(problem, parts.tokenizer, longest=parts.longest_prompt)

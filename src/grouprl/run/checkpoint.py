@@ -23,15 +23,15 @@ from grouprl.types import Problem, UserError
 _SAMPLED_PROBLEMS = 512
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainerState:
     """The state that a resumed run needs besides weights and optimizer; randomness has no state."""
 
-    step: int
-    updates: int
-    train_seconds: float
-    completion_tokens: int
-    peak_rss_mib: float
+    step: int = 0
+    updates: int = 0
+    train_seconds: float = 0.0
+    completion_tokens: int = 0
+    peak_rss_mib: float = 0.0
     start: str  # fingerprint of the weights the run started from
     data: str  # fingerprint of the train problems
     kl_coef: float
@@ -95,7 +95,7 @@ def load_learner(checkpoint: Checkpoint, learner: Learner, state: TrainerState) 
         return load_file(checkpoint.tensors(name))
 
     learner.optimizer.load_state(saved("optimizer"), state.updates)
-    learner.kl_coefficient.value = state.kl_coef
+    learner.kl_coef = state.kl_coef
     if learner.critic is not None and learner.critic_optimizer is not None:
         learner.critic.load_state_dict(learner.critic.state_dict() | saved("critic"))  # frozen weights are not saved
         learner.critic_optimizer.load_state(saved("critic_optimizer"), state.critic_updates)

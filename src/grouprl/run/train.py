@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,7 @@ import torch
 from grouprl.config.run import RunConfig, dump_config
 from grouprl.curriculum.pass_rates import PassRates, curriculum_metrics, update, verdicts
 from grouprl.evaluation.evaluate import Evaluation, evaluate
-from grouprl.models import (
-    resolve_device,
-)
+from grouprl.models import resolve_device
 from grouprl.models.precision import is_emulated
 from grouprl.record.read import Example, read_run
 from grouprl.record.rollouts import recorded_verdicts
@@ -27,12 +25,9 @@ from grouprl.report.write import write_report
 from grouprl.rewards.configured import configured_scorer
 from grouprl.rewards.learned import LearnedReward
 from grouprl.run.assemble import RunParts, assemble
-from grouprl.run.checkpoint import (
-    latest_checkpoint,
-    save_checkpoint,
-)
-from grouprl.run.interrupts import StopRequest, stop_on_signal
+from grouprl.run.checkpoint import latest_checkpoint, save_checkpoint
 from grouprl.run.machine import machine_facts, peak_rss_mib
+from grouprl.run.process import StopRequest, stop_on_signal
 from grouprl.run.resume import check_resumable
 from grouprl.scoring.functions import WeightedReward
 from grouprl.step import grpo_step
@@ -75,14 +70,14 @@ def train(
     directory = Path(config.runs_dir) / config.name
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
-    checkpoint, state = latest_checkpoint(directory) if resume else (None, None)
+    saved = latest_checkpoint(directory) if resume else None
     if resume:
         check_resumable(directory, config)
     with configured_scorer(config, task, rewards) as scorer:
         with terminal.status("loading the model"):
-            parts = assemble(config, task, scorer, checkpoint, state)
-        _warn_of_bare_prompts(parts, terminal)
-        _warn_of_slow_products(parts, config, terminal)
+            parts = assemble(config, task, scorer, saved=saved)
+        for warning in _warnings(parts, config):
+            terminal.say(f"Warning: {warning}")
         with (
             _open(directory, config, parts.state.step if resume else None) as record,
             stop_on_signal(terminal.say) as stop,
@@ -91,19 +86,16 @@ def train(
             return _RunLoop(config, parts, record, terminal, stop).run()
 
 
-def _warn_of_bare_prompts(parts: RunParts, terminal: Terminal) -> None:
-    step_parts = parts.step_parts
-    if step_parts.tokenizer.chat_template is not None and isinstance(step_parts.task.problems("train")[0].prompt, str):
-        terminal.say(
-            "Warning: the model has a chat template, but plain-text prompts do not use it. Write prompts as messages, "
+def _warnings(parts: RunParts, config: RunConfig) -> Iterator[str]:
+    tokenizer, problems = parts.step_parts.tokenizer, parts.step_parts.task.problems("train")
+    if tokenizer.chat_template is not None and isinstance(problems[0].prompt, str):
+        yield (
+            "the model has a chat template, but plain-text prompts do not use it. Write prompts as messages, "
             '[{"role": "user", "content": ...}], or set task.arguments.messages=true.'
         )
-
-
-def _warn_of_slow_products(parts: RunParts, config: RunConfig, terminal: Terminal) -> None:
     if is_emulated(parts.step_parts.learner.device, config.model.dtype):
-        terminal.say(
-            "Warning: this processor emulates bfloat16 matrix products in software, several times slower than float32 "
+        yield (
+            "this processor emulates bfloat16 matrix products in software, several times slower than float32 "
             "products. Set model.dtype=float32."
         )
 

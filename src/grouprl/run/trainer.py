@@ -42,8 +42,10 @@ class Trainer:
         changes: dict[str, Any] = {"task": self.config.task.model_copy(update={"name": task.name})}
         if self.model is not None:
             changes["model"] = self.config.model.model_copy(update={"path": str(self.model)})
+        if isinstance(self.algorithm, str) and self.algorithm not in NAMED:
+            raise unknown_name("algorithm", self.algorithm, NAMED)
         if self.algorithm is not None:
-            changes["algorithm"] = _algorithm(self.algorithm)
+            changes["algorithm"] = NAMED[self.algorithm] if isinstance(self.algorithm, str) else self.algorithm
         config = RunConfig(**{**dict(self.config), **changes})
         if self.rewards is None:
             rewards = configured_rewards(config, task)
@@ -66,11 +68,3 @@ class Trainer:
                 f"{type(self.task).__name__}: give one of them"
             )
         return task_from_list(self.task)
-
-
-def _algorithm(algorithm: str | Algorithm) -> Algorithm:
-    if isinstance(algorithm, Algorithm):
-        return algorithm
-    if algorithm not in NAMED:
-        raise unknown_name("algorithm", algorithm, NAMED)
-    return NAMED[algorithm]

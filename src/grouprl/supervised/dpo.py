@@ -10,8 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.algorithms import dpo_loss
 from grouprl.config.supervised import DpoConfig
-from grouprl.learner.forward import pack_logprobs
-from grouprl.learner.packs import Pack, targets, to_grid
+from grouprl.learner.packs import Pack, pack_forward, to_grid
 from grouprl.models import frozen_copy, load_model
 from grouprl.supervised.training import PackMetrics, learn_preferences, share_of
 from grouprl.types import Batch
@@ -48,6 +47,6 @@ def dpo_metrics(policy: PreTrainedModel, reference: PreTrainedModel, *, beta: fl
 
 def sequence_logprobs(model: PreTrainedModel, batch: Batch, pack: Pack) -> tuple[Tensor, Tensor]:
     """Log-probs of whole completions in a pack of pairs: [n] of the chosen ones, [n] of the rejected ones."""
-    logprobs_C, _ = pack_logprobs(model, pack, targets(batch, pack), batch.sampling)
+    logprobs_C = pack_forward(model, pack, batch.sampling).logprobs_C
     chosen_n, rejected_n = to_grid(pack, logprobs_C).sum(1).view(-1, 2).unbind(1)
     return chosen_n, rejected_n

@@ -12,8 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.config.run import dump_config
 from grouprl.config.supervised import SftConfig
-from grouprl.learner.forward import pack_logprobs
-from grouprl.learner.packs import Pack, targets
+from grouprl.learner.packs import Pack, pack_forward
 from grouprl.models import (
     authored_completion,
     context_length,
@@ -63,7 +62,7 @@ def sft(config: SftConfig) -> Path:
         groups = _encode(pairs, tokenizer, context_length(model), advance)
 
     def metrics(batch: Batch, pack: Pack) -> dict[str, Tensor]:
-        logprobs_C, _ = pack_logprobs(model, pack, targets(batch, pack), batch.sampling)
+        logprobs_C = pack_forward(model, pack, batch.sampling).logprobs_C
         return {"loss": -logprobs_C.sum() / batch.mask_NT.sum()}
 
     with RunRecord.create(Path(config.runs_dir) / config.name, dump_config(config)) as record:
