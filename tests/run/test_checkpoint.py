@@ -117,7 +117,8 @@ def test_a_failure_while_saving_leaves_the_earlier_checkpoint_alone(policy: Poli
         with pytest.raises(OSError, match="No space left"):
             policy.save(tmp_path, step, keep=1)
         assert tree(tmp_path) == before
-    assert latest_checkpoint(tmp_path) == (RunDirectory(tmp_path).checkpoint(1), STATE)
+    found, state = latest_checkpoint(tmp_path)
+    assert (found.path, state) == (RunDirectory(tmp_path).checkpoint(1).path, STATE)
 
 
 @pytest.mark.parametrize("leftover", ["step-000002.tmp", "step-000002.old", "step-000002"])
@@ -134,7 +135,8 @@ def test_the_newest_are_kept(policy: Policy, tmp_path: Path, keep: int, left: li
     for step in (1, 2, 9, 10):
         policy.save(tmp_path, step, keep)
     assert checkpoint_names(tmp_path) == [f"step-{step:06d}" for step in left]
-    assert latest_checkpoint(tmp_path) == (RunDirectory(tmp_path).checkpoint(10), replace(STATE, step=10))
+    found, state = latest_checkpoint(tmp_path)
+    assert (found.path, state) == (RunDirectory(tmp_path).checkpoint(10).path, replace(STATE, step=10))
 
 
 def test_the_state_of_another_version_is_a_sentence(policy: Policy, tmp_path: Path) -> None:
