@@ -30,15 +30,9 @@ def gold_text(answer: object) -> str:
 
 
 def check_arguments(reward: str, arguments: object, *checks: tuple[str, bool, str]) -> None:
-    """Checks the arguments of a reward, which are attributes of `arguments`.
+    """Checks arguments of a reward, which are attributes of `arguments`. Raises UserError for the first invalid one.
 
-    Args:
-        reward: name of the reward.
-        arguments: the object that holds the values.
-        checks: name of the argument, whether it is valid, and the expected value in words.
-
-    Raises:
-        UserError: an argument is not valid; it names the first one.
+    Each check is the argument's name, whether it is valid, and the expected value in words.
     """
     for name, valid, expected in checks:
         if not valid:

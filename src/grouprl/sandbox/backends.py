@@ -14,14 +14,14 @@ from subprocess import PIPE
 from grouprl.sandbox.values import Limits, SandboxError
 from grouprl.sandbox.visible_files import (
     EXECUTABLE,
+    PACKAGES,
     PREFIX,
     STDLIB,
     libraries,
     library_path,
     loader,
-    packages,
     place,
-    standard_library,
+    readable,
 )
 
 FLAGS = ("-s", "-S", "-P", "-B")  # no site-packages, nothing from the working directory, no byte code written
@@ -90,7 +90,7 @@ def bubblewrap(channels: Channels, limits: Limits) -> Launch:
     prefix = str(PREFIX) if becomes is None else _STAGE
     binds = [(place(path, prefix), place(path, _INSIDE)) for path in (STDLIB, *libraries())]
     binds += [(os.path.realpath(loader()), loader()), (place(EXECUTABLE, prefix), f"{_INSIDE}/bin/python")]
-    hidden = [place(folder, _INSIDE) for folder in packages()]
+    hidden = [place(STDLIB / name, _INSIDE) for name in PACKAGES if (STDLIB / name).is_dir()]
     environment = ENVIRONMENT | {"LD_LIBRARY_PATH": library_path(_INSIDE)}
     sandbox = (
         *(bwrap, "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
@@ -150,7 +150,7 @@ def landlock(channels: Channels, limits: Limits) -> Launch:
     """
     # Through its descriptor the prefix is readable even where root keeps it in a folder closed to all others.
     prefix = f"/proc/self/fd/{channels.home}"
-    files, folders = ([place(path, prefix) for path in paths] for paths in _readable())
+    files, folders = ([place(path, prefix) for path in paths] for paths in readable())
     source = (
         _FUTURE,
         *(text_of(name).replace(_FUTURE, "") for name in ("confinement.py", "guest.py")),
@@ -167,13 +167,6 @@ def landlock(channels: Channels, limits: Limits) -> Launch:
         becomes,
         _tasks() if becomes is None else 0,
     )
-
-
-@lru_cache(maxsize=1)
-def _readable() -> tuple[list[Path], list[Path]]:
-    """The readable files and folders; cached, because checking each of them takes a tenth of a program's time."""
-    paths = (*standard_library(), *libraries())
-    return [path for path in paths if not path.is_dir()], [path for path in paths if path.is_dir()]
 
 
 def _tasks() -> int:
