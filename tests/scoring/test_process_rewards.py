@@ -105,6 +105,18 @@ def test_steps_stand_beside_the_total(tiny: Path) -> None:
     assert (second.total, second.components, second.steps) == (1.5, {"correct": 1.0, "equations": None}, ())
 
 
+def test_a_process_reward_that_holds_a_model_gives_steps_too(tiny: Path) -> None:
+    class Held:
+        in_process = True
+
+        def __call__(self, completions: list[str], **columns: Any) -> list[Any]:
+            return [[(1, 0.5)] for _ in completions]
+
+    rewards = [WeightedReward("right", always(1.0)), WeightedReward("held", Held(), per_step=True)]
+    (outcome,) = judged([group(tiny, "abc")], rewards, load_tokenizer(str(tiny)))[0]
+    assert (outcome.total, outcome.components, len(outcome.steps)) == (1.0, {"right": 1.0, "held": 0.5}, 1)
+
+
 def always(value: object) -> Any:
     def reward(prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any, **columns: Any) -> list[Any]:
         return [value] * len(completions)

@@ -216,9 +216,10 @@ class Scorer:
     def _together(self, reward: WeightedReward, groups: Sequence[Group]) -> list[list[Value]]:
         """Returns the values [P][G] of a reward that runs in this process, on all completions at once."""
         keywords = call_keywords(groups)
-        arguments = self._signature(reward).arguments(keywords)
+        function: Any = reward.function
+        arguments, texts = self._signature(reward).arguments(keywords), keywords["completions"]
         try:
-            values = iter(call(reward.function, arguments, keywords["completions"], run=run_in_thread))  # type: ignore[arg-type]
+            values = iter(call(function, arguments, texts, per_step=reward.per_step, run=run_in_thread))
         except UserError:
             raise
         except Exception as error:
