@@ -128,7 +128,7 @@ def test_areas_stand_on_each_other_and_lack_what_a_part_lacks(lab: Opened) -> No
     ],
 )
 def test_marks_of_an_axis_are_short_and_differ(lab: Opened, given: str, expected: str) -> None:
-    assert of_module(lab, "units", f"return m.tick({given})") == expected
+    assert of_module(lab, "text", f"return m.tick({given})") == expected
 
 
 def test_a_chart_can_be_heard(lab: Opened) -> None:

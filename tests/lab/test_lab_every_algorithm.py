@@ -17,8 +17,7 @@ from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.option import option
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.statistics import Statistics, group_statistics
-from grouprl.lab.explain_curves import pass_rate_curves
-from grouprl.lab.explain_typed import COMPARING, explained_advantages, typed_walk_through
+from grouprl.lab.explain_typed import COMPARING, explained_advantages, pass_rate_curves, typed_walk
 from grouprl.report.groups import one_group
 from grouprl.report.worked import Scored, against_record
 from lab_runs import Made, make_run
@@ -69,7 +68,7 @@ def test_baseline_divisor_and_advantages_are_the_algorithms(algorithm: Algorithm
 
 @pytest.mark.parametrize("algorithm", COMPARED, ids=names)
 def test_a_typed_group_is_walked_through(algorithm: Algorithm) -> None:
-    found = typed_walk_through(REWARDS, algorithm, 1.0)
+    found = typed_walk(REWARDS, algorithm, 1.0)
     stages = found["stages"]
     assert found["algorithm"]["formula"] == algorithm.advantage.formula
     shown = stages["statistics"]["compared"]["advantages"]

@@ -16,7 +16,7 @@ from explaining import ask, lab
 from grouprl import Algorithm, Trainer
 from grouprl.algorithms.named import NAMED
 from grouprl.config.run import RunConfig, dump_config
-from grouprl.lab.explain_group import watched_step
+from grouprl.lab.explain_record import watched_step
 from grouprl.learner.trace import watches
 from grouprl.record.write import RunRecord
 from grouprl.scoring.functions import WeightedReward

@@ -1,28 +1,37 @@
-"""The walk-through of one recorded group, from its prompt to what its update did."""
+"""The walk-through of a group, from its prompt to what its update did: one that a run recorded, or typed rewards."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from grouprl.algorithms import step_advantages
-from grouprl.algorithms.values import CopiedCritic, SharedCritic
+from grouprl.algorithms import kl_estimate, policy_ratios, step_advantages
 from grouprl.config.algorithm import options
-from grouprl.lab.explain_record import Peer, Recorded, material_of, read_recorded
-from grouprl.lab.explain_stages import algorithm_part, gradient_stage, kl_stage, loss_stage, ratio_stage
+from grouprl.lab.explain_record import (
+    Material,
+    Peer,
+    Recorded,
+    kl_reason,
+    material_of,
+    notes,
+    ratio_reasons,
+    read_recorded,
+)
 from grouprl.lab.runs import Runs
-from grouprl.record.read import RecordedGroup
-from grouprl.report.recorded import recorded
 from grouprl.report.worked import Spread, compared, comparison_sentence, exact_sum
 from grouprl.types import RewardOutcome
 
-_NEAR = 40  # steps on either side in which groups are looked for that were read again after their update
+# Fields of an algorithm that decide which equations and numbers are shown.
+_SHOWN = (
+    *("baseline", "scale", "std", "credit", "reward_mix", "gamma", "lam"),
+    *("surrogate", "ratio", "clip_low", "clip_high", "dual_clip", "aggregate", "kl_in", "passes", "minibatches"),
+)
 
 
-def walk_through(runs: Runs, run: str, step: int, place: int) -> dict[str, Any]:
+def recorded_walk(runs: Runs, run: str, step: int, place: int) -> dict[str, Any]:
     """Every stage of a recorded group.
 
     Args:
@@ -40,45 +49,63 @@ def walk_through(runs: Runs, run: str, step: int, place: int) -> dict[str, Any]:
         UserError: no such run, step or group, or a run of another version.
     """
     recorded = read_recorded(runs, run, step, place)
-    material = material_of(recorded)
-    batch = {"groups": len(recorded.batch), "completions": sum(len(group) for group in recorded.batch)}
+    problem = recorded.group.group.problem
+    prompt = {
+        "problem_id": problem.id,
+        "text": problem.prompt_text,
+        "messages": None if isinstance(problem.prompt, str) else [dict(message) for message in problem.prompt],
+        "columns": dict(problem.columns),
+        "tokens": len(recorded.group.group.prompt_ids),
+    }
     return {
         "source": {"run": run, "step": step, "group": place, "groups": len(recorded.peers)},
-        "algorithm": algorithm_part(material),
-        "kept": recorded.kept[place],
-        "notes": _notes(recorded),
+        "notes": notes(recorded),
+        **walk_through(recorded, material_of(recorded), prompt, ratio_reasons(recorded), kl_reason(recorded)),
+    }
+
+
+def walk_through(
+    recorded: Recorded,
+    material: Material,
+    prompt: dict[str, Any],
+    ratio_reasons: Sequence[str | None],
+    kl_reason: str | None,
+) -> dict[str, Any]:
+    """`algorithm`, `kept` and `stages` of a group; the reasons say why a ratio or the KL is what it is."""
+    batch = {"groups": len(recorded.batch), "completions": sum(len(group) for group in recorded.batch)}
+    return {
+        "algorithm": _algorithm_part(material),
+        "kept": recorded.kept[recorded.place],
         "stages": {
-            "prompt": _prompt(recorded.group),
-            "completions": _completions(recorded.group),
+            "prompt": prompt,
+            "completions": [
+                {"index": one.index, "text": one.text, "length": len(one), "stop_reason": one.stop_reason.value}
+                for one in recorded.group.group.completions
+            ],
             "rewards": _rewards_stage(recorded),
             "statistics": _statistics_stage(recorded),
-            "advantages": _advantages_stage(recorded.group),
-            "ratio": ratio_stage(material, _ratio_reasons(recorded)),
-            "kl": kl_stage(material, _kl_reason(recorded)),
-            "loss": {**loss_stage(material), "step": recorded.metrics.get("loss"), "batch": batch},
-            "gradient": gradient_stage(material),
-            "update": _update(recorded, runs.folder(run)),
+            "advantages": _advantages_stage(recorded),
+            "ratio": _ratio_stage(material, ratio_reasons),
+            "kl": _kl_stage(material, kl_reason),
+            "loss": {**_loss_stage(material), "step": recorded.metrics.get("loss"), "batch": batch},
+            "gradient": _gradient_stage(material),
+            "update": _update_stage(recorded),
         },
     }
 
 
-def _prompt(group: RecordedGroup) -> dict[str, Any]:
-    problem = group.group.problem
-    messages = None if isinstance(problem.prompt, str) else [dict(message) for message in problem.prompt]
+def _algorithm_part(material: Material) -> dict[str, Any]:
+    """What the loss is made with."""
+    a = material.algorithm
+    known = options(a)
     return {
-        "problem_id": problem.id,
-        "text": problem.prompt_text,
-        "messages": messages,
-        "columns": dict(problem.columns),
-        "tokens": len(group.group.prompt_ids),
+        "name": a.name,
+        "formula": a.advantage.formula,
+        **{name: known.get(name) for name in _SHOWN},
+        "kl": known.get("kl_estimator"),
+        "kl_coef": material.kl_coef,
+        "updates_per_batch": a.updates.passes * a.updates.minibatches,
     }
-
-
-def _completions(group: RecordedGroup) -> list[dict[str, Any]]:
-    return [
-        {"index": one.index, "text": one.text, "length": len(one), "stop_reason": one.stop_reason.value}
-        for one in group.group.completions
-    ]
 
 
 # Rewards, and what they are compared with
@@ -90,14 +117,13 @@ def _rewards_stage(recorded: Recorded) -> dict[str, Any]:
     `by_step`: the names of process rewards, whose component is the mean over the completion's steps, and no part of
     its reward (None: a run with such rewards did not record which); of each completion, `steps` has them all.
     """
-    outcomes, taken = recorded.group.outcomes, [peer.taken for peer in recorded.own]
-    names, process = _component_names(recorded.group), recorded.process_rewards
+    names, process = _component_names(recorded), recorded.process_rewards
     by_step = None if process is None else [name for name in names if name in process]
     return {
         "names": names,
         "by_step": by_step if recorded.algorithm.advantage.credit == "step" else [],
         "weights": {name: recorded.reward_weights.get(name) for name in names},
-        "completions": [_reward(outcome, penalty) for outcome, penalty in zip(outcomes, taken, strict=True)],
+        "completions": list(map(_reward, recorded.group.outcomes, recorded.own)),
     }
 
 
@@ -125,14 +151,15 @@ def _statistics_stage(recorded: Recorded) -> dict[str, Any]:
             "compared": _compared(recorded) if grouped else None,
         }
     if options(a).get("reward_mix") == "normalise_then_sum":
-        by_name = {name: _compared(recorded, name) for name in _component_names(recorded.group)}
+        by_name = {name: _compared(recorded, name) for name in _component_names(recorded)}
         sentence = f"Each reward function by itself; the advantages are added up. {comparison_sentence(a)}"
         return {"kind": "components", "sentence": sentence, "by_name": by_name}
     return {"kind": "rewards", "sentence": comparison_sentence(a), "compared": _compared(recorded)}
 
 
-def _advantages_stage(group: RecordedGroup) -> dict[str, Any]:
-    """The advantages that the run recorded: of each completion, and of its tokens where they differ."""
+def _advantages_stage(recorded: Recorded) -> dict[str, Any]:
+    """The recorded advantages: of each completion, and of its tokens where they differ."""
+    group = recorded.group
     by_token = any(len(set(row)) > 1 for row in group.token_advantages)
     return {
         "completions": list(group.advantages),
@@ -141,13 +168,13 @@ def _advantages_stage(group: RecordedGroup) -> dict[str, Any]:
     }
 
 
-def _reward(outcome: RewardOutcome, penalty: float) -> dict[str, Any]:
+def _reward(outcome: RewardOutcome, peer: Peer) -> dict[str, Any]:
     return {
         "components": dict(outcome.components),
         "reward": outcome.total if outcome.valid else None,
         "invalid_reason": outcome.reason or None,
         "correct": outcome.correct,
-        "penalty": penalty,
+        "penalty": peer.taken,
         "steps": [{"end": step.end, "reward": step.reward} for step in outcome.steps],
     }
 
@@ -168,8 +195,8 @@ def _value(peer: Peer, component: str | None, whole: bool) -> float:
     return math.nan if value is None else value
 
 
-def _component_names(group: RecordedGroup) -> list[str]:
-    return list(dict.fromkeys(name for outcome in group.outcomes for name in outcome.components))
+def _component_names(recorded: Recorded) -> list[str]:
+    return list(dict.fromkeys(name for outcome in recorded.group.outcomes for name in outcome.components))
 
 
 def _of_steps(recorded: Recorded) -> dict[str, Any]:
@@ -183,74 +210,103 @@ def _of_steps(recorded: Recorded) -> dict[str, Any]:
     ]
     found, std = [reward for row in rows for _, reward in row], options(a)["std"]
     # As completions of one token and one step each, their advantages are their normalised rewards.
-    ones = [1] * len(found)
+    groups, ones = [0] * len(found), [1] * len(found)
     normalised_K1 = step_advantages(
-        [[reward] for reward in found], [[0] for _ in found], [0] * len(found), ones, std=std, eps=options(a)["eps"]
+        [[reward] for reward in found], [[0] for _ in found], groups, ones, std=std, eps=options(a)["eps"]
     )
     each = iter(normalised_K1.flatten().tolist())
-    spread = Spread.of(found, std)
     return {
         "kind": "steps",
         "sentence": "The rewards of all steps of the group are compared with each other; a token is credited with "
         "every step that ends at or after it.",
-        **vars(spread),
+        **vars(Spread.of(found, std)),
         "std": std,
         "steps": [[{"end": end, "reward": reward, "normalised": next(each)} for end, reward in row] for row in rows],
     }
 
 
-# Words about the group
+# Ratio, KL, loss and gradient of each completion, by `policy_loss`; and the update
 
 
-def _notes(recorded: Recorded) -> list[str]:
-    a, notes = recorded.algorithm, []
-    if not recorded.kept[recorded.place]:
-        notes.append("This group was dropped: it has no part in the loss, and its advantages are 0.")
-    updates = a.updates.passes * a.updates.minibatches
-    if updates > 1:
-        notes.append(
-            f"The run makes {updates} updates from a batch; the policy is that of the last pass, and "
-            "the loss is averaged as if the batch were one update."
+def _ratio_stage(material: Material, reasons: Sequence[str | None]) -> dict[str, Any]:
+    """Ratios of policy to behavior policy, token by token, and what the clip makes of them, where there is one."""
+    a = material.algorithm
+    ratios_GT = policy_ratios(material.logprobs_GT, material.old_GT, material.mask_GT, ratio=a.objective.ratio)
+    bounded = a.objective.surrogate != "plain"
+    completions = []
+    for row, length in enumerate(material.lengths):
+        _, stats = material.loss(material.logprobs_GT, rows=slice(row, row + 1))
+        completions.append(
+            {
+                "ratios": ratios_GT[row, :length].tolist(),
+                "mean": float(stats["ratio_mean"]),
+                "max": float(stats["ratio_max"]),
+                "clip_low_fraction": float(stats["clip_low_fraction"]) if bounded else None,
+                "clip_high_fraction": float(stats["clip_high_fraction"]) if bounded else None,
+                "reason": reasons[row],
+            }
         )
-    if a.correction is not None:
-        notes.append("The run weighs its advantages for a sampler that differs from the learner; this is left out.")
-    if a.spread.entropy_share < 1:
-        notes.append("The run's advantages reach the tokens of highest entropy alone; here they reach every token.")
-    if a.spread.entropy_coef > 0:
-        notes.append("The run's bonus for entropy is left out of loss and gradient.")
-    if isinstance(a.critic, SharedCritic):
-        notes.append("The loss of the critic, which shares the policy's trunk, is left out.")
-    return notes
+    low, high = a.objective.range
+    bounds = [1 - low, 1 + high] if bounded else []
+    return {"bounds": bounds, "level": a.objective.ratio, "completions": completions}
 
 
-def _ratio_reasons(recorded: Recorded) -> list[str | None]:
-    a = recorded.algorithm
-    once = "one update per batch: the policy that learns is the one that sampled, and the ratio is 1 up to rounding"
-    unread = "the learner did not read this completion, because nothing in it could move the policy: the ratio is 1"
-    if isinstance(a.critic, CopiedCritic) and a.critic.critic_warmup >= recorded.step:
-        unread = "the critic alone learned in this step: the ratio is 1"
-    return [
-        unread if trace.logprobs is None else once if a.updates.passes * a.updates.minibatches == 1 else None
-        for trace in recorded.group.traces
-    ]
+def _kl_stage(material: Material, reason: str | None) -> dict[str, Any]:
+    """The KL estimate from the policy to the reference, of each completion: mean per token, and sum.
+
+    `reason` says why there is none, or whose log-probs it is made from.
+    """
+    a, reference_GT = material.algorithm, material.reference_GT
+    known = {
+        "kind": a.kl.kl_estimator if a.kl else "k3",
+        "coefficient": material.kl_coef,
+        "in": a.kl.kl_in if a.kl else "loss",
+        "reason": reason,
+    }
+    if reference_GT is None or a.kl is None:
+        return {**known, "completions": None}
+    # What is taken off the reward was known before the update: it is the sampler's.
+    policy_GT = material.logprobs_GT if a.kl.kl_in == "loss" else material.old_GT
+    kl_GT = kl_estimate(policy_GT, reference_GT, kind=a.kl.kl_estimator)
+    rows = [kl_GT[row, :length] for row, length in enumerate(material.lengths)]
+    return {**known, "completions": [{"mean": float(row.mean()), "sum": float(row.sum())} for row in rows]}
 
 
-def _kl_reason(recorded: Recorded) -> str | None:
-    if recorded.algorithm.kl is None:
-        return "kl_coef is 0: there is no reference to stay close to"
-    if any(trace.reference is None for trace in recorded.group.traces):
-        return "the reference did not read this group, because it was dropped"
-    if recorded.algorithm.kl.kl_in == "reward":
-        return "taken off the reward, from the sampler's log-probs"
-    return None
+def _loss_stage(material: Material) -> dict[str, Any]:
+    """The group's `share` in the batch's loss, in parts and by completion; `alone`: as if the group were the batch."""
+    at, nothing_GT = material.logprobs_GT, torch.zeros_like(material.advantages_GT)
+    alone_GT = material.algorithm.objective.weights(material.trained_GT, max_tokens=material.max_tokens)
+    rows = [slice(row, row + 1) for row in range(len(at))]
+    return {
+        "share": float(material.loss(at)[0]),
+        "surrogate": float(material.loss(at, anchored=False)[0]),
+        "kl": float(material.loss(at, advantages_GT=nothing_GT)[0]),
+        "alone": float(material.loss(at, weights_GT=alone_GT.to(at.dtype))[0]),
+        "completions": [float(material.loss(at, rows=row)[0]) for row in rows],
+    }
 
 
-# What the update did
+def _gradient_stage(material: Material) -> dict[str, Any]:
+    """How the loss changes with the log-probs of each completion's tokens; below 0, the update makes it more likely."""
+    whole_GT, surrogate_GT = material.gradient(), material.gradient(anchored=False)
+    completions = []
+    for row, length in enumerate(material.lengths):
+        tokens, alone = whole_GT[row, :length], surrogate_GT[row, :length]
+        moved = (material.advantages_GT[row, :length] != 0) & material.trained_GT[row, :length]
+        completions.append(
+            {
+                "sum": float(tokens.sum()),
+                "mean": float(tokens.mean()),
+                "surrogate_sum": float(alone.sum()),
+                "weight": float(material.weights_GT[row, :length].sum()),
+                "dead_tokens": int((moved & (alone == 0)).sum()),
+            }
+        )
+    return {"completions": completions}
 
 
-def _update(recorded: Recorded, folder: Path) -> dict[str, Any]:
+def _update_stage(recorded: Recorded) -> dict[str, Any]:
     """How probable the completions were before and after the update; a run looks again at one group in ten steps."""
-    watched = _watched(folder, recorded.step)
     rows = []
     for completion, trace in zip(recorded.group.group.completions, recorded.group.traces, strict=True):
         before = None if trace.logprobs is None else exact_sum(trace.logprobs)
@@ -270,8 +326,8 @@ def _update(recorded: Recorded, folder: Path) -> dict[str, Any]:
         "completions": rows,
         "learning_rate": recorded.metrics.get("learning_rate"),
         "grad_norm": recorded.metrics.get("grad_norm"),
-        "watched": [{"step": step, "group": group} for step, group in watched],
-        "reason": None if looked else _not_watched(watched),
+        "watched": [{"step": step, "group": group} for step, group in recorded.watched],
+        "reason": None if looked else _not_watched(recorded),
     }
 
 
@@ -279,24 +335,7 @@ def _exp(logprob: float | None) -> float | None:
     return None if logprob is None else float(torch.tensor(logprob, dtype=torch.float64).exp())
 
 
-def watched_step(step: int) -> bool:
-    """As `learner.trace.watches`, which brings models into memory that a page does not need."""
-    return step % 10 == 1
-
-
-def _watched(folder: Path, step: int) -> list[tuple[int, int]]:
-    """(step, group) of what was read again after its update, near a step."""
-    near = [one for one in range(max(step - _NEAR, 0), step + _NEAR + 1) if watched_step(one)]
-    query = (
-        "SELECT step, group_index FROM completions WHERE step = ? AND updated_logprobs IS NOT NULL "
-        "ORDER BY group_index LIMIT 1"
-    )
-    with recorded(folder) as database:
-        found = [database.execute(query, (one,)).fetchone() for one in sorted({step, *near})]
-    return [(row["step"], row["group_index"]) for row in found if row is not None]
-
-
-def _not_watched(watched: list[tuple[int, int]]) -> str:
+def _not_watched(recorded: Recorded) -> str:
     rule = "The first group with a signal of steps 1, 11, 21, ... is read again after the update; this one was not."
-    near = ", ".join(f"step {step} group {group}" for step, group in watched)
+    near = ", ".join(f"step {step} group {group}" for step, group in recorded.watched)
     return f"{rule} Of this run there are: {near}." if near else f"{rule} None near this step was."

@@ -1,10 +1,10 @@
-"""A recorded group with all that its numbers depend on: its step, its run's settings, and the learner's tensors."""
+"""A group with all that its numbers depend on: its step, its run's settings, and the learner's tensors."""
 
 from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -17,8 +17,8 @@ from torch import Tensor
 from grouprl.algorithms import kl_estimate
 from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.spec import Algorithm
+from grouprl.algorithms.values import CopiedCritic, SharedCritic
 from grouprl.config.algorithm import options
-from grouprl.lab.explain_stages import Material
 from grouprl.lab.runs import Runs
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, earned_reward, read_rewards, recorded_group
@@ -28,6 +28,7 @@ from grouprl.scoring.functions import SOFT_OVERLONG
 from grouprl.types import StopReason, UserError
 
 _COMPONENTS, _LOGPROBS = ("components",), ("logprobs", "reference_logprobs")
+_NEAR = 40  # steps on either side in which groups are looked for that were read again after their update
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Peer:
     cut: bool  # at the limit
     earned: float | None  # the reward before the length penalty; None = invalid or not recorded
     kept: bool | None  # whether its group was learned from; None = not recorded
-    # Of another group's, where nothing asks for them, empty and 0:
+    # Of another group's, where the numbers do not depend on them, empty and 0:
     components: Mapping[str, float | None]
     taken: float  # off the reward, by a KL that is in it
 
@@ -55,29 +56,30 @@ class Recorded:
     """One group of one step of a run."""
 
     algorithm: Algorithm
+    kl_coef: float  # of the step: it moves where the algorithm has a target
     max_tokens: int  # of a completion
     reward_weights: Mapping[str, float]  # what each counts in the total
-    process_rewards: tuple[str, ...] | None  # names; None = not recorded
+    process_rewards: Collection[str] | None  # names; None = not recorded
     metrics: Mapping[str, Any]  # of the step
     step: int
     place: int  # of the group in the step
     group: RecordedGroup
-    own: tuple[Peer, ...]  # its completions
-    peers: tuple[tuple[Peer, ...], ...]  # those of each group of the step, this one's too
-    kept: tuple[bool, ...]  # which of the groups were learned from
+    peers: Sequence[Sequence[Peer]]  # the completions of each group of the step, this one's too
+    kept: Sequence[bool]  # which of the groups were learned from
+    watched: Sequence[tuple[int, int]] = ()  # (step, group) of what was read again after its update, near the step
 
     @property
-    def kl_coef(self) -> float:
-        """Of the step: it moves where the algorithm has a target."""
-        return _kl_coef(self.metrics, self.algorithm)
+    def own(self) -> Sequence[Peer]:
+        """The group's own completions."""
+        return self.peers[self.place]
 
     @property
-    def batch(self) -> list[tuple[Peer, ...]]:
+    def batch(self) -> list[Sequence[Peer]]:
         """The groups that were learned from."""
         return [group for group, kept in zip(self.peers, self.kept, strict=True) if kept]
 
     @property
-    def others(self) -> list[tuple[Peer, ...]]:
+    def others(self) -> list[Sequence[Peer]]:
         """Those of the batch without this one; none where each group is compared within itself."""
         if not self.algorithm.advantage.of_batch:
             return []
@@ -94,33 +96,22 @@ def read_recorded(runs: Runs, run: str, step: int, place: int) -> Recorded:
     config = runs.config(folder)
     algorithm, max_tokens, weights = run_algorithm(config), _max_tokens(config), reward_weights(folder, config)
     metrics = next((row for row in runs.metrics(folder) if row["step"] == step), {})
-    path, kl_coef = RunDirectory(folder).rollouts, _kl_coef(metrics, algorithm)
+    path, kl_coef = RunDirectory(folder).rollouts, metrics.get("kl_coef")
+    kl_coef = algorithm.kl_coef if kl_coef is None else float(kl_coef)
     with recorded(folder) as database:
         found = _peers(database, path, step, None, _asked(algorithm), algorithm, kl_coef)
-        peers = tuple(tuple(members) for _, members in groupby(found, key=lambda peer: peer.group))
+        peers = [list(members) for _, members in groupby(found, key=lambda peer: peer.group)]
         if not place < len(peers):
             said = f"{len(peers)} groups in it" if peers else "no such step"
             raise UserError(f"step {step}, group {place}: expected a recorded group, found {said}: choose another")
         index = peers[place][0].group
-        own = tuple(_peers(database, path, step, index, (*_COMPONENTS, *_LOGPROBS), algorithm, kl_coef))
-        group = _whole_group(database, path, step, index)
-    recorded_kept = [members[0].kept for members in peers if members[0].kept is not None]
-    if len(recorded_kept) < len(peers):  # an older version's
-        recorded_kept = algorithm.groups.kept([[peer.judged for peer in members] for members in peers])
-    process = read_rewards(folder).process
-    return Recorded(
-        algorithm=algorithm,
-        max_tokens=max_tokens,
-        reward_weights=weights,
-        process_rewards=None if process is None else tuple(process),
-        metrics=metrics,
-        step=step,
-        place=place,
-        group=group,
-        own=own,
-        peers=peers,
-        kept=tuple(recorded_kept),
-    )
+        peers[place] = list(_peers(database, path, step, index, (*_COMPONENTS, *_LOGPROBS), algorithm, kl_coef))
+        group, watched = _whole_group(database, path, step, index), _watched(database, step)
+    kept = [members[0].kept for members in peers if members[0].kept is not None]
+    if len(kept) < len(peers):  # an older version's
+        kept = algorithm.groups.kept([[peer.judged for peer in members] for members in peers])
+    by_step = read_rewards(folder).process
+    return Recorded(algorithm, kl_coef, max_tokens, weights, by_step, metrics, step, place, group, peers, kept, watched)
 
 
 def _whole_group(database: sqlite3.Connection, path: Path, step: int, index: int) -> RecordedGroup:
@@ -185,40 +176,19 @@ def _in_reward(algorithm: Algorithm) -> Kl | None:
     return algorithm.kl if algorithm.kl is not None and algorithm.kl.kl_in == "reward" else None
 
 
-def _kl_coef(metrics: Mapping[str, Any], algorithm: Algorithm) -> float:
-    found = metrics.get("kl_coef")
-    return algorithm.kl_coef if found is None else float(found)
+def watched_step(step: int) -> bool:
+    """As `learner.trace.watches`, which brings models into memory that a page does not need."""
+    return step % 10 == 1
 
 
-def material_of(recorded: Recorded) -> Material:
-    """The learner's tensors of the group. What the learner did not read has the sampler's log-probs."""
-    group, a = recorded.group, recorded.algorithm
-    completions, traces = group.group.completions, group.traces
-    mask_GT = _mask([len(completion) for completion in completions])
-    reference = [trace.reference for trace in traces]
-    learner = [trace.logprobs or completion.logprobs for trace, completion in zip(traces, completions, strict=True)]
-    weights_GT = torch.zeros(mask_GT.shape)
-    if recorded.kept[recorded.place]:
-        members = [peer for group in recorded.batch for peer in group]
-        trained_NT = _trained([one.length for one in members], [one.cut for one in members], a.groups.mask_overlong)
-        weights_NT = a.objective.weights(trained_NT, max_tokens=recorded.max_tokens)
-        before = zip(recorded.peers[: recorded.place], recorded.kept, strict=False)
-        first = sum(len(group) for group, kept in before if kept)
-        weights_GT = weights_NT[first : first + len(completions), : mask_GT.shape[1]]
-    return Material(
-        algorithm=a,
-        kl_coef=recorded.kl_coef,
-        mask_GT=mask_GT,
-        trained_GT=_trained(
-            [one.length for one in recorded.own], [one.cut for one in recorded.own], a.groups.mask_overlong
-        ),
-        max_tokens=recorded.max_tokens,
-        weights_GT=weights_GT.double(),
-        logprobs_GT=_padded(learner, mask_GT),
-        old_GT=_padded([completion.logprobs for completion in completions], mask_GT),
-        reference_GT=None if None in reference else _padded(reference, mask_GT),
-        advantages_GT=_padded(group.token_advantages, mask_GT),
+def _watched(database: sqlite3.Connection, step: int) -> list[tuple[int, int]]:
+    near = range(max(step - _NEAR, 0), step + _NEAR + 1)
+    steps = ", ".join(str(one) for one in near if watched_step(one) or one == step)
+    rows = database.execute(
+        f"SELECT step, MIN(group_index) AS group_index FROM completions WHERE step IN ({steps}) "
+        "AND updated_logprobs IS NOT NULL GROUP BY step ORDER BY step"
     )
+    return [(row["step"], row["group_index"]) for row in rows]
 
 
 def _max_tokens(config: Mapping[str, Any]) -> int:
@@ -232,12 +202,143 @@ def _max_tokens(config: Mapping[str, Any]) -> int:
     return found
 
 
+# Words about the group
+
+
+def notes(recorded: Recorded) -> list[str]:
+    """What the numbers of the walk-through leave out."""
+    a, notes = recorded.algorithm, []
+    if not recorded.kept[recorded.place]:
+        notes.append("This group was dropped: it has no part in the loss, and its advantages are 0.")
+    updates = a.updates.passes * a.updates.minibatches
+    if updates > 1:
+        notes.append(
+            f"The run makes {updates} updates from a batch; the policy is that of the last pass, and "
+            "the loss is averaged as if the batch were one update."
+        )
+    if a.correction is not None:
+        notes.append("The run weighs its advantages for a sampler that differs from the learner; this is left out.")
+    if a.spread.entropy_share < 1:
+        notes.append("The run's advantages reach the tokens of highest entropy alone; here they reach every token.")
+    if a.spread.entropy_coef > 0:
+        notes.append("The run's bonus for entropy is left out of loss and gradient.")
+    if isinstance(a.critic, SharedCritic):
+        notes.append("The loss of the critic, which shares the policy's trunk, is left out.")
+    return notes
+
+
+def ratio_reasons(recorded: Recorded) -> list[str | None]:
+    """Of each completion why its ratio is 1, where it is."""
+    a = recorded.algorithm
+    once = "one update per batch: the policy that learns is the one that sampled, and the ratio is 1 up to rounding"
+    unread = "the learner did not read this completion, because nothing in it could move the policy: the ratio is 1"
+    if isinstance(a.critic, CopiedCritic) and a.critic.critic_warmup >= recorded.step:
+        unread = "the critic alone learned in this step: the ratio is 1"
+    return [
+        unread if trace.logprobs is None else once if a.updates.passes * a.updates.minibatches == 1 else None
+        for trace in recorded.group.traces
+    ]
+
+
+def kl_reason(recorded: Recorded) -> str | None:
+    """Why there is no KL, or whose log-probs it is made from."""
+    if recorded.algorithm.kl is None:
+        return "kl_coef is 0: there is no reference to stay close to"
+    if any(trace.reference is None for trace in recorded.group.traces):
+        return "the reference did not read this group, because it was dropped"
+    if recorded.algorithm.kl.kl_in == "reward":
+        return "taken off the reward, from the sampler's log-probs"
+    return None
+
+
+# The learner's tensors
+
+
+@dataclass(frozen=True)
+class Material:
+    """A group as the learner meets it: float64 tensors [G, T], 0 in the padding."""
+
+    algorithm: Algorithm
+    kl_coef: float  # of the step
+    mask_GT: Tensor  # bool, tokens that exist
+    trained_GT: Tensor  # bool, those of them that are learned from
+    max_tokens: int
+    weights_GT: Tensor  # of the tokens in the batch's loss
+    logprobs_GT: Tensor  # of the policy
+    old_GT: Tensor  # of the behavior policy
+    reference_GT: Tensor | None
+    advantages_GT: Tensor
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each completion."""
+        return [int(length) for length in self.mask_GT.sum(1)]
+
+    def loss(
+        self,
+        logprobs_GT: Tensor,
+        *,
+        rows: slice = slice(None),
+        weights_GT: Tensor | None = None,
+        advantages_GT: Tensor | None = None,
+        anchored: bool = True,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The algorithm's loss of some of the completions; `anchored=False` leaves the KL term out."""
+        a, reference_GT = self.algorithm, self.reference_GT
+        anchored = anchored and reference_GT is not None and a.kl is not None and a.kl.kl_in == "loss"
+        return a.objective.loss(
+            logprobs_GT[rows],
+            self.old_GT[rows],
+            (self.advantages_GT if advantages_GT is None else advantages_GT)[rows],
+            (self.weights_GT if weights_GT is None else weights_GT)[rows],
+            ref_logprobs_NT=None if reference_GT is None else reference_GT[rows],
+            kl_coef=self.kl_coef if anchored else 0.0,
+            kl=a.kl.kl_estimator if a.kl else "k3",
+            mask_NT=self.mask_GT[rows],
+        )
+
+    def gradient(self, *, anchored: bool = True) -> Tensor:
+        """[G, T] derivative of the loss by the log-prob of each token."""
+        logprobs_GT = self.logprobs_GT.clone().requires_grad_()
+        loss, _ = self.loss(logprobs_GT, anchored=anchored)
+        return torch.autograd.grad(loss, logprobs_GT)[0]
+
+
+def material_of(recorded: Recorded) -> Material:
+    """The learner's tensors of the group. What the learner did not read has the sampler's log-probs."""
+    group, a = recorded.group, recorded.algorithm
+    completions, traces = group.group.completions, group.traces
+    mask_GT = _mask([len(completion) for completion in completions])
+    reference = [trace.reference for trace in traces]
+    learner = [trace.logprobs or completion.logprobs for trace, completion in zip(traces, completions, strict=True)]
+    weights_GT = torch.zeros(mask_GT.shape)
+    if recorded.kept[recorded.place]:
+        trained_NT = _trained([peer for group in recorded.batch for peer in group], a)
+        weights_NT = a.objective.weights(trained_NT, max_tokens=recorded.max_tokens)
+        before = zip(recorded.peers[: recorded.place], recorded.kept, strict=False)
+        first = sum(len(group) for group, kept in before if kept)
+        weights_GT = weights_NT[first : first + len(completions), : mask_GT.shape[1]]
+    return Material(
+        algorithm=a,
+        kl_coef=recorded.kl_coef,
+        mask_GT=mask_GT,
+        trained_GT=_trained(recorded.own, a),
+        max_tokens=recorded.max_tokens,
+        weights_GT=weights_GT.double(),
+        logprobs_GT=_padded(learner, mask_GT),
+        old_GT=_padded([completion.logprobs for completion in completions], mask_GT),
+        reference_GT=None if None in reference else _padded(reference, mask_GT),
+        advantages_GT=_padded(group.token_advantages, mask_GT),
+    )
+
+
 def _mask(lengths: Sequence[int]) -> Tensor:
     return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
 
 
-def _trained(lengths: Sequence[int], cut: Sequence[bool], mask_overlong: bool) -> Tensor:
-    return _mask(lengths) & ~torch.tensor([mask_overlong and one for one in cut])[:, None]
+def _trained(peers: Sequence[Peer], algorithm: Algorithm) -> Tensor:
+    left_out = torch.tensor([algorithm.groups.mask_overlong and one.cut for one in peers])
+    return _mask([one.length for one in peers]) & ~left_out[:, None]
 
 
 def _padded(rows: Sequence[Any], mask_GT: Tensor) -> Tensor:

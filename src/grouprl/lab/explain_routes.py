@@ -13,9 +13,15 @@ from starlette.routing import Route
 
 from grouprl.algorithms.spec import Algorithm
 from grouprl.lab.answers import json_answer
-from grouprl.lab.explain_curves import kl_curves, objective_curve, pass_rate_curves
-from grouprl.lab.explain_group import walk_through
-from grouprl.lab.explain_typed import COMPARING, explained_advantages, typed_walk_through
+from grouprl.lab.explain_group import recorded_walk
+from grouprl.lab.explain_typed import (
+    COMPARING,
+    explained_advantages,
+    kl_curves,
+    objective_curve,
+    pass_rate_curves,
+    typed_walk,
+)
 from grouprl.lab.runs import Runs
 from grouprl.planner import SHAPES, MemoryPlan, Networks, StepShape, plan_memory
 from grouprl.types import UserError
@@ -81,9 +87,9 @@ def _group(runs: Runs, request: Request) -> dict[str, Any]:
         raise UserError(f"expected either a run with step and group, or rewards, got {', '.join(mixed)} as well")
     if "run" in query:
         step, place = query.whole("step", 1, 10**9), query.whole("group", 0, 10**6, 0)
-        return walk_through(runs, query.text("run"), step, place)
+        return recorded_walk(runs, query.text("run"), step, place)
     rewards, name = query.rewards(), query.choice("algorithm", tuple(COMPARING), "grpo")
-    return typed_walk_through(rewards, COMPARING[name], query.number("learning_rate", 0, 100, 1.0))
+    return typed_walk(rewards, COMPARING[name], query.number("learning_rate", 0, 100, 1.0))
 
 
 def _pass_rate(request: Request) -> dict[str, Any]:

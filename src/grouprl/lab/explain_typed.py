@@ -1,32 +1,42 @@
-"""Rewards that somebody types: what algorithms make of them, and the walk-through of such a group.
-
-There are as many completions as rewards, equally probable to begin with: the policy is one softmax over them, each a
-single token, so that the update is one step of its logits.
-"""
+"""What the explainers compute without a run: what algorithms make of typed rewards, and curves."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.distributions import Categorical, kl_divergence
 
+from grouprl.algorithms import has_signal, kl_estimate, policy_loss
 from grouprl.algorithms.advantages import CompletionAdvantage
+from grouprl.algorithms.kl import KlKind
+from grouprl.algorithms.losses import Surrogate
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
-from grouprl.lab.explain_stages import (
-    Material,
-    algorithm_part,
-    gradient_stage,
-    kl_stage,
-    loss_stage,
-    ratio_stage,
-)
-from grouprl.report.worked import compared, compared_rewards, comparison_sentence, numbers
+from grouprl.lab.explain_group import walk_through
+from grouprl.lab.explain_record import Peer, Recorded, material_of
+from grouprl.record.read import RecordedGroup
+from grouprl.report.worked import compared, compared_rewards, numbers
+from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason, TokenTrace
 
 # Those that compare whole completions by their rewards, and need no network for it.
 COMPARING = {name: one for name, one in NAMED.items() if isinstance(one.advantage, CompletionAdvantage)}
+
+_LARGEST_RATIO, _RATIO_STEPS = 2.5, 250
+_NARROW = 0.05  # bounds closer to 1 could not be seen on an axis from 0 to the largest ratio
+_LARGEST_LOG_RATIO, _LOG_RATIO_STEPS = 3.0, 60  # on either side of 0
+_PASS_RATES = 100
+_KINDS: tuple[KlKind, ...] = ("k1", "k2", "k3")
+# Three tokens; the worked example of docs/algorithms.md.
+_POLICY_LOGITS, _REFERENCE_LOGITS = (0.5, 0.0, -0.5), (0.0, 0.2, 0.4)
+
+
+# Typed rewards
 
 
 def explained_advantages(rewards: Sequence[float], algorithms: Sequence[Algorithm]) -> dict[str, Any]:
@@ -42,8 +52,11 @@ def explained_advantages(rewards: Sequence[float], algorithms: Sequence[Algorith
     }
 
 
-def typed_walk_through(rewards: Sequence[float], algorithm: Algorithm, learning_rate: float) -> dict[str, Any]:
-    """Every stage of such a group, in the form of `explain_group.walk_through`.
+def typed_walk(rewards: Sequence[float], algorithm: Algorithm, learning_rate: float) -> dict[str, Any]:
+    """Every stage of such a group, in the form of `explain_group.recorded_walk`.
+
+    There are as many completions as rewards, equally probable to begin with: the policy is one softmax over them, each
+    a single token, so that the update is one step of its logits.
 
     Args:
         rewards: of the completions; NaN = invalid.
@@ -53,90 +66,205 @@ def typed_walk_through(rewards: Sequence[float], algorithm: Algorithm, learning_
     Returns:
         The same keys; the prompt's text is null, and `update` is always known.
     """
+    group = _typed_group(rewards, algorithm)
     size = len(rewards)
+    peers = [Peer(0, reward, 1, cut=False, earned=None, kept=True, components={}, taken=0.0) for reward in rewards]
+    made = Recorded(algorithm, algorithm.kl_coef, 1, {"reward": 1.0}, (), {}, 1, 0, group, [peers], [True])
+    material = material_of(made)
     logits_G = torch.zeros(size, dtype=torch.float64, requires_grad=True)
-    logprobs_G1 = torch.log_softmax(logits_G, 0)[:, None]
-    start_G1, mask_G1 = logprobs_G1.detach(), torch.ones(size, 1, dtype=torch.bool)
-    rewards_G = torch.tensor(rewards, dtype=torch.float64)
-    found = compared_rewards(rewards_G, torch.zeros(size, dtype=torch.int64), algorithm)
-    advantages_G = found.advantages(rewards_G)
-    material = Material(
-        algorithm=algorithm,
-        kl_coef=algorithm.kl_coef,
-        mask_GT=mask_G1,
-        trained_GT=mask_G1,
-        max_tokens=1,
-        weights_GT=algorithm.objective.weights(mask_G1, max_tokens=1).double(),
-        logprobs_GT=start_G1,
-        old_GT=start_G1,
-        reference_GT=start_G1 if algorithm.kl is not None else None,
-        advantages_GT=advantages_G[:, None].double(),
-    )
-    loss, _ = material.loss(logprobs_G1)
+    loss, _ = material.loss(torch.log_softmax(logits_G, 0)[:, None])
     (slope_G,) = torch.autograd.grad(loss, logits_G)
     updated_G = torch.log_softmax(logits_G.detach() - learning_rate * slope_G, 0)
-    anchor = "the reference is the policy itself to begin with" if algorithm.kl is not None else "kl_coef is 0"
+    traces = [replace(trace, updated=(after,)) for trace, after in zip(group.traces, updated_G.tolist(), strict=True)]
+    metrics = {"learning_rate": learning_rate, "grad_norm": float(slope_G.norm())}
+    updated = replace(made, metrics=metrics, group=replace(group, traces=tuple(traces)))
     once = "one update per batch: the policy that learns is the one that sampled, and every ratio is 1"
+    anchor = "the reference is the policy itself to begin with" if algorithm.kl is not None else "kl_coef is 0"
+    nothing: dict[str, Any] = {**dict.fromkeys(("problem_id", "text", "messages", "tokens")), "columns": {}}
+    walked = walk_through(updated, material, nothing, [once] * size, anchor)
+    walked["stages"]["update"]["logits_gradient"] = (slope_G + 0.0).tolist()
+    return {"source": {"rewards": numbers(rewards), "learning_rate": learning_rate}, "notes": [], **walked}
+
+
+def _typed_group(rewards: Sequence[float], algorithm: Algorithm) -> RecordedGroup:
+    size, rewards_G = len(rewards), torch.tensor(rewards, dtype=torch.float64)
+    found = compared_rewards(rewards_G, torch.zeros(size, dtype=torch.int64), algorithm)
+    advantages = found.advantages(rewards_G).tolist()
+    start = tuple(torch.log_softmax(torch.zeros(size, dtype=torch.float64), 0)[:1].tolist())
+    reference = start if algorithm.kl is not None else None
+    completions = [
+        Completion(index, (0,), start, start, f"completion {index}", StopReason.END, 0) for index in range(size)
+    ]
+    outcomes = [
+        RewardOutcome(math.nan, {"reward": None}, "nan was given")
+        if math.isnan(reward)
+        else RewardOutcome(reward, {"reward": reward})
+        for reward in rewards
+    ]
+    return RecordedGroup(
+        Group(Problem("typed", "", {}), (0,), tuple(completions)),
+        tuple(outcomes),
+        advantages=tuple(advantages),
+        token_advantages=tuple((advantage,) for advantage in advantages),
+        traces=(TokenTrace(logprobs=start, reference=reference),) * size,
+    )
+
+
+# The objective
+
+
+def objective_curve(
+    advantage: float, *, surrogate: Surrogate, clip_low: float, clip_high: float, dual_clip: float | None
+) -> dict[str, Any]:
+    """What a token contributes to the objective, and its gradient, by the ratio of policy to behavior policy.
+
+    Args:
+        advantage: of the token.
+        surrogate, clip_low, clip_high, dual_clip: of `policy_loss`.
+
+    Returns:
+        `ratio`: 0 to 2.5, further where a bound lies further, a short way around 1 where all bounds are close to it,
+        the bounds exactly among them; `objective`: the term that is maximised (null where it is infinite); `gradient`:
+        of it with respect to the token's log-prob; `bounds`: of the ratio, none with `plain`; `dead`: intervals
+        [from, to] of ratios, in which the gradient is exactly 0, their ends at a bound left out.
+    """
+    bounds = set() if surrogate == "plain" else {1 - clip_low, 1 + clip_high}
+    first, last = _span(bounds, dual_clip)
+    if dual_clip is not None and advantage < 0:
+        bounds.add(dual_clip)
+    kept = sorted(bound for bound in {1.0, *bounds} if first <= bound <= last)
+    even = [first + place * (last - first) / _RATIO_STEPS for place in range(_RATIO_STEPS + 1)]
+    near = (last - first) / _RATIO_STEPS * 1e-6
+    ratios = sorted([*kept, *(ratio for ratio in even if all(abs(ratio - bound) > near for bound in kept))])
+    logprobs_R1 = torch.tensor(ratios, dtype=torch.float64).log()[:, None].requires_grad_()
+    weights_R1 = torch.ones_like(logprobs_R1).requires_grad_()
+    loss, _ = policy_loss(
+        logprobs_R1,
+        torch.zeros_like(logprobs_R1),
+        torch.full((len(ratios),), advantage, dtype=torch.float64),
+        weights_R1,
+        surrogate=surrogate,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        dual_clip=dual_clip,
+    )
+    # The loss is a weighted sum: its derivative by a weight is the term that the weight belongs to.
+    slopes_R1, terms_R1 = torch.autograd.grad(loss, (logprobs_R1, weights_R1))
+    gradient = [0.0 - slope for slope in slopes_R1[:, 0].tolist()]
     return {
-        "source": {"rewards": numbers(rewards), "learning_rate": learning_rate},
-        "algorithm": algorithm_part(material),
-        "kept": True,
-        "notes": [],
-        "stages": {
-            "prompt": {"problem_id": None, "text": None, "messages": None, "columns": {}, "tokens": None},
-            "completions": [
-                {"index": index, "text": f"completion {index}", "length": 1, "stop_reason": "end"}
-                for index in range(size)
-            ],
-            "rewards": _rewards(rewards),
-            "statistics": {
-                "kind": "rewards",
-                "sentence": comparison_sentence(algorithm),
-                "compared": compared(rewards, algorithm),
-            },
-            "advantages": {"completions": advantages_G.tolist(), "by_token": False, "tokens": None},
-            "ratio": ratio_stage(material, [once] * size),
-            "kl": kl_stage(material, anchor),
-            "loss": {**loss_stage(material), "step": None, "batch": {"groups": 1, "completions": size}},
-            "gradient": gradient_stage(material),
-            "update": {
-                "completions": _moved(start_G1[:, 0].tolist(), updated_G.tolist()),
-                "learning_rate": learning_rate,
-                "grad_norm": float(slope_G.norm()),
-                "logits_gradient": (slope_G + 0.0).tolist(),
-                "watched": [],
-                "reason": None,
-            },
-        },
+        "ratio": ratios,
+        "objective": [0.0 - term for term in terms_R1[:, 0].tolist()],
+        "gradient": gradient,
+        "bounds": sorted(bounds),
+        "dead": _dead(ratios, gradient, kept),
     }
 
 
-def _rewards(rewards: Sequence[float]) -> dict[str, Any]:
-    completions: list[dict[str, Any]] = [
-        {
-            "components": {"reward": reward},
-            "reward": reward,
-            "invalid_reason": "nan was given" if reward is None else None,
-            "correct": None,
-            "penalty": 0.0,
-            "steps": [],
-        }
-        for reward in numbers(rewards)
-    ]
-    return {"names": ["reward"], "by_step": [], "weights": {"reward": 1.0}, "completions": completions}
+def _span(bounds: Collection[float], dual_clip: float | None) -> tuple[float, float]:
+    """First and last ratio, so that every bound differs visibly from 1; the same whatever the sign of the advantage."""
+    reach = max((abs(bound - 1) for bound in bounds), default=_LARGEST_RATIO)
+    if 0 < reach < _NARROW and dual_clip is None:
+        return 1 - 2.5 * reach, 1 + 2.5 * reach
+    return 0.0, max(_LARGEST_RATIO, 1.2 * max(bounds, default=1.0), 1.2 * (dual_clip or 1.0))
 
 
-def _moved(before: Sequence[float], after: Sequence[float]) -> list[dict[str, Any]]:
-    pairs = torch.tensor([before, after], dtype=torch.float64)
-    chances, factors = pairs.exp().tolist(), (pairs[1] - pairs[0]).exp().tolist()
-    return [
-        {
-            "sampled": before[row],
-            "before": before[row],
-            "after": after[row],
-            "probability_before": chances[0][row],
-            "probability_after": chances[1][row],
-            "factor": factors[row],
-        }
-        for row in range(len(before))
-    ]
+def _dead(ratios: Sequence[float], gradient: Sequence[float], bounds: Sequence[float]) -> list[list[float]]:
+    """The stretches of zeros; a stretch that begins or ends beside a bound reaches up to it."""
+    stretches = []
+    for zero, run in itertools.groupby(range(len(ratios)), key=lambda place: gradient[place] == 0):
+        places = list(run)
+        first, last = places[0], places[-1]
+        if first > 0 and ratios[first - 1] in bounds:
+            first -= 1
+        if last + 1 < len(ratios) and ratios[last + 1] in bounds:
+            last += 1
+        # At a ratio of 0 a gradient that is the ratio times the advantage is 0 as well: a point is no interval.
+        if zero and len(places) > 1:
+            stretches.append([ratios[first], ratios[last]])
+    return stretches
+
+
+# The KL
+
+
+def kl_curves() -> dict[str, Any]:
+    """The three estimators of a token by log(p_ref / p), and what they come to over a whole distribution.
+
+    Returns:
+        `log_ratio`: -3 to 3; `kinds`: by name `value` and `gradient`, with respect to the log-prob of the policy;
+        `pair`: a policy and a reference over three tokens with the exact `kl` (policy || reference) and `reverse_kl`,
+        and by name the `expectation` and the `gradient` by the policy's logits of what it comes to as a loss, tokens
+        being drawn from the policy; `exact_gradient` and `reverse_gradient` of the two KLs for comparison.
+    """
+    span = range(-_LOG_RATIO_STEPS, _LOG_RATIO_STEPS + 1)
+    log_ratios = [place * _LARGEST_LOG_RATIO / _LOG_RATIO_STEPS for place in span]
+    curves = {}
+    for kind in _KINDS:
+        logprobs_R = torch.zeros(len(log_ratios), dtype=torch.float64, requires_grad=True)
+        values_R = kl_estimate(logprobs_R, torch.tensor(log_ratios, dtype=torch.float64), kind=kind)
+        (slopes_R,) = torch.autograd.grad(values_R.sum(), logprobs_R)
+        curves[kind] = {"value": values_R.tolist(), "gradient": slopes_R.tolist()}
+    return {"log_ratio": log_ratios, "kinds": curves, "pair": _kl_of_a_pair()}
+
+
+def _kl_of_a_pair() -> dict[str, Any]:
+    logits_V = torch.tensor(_POLICY_LOGITS, dtype=torch.float64, requires_grad=True)
+    policy = Categorical(logits=logits_V)
+    reference = Categorical(logits=torch.tensor(_REFERENCE_LOGITS, dtype=torch.float64))
+    forward, reverse = kl_divergence(policy, reference), kl_divergence(reference, policy)
+    logprobs_V, drawn_V = policy.logits, policy.probs.detach()
+
+    def slope(value: Tensor) -> list[float]:
+        return torch.autograd.grad(value, logits_V, retain_graph=True)[0].tolist()
+
+    means = {kind: (drawn_V * kl_estimate(logprobs_V, reference.logits, kind=kind)).sum() for kind in _KINDS}
+    return {
+        "policy": drawn_V.tolist(),
+        "reference": reference.probs.tolist(),
+        "kl": float(forward.detach()),
+        "reverse_kl": float(reverse.detach()),
+        "exact_gradient": slope(forward),
+        "reverse_gradient": slope(reverse),
+        "kinds": {kind: {"expectation": float(mean.detach()), "gradient": slope(mean)} for kind, mean in means.items()},
+    }
+
+
+# The pass rate
+
+
+def pass_rate_curves(group_size: int, algorithms: Sequence[Algorithm]) -> dict[str, Any]:
+    """How much a group weighs by the chance that a completion is right; rewards are 1 and 0.
+
+    Args:
+        group_size: completions of a group.
+        algorithms: that compare whole completions.
+
+    Returns:
+        `pass_rate`: 0 to 1; `signal`: chance that the rewards of a group differ; `algorithms`: by name the expected
+        `weight`, the sum of |advantage| over the group, and `by_correct`, that sum for 0 to G right completions.
+    """
+    rates = [place / _PASS_RATES for place in range(_PASS_RATES + 1)]
+    right = range(group_size + 1)
+    groups = [torch.tensor([1.0] * count + [0.0] * (group_size - count), dtype=torch.float64) for count in right]
+    one_group = torch.zeros(group_size, dtype=torch.int64)
+    chances = [[_binomial(group_size, count, rate) for count in right] for rate in rates]
+    signals = [float(has_signal(rewards_G, one_group)[0]) for rewards_G in groups]
+    curves = {}
+    for one in algorithms:
+        found = [compared_rewards(rewards_G, one_group, one).advantages(rewards_G) for rewards_G in groups]
+        sums = [float(advantages_G.abs().sum()) for advantages_G in found]
+        curves[one.name] = {"weight": [_expected(row, sums) for row in chances], "by_correct": sums}
+    return {
+        "group_size": group_size,
+        "pass_rate": rates,
+        "signal": [_expected(row, signals) for row in chances],
+        "algorithms": curves,
+    }
+
+
+def _binomial(count: int, successes: int, rate: float) -> float:
+    return math.comb(count, successes) * rate**successes * (1 - rate) ** (count - successes)
+
+
+def _expected(chances: Sequence[float], values: Sequence[float]) -> float:
+    return math.fsum(chance * value for chance, value in zip(chances, values, strict=True))

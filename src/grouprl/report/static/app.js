@@ -2,17 +2,18 @@
 // #/step, #/group, #/ppo.
 import { Gone, home, links, live, Refused } from "./parts/api.js";
 import { h, put } from "./parts/dom.js";
-import { trouble, visible } from "./parts/text.js";
+import { named, trouble } from "./parts/text.js";
 
 // Of each page: what its address looks like, the file that shows it, and its title. `render(page, parameters, query)`
 // fills the element and gives a function that ends what it began, or nothing.
 const PAGES = [
   [/^\/$/, [], "runs", () => "Runs"],
   [/^\/runs\/([^/]+)$/, ["run"], "run", ({ run }) => named(run)],
-  [/^\/runs\/([^/]+)\/groups(?:\/(\d+))?(?:\/(\d+))?$/, ["run", "step", "group"], "groups", groupsTitle],
-  [/^\/compare(?:\/([^/]+))?$/, ["runs"], "compare", compareTitle],
+  [/^\/runs\/([^/]+)\/groups(?:\/(\d+))?(?:\/(\d+))?$/, ["run", "step", "group"], "groups", ({ run, step, group }) =>
+    (group === undefined ? `Groups of ${named(run)}` : `Group ${group} of step ${step}, ${named(run)}`)],
+  [/^\/compare(?:\/([^/]+))?$/, ["runs"], "compare", ({ runs }) => ["Compare", runs?.split(",").map(decoded).map(named).join(", ")].filter(Boolean).join(" ")],
   [/^\/comparison\/([^/]+)$/, ["comparison"], "compare", ({ comparison }) => `Comparison ${named(comparison)}`],
-  [/^\/step$/, [], "step", (_, query) => ["GRPO step by step", ...runOf(query)].join(", ")],
+  [/^\/step$/, [], "step", (_, query) => ["GRPO step by step", ...query.getAll("run").map(named)].join(", ")],
   [/^\/group$/, [], "group", () => "One group"],
   [/^\/ppo$/, [], "ppo", () => "PPO and GRPO"],
 ];
@@ -94,22 +95,6 @@ function back() {
 
 function call(title) {
   document.title = `${title} \u00b7 GroupRL${live ? " lab" : ""}`;
-}
-
-function named(run) {
-  return visible(run.replaceAll("~", "/"));
-}
-
-function groupsTitle({ run, step, group }) {
-  return group === undefined ? `Groups of ${named(run)}` : `Group ${group} of step ${step}, ${named(run)}`;
-}
-
-function compareTitle({ runs = "" }) {
-  return runs ? `Compare ${runs.split(",").map(decoded).map(named).join(", ")}` : "Compare";
-}
-
-function runOf(query) {
-  return query.get("run") ? [named(query.get("run"))] : [];
 }
 
 /** Whether what stands after the # is an address of this page, rather than of something on it. */

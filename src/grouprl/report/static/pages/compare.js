@@ -1,46 +1,45 @@
 // Any runs on one set of axes, with a table of their results and of the settings in which they differ.
-import { get, Gone, Refused } from "../parts/api.js";
-import { chooser, compareCard, isMeasure } from "../parts/compare/card.js";
+import { note } from "../parts/address.js";
+import { comparing, get, ofRun, Refused } from "../parts/api.js";
+import { compareCard, isMeasure, titleOf } from "../parts/compare/card.js";
 import { comparisonFacts, comparisonHead, comparisonResults, variantsOf } from "../parts/compare/comparison.js";
-import { definitions } from "../parts/definitions.js";
-import { h, put } from "../parts/dom.js";
-import { look, swatch, write } from "../parts/legend.js";
-import { LOST, refresh } from "../parts/run/head.js";
-import { differences, results } from "../parts/compare/tables.js";
+import { h, memberBox, put, refresh, toggle } from "../parts/dom.js";
+import { look, swatch } from "../parts/legend.js";
 import { howTo, toolbar } from "../parts/run/toolbar.js";
 import { Series } from "../parts/series.js";
-import { visible } from "../parts/text.js";
-import { View } from "../parts/view.js";
+import { table } from "../parts/table.js";
+import { between, fixed, named, number, share, time, visible } from "../parts/text.js";
+import { definitions } from "../parts/titled.js";
+import { polled } from "../parts/view.js";
 
 const EVERY = 4000; // milliseconds
 const USUAL = ["reward", "greedy_accuracy", "accuracy", "completions/mean_length", "kl", "entropy", "unsolved"];
+const HEADS = ["Run", "Status", "Steps", "Greedy before", "Greedy last", "95 %", "pass@1 last", "Reward", "Tokens", "Training",
+  "Tokens/s, mean", "Peak memory"];
+// What differs between any two runs and says nothing about them.
+const OWN = new Set(["name", "runs_dir"]);
 
 /** Compares the runs of `parameters.runs`, ids with commas between, or shows a comparison; gives what ends it. */
 export async function render(root, { runs: ids = "", comparison }, query) {
   const find = await definitions();
   const { found, top, below } = comparison === undefined ? await chosen(ids) : await whole(comparison);
-  const page = shared(found, find, query, comparison);
-  const bar = toolbar(page, ["step", "tokens", "seconds"]);
-  const charts = h("div", { class: "grid" }), tables = h("div", {});
+  const page = { runs: found, find, query, metrics: new Set(query.get("metrics")?.split(",").map(decodeURIComponent) ?? USUAL) };
+  const bar = toolbar(page, "compare", comparison !== undefined);
+  const charts = h("div", { class: "grid" }), boxes = h("div", { class: "boxes" }), tables = h("div", {});
   const wrong = h("p", { class: "error", role: "status" });
-  const metrics = chooser("Metrics", () => offered(page), page.metrics, find, () => {
-    page.keep();
-    arrange(page, charts);
-  });
-  const drawn = found.length ? [legendOf(page), bar.element, howTo(false), metrics.element, charts] : null;
+  const metrics = h("details", { class: "card folded" }, h("summary", {}, "Metrics"), boxes);
+  const drawn = found.length ? [legendOf(page), bar, howTo(false), metrics, charts] : null;
   put(root, top, wrong, drawn, tables);
-  page.changed = () => {
-    bar.show();
-    page.drawing.change();
-  };
   const show = () => {
-    metrics.show();
+    refresh(boxes, offered(page), () => offered(page).map((name) => metricBox(name, page, charts)));
     arrange(page, charts);
     refresh(tables, page.runs.map(({ run, evaluations, series }) => [run.status, evaluations, series.length]), () => below(page));
     page.drawing.change();
   };
   show();
-  const end = comparison === undefined ? repeated(page, show, wrong) : () => {};
+  const going = () => page.runs.filter(({ run }) => run.status === "running");
+  const renewed = async () => going().length && Promise.all(going().map(renew));
+  const end = comparison === undefined ? polled(EVERY, renewed, show, wrong) : () => {};
   return () => {
     end();
     page.drawing.end();
@@ -66,45 +65,21 @@ async function whole(name) {
 
 /** The runs that are there, and a sentence for each that is not. */
 async function loaded(wanted) {
-  const asked = await Promise.allSettled(wanted.map(load));
+  const asked = await Promise.allSettled(wanted.map((id, place) => renew({ id, look: look(place), series: new Series(), on: true })));
   const failed = asked.map(({ reason }, place) => [wanted[place], reason]).filter(([, reason]) => reason);
   const other = failed.find(([, reason]) => !(reason instanceof Refused));
   if (other) throw other[1];
   const missing = failed.map(([id, reason]) => h("p", { class: "error", role: "alert" },
-    `${visible(id.replaceAll("~", "/"))} cannot be compared: ${visible(reason.message)}`));
+    `${named(id)} cannot be compared: ${visible(reason.message)}`));
   return { found: asked.filter(({ value }) => value).map(({ value }) => value), missing };
 }
 
-async function load(id, place) {
-  const found = { id, look: look(place), series: new Series(), on: true };
-  await renew(found);
-  return found;
-}
-
-/** The run and its figures as they are now. */
+/** The run and its metrics as they are now. */
 async function renew(one) {
-  const path = `runs/${encodeURIComponent(one.id)}`;
-  one.run = await get(path);
+  one.run = await get(ofRun(one.id));
   one.evaluations = one.run.evaluations;
-  if (one.run.metrics.length) one.series.fill(await get(`${path}/series`));
-}
-
-function shared(runs, find, query, comparison) {
-  const known = query.get("metrics")?.split(",").map(decodeURIComponent);
-  const page = {
-    runs, find, query, drawing: new View(), metrics: new Set(known ?? USUAL),
-    view: { axis: "step", smooth: comparison !== undefined, zoom: null, sync: "compare" },
-    changed: () => {},
-    zoomed: (range) => {
-      page.view.zoom = range;
-      page.changed();
-    },
-    keep: () => {
-      page.query.set("metrics", [...page.metrics].map(encodeURIComponent).join(","));
-      history.replaceState(null, "", `${location.hash.split("?")[0]}?${page.query}`);
-    },
-  };
-  return page;
+  if (one.run.metrics.length) one.series.fill(await get(ofRun(one.id, "series")));
+  return one;
 }
 
 /** What some run has: the measures of its evaluations, then its metrics. */
@@ -113,51 +88,80 @@ function offered(page) {
   return [...new Set([...measures, ...page.runs.flatMap(({ series }) => series.names())])];
 }
 
+function metricBox(name, page, charts) {
+  const changed = () => {
+    note({ metrics: [...page.metrics].map(encodeURIComponent).join(",") });
+    arrange(page, charts);
+  };
+  return h("label", {}, memberBox(page.metrics, name, changed), titleOf(name, page.find(name)));
+}
+
 function arrange(page, element) {
   const names = offered(page).filter((name) => page.metrics.has(name));
   const made = page.drawing.arrange(names, (name) => compareCard(name, page));
   refresh(element, names, () => made);
 }
 
-/** The runs by colour; each can be switched off in all charts. */
+/** The runs by color; each can be switched off in all charts. */
 function legendOf(page) {
-  const items = page.runs.map((one) => {
-    const button = h("button", { type: "button", class: "item", "aria-pressed": "true" },
-      swatch(one.look), visible(one.id.replaceAll("~", "/")));
-    button.addEventListener("click", () => {
-      one.on = !one.on;
-      button.setAttribute("aria-pressed", String(one.on));
-      page.drawing.change();
-    });
-    return button;
-  });
+  const items = page.runs.map((one) => toggle(true, (on) => {
+    one.on = on;
+    page.drawing.change();
+  }, [swatch(one.look), named(one.id)], { class: "item" }));
   return h("div", { class: "chart-legend card", role: "group", "aria-label": "Runs that are shown" }, items);
 }
 
 /** All runs as boxes: another choice is another address. */
 function runChooser(all, wanted) {
   const chosen = new Set(wanted);
-  const boxes = all.filter((run) => run.status !== "broken").map((run) => {
-    const choose = () => (box.checked ? chosen.add(run.id) : chosen.delete(run.id));
-    const box = h("input", { type: "checkbox", checked: chosen.has(run.id), onchange: choose });
-    return h("label", {}, box, visible(run.id.replaceAll("~", "/")));
-  });
-  const go = h("button", { type: "button", class: "main", onclick: () => {
-    location.hash = `#/compare/${[...chosen].map((id) => encodeURIComponent(encodeURIComponent(id))).join(",")}`;
-  } }, "Compare these");
+  const boxes = all.filter((run) => run.status !== "broken").map(({ id }) => h("label", {}, memberBox(chosen, id), named(id)));
+  const go = h("button", { type: "button", class: "main", onclick: () => { location.hash = comparing([...chosen]); } }, "Compare these");
   return h("details", { class: "card folded", open: wanted.length < 2 }, h("summary", {}, "Choose runs"),
     h("div", { class: "boxes" }, boxes), h("p", {}, go));
 }
 
-/** Asks again and again for the runs that are not over. Not by events: browsers allow six connections. */
-function repeated(page, show, wrong) {
-  const timer = setInterval(async () => {
-    const running = page.runs.filter(({ run }) => run.status === "running");
-    if (document.hidden || !running.length) return;
-    const renewed = await Promise.all(running.map(renew)).catch((error) => void write(wrong, error instanceof Gone ? LOST : error.message));
-    if (!renewed) return;
-    write(wrong, "");
-    show();
-  }, EVERY);
-  return () => clearInterval(timer);
+// What the compared runs came to, and in which settings they differ.
+
+function results(runs) {
+  return table("Results", HEADS, runs.map((one) => [linked(one), ...cells(one)]));
+}
+
+function linked({ id, look }) {
+  return [swatch(look), " ", h("a", { href: `#/${ofRun(id)}` }, named(id))];
+}
+
+function cells({ run, series, evaluations }) {
+  const [first, last] = [evaluations[0] ?? {}, evaluations.at(-1) ?? {}];
+  const interval = last.greedy_interval ?? [];
+  const seconds = run.status === "running" ? series.seconds.at(-1) : run.seconds, tokens = series.tokens.at(-1);
+  const memory = series.last("rss_mib");
+  return [
+    run.status, `${number(series.step.at(-1) ?? 0)} / ${number(run.steps)}`,
+    share(first.greedy_accuracy), share(last.greedy_accuracy),
+    typeof interval[0] === "number" ? between(interval) : number(null), share(last.pass_at_1),
+    fixed(series.last("reward"), 3), number(tokens ?? null), time(seconds), number(seconds ? Math.round(tokens / seconds) : null),
+    memory === null ? number(null) : `${number(Math.round(memory))} MiB`,
+  ];
+}
+
+/** A row for each setting that is not the same in all runs. */
+function differences(runs) {
+  const flat = runs.map(({ run }) => new Map(leaves(run.config)));
+  const names = [...new Set(flat.flatMap((settings) => [...settings.keys()]))].filter((name) => !OWN.has(name));
+  const differ = names.filter((name) => new Set(flat.map((settings) => settings.get(name))).size > 1);
+  if (!differ.length) return h("p", { class: "note" }, runs.length > 1 ? "None: these runs have the same configuration." : "There is one run.");
+  const values = (name) => flat.map((settings) => visible(settings.get(name) ?? "\u2013"));
+  return table("Settings that differ", ["Setting", ...runs.map(linked)], differ.map((name) => [broken(name), ...values(name)]));
+}
+
+/** A dotted name that may go on in the next line after each of its parts, and not within a word. */
+function broken(name) {
+  return visible(name).split(/(?<=[._])/).flatMap((part) => [part, h("wbr")]);
+}
+
+/** A configuration as [dotted name, value as text]. */
+function leaves(value, name = "") {
+  if (typeof value === "string") return [[name, value]];
+  if (value === null || typeof value !== "object" || Array.isArray(value)) return [[name, JSON.stringify(value)]];
+  return Object.entries(value).flatMap(([key, inside]) => leaves(inside, name ? `${name}.${key}` : key));
 }

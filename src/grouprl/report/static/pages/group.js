@@ -1,18 +1,15 @@
 // One group: its rewards under the reader's hands, and what four algorithms make of them, or one more.
 import { h, put } from "../parts/dom.js";
-import { asking, keepAddress } from "../parts/address.js";
-import { extent, signedBars } from "../parts/explain/bars.js";
+import { asking, note } from "../parts/address.js";
+import { queryOf } from "../parts/api.js";
+import { advantageBars, extent, signedBars } from "../parts/explain/bars.js";
 import { linePlot, nearest } from "../parts/explain/plot.js";
 import { algorithmChoice, readRewards, rewardEditor, writeRewards } from "../parts/explain/rewards.js";
 import { column, equals, plain, withSign } from "../parts/numbers.js";
 import { percent } from "../parts/text.js";
 
-const ALGORITHMS = [
-  { name: "grpo", title: "GRPO" },
-  { name: "dr_grpo", title: "Dr.GRPO" },
-  { name: "rloo", title: "RLOO" },
-  { name: "reinforce", title: "REINFORCE" },
-];
+const ALGORITHMS = [["grpo", "GRPO"], ["dr_grpo", "Dr.GRPO"], ["rloo", "RLOO"], ["reinforce", "REINFORCE"]];
+const DRAWN = 3; // of these, in the plot of weights
 const PRESETS = [
   ["6 of 10", [1, 1, 1, 1, 1, 1, 0, 0, 0, 0]],
   ["Half and half", [1, 1, 1, 1, 0, 0, 0, 0]],
@@ -24,18 +21,19 @@ export function render(page, parameters, query) {
   page.classList.add("explains");
   const [given, wrong] = start(query);
   const more = query.get("algorithm") ?? "";
-  const algorithms = [...ALGORITHMS, ...ALGORITHMS.some(({ name }) => name === more) || !more ? [] : [{ name: more, title: more }]];
+  const own = !more || ALGORITHMS.some(([name]) => name === more) ? [] : [[more, more]];
+  const algorithms = [...ALGORITHMS, ...own];
   const compared = comparedAdvantages(algorithms);
   const said = h("div", { class: "card verdicts", "aria-live": "polite" });
-  const failed = (error) => put(said, h("p", { class: "error" }, error.message));
-  const weight = weightPlot(LINES.some(([name]) => name === more) || !more ? LINES : [...LINES, [more, more, 4]]);
+  const drawn = [...ALGORITHMS.slice(0, DRAWN), ...(more === "reinforce" ? [[more, more]] : own)];
+  const weight = weightPlot(drawn.map(([name, title], place) => [name, title, place + 1]));
   const asked = asking("advantages", (answer) => {
     compared.show(answer);
     put(said, verdicts(answer).map((sentence) => h("p", {}, sentence)));
-  }, failed);
-  const parametersOf = (rewards) => ({ rewards: writeRewards(rewards), algorithms: algorithms.map(({ name }) => name).join(",") });
+  }, (sentence) => put(said, h("p", { class: "error" }, sentence)));
+  const parametersOf = (rewards) => ({ rewards: writeRewards(rewards), algorithms: algorithms.map(([name]) => name).join(",") });
   const changed = (rewards) => {
-    keepAddress("/group", { rewards: writeRewards(rewards), algorithm: more });
+    note({ rewards: writeRewards(rewards), algorithm: more });
     asked.soon(parametersOf(rewards));
     weight.show(rewards.length);
   };
@@ -43,7 +41,7 @@ export function render(page, parameters, query) {
   const presets = PRESETS.map(([name, rewards]) => h("button", { type: "button", onclick: () => editor.set(rewards) }, name));
   const { element, select } = algorithmChoice("Beside these four", more, "no other");
   select.addEventListener("change", () => {
-    location.hash = `#/group?${new URLSearchParams({ rewards: writeRewards(editor.rewards()), algorithm: select.value })}`;
+    location.hash = `#/group${queryOf({ rewards: writeRewards(editor.rewards()), algorithm: select.value })}`;
   });
   put(page,
     h("h1", {}, "One group"),
@@ -71,9 +69,9 @@ function start(query) {
 
 // One group under several algorithms: their advantages as bars on one scale, each with what it compares a reward with.
 
-/** The algorithms side by side; each is {name, title}. Gives {element, show(answer)} for the lab's `advantages`. */
+/** The algorithms side by side; each is [name, title]. Gives {element, show(answer)} for the lab's `advantages`. */
 function comparedAdvantages(algorithms) {
-  const panels = algorithms.map(({ name, title }) => {
+  const panels = algorithms.map(([name, title]) => {
     const [bars, rule] = [signedBars(`Advantages under ${title}`, []), h("p", { class: "note" })];
     const element = h("section", { class: "card", "aria-label": title }, h("h3", {}, title), rule, bars.element);
     return { name, bars, rule, element };
@@ -84,20 +82,14 @@ function comparedAdvantages(algorithms) {
       const range = extent(panels.flatMap(({ name }) => found[name].advantages ?? []));
       for (const { name, bars, rule } of panels) {
         put(rule, found[name].advantages ? found[name].sentence : found[name].without_signal);
-        bars.update(rows(rewards, found[name]), range);
+        bars.update(advantageBars(found[name].advantages ?? [], rewards), range);
       }
     },
   };
 }
 
-function rows(rewards, { advantages }) {
-  return (advantages ?? []).map((value, index) =>
-    ({ name: String(index), value: rewards[index] === null ? null : value, said: "invalid" }));
-}
-
 // How much a group weighs in the gradient, by how often its problem is solved.
 
-const LINES = [["grpo", "GRPO", 1], ["dr_grpo", "Dr.GRPO", 2], ["rloo", "RLOO", 3]];
 const BEGINS = 0.5; // of the handle
 const SHOWN = 4; // digits of a weight or an advantage
 
@@ -105,32 +97,30 @@ const SHOWN = 4; // digits of a weight or an advantage
 function weightPlot(lines) {
   const title = h("h2", { id: "weight" }, "Weight of a group, by pass rate");
   const read = h("p", { class: "read" });
-  const failed = h("p", { class: "error" });
   let answer = null;
   const plot = linePlot({
     label: "Weight of a group against the pass rate of its problem",
     x: "pass rate of the problem",
     y: "weight: sum of |A| over the group",
-    handle: { name: "Pass rate", said: (index) => (answer ? spoken(answer, lines, index) : "") },
+    handle: { name: "Pass rate", said: (index) => spoken(answer, lines, index) },
     onmove: (index) => put(read, readout(answer, lines, index)),
   });
   const asked = asking("pass_rate", (found) => {
     const first = answer === null;
     answer = found;
-    put(failed);
     put(title, `Weight of a group of ${found.group_size}, by pass rate`);
     const series = lines.map(([name, title, look]) => ({ name: title, look, values: found.algorithms[name].weight }));
     plot.show({ grid: found.pass_rate, series });
     if (first) plot.move(nearest(found.pass_rate, BEGINS));
     put(read, readout(found, lines, plot.index()));
-  }, (error) => put(failed, error.message));
+  });
   let size = null;
   return {
     element: h("section", { "aria-labelledby": "weight" }, title,
       h("p", { class: "lead" }, "How hard a group pushes on average: the sum of its advantages, signs aside, where rewards are 1 " +
         "or 0 and each completion is right with this chance. At both ends nearly all groups are unanimous and weigh nothing. Without " +
         "the division the weight follows the variance of the rewards; with it, easy and hard problems are lifted."),
-      h("div", { class: "card" }, failed, plot.element, read)),
+      h("div", { class: "card" }, asked.failed, plot.element, read)),
     show(next) {
       if (next === size) return;
       size = next;

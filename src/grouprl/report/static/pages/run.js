@@ -1,37 +1,36 @@
 // One run while it runs: its charts, evaluations and configuration, kept up to date by the lab's events.
-import { follow, get, live } from "../parts/api.js";
-import { chartSections, definitions } from "../parts/definitions.js";
-import { h, put } from "../parts/dom.js";
-import { folded, head, refresh } from "../parts/run/head.js";
+import { file, follow, get, live, ofRun } from "../parts/api.js";
+import { h, put, refresh } from "../parts/dom.js";
+import { head } from "../parts/run/head.js";
 import { measuresOf, noVerifier, plan, UNJUDGED } from "../parts/run/plan.js";
 import { beforeAndAfter, evaluationsTable, examplePairs, invalidReasons, pairs, summaryTable, timeTable } from "../parts/run/results.js";
 import { howTo, toolbar } from "../parts/run/toolbar.js";
 import { Series } from "../parts/series.js";
 import { visible } from "../parts/text.js";
-import { card } from "../parts/titled.js";
-import { paced, View } from "../parts/view.js";
+import { card, definitions } from "../parts/titled.js";
+import { paced } from "../parts/view.js";
 
 const GAP = 1000; // milliseconds between two drawings of a run that goes on
 
 /** Shows the run `parameters.run`; gives what ends it. */
 export async function render(root, { run: id }, query) {
-  const path = `runs/${encodeURIComponent(id)}`;
-  const [run, find, sections, { runs }] = await Promise.all([get(path), definitions(), chartSections(), get("runs")]);
-  const page = await shared({ id, run, find, sections, query }, path);
+  const path = ofRun(id);
+  const [run, find, sections, { runs }] = await Promise.all([get(path), definitions(), file("charts.json"), get("runs")]);
+  const page = {
+    id, run, find, sections, query, series: new Series(), evaluations: run.evaluations,
+    open: (step) => { location.hash = `#/${ofRun(id, "groups", step)}`; },
+  };
+  if (run.metrics.length) page.series.fill(await get(`${path}/series`));
   const top = head(run, runs);
-  const bar = toolbar(page, ["step", "tokens", "seconds"]);
+  const bar = toolbar(page, `run ${id}`, false);
   const charts = h("div", {}), tables = rest(path);
   const found = part("Before and after", ({ run: { summary } }) => [summary.before, summary.after], (page) => beforeAndAfter(page.run.summary));
-  put(root, top.element, found.element, bar.element, howTo(true), charts, tables.element);
+  put(root, top.element, found.element, bar, howTo(true), charts, tables.element);
   const show = () => {
     arrange(page, charts);
     top.show(page);
     found.show(page);
     tables.show(page);
-    page.drawing.change();
-  };
-  page.changed = () => {
-    bar.show();
     page.drawing.change();
   };
   show();
@@ -40,23 +39,6 @@ export async function render(root, { run: id }, query) {
     end();
     page.drawing.end();
   };
-}
-
-/** What the parts of the page share. */
-async function shared({ id, run, find, sections, query }, path) {
-  const series = new Series();
-  if (run.metrics.length) series.fill(await get(`${path}/series`));
-  const page = {
-    id, run, find, sections, series, evaluations: run.evaluations, drawing: new View(), query,
-    view: { axis: "step", smooth: false, zoom: null, sync: `run ${id}` },
-    open: (step) => { location.hash = `#/runs/${encodeURIComponent(id)}/groups/${step}`; },
-    zoomed: (range) => {
-      page.view.zoom = range;
-      page.changed();
-    },
-    changed: () => {},
-  };
-  return page;
 }
 
 /** Puts the charts that the run has now in their places; those that stay are not made anew. */
@@ -74,7 +56,8 @@ function arrange(page, element) {
 }
 
 function shownSection(page, { title, explained, charts, unjudged }, elements) {
-  const link = live && explained && h("a", { class: "explained", href: explained.address.replace("{run}", encodeURIComponent(page.id)).replace("{step}", page.series.step[0]) }, `Explained: ${explained.what}`);
+  const address = () => explained.address.replace("{run}", encodeURIComponent(page.id)).replace("{step}", page.series.step[0]);
+  const link = live && explained && h("a", { class: "explained", href: address() }, `Explained: ${explained.what}`);
   return h("section", {}, h("div", { class: "row between" }, h("h2", {}, title), link),
     unjudged ? h("p", { class: "card unjudged" }, UNJUDGED) : null,
     h("div", { class: "grid" }, charts.map(({ id }) => elements.get(id))));
@@ -94,7 +77,8 @@ function rest(path) {
     part("Summary", ({ run }) => run.summary, ({ run }) => summaryTable(run.summary)),
     part("Files of the run", ({ run }) => run.files, ({ run }) => pairs("Files", Object.entries(run.files))),
     part("Configuration", ({ run }) => run.config_yaml,
-      ({ run }) => folded("config.yaml, complete", h("pre", { tabindex: "0" }, visible(run.config_yaml)))),
+      ({ run }) => h("details", { class: "card folded" }, h("summary", {}, "config.yaml, complete"),
+        h("pre", { tabindex: "0" }, visible(run.config_yaml)))),
   ];
   return { element: h("div", {}, parts.map(({ element }) => element)), show: (page) => parts.forEach((one) => one.show(page)) };
 }

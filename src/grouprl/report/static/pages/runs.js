@@ -1,14 +1,13 @@
 // All runs: how each is doing, what can be done with it, and which are to be compared.
-import { get, Gone } from "../parts/api.js";
-import { h, put, say } from "../parts/dom.js";
-import { startDialog } from "../parts/launch.js";
-import { write } from "../parts/legend.js";
-import { LOST } from "../parts/run/head.js";
-import { COLUMNS, row } from "../parts/run/row.js";
-import { visible } from "../parts/text.js";
+import { comparing, get, ofRun } from "../parts/api.js";
+import { h, memberBox, put, s, say, select, write } from "../parts/dom.js";
+import { actions, startDialog } from "../parts/launch.js";
+import { mark, progress, roughPhase } from "../parts/run/head.js";
+import { fixed, named, number, share, time, visible } from "../parts/text.js";
+import { polled } from "../parts/view.js";
 
 const EVERY = 3000; // milliseconds
-const PAUSE = 20; // times as long as an answer took: hundreds of runs should not cost the training its processor
+const COLUMNS = ["", "Run", "Status", "Steps", "Reward", "Accuracy", "Held out, before → after", "Tokens/s", "Time", ""];
 const LAST = Number.NEGATIVE_INFINITY;
 const ORDERS = {
   "newest first": (run) => [run.status === "running" ? 1 : 0, run.modified],
@@ -23,63 +22,45 @@ const chosen = new Set(); // kept while the page is open, whatever is looked at 
 /** Shows the table of runs and keeps it up to date; gives what ends that. */
 export async function render(root) {
   const [{ runs }, { root: folder }] = await Promise.all([get("runs"), get("session")]);
-  const page = { runs, rows: new Map(), order: "newest first", text: "" };
+  const page = { runs, rows: new Map() };
   const names = () => page.runs.map((run) => run.name);
   const table = shownTable(), none = h("p", { class: "card empty" }), wrong = h("p", { class: "error", role: "status" });
-  const compare = h("button", { type: "button", onclick: () => { location.hash = address(page.runs); } });
+  const comparable = () => page.runs.filter((run) => chosen.has(run.id) && run.status !== "broken").map(({ id }) => id);
+  const compare = h("button", { type: "button", onclick: () => { location.hash = comparing(comparable()); } });
   const changed = () => {
-    const count = comparable(page.runs).length;
+    const count = comparable().length;
     write(compare, count ? `Compare ${count} run${count === 1 ? "" : "s"}` : "Compare");
     compare.disabled = count < 1;
   };
   const start = () => startDialog(names()).catch((error) => say(error.message, "error"));
+  const rearranged = () => arrange(page, table, none);
+  page.search = h("input", { type: "search", placeholder: "name, algorithm, model, task", "aria-label": "Find runs", spellcheck: "false",
+    oninput: rearranged });
+  page.order = select(Object.keys(ORDERS).map((name) => [name, name]), null, { "aria-label": "Order of the runs", onchange: rearranged });
   const tools = h("div", { class: "row tools" }, h("button", { type: "button", class: "main", onclick: start }, "Start a run"),
-    compare, search(page, () => arrange(page, table, none)), order(page, () => arrange(page, table, none)));
+    compare, page.search, page.order);
   put(root, h("h1", {}, "Runs"), h("p", { class: "note" }, visible(folder)), tools, wrong, none, table.element);
-  const show = (found) => {
+  const show = ({ runs: found }) => {
     page.runs = found;
     for (const run of found) {
-      if (page.rows.has(run.id)) page.rows.get(run.id).show(run);
-      else page.rows.set(run.id, row(run, chosen, changed, names));
+      if (!page.rows.has(run.id)) page.rows.set(run.id, row(run, changed, names));
+      page.rows.get(run.id).show(run);
     }
     const ids = found.map((run) => run.id).sort().join("\n");
-    if (ids !== page.ids) arrange(page, table, none);
+    if (ids !== page.ids) rearranged();
     page.ids = ids;
     changed();
   };
-  show(runs);
-  return repeated(show, wrong);
-}
-
-/** Asks for the runs again and again while somebody looks. */
-function repeated(show, wrong) {
-  let timer = 0, ended = false;
-  const turn = async () => {
-    const asked = performance.now();
-    const found = document.hidden ? null : await get("runs").catch((error) => void write(wrong, error instanceof Gone ? LOST : error.message));
-    if (ended) return;
-    if (found) {
-      write(wrong, "");
-      show(found.runs);
-    }
-    clearTimeout(timer);
-    timer = setTimeout(turn, Math.max(EVERY, PAUSE * (performance.now() - asked)));
-  };
-  timer = setTimeout(turn, EVERY);
-  document.addEventListener("visibilitychange", turn);
-  return () => {
-    ended = true;
-    clearTimeout(timer);
-    document.removeEventListener("visibilitychange", turn);
-  };
+  show({ runs });
+  return polled(EVERY, () => get("runs"), show, wrong);
 }
 
 /** Puts the rows that are wanted in the order that is wanted. Only new runs and the reader's own choice move rows. */
 function arrange(page, table, none) {
-  const words = page.text.toLowerCase().split(/\s+/).filter(Boolean);
+  const words = page.search.value.toLowerCase().split(/\s+/).filter(Boolean);
   const text = (run) => [run.id, run.algorithm, run.model, run.task, run.status].join(" ").toLowerCase();
   const wanted = page.runs.filter((run) => words.every((word) => text(run).includes(word)));
-  const of = ORDERS[page.order];
+  const of = ORDERS[page.order.value];
   const ordered = wanted.toSorted((a, b) => (of ? above(of(a), of(b)) : a.id.localeCompare(b.id)));
   place(table.body, ordered.map((run) => page.rows.get(run.id).element));
   table.element.hidden = !ordered.length;
@@ -113,31 +94,64 @@ function shownTable() {
   return { element, body };
 }
 
-function search(page, changed) {
-  const hint = "name, algorithm, model, task";
-  const input = h("input", { type: "search", placeholder: hint, "aria-label": "Find runs", spellcheck: "false" });
-  input.addEventListener("input", () => {
-    page.text = input.value;
-    changed();
-  });
-  return input;
+// A run as a row, brought up to date in place so that nothing loses the focus or the selection.
+
+/** The row; `show(run)` brings it up to date. `changed()` tells of a change of what is chosen. */
+function row(run, changed, names) {
+  const box = memberBox(chosen, run.id, changed, { "aria-label": `Compare ${visible(run.name)}` });
+  const status = mark(), steps = progress(), buttons = actions(names), what = h("span", { class: "note" });
+  const reward = withSpark("Reward"), accuracy = withSpark("Accuracy");
+  const [held, speed, took] = [0, 1, 2].map(() => h("span", {}));
+  const name = h("a", { href: `#/${ofRun(run.id)}` }, named(run.id));
+  const cells = [box, [name, what], status.element, steps.element, reward.element, accuracy.element, held, speed, took, buttons.element];
+  const element = h("tr", { role: "row" }, cells.map((inside, place) => cell(place, inside)));
+  const show = (found) => {
+    box.disabled = found.status === "broken";
+    status.show(found.status);
+    steps.show(found.step, found.steps, roughPhase(found));
+    buttons.show(found);
+    const parts = found.error ? [found.error] : [found.algorithm, found.model, found.task];
+    write(what, parts.filter(Boolean).map(visible).join(" · "));
+    reward.show(fixed(found.reward, 3), found.sparks?.reward);
+    accuracy.show(share(found.accuracy), found.sparks?.accuracy);
+    write(held, `${share(found.greedy_before)} → ${share(found.greedy_after)}`);
+    write(speed, fixed(found.tokens_per_second, 0));
+    write(took, time(found.seconds));
+  };
+  return { element, show };
 }
 
-function order(page, changed) {
-  const options = Object.keys(ORDERS).map((name) => h("option", { value: name }, name));
-  const select = h("select", { "aria-label": "Order of the runs" }, options);
-  select.addEventListener("change", () => {
-    page.order = select.value;
-    changed();
-  });
-  return select;
+function cell(place, inside) {
+  const attributes = { "data-label": COLUMNS[place] || null, class: `of-${place}` };
+  return place === 1 ? h("th", { ...attributes, scope: "row", role: "rowheader" }, inside) : h("td", { ...attributes, role: "cell" }, inside);
 }
 
-function comparable(runs) {
-  return runs.filter((run) => chosen.has(run.id) && run.status !== "broken");
+function withSpark(label) {
+  const text = h("span", { class: "value" }), line = h("span", {});
+  let drawn = null;
+  const show = (value, values = []) => {
+    write(text, value);
+    const key = JSON.stringify(values);
+    if (key !== drawn) put(line, spark(values, label));
+    drawn = key;
+  };
+  return { element: h("span", { class: "sparked" }, text, line), show };
 }
 
-function address(runs) {
-  // Encoded twice: the page's address is decoded whole before it is split at commas, which a name may have too.
-  return `#/compare/${comparable(runs).map((run) => encodeURIComponent(encodeURIComponent(run.id))).join(",")}`;
+const WIDTH = 96, HEIGHT = 26, EDGE = 2; // of a small line without axes
+
+/** The course of values, gaps left out; nothing of fewer than two. `label` says what they are. */
+function spark(values, label) {
+  const found = values.map((value, at) => [at, value]).filter(([, value]) => typeof value === "number");
+  if (found.length < 2) return null;
+  const heights = found.map(([, value]) => value);
+  const low = Math.min(...heights), high = Math.max(...heights);
+  const across = (at) => EDGE + (at / (values.length - 1)) * (WIDTH - 2 * EDGE);
+  const up = (value) => HEIGHT - EDGE - (high > low ? (value - low) / (high - low) : 0.5) * (HEIGHT - 2 * EDGE);
+  const points = found.map(([at, value]) => `${across(at).toFixed(1)},${up(value).toFixed(1)}`).join(" ");
+  const [at, value] = found.at(-1);
+  return s("svg", {
+    class: "spark", role: "img", width: WIDTH, height: HEIGHT, viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+    "aria-label": `${label} from ${number(found[0][1])} to ${number(value)}, between ${number(low)} and ${number(high)}`,
+  }, s("polyline", { points }), s("circle", { cx: across(at).toFixed(1), cy: up(value).toFixed(1), r: 2 }));
 }

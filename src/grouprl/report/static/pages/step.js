@@ -1,24 +1,22 @@
 // GRPO step by step: one group from its prompt to what the update made of it.
-import { file, get } from "../parts/api.js";
-import { h, put } from "../parts/dom.js";
-import { written } from "../parts/text.js";
-import { keepAddress } from "../parts/address.js";
-import { chooser, firstPlace, walkableRuns } from "../parts/explain/choose.js";
-import { clipStage } from "../parts/explain/stage_clip.js";
-import { completionsStage, promptStage, rewardsStage } from "../parts/explain/stage_group.js";
-import { klStage } from "../parts/explain/stage_kl.js";
-import { advantagesStage, statisticsStage } from "../parts/explain/stage_numbers.js";
-import { lossStage, updateStage } from "../parts/explain/stage_update.js";
-import { stages } from "../parts/explain/stages.js";
+import { note } from "../parts/address.js";
+import { file, get, ofRun, queryOf } from "../parts/api.js";
+import { field, h, options, put, select } from "../parts/dom.js";
+import { algorithmChoice, readRewards, writeRewards } from "../parts/explain/rewards.js";
+import { STAGES } from "../parts/explain/stages.js";
+import { walkThrough } from "../parts/explain/walk.js";
+import { plain } from "../parts/numbers.js";
+import { visible, written } from "../parts/text.js";
 
-const STAGES = [
-  promptStage, completionsStage, rewardsStage, statisticsStage, advantagesStage, clipStage, klStage, lossStage, updateStage,
-];
 const TYPED = "1,0,0,1"; // where there is nothing recorded
+const MOST_GROUPS = 200; // that are asked for at once
+const DEFAULT = "grpo"; // whose formulas the page shows unless another is chosen
+const LAST = "ppo"; // compares with what a network expects, not with the group
 
 export async function render(page, parameters, query) {
   page.classList.add("explains");
-  const [runs, words] = await Promise.all([walkableRuns(), file("stages.json")]);
+  const [{ runs: all }, words] = await Promise.all([get("runs"), file("stages.json")]);
+  const runs = all.filter((run) => run.status !== "broken" && run.step > 0);
   const asked = askedPlace(query);
   let stage = query.get("stage");
   let place = asked;
@@ -34,11 +32,12 @@ export async function render(page, parameters, query) {
   try {
     place = await placeOf(asked, runs);
     const group = await get("explain/group", place);
-    const walk = stages(STAGES.map((made) => made(group, words)), {
+    const list = Object.entries(STAGES).map(([key, made]) => ({ key, ...words[key], ...made(group, words[key]) }));
+    const walk = walkThrough(list, {
       start: stage,
       onreveal(key) {
         stage = key;
-        keepAddress("/step", { ...place, stage });
+        note({ ...place, stage });
       },
     });
     page.append(chooser(runs, place, () => stage), about(group), walk.element);
@@ -50,11 +49,6 @@ export async function render(page, parameters, query) {
   }
 }
 
-function placeOf(asked, runs) {
-  if (asked?.rewards || asked?.step) return asked;
-  return asked || runs.length ? firstPlace(runs, asked?.run) : { rewards: TYPED };
-}
-
 /** What the address asks for; null where it leaves the choice to the page. */
 function askedPlace(query) {
   const [rewards, algorithm] = [query.get("rewards"), query.get("algorithm")];
@@ -64,10 +58,91 @@ function askedPlace(query) {
   return { run: query.get("run"), step: Number(query.get("step")), group: Number(query.get("group") ?? 0) };
 }
 
+/** Where to begin, in this run or a good one: a group whose update was looked at, which is one with mixed rewards. */
+async function placeOf(asked, runs) {
+  if (asked?.rewards || asked?.step) return asked;
+  if (!asked && !runs.length) return { rewards: TYPED };
+  const run = asked?.run ?? preferred(runs);
+  const { steps } = await get(ofRun(run, "groups"), { limit: 1 });
+  const first = { run, step: steps[0], group: 0 };
+  const { stages } = await get("explain/group", first);
+  return { ...first, ...stages.update.watched[0] };
+}
+
+/** The newest run of GRPO, or else of another algorithm that compares with the group. */
+function preferred(runs) {
+  const [own, other] = [runs.find(({ algorithm }) => algorithm === DEFAULT), runs.find(({ algorithm }) => algorithm !== LAST)];
+  return (own ?? other ?? runs[0]).id;
+}
+
 function about({ source, algorithm, notes }) {
   const which = source.rewards === undefined
     ? ["Step ", h("b", {}, String(source.step)), " of run ", h("b", {}, written(source.run)), ", group ",
       h("b", {}, String(source.group)), ` of ${source.groups} (counted from 0), trained with ${algorithm.name}.`]
     : [`${source.rewards.length} rewards of your own, with ${algorithm.name}.`];
-  return h("div", {}, h("p", {}, which), notes.map((note) => h("p", { class: "note" }, note)));
+  return h("div", {}, h("p", {}, which), notes.map((sentence) => h("p", { class: "note" }, sentence)));
+}
+
+// Which group the walk-through is about: one that a run recorded, or rewards that the reader types.
+
+/** The fields that lead to another group. `place` is {run, step, group} or {rewards, algorithm}. */
+function chooser(runs, place, stage) {
+  const failed = h("p", { class: "error", role: "alert" });
+  const go = (parameters) => { location.hash = `#/step${queryOf({ ...parameters, stage: stage() })}`; };
+  const none = h("p", { class: "note" }, "No run has recorded a group yet, so these are rewards of your own.");
+  const recorded = runs.length || place.run ? recordedFields(runs, place, go, failed) : none;
+  return h("div", { class: "card choose" }, failed, recorded, typedFields(place, go, failed));
+}
+
+function recordedFields(runs, place, go, failed) {
+  const chosen = place.run ?? preferred(runs);
+  const known = runs.some(({ id }) => id === chosen);
+  const names = [...(known ? [] : [[chosen, `${chosen} (no steps)`]]), ...runs.map(({ id, algorithm }) => [id, `${id} (${algorithm})`])];
+  const run = select(names.map(([id, name]) => [id, visible(name)]), chosen, { name: "run", onchange: () => list({}) });
+  const step = h("input", { type: "number", min: 1, step: 1, value: place.step ?? "", onchange: () => list({ step: step.value }) });
+  const range = h("span", {}, "Step");
+  const group = h("select", { name: "group" });
+  const list = async (parameters) => {
+    try {
+      const found = await get(ofRun(run.value, "groups"), { ...parameters, limit: MOST_GROUPS });
+      const { steps: [first, last] } = found;
+      put(range, `Step (${first} to ${last})`);
+      Object.assign(step, { min: first, max: last, value: found.step });
+      put(group, options(found.groups.map((one) => [one.group_index, groupName(one)]), place.group));
+      put(failed);
+    } catch (error) {
+      put(failed, error.message);
+    }
+  };
+  if (known) list(place.run ? { step: place.step } : {});
+  return fields("A recorded group", () => go({ run: run.value, step: step.value, group: group.value }),
+    field("Run", run), h("label", { class: "field" }, range, step), field("Group", group, "field wide"), "Show this group");
+}
+
+function groupName({ group_index: index, mean, deviation, signal }) {
+  if (mean === null) return `${index}: no valid reward`;
+  return signal ? `${index}: mean ${plain(mean, 3)}, deviation ${plain(deviation, 3)}` : `${index}: all rewards ${plain(mean, 3)}`;
+}
+
+function typedFields(place, go, failed) {
+  const typed = h("input", { type: "text", name: "rewards", autocomplete: "off", value: place.rewards ?? "1, 0, 0, 1" });
+  const { element, select: algorithm } = algorithmChoice("Algorithm", place.algorithm ?? "", DEFAULT);
+  const submit = () => {
+    try {
+      go({ rewards: writeRewards(readRewards(typed.value)), algorithm: algorithm.value });
+    } catch (error) {
+      put(failed, `Rewards: ${error.message}.`);
+      typed.focus();
+    }
+  };
+  const named = field("Rewards of your own, with commas between them", typed, "field wide");
+  return fields("Rewards of your own", submit, named, element, "Show these");
+}
+
+/** A row of fields with a button at its end; Enter in a field presses it. */
+function fields(label, submit, ...parts) {
+  const [name] = parts.splice(-1);
+  const onkeydown = (event) => event.key === "Enter" && event.target.tagName === "INPUT" && submit();
+  const button = h("button", { type: "button", onclick: submit }, name);
+  return h("div", { class: "row", role: "group", "aria-label": label, onkeydown }, parts, button);
 }

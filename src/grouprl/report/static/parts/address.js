@@ -1,10 +1,15 @@
-// What the explainers ask the lab: no number on their pages comes from anywhere else.
-import { get } from "./api.js";
+// What the explainers ask the lab, and the addresses of the page: a view that can be linked keeps all of its choices there.
+import { get, ofRun, queryOf } from "./api.js";
+import { h, put } from "./dom.js";
 
 const PAUSE = 120; // milliseconds without a further change
 
-/** Asks after a pause, and forgets answers to what is no longer asked. `found(answer)` or `failed(error)` gets the last one. */
-export function asking(path, found, failed) {
+/**
+ * Asks an explainer, after a pause with `soon`, and forgets answers to what is no longer asked. `found(answer)` gets the
+ * last one, `wrong(sentence)` the last error; without it the element `failed` shows that.
+ */
+export function asking(path, found, wrong = (sentence) => put(failed, sentence)) {
+  const failed = h("p", { class: "error" });
   let timer = 0;
   let running = null;
   const end = () => {
@@ -16,12 +21,15 @@ export function asking(path, found, failed) {
     const { signal } = running;
     try {
       const answer = await get(`explain/${path}`, parameters, signal);
-      if (!signal.aborted) found(answer);
+      if (signal.aborted) return;
+      put(failed);
+      found(answer);
     } catch (error) {
-      if (!signal.aborted) failed(error);
+      if (!signal.aborted) wrong(error.message);
     }
   };
   return {
+    failed,
     end,
     now(parameters) {
       end();
@@ -34,22 +42,10 @@ export function asking(path, found, failed) {
   };
 }
 
-/** Puts the state of a page into its address, without a new entry in the history. */
-export function keepAddress(path, parameters) {
-  const given = Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== "");
-  const query = given.map(([name, value]) => `${name}=${encodeURIComponent(value).replaceAll("%2C", ",")}`).join("&");
-  history.replaceState(null, "", `#${path}${query ? `?${query}` : ""}`);
-}
-
-// Where a view is: #/runs/ID/groups/STEP/GROUP?QUERY. A view that can be linked keeps all of its choices there.
-
 /** The address of a run's groups, of one step or of one group, with what was chosen in it. */
-export function address(run, place = {}, query = {}) {
-  const parts = ["#/runs", encodeURIComponent(run), "groups"];
-  if (place.step !== undefined) parts.push(place.step);
-  if (place.group !== undefined) parts.push(place.group);
-  const chosen = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
-  return parts.join("/") + (chosen.length ? `?${new URLSearchParams(chosen)}` : "");
+export function address(run, { step, group } = {}, query = {}) {
+  const place = [step, group].filter((part) => part !== undefined);
+  return `#/${ofRun(run, "groups", ...place)}${queryOf(query)}`;
 }
 
 /** The choices of the address that is shown. */
@@ -57,11 +53,14 @@ export function choices() {
   return Object.fromEntries(new URLSearchParams(location.hash.split("?")[1] ?? ""));
 }
 
-/** Notes a small choice (a focus, a colouring) in the address without a step for the back button. */
+/** Puts the state of a page into its address, or changes some of it, without a step for the back button. */
 export function note(changes) {
-  const [path] = location.hash.split("?");
-  const kept = Object.entries({ ...choices(), ...changes }).filter(([, value]) => value !== null && value !== undefined);
-  history.replaceState(null, "", path + (kept.length ? `?${new URLSearchParams(kept)}` : ""));
+  rename(location.hash.split("?")[0] + queryOf({ ...choices(), ...changes }));
+}
+
+/** Gives the view that is shown another address. */
+export function rename(to) {
+  history.replaceState(null, "", to);
 }
 
 /** Goes to another address without drawing the page anew; the back button returns from it. */

@@ -22,16 +22,29 @@ export class Gone extends Error {
 }
 
 export async function get(path, parameters = {}, signal = undefined) {
-  if (!live) return held(path, parameters);
+  return live ? answer(`api/${path}${queryOf(parameters)}`, { signal }) : held(path, parameters);
+}
+
+/** The parameters that have a value, as an address has them; commas stay, so that a list can be read. */
+export function queryOf(parameters) {
   const given = Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== "");
-  const query = given.length ? `?${new URLSearchParams(given)}` : "";
-  return answer(`api/${path}${query}`, { signal });
+  return given.length ? `?${new URLSearchParams(given).toString().replaceAll("%2C", ",")}` : "";
+}
+
+/** The path of a run, or of something of it, in the lab's addresses. */
+export function ofRun(run, ...parts) {
+  return ["runs", encodeURIComponent(run), ...parts].join("/");
 }
 
 export async function post(path, body = {}) {
   pageToken ??= (await get("session")).token;
   const headers = { "content-type": "application/json", "x-grouprl-token": pageToken };
   return answer(`api/${path}`, { method: "POST", headers, body: JSON.stringify(body) });
+}
+
+/** The address of a comparison of these runs: the page's address is decoded whole before it is split at commas. */
+export function comparing(runs) {
+  return `#/compare/${runs.map((id) => encodeURIComponent(encodeURIComponent(id))).join(",")}`;
 }
 
 /** A JSON file of the page itself. */
@@ -69,7 +82,7 @@ export function follow(run, after, listeners) {
 }
 
 function opened(run, after, listeners) {
-  const source = new EventSource(`api/runs/${encodeURIComponent(run)}/events?after=${after}`);
+  const source = new EventSource(`api/${ofRun(run, "events")}?after=${after}`);
   for (const [name, listener] of Object.entries(listeners)) {
     source.addEventListener(name, (event) => listener(event.data ? JSON.parse(event.data) : null));
   }

@@ -1,8 +1,8 @@
 // One chart: a thin wrapper of uPlot that grows, resizes, follows the theme, and can be read and walked by keyboard.
-import { h, put } from "./dom.js";
+import { h, put, write } from "./dom.js";
 import { layers } from "./layers.js";
-import { colour, legend, onTheme, withInterval, write } from "./legend.js";
-import { AXES, shown, spacing, tick } from "./units.js";
+import { colour, legend, onTheme, withInterval } from "./legend.js";
+import { AXES, shown, spacing, tick } from "./text.js";
 
 import uPlot from "../vendor/uPlot-1.6.32.esm.js";
 
@@ -296,7 +296,7 @@ function last(values) {
 const MOST = 8; // lines described one by one
 
 /** What a chart shows: where it begins and ends, and each line's first, last, lowest and highest value. */
-export function summary({ lines, unit }, { x, columns }, where) {
+function summary({ lines, unit }, { x, columns }, where) {
   if (!x.length) return "No values yet.";
   const at = (place) => where(place, x[place]);
   const described = lines.slice(0, MOST).map((line, place) => `${line.label}: ${course(columns[place], unit, at)}.`);

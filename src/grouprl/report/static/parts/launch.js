@@ -1,7 +1,6 @@
 // Starting, stopping, resuming and forking runs: dialogs that keep what was typed until it was accepted.
-import { get, post } from "./api.js";
-import { field, h, put, say } from "./dom.js";
-import { write } from "./legend.js";
+import { get, ofRun, post } from "./api.js";
+import { field, h, put, say, select, write } from "./dom.js";
 import { visible, written } from "./text.js";
 
 const ERROR = /^error:/; // how the last words of a run that could not start begin
@@ -9,9 +8,9 @@ const ERROR = /^error:/; // how the last words of a run that could not start beg
 const kept = new Map();
 
 /** Asks a run to end; gives whether it was asked. */
-export async function stop(run) {
+async function stop(run) {
   try {
-    await post(`runs/${encodeURIComponent(run.id)}/stop`);
+    await post(ofRun(run.id, "stop"));
     say(`${visible(run.name)} was asked to stop: it finishes its step and saves.`);
     return true;
   } catch (error) {
@@ -25,55 +24,49 @@ export async function startDialog(names) {
   const { recipes } = await get("recipes");
   open("start", () => {
     const about = h("div", { class: "recipe" });
-    const name = textField("Name", freeName(recipes[0]?.name ?? "run", names), "letters, digits, . _ -");
-    const choice = h("select", { required: true }, recipes.map((recipe) => h("option", { value: recipe.name }, recipe.name)));
+    const name = nameInput(freeName(recipes[0]?.name ?? "run", names));
+    const choice = select(recipes.map((recipe) => [recipe.name, recipe.name]), null, { name: "recipe", required: true });
     const describe = () => put(about, description(recipes.find((recipe) => recipe.name === choice.value)));
-    let given = name.input.value;
+    let given = name.value;
     choice.addEventListener("change", () => {
       describe();
-      if (name.input.value === given) name.input.value = given = freeName(choice.value, names);
+      if (name.value === given) name.value = given = freeName(choice.value, names);
     });
     describe();
-    const changes = changesField("rollout.group_size=16\nalgorithm=dapo");
     return {
-      title: "Start a run", button: "Start", waits: "Starting", names: () => name.input.value.trim(), fields: [field("Recipe", choice), about, name.element, changes.element],
-      send: () => post("runs", { recipe: choice.value, name: name.input.value.trim(), changes: changes.lines() }),
+      title: "Start a run", button: "Start", waits: "Starting",
+      fields: [field("Recipe", choice), about, field("Name", name), changesField("rollout.group_size=16\nalgorithm=dapo")],
+      send: (typed) => post("runs", typed),
     };
   });
 }
 
 /** Asks for what changes, and goes on with a run from its last checkpoint. */
 function resumeDialog(run) {
-  open(`resume ${run.id} ${moreSteps(run)}`, () => {
-    const changes = changesField(`steps=${2 * (run.steps ?? 50)}`, moreSteps(run));
-    const note = "Goes on from its last checkpoint. A run that has made all its steps needs more of them.";
-    return {
-      title: `Resume ${visible(run.name)}`, button: "Resume", waits: "Resuming", names: () => run.name,
-      fields: [h("p", { class: "note" }, note), changes.element],
-      send: () => post(`runs/${encodeURIComponent(run.id)}/resume`, { changes: changes.lines() }),
-    };
-  });
+  open(`resume ${run.id} ${moreSteps(run)}`, () => ({
+    title: `Resume ${visible(run.name)}`, button: "Resume", waits: "Resuming", run,
+    fields: [h("p", { class: "note" }, "Goes on from its last checkpoint. A run that has made all its steps needs more of them."),
+      changesField(`steps=${2 * (run.steps ?? 50)}`, moreSteps(run))],
+    send: (typed) => post(ofRun(run.id, "resume"), typed),
+  }));
 }
 
 /** Asks for a checkpoint, a name and changes, and starts a run that shares the steps up to there. */
 async function forkDialog(run, names) {
-  const { checkpoints } = await get(`runs/${encodeURIComponent(run.id)}`);
+  const { checkpoints } = await get(ofRun(run.id));
   if (!checkpoints.length) {
     return say(`${visible(run.name)} has no checkpoint to fork from yet (checkpoint.every says when it saves).`, "error");
   }
-  open(`fork ${run.id} ${checkpoints}`, () => {
-    const options = checkpoints.toReversed().map((step) => h("option", { value: String(step) }, `step ${step}`));
-    const steps = h("select", {}, options);
-    const name = textField("New name", freeName(`${run.name}-fork`, names), "letters, digits, . _ -");
-    const changes = changesField("algorithm.kl_coef=0\nlearner.learning_rate=1e-4", moreSteps(run));
-    const note = "Another run with the same steps up to a checkpoint, which goes on from there with what you change.";
-    const body = () => ({ step: Number(steps.value), name: name.input.value.trim(), changes: changes.lines() });
-    return {
-      title: `Fork ${visible(run.name)}`, button: "Fork", waits: "Forking", names: () => name.input.value.trim(),
-      fields: [h("p", { class: "note" }, note), field("Checkpoint", steps), name.element, changes.element],
-      send: () => post(`runs/${encodeURIComponent(run.id)}/fork`, body()),
-    };
-  });
+  open(`fork ${run.id} ${checkpoints}`, () => ({
+    title: `Fork ${visible(run.name)}`, button: "Fork", waits: "Forking",
+    fields: [
+      h("p", { class: "note" }, "Another run with the same steps up to a checkpoint, which goes on from there with what you change."),
+      field("Checkpoint", select(checkpoints.toReversed().map((step) => [step, `step ${step}`]), null, { name: "step" })),
+      field("New name", nameInput(freeName(`${run.name}-fork`, names))),
+      changesField("algorithm.kl_coef=0\nlearner.learning_rate=1e-4", moreSteps(run)),
+    ],
+    send: (typed) => post(ofRun(run.id, "fork"), { ...typed, step: Number(typed.step) }),
+  }));
 }
 
 /** Shows the dialog of this key again, as it was left, or a new one. */
@@ -85,7 +78,8 @@ function open(key, build) {
   addEventListener("hashchange", () => element.close(), { once: true });
 }
 
-function dialog(key, { title, button, waits, names, fields, send }) {
+/** A form: `send(typed)` gets what stands in its fields by their names, `run` is what it is about if it asks for no name. */
+function dialog(key, { title, button, waits, run, fields, send }) {
   const wrong = h("div", { class: "error wrong", role: "alert" });
   const go = h("button", { class: "main" }, button);
   const close = h("button", { type: "button", onclick: () => element.close() }, "Close");
@@ -102,11 +96,13 @@ function dialog(key, { title, button, waits, names, fields, send }) {
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     if (go.getAttribute("aria-disabled")) return;
-    const name = visible(names());
+    const typed = Object.fromEntries([...new FormData(form)].map(([field, text]) => [field, text.trim()]));
+    const name = visible(run?.name ?? typed.name);
     busy(true);
     put(wrong, h("span", { class: "note" }, "Waiting until it has its folder or says what is wrong; this takes seconds."));
     try {
-      began(await send(), name, element.open);
+      const changes = typed.changes.split("\n").map((line) => line.trim()).filter(Boolean);
+      began(await send({ ...typed, changes }), name, element.open);
       kept.delete(key);
       element.close();
     } catch (error) {
@@ -121,7 +117,7 @@ function dialog(key, { title, button, waits, names, fields, send }) {
 
 /** Goes to the run that has begun; somebody who has closed the dialog is elsewhere by now and stays there. */
 function began({ id }, name, waited) {
-  const to = `#/runs/${encodeURIComponent(id)}`;
+  const to = `#/${ofRun(id)}`;
   if (waited) location.hash = to;
   else say([`${name} has started. `, h("a", { href: to }, "Look at it")]);
 }
@@ -141,9 +137,9 @@ function description(recipe) {
   return [h("p", { class: "note" }, visible(recipe.comment)), h("details", {}, h("summary", {}, "Its settings"), settings)];
 }
 
-function textField(label, value, hint) {
-  const input = h("input", { type: "text", value, required: true, spellcheck: "false", autocomplete: "off", placeholder: hint });
-  return { input, element: field(label, input) };
+function nameInput(value) {
+  return h("input", { name: "name", type: "text", value, required: true, spellcheck: "false", autocomplete: "off",
+    placeholder: "letters, digits, . _ -" });
 }
 
 /** The change that a run needs which has made all its steps: more of them. */
@@ -152,9 +148,8 @@ function moreSteps({ step, steps }) {
 }
 
 function changesField(example, value = "") {
-  const input = h("textarea", { rows: "4", spellcheck: "false", autocomplete: "off", placeholder: example, value });
-  const lines = () => input.value.split("\n").map((line) => line.trim()).filter(Boolean);
-  return { element: field("Changes, one per line, such as rollout.group_size=16", input), lines };
+  return field("Changes, one per line, such as rollout.group_size=16",
+    h("textarea", { name: "changes", rows: "4", spellcheck: "false", autocomplete: "off", placeholder: example, value }));
 }
 
 function freeName(wanted, names) {

@@ -1,7 +1,6 @@
 // Names the lines of a chart, with their values where the cursor is, or at the end.
-import { h, s } from "./dom.js";
-import { visible } from "./text.js";
-import { between, shown } from "./units.js";
+import { h, s, toggle, write } from "./dom.js";
+import { between, shown, visible } from "./text.js";
 
 const NAMED = 4; // more lines than these are distinguished by color alone, where something else names them
 
@@ -17,23 +16,17 @@ export function swatch(look, area = false) {
 /**
  * The legend of a chart.
  *
- * `toggle(line, show)` is called when a line is switched off or on; without it nothing can be. `show(at, values,
+ * `switched(line, on)` is called when a line is switched off or on; without it nothing can be. `show(at, values,
  * digits, intervals)` tells where the values are from, the value of each line, and where there is one its interval.
  */
-export function legend({ lines, stacked, unit, fixed }, toggle) {
+export function legend({ lines, stacked, unit, fixed }, switched) {
   const at = h("span", { class: "at" });
   const values = lines.map(() => h("b", {}));
   const items = lines.map((line, place) => {
     const name = h("span", { class: fixed && lines.length > NAMED ? "unseen" : null }, visible(line.label));
     const inside = [swatch(line.look, stacked), name, values[place]];
-    if (!toggle) return h("span", { class: "item", title: fixed ? visible(line.label) : null }, inside);
-    const button = h("button", { type: "button", class: "item", "aria-pressed": "true" }, inside);
-    button.addEventListener("click", () => {
-      const on = button.getAttribute("aria-pressed") !== "true";
-      button.setAttribute("aria-pressed", String(on));
-      toggle(place, on);
-    });
-    return button;
+    return switched ? toggle(true, (on) => switched(place, on), inside, { class: "item" })
+      : h("span", { class: "item", title: fixed ? visible(line.label) : null }, inside);
   });
   // An area lies above those before it, so its name stands before theirs.
   const element = h("div", { class: "chart-legend" }, stacked ? items.toReversed() : items, at);
@@ -47,11 +40,6 @@ export function legend({ lines, stacked, unit, fixed }, toggle) {
 /** A value that is written already, with the interval around it in the same unit. */
 export function withInterval(value, interval) {
   return interval ? `${value} (${between(interval)})` : value;
-}
-
-/** Writes a text where it is another one, so that nothing is laid out anew for nothing. */
-export function write(element, text) {
-  if (element.textContent !== text) element.textContent = text;
 }
 
 // Colours and dashes of lines, read from the style sheet, so that a change of theme changes the charts too.

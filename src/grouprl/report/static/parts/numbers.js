@@ -1,4 +1,5 @@
 // Numbers of an arithmetic that is written out: with as many digits as it takes to follow it with a pencil.
+import { h } from "./dom.js";
 import { number } from "./text.js";
 
 const DIGITS = 5; // of a number, at least, wherever it begins
@@ -6,6 +7,7 @@ const LEAST = 3; // of the smallest number of a column
 const TINY = 1e-4; // below it, and from HUGE on, powers of ten are written out
 const HUGE = 1e15;
 const FLOAT32 = 2e-7; // relative: advantages are recorded as float32
+const MOST_TERMS = 16; // of a sum that is written out
 const RAISED = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079";
 
 /** A number to at least as many digits, without zeros at its end, and with a true minus; a dash for none. */
@@ -80,4 +82,23 @@ function decimals(size, digits) {
 /** How many of so many digits behind the point are not zeros at the end. */
 function needed(size, most) {
   return size.toFixed(most).replace(/0+$/, "").split(".")[1]?.length ?? 0;
+}
+
+// A mean and a deviation worked out: the numbers are those of worked.py.
+
+/** The mean of these rewards; without them, of a set that is not written out. */
+export function meanWorked({ count, sum, mean }, rewards = null) {
+  const terms = rewards?.filter((reward) => reward !== null).map(bracketed);
+  const all = terms ? `(${added(terms)}) / ${count} ${equals(sum)}` : "";
+  return [`${all}${plain(sum)} / ${count} ${equals(mean)}`, h("b", {}, plain(mean))];
+}
+
+/** The deviation, from the sum of the squared distances to the mean. */
+export function deviationWorked({ count, sum_of_squares: squares, divided_by: divided, deviation }) {
+  const less = divided < count ? ` (one less than ${count}: sample deviation)` : "";
+  return [`\u221a(${plain(squares)} / ${divided}${less}) ${equals(deviation)}`, h("b", {}, plain(deviation))];
+}
+
+export function added(terms, most = MOST_TERMS) {
+  return (terms.length <= most ? terms : [...terms.slice(0, most - 2), "\u2026", terms.at(-1)]).join(" + ");
 }

@@ -3,16 +3,10 @@
 const AXES = ["step", "tokens", "seconds"];
 
 export class Series {
-  constructor() {
-    this.clear();
-  }
-
-  clear() {
-    this.step = [];
-    this.tokens = [];
-    this.seconds = [];
-    this.columns = new Map();
-  }
+  step = [];
+  tokens = [];
+  seconds = [];
+  columns = new Map();
 
   /** Takes what /series answers in the place of everything. */
   fill(answer) {
@@ -22,19 +16,13 @@ export class Series {
 
   /** Adds a row of metrics. A resumed run makes steps again: the first of them drops what was known from there on. */
   append(row) {
-    const from = this.step.findIndex((step) => step >= row.step);
-    if (from >= 0) this.#cut(from);
-    const before = this.step.length;
+    const known = this.step.findIndex((step) => step >= row.step), before = known < 0 ? this.length : known;
+    for (const column of [...AXES.map((axis) => this[axis]), ...this.columns.values()]) column.length = before;
     for (const axis of AXES) this[axis].push(row[axis]);
     for (const name of Object.keys(row)) {
       if (!AXES.includes(name) && !this.columns.has(name)) this.columns.set(name, Array(before).fill(null));
     }
     for (const [name, values] of this.columns) values.push(finite(row[name]));
-  }
-
-  #cut(length) {
-    for (const axis of AXES) this[axis].length = length;
-    for (const values of this.columns.values()) values.length = length;
   }
 
   get length() {

@@ -1,10 +1,9 @@
-// A chart with its title, one sentence about it and, where values jump, a switch to a logarithmic axis.
+// A chart with its title, what its metric is and, where values jump, a switch to a logarithmic axis.
+import { file } from "./api.js";
 import { Chart } from "./chart.js";
-import { formula, sentences } from "./definitions.js";
-import { h } from "./dom.js";
+import { h, toggle } from "./dom.js";
 import { heldOut, smoothed } from "./series.js";
-import { visible } from "./text.js";
-import { AXES } from "./units.js";
+import { AXES, visible } from "./text.js";
 
 /** The card of a chart with these options; `data()` gives what it shows, `definition` what is said of it. */
 export function titled(options, definition, data) {
@@ -22,21 +21,17 @@ function unit(name) {
 }
 
 function logarithm(chart, title, draw) {
-  const button = h("button", {
-    type: "button", class: "small", "aria-pressed": String(chart.log), "aria-label": `Logarithmic axis: ${visible(title)}`,
-    title: "Values of 0 and below have no place there",
-  }, "Log");
-  button.addEventListener("click", () => {
-    chart.log = !chart.log;
-    button.setAttribute("aria-pressed", String(chart.log));
+  const named = { "aria-label": `Logarithmic axis: ${visible(title)}`, title: "Values of 0 and below have no place there" };
+  return toggle(chart.log, (on) => {
+    chart.log = on;
     draw();
-  });
-  return button;
+  }, "Log", { class: "small", ...named });
 }
 
 function words(definition) {
   if (!definition) return h("p", { class: "note" }, "A metric of this run's own: docs/run_directory.md does not define it.");
-  return [h("p", { class: "note" }, sentences(definition)), definition.more ? further(definition.more) : null];
+  const { is, worry, more } = definition;
+  return [h("p", { class: "note" }, `${is[0].toUpperCase()}${is.slice(1)}. Worry ${worry}.`), more ? further(more) : null];
 }
 
 /** The sentences and formulas that say what is behind a metric, folded. */
@@ -81,4 +76,35 @@ function byStep(spec, { series, view }) {
 
 function place(step, x, axis) {
   return axis === "step" ? AXES.step.of(x) : `step ${step}, ${AXES[axis].of(x)}`;
+}
+
+// What each metric is, and what to worry about: the table of docs/run_directory.md, word for word.
+
+let known = null;
+
+/** A function from a metric's name to its definition {label, unit, is, worry, more?}; undefined for one that has none. */
+export async function definitions() {
+  if (!known) {
+    const [found, sections] = await Promise.all([file("definitions.json"), file("sections.json")]);
+    known = new Map(Object.entries(found).map(([name, one]) => [name, { ...one, more: sections[one.more] }]));
+  }
+  return (name) => known.get(name) ?? known.get(pattern(name));
+}
+
+function pattern(name) {
+  if (/^rewards\/.+\/mean$/.test(name)) return "rewards/NAME/mean";
+  if (/^pass_at_\d+$/.test(name)) return "pass_at_8";
+  return name.endsWith("_share") ? "NAME_share" : undefined;
+}
+
+// Formulas on a line: `_` sets the letter or the {letters} after it lower, `^` higher.
+
+// After one letter or a bracket: the _ within a word, such as clip_low, is a sign of that word.
+const MOVED = /(?<=(?<![\p{L}\d_])\p{L}|[)\]}])([_^](?:\{[^}]*\}|[\p{L}\d]))/u;
+const TAG = { "_": "sub", "^": "sup" };
+
+/** The text as nodes, with what is lower or higher in its place. */
+function formula(text) {
+  const inside = (part) => formula(part.replace(/^\{(.*)\}$/, "$1"));
+  return text.split(MOVED).map((part, place) => (place % 2 ? h(TAG[part[0]], {}, inside(part.slice(1))) : part));
 }

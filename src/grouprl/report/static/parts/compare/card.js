@@ -1,9 +1,7 @@
 // One metric of several runs: a chart with a line for each.
-import { h, put } from "../dom.js";
 import { heldOut, smoothed } from "../series.js";
-import { visible } from "../text.js";
+import { AXES, visible } from "../text.js";
 import { titled } from "../titled.js";
-import { AXES } from "../units.js";
 
 import uPlot from "../../vendor/uPlot-1.6.32.esm.js";
 
@@ -42,7 +40,7 @@ export function isMeasure(name) {
 }
 
 /** What a metric is called; those that share a definition by their own name. */
-function titleOf(name, definition) {
+export function titleOf(name, definition) {
   if (/^pass_at_/.test(name)) return name.replace("pass_at_", "pass@");
   const own = /^rewards\/(.+)\/mean$/.exec(name)?.[1] ?? /^(.+)_share$/.exec(name)?.[1] ?? null;
   if (own && definition) return `${definition.label}: ${visible(own)}`;
@@ -71,29 +69,4 @@ function stepped({ series }, name, { axis, smooth }) {
     return { x: series[axis], columns, low, high };
   }
   return { x: series[axis], columns: values, ...(smooth ? { smooth: smoothed(values) } : {}) };
-}
-
-// Which metrics are drawn.
-
-/** A folded list of boxes; `offered()` gives the names, `chosen` is the set that changes, `changed()` is called then. */
-export function chooser(title, offered, chosen, find, changed) {
-  const boxes = h("div", { class: "boxes" });
-  const element = h("details", { class: "card folded" }, h("summary", {}, title), boxes);
-  let known = "";
-  const show = () => {
-    const names = offered();
-    if (names.join("\n") === known) return;
-    known = names.join("\n");
-    put(boxes, names.map((name) => box(name, chosen, find, changed)));
-  };
-  return { element, show };
-}
-
-function box(name, chosen, find, changed) {
-  const input = h("input", { type: "checkbox", checked: chosen.has(name), onchange: () => {
-    if (input.checked) chosen.add(name);
-    else chosen.delete(name);
-    changed();
-  } });
-  return h("label", {}, input, titleOf(name, find(name)));
 }

@@ -1,12 +1,11 @@
 // A comparison that `grouprl compare` made: its variants as what the charts draw, and the tables of what they came to.
-import { live } from "../api.js";
+import { live, ofRun } from "../api.js";
 import { h, s } from "../dom.js";
 import { stackedBar } from "../explain/bars.js";
 import { look, swatch } from "../legend.js";
 import { sumOf, table } from "../table.js";
 import { Series } from "../series.js";
-import { number, percent, visible } from "../text.js";
-import { between, fixed, share } from "../units.js";
+import { between, fixed, number, percent, share, visible } from "../text.js";
 
 const SAMPLED = { sampled_accuracy: "sampled, last tenth of training", pass_at_1: "pass@1", pass_at_8: "pass@8" };
 const WIDE = 150; // pixels of a drawn interval
@@ -46,7 +45,7 @@ export function comparisonResults(answer) {
 /** Times, runs and machine. */
 export function comparisonFacts({ name, variants, machine }) {
   const runs = ({ runs: found }) => Object.values(found).map((run) =>
-    [live ? h("a", { href: `#/runs/${encodeURIComponent(`${name}~${run}`)}` }, visible(run)) : h("code", {}, visible(run)), " "]);
+    [live ? h("a", { href: `#/${ofRun(`${name}~${run}`)}` }, visible(run)) : h("code", {}, visible(run)), " "]);
   const facts = Object.entries(machine);
   return [
     timeParts(finished(variants)),

@@ -24,6 +24,11 @@ export function signedBars(title, rows) {
   return { element, update };
 }
 
+/** Rows for advantages, in the order of their rewards. */
+export function advantageBars(advantages, rewards) {
+  return advantages.map((value, index) => ({ name: String(index), value: rewards[index] === null ? null : value, said: "invalid" }));
+}
+
 function bar(value, [low, high]) {
   const at = (place) => (low === high ? 50 : (100 * (place - low)) / (high - low));
   const [from, to] = [at(Math.min(0, value)), at(Math.max(0, value))];

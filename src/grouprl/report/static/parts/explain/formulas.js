@@ -1,6 +1,6 @@
 // The formulas of a run by its algorithm, as docs/algorithms.md has them, each with the sentence that is read aloud.
+import { h, s } from "../dom.js";
 import { plain } from "../numbers.js";
-import { equation, remark } from "./stages.js";
 
 const POLICY = "π_θ(o_{i,t})", SAMPLER = "π_{old}(o_{i,t})", REFERENCE = "π_{ref}(o_{i,t})";
 
@@ -210,4 +210,55 @@ export function lossEquations({ aggregate, kl_in: where, kl_coef: coefficient })
       `J = ∑_{i,t} w_{i,t} ( −S_{i,t}${anchored ? " + β D_{i,t}" : ""} )`),
     equation(`the weight w i t is ${said}`, `w_{i,t} = frac{1}{${below}}`),
   ];
+}
+
+// Equations as HTML, in the notation of docs/algorithms.md: `_` and `^` set what follows lower or higher, frac{a}{b} and
+// root{a} draw a fraction and a root. One letter by itself is a variable.
+
+const PIECE = /^(?:(?<drawn>frac|root)(?=\{)|(?<moved>[_^])|(?<letter>(?!a\b)\p{L}\p{M}?)(?!\p{L})|\p{L}{2,}|[^\p{L}_^]+|.)/u;
+
+/** A line of mathematics, and how it is read aloud. */
+function equation(spoken, text) {
+  return h("div", { class: "equation", role: "math", "aria-label": spoken }, math(text));
+}
+
+/** The same within a sentence. */
+export function term(spoken, text) {
+  return h("span", { class: "term", role: "math", "aria-label": spoken }, math(text));
+}
+
+/** What the letters of an equation are in this run, or another word about it. */
+function remark(text) {
+  return h("p", { class: "note remark" }, math(text));
+}
+
+export function math(text) {
+  const nodes = [];
+  for (let rest = text; rest;) {
+    const { 0: piece, groups: { drawn, moved, letter } } = PIECE.exec(rest);
+    rest = rest.slice(piece.length);
+    const inside = () => {
+      const part = rest.startsWith("{") ? braced(rest) : rest.slice(0, 1);
+      rest = rest.slice(part.length);
+      return math(part.replace(/^\{(.*)\}$/su, "$1"));
+    };
+    if (moved) nodes.push(h("span", { class: "letter" }, nodes.pop() ?? null, h(moved === "_" ? "sub" : "sup", {}, inside())));
+    else if (drawn === "frac") nodes.push(h("span", { class: "fraction" }, h("span", {}, inside()), h("span", {}, inside())));
+    else if (drawn) nodes.push(h("span", { class: "root" }, rootSign(), h("span", { class: "root-of" }, inside())));
+    else nodes.push(letter ? h("i", {}, piece) : piece);
+  }
+  return nodes;
+}
+
+/** What stands in the braces at the beginning, with them. */
+function braced(text) {
+  let depth = 0;
+  const end = [...text].findIndex((sign) => (depth += { "{": 1, "}": -1 }[sign] ?? 0) === 0);
+  return [...text].slice(0, end + 1).join("");
+}
+
+/** As high as what stands under the root. */
+function rootSign() {
+  const size = { viewBox: "0 0 10 20", preserveAspectRatio: "none", "aria-hidden": "true" };
+  return s("svg", { class: "root-sign", ...size }, s("path", { d: "M0.5 12.5 L3 11 L6 19.5 L10 0" }));
 }

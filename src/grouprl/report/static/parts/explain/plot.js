@@ -2,7 +2,7 @@
 // the arrow keys. Between the points nothing is known, so the handle snaps to them.
 import { h, put } from "../dom.js";
 import { colour, look, onTheme, swatch } from "../legend.js";
-import { tick } from "../units.js";
+import { tick } from "../text.js";
 import { extent } from "./bars.js";
 
 import uPlot from "../../vendor/uPlot-1.6.32.esm.js";

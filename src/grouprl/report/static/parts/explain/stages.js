@@ -1,147 +1,282 @@
-// A page in stages: a button reveals the next one, a list at the side says where the reader is and leads back. The
-// arrow keys do the same wherever they are not needed for something else.
-import { h, put, s } from "../dom.js";
+// The stages of a group: what it was given, what its completions were worth, and what the update made of that.
+import { queryOf } from "../api.js";
+import { h } from "../dom.js";
+import { added, bracketed, column, deviationWorked, equals, meanWorked, plain, withSign } from "../numbers.js";
+import { byCompletion, figures } from "../table.js";
+import { written } from "../text.js";
+import { advantageBars, signedBars } from "./bars.js";
+import { clipStage, klStage } from "./curves.js";
+import { advantageEquations, comparison, deviationOf, isAnchored, lossEquations, math, meanOf, rewardEquations, statisticsEquations,
+  stepStatisticsEquations, term } from "./formulas.js";
+import { filled } from "./walk.js";
 
-/**
- * Stages of {key, title, happens, why, watch, equation?, body}: `body()` gives the elements of a stage when it is shown first;
- * `next` names it on the button before it, where its title does not. options: start: key of the last stage to show at once; onreveal(key). Gives
- * {element, scroll(), end()}: scroll goes to the last stage shown, once the page is there.
- */
-export function stages(list, { start = null, onreveal = () => {} } = {}) {
-  const walk = { list, shown: 0, onreveal, said: h("p", { class: "unseen", "aria-live": "polite" }) };
-  walk.progress = h("ol", { class: "progress" });
-  walk.column = h("div", { class: "stages" });
-  const until = Math.max(0, list.findIndex((stage) => stage.key === start));
-  for (let index = 0; index <= until; index += 1) reveal(walk, index, false);
-  const onkey = (event) => steer(walk, event);
-  document.addEventListener("keydown", onkey);
-  const keys = h("p", { class: "note keys" }, "Keys: \u2192 next, \u2190 back");
-  const side = h("nav", { class: "side", "aria-label": "Stages" }, walk.progress, keys);
+const STOPS = { end: "ended by itself", stop_string: "ended at a stop string", length: "cut at the limit" };
+const SETS = { steps: "all steps of the group", group: "the group", batch: "all groups of the batch" };
+const MOST_STEPS = 8; // of one of steps
+const LINKS = 8; // to groups whose update was looked at
+const SHOWN = 3; // digits in the tables of the last stages, at least
+
+// By the key of its words: what a stage adds to them, from the lab's answer and the words.
+export const STAGES = {
+  prompt: promptStage, completions: completionsStage, rewards: rewardsStage, statistics: statisticsStage,
+  advantages: advantagesStage, ratio: clipStage, kl: klStage, loss: lossStage, update: updateStage,
+};
+
+const isTyped = ({ rewards }) => rewards !== undefined;
+
+// The prompt, its completions, and what the reward functions said of them
+
+function promptStage({ stages: { prompt, completions } }, { typed }) {
+  const body = () => (prompt.text === null ? h("p", { class: "note" }, filled(typed, { count: completions.length })) : h("div", {}, quoted(prompt.text),
+    h("p", { class: "note" }, `${prompt.tokens} tokens, problem `, written(prompt.problem_id)), answer(prompt.columns)));
+  return { body };
+}
+
+function quoted(text) {
+  return h("blockquote", { class: "quoted" }, written(text));
+}
+
+function answer({ answer: found }) {
+  if (found === undefined || found === null) return null;
+  const text = typeof found === "string" ? found : JSON.stringify(found);
+  return h("details", {}, h("summary", {}, "The right answer, for the verifier"), quoted(text));
+}
+
+function completionsStage({ stages: { prompt, completions } }, words) {
+  const own = filled(words, { count: completions.length });
+  const one = ({ text, length, stop_reason: stop }) =>
+    h("li", {}, written(text), " ", h("span", { class: "note" }, `${length} tokens, ${STOPS[stop] ?? stop}`));
+  const body = () => (prompt.text === null ? h("p", { class: "note" }, own.typed) : h("ol", { class: "tries" }, completions.map(one)));
+  return { ...own, body };
+}
+
+function rewardsStage(group, words) {
+  const { source, algorithm, stages: { rewards } } = group;
   return {
-    element: h("div", { class: "walk" }, side, walk.column, walk.said),
-    scroll: () => until > 0 && requestAnimationFrame(() => go(walk, until)),
-    end: () => document.removeEventListener("keydown", onkey),
+    happens: isTyped(source) ? words.happens : judged(rewards),
+    equation: isTyped(source) ? null : rewardEquations(algorithm, (rewards.by_step ?? []).length > 0),
+    body: () => h("div", {}, rewardTable(group, isTyped(source) ? [] : rewards.names)),
   };
 }
 
-function reveal(walk, index, byUser) {
-  const stage = walk.list[index];
-  walk.column.querySelector(".next")?.remove();
-  walk.column.append(section(walk, stage, index));
-  walk.shown = index + 1;
-  drawProgress(walk);
-  if (!byUser) return;
-  walk.onreveal(stage.key);
-  put(walk.said, `Stage ${index + 1} of ${walk.list.length}: ${stage.title}. ${stage.happens}`);
-  go(walk, index);
+function judged({ names, by_step: bySteps }) {
+  if (bySteps === null) return "Each completion is judged by reward functions. Which of them judge its steps one by one was not recorded.";
+  const whole = names.length - bySteps.length;
+  const functions = whole === 1 ? "a reward function. Its value, times its weight, is" : `${whole} reward functions. Their values, times their weights, add up to`;
+  const said = `Each completion is judged by ${functions} its reward.`;
+  if (bySteps.length === 0) return said;
+  const others = bySteps.length === 1 ? "Another reward function judges" : `${bySteps.length} others judge`;
+  return `${said} ${others} the steps of a completion one by one. What a step earns is no part of this sum: it has its place in the next stage.`;
 }
 
-function section(walk, stage, index) {
-  const after = walk.list[index + 1];
-  return h("section", { class: "stage card", id: `stage-${stage.key}`, "aria-labelledby": `title-${stage.key}` },
-    h("h2", { id: `title-${stage.key}`, tabindex: "-1" }, h("span", { class: "count" }, String(index + 1)), stage.title),
-    h("dl", { class: "sentences" },
-      sentence("What happens", stage.happens), sentence("Why", stage.why), sentence("Watch", stage.watch)),
-    stage.equation ?? null,
-    stage.body(),
-    after ? nextButton(walk, index + 1, after) : null);
+function rewardTable({ algorithm, stages: { rewards, statistics } }, names) {
+  const { weights, completions } = rewards, bySteps = rewards.by_step ?? [];
+  const heads = names.map((name) => [written(name), bySteps.includes(name) ? ", mean of its steps"
+    : weights[name] === null ? null : ` \u00d7 ${plain(weights[name])}`]);
+  const columns = names.map((name) => components(completions.map((one) => one.components[name]), bySteps.includes(name)));
+  const totals = column(completions.map(({ reward }) => reward)).map((text, place) =>
+    (completions[place].reward === null ? invalid(completions[place].invalid_reason) : h("b", {}, text)));
+  const after = isAnchored(algorithm) ? penalised(algorithm, completions, statistics) : [];
+  return byCompletion("Rewards of the group", [...heads, math("reward r_i"), ...after.map(([head]) => head)],
+    [...columns, totals, ...after.map(([, values]) => values)]);
 }
 
-function nextButton(walk, index, { title, next = title[0].toLowerCase() + title.slice(1) }) {
-  const button = h("button", { type: "button", class: "main", onclick: () => reveal(walk, index, true) }, `Next: ${next}`);
-  return h("p", { class: "next" }, button);
+function components(values, ofSteps) {
+  const texts = column(values);
+  const none = ofSteps ? "no steps" : "does not apply";
+  return values.map((value, place) => (value === null || value === undefined ? none : texts[place]));
 }
 
-function sentence(name, words) {
-  return h("div", {}, h("dt", {}, name), h("dd", {}, words));
+/** What the KL takes off, and what is left to be compared where that is one number for a completion. */
+function penalised({ credit }, completions, { compared }) {
+  const penalty = ["KL penalty", column(completions.map((one) => one.penalty))];
+  return credit === "completion" ? [penalty, [math("compared R_i"), column(compared.rewards)]] : [penalty];
 }
 
-function drawProgress(walk) {
-  put(walk.progress, walk.list.map((stage, index) => {
-    const shown = index < walk.shown;
-    const current = index === walk.shown - 1 ? "step" : null;
-    return h("li", { class: shown ? "shown" : null },
-      h("button", { type: "button", "aria-current": current, onclick: () => jump(walk, index) },
-        h("span", { class: "count" }, String(index + 1)), h("span", { class: "name" }, stage.title),
-        shown ? null : h("span", { class: "unseen" }, " (not shown yet)")));
-  }));
+function invalid(reason) {
+  return [h("span", { class: "mark warn" }, "invalid"), reason ? [" ", written(reason)] : null];
 }
 
-/** To a stage, with all that lead up to it. */
-function jump(walk, index) {
-  for (let next = walk.shown; next <= index; next += 1) reveal(walk, next, next === index);
-  go(walk, index);
+// What a reward is compared with, worked out
+
+function statisticsStage({ algorithm, stages: { statistics } }, words) {
+  const bySteps = statistics.kind === "steps";
+  // Whose rewards make the mean.
+  const set = bySteps ? "steps" : comparison(statistics)?.mean_of ?? "group";
+  return {
+    happens: summedUp(statistics, SETS[set]),
+    why: words.why[set],
+    watch: words.watch + (bySteps ? words.steps : ""),
+    equation: bySteps ? stepStatisticsEquations(statistics) : statisticsEquations(algorithm, statistics),
+    body: () => h("div", {}, bySteps ? stepStatistics(statistics) : statisticsBody(statistics)),
+  };
 }
 
-function go(walk, index) {
-  const title = document.getElementById(`title-${walk.list[index].key}`);
-  title?.focus({ preventScroll: true });
-  title?.closest("section").scrollIntoView({ block: "start" });
-}
-
-function steer(walk, event) {
-  const plain = !event.altKey && !event.ctrlKey && !event.metaKey && !event.shiftKey;
-  if (!plain || event.target.closest("input, select, textarea, [role=slider], .scroll")) return;
-  const here = walk.list.findIndex((stage) => document.getElementById(`stage-${stage.key}`)?.contains(document.activeElement));
-  const current = here < 0 ? walk.shown - 1 : here;
-  if (event.key === "ArrowRight" && current + 1 < walk.list.length) jump(walk, current + 1);
-  else if (event.key === "ArrowLeft" && current > 0) jump(walk, current - 1);
-  else return;
-  event.preventDefault();
-}
-
-/** Words of stages.json with what they have in braces filled in: a text, or each text of an object. */
-export function filled(words, given) {
-  if (typeof words === "string") return words.replace(/\{(\w+)\}/g, (whole, name) => given[name] ?? whole);
-  return typeof words === "object" ? Object.fromEntries(Object.entries(words).map(([name, one]) => [name, filled(one, given)])) : words;
-}
-
-// Equations as HTML, in the notation of docs/algorithms.md: `_` and `^` set what follows lower or higher, frac{a}{b} and
-
-const PIECE = /^(?:(?<drawn>frac|root)(?=\{)|(?<moved>[_^])|(?<letter>(?!a\b)\p{L}\p{M}?)(?!\p{L})|\p{L}{2,}|[^\p{L}_^]+|.)/u;
-
-/** A line of mathematics, and how it is read aloud. */
-export function equation(spoken, text) {
-  return h("div", { class: "equation", role: "math", "aria-label": spoken }, math(text));
-}
-
-/** The same within a sentence. */
-export function term(spoken, text) {
-  return h("span", { class: "term", role: "math", "aria-label": spoken }, math(text));
-}
-
-/** What the letters of an equation are in this run, or another word about it. */
-export function remark(text) {
-  return h("p", { class: "note remark" }, math(text));
-}
-
-export function math(text) {
-  const nodes = [];
-  for (let rest = text; rest;) {
-    const { 0: piece, groups: { drawn, moved, letter } } = PIECE.exec(rest);
-    rest = rest.slice(piece.length);
-    const inside = () => {
-      const part = rest.startsWith("{") ? braced(rest) : rest.slice(0, 1);
-      rest = rest.slice(part.length);
-      return math(part.replace(/^\{(.*)\}$/su, "$1"));
-    };
-    if (moved) nodes.push(h("span", { class: "letter" }, nodes.pop() ?? null, h(moved === "_" ? "sub" : "sup", {}, inside())));
-    else if (drawn === "frac") nodes.push(h("span", { class: "fraction" }, h("span", {}, inside()), h("span", {}, inside())));
-    else if (drawn) nodes.push(h("span", { class: "root" }, rootSign(), h("span", { class: "root-of" }, inside())));
-    else nodes.push(letter ? h("i", {}, piece) : piece);
+function summedUp(statistics, whose) {
+  const one = comparison(statistics), bySteps = statistics.kind === "steps";
+  if (!bySteps && !one?.mean_of && !one?.deviation_of) {
+    return "In GRPO the rewards of a group come down to their mean and their deviation. Not in this run.";
   }
-  return nodes;
+  if (!bySteps && !one.deviation_of) return `The rewards of ${whose} come down to one number: their mean.`;
+  return `The rewards of ${whose} come down to two numbers: their mean, and how far they scatter around it.`;
 }
 
-/** What stands in the braces at the beginning, with them. */
-function braced(text) {
-  let depth = 0;
-  const end = [...text].findIndex((sign) => (depth += { "{": 1, "}": -1 }[sign] ?? 0) === 0);
-  return [...text].slice(0, end + 1).join("");
+function statisticsBody({ kind, compared, by_name: byName, ...found }) {
+  if (kind === "components") return Object.entries(byName).map(([name, one]) => [h("h3", {}, written(name)), worked(one)]);
+  return compared ? worked(compared) : h("p", {}, found.sentence);
 }
 
-/** As high as what stands under the root. */
-function rootSign() {
-  const size = { viewBox: "0 0 10 20", preserveAspectRatio: "none", "aria-hidden": "true" };
-  return s("svg", { class: "root-sign", ...size }, s("path", { d: "M0.5 12.5 L3 11 L6 19.5 L10 0" }));
+function worked({ mean_of: of, without_signal: silent, sentence, fields, ...given }) {
+  const set = of === "batch" ? given.batch : given;
+  if (!of || set.mean === null) return h("p", {}, silent ?? sentence);
+  return h("ul", { class: "worked" },
+    h("li", {}, term("mu", meanOf(of)), " = ", meanWorked(set, of === "batch" ? null : given.rewards), of === "batch" ? " over the batch" : null),
+    given.deviation_of ? scatter(given) : h("li", {}, fields.scale === "none" ? "This algorithm divides by no deviation." : sentence),
+    silent ? h("li", {}, h("span", { class: "mark warn" }, "no signal"), " ", silent) : null);
+}
+
+function scatter({ squares, deviation_of: over, batch, ...own }) {
+  const whole = over === "batch", shown = column(squares.filter((one) => one !== null)).join(", ");
+  return [h("li", {}, `squared distances ${whole ? "of this group " : ""}from the mean: ${shown}`),
+    h("li", {}, term("sigma", deviationOf(over)), " = ", deviationWorked(whole ? batch : own), whole ? " over the batch" : null)];
+}
+
+function stepStatistics({ steps, ...all }) {
+  if (all.count === 0) return h("p", {}, "No completion of this group has a valid reward.");
+  return [
+    h("ul", { class: "worked" },
+      h("li", {}, term("mu", "μ"), " = ", meanWorked(all), ` over the ${all.count} steps below`),
+      all.count > 1 ? h("li", {}, term("sigma", "σ"), " = ", deviationWorked(all)) : null),
+    stepTable(steps)];
+}
+
+function stepTable(rows) {
+  const all = rows.flatMap((steps, completion) => steps.map((step, place) => ({ ...step, completion, place, last: place === steps.length - 1 })));
+  const of = (written) => all.map(written);
+  return figures("Steps of the group", ["no.", "step", "ends at token", math("reward r_{i,k}"), math("normalised r\u0303_{i,k}")],
+    [of(({ completion }) => String(completion)), of(({ place, last }) => (last ? "the completion" : String(place + 1))), of(({ end }) => String(end + 1)),
+      column(of(({ reward }) => reward)), column(of(({ normalised }) => normalised), { sign: true })]);
+}
+
+// The advantages
+
+function advantagesStage({ source, algorithm, stages: { statistics, advantages, rewards } }, words) {
+  const { kind, compared } = statistics;
+  return {
+    ...filled(words, { sentence: statistics.sentence, what: advantages.by_token ? "its token" : "every token of its completion" }),
+    watch: words.watch[advantages.by_token ? "token" : "completion"],
+    equation: advantageEquations(algorithm),
+    body: () => h("div", {},
+      kind === "rewards" ? example(compared) : kind === "components" ? mixed(statistics, rewards, advantages) : null,
+      kind === "steps" ? stepExample(statistics, advantages) : null,
+      signedBars("Advantages", advantageBars(advantages.completions, rewards.completions.map(({ reward }) => reward))).element,
+      isTyped(source) ? null : h("p", { class: "note" }, "The bars are the advantages that the run recorded.")),
+  };
+}
+
+/** The first completion that has one, in numbers. */
+function example({ rewards, baselines, gaps, divisors, advantages, fields: { scale, eps }, deviation_of: over, without_signal: silent }) {
+  if (silent) return h("p", {}, silent);
+  const index = rewards.findIndex((reward) => reward !== null);
+  const [less, gap, divisor, own] = [baselines, gaps, divisors, advantages].map((values) => values[index]);
+  const above = `Completion ${index}: ${plain(rewards[index])} \u2212 ${bracketed(less)} `;
+  if (scale === "none") return h("p", {}, above, equals(own), h("b", {}, withSign(own)), ".");
+  return h("p", {}, above, `${equals(gap)}${plain(gap)}, and ${plain(gap)} / ${plain(divisor)} `, equals(own),
+    h("b", {}, withSign(own)), over ? `. The divisor has \u03f5 = ${plain(eps)} in it.` : ".");
+}
+
+/** The same where each reward function is compared by itself: the weighted advantages of one completion, added up. */
+function mixed({ by_name: byName }, { weights, completions }, { completions: advantages }) {
+  const index = completions.findIndex(({ reward }) => reward !== null);
+  if (index < 0) return null;
+  const parts = Object.entries(byName).filter(([name, { advantages: own }]) => weights[name] !== null && own[index] !== null);
+  const terms = parts.map(([name, { advantages: own }]) => `${plain(weights[name])} \u00d7 ${bracketed(own[index])}`);
+  return h("p", {}, `Completion ${index}: ${terms.join(" + ")} ${equals(advantages[index])}`, h("b", {}, withSign(advantages[index])),
+    `, from ${parts.map(([name]) => name).join(", ")}.`);
+}
+
+/** The completion with the most steps: which tokens are credited with which of them. The sums are the recorded advantages. */
+function stepExample({ steps }, { tokens }) {
+  const most = Math.max(...steps.map((row) => row.length));
+  const index = steps.findIndex((row) => row.length === most);
+  if (!tokens || most === 0) return null;
+  const row = [...steps[index]].sort((one, other) => one.end - other.end);
+  const stretches = row.map(({ end }, place) => ({ from: place ? row[place - 1].end + 1 : 0, end, left: row.slice(place) }));
+  return h("div", {}, h("p", {}, `Completion ${index}, token by token: each is credited with the steps that end at or after it.`),
+    h("ul", { class: "worked" }, stretches.filter(({ from, end }) => from <= end).map(({ from, end, left }) =>
+      h("li", {}, `${from === end ? "token" : "tokens"} ${from === end ? "" : `${from + 1} to `}${end + 1}: `, credited(left, tokens[index][end])))));
+}
+
+function credited(steps, advantage) {
+  return [added(steps.map(({ normalised }) => bracketed(normalised)), MOST_STEPS), " ", equals(advantage), h("b", {}, withSign(advantage))];
+}
+
+// The loss with its gradient, and what the update did to the completions
+
+function lossStage({ algorithm, stages: { loss, gradient, completions } }, words) {
+  return {
+    watch: words.watch[algorithm.aggregate] ?? words.watch.other,
+    equation: lossEquations(algorithm),
+    body: () => h("div", {}, lossTable(loss, gradient, completions), lossNote(loss)),
+  };
+}
+
+function lossTable({ completions: terms }, { completions: slopes }, completions) {
+  const becomes = slopes.map(({ sum }) => (sum < 0 ? "likelier" : sum > 0 ? "less likely" : "not moved"));
+  const lengths = completions.map(({ length }) => String(length));
+  const of = (name) => column(slopes.map((one) => one[name]), { digits: SHOWN });
+  return byCompletion("Loss and gradient by completion", ["tokens", "weight", "loss", "gradient", "becomes"],
+    [lengths, of("weight"), column(terms, { digits: SHOWN }), of("sum"), becomes]);
+}
+
+function lossNote({ share, surrogate, kl, step, batch }) {
+  const groups = batch.groups === 1 ? "one group" : `${batch.groups} groups`;
+  return h("p", { class: "note" },
+    "Weight, loss and gradient are summed over the tokens; a gradient below 0 makes a completion likelier. " +
+    `The batch has the ${batch.completions} completions of ${groups}. Of its loss this group makes ${plain(share)}: ` +
+    `${plain(surrogate)} from the advantages, ${plain(kl)} from the KL.`,
+    step === null ? null : ` The loss of the whole step was ${plain(step)}.`,
+    " The value of the loss says little by itself: what moves the policy is the gradient.");
+}
+
+function updateStage(group, words) {
+  const kind = isTyped(group.source) ? "typed" : "recorded";
+  return {
+    happens: filled(words.happens[kind], { steps: stepsOf(group) }),
+    watch: words.watch[kind],
+    body: () => (group.stages.update.reason ? unseen(group) : seen(group)),
+  };
+}
+
+/** How often the weights move before the next completions are written. */
+function stepsOf({ algorithm: { updates_per_batch: updates, minibatches, passes }, stages: { loss: { batch } } }) {
+  if (updates === 1) return "by one step";
+  const again = passes > 1 ? `, in ${passes} passes over the batch` : "";
+  if (minibatches === 1) return `by ${updates} steps, one for each pass over the batch`;
+  if (batch.groups < minibatches) return `by one step for each of the ${batch.groups} groups of the batch${again}`;
+  return `by ${updates} steps, each by the loss of a part of the batch${again}`;
+}
+
+function unseen({ source: { run }, stages: { update } }) {
+  const links = update.watched.slice(0, LINKS).map(({ step, group }) =>
+    h("li", {}, h("a", { href: `#/step${queryOf({ run, step, group, stage: "update" })}` }, `step ${step}, group ${group}`)));
+  return h("div", {}, h("p", {}, update.reason), links.length ? [h("p", {}, "Go there:"), h("ul", {}, links)] : null);
+}
+
+function seen({ source, stages: { update, advantages } }) {
+  const { completions, learning_rate: rate, grad_norm: norm } = update;
+  const factors = completions.map(({ factor }) => factor);
+  const times = column(factors, { digits: SHOWN }).map((text, index) => (factors[index] === null ? "unknown" : `\u00d7 ${text}`));
+  // The axis is logarithmic: twice as likely and half as likely are equally far from the middle.
+  const bars = factors.map((factor, index) =>
+    ({ name: String(index), value: factor === null ? null : Math.log(factor), text: times[index] }));
+  const of = (name) => column(completions.map((one) => one[name]));
+  return h("div", {},
+    h("h3", {}, "How much likelier each completion became"),
+    signedBars("Probability after the update over that before", bars).element,
+    h("p", { class: "note" }, `Right: likelier. Left: less likely. The learning rate was ${plain(rate)}, the norm of the gradient ` +
+      `${plain(norm)}${isTyped(source) ? "" : " over the whole batch"}.`),
+    h("h3", {}, "Probabilities"),
+    byCompletion("Probabilities before and after", ["advantage", "before", "after", "factor"],
+      [column(advantages.completions, { sign: true }), of("probability_before"), of("probability_after"), times]));
 }

@@ -1,8 +1,7 @@
 // All groups of a step, a row each; of many groups, a page of them at a time.
-import { get } from "../api.js";
-import { h, put, say } from "../dom.js";
+import { get, ofRun } from "../api.js";
+import { h, put, say, write } from "../dom.js";
 import { address, note } from "../address.js";
-import { write } from "../legend.js";
 import { number, signed, written } from "../text.js";
 import { FULL, inWords, kept, kindOfGroup, signalMark, tint, tinted } from "./marks.js";
 
@@ -47,8 +46,7 @@ async function load(state, step, at) {
   state.coming?.abort();
   const coming = (state.coming = new AbortController()), place = at ?? { row: 0, column: 0 };
   const first = place.row - (place.row % PAGE);
-  const path = `runs/${encodeURIComponent(state.run)}/groups`;
-  const answer = await get(path, { step, offset: first, limit: PAGE }, coming.signal).catch((error) => {
+  const answer = await get(ofRun(state.run, "groups"), { step, offset: first, limit: PAGE }, coming.signal).catch((error) => {
     if (!coming.signal.aborted) throw error;
   });
   if (coming.signal.aborted) return false;

@@ -1,22 +1,19 @@
 // One group: its problem, how its rewards become advantages, and its completions.
-import { get, live } from "../api.js";
-import { h } from "../dom.js";
-import { address } from "../address.js";
-import { bracketed, column, equals, plain } from "../numbers.js";
-import { number, visible, written } from "../text.js";
-import { added, deviationWorked, meanWorked } from "../worked.js";
-import { completionCards } from "./completions.js";
-import { FULL, kindOfGroup, signalMark, tint, tinted } from "./marks.js";
+import { get, live, ofRun, queryOf } from "../api.js";
+import { address, choices, note } from "../address.js";
+import { h, put } from "../dom.js";
+import { added, bracketed, column, deviationWorked, equals, meanWorked, plain } from "../numbers.js";
+import { number, signed, trouble, visible, written } from "../text.js";
+import { advantageMark, chip, correctMark, kindOfGroup, lengthMark, signalMark } from "./marks.js";
+import { tokenView } from "./tokens.js";
 
 /** {title, children, shown()} of a group; `shown` is called once it is in the page. */
 export async function groupView(run, place, given) {
-  const path = `runs/${encodeURIComponent(run)}/groups`;
   const [group, { total }] = await Promise.all([
-    get(`${path}/${place.step}/${place.group}`), get(path, { step: place.step, limit: 1 })]);
+    get(ofRun(run, "groups", place.step, place.group)), get(ofRun(run, "groups"), { step: place.step, limit: 1 })]);
   const cards = completionCards(run, place, group, given);
-  const walk = new URLSearchParams({ run, step: place.step, group: place.group });
   const links = live && h("p", { class: "row" },
-    h("a", { href: `#/step?${walk}` }, "This group step by step, from its prompt to the update"),
+    h("a", { href: `#/step${queryOf({ run, ...place })}` }, "This group step by step, from its prompt to the update"),
     h("a", { href: address(run, {}, { problem: group.problem_id }) }, "This problem through training"));
   return {
     title: `Group ${place.group} of step ${place.step}`,
@@ -140,10 +137,9 @@ function advantages(group) {
       differ ? h("td", { class: "number" }, shown.recorded[place]) : null))));
 }
 
-/** Advantages as coloured numbers of one column. */
+/** Advantages as colored numbers of one column. */
 function marks(advantages) {
-  return column(advantages, { sign: true }).map((text, place) =>
-    tinted(h("span", { class: "tint chip", title: "advantage" }, text), tint(advantages[place], FULL)));
+  return column(advantages, { sign: true }).map((text, place) => chip(text, advantages[place]));
 }
 
 function jump(index) {
@@ -163,4 +159,109 @@ function workedOut({ rewards, baselines, divisors, advantages: all, fields, sign
 function agreement(given) {
   if (given.agree) return h("p", { class: "note" }, "\u2713 These are the advantages that the run recorded.");
   return h("p", { class: "note" }, given.why);
+}
+
+// The completions, side by side or one below the other; each opens into its tokens.
+
+/** The section; `given` are the choices of the address: layout, c (completion), view and t (token). */
+function completionCards(run, place, group, given) {
+  let open = null;
+  const cards = group.completions.map((completion) => card(completion, (one) => toggle(one, { view: choices().view })));
+  const list = h("div", { class: `cards ${given.layout === "list" ? "list" : "beside"}` },
+    cards.map((one) => [one.element, one.tokens]));
+
+  async function toggle(one, chosen) {
+    if (open) mark(open, false);
+    open = open === one ? null : one;
+    note({ c: open && one.index, t: open && chosen.t });
+    if (!open) return;
+    mark(one, true);
+    await fill(one, chosen);
+  }
+
+  async function fill(one, chosen) {
+    put(one.tokens, h("p", { class: "note" }, "Loading."));
+    try {
+      const shown = await tokenView(run, { ...place, completion: one.index }, chosen);
+      if (open === one) put(one.tokens, shown);
+    } catch (error) {
+      if (open === one) put(one.tokens, trouble(error, () => fill(one, chosen)));
+    }
+  }
+
+  const chosen = cards.find((one) => String(one.index) === given.c);
+  return {
+    element: h("section", { "aria-labelledby": "completions-title" },
+      h("div", { class: "row heading" }, h("h2", { id: "completions-title" }, `${number(cards.length)} completions`),
+        layoutChoice(list, given.layout)), list),
+    async open() {
+      if (!chosen) return;
+      await toggle(chosen, given);
+      chosen.element.scrollIntoView({ block: "start" });
+    },
+  };
+}
+
+function mark(one, open) {
+  one.element.classList.toggle("open", open);
+  one.button.setAttribute("aria-expanded", String(open));
+  one.tokens.hidden = !open;
+  put(one.tokens);
+}
+
+function card(completion, toggle) {
+  const button = h("button", { type: "button", "aria-expanded": "false", onclick: () => toggle(one) }, "Tokens");
+  const element = h("article", { class: `card completion${completion.invalid_reason === null ? "" : " failed"}`,
+    "aria-label": `Completion ${completion.index}`, id: `completion-${completion.index}` },
+  heading(completion, button), components(completion),
+  h("div", { class: "written", tabindex: "0", role: "region", "aria-label": `Text of completion ${completion.index}` },
+    completion.text === "" ? h("span", { class: "note" }, "(no text)") : written(completion.text)));
+  const tokens = h("section", { class: "card opened", "aria-label": `Tokens of completion ${completion.index}`, hidden: true });
+  const one = { element, button, tokens, index: completion.index };
+  return one;
+}
+
+function layoutChoice(list, given) {
+  const buttons = [["beside", "Side by side"], ["list", "List"]].map(([name, label]) =>
+    h("button", { type: "button", "aria-pressed": String((given === "list" ? "list" : "beside") === name),
+      onclick: (event) => {
+        list.className = `cards ${name}`;
+        for (const button of buttons) button.setAttribute("aria-pressed", String(button === event.currentTarget));
+        note({ layout: name === "list" ? name : null });
+      } }, label));
+  return h("div", { class: "row", role: "group", "aria-label": "Layout" }, buttons);
+}
+
+function heading(completion, button) {
+  return h("header", { class: "row" },
+    h("h3", {}, `Completion ${completion.index}`), advantageMark(completion.advantage), correctMark(completion.correct),
+    lengthMark(completion), button);
+}
+
+/** Reward = component x weight + ...; or why there is none. */
+function components(completion) {
+  if (completion.invalid_reason !== null) {
+    return h("p", { class: "bad" }, "Invalid reward: ", written(completion.invalid_reason));
+  }
+  return h("table", { class: "components" },
+    h("tbody", {}, Object.entries(completion.components).map(([name, value]) => {
+      const weight = completion.weights[name];
+      return h("tr", {}, h("td", {}, written(name)),
+        h("td", { class: "number" }, value === null ? "does not apply" : times(value, weight)));
+    })),
+    h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "reward"),
+      h("td", { class: "number" }, h("b", {}, number(completion.reward))))),
+    stepRewards(completion.step_rewards));
+}
+
+// A run that was recorded without its weights has none of a task's own rewards.
+function times(value, weight) {
+  if (weight !== null) return `${number(value)} \u00d7 ${number(weight)}`;
+  return [`${number(value)} `, h("span", { class: "note" }, "\u00d7 the task's weight")];
+}
+
+function stepRewards(pairs) {
+  if (!pairs?.length) return null;
+  return h("tbody", {}, pairs.map(([end, reward], place) =>
+    h("tr", {}, h("td", {}, `step ${place + 1}, to token ${end}`), h("td", { class: "number" }, signed(reward)))));
 }

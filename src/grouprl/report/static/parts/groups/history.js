@@ -1,7 +1,7 @@
 // One problem through training: each of its groups, and how reward and correctness went.
-import { get } from "../api.js";
-import { h, put } from "../dom.js";
 import { address } from "../address.js";
+import { get, ofRun } from "../api.js";
+import { h, put } from "../dom.js";
 import { look } from "../legend.js";
 import { number, percent, written } from "../text.js";
 import { titled } from "../titled.js";
@@ -12,7 +12,6 @@ const CHARTS = [["Mean reward", "mean", ""], ["Share correct", "correct", "share
 
 /** {title, children} of a problem's visits. */
 export async function historyView(run, problem) {
-  const path = `runs/${encodeURIComponent(run)}/history`;
   const visits = [];
   const drawn = CHARTS.map((kind) => course(kind, visits));
   const charts = h("div", { class: "charts" }, drawn.map(({ element }) => element)), ends = h("div", { class: "ends" }), list = h("ol", { class: "visits" });
@@ -20,7 +19,7 @@ export async function historyView(run, problem) {
   let next = null, answer = null;
 
   async function look(byHand) {
-    answer = await get(path, { problem, before: next, limit: LIMIT });
+    answer = await get(ofRun(run, "history"), { problem, before: next, limit: LIMIT });
     next = answer.next;
     visits.unshift(...answer.visits.toReversed());
     const fresh = answer.visits.map((visit) => visitItem(run, visit));

@@ -1,8 +1,8 @@
-// How a completion's numbers look: colour, sign and pattern together, so that none of them has to be seen.
+// How a completion's numbers look: color, sign and pattern together, so that none of them has to be seen.
 import { h } from "../dom.js";
 import { number, signed, visible } from "../text.js";
 
-export const FULL = 2; // the advantage from which on a colour has its full strength
+export const FULL = 2; // the advantage from which on a color has its full strength
 const FAINTEST = 0.14; // of what is not 0
 
 /** Class and strength of a signed number, as attributes for `tinted`. */
@@ -11,7 +11,7 @@ export function tint(value, full) {
   return { tone: value > 0 ? "plus" : "minus", size: FAINTEST + (1 - FAINTEST) * Math.min(1, Math.abs(value) / full) };
 }
 
-/** Gives an element the colour of a tint. */
+/** Gives an element the color of a tint. */
 export function tinted(element, { tone, size }) {
   element.classList.add(tone);
   element.style.setProperty("--size", size.toFixed(3));
@@ -20,7 +20,7 @@ export function tinted(element, { tone, size }) {
 
 const STOPS = { end: "ended", stop_string: "stop string", length: "cut at the limit" };
 
-export function stopWords(reason) {
+function stopWords(reason) {
   return STOPS[reason] ?? visible(reason);
 }
 
@@ -45,9 +45,18 @@ export function signalMark(kind) {
   return h("span", { class: `mark ${look}`, title: sentence }, word);
 }
 
-/** An advantage as a coloured number. */
-export function advantageMark(advantage, digits = 2) {
-  return tinted(h("span", { class: "tint chip", title: "advantage" }, signed(advantage, digits)), tint(advantage, FULL));
+/** An advantage as a colored number. */
+export function advantageMark(advantage) {
+  return chip(signed(advantage, 2), advantage);
+}
+
+/** The same where the number is written already. */
+export function chip(text, advantage) {
+  return tinted(h("span", { class: "tint chip", title: "advantage" }, text), tint(advantage, FULL));
+}
+
+export function lengthMark({ length, stop_reason: reason }) {
+  return h("span", { class: "note" }, `${number(length)} tokens, ${stopWords(reason)}`);
 }
 
 export function correctMark(correct) {
@@ -77,21 +86,27 @@ export function inWords(completion) {
   );
 }
 
-/** What the colours and patterns of advantages mean. */
+/** What the colors and patterns of advantages mean. */
 export function advantageLegend() {
   return h("div", { class: "row legend" },
     h("span", { class: "note" }, "Advantage"),
-    h("span", { class: "scale" }, advantageSteps().map(([text, look]) => tinted(h("span", { class: "tint" }, text), look))),
+    scaleLegend(advantageSteps()),
     h("span", {}, h("span", { class: "tint invalid key" }), "invalid reward"),
     h("span", {}, "\u2713 correct"));
 }
 
-/** The colours of advantages, each with what it stands for. */
+/** The colors of advantages, each with what it stands for. */
 export function advantageSteps() {
-  return [-FULL, -FULL / 2, 0, FULL / 2, FULL].map((value) => [ends(value), tint(value, FULL)]);
+  const ends = { [-FULL]: "\u2264 ", [FULL]: "\u2265 " };
+  return stepsUpTo(FULL, (value) => (ends[value] ?? "") + signed(value));
 }
 
-function ends(value) {
-  if (value === FULL) return `\u2265 ${signed(value)}`;
-  return value === -FULL ? `\u2264 ${signed(value)}` : signed(value);
+/** Colors from `full` below 0 to `full` above it, each with what `write(value)` says of it. */
+export function stepsUpTo(full, write) {
+  return [-full, -full / 2, 0, full / 2, full].map((value) => [write(value), tint(value, full)]);
+}
+
+/** Colors with their words, side by side. */
+export function scaleLegend(steps) {
+  return h("span", { class: "scale" }, steps.map(([text, look]) => tinted(h("span", { class: "tint" }, text), look)));
 }

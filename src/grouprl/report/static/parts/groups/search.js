@@ -1,9 +1,9 @@
 // Completions of a whole run by their text, reward and end: the form, and what it finds.
-import { get } from "../api.js";
-import { field, h, put } from "../dom.js";
 import { address, note } from "../address.js";
+import { get, ofRun } from "../api.js";
+import { field, h, put, select } from "../dom.js";
 import { number, trouble, visible, written } from "../text.js";
-import { advantageMark, correctMark, stopWords } from "./marks.js";
+import { advantageMark, correctMark, lengthMark } from "./marks.js";
 
 const LIMIT = 50; // completions asked for at once
 const MOST_PAGES = 20; // that are fetched again when one comes back to a search
@@ -25,12 +25,11 @@ export function searchForm(run, given) {
     "aria-label": "Text of a completion", autocomplete: "off", spellcheck: "false" });
   const ranges = Object.entries(RANGES).map(([label, [low, high]]) => h("div", { class: "field", role: "group", "aria-label": label },
     h("span", {}, `${label} from, to`), h("span", { class: "range" }, bound(low, `${label} from`, given), bound(high, `${label} to`, given))));
-  const selects = Object.entries(CHOICES).map(([name, [label, options]]) =>
-    field(label, select(name, options, given[name] ?? "")));
+  const selects = Object.entries(CHOICES).map(([name, [label, options]]) => field(label, select(options, given[name], { name })));
   const filtered = NAMES.some((name) => name !== "text" && given[name]);
   return h("form", { class: "search card", role: "search", onsubmit: (event) => send(event, run) },
     h("div", { class: "row" }, text, h("button", { class: "main" }, "Search all steps")),
-    h("details", filtered ? { open: true } : {}, h("summary", {}, "Filters"),
+    h("details", { open: filtered }, h("summary", {}, "Filters"),
       h("div", { class: "row filters" }, ranges, selects)));
 }
 
@@ -38,16 +37,9 @@ function bound(name, label, given) {
   return h("input", { name, inputmode: "decimal", class: "step", value: given[name] ?? "", autocomplete: "off", "aria-label": label });
 }
 
-function select(name, options, chosen) {
-  const element = h("select", { name }, options.map(([value, label]) => h("option", { value }, label)));
-  element.value = chosen;
-  return element;
-}
-
 function send(event, run) {
   event.preventDefault();
-  const given = Object.fromEntries(new FormData(event.currentTarget));
-  location.hash = `${address(run, {}, { ...given, search: 1 })}`;
+  location.hash = address(run, {}, { ...Object.fromEntries(new FormData(event.currentTarget)), search: 1 });
 }
 
 /** What was found, the newest first: {element, end()}. It looks until a page is full; more is fetched on request. */
@@ -62,7 +54,7 @@ export function searchResults(run, given) {
     further.hidden = true;
     const wanted = state.found + LIMIT, earlier = state.found;
     do {
-      const answer = await get(`runs/${encodeURIComponent(run)}/search`, { ...asked, before: state.before }, leaving.signal);
+      const answer = await get(ofRun(run, "search"), { ...asked, before: state.before }, leaving.signal);
       state.before = answer.next;
       state.found += answer.rows.length;
       state.looked += answer.looked_at;
@@ -119,17 +111,14 @@ function result(run, row, text) {
     h("div", { class: "row" },
       h("a", { href: to }, `Step ${row.step}, group ${row.group_index}, completion ${row.completion_index}`),
       row.invalid_reason === null ? h("span", {}, `reward ${number(row.reward)}`) : h("span", { class: "mark bad" }, "invalid reward"),
-      advantageMark(row.advantage), correctMark(row.correct),
-      h("span", { class: "note" }, `${number(row.length)} tokens, ${stopWords(row.stop_reason)}`)),
+      advantageMark(row.advantage), correctMark(row.correct), lengthMark(row)),
     row.invalid_reason === null ? null : h("p", { class: "bad" }, written(row.invalid_reason)),
     highlighted(row.text, text));
 }
 
 /** The text with every hit marked: the text is cut, never its markup. */
 function highlighted(text, wanted) {
-  const element = h("p", { class: "text" });
-  element.append(...cut(text, wanted).map(([part, hit]) => (hit ? h("mark", {}, visible(part)) : visible(part))));
-  return element;
+  return h("p", { class: "text" }, cut(text, wanted).map(([part, hit]) => (hit ? h("mark", {}, visible(part)) : visible(part))));
 }
 
 function cut(text, wanted) {

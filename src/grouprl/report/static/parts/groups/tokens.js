@@ -1,16 +1,16 @@
 // A completion as tokens: coloured by a choice of numbers, with all numbers of the one that is looked at.
-import { get } from "../api.js";
-import { h, put } from "../dom.js";
 import { note, whole } from "../address.js";
+import { get, ofRun } from "../api.js";
+import { h, put, refresh } from "../dom.js";
 import { number, percent, signed, visible } from "../text.js";
-import { advantageSteps, FULL, tint, tinted } from "./marks.js";
+import { advantageSteps, FULL, scaleLegend, stepsUpTo, tint, tinted } from "./marks.js";
 
 const MOST = 2000; // tokens shown at once
 const TONES = ["plus", "minus", "zero", "amount"];
 
 /** The element that shows the tokens of a completion; `given` are the choices of the address: view, t (token). */
 export async function tokenView(run, { step, group, completion }, given) {
-  const found = await get(`runs/${encodeURIComponent(run)}/completions/${step}/${group}/${completion}`);
+  const found = await get(ofRun(run, "completions", step, group, completion));
   if (!found.tokens.length) return h("p", { class: "note" }, "This completion has no tokens.");
   const state = { found, shown: 0, at: Math.min(whole(given.t) ?? 0, found.tokens.length - 1), spans: [] };
   state.box = h("div", { class: "tokens text", role: "listbox", "aria-orientation": "horizontal",
@@ -20,39 +20,37 @@ export async function tokenView(run, { step, group, completion }, given) {
   state.panel = tokenPanel(found);
   state.legend = h("div", { class: "row legend", role: "status" });
   state.sentence = h("p", { class: "note" });
-  const view = VIEWS[given.view] && found[VIEWS[given.view].of] ? given.view : "advantage";
-  state.scale = scaleOf(view, found);
+  state.buttons = viewButtons(state);
+  paint(state, VIEWS[given.view] && found[VIEWS[given.view].of] ? given.view : "advantage");
   extend(state, Math.max(MOST, state.at + 1));
-  const buttons = viewButtons(state);
-  paint(state, view, buttons);
   select(state, state.at);
   return h("div", { class: "tokenview" },
-    h("div", { class: "row", role: "group", "aria-label": "Colour tokens by" }, buttons),
+    h("div", { class: "row", role: "group", "aria-label": "Color tokens by" }, state.buttons),
     state.sentence, state.legend,
     h("div", { class: "tokenrows" }, h("div", {}, state.box, state.more), state.panel.element),
     h("p", { class: "note" }, legendOfSigns(found)));
 }
 
 function viewButtons(state) {
-  const buttons = Object.entries(VIEWS).map(([name, view]) => {
+  return Object.entries(VIEWS).map(([name, view]) => {
     const missing = state.found[view.of] ? null : `Not recorded: ${view.missing}.`;
     return h("button", { type: "button", "data-view": name, "aria-disabled": missing ? "true" : null, title: missing ?? view.sentence,
       onclick: () => {
         if (missing) return put(state.sentence, `${view.label}. ${missing}`);
-        paint(state, name, buttons);
+        paint(state, name);
         note({ view: name });
       } }, view.label);
   });
-  return buttons;
 }
 
-function paint(state, name, buttons) {
-  state.scale = scaleOf(name, state.found);
-  state.spans.forEach((span, place) => colour(span, state.scale.tint(place)));
-  for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.view === name));
-  const { label, sentence } = VIEWS[name];
+/** Colors the tokens by a view, whose scale is {tint(place), legend}. */
+function paint(state, name) {
+  const { label, sentence, scale, of } = VIEWS[name];
+  state.scale = scale(state.found[of], state.found);
+  state.spans.forEach((span, place) => color(span, state.scale.tint(place)));
+  for (const button of state.buttons) button.setAttribute("aria-pressed", String(button.dataset.view === name));
   put(state.sentence, `${sentence} ${ofSequence(name, state.found)}`);
-  put(state.legend, h("span", { class: "note" }, label), legendOf(state.scale));
+  put(state.legend, h("span", { class: "note" }, label), scaleLegend(state.scale.legend));
 }
 
 function ofSequence(name, { objective, sequence_ratio: ratio }) {
@@ -60,7 +58,7 @@ function ofSequence(name, { objective, sequence_ratio: ratio }) {
   return `This run clips the ratio of the whole completion, ${number(ratio, 5)}, and not that of each token.`;
 }
 
-function colour(span, look) {
+function color(span, look) {
   span.classList.remove(...TONES);
   tinted(span, look);
 }
@@ -69,9 +67,9 @@ function extend(state, to) {
   const { tokens } = state.found, end = Math.min(tokens.length, to);
   for (let place = state.shown; place < end; place++) {
     const span = h("span", { class: "token tint", role: "option", tabindex: "-1", "data-place": place, "aria-selected": "false" },
-      ...pieces(tokens[place]));
+      pieces(tokens[place]));
     if (tokens[place].half) span.classList.add("half");
-    colour(span, state.scale.tint(place));
+    color(span, state.scale.tint(place));
     state.spans.push(span);
     state.box.append(span);
   }
@@ -84,12 +82,10 @@ const SIGNS = { " ": "\u00b7", "\n": "\u23ce", "\t": "\u21e5" };
 
 /** What a token says: spaces and line ends as signs, and everything else that cannot be seen. */
 function pieces({ id, text }) {
-  if (text === null) return [h("span", { class: "sign" }, `#${id}`)];
-  if (text === "") return [h("span", { class: "sign" }, "\u2205")];
-  return text.split(/([ \n\t])/).filter((part) => part !== "").map((part) => {
-    if (!SIGNS[part]) return visible(part);
-    return [h("span", { class: "sign" }, SIGNS[part]), part === "\n" ? "\n" : null];
-  }).flat().filter((part) => part !== null);
+  const sign = (shown) => h("span", { class: "sign" }, shown);
+  if (!text) return sign(text === null ? `#${id}` : "\u2205");
+  return text.split(/([ \n\t])/).filter((part) => part !== "").map((part) =>
+    (SIGNS[part] ? [sign(SIGNS[part]), part === "\n" ? part : null] : visible(part)));
 }
 
 function legendOfSigns({ tokenizer, tokens }) {
@@ -119,23 +115,20 @@ function select(state, place) {
   state.panel.show(place);
 }
 
+const WAYS = {
+  ArrowLeft: ({ at }) => at - 1,
+  ArrowRight: ({ at }) => at + 1,
+  Home: () => 0,
+  End: ({ spans }) => spans.length - 1,
+  ArrowUp: (state) => onLine(state, -1),
+  ArrowDown: (state) => onLine(state, 1),
+};
+
 function pressed(state, event) {
-  const to = target(state, event.key);
+  const to = WAYS[event.key]?.(state);
   if (to === undefined || event.altKey || event.ctrlKey || event.metaKey) return;
   event.preventDefault();
   state.spans[Math.max(0, Math.min(state.spans.length - 1, to))].focus();
-}
-
-function target(state, key) {
-  const ways = {
-    ArrowLeft: () => state.at - 1,
-    ArrowRight: () => state.at + 1,
-    Home: () => 0,
-    End: () => state.spans.length - 1,
-    ArrowUp: () => onLine(state, -1),
-    ArrowDown: () => onLine(state, 1),
-  };
-  return ways[key]?.();
 }
 
 /** The token of the line above or below that stands nearest to the one in focus. */
@@ -177,22 +170,16 @@ const LINES = [
 /** {element, show(place)} for a completion as the lab gives it. */
 function tokenPanel(found) {
   const element = h("aside", { class: "tokenpanel", tabindex: "0", "aria-live": "polite", "aria-label": "Numbers of the token" });
-  let shown = -1;
-  return {
-    element,
-    show(place) {
-      if (place === shown) return;
-      shown = place;
-      const { id, text, half } = found.tokens[place];
-      put(element,
-        h("h4", {}, h("span", { class: "text" }, text === null ? `#${id}` : visible(JSON.stringify(text)))),
-        h("p", { class: "note" }, `Token ${place + 1} of ${number(found.tokens.length)}, id ${id}${half ? ", part of a character" : ""}`),
-        h("dl", {}, LINES.map(([words, name, written]) => [
-          h("dt", {}, words),
-          h("dd", {}, found[name] === null ? "not recorded" : written(found[name][place])),
-        ])));
-    },
+  const numbersAt = (place) => {
+    const { id, text, half } = found.tokens[place];
+    return [
+      h("h4", {}, h("span", { class: "text" }, text === null ? `#${id}` : visible(JSON.stringify(text)))),
+      h("p", { class: "note" }, `Token ${place + 1} of ${number(found.tokens.length)}, id ${id}${half ? ", part of a character" : ""}`),
+      h("dl", {}, LINES.map(([words, name, written]) =>
+        [h("dt", {}, words), h("dd", {}, found[name] === null ? "not recorded" : written(found[name][place]))])),
+    ];
   };
+  return { element, show: (place) => refresh(element, place, () => numbersAt(place)) };
 }
 
 // What the tokens of a completion can be coloured by, and the scale of each colouring.
@@ -220,45 +207,38 @@ const VIEWS = {
     sentence: "What the step's update added to the token's probability." },
 };
 
-/** The scale of a view for a completion: {tint(place), legend}. */
-function scaleOf(name, completion) {
-  return VIEWS[name].scale(completion[VIEWS[name].of], completion);
-}
-
-/** The scale of the completions: a colour means the same there and here. */
+/** The scale of the completions: a color means the same there and here. */
 function asOnCards(values) {
   return { tint: (place) => tint(values[place], FULL), legend: advantageSteps() };
 }
 
 /** From `full` below the middle to `full` above it. */
 function around(middle, values, full, write) {
-  return {
-    tint: (place) => tint(values[place] - middle, full),
-    legend: [-full, -full / 2, 0, full / 2, full].map((value) => [write(middle + value, 4), tint(value, full)]),
-  };
+  return { tint: (place) => tint(values[place] - middle, full), legend: stepsUpTo(full, (value) => write(middle + value, 4)) };
 }
 
 function both(values) {
   return around(0, values, round(largest(values)), signed);
 }
 
-const amount = (size) => ({ tone: size ? "amount" : "zero", size });
+/** By a share of the full color, from 0 to 1: `shareOf(value)` of a token, `write(share)` in the legend. */
+function amounts(values, shareOf, write) {
+  const amount = (size) => ({ tone: size ? "amount" : "zero", size });
+  return {
+    tint: (place) => amount(shareOf(values[place])),
+    legend: [0, 0.25, 0.5, 0.75, 1].map((share) => [write(share), amount(share)]),
+  };
+}
 
 function surprise(values) {
-  return {
-    tint: (place) => amount(1 - values[place]),
-    legend: [1, 0.75, 0.5, 0.25, 0].map((value) => [percent(value), amount(1 - value)]),
-  };
+  return amounts(values, (value) => 1 - value, (share) => percent(1 - share));
 }
 
 /** From 0 up; with both signs where an estimate falls below. */
 function either(values) {
   if (values.some((value) => value < 0)) return both(values);
   const full = round(largest(values));
-  return {
-    tint: (place) => amount(values[place] / full),
-    legend: [0, 0.25, 0.5, 0.75, 1].map((share) => [number(share * full, 4), amount(share)]),
-  };
+  return amounts(values, (value) => value / full, (share) => number(share * full, 4));
 }
 
 // At least as wide as the bounds, so that rounding errors keep faint colours.
@@ -268,7 +248,7 @@ function ratio(values, { objective }) {
 }
 
 function sides(values, { objective }) {
-  const below = { tone: "minus", size: 1 }, above = { tone: "plus", size: 1 }, neither = { tone: "zero", size: 0 };
+  const [below, neither, above] = [-1, 0, 1].map((side) => tint(side, 1));
   const looks = { low: below, high: above, dual: below };
   return {
     tint: (place) => looks[values[place]] ?? neither,
@@ -285,8 +265,4 @@ function round(value) {
   if (!value) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
   return power * ([1, 1.5, 2, 3, 5, 7.5].find((step) => step * power >= value * 0.999999) ?? 10);
-}
-
-export function legendOf({ legend }) {
-  return h("span", { class: "scale" }, legend.map(([label, look]) => tinted(h("span", { class: "tint" }, label), look)));
 }

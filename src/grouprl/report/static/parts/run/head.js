@@ -1,15 +1,14 @@
 // The top of a run's page: what it is, how far it is, how fast, and what can be done with it.
-import { live } from "../api.js";
-import { h, put } from "../dom.js";
+import { comparing, live, ofRun } from "../api.js";
+import { h, write } from "../dom.js";
 import { actions } from "../launch.js";
-import { write } from "../legend.js";
-import { duration, number, visible } from "../text.js";
-import { share } from "../units.js";
+import { duration, number, share, visible } from "../text.js";
+import { LOST } from "../view.js";
 import { noVerifier } from "./plan.js";
 
-const PACE = 10; // steps that the speed is the mean of
-
-const FIGURES = ["Tokens per second", "Time per step", "Time so far", "Time left", "Reward", "Accuracy", "Held out, before → now"];
+const PACE = 9; // steps that the speed is the mean of
+const RECENT = 20; // steps whose mean time the rest of the run is expected to take
+const NUMBERS = ["Tokens per second", "Time per step", "Time so far", "Time left", "Reward", "Accuracy", "Held out, before → now"];
 const NONE = "no verifier";
 
 /** The head; `show({run, series, evaluations})` brings it up to date, `lost(yes)` says that the lab does not answer. */
@@ -17,37 +16,35 @@ export function head(run, runs) {
   const status = mark(), steps = progress(), buttons = actions(() => runs.map((one) => one.name));
   const verdict = h("p", { class: "verdict" });
   const connection = h("p", { class: "error", role: "status" });
-  const figures = numbers(FIGURES);
-  const path = encodeURIComponent(run.id);
+  const values = NUMBERS.map(() => h("b", {}));
+  const numbers = h("div", { class: "numbers card" }, NUMBERS.map((name, place) => h("div", {}, h("span", {}, name), values[place])));
   const element = h("header", { class: "run-head" },
     h("h1", {}, visible(run.name), " ", status.element),
     h("p", { class: "note" }, [run.algorithm, run.model, run.task, `seed ${run.seed ?? "not known"}`].filter(Boolean).map(visible).join(" · ")),
     verdict, origin(run, runs),
     h("div", { class: "row" }, steps.element, live ? buttons.element : null,
-      h("a", { href: `#/runs/${path}/groups` }, "Groups and completions"),
-      live ? h("a", { href: `#/compare/${encodeURIComponent(path)}` }, "Compare") : null),
-    connection, figures.element);
+      h("a", { href: `#/${ofRun(run.id, "groups")}` }, "Groups and completions"),
+      live ? h("a", { href: comparing([run.id]) }, "Compare") : null),
+    connection, numbers);
   const show = (page) => {
     status.show(page.run.status);
     const step = page.series.step.at(-1) ?? 0;
     steps.show(step, page.run.steps, phase({ ...page.run, step, evaluations: page.evaluations }));
     buttons.show(page.run);
     write(verdict, page.run.verdict);
-    figures.show(figuresOf(page));
+    numbersOf(page).forEach((text, place) => write(values[place], text));
   };
   const lost = (yes) => write(connection, yes ? LOST : "");
   return { element, show, lost };
 }
 
-function figuresOf({ run, series, evaluations }) {
-  const made = series.length, from = Math.max(0, made - PACE);
-  const took = made - 1 > from ? (series.seconds.at(-1) - series.seconds[from]) / (made - 1 - from) : null;
+function numbersOf({ run, series, evaluations }) {
   const [first, last] = [evaluations[0]?.greedy_accuracy, evaluations.at(-1)?.greedy_accuracy];
   const running = run.status === "running", judged = !noVerifier(series);
   return [
-    number(series.last("tokens_per_second"), 0), duration(took),
+    number(series.last("tokens_per_second"), 0), duration(secondsPerStep(series, PACE)),
     // A run that is over says itself how long it trained: as the list of runs has it.
-    duration(running ? series.seconds.at(-1) : run.seconds), running ? about(timeLeft(series, run.steps)) : duration(null),
+    duration(running ? series.seconds.at(-1) : run.seconds), running ? timeLeft(series, run.steps) : duration(null),
     number(series.last("reward")), judged ? share(series.last("accuracy")) : NONE,
     judged ? `${share(first)} → ${share(evaluations.length > 1 ? last : null)}` : NONE,
   ];
@@ -60,38 +57,13 @@ function origin({ forked, id }, runs) {
   if (!forked) return null;
   const known = runs.filter((one) => one.id === forked.from || one.name === forked.from);
   const name = visible(forked.from);
-  const source = known.length === 1 ? h("a", { href: `#/runs/${encodeURIComponent(known[0].id)}` }, name) : h("b", {}, name);
+  const source = known.length === 1 ? h("a", { href: `#/${ofRun(known[0].id)}` }, name) : h("b", {}, name);
   return h("p", { class: "note" }, "Forked from ", source, ` at step ${number(forked.step)}.`);
 }
 
-/** Numbers with their names below each other. */
-export function numbers(names) {
-  const values = names.map(() => h("b", {}));
-  const element = h("div", { class: "numbers card" }, names.map((name, place) => h("div", {}, h("span", {}, name), values[place])));
-  return { element, show: (texts) => texts.forEach((text, place) => write(values[place], text)) };
-}
-
-/** A part of the page that is folded. */
-export function folded(title, ...children) {
-  return h("details", { class: "card folded" }, h("summary", {}, title), ...children);
-}
-
-/** Replaces what an element holds, unless it would be the same. */
-export function refresh(element, key, build) {
-  const text = JSON.stringify(key);
-  if (element.dataset.key === text) return;
-  element.dataset.key = text;
-  put(element, build());
-}
-
-// How a run is doing, and what can be done about it.
-
-/** What a page says while it gets no answer. */
-export const LOST = "The lab does not answer. This page goes on by itself when it does; "
-  + "a lab that was started anew has to be opened by its new link.";
+// How a run is doing.
 
 const MARKS = { running: "mark good", finished: "mark", stopped: "mark warn", broken: "mark bad" };
-const RECENT = 20; // steps whose mean time the rest of the run is expected to take
 
 /** A sign of the status that `show(status)` changes. */
 export function mark() {
@@ -136,15 +108,15 @@ export function roughPhase({ status, step, steps, greedy_before: before }) {
   return steps && step >= steps ? "final evaluation" : "";
 }
 
-/** The time that the rest of a run takes if its steps go on as the last ones; null when there is nothing to tell by. */
-export function timeLeft(series, steps) {
+/** The time that the rest of a run takes if its steps go on as the last ones; a dash when there is nothing to tell by. */
+function timeLeft(series, steps) {
   const made = series.step.at(-1);
-  const from = Math.max(0, series.length - 1 - RECENT);
-  if (!steps || series.length < 3 || made >= steps) return null;
-  const each = (series.seconds.at(-1) - series.seconds[from]) / (series.length - 1 - from);
-  return each * (steps - made);
+  if (!steps || series.length < 3 || made >= steps) return duration(null);
+  return `about ${duration(secondsPerStep(series, RECENT) * (steps - made))}`;
 }
 
-export function about(seconds) {
-  return seconds === null ? duration(null) : `about ${duration(seconds)}`;
+/** The mean over the last so many steps; null before the second. */
+function secondsPerStep({ seconds }, steps) {
+  const to = seconds.length - 1, from = Math.max(0, to - steps);
+  return to > from ? (seconds[to] - seconds[from]) / (to - from) : null;
 }

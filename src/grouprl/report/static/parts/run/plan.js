@@ -29,7 +29,7 @@ export function plan(sections, names, measures, find, unjudged = false) {
     const charts = specs.map((spec) => (spec.evaluations ? heldOut(spec, measures, find) : chart(spec, names, shown, find)));
     return { title, explained, charts: charts.filter(Boolean), unjudged: unjudged && JUDGED.includes(title) };
   });
-  const more = names.filter((name) => !shown.has(name)).map((name) => chart({ lines: { [name]: last(name) } }, names, shown, find));
+  const more = names.filter((name) => !shown.has(name)).map((name) => chart({ lines: { [name]: name.split("/").at(-1) } }, names, shown, find));
   return [...shownSections, { title: "More", charts: more }].filter(({ charts }) => charts.length);
 }
 
@@ -68,25 +68,15 @@ function lines(named) {
   };
 }
 
-function groups() {
-  return {
-    lines: ["hopeless", "mixed", "solved"].map((label, place) => ({ label, look: STANDING[place] })),
-    columns: (series) => {
-      const [hopeless, solved] = [series.column("frac_hopeless"), series.column("frac_solved")];
-      // Shares of a whole: what rounding leaves below 0 is nothing.
-      const rest = (share, other) => (share === null || other === null ? null : Math.max(0, 1 - share - other));
-      const mixed = hopeless.map((share, at) => rest(share, solved[at]));
-      return [hopeless, mixed, solved];
-    },
-  };
+function standing(middle, columns) {
+  return { lines: ["hopeless", middle, "solved"].map((label, place) => ({ label, look: STANDING[place] })), columns };
 }
 
-function standing() {
-  const names = ["curriculum/hopeless", "curriculum/edge", "curriculum/solved"];
-  return {
-    lines: ["hopeless", "at the edge", "solved"].map((label, place) => ({ label, look: STANDING[place] })),
-    columns: (series) => names.map((name) => series.column(name)),
-  };
+function shares(series) {
+  const [hopeless, solved] = [series.column("frac_hopeless"), series.column("frac_solved")];
+  // Shares of a whole: what rounding leaves below 0 is nothing.
+  const rest = (share, other) => (share === null || other === null ? null : Math.max(0, 1 - share - other));
+  return [hopeless, hopeless.map((share, at) => rest(share, solved[at])), solved];
 }
 
 /** Seconds by part, the rest of the step last. */
@@ -103,11 +93,11 @@ function time(found) {
   };
 }
 
-const AREAS = { groups, standing, time };
-
-function last(name) {
-  return name.split("/").at(-1);
-}
+const AREAS = {
+  groups: () => standing("mixed", shares),
+  standing: () => standing("at the edge", (series) => ["hopeless", "edge", "solved"].map((name) => series.column(`curriculum/${name}`))),
+  time,
+};
 
 /** The measures of held-out accuracy that were taken: greedily, by one completion, and by the best of the most. */
 export function measuresOf(evaluations) {

@@ -1,10 +1,9 @@
 // What came of a run: held-out results and problems, invalid rewards, where the time went, and what its summary holds.
-import { h, put } from "../dom.js";
+import { h } from "../dom.js";
 import { correctMark } from "../groups/marks.js";
 import { intervalName } from "../series.js";
 import { sumOf, table } from "../table.js";
-import { number, visible, written } from "../text.js";
-import { between, fixed, share, time } from "../units.js";
+import { between, fixed, later, number, share, time, visible, written } from "../text.js";
 import { UNJUDGED } from "./plan.js";
 
 const NAMES = { greedy_accuracy: "greedy", mean_length: "mean length", unverified_share: "the verifier failed" };
@@ -66,11 +65,9 @@ function side(when, { completion, correct }) {
 
 /** The reasons of invalid rewards, once they are there. */
 export function invalidReasons(asked) {
-  const found = h("div", {}, h("p", { class: "note" }, "Loading."));
   const rows = ({ reasons }) => reasons.map((one) => [written(one.reason), number(one.completions), `${one.first_step} to ${one.last_step}`]);
-  asked.then((answer) => put(found, table("Reasons", ["reason", "completions", "steps"], rows(answer))),
-    (error) => put(found, h("p", { class: "error" }, visible(error.message))));
-  return [h("p", { class: "note" }, "They are left out of the statistics of their groups: a verifier that fails must not look like a wrong answer."), found];
+  return [h("p", { class: "note" }, "They are left out of the statistics of their groups: a verifier that fails must not look like a wrong answer."),
+    later(asked, (answer) => table("Reasons", ["reason", "completions", "steps"], rows(answer)))];
 }
 
 /** Mean seconds of a step by part, the longest first, and what is left of it last. */

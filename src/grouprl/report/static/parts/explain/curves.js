@@ -1,12 +1,13 @@
-// The ratio and the surrogate: what the run maximises, how far it trusts a ratio, and the ratios that it had.
-import { field, h, put } from "../dom.js";
-import { column, plain, withSign } from "../numbers.js";
-import { byCompletion } from "../table.js";
-import { percent } from "../text.js";
+// The stages with curves: what is maximised by the ratio, how far a ratio is trusted, and the KL to the reference; each with
+// the numbers that the group had in its run.
 import { asking } from "../address.js";
-import { ratioEquations } from "./formulas.js";
+import { field, h, put, select } from "../dom.js";
+import { column, plain, withSign } from "../numbers.js";
+import { byCompletion, figures } from "../table.js";
+import { percent } from "../text.js";
+import { klEquations, math, ratioEquations } from "./formulas.js";
 import { linePlot, nearest } from "./plot.js";
-import { filled } from "./stages.js";
+import { filled } from "./walk.js";
 
 const LABELS = [["advantage", "Advantage A"], ["surrogate", "Surrogate"], ["clip_low", "\u03b5 low"], ["clip_high", "\u03b5 high"],
   ["dual_clip", "Dual clip c, where A < 0"]];
@@ -18,10 +19,9 @@ const INSIDE = 0.8; // of the way from 1 to a bound: where the handle begins
 const FREE = 1.1; // and where there is no bound
 const SHOWN = 4; // digits of an advantage in the list
 
-export function clipStage({ algorithm, source, stages: { ratio, advantages } }, { ratio: words }) {
+export function clipStage({ algorithm, source, stages: { ratio, advantages } }, words) {
   const { surrogate, ratio: level, updates_per_batch: updates } = algorithm;
   return {
-    key: "ratio",
     title: words.title[surrogate],
     happens: `${words.happens[level]} ${words.maximised[surrogate]}`,
     why: words.why[surrogate],
@@ -46,8 +46,8 @@ function ofTokens(completions, bounds) {
   const of = (name) => completions.map((one) => one[name]);
   const ratios = [column(of("mean")), column(of("max"))];
   if (bounds.length === 0) return [["mean ratio", "largest"], ratios];
-  const share = (name) => of(name).map(percent);
-  return [["mean ratio", "largest", "clipped below", "clipped above"], [...ratios, share("clip_low_fraction"), share("clip_high_fraction")]];
+  return [["mean ratio", "largest", "clipped below", "clipped above"],
+    [...ratios, of("clip_low_fraction").map(percent), of("clip_high_fraction").map(percent)]];
 }
 
 function ofCompletions(completions, bounds) {
@@ -60,7 +60,6 @@ function ofCompletions(completions, bounds) {
 /** The objective of one token by its ratio: the plot with its choices, which begin as the algorithm has them. `recorded`: whether they are those of a run. */
 function objective({ completions, by_token: byToken }, algorithm, recorded) {
   const whole = algorithm.ratio === "sequence";
-  const failed = h("p", { class: "error" });
   const read = h("p", { class: "read" });
   const counted = h("p", { class: "note" }, "The log-prob is counted from what it was when the token was written.");
   const selects = selectsOf(completions, algorithm, recorded ? "this run" : algorithm.name);
@@ -69,17 +68,16 @@ function objective({ completions, by_token: byToken }, algorithm, recorded) {
     label: `The objective of a ${whole ? "completion" : "token"} against its ratio`,
     x: whole ? "ratio s of a completion" : "ratio \u03c1 of a token",
     y: "objective S",
-    handle: { name: "Ratio", said: (index) => (answer ? spoken(answer, index) : "") },
+    handle: { name: "Ratio", said: (index) => spoken(answer, index) },
     onmove: (index) => put(read, readout(answer, index, whole)),
   });
   const asked = asking("objective", (found) => {
     const at = isSameAxis(answer?.ratio, found.ratio) ? answer.ratio[plot.index()] : beginning(found.bounds);
     answer = found;
-    put(failed);
     plot.show(drawn(found));
     plot.move(nearest(found.ratio, at));
     put(read, readout(found, plot.index(), whole));
-  }, (error) => put(failed, error.message));
+  });
   const labels = LABELS.map(([name, words]) => field(words, selects[name]));
   if (byToken) labels[0].firstChild.append(" (mean over the tokens)");
   const ask = () => {
@@ -89,7 +87,7 @@ function objective({ completions, by_token: byToken }, algorithm, recorded) {
     asked.now(Object.fromEntries(LABELS.filter((_, place) => acting[place]).map(([name]) => [name, selects[name].value])));
   };
   ask();
-  return h("div", {}, h("div", { class: "row controls", onchange: ask }, labels), failed, plot.element, counted, read);
+  return h("div", {}, h("div", { class: "row controls", onchange: ask }, labels), asked.failed, plot.element, counted, read);
 }
 
 /** Whether a choice has a part in the surrogate. */
@@ -101,16 +99,12 @@ function acts(name, surrogate) {
 function selectsOf(advantages, { surrogate, clip_low: low, clip_high: high, dual_clip: dual }, whose) {
   const clipped = surrogate !== "plain";
   return {
-    advantage: choice(advantageOptions(advantages), null),
-    surrogate: choice(SURROGATES, surrogate),
-    clip_low: choice(boundOptions(BOUNDS, clipped ? low : null, whose), clipped ? low : USUAL),
-    clip_high: choice(boundOptions(BOUNDS, clipped ? high : null, whose), clipped ? high : USUAL),
-    dual_clip: choice([["", "none"], ...boundOptions(DUAL, dual, whose)], dual),
+    advantage: select(advantageOptions(advantages)),
+    surrogate: select(SURROGATES, surrogate),
+    clip_low: select(boundOptions(BOUNDS, clipped ? low : null, whose), clipped ? low : USUAL),
+    clip_high: select(boundOptions(BOUNDS, clipped ? high : null, whose), clipped ? high : USUAL),
+    dual_clip: select([["", "none"], ...boundOptions(DUAL, dual, whose)], dual),
   };
-}
-
-function choice(options, chosen) {
-  return h("select", {}, options.map(([value, name]) => h("option", { value: String(value), selected: value === chosen }, name)));
 }
 
 /** The different advantages of the group, the largest first; without any, one of either sign. */
@@ -170,4 +164,92 @@ function readout({ ratio, objective: values, gradient }, index, whole) {
   return ["Ratio ", h("b", {}, plain(ratio[index], digits)), ": objective ", h("b", {}, withSign(values[index], digits)),
     `, gradient with respect to the ${by} `, h("b", {}, withSign(slope, digits)), ". ",
     slope === 0 ? `Nothing pushes this ${what} here.` : `The update would make this ${what} ${slope > 0 ? "likelier" : "less likely"}.`];
+}
+
+// The KL: drag how far a token's log-prob has moved, see three estimates and their gradients.
+
+const KINDS = [["k1", 2], ["k2", 3], ["k3", 1]];
+// What is drawn, under which title, the name of its axis, and how much of it.
+const CURVES = [
+  ["value", "Estimate of the KL", "estimate, in nats", [-3.5, 8]],
+  ["gradient", "Gradient with respect to the log-prob", "gradient", [-8, 3.5]],
+];
+const BEGINS = 1; // of the handle
+const DEFINED = "Three estimates of a token: k1 = −x, k2 = x^2 / 2, k3 = e^x − 1 − x, with x = log ( π_{ref} / π_θ ).";
+
+export function klStage({ algorithm, stages: { kl } }, words) {
+  return {
+    happens: words.happens[algorithm.kl_coef > 0 ? algorithm.kl_in : "none"],
+    equation: klEquations(algorithm),
+    body: () => h("div", {}, curves(), recordedKl(kl, algorithm)),
+  };
+}
+
+function curves() {
+  const [read, whole] = [h("div", { class: "read" }), h("div", {})];
+  let answer = null;
+  const moved = (index) => {
+    for (const plot of plots) plot.move(index);
+    put(read, readoutKl(answer, index));
+  };
+  const plots = CURVES.map(([part, title, y]) => linePlot({
+    label: `${title} of a token, by the log of pi ref over pi theta`,
+    x: "x = log ( \u03c0 ref / \u03c0 \u03b8 ) of a token",
+    y,
+    handle: { name: `Log of pi ref over pi theta, ${part}s`, said: (index) => spokenKl(answer, index, part) },
+    onmove: moved,
+  }));
+  const asked = asking("kl", (found) => {
+    answer = found;
+    plots.forEach((plot, place) => plot.show({
+      grid: found.log_ratio,
+      series: KINDS.map(([kind, look]) => ({ name: kind, look, values: found.kinds[kind][CURVES[place][0]] })),
+      range: CURVES[place][3],
+      marks: [{ at: 0 }],
+    }));
+    moved(nearest(found.log_ratio, BEGINS));
+    put(whole, ofAPair(found.pair));
+  });
+  asked.now({});
+  const titled = plots.map((plot, place) => h("section", {}, h("h3", {}, CURVES[place][1]), plot.element));
+  return h("div", {}, asked.failed, h("p", { class: "note" }, math(DEFINED)), h("div", { class: "two" }, titled), read, whole);
+}
+
+function spokenKl({ log_ratio: grid, kinds }, index, part) {
+  return `${withSign(grid[index])}: ${KINDS.map(([kind]) => `${kind} ${withSign(kinds[kind][part][index])}`).join(", ")}`;
+}
+
+function readoutKl({ log_ratio: grid, kinds }, index) {
+  const at = grid[index];
+  const [more, less] = at > 0 ? ["reference", "policy"] : ["policy", "reference"];
+  const where = at === 0 ? "Policy and reference agree" : `The ${more} likes this token more than the ${less} does`;
+  const of = (part) => column(KINDS.map(([kind]) => kinds[kind][part][index]), { sign: true });
+  return [h("p", {}, h("i", {}, "x"), " = log ( \u03c0 ref / \u03c0 \u03b8 ) = ", h("b", {}, withSign(at)), `. ${where}.`),
+    figures("Estimates and gradients at this point", ["", "estimate", "gradient"],
+      [KINDS.map(([kind]) => kind), of("value"), of("gradient")])];
+}
+
+/** Over all tokens of a distribution: what the estimates come to, and where each of them pulls. */
+function ofAPair({ policy, reference, kl, reverse_kl: reverse, exact_gradient: exact, reverse_gradient: other, kinds }) {
+  const list = (values, sign) => column(values, { digits: 4, sign }).join(", ");
+  const names = [...KINDS.map(([kind]) => kind), "KL(policy, reference)", "KL(reference, policy)"];
+  const means = column([...KINDS.map(([kind]) => kinds[kind].expectation), kl, reverse]);
+  const slopes = [...KINDS.map(([kind]) => kinds[kind].gradient), exact, other].map((values) => list(values, true));
+  return h("details", {}, h("summary", {}, "Over a whole distribution: what each estimate comes to, and where it pulls"),
+    h("p", { class: "note" }, `Three tokens, drawn from a policy with probabilities ${list(policy, false)}; those of the reference are ` +
+      `${list(reference, false)}. Gradients are by the policy's three logits.`),
+    figures("Estimates over a distribution", ["", "mean", "gradient as a loss"], [names, means, slopes]),
+    h("p", { class: "note" }, "k1 has the right mean and no gradient at all, k2 pulls as KL(policy, reference) does, k3 as KL(reference, policy)."));
+}
+
+/** What the KL of this group was in its run. */
+function recordedKl({ kind, coefficient, reason, completions, in: where }, { name }) {
+  if (!completions) return h("p", { class: "note" }, `In this group: ${reason ?? "no KL was recorded"}.`);
+  const inLoss = reason ? ` (${reason})` : "";
+  const place = where === "loss" ? `into the loss${inLoss}` : "off the reward, estimated from the sampler's log-probs";
+  const of = (part) => column(completions.map((one) => one[part]));
+  return h("details", {},
+    h("summary", {}, `In this group ${name} takes ${kind}, times \u03b2 = ${plain(coefficient)}, ${place}.`),
+    byCompletion("KL of this group", [`${kind} per token, nats`, "sum over its tokens"],
+      [of("mean"), of("sum")]));
 }
