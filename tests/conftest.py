@@ -1,5 +1,7 @@
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -23,6 +25,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model_folder(tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.fixture(scope="session")
+def shared_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """`lab_browser.Lab` of a folder to which test modules add runs; what they added nobody changes."""
+    from lab_browser import served  # skips where there is no Playwright
+
+    with served(tmp_path_factory.mktemp("shared")) as lab:
+        yield lab
+
+
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     reason = why_unavailable(request.param)
@@ -42,9 +53,11 @@ def secret(tmp_path: Path) -> Path:
 HERE = Path(__file__).parent
 # Tests that look at every sandbox of the machine would meet those of the other worker.
 SANDBOX = ("sandbox/", "tasks/test_code_task", "rewards/test_unit_tests_reward")
+# One lab is served for them all, and its runs are recorded once.
+SHARED_LAB = tuple(f"lab/test_lab_{name}" for name in ("browser", "pages", "formulas", "walk"))
 # Begun first: a long file that is begun last leaves the other worker without work.
 LONG = (
-    *("run/test_train", "learner/test_family", "lab/test_lab_browser", "models/test_lora", "run/test_trainer"),
+    *("run/test_train", "learner/test_family", *SHARED_LAB, "models/test_lora", "run/test_trainer"),
     *("rewards/test_hostile", "sandbox/", "lab/", "scoring/", "benchmarks/", "compare/"),
 )
 
@@ -56,8 +69,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: next((at for at, start in enumerate(LONG) if place(item).startswith(start)), len(LONG)))
     for item in items:
         # The tests of a file go to one worker: what its fixtures made is made once.
-        group = "sandbox" if place(item).startswith(SANDBOX) else place(item)
-        item.add_marker(pytest.mark.xdist_group(group))
+        together = {"sandbox": SANDBOX, "shared lab": SHARED_LAB}
+        groups = [group for group, starts in together.items() if place(item).startswith(starts)]
+        item.add_marker(pytest.mark.xdist_group(*groups or [place(item)]))
     for module in {item.module for item in items if isinstance(item, pytest.Function)}:
         # A reward worker that is sent a function of a test module by its name imports all that the module does: 3 s.
         cloudpickle.register_pickle_by_value(module)

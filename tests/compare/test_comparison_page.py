@@ -60,7 +60,7 @@ def synthetic(folder: Path, variants: Sequence[str], steps: int = 60, seeds: int
 @needs_chromium
 def test_the_page_draws_every_variant_in_a_browser_and_asks_for_nothing(tmp_path: Path) -> None:
     page = synthetic(tmp_path / "c", [f"variant {n}" for n in range(9)], steps=8, seeds=2)
-    with opened(page.as_uri()) as shown:
+    with opened(page) as shown:
         shown.page.get_by_role("heading", name="Curves").scroll_into_view_if_needed()
         shown.page.wait_for_selector(".chart-card canvas")
         assert shown.page.locator(".chart-card h3").all_inner_texts()[:2] == [

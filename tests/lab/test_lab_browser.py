@@ -17,7 +17,7 @@ from grouprl.algorithms import group_advantages
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_rollouts
 from hostile_run import TEXTS, make_hostile_run
-from lab_browser import Opened, needs_chromium, opened, served
+from lab_browser import Lab, Opened, needs_chromium, opened
 
 pytestmark = [needs_chromium, pytest.mark.timeout(240)]
 
@@ -32,19 +32,17 @@ steps=100000"""
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    root = tmp_path_factory.mktemp("lab") / "runs"
-    make_hostile_run(root / "hostile")
-    yield root
-    for process in filter(
-        None, (RunDirectory(folder).holder() for folder in root.iterdir())
-    ):  # a failed test leaves its run behind
+def root(shared_lab: Lab) -> Iterator[Path]:
+    make_hostile_run(shared_lab.root / "hostile")
+    yield shared_lab.root
+    process = RunDirectory(shared_lab.root / "seen").holder()
+    if process is not None:  # a failed test leaves its run behind
         os.kill(process, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
-def browser(root: Path) -> Iterator[Opened]:
-    with served(root) as link, opened(link) as browser:
+def browser(shared_lab: Lab, root: Path) -> Iterator[Opened]:
+    with opened(shared_lab) as browser:
         yield browser
 
 
@@ -143,61 +141,39 @@ def test_advantages_of_sliders_are_those_of_python(browser: Opened, page: Any, r
         assert shown == wanted
 
 
-HOSTILE = [
+ADDRESSES = [
     "/", "/runs/hostile", "/runs/hostile/groups", "/runs/hostile/groups/1", "/compare/hostile",
     *(f"/runs/hostile/groups/1/{group}" for group in range(5)), "/step?run=hostile&step=1&group=0",
-    "/runs/hostile/groups?text=script", "/runs/hostile/groups?text=%3Cimg",
+    "/runs/hostile/groups?text=script", "/runs/hostile/groups?text=%3Cimg", "/step", "/group", "/ppo",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("address", HOSTILE)
-def test_hostile_text_is_only_ever_text(browser: Opened, page: Any, address: str):
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_hostile_text_is_only_ever_text_and_everything_can_be_used(browser: Opened, page: Any, address: str):
     browser.go(address)
-    page.wait_for_timeout(700)
+    page.wait_for_timeout(300)
     for button in page.get_by_role("button", name=re.compile("Next:|Tokens")).all()[:4]:
         button.click()
-        page.wait_for_timeout(150)
+        page.wait_for_timeout(100)
+    assert_only_text(browser)
+    assert_every_control_has_a_name(page)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.wait_for_timeout(100)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390, "something sticks out on a phone"
+
+
+def assert_only_text(browser: Opened) -> None:
+    page = browser.page
     assert page.evaluate("window.hostile") is None
-    made = page.evaluate(
-        "document.querySelectorAll('main script, main iframe, main style, main img, main object').length"
-    )
-    assert made == 0
+    made = "main script, main iframe, main style, main img:not([src^='static/']), main object"
+    assert page.evaluate(f"document.querySelectorAll(`{made}`).length") == 0
     links = page.evaluate("[...document.querySelectorAll('a, form, area')].map((e) => e.href?.baseVal ?? e.href ?? '')")
     assert [link for link in links if link and not link.startswith(browser.watched.base)] == []
     shown = page.locator("main").inner_text()
     assert not set("\u202e\u202d\u2066\u00ad\u200b\x1b\x00\U000e0041") & set(shown)
 
 
-def test_a_script_is_read_as_it_was_written(browser: Opened, page: Any):
-    browser.go("/runs/hostile/groups/1/2")
-    page.get_by_text("<script>window.hostile = 1; alert(1)</script>").first.wait_for()
-    assert TEXTS["script"] in page.locator("main").inner_text()
-
-
-PAGES = [
-    "/",
-    "/runs/hostile",
-    "/runs/hostile/groups/1",
-    "/runs/hostile/groups/1/2",
-    "/compare/hostile",
-    "/step",
-    "/group",
-    "/ppo",
-]
-
-
-@pytest.mark.parametrize("address", PAGES)
-def test_nothing_sticks_out_on_a_phone(browser: Opened, page: Any, address: str):
-    page.set_viewport_size({"width": 390, "height": 844})
-    browser.go(address)
-    page.wait_for_timeout(700)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-
-
-@pytest.mark.parametrize("address", PAGES)
-def test_every_control_can_be_reached_and_has_a_name(browser: Opened, page: Any, address: str):
-    browser.go(address)
-    page.wait_for_timeout(500)
+def assert_every_control_has_a_name(page: Any) -> None:
     nameless = page.evaluate(
         """() => [...document.querySelectorAll("main button, main a, main input, main select, main textarea")]
           .filter((e) => e.offsetParent !== null)
@@ -205,10 +181,14 @@ def test_every_control_can_be_reached_and_has_a_name(browser: Opened, page: Any,
           .map((e) => e.outerHTML.slice(0, 120))"""
     )
     assert nameless == []
-    assert (
-        page.evaluate('document.querySelectorAll(\'main [tabindex]:not([tabindex="0"]):not([tabindex="-1"])\').length')
-        == 0
-    )
+    ordered = "main [tabindex]:not([tabindex='0']):not([tabindex='-1'])"
+    assert page.evaluate(f"document.querySelectorAll(`{ordered}`).length") == 0
+
+
+def test_a_script_is_read_as_it_was_written(browser: Opened, page: Any):
+    browser.go("/runs/hostile/groups/1/2")
+    page.get_by_text("<script>window.hostile = 1; alert(1)</script>").first.wait_for()
+    assert TEXTS["script"] in page.locator("main").inner_text()
 
 
 def test_without_a_session_there_is_no_page(browser: Opened):

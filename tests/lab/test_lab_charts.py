@@ -55,8 +55,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def lab(root: Path) -> Iterator[Opened]:
-    with served(root) as link, opened(link) as lab:
-        lab.watched.forget()  # the door has no icon, which a browser asks for and complains about
+    with served(root) as served_lab, opened(served_lab) as lab:
         yield lab
 
 

@@ -13,7 +13,7 @@ import pytest
 from grouprl import Trainer
 from grouprl.algorithms.named import NAMED
 from grouprl.scoring.functions import WeightedReward
-from lab_browser import Opened, needs_chromium, opened, served
+from lab_browser import Lab, Opened, needs_chromium, opened
 from lab_runs import CONFIG, Made, make_run
 from letter_rewards import letters, words
 from page_numbers import near, read, table
@@ -28,8 +28,8 @@ WEIGHED = (WeightedReward("letters", letters), WeightedReward("words", words, pe
 
 
 @pytest.fixture(scope="module")
-def root(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("formulas")
+def root(tiny: Path, shared_lab: Lab) -> Path:
+    root = shared_lab.root
     dual = variant(dual_clip=3.0, minibatches=2)
     made = {"grpo": NAMED["grpo"], "rloo": NAMED["rloo"], "gspo": NAMED["gspo"], "dual": dual, "ppo": NAMED["ppo"]}
     for name, algorithm in made.items():
@@ -42,8 +42,8 @@ def root(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def browser(root: Path) -> Iterator[Opened]:
-    with served(root) as link, opened(link) as browser:
+def browser(shared_lab: Lab, root: Path) -> Iterator[Opened]:
+    with opened(shared_lab) as browser:
         yield browser
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from grouprl.config.run import RunConfig, dump_config
 from grouprl.record.write import RunRecord
-from lab_browser import Opened, needs_chromium, opened, served
+from lab_browser import Lab, Opened, needs_chromium, opened
 from lab_runs import Made, add_step, algorithm_config, make_run
 
 pytestmark = [needs_chromium, pytest.mark.timeout(240)]
@@ -22,9 +22,9 @@ WIDE = Made([1.0, 0.0] * 8, advantages=[1.0, -1.0] * 8)
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def root(shared_lab: Lab) -> Iterator[Path]:
     """Three runs with groups: two that are over, and one that somebody holds."""
-    root = tmp_path_factory.mktemp("runs")
+    root = shared_lab.root
     make_run(root / "one", [SIGNAL], [SIGNAL], [SIGNAL, SIGNAL], [SIGNAL], config=config("one"))
     figures = {"reward": 0.5, "accuracy": 0.5, "frac_hopeless": 0.0, "frac_solved": 0.0}
     rows = [{"step": step, **figures} for step in range(1, 5)]
@@ -40,8 +40,8 @@ def config(name: str, *, steps: int = 4) -> str:
 
 
 @pytest.fixture(scope="module")
-def lab(root: Path) -> Iterator[Opened]:
-    with served(root) as link, opened(link) as lab:
+def lab(shared_lab: Lab, root: Path) -> Iterator[Opened]:
+    with opened(shared_lab) as lab:
         yield lab
 
 
@@ -279,8 +279,8 @@ def test_a_group_leads_to_its_own_walk(lab: Opened, page: Any) -> None:
     ],
 )
 def test_a_tab_says_what_is_in_it(lab: Opened, page: Any, address: str, title: str) -> None:
-    show(lab, address, "main h1")
-    assert page.title() == f"{title} \u00b7 GroupRL lab"
+    page.evaluate("(address) => { location.hash = address }", address)
+    page.wait_for_function("(title) => document.title === title", arg=f"{title} \u00b7 GroupRL lab")
 
 
 def test_all_completions_of_a_wide_group_are_in_sight(lab: Opened, page: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from grouprl import Trainer
-from lab_browser import Opened, needs_chromium, opened, served
+from lab_browser import Lab, Opened, needs_chromium, opened
 from letter_rewards import letters
 from page_numbers import near, read, table
 from small_runs import ROWS, rollouts, small_config
@@ -21,15 +21,15 @@ pytestmark = [needs_chromium, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
-def root(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("walk")
+def root(tiny: Path, shared_lab: Lab) -> Path:
+    root = shared_lab.root
     Trainer(tiny, ROWS, [letters], variant(clip_low=0.1, clip_high=0.3), small_config(root, steps=2)).train()
     return root
 
 
 @pytest.fixture(scope="module")
-def browser(root: Path) -> Iterator[Opened]:
-    with served(root) as link, opened(link) as browser:
+def browser(shared_lab: Lab, root: Path) -> Iterator[Opened]:
+    with opened(shared_lab) as browser:
         yield browser
 
 

@@ -18,7 +18,7 @@ pytestmark = needs_chromium
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
     report = write_report(record_run(tmp_path_factory.mktemp("runs") / "a run"))
-    with opened(report.as_uri()) as browser:
+    with opened(report) as browser:
         yield browser
 
 
@@ -84,7 +84,7 @@ def test_an_address_that_the_file_does_not_hold_is_told(shown: Opened) -> None:
 
 
 def test_hostile_texts_run_nothing_in_the_file(shown: Opened, tmp_path: Path) -> None:
-    make_hostile_run(tmp_path / "run")
+    make_hostile_run(tmp_path / "run", steps=1)
     report = write_report(tmp_path / "run")
     assert report.stat().st_size < 3_000_000
     for address in ("/", "/runs/run/groups", "/runs/run/groups/1/0"):

@@ -53,10 +53,10 @@ IDENTIFIERS = (
 )
 
 
-def make_hostile_run(directory: Path) -> None:
-    """Records a finished run of 3 steps with 5 groups of 16 completions in `directory`, which must not hold one."""
+def make_hostile_run(directory: Path, steps: int = 3) -> None:
+    """Records a finished run with 5 groups of 16 completions a step in `directory`, which must not hold one."""
     with RunRecord.create(directory, _config()) as record:
-        for step in (1, 2, 3):
+        for step in range(1, steps + 1):
             groups = [_group(problem, step) for problem in _problems()]
             outcomes = [[_outcome(place + step, name) for place, name in enumerate(TEXTS)] for _ in groups]
             pairs = zip(groups, outcomes, strict=True)
@@ -64,7 +64,7 @@ def make_hostile_run(directory: Path) -> None:
             traces = [[_trace(completion, step) for completion in group.completions] for group in groups]
             metrics = {"reward": 0.5, "accuracy": 0.5, f"rewards/{IMAGE}/mean": 0.5, f"{SCRIPT}_share": 0.5}
             record.step(StepRecord(step, metrics, groups, outcomes, advantages, traces))
-        record.evaluation(3, {"greedy_accuracy": 0.5, "greedy_interval": [0.4, 0.6], SCRIPT: IMAGE})
+        record.evaluation(steps, {"greedy_accuracy": 0.5, "greedy_interval": [0.4, 0.6], SCRIPT: IMAGE})
         for when in ("before", "after"):
             record.examples(when, [Example(name, text, IMAGE, text, None) for name, text in TEXTS.items()])
         record.summary({"after": {"greedy_accuracy": 0.5}, "model": SCRIPT, "task": IMAGE, "train_seconds": 1.0})

@@ -26,15 +26,25 @@ _FLAGS = (
 )
 
 
+@dataclass
+class Lab:
+    """A lab that is served. Its link works once: the browsers after the first bring the first one's session."""
+
+    link: str
+    root: Path
+    home: str = ""
+    session: Any = None
+
+
 @contextmanager
-def served(root: Path) -> Iterator[str]:
-    """`grouprl lab ROOT` in a process of its own; gives the link that it prints."""
+def served(root: Path) -> Iterator[Lab]:
+    """`grouprl lab ROOT` in a process of its own."""
     words = [sys.executable, "-m", "grouprl", "lab", str(root), "--no-browser"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=environment)
     assert process.stdout is not None
     try:
-        yield next(line.strip() for line in process.stdout if line.startswith("http"))
+        yield Lab(next(line.strip() for line in process.stdout if line.startswith("http")), root)
     finally:
         process.terminate()
         process.wait(20)
@@ -88,16 +98,19 @@ class Opened:
 
 
 @contextmanager
-def opened(link: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> Iterator[Opened]:
-    """A new browser that has followed the link, to a lab or to a file."""
+def opened(what: Lab | Path) -> Iterator[Opened]:
+    """A new browser that shows the first page of a lab or of a file."""
+    lab = what if isinstance(what, Lab) else Lab(what.as_uri(), what.parent)
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(_FLAGS))
-        scheme = "dark" if dark else "light"
-        page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+        context = browser.new_context(viewport={"width": 1280, "height": 900}, storage_state=lab.session)
+        page = context.new_page()
         page.set_default_timeout(20_000)
-        watched = Watched(link.partition("/?")[0])
+        watched = Watched(lab.link.partition("/?")[0])
         watched.watch(page)
-        page.goto(link)
+        page.goto(lab.home or lab.link)
         page.wait_for_selector("main .page")
-        yield Opened(page, watched, page.url.partition("#")[0])
+        lab.home, lab.session = page.url.partition("#")[0], context.storage_state()
+        watched.forget()  # the door has no icon, which a browser asks for and complains about
+        yield Opened(page, watched, lab.home)
         browser.close()
