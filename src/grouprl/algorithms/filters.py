@@ -83,7 +83,7 @@ class Filter(Part):
     def __post_init__(self) -> None:
         super().__post_init__()
         low, high = self.drop_below, self.drop_above
-        if self.refills and not self.drops:
+        if self.refills and not self.drop_equal and low is None and high is None:
             raise UserError(
                 f"algorithm.refills: expected another value with algorithm.drop_equal=False, got {self.refills}: "
                 "nothing is dropped: set drop_equal=true"
@@ -93,11 +93,6 @@ class Filter(Part):
                 f"algorithm.drop_below: expected another value with algorithm.drop_above={high}, got {low}: "
                 "every group would be dropped: lower drop_below"
             )
-
-    @property
-    def drops(self) -> bool:
-        """Whether a group can be dropped."""
-        return self.drop_equal or self.drop_below is not None or self.drop_above is not None
 
     def kept(self, rewards: Sequence[Sequence[float]]) -> list[bool]:
         """Whether each of P groups enters the loss, given the rewards [P][G]; see `kept_groups`."""

@@ -86,7 +86,7 @@ def _misfits(a: Algorithm) -> Iterator[tuple[str, str, str]]:
         yield "critic", "baseline", "one: a critic is a baseline for tokens: set baseline=critic and credit=token"
     if a.kl is not None and a.kl.kl_in == "reward" and (why := _no_kl_in_reward(a.advantage)):
         yield "kl_in", f"credit={a.advantage.credit!r}", f"'reward': {why}"
-    if a.groups.drop_equal and not _compares_totals(a.advantage):
+    if a.groups.drop_equal and (_mixes(a.advantage) or not a.advantage.compares_totals):
         yield "drop_equal", f"credit={a.advantage.credit!r}", "True: groups of equal rewards have a signal there"
     if a.objective.ratio == "sequence" and a.objective.surrogate != "cispo":
         why = "'sequence': one ratio for the completion moves all of its tokens: set ratio=token"
@@ -98,16 +98,16 @@ def _misfits(a: Algorithm) -> Iterator[tuple[str, str, str]]:
             yield "ratio", "correction_level", why
 
 
-def _compares_totals(advantage: Advantage) -> bool:
-    mixed = isinstance(advantage, CompletionAdvantage) and advantage.reward_mix == "normalise_then_sum"
-    return advantage.compares_totals and not mixed  # equal sums may have different parts
+def _mixes(advantage: Advantage) -> bool:
+    """Whether several rewards are compared separately, so that equal sums may have a signal."""
+    return isinstance(advantage, CompletionAdvantage) and advantage.reward_mix == "normalise_then_sum"
 
 
 def _no_kl_in_reward(advantage: Advantage) -> str:
     """Why this advantage cannot compare rewards minus a KL penalty; '' when it can."""
     if advantage.credit == "step":
         return "reasoning steps are compared by their own rewards: set kl_in=loss"
-    if isinstance(advantage, CompletionAdvantage) and advantage.reward_mix == "normalise_then_sum":
+    if _mixes(advantage):
         return "each reward is compared separately: set kl_in=loss"
     if isinstance(advantage, CompletionAdvantage) and advantage.scale != "none":
         return "equal rewards would be divided by the noise of their KL: set scale=none, or credit=token"

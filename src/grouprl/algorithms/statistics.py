@@ -59,16 +59,18 @@ def group_statistics(
         raise ValueError(
             f"expected rewards and group ids of one shape [N], got {tuple(rewards_N.shape)}, {tuple(group_ids_N.shape)}"
         )
-    _check(baseline=(baseline, Baseline), scale=(scale, Scale), std=(std, Std))
+    for name, got, allowed in (("baseline", baseline, Baseline), ("scale", scale, Scale), ("std", std, Std)):
+        if got not in get_args(allowed):
+            raise ValueError(f"{name}: got {got!r}, expected one of {', '.join(get_args(allowed))}")
     valid_N = ~torch.isnan(rewards_N)
-    group_of_N, groups = _dense_ids(group_ids_N)
+    unique, group_of_N = torch.unique(group_ids_N, return_inverse=True)
     # float64: in float32 the mean of eight 0.7 differs from 0.7 in the last bit; divided by a deviation of
     # nearly 0, that gives advantages of tens.
     rewards_N64 = torch.where(valid_N, rewards_N, 0.0).double()
     valid_N64 = valid_N.double()
 
     def group_sum(values_N: Tensor) -> Tensor:
-        return torch.zeros(groups, dtype=torch.float64, device=values_N.device).index_add_(0, group_of_N, values_N)
+        return torch.zeros(len(unique), dtype=torch.float64, device=values_N.device).index_add_(0, group_of_N, values_N)
 
     count_N = group_sum(valid_N64)[group_of_N]
     sum_N = group_sum(rewards_N64)[group_of_N]
@@ -96,22 +98,10 @@ def group_statistics(
 
 def has_signal(rewards_N: Tensor, group_ids_N: Tensor) -> Tensor:
     """[N] bool: whether the row's group has at least two different valid rewards (max != min, exactly)."""
-    group_of_N, groups = _dense_ids(group_ids_N)
+    unique, group_of_N = torch.unique(group_ids_N, return_inverse=True)
     rewards_N = rewards_N.double()  # integers have no infinity
-    highest = rewards_N.new_full((groups,), -torch.inf)
+    highest = rewards_N.new_full((len(unique),), -torch.inf)
     highest.scatter_reduce_(0, group_of_N, rewards_N.nan_to_num(nan=-torch.inf), "amax")
-    lowest = rewards_N.new_full((groups,), torch.inf)
+    lowest = rewards_N.new_full((len(unique),), torch.inf)
     lowest.scatter_reduce_(0, group_of_N, rewards_N.nan_to_num(nan=torch.inf), "amin")
     return (highest > lowest)[group_of_N]
-
-
-def _dense_ids(group_ids_N: Tensor) -> tuple[Tensor, int]:
-    unique, group_of_N = torch.unique(group_ids_N, return_inverse=True)
-    return group_of_N, len(unique)
-
-
-def _check(**options: tuple[str, object]) -> None:
-    for name, (got, allowed) in options.items():
-        choices = get_args(allowed)
-        if got not in choices:
-            raise ValueError(f"{name}: got {got!r}, expected one of {', '.join(choices)}")

@@ -32,8 +32,7 @@ def step_advantages(
         step_ends: [N] lists: the index of each step's last token, less than the completion's length.
         group_ids: [N] rows with the same id are one group.
         lengths: [N] tokens of each completion.
-        std: "population" divides the squared deviations by n, "sample" by n - 1.
-        eps: added to the deviation.
+        std, eps: as in `group_statistics`.
 
     Returns:
         [N, T] float32, T the largest length; 0 beyond a completion's length, and for a group whose valid step

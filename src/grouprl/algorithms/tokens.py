@@ -78,8 +78,7 @@ def token_advantages(
         gamma: discount between tokens, in [0, 1].
         lam: as in `gae`.
         center, normalize: whether the mean is subtracted, and whether the deviation divides.
-        std: "population" or "sample" deviation.
-        eps: added to the deviation.
+        std, eps: as in `group_statistics`.
 
     Returns:
         ([N, T] advantages, [N, T] returns that a critic learns to predict), float32, 0 outside the mask.

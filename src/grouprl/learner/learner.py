@@ -120,7 +120,8 @@ class Learner:
         work, metrics = _Work.of(batch, credit, before, loss, self.algorithm)
         passes = []
         for _ in range(self.algorithm.updates.passes):
-            parts = _minibatches(batch, self.algorithm.updates.minibatches, self._updates())
+            seed = self.optimizer.updates + (self.critic_optimizer.updates if self.critic_optimizer else 0)
+            parts = _minibatches(batch, self.algorithm.updates.minibatches, seed)
             passes.append([self._update(work, rows, critic_only) for rows in parts])
         last = _averaged([update for update, _ in passes[-1]])
         # The gap is taken from the first update with a gradient; after it the policies differ because of the updates.
@@ -152,9 +153,6 @@ class Learner:
         for name, optimizer in {"optimizer": self.optimizer, "critic_optimizer": self.critic_optimizer}.items():
             shares[name] = 0.0 if optimizer is None else optimizer.mib
         return {name: share for name, share in shares.items() if share}
-
-    def _updates(self) -> int:
-        return self.optimizer.updates + (self.critic_optimizer.updates if self.critic_optimizer else 0)
 
     def _update(self, work: _Work, rows: Sequence[int], critic_only: bool) -> tuple[dict[str, float], list[TokenPass]]:
         """Makes one update from some rows of the batch; returns its metrics and forward passes."""

@@ -48,15 +48,14 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
 
 def differences(then: RunConfig, now: RunConfig, free: Collection[str]) -> list[str]:
     """Lists the settings that differ, with old and new value; `free` names settings and sections to ignore."""
-    old, new = (_flat(config.model_dump() | {"algorithm": _algorithm(config)}) for config in (then, now))
+    # A part of an algorithm that is None appears as the option value that turns it off.
+    old, new = (
+        _flat(config.model_dump() | {"algorithm": {"name": config.algorithm.name, **all_options(config.algorithm)}})
+        for config in (then, now)
+    )
     ignored = tuple(f"{name}." for name in free)
     changed = [key for key in sorted(old | new) if not f"{key}.".startswith(ignored) and old.get(key) != new.get(key)]
     return [f"{key}: {old.get(key)!r} then, {new.get(key)!r} now" for key in changed]
-
-
-def _algorithm(config: RunConfig) -> dict[str, Any]:
-    """Flattens an algorithm to option names; a part that is None appears as the option value that turns it off."""
-    return {"name": config.algorithm.name, **all_options(config.algorithm)}
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -128,17 +128,15 @@ class _RunLoop:
 
     def run(self) -> Run:
         """Makes the remaining steps, with an evaluation before and after."""
-        before = self._before()
+        evaluations = {"before": self._before()}
         saved = self._train()
         if saved < self._state.step or not self._state.step:
             self._save()
         finished = self._state.step >= self._config.steps
-        if not finished:
-            return self._finish({"before": before}, finished)
-        after = self._evaluate("after")
-        self._record.examples("after", self._examples(after))
-        self._terminal.comparison(before, after.metrics)
-        return self._finish({"before": before, "after": after.metrics}, finished)
+        if finished:
+            evaluations["after"] = self._evaluate("after")
+            self._terminal.comparison(**evaluations)
+        return self._finish(evaluations, finished)
 
     def _train(self) -> int:
         """Makes the steps; returns the last step with a checkpoint."""
@@ -152,7 +150,7 @@ class _RunLoop:
                 if every and self._state.step % every == 0:
                     saved = self._save()
                 if self._evaluation_is_due():
-                    self._evaluate(f"step {self._state.step}")
+                    self._evaluate()
         return saved
 
     def _one_step(self, bars: TrainingBars) -> None:
@@ -203,13 +201,12 @@ class _RunLoop:
         for row in read_run(self._record.directory).evaluations:
             if row["step"] == 0:
                 return {name: value for name, value in row.items() if name != "step"}
-        before = self._evaluate("before")
-        self._record.examples("before", self._examples(before))
-        return before.metrics
+        return self._evaluate("before")
 
-    def _evaluate(self, when: str) -> Evaluation:
+    def _evaluate(self, when: Literal["before", "after"] | None = None) -> dict[str, Any]:
         config, prompts = self._config.evaluation, self._parts.held_out
-        with self._terminal.progress(f"evaluate {when}", len(prompts) * (config.samples + 1)) as advance:
+        moment = when or f"step {self._state.step}"
+        with self._terminal.progress(f"evaluate {moment}", len(prompts) * (config.samples + 1)) as advance:
             found = evaluate(
                 self._parts.step_parts.engine,
                 self._parts.step_parts.task,
@@ -222,7 +219,9 @@ class _RunLoop:
         if found.results.problem_ids:
             self._record.held_out(self._state.step, asdict(found.results))
         self._record.evaluation(self._state.step, found.metrics)
-        return found
+        if when is not None:
+            self._record.examples(when, self._examples(found))
+        return found.metrics
 
     def _examples(self, evaluation: Evaluation) -> list[Example]:
         return [
