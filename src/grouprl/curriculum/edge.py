@@ -13,6 +13,7 @@ import numpy as np
 
 from grouprl.curriculum.order import UniformOrder, Visit, epoch_order
 from grouprl.curriculum.pass_rates import Array, PassRates, expected_signal
+from grouprl.tasks.base import check_setting
 from grouprl.types import Problem, UserError
 
 
@@ -38,13 +39,10 @@ class EdgeOrder:
     sharpness: float = 2.0  # 0 = every seen problem has the same chance
 
     def __post_init__(self) -> None:
-        for name, value, ok, expected in (
-            ("rollout.group_size", self.group_size, self.group_size >= 2, "2 or more with order=edge"),
-            ("rollout.curriculum.floor", self.floor, 0 < self.floor <= 1, "more than 0 and at most 1"),
-            ("rollout.curriculum.sharpness", self.sharpness, 0 <= self.sharpness <= 16, "0 to 16"),
-        ):
-            if not ok:
-                raise UserError(f"{name}: expected {expected}, got {value!r}: change it")
+        size = self.group_size
+        check_setting("rollout.group_size", size, size >= 2, "2 or more with order=edge")
+        check_setting("rollout.curriculum.floor", self.floor, 0 < self.floor <= 1, "more than 0 and at most 1")
+        check_setting("rollout.curriculum.sharpness", self.sharpness, 0 <= self.sharpness <= 16, "0 to 16")
 
     def visits(self, problems: Sequence[Problem], *, step: int, rates: PassRates) -> list[Visit]:
         """The problems of the floor, then the drawn ones, all different; see `ProblemOrder.visits`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grouprl.evaluation.metrics import trait_shares
 from grouprl.evaluation.paired import ProblemResults
@@ -56,18 +56,26 @@ def evaluate(
         of the sampled completions. With both they hold pass_at_1, pass_at_2, pass_at_4, ... up to `samples`.
         Accuracies have 95 % intervals (Wilson's for shares of problems, Student's t for means).
     """
-    greedy = _generate(engine, prompts, 1, Sampling(max_tokens, temperature=0.0), on_finished)
-    sampled = _generate(engine, prompts, samples, Sampling(max_tokens), on_finished) if samples else []
+
+    def generate(completions: int, sampling: Sampling) -> list[Group]:
+        requests = [replace(prompt, completions=completions, stream=STREAM) for prompt in prompts]
+        return engine.generate(requests, sampling, on_finished=on_finished)
+
+    greedy = generate(1, Sampling(max_tokens, temperature=0.0))
+    sampled = generate(samples, Sampling(max_tokens)) if samples else []
     greedy_verdicts, verdicts = scorer.verify(greedy), scorer.verify(sampled)
     results = ProblemResults((), (), (), samples)
-    metrics: Metrics = {}
+    metrics: Metrics = {"problems": len(prompts)}
     if scorer.verifier is not None:
         names = tuple(prompt.problem.id for prompt in prompts)
         hits = tuple(int(bool(row[0])) for row in greedy_verdicts)
         correct = tuple(sum(map(bool, row)) for row in verdicts) or (0,) * len(prompts)
         results = ProblemResults(names, hits, correct, samples)
-        metrics = _accuracies(results) | _unverified_share([*greedy_verdicts, *verdicts])
-    metrics |= {**(_traits_and_length(task, sampled) if samples else {}), "problems": len(prompts)}
+        failed = [verdict is None for row in (*greedy_verdicts, *verdicts) for verdict in row]
+        metrics |= _accuracies(results) | ({"unverified_share": statistics.fmean(failed)} if any(failed) else {})
+    if samples:
+        lengths = [len(completion) for group in sampled for completion in group.completions]
+        metrics |= {**trait_shares(task, sampled), "mean_length": statistics.fmean(lengths)}
     return Evaluation(metrics, results, tuple(greedy), tuple(row[0] for row in greedy_verdicts))
 
 
@@ -84,27 +92,6 @@ def _accuracies(results: ProblemResults) -> Metrics:
         metrics[f"pass_at_{k}"] = statistics.fmean(chances)
         metrics[f"pass_at_{k}_interval"] = _interval(chances, whole=k == samples)
     return metrics
-
-
-def _unverified_share(verdicts: Sequence[Sequence[bool | None]]) -> Metrics:
-    flat = [verdict is None for row in verdicts for verdict in row]
-    return {"unverified_share": statistics.fmean(flat)} if any(flat) else {}
-
-
-def _traits_and_length(task: Task, sampled: Sequence[Group]) -> Metrics:
-    lengths = [len(completion) for group in sampled for completion in group.completions]
-    return {**trait_shares(task, sampled), "mean_length": statistics.fmean(lengths)}
-
-
-def _generate(
-    engine: Engine,
-    prompts: Sequence[Request],
-    completions: int,
-    sampling: Sampling,
-    on_finished: Callable[[int], None] | None,
-) -> list[Group]:
-    requests = [Request(prompt.problem, prompt.prompt_ids, completions, STREAM) for prompt in prompts]
-    return engine.generate(requests, sampling, on_finished=on_finished)
 
 
 def _interval(chances: Sequence[float], *, whole: bool) -> tuple[float, float]:

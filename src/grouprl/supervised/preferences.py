@@ -47,7 +47,7 @@ def load_preferences(config: PreferencesConfig, tokenizer: PreTrainedTokenizerBa
         UserError: a line of the file is not a pair, the folder is not a run, or the run has no group with signal.
     """
     if config.path is not None:
-        return tuple(_of_row(row, tokenizer) for row in read_rows(Path(config.path)))
+        return tuple(_of_row(row, tokenizer) for row in read_rows(config.path))
     return _of_run(Path(config.run or ""), config, tokenizer)
 
 

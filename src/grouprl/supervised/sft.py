@@ -75,7 +75,7 @@ def sft(config: SftConfig) -> Path:
 def load_pairs(config: SftConfig) -> Sequence[Pair]:
     """The pairs of a file (columns `prompt` and `completion`, text or chat messages), or pairs that the task makes."""
     if config.pairs.path is not None:
-        return [_pair(row) for row in read_rows(Path(config.pairs.path))]
+        return [_pair(row) for row in read_rows(config.pairs.path)]
     task = load_task(**config.task.model_dump())
     if not isinstance(task, WordProblems):
         raise UserError(f"task {task.name}: makes no pairs to imitate: give a file with pairs.path=FILE.jsonl")

@@ -77,8 +77,12 @@ def asserts_of_check(test: str, entry_point: str) -> list[str]:
         text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
         if not isinstance(statement, ast.Assert | ast.Pass) and not text:
             raise SplitError(f"expected nothing but asserts in check, got {ast.unparse(statement)[:60]!r}")
-        if any(isinstance(node, ast.Call) for node in ast.walk(statement)):
-            asserts.append(ast.unparse(_NameReplacer("candidate", entry_point).visit(statement)))
+        nodes = list(ast.walk(statement))
+        for node in nodes:
+            if isinstance(node, ast.Name) and node.id == "candidate":
+                node.id = entry_point
+        if any(isinstance(node, ast.Call) for node in nodes):
+            asserts.append(ast.unparse(statement))
     return asserts
 
 
@@ -127,16 +131,16 @@ def _check_part(part: ast.expr, source: str) -> None:
     """Raises SplitError for a part that does not test the program, or is more than one comparison."""
     inside = list(ast.walk(part))
     calls = sum(map(_is_call, inside))
-    if not calls:
-        raise SplitError(f"expected an assert that calls a function in every part, got {source[:60]!r}")
-    if calls > 1:
-        raise SplitError(
-            f"expected one call in every part, so that no part compares the program with itself, got {source[:60]!r}"
-        )
-    if any(isinstance(node, ast.BoolOp) for node in inside):
-        raise SplitError(f"expected `and` and `or` outside of comparisons, got {source[:60]!r}")
-    if isinstance(part, ast.List | ast.Tuple | ast.Set | ast.Dict):
-        raise SplitError(f"expected a comparison, got a display that is always true: {source[:60]!r}")
+    nested = any(isinstance(node, ast.BoolOp) for node in inside)
+    display = isinstance(part, ast.List | ast.Tuple | ast.Set | ast.Dict)
+    for wrong, expected in (
+        (calls == 0, "an assert that calls a function in every part"),
+        (calls > 1, "one call in every part, so that no part compares the program with itself"),
+        (nested, "`and` and `or` outside of comparisons"),
+        (display, "a comparison, not a display, which is always true"),
+    ):
+        if wrong:
+            raise SplitError(f"expected {expected}, got {source[:60]!r}")
 
 
 def _parts(condition: ast.expr) -> Iterator[ast.expr]:
@@ -149,15 +153,6 @@ def _parts(condition: ast.expr) -> Iterator[ast.expr]:
             yield from _parts(inner)
         case _:
             yield condition
-
-
-@dataclass
-class _NameReplacer(ast.NodeTransformer):
-    old: str
-    new: str
-
-    def visit_Name(self, node: ast.Name) -> ast.Name:
-        return ast.Name(self.new, node.ctx) if node.id == self.old else node
 
 
 class _CallExtractor(ast.NodeTransformer):

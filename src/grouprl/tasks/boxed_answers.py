@@ -23,8 +23,10 @@ class BoxedAnswers:
 
     @property
     def default_rewards(self) -> Mapping[str, float]:
-        """0.5 for a boxed answer, 1.0 for the right one."""
-        return {"boxed_format": 0.5} | ({} if self.verifier is None else {self.verifier: 1.0})
+        """0.5 for a boxed answer, 1.0 for the right one; empty with a verifier in a file, which only the run loads."""
+        if self.verifier is None:
+            return {"boxed_format": 0.5}
+        return {} if is_in_file(self.verifier) else {"boxed_format": 0.5, self.verifier: 1.0}
 
     @property
     def default_step_rewards(self) -> Mapping[str, float]:
@@ -39,6 +41,11 @@ class BoxedAnswers:
     def traits(self, text: str) -> Mapping[str, bool]:
         """`worked`: an equation stands before the answer."""
         return {"worked": is_worked(text)}
+
+
+def is_in_file(verifier: str) -> bool:
+    """Whether a verifier is a function in a Python file, `FILE.py:FUNCTION`, rather than a name."""
+    return verifier.rpartition(":")[0].endswith(".py")
 
 
 def boxed_prompt(question: str) -> tuple[Message, ...]:

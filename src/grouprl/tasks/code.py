@@ -37,6 +37,7 @@ class Code(FileProblems):
     shown_tests: int = 1
     leave_out: bool = False
     name = "code"
+    default_path = str(BUNDLED)
     verifier = "unit_tests"
     default_rewards: ClassVar[Mapping[str, float]] = {"unit_tests": 1.0}  # for a program that passes every test
     default_step_rewards: ClassVar[Mapping[str, float]] = {}
@@ -49,10 +50,6 @@ class Code(FileProblems):
 
     def __post_init__(self) -> None:
         check_setting("task.arguments.shown_tests", self.shown_tests, self.shown_tests >= 0, "0 or more")
-
-    def source(self) -> str:
-        """`path`, or the built-in problems."""
-        return self.path or str(BUNDLED)
 
     def read(self, row: Row) -> PromptRow:
         """The text of the prompt, and the tests with the solution."""

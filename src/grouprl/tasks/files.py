@@ -30,14 +30,14 @@ MOST_DIGITS = 1000  # of a whole number; Python refuses to format very long ones
 _MOST_BITS = int(MOST_DIGITS * math.log2(10))
 
 
-def read_rows(path: str | Path, split: str = "train") -> list[Row]:
+def read_rows(address: str, split: str = "train") -> list[Row]:
     """All rows of a .jsonl, .json (a list), .csv or .parquet file, or of one split of a data set on the hub.
 
     Raises UserError for a missing, empty or unreadable file, another kind of file, or a row that is not an object.
     """
-    if is_hub(path):
-        return _hub_rows(str(path), split)
-    path = Path(path)
+    if address.startswith(HUB):
+        return _hub_rows(address, split)
+    path = Path(address)
     readers = {".jsonl": _json_lines, ".json": _json_list, ".csv": _csv, ".parquet": _parquet}
     kind = path.suffix.lower()
     if kind not in readers:
@@ -52,25 +52,21 @@ def read_rows(path: str | Path, split: str = "train") -> list[Row]:
     return rows
 
 
-def read_splits(path: str | Path, names: Sequence[str]) -> dict[str, list[Row]] | None:
+def read_splits(address: str, names: Sequence[str]) -> dict[str, list[Row]] | None:
     """The rows of each split: of `NAME.jsonl` (or another kind of file) in a folder, or of a data set on the hub.
 
-    None when the path is a single file. Raises UserError when a split is missing.
+    None when the address is a single file. Raises UserError when a split is missing.
     """
-    if is_hub(path):
-        return {name: read_rows(path, name) for name in names}
-    folder = Path(path)
+    if address.startswith(HUB):
+        return {name: read_rows(address, name) for name in names}
+    folder = Path(address)
     if not folder.is_dir():
         return None
     found = {name: [folder / f"{name}{end}" for end in (".jsonl", ".parquet", ".json", ".csv")] for name in names}
     return {
-        name: read_rows(next((path for path in paths if path.is_file()), paths[0])) for name, paths in found.items()
+        name: read_rows(str(next((path for path in paths if path.is_file()), paths[0])))
+        for name, paths in found.items()
     }
-
-
-def is_hub(path: str | Path) -> bool:
-    """Whether a path is the address of a data set on the hub."""
-    return str(path).startswith(HUB)
 
 
 def _hub_rows(address: str, split: str) -> list[Row]:
@@ -181,9 +177,9 @@ def _extra(module: str, needed_for: str) -> ModuleType:
         ) from error
 
 
-def column(row: Row, name: str, *, remedy: str = "rename or add") -> str:
-    """The text in a column of a row. Raises UserError with the remedy when it is missing, and when it is not text."""
-    value = _value(row, name, remedy)
+def column(row: Row, name: str) -> str:
+    """The text in a column of a row. Raises UserError when it is missing, and when it is not text."""
+    value = _value(row, name)
     if not isinstance(value, str) or not value.strip():
         raise UserError(
             f"{row[0]}: expected text in column {name!r}, got {short_repr(value)}: write it as a non-empty string"
@@ -245,7 +241,7 @@ class _Short(reprlib.Repr):
 _SHORT = _Short()
 
 
-def _value(row: Row, name: str, remedy: str) -> Any:
+def _value(row: Row, name: str, remedy: str = "rename or add") -> Any:
     where, columns = row
     if name not in columns:
         got = ", ".join(map(str, columns)) or "none"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, get_args
 
 from grouprl.tasks.answers import final_answer, is_worked
 from grouprl.tasks.base import Split
-from grouprl.tasks.boxed_answers import EQUATION_STEPS, boxed
+from grouprl.tasks.boxed_answers import EQUATION_STEPS, boxed, is_in_file
 from grouprl.tasks.files import Row, check_answer, short_repr, text_or_messages
 from grouprl.tasks.splits import partition
 from grouprl.types import Problem, UserError
@@ -80,11 +81,6 @@ class ListTask(RowRewards):
         return self.splits[split]
 
 
-def is_in_file(verifier: str) -> bool:
-    """Whether a verifier is a function in a Python file, `FILE.py:FUNCTION`, rather than a name."""
-    return verifier.rpartition(":")[0].endswith(".py")
-
-
 def task_from_list(
     rows: Rows,
     *,
@@ -136,11 +132,13 @@ def task_from_rows(
 ) -> ListTask:
     """A task from rows with places, for errors; `parts` has at least the rows of train. See `task_from_list`."""
     problems = {split: _problems(f"{name}/{split}", part, row_format) for split, part in parts.items()}
-    everything = [problem for part in problems.values() for problem in part]
+    everything = chain.from_iterable(problems.values())
     if verifier is None and all(problem.columns.get("answer") is not None for problem in everything):
         verifier = "correct_answer"
-    if isinstance(verifier, str) and verifier in BY_ANSWER:
-        _check_answers([row for part in parts.values() for row in part], row_format.answer_column)
+    if isinstance(verifier, str) and verifier in BY_ANSWER:  # it does not apply to a problem without an answer
+        for row in chain.from_iterable(parts.values()):
+            if row[1].get(row_format.answer_column) is not None:
+                check_answer(row, row_format.answer_column)
     _refuse_overlap(problems)
     missing = {split: HELD_OUT for split in get_args(Split) if split not in problems}
     cut = partition(
@@ -151,10 +149,11 @@ def task_from_rows(
     for split in (*missing, "train"):
         uncut = _problems(f"{name}/{split}", parts["train"], row_format)
         problems[split] = [problem for problem in uncut if cut[problem.prompt_text] == split]
+    own = {}
     if callable(verifier):
-        called = getattr(verifier, "__name__", type(verifier).__name__)
-        return ListTask(name, problems, called, {called: verifier}, row_format.gold_column)
-    return ListTask(name, problems, verifier, {}, row_format.gold_column)
+        function, verifier = verifier, getattr(verifier, "__name__", type(verifier).__name__)
+        own = {verifier: function}
+    return ListTask(name, problems, verifier, own, row_format.gold_column)
 
 
 def _problems(prefix: str, rows: Sequence[Row], row_format: RowFormat) -> list[Problem]:
@@ -185,12 +184,6 @@ def _problem(identity: str, row: Row, row_format: RowFormat) -> Problem:
             )
         others["answer"] = others.pop(row_format.answer_column)
     return Problem(identity, prompt, others)
-
-
-def _check_answers(rows: Sequence[Row], name: str) -> None:
-    for row in rows:
-        if row[1].get(name) is not None:  # the verifier does not apply to a problem without an answer
-            check_answer(row, name)
 
 
 def _refuse_overlap(problems: Mapping[Split, Sequence[Problem]]) -> None:

@@ -11,7 +11,6 @@ from grouprl.tasks.files import Row, column
 from grouprl.tasks.sources import FileProblems, PromptRow
 from grouprl.types import Problem, UserError
 
-ON_THE_HUB = "hub:openai/gsm8k:main"
 _MARK = re.compile(r"<<[^<>]*>>")
 
 
@@ -25,15 +24,12 @@ class Gsm8k(FileProblems, BoxedAnswers):
 
     path: str | None = None
     name = "gsm8k"
+    default_path = "hub:openai/gsm8k:main"
     default_step_rewards = EQUATION_STEPS
     example_row = {  # noqa: RUF012  declared by FileProblems
         "question": "Ben has 4 bags of 6 pens, and gives 5 pens to Anna. How many pens does Ben have now?",
         "answer": "Ben has 4 * 6 = <<4*6=24>>24 pens.\nThen he has 24 - 5 = <<24-5=19>>19 pens.\n#### 19",
     }
-
-    def source(self) -> str:
-        """`path`, or the data set on the hub."""
-        return self.path or ON_THE_HUB
 
     def read(self, row: Row) -> PromptRow:
         """The question and its solution."""

@@ -28,7 +28,7 @@ _SIGNED = Grammar(signs=True)
 _POINTS = (-0.61, 0.19, 0.37, 0.83, 1.31, 1.87, 2.29)
 _AGREE = 1e-6  # relative tolerance; an expanded power loses half of a float's 16 digits near its zero
 _PART = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
-_COMPLEX = re.compile(rf"(?:([+-]?{_PART})(?![0-9.i]))?(?:([+-]?(?:{_PART})?)i)?")
+_COMPLEX = re.compile(rf"(?=.)(?:[+-]?{_PART}(?![0-9.i]))?(?:[+-]?(?:{_PART})?i)?")
 _FACTOR = re.compile(r"([0-9]+)|([A-Za-z])(?:\^([0-9]{1,4}))?")
 
 
@@ -55,12 +55,11 @@ def _probability(answer: str, _: str, metadata: Mapping[str, Any]) -> bool:
 
 def _complex(answer: str, _: str, metadata: Mapping[str, Any]) -> bool:
     """Whether both parts agree to two decimals."""
-    match = _COMPLEX.fullmatch("".join(answer.split()).removeprefix("(").removesuffix(")"))
-    if match is None or not match[0]:
+    text = "".join(answer.split()).removeprefix("(").removesuffix(")")
+    if not _COMPLEX.fullmatch(text):
         return False
-    imaginary = {None: "0", "": "1", "+": "1", "-": "-1"}.get(match[2], match[2])
-    written = float(match[1] or 0), float(imaginary)
-    return all(abs(a - b) <= 0.00501 for a, b in zip(written, metadata["result"], strict=True))
+    written = complex(text.replace("i", "j"))
+    return all(abs(a - b) <= 0.00501 for a, b in zip((written.real, written.imag), metadata["result"], strict=True))
 
 
 def _factors(answer: str, _: str, metadata: Mapping[str, Any]) -> bool:
@@ -172,16 +171,17 @@ def polynomial(text: str) -> dict[str, int] | None:
         return None
     terms: Counter[str] = Counter()
     for term in re.sub(r"\s+", "", text).replace("**", "^").replace("-", "+-").removeprefix("+").split("+"):
-        factors = [_FACTOR.fullmatch(factor) for factor in term.removeprefix("-").split("*")]
-        if any(match is None or len(match[1] or "") > 30 for match in factors):
-            return None
-        numbers_and_letters = [match for match in factors if match]
-        coefficient = math.prod(int(match[1]) for match in numbers_and_letters if match[1])
-        powers = Counter[str]()
-        for match in numbers_and_letters:
-            powers.update({match[2]: int(match[3] or 1)} if match[2] else {})
+        coefficient, powers = -1 if term.startswith("-") else 1, Counter[str]()
+        for factor in term.removeprefix("-").split("*"):
+            match = _FACTOR.fullmatch(factor)
+            if match is None or len(match[1] or "") > 30:
+                return None
+            if match[1]:
+                coefficient *= int(match[1])
+            else:
+                powers[match[2]] += int(match[3] or 1)
         monomial = " ".join(f"{letter}^{power}" for letter, power in sorted(powers.items()) if power)
-        terms[monomial] += -coefficient if term.startswith("-") else coefficient
+        terms[monomial] += coefficient
     return {monomial: coefficient for monomial, coefficient in terms.items() if coefficient}
 
 

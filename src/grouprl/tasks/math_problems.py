@@ -2,14 +2,12 @@ r"""Mathematics in the form of MATH (Hendrycks et al. 2021, arXiv:2103.03874): `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from grouprl.tasks.answers import final_text, last_boxed
 from grouprl.tasks.boxed_answers import BoxedAnswers, boxed
 from grouprl.tasks.files import Row, check_answer, column
-from grouprl.tasks.from_list import is_in_file
 from grouprl.tasks.sources import FileProblems, PromptRow
 from grouprl.types import Problem, UserError
 
@@ -35,11 +33,6 @@ class MathProblems(FileProblems, BoxedAnswers):
         "level": "Level 3",
         "type": "Algebra",
     }
-
-    @property
-    def default_rewards(self) -> Mapping[str, float]:
-        """0.5 for a boxed answer, 1.0 for the right one; empty with a verifier in a file, which only the run loads."""
-        return {} if is_in_file(self.verifier) else super().default_rewards
 
     def source(self) -> str:
         """`path`."""

@@ -149,9 +149,8 @@ def gym_names() -> list[str]:
 
 def default_arguments(dataset: str) -> dict[str, Any]:
     """The generator's arguments and their defaults, without seed and size, which the task sets."""
-    _, settings = _datasets()[dataset]
-    made = settings()
-    return {entry.name: getattr(made, entry.name) for entry in fields(settings) if entry.name not in ("seed", "size")}
+    made = _datasets()[dataset][1]()
+    return {entry.name: getattr(made, entry.name) for entry in fields(made) if entry.name not in ("seed", "size")}
 
 
 def _datasets() -> Mapping[str, tuple[Any, Any]]:

@@ -25,7 +25,9 @@ class FileProblems(ABC):
     UserError with file and line for missing or malformed data.
     """
 
+    path: str | None
     name: ClassVar[str]
+    default_path: ClassVar[str] = ""
     example_row: ClassVar[Mapping[str, Any]]
 
     @classmethod
@@ -38,9 +40,9 @@ class FileProblems(ABC):
         """The problems of a split, in the order of the file."""
         return self._splits[split]
 
-    @abstractmethod
     def source(self) -> str:
         """A file, a folder, or `hub:owner/name`. Raises UserError without one."""
+        return self.path or self.default_path
 
     @abstractmethod
     def read(self, row: Row) -> PromptRow:
