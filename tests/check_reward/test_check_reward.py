@@ -16,8 +16,9 @@ from rich.console import Console
 
 import tempting
 from grouprl.check_reward import KINDS, KindScores, RewardCheck, check_reward, trial_completions, try_rewards
-from grouprl.check_reward.findings import verdict_of
+from grouprl.check_reward.findings import Totals, verdict_of
 from grouprl.check_reward.screen import show
+from grouprl.check_reward.tricks import Kind
 from grouprl.config.run import RolloutConfig, RunConfig, ScoringConfig
 from grouprl.rewards import built_in
 from grouprl.scoring.functions import WeightedReward
@@ -67,7 +68,7 @@ def tried(
 
 
 def by_name(checked: RewardCheck) -> dict[str, KindScores]:
-    return {kind.name: kind for kind in checked.kinds}
+    return {scores.kind.name: scores for scores in checked.kinds}
 
 
 def warned(checked: RewardCheck, text: str) -> bool:
@@ -150,7 +151,7 @@ def test_what_cannot_be_made_is_left_out_and_said() -> None:
 
 def test_a_task_without_gold_gets_no_verdict() -> None:
     checked = tried(tempting.long, task=Sums(lambda problem: None))
-    assert [kind.name for kind in checked.kinds] == [
+    assert [scores.kind.name for scores in checked.kinds] == [
         "last number", "empty form", "copied prompt", "word 200 times", "empty",
     ]  # fmt: skip
     assert (checked.verdict.status, checked.passed) == ("no verdict", True)
@@ -172,10 +173,10 @@ def test_problems_without_gold_still_take_part() -> None:
 def test_a_right_reward_passes_with_means_that_can_be_counted_by_hand() -> None:
     checked = tried(tempting.right)
     found = by_name(checked)
-    assert [found[name].mean for name in ("gold", "padded gold", "answer alone", "gold three times")] == [1.0] * 4
-    assert found["commonest answer"].mean == 0.5  # 7 is right for two of four
-    assert (found["commonest answer"].smallest, found["commonest answer"].largest) == (0.0, 1.0)
-    assert {kind.mean for kind in checked.kinds if kind.trick} == {0.0, 0.5, 1.0}
+    assert [found[name].total.mean for name in ("gold", "padded gold", "answer alone", "gold three times")] == [1.0] * 4
+    assert found["commonest answer"].total.mean == 0.5  # 7 is right for two of four
+    assert (found["commonest answer"].total.smallest, found["commonest answer"].total.largest) == (0.0, 1.0)
+    assert {scores.total.mean for scores in checked.kinds if scores.kind.trick} == {0.0, 0.5, 1.0}
     assert (checked.verdict.status, checked.verdict.best_trick) == ("ok", "commonest answer")
     assert (checked.beaten, checked.passed, checked.warnings) == (False, True, ())
     assert found["gold"].correct == 1.0
@@ -184,7 +185,7 @@ def test_a_right_reward_passes_with_means_that_can_be_counted_by_hand() -> None:
 
 def test_a_reward_that_likes_length_is_beaten_by_the_longest_trick() -> None:
     checked = tried(tempting.right, tempting.long)
-    assert by_name(checked)["word 200 times"].mean == pytest.approx(7.99)  # 200 words, 199 spaces
+    assert by_name(checked)["word 200 times"].total.mean == pytest.approx(7.99)  # 200 words, 199 spaces
     assert (checked.verdict.status, checked.verdict.best_trick) == ("beaten", "word 200 times")
     assert (checked.beaten, checked.passed) == (True, False)
     assert checked.verdict.beaten_by == ("word 200 times", "gold three times")
@@ -195,8 +196,8 @@ def test_a_reward_that_likes_length_is_beaten_by_the_longest_trick() -> None:
 def test_a_reward_that_looks_anywhere_ties_with_stuffing() -> None:
     checked = tried(tempting.anywhere)
     found = by_name(checked)
-    assert [found[name].mean for name in ("many answers", "answer in thought")] == [1.0, 1.0]
-    assert found["wrong answer"].mean == 0.0
+    assert [found[name].total.mean for name in ("many answers", "answer in thought")] == [1.0, 1.0]
+    assert found["wrong answer"].total.mean == 0.0
     assert (checked.verdict.status, checked.passed) == ("tied", True)
     assert checked.verdict.best_trick == "many answers"
     assert not warned(checked, "the answer hardly counts")
@@ -211,14 +212,13 @@ def test_a_reward_for_form_alone_does_not_see_the_answer() -> None:
 def test_a_penalty_that_gold_alone_pays_is_beaten() -> None:
     rewards = [WeightedReward("boxed", tempting.boxed, -1.0)]
     checked = try_rewards(CONFIG, Sums(), rewards)
-    assert by_name(checked)["gold"].median == -1.0
+    assert by_name(checked)["gold"].total.median == -1.0
     assert set(checked.verdict.beaten_by) == {"copied prompt", "word 200 times", "empty"}
 
 
 def scores(name: str, trick: bool, mean: float, median: float, right: bool = False) -> KindScores:
-    return KindScores(
-        name, trick, right, "", 4, 0, "", mean, median, mean, mean, {}, None, None, None, example=f"<{name}>"
-    )
+    kind = next((kind for kind in KINDS if kind.name == name), Kind(name, trick, "", "", right))
+    return KindScores(kind, 4, 0, "", Totals(mean, median, mean, mean), {}, None, None, None, example=f"<{name}>")
 
 
 @pytest.mark.parametrize(
@@ -260,10 +260,10 @@ def test_a_reward_that_looks_at_the_other_completions_is_no_random_one() -> None
 def test_a_reward_that_raises_on_an_empty_text() -> None:
     checked = tried(tempting.right, tempting.first_word)
     empty = by_name(checked)["empty"]
-    assert (empty.invalid, empty.completions, empty.mean, empty.milliseconds) == (4, 4, None, None)
+    assert (empty.invalid, empty.completions, empty.total, empty.milliseconds) == (4, 4, None, None)
     assert empty.reason.startswith("first_word raised IndexError")
     assert empty.components == {"right": 0.0, "first_word": None}
-    assert [kind.name for kind in checked.kinds if kind.invalid] == ["empty"]
+    assert [scores.kind.name for scores in checked.kinds if scores.invalid] == ["empty"]
     ((reason, times),) = checked.rewards[1].failures.items()
     assert times == 4
     assert reason.startswith("raised IndexError: list index out of range")
@@ -273,7 +273,7 @@ def test_a_reward_that_raises_on_an_empty_text() -> None:
 def test_a_reward_that_hangs_on_a_copied_prompt() -> None:
     config = RunConfig(scoring=ScoringConfig(workers=2, seconds=0.5))
     checked = tried(tempting.hangs_on_copies, tempting.right, config=config, problems=2)
-    assert {kind.name: kind.reason for kind in checked.kinds if kind.invalid} == {
+    assert {scores.kind.name: scores.reason for scores in checked.kinds if scores.invalid} == {
         "copied prompt": "hangs_on_copies took longer than 0.5 s"
     }
     assert warned(checked, "hangs_on_copies is constant: it gave 0 to every completion")
@@ -302,7 +302,7 @@ def test_process_rewards_are_components_beside_the_total() -> None:
     checked = try_rewards(config, Sums(), rewards)
     gold = by_name(checked)["gold"]
     assert gold.components["words"] == pytest.approx((2 / 6 * 3 + 2 / 6) / 4)  # "3", "+", "4", "=", "7.", the box
-    assert gold.mean == 1.0
+    assert gold.total.mean == 1.0
     assert [facts.per_step for facts in checked.rewards] == [False, True]
 
 
@@ -314,8 +314,8 @@ def test_the_penalty_for_length_is_part_of_the_total() -> None:
     )
     found = by_name(tried(tempting.right, config=config))
     assert found["padded gold"].components == {"right": 1.0, "soft_overlong": -1.0}
-    assert found["padded gold"].mean == 0.0
-    assert found["gold"].mean == 1.0
+    assert found["padded gold"].total.mean == 0.0
+    assert found["gold"].total.mean == 1.0
 
 
 def test_a_column_that_no_problem_has_is_refused() -> None:
@@ -366,24 +366,29 @@ def test_the_bundled_task_by_its_configuration_as_json(capsys: pytest.CaptureFix
     assert (told["task"], told["problems"], told["beaten"], told["passed"]) == ("word_problems", 8, False, True)
     assert told["verdict"]["status"] == "ok"
     kinds = {kind["name"]: kind for kind in told["kinds"]}
-    assert list(kinds) == [kind.name for kind in checked.kinds]
+    assert list(kinds) == [scores.kind.name for scores in checked.kinds]
     assert kinds["gold"]["median"] == 1.5
     assert kinds["wrong answer"]["components"] == {"boxed_format": 1.0, "correct_answer": 0.0}
     assert [(reward["name"], reward["weight"]) for reward in told["rewards"]] == [
         ("boxed_format", 0.5), ("correct_answer", 1.0),
     ]  # fmt: skip
     assert math.isfinite(kinds["gold"]["slowest_milliseconds"])
+    assert list(kinds["gold"]) == [
+        "name", "trick", "about", "right", "completions", "invalid", "reason", "components", "correct",
+        "milliseconds", "slowest_milliseconds", "example", "mean", "median", "smallest", "largest",
+    ]  # fmt: skip
 
 
 def test_every_trick_of_the_bundled_task_is_wrong_but_lucky_guesses() -> None:
     task = WordProblems()
     checked = try_rewards(CONFIG, task, [built_in("correct_answer")])
     lucky = {"commonest answer", "last number"}
-    for kind in checked.kinds:
+    for scores in checked.kinds:
+        kind, mean = scores.kind, scores.total.mean
         if kind.name not in lucky:
-            assert (kind.mean == 1.0) is (not kind.trick or kind.right), kind.name
-            assert kind.mean in (0.0, 1.0)
-        assert kind.mean == kind.correct
+            assert (mean == 1.0) is (not kind.trick or kind.right), kind.name
+            assert mean in (0.0, 1.0)
+        assert mean == scores.correct
 
 
 def test_the_table_of_a_configuration_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 from rich.console import Console
 
-from grouprl.check_reward.cautions import cautions
-from grouprl.check_reward.findings import KindScores, RewardCheck, RewardFacts, kind_scores, reward_facts, verdict_of
+from grouprl.check_reward.findings import (
+    KindScores,
+    RewardCheck,
+    RewardFacts,
+    Totals,
+    cautions,
+    kind_scores,
+    reward_facts,
+    verdict_of,
+)
 from grouprl.check_reward.screen import show
-from grouprl.check_reward.trials import TrialScorer, score_trials
+from grouprl.check_reward.trials import score_trials
 from grouprl.check_reward.tricks import KINDS, trial_completions
 from grouprl.config.run import RunConfig
 from grouprl.models import load_tokenizer
@@ -36,23 +44,16 @@ def check_reward(config: RunConfig, *, problems: int = 32, as_json: bool = False
         UserError: the task or a reward cannot be loaded, or does not fit the run.
     """
     task = load_task(**config.task.model_dump())
-    terminal = Terminal()
-    checked = try_rewards(config, task, configured_rewards(config, task), problems=problems, terminal=terminal)
+    checked = try_rewards(config, task, configured_rewards(config, task), problems=problems)
     if as_json:
-        print(json.dumps({**asdict(checked), "beaten": checked.beaten, "passed": checked.passed}))
+        kinds = [_flat(scores) for scores in checked.kinds]
+        print(json.dumps({**asdict(checked), "kinds": kinds, "beaten": checked.beaten, "passed": checked.passed}))
     else:
         show(Console(highlight=False), checked)
     return checked
 
 
-def try_rewards(
-    config: RunConfig,
-    task: Task,
-    rewards: Sequence[WeightedReward],
-    *,
-    problems: int = 32,
-    terminal: Terminal | None = None,
-) -> RewardCheck:
+def try_rewards(config: RunConfig, task: Task, rewards: Sequence[WeightedReward], *, problems: int = 32) -> RewardCheck:
     """Scores the completions of `trial_completions` for the first train problems of a task.
 
     Rewards run in worker processes as in training, under `rollout.scoring`, but invalid completions never stop them.
@@ -66,23 +67,31 @@ def try_rewards(
     asked = task.problems("train")[:problems]
     golds = [task.gold(problem) for problem in asked]
     texts = trial_completions(asked, golds, config.task.format)
-    with configured_scorer(config, task, rewards, max_invalid=1.0) as opened:
+    with configured_scorer(config, task, rewards, max_invalid=1.0) as scorer:
         tokenizer = load_tokenizer(config.model.path)
-        opened.check_columns(asked)
-        scorer = TrialScorer(opened, tokenizer)
-        with (terminal or Terminal()).progress("check", 2 * sum(map(len, texts))) as advance:
-            trials = score_trials(scorer, asked, texts, advance)
+        scorer.check_columns(asked)
+        with Terminal().progress("check", 2 * sum(map(len, texts))) as advance:
+            trials = score_trials(scorer, tokenizer, asked, texts, advance)
     weights = {reward.name: reward.weight for reward in rewards} | (
         {SOFT_OVERLONG: 1.0} if config.algorithm.groups.overlong_buffer else {}
     )
-    kinds = kind_scores(trials, list(weights))
-    facts = reward_facts(trials, weights, [reward.name for reward in rewards if reward.per_step])
+    per_step = {reward.name for reward in rewards if reward.per_step}
+    of_kind = {kind: [trial for trial in trials if trial.kind == kind] for kind in KINDS}
+    kinds = tuple(kind_scores(kind, tried, weights) for kind, tried in of_kind.items() if tried)
+    facts = tuple(reward_facts(*weighted, trials, per_step=weighted[0] in per_step) for weighted in weights.items())
     return RewardCheck(
         task=task.name,
         problems=len(asked),
         kinds=kinds,
-        left_out={kind.name: kind.needs for kind in KINDS if not any(kind.name in row for row in texts)},
+        left_out={kind.name: kind.needs for kind, tried in of_kind.items() if not tried},
         rewards=facts,
-        warnings=cautions(trials, kinds, facts, max_tokens=config.rollout.max_tokens, verifier=task.verifier),
+        warnings=tuple(cautions(trials, kinds, facts, max_tokens=config.rollout.max_tokens, verifier=task.verifier)),
         verdict=verdict_of(kinds),
     )
+
+
+def _flat(scores: KindScores) -> dict[str, object]:
+    """Returns the scores as one JSON object; the values of the total are null if no completion is valid."""
+    total = asdict(scores.total) if scores.total else dict.fromkeys(one.name for one in fields(Totals))
+    flat = asdict(scores.kind) | asdict(scores) | total
+    return {name: value for name, value in flat.items() if name not in ("kind", "total", "needs")}

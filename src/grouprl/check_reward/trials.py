@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -32,59 +32,42 @@ class Trial:
     seconds: float | None = None  # time of the first call alone; None = not called again, because it was invalid
 
 
-@dataclass(frozen=True)
-class TrialScorer:
-    """Scores groups as a run does.
-
-    Args:
-        scorer: must not stop at invalid completions (max_invalid=1).
-        tokenizer: of the policy; process rewards need it.
-    """
-
-    scorer: Scorer
-    tokenizer: PreTrainedTokenizerBase
-
-    def begin(self, group: Group) -> Callable[[], tuple[RewardOutcome, ...]]:
-        """Starts the calls for a group; returns a function that waits for its outcomes [G]."""
-        pending = self.scorer.begin(group)
-        return lambda: self.scorer.finish([pending], self.tokenizer)[0]
-
-    def one(self, single: Group) -> RewardOutcome:
-        """Scores a group of one completion."""
-        return self.begin(single)()[0]
-
-
 def score_trials(
-    scorer: TrialScorer, problems: Sequence[Problem], texts: Sequence[Mapping[str, str]], advance: Advance
+    scorer: Scorer,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Sequence[Problem],
+    texts: Sequence[Mapping[str, str]],
+    advance: Advance,
 ) -> list[Trial]:
     """Calls every reward on every group, then on each completion alone; if these differ, alone once more.
 
     Args:
-        scorer: scores with the run's rewards.
+        scorer: scores with the run's rewards; it must not stop at invalid completions (max_invalid=1).
+        tokenizer: of the policy.
         problems: [P].
         texts: of each problem's completions, by the name of their kind: [P] of `trial_completions`.
         advance: called with the number of scored completions.
     """
     groups = [
-        Group(problem, (), tuple(authored_completion(n, text, scorer.tokenizer) for n, text in enumerate(row.values())))
+        Group(problem, (), tuple(authored_completion(n, text, tokenizer) for n, text in enumerate(row.values())))
         for problem, row in zip(problems, texts, strict=True)
     ]
     together = []
-    for outcomes_of in [scorer.begin(group) for group in groups]:
-        together.append(outcomes_of())
+    for pending in [scorer.begin(group) for group in groups]:
+        together += scorer.finish([pending], tokenizer)
         advance(len(together[-1]))
     trials = []
     for group, row, outcomes in zip(groups, texts, together, strict=True):
         for name, completion, outcome in zip(row, group.completions, outcomes, strict=True):
             trial = Trial(group.problem.id, _BY_NAME[name], completion.text, len(completion), outcome)
-            trials.append(_again(scorer, replace(group, completions=(completion,)), trial) if outcome.valid else trial)
+            if outcome.valid:
+                single = replace(group, completions=(completion,))
+                started = time.perf_counter()
+                alone = scorer.finish([scorer.begin(single)], tokenizer)[0]
+                seconds = time.perf_counter() - started
+                if alone[0].components != outcome.components:
+                    alone += scorer.finish([scorer.begin(single)], tokenizer)[0]
+                trial = replace(trial, alone=alone, seconds=seconds)
+            trials.append(trial)
             advance(1)
     return trials
-
-
-def _again(scorer: TrialScorer, single: Group, trial: Trial) -> Trial:
-    started = time.perf_counter()
-    alone = scorer.one(single)
-    seconds = time.perf_counter() - started
-    same = alone.components == trial.outcome.components
-    return replace(trial, alone=(alone,) if same else (alone, scorer.one(single)), seconds=seconds)
