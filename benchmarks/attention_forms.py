@@ -60,7 +60,8 @@ class Layer:
         return self.query.view(self.sizes.N, self.sizes.T, HEADS, D).transpose(1, 2)
 
     def shared(self) -> Tensor:
-        return merged_attention(self.query, self.prompt, self.prompt, self.own, self.own, self.bias)
+        query, prompt, own = self.query.transpose(2, 3), self.prompt.transpose(1, 2), self.own.transpose(2, 3)
+        return merged_attention(query, prompt, prompt, own, own, self.bias).transpose(2, 3)
 
     def copied_sdpa(self) -> Tensor:
         keys = self.copied_keys()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from grouprl.models import token_logprobs
-from grouprl.models.truncation import truncate_logits
+from grouprl.models.logprobs import truncate_logits
 from grouprl.types import Sampling
 from oracles import slow_policy
 

@@ -100,31 +100,21 @@ def merged_attention(
     """Softmax attention over two blocks of keys: the prompt's, shared by its group, and each completion's own.
 
     Args:
-        query: [P, G, T, kv_heads, r, d], already scaled; r query heads share a key/value head.
-        prompt_key, prompt_value: [P, L, kv_heads, d].
-        own_key, own_value: [P, G, K, kv_heads, d].
+        query: [P, G, kv_heads, T, r, d], already scaled; r query heads share a key/value head.
+        prompt_key, prompt_value: [P, kv_heads, L, d].
+        own_key, own_value: [P, G, kv_heads, K, d].
         bias: added to the scores [P, G, T, L + K] (broadcast over heads): 0 for visible keys, -inf for masked ones.
 
     Returns:
-        [P, G, T, kv_heads, r, d].
+        [P, G, kv_heads, T, r, d].
     """
-    P, G, T, heads, r, d = query.shape
-    L, K = prompt_key.shape[1], own_key.shape[2]
-    by_prompt = query.permute(0, 3, 1, 2, 4, 5).reshape(P, heads, G * T * r, d)
-    by_row = query.permute(0, 1, 3, 2, 4, 5).reshape(P, G, heads, T * r, d)
-    seen_prompt = by_prompt @ prompt_key.permute(0, 2, 3, 1)  # [P, heads, GTr, L]
-    seen_own = by_row @ own_key.permute(0, 1, 3, 4, 2)  # [P, G, heads, Tr, K]
-    scores = torch.cat(
-        [
-            seen_prompt.view(P, heads, G, T, r, L),
-            seen_own.permute(0, 2, 1, 3, 4).reshape(P, heads, G, T, r, K),
-        ],
-        dim=-1,
-    )
+    P, G, heads, T, r, d = query.shape
+    L, K = prompt_key.shape[2], own_key.shape[3]
+    on_prompt = query.transpose(1, 2).reshape(P, heads, G * T * r, d) @ prompt_key.mT
+    on_own = query.reshape(P, G, heads, T * r, d) @ own_key.mT
+    on_own = on_own.view(P, G, heads, T, r, K).transpose(1, 2)
+    scores = torch.cat([on_prompt.view(P, heads, G, T, r, L), on_own], dim=-1)
     weights = torch.softmax(scores + bias[:, None, :, :, None], dim=-1)
-    prompt_weights, own_weights = weights[..., :L], weights[..., L:]
-    from_prompt = prompt_weights.reshape(P, heads, G * T * r, L) @ prompt_value.transpose(1, 2)
-    from_own = own_weights.permute(0, 2, 1, 3, 4, 5).reshape(P, G, heads, T * r, K) @ own_value.transpose(2, 3)
-    return from_prompt.view(P, heads, G, T, r, d).permute(0, 2, 3, 1, 4, 5) + from_own.view(
-        P, G, heads, T, r, d
-    ).permute(0, 1, 3, 2, 4, 5)
+    from_prompt = weights[..., :L].reshape(P, heads, G * T * r, L) @ prompt_value
+    from_own = weights[..., L:].transpose(1, 2).reshape(P, G, heads, T * r, K) @ own_value
+    return from_prompt.view(P, heads, G, T, r, d).transpose(1, 2) + from_own.view(query.shape)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import chain
 from typing import Any
 
 import torch
@@ -42,51 +41,47 @@ class TreeLayout:
         return sum(self.prompt_lengths) + sum(map(sum, self.completion_lengths))
 
     @cached_property
-    def position_ids_S(self) -> Tensor:
-        """Position of each token: completions continue their prompt."""
-        spans = []
-        for prompt, own in zip(self.prompt_lengths, self.completion_lengths, strict=True):
-            spans.append(torch.arange(prompt))
-            spans.extend(torch.arange(prompt, prompt + length) for length in own)
-        return torch.cat(spans).to(self.device)
+    def tree(self) -> tuple[Tensor, Tensor]:
+        """[P, 1 + G] starts in S and lengths of each group's prompt and completions; length 0 = none, on the CPU."""
+        widest = max(map(len, self.completion_lengths))
+        pairs = zip(self.prompt_lengths, self.completion_lengths, strict=True)
+        lengths = torch.tensor([[prompt, *own, *[0] * (widest - len(own))] for prompt, own in pairs])
+        return lengths.flatten().cumsum(0).view_as(lengths) - lengths, lengths
 
     @cached_property
-    def _starts(self) -> tuple[list[int], list[list[int]]]:
-        prompts, completions, at = [], [], 0
-        for prompt, own in zip(self.prompt_lengths, self.completion_lengths, strict=True):
-            prompts.append(at)
-            at += prompt
-            starts = []
-            for length in own:
-                starts.append(at)
-                at += length
-            completions.append(starts)
-        return prompts, completions
+    def _tokens(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Group, branch (0 = prompt, 1 = first completion) and place in its branch of each packed token, [S] each."""
+        starts, lengths = (grid.flatten() for grid in self.tree)
+        span_S = torch.arange(len(lengths)).repeat_interleave(lengths)
+        place_S, branches = torch.arange(len(span_S)) - starts[span_S], self.tree[1].shape[1]
+        return span_S // branches, span_S % branches, place_S
+
+    @cached_property
+    def position_ids_S(self) -> Tensor:
+        """Position of each token: completions continue their prompt."""
+        group_S, branch_S, place_S = self._tokens
+        return (place_S + torch.where(branch_S > 0, self.tree[1][group_S, 0], 0)).to(self.device)
 
     @cached_property
     def prompt_index_PL(self) -> Tensor:
         """Index in S of each prompt token; padding is 0."""
-        return _index_grid(self._starts[0], self.prompt_lengths).to(self.device)
+        starts, lengths = self.tree
+        return _index_grid(starts[:, 0], lengths[:, 0]).to(self.device)
 
     @cached_property
     def completion_index_PGT(self) -> Tensor:
         """Index in S of each completion token; padding is 0."""
-        widest = max(map(len, self.completion_lengths))
-        starts = [[*row, *[0] * (widest - len(row))] for row in self._starts[1]]
-        lengths = [[*row, *[0] * (widest - len(row))] for row in self.completion_lengths]
-        flat = _index_grid(list(chain(*starts)), list(chain(*lengths)))
-        return flat.view(len(self.prompt_lengths), widest, -1).to(self.device)
+        starts, lengths = self.tree
+        return _index_grid(starts[:, 1:], lengths[:, 1:]).to(self.device)
 
     @cached_property
     def _slot_S(self) -> Tensor:
         """Index of each packed token in the flattened [P, L] prompts followed by the [P, G, T] completions."""
+        group_S, branch_S, place_S = self._tokens
         P, L = self.prompt_index_PL.shape
         _, G, T = self.completion_index_PGT.shape
-        spans = []
-        for group, (prompt, own) in enumerate(zip(self.prompt_lengths, self.completion_lengths, strict=True)):
-            spans.append(torch.arange(prompt) + group * L)
-            spans.extend(torch.arange(length) + P * L + (group * G + row) * T for row, length in enumerate(own))
-        return torch.cat(spans).to(self.device)
+        row_S = P * L + (group_S * G + branch_S - 1) * T
+        return (place_S + torch.where(branch_S == 0, group_S * L, row_S)).to(self.device)
 
     @cached_property
     def _bias(self) -> Tensor:
@@ -102,31 +97,17 @@ class TreeLayout:
         """See `Layout.attend`."""
         if query.is_cuda and any(self.completion_lengths):
             return self._flex(query, key, value, scaling)
-        prompts = self._attend_prompts(query, key, value, scaling)
-        if not any(self.completion_lengths):
-            return _take(prompts.flatten(0, 1), self._prompt_slot_S)
-        completions = self._attend_completions(query, key, value, scaling)
-        return _take(torch.cat([prompts.flatten(0, 1), completions.flatten(0, 2)]), self._slot_S)
+        attended = self._attend_prompts(query, key, value, scaling).flatten(0, 1)
+        if any(self.completion_lengths):
+            completions = self._attend_completions(query, key, value, scaling)
+            attended = torch.cat([attended, completions.flatten(0, 2)])
+        return _take(attended, self._slot_S)
 
     def attend_rotated(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, cosine: Tensor, sine: Tensor, scaling: float
     ) -> Tensor:
         """See `RotatingLayout.attend_rotated`."""
         return tree_attention(query, key, value, cosine, sine, self.tree, scaling)
-
-    @cached_property
-    def tree(self) -> tuple[Tensor, Tensor]:
-        """[P, 1 + G] starts in S and lengths of each group's prompt and completions; 0 for a missing completion."""
-        widest = max(map(len, self.completion_lengths))
-        pairs = zip(*self._starts, strict=True), zip(self.prompt_lengths, self.completion_lengths, strict=True)
-        rows = [[[one, *several, *[0] * (widest - len(several))] for one, several in pair] for pair in pairs]
-        starts, lengths = (torch.tensor(grid, dtype=torch.long) for grid in rows)
-        return starts, lengths
-
-    @cached_property
-    def _prompt_slot_S(self) -> Tensor:
-        L = max(self.prompt_lengths)
-        return torch.cat([torch.arange(n) + p * L for p, n in enumerate(self.prompt_lengths)]).to(self.device)
 
     def _attend_prompts(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         # Padding is right of the prompt, where the causal mask hides it.
@@ -135,27 +116,16 @@ class TreeLayout:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=gqa).transpose(1, 2)
 
     def _attend_completions(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        _, heads, d = query.shape
-        kv_heads = key.shape[1]
-        index = self.completion_index_PGT
+        index, (_, heads, d), kv_heads = self.completion_index_PGT, query.shape, key.shape[1]
         attended = merged_attention(
-            (_take(query, index) * scaling).view(*index.shape, kv_heads, heads // kv_heads, d),
-            _take(key, self.prompt_index_PL),
-            _take(value, self.prompt_index_PL),
-            _take(key, index),
-            _take(value, index),
+            (_take(query, index) * scaling).view(*index.shape, kv_heads, -1, d).transpose(2, 3),
+            _take(key, self.prompt_index_PL).transpose(1, 2),
+            _take(value, self.prompt_index_PL).transpose(1, 2),
+            _take(key, index).transpose(2, 3),
+            _take(value, index).transpose(2, 3),
             self._bias.to(query.dtype),
         )
-        return attended.reshape(*index.shape, heads, d)
-
-    @cached_property
-    def _branches_S(self) -> tuple[Tensor, Tensor]:
-        groups, branches = [], []
-        for group, (prompt, own) in enumerate(zip(self.prompt_lengths, self.completion_lengths, strict=True)):
-            for branch, length in enumerate((prompt, *own)):
-                groups.append(torch.full((length,), group))
-                branches.append(torch.full((length,), branch))
-        return torch.cat(groups).to(self.device), torch.cat(branches).to(self.device)
+        return attended.transpose(2, 3).reshape(*index.shape, heads, d)
 
     @cached_property
     def sees(self) -> Callable[[Any, Any, Tensor, Tensor], Tensor]:
@@ -163,7 +133,7 @@ class TreeLayout:
 
         Not a method: flex_attention counts `self` among the arguments and misreads a function of five.
         """
-        group_S, branch_S = self._branches_S
+        group_S, branch_S, _ = (column.to(self.device) for column in self._tokens)
 
         def mask(_batch: Any, _head: Any, query: Tensor, key: Tensor) -> Tensor:
             related = (branch_S[key] == 0) | (branch_S[key] == branch_S[query])
@@ -195,8 +165,7 @@ def _take(tensor: Tensor, index: Tensor) -> Tensor:
     return tensor.index_select(0, index.flatten()).view(*index.shape, *tensor.shape[1:])
 
 
-def _index_grid(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
-    """[rows, longest] indices start + 0, 1, ...; padding is 0."""
-    offsets = torch.arange(max(lengths, default=0))
-    grid = torch.tensor(starts, dtype=torch.long)[:, None] + offsets
-    return torch.where(offsets < torch.tensor(lengths)[:, None], grid, 0)
+def _index_grid(starts: Tensor, lengths: Tensor) -> Tensor:
+    """[..., longest] indices start + 0, 1, ...; padding is 0."""
+    offsets = torch.arange(int(lengths.max()) if lengths.numel() else 0)
+    return torch.where(offsets < lengths[..., None], starts[..., None] + offsets, 0)

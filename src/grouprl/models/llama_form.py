@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint
 
 from grouprl.models.kernels import add_norm, fits, swiglu
 from grouprl.models.precision import padded_rows
-from grouprl.models.recompute import recomputes
 
 # Decoders of exactly these parts: attention with rotary positions, RMS norms before attention and MLP (and, in Qwen3,
 # of each head's queries and keys), silu(gate) * up.
@@ -74,7 +73,7 @@ def llama_hidden_states(decoder: Any, input_ids_S: Tensor, position_ids_S: Tenso
     rotation = (cosine[0], sine[0])
     delta = None
     for index, layer in enumerate(decoder.layers):
-        if recomputes(layer) and torch.is_grad_enabled():
+        if layer.gradient_checkpointing and layer.training and torch.is_grad_enabled():  # see `recompute_activations`
             x, delta = checkpoint(_layer, layer, index, x, delta, rotation, layout, use_reentrant=False)
         else:
             x, delta = _layer(layer, index, x, delta, rotation, layout)

@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -61,13 +60,12 @@ def load_model(path: str, *, device: torch.device) -> PreTrainedModel:
     Raises:
         UserError: there is no such model, or GroupRL does not reproduce its forward pass.
     """
-    adapter, what = _resolve(path), "a causal language model in safetensors"
-    if is_adapter(adapter):
-        base, what = _base(adapter), f"{what}, the base of the adapter {path!r}"
-        model = load_pretrained(AutoModelForCausalLM, base, what)[0].to(device).eval()
-        attach_adapter(model, Path(adapter))
-    else:
-        model = load_pretrained(AutoModelForCausalLM, path, what)[0].to(device).eval()
+    folder, base, what = _resolve(path), path, "a causal language model in safetensors"
+    if is_adapter(folder):
+        base, what = _base(folder), f"{what}, the base of the adapter {path!r}"
+    model = load_pretrained(AutoModelForCausalLM, base, what)[0].to(device).eval()
+    if is_adapter(folder):
+        attach_adapter(model, Path(folder))
     _check_logits(path, model.config)
     verify(path, model)
     return model
@@ -195,7 +193,8 @@ def verify(path: str, model: PreTrainedModel) -> None:
     layout = TreeLayout((4,), ((3, 2),), device)
     packed_SH = hidden_states(model, torch.cat(ids), layout.position_ids_S, layout)
     model.set_attn_implementation("sdpa")
-    rows = [_own_hidden(model, torch.cat([ids[0], branch])) for branch in ids[1:]]
+    whole = [torch.cat([ids[0], branch])[None] for branch in ids[1:]]
+    rows = [model.get_decoder()(input_ids=row, use_cache=False).last_hidden_state[0] for row in whole]
     model.set_attn_implementation(NAME)
     expected_SH = torch.cat([rows[0], rows[1][4:]])
     gap = float((packed_SH - expected_SH).abs().max())
@@ -204,12 +203,6 @@ def verify(path: str, model: PreTrainedModel) -> None:
             f"model {path!r}: expected packed hidden states equal to the model's own, got a difference of {gap:.2g}: "
             f"{type(model).__name__} processes tokens in a way that GroupRL does not support; choose another model"
         )
-
-
-def _own_hidden(model: PreTrainedModel, input_ids_T: Tensor) -> Tensor:
-    decoder = model.get_decoder()
-    hidden: Tensor = decoder(input_ids=input_ids_T[None], use_cache=False).last_hidden_state[0]
-    return hidden
 
 
 def _resolve(path: str) -> str:

@@ -6,9 +6,7 @@ Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv:1604.06174.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
@@ -20,9 +18,3 @@ def recompute_activations(model: PreTrainedModel) -> None:
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
         # transformers checkpoints only layers in training mode; the modules inside stay in eval mode, without dropout.
         layer.training = True
-
-
-def recomputes(layer: nn.Module) -> bool:
-    """Whether `recompute_activations` was called for the layer's model."""
-    found: Any = getattr(layer, "gradient_checkpointing", False)
-    return bool(found) and layer.training

@@ -6,7 +6,6 @@ A completion has the same score in a packed group as in transformers' own padded
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import accumulate, chain
 from types import MappingProxyType
 from typing import Any
 
@@ -92,11 +91,10 @@ def _padding_token_id(path: str, tokenizer: PreTrainedTokenizerBase) -> int:
 
 def completion_scores(model: PreTrainedModel, input_ids_S: Tensor, layout: TreeLayout) -> Tensor:
     """[N] float32 scores of the completions of packed groups, in packed order."""
-    lengths = zip(layout.prompt_lengths, layout.completion_lengths, strict=True)
-    ends = list(accumulate(chain.from_iterable((prompt, *own) for prompt, own in lengths)))
-    # The spans are prompt, completions, prompt, completions, ...: a prompt has no score.
-    scored = chain.from_iterable((False, *(True for _ in own)) for own in layout.completion_lengths)
-    last_N = torch.tensor([end - 1 for end, own in zip(ends, scored, strict=True) if own], device=layout.device)
+    starts, lengths = layout.tree
+    last_PG = (starts + lengths - 1)[:, 1:]
+    members_P = torch.tensor([len(own) for own in layout.completion_lengths])
+    last_N = last_PG[torch.arange(last_PG.shape[1]) < members_P[:, None]].to(layout.device)
     hidden_SH = hidden_states(model, input_ids_S, layout.position_ids_S, layout)
     # In bfloat16 the scores of a group would tie, which makes a group without signal.
     with torch.autocast(layout.device.type, enabled=False):

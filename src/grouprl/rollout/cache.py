@@ -92,7 +92,6 @@ class StepSize:
     longest: int  # tokens of the longest prompt with its completion; 0 = it does not matter, without a window
 
 
-@dataclass(frozen=True)
 class DecodeLayout:
     """One new token for each of n rows, in shapes that depend only on `size`: lengths become masks.
 
@@ -100,17 +99,8 @@ class DecodeLayout:
     masked scores of prompt and own tokens: merging two softmaxes by their log-sum-exp would take two more passes.
     """
 
-    cache: GroupCache
-    size: StepSize
-    rows_n: Tensor
-    slot_n: Tensor  # group slot of each row; size.groups = padding
-    member_n: Tensor  # place of each row in its group
-    position_n: Tensor  # position of the new token within its completion
-    bias: Tensor  # [n, 1, 1, prompt_tokens + own_tokens]: 0 for visible tokens, -inf for masked ones
-
-    @staticmethod
-    def of(cache: GroupCache, size: StepSize, place_n: Tensor, prompt_n: Tensor, length_n: Tensor) -> DecodeLayout:
-        """The layout of rows with these places and numbers of prompt tokens and own tokens, including the new one."""
+    def __init__(self, cache: GroupCache, size: StepSize, place_n: Tensor, prompt_n: Tensor, length_n: Tensor) -> None:
+        """`place_n`, `prompt_n`, `length_n`: see `Rows`; the lengths include the new token."""
         device = place_n.device
         seen = torch.cat(
             [
@@ -119,34 +109,26 @@ class DecodeLayout:
             ],
             dim=1,
         )
-        return DecodeLayout(
-            cache=cache,
-            size=size,
-            rows_n=torch.arange(size.rows, device=device),
-            slot_n=(place_n // size.members).clamp(max=size.groups),
-            member_n=place_n % size.members,
-            position_n=length_n - 1,
-            bias=torch.zeros(seen.shape, device=device).masked_fill_(~seen, -torch.inf)[:, None, None],
-        )
-
-    @property
-    def longest(self) -> int:
-        """See `StepSize.longest`."""
-        return self.size.longest
+        self.longest = size.longest
+        self._cache, self._size = cache, size
+        self._rows_n, self._position_n = torch.arange(size.rows, device=device), length_n - 1
+        self._slot_n = (place_n // size.members).clamp(max=size.groups)  # size.groups = padding
+        self._member_n = place_n % size.members
+        self._bias = torch.zeros(seen.shape, device=device).masked_fill_(~seen, -torch.inf)[:, None, None]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """See `Layout.attend`."""
-        cache, (n, heads, d), kv = self.cache, query.shape, key.shape[1]
-        L, K, groups = self.size.prompt_tokens, self.size.own_tokens, self.size.groups
+        cache, (n, heads, d), kv = self._cache, query.shape, key.shape[1]
+        L, K, groups = self._size.prompt_tokens, self._size.own_tokens, self._size.groups
         dtype = cache.own_keys.dtype
-        cache.own_keys[layer, self.rows_n, :, self.position_n] = key.to(dtype)
-        cache.own_values[layer, self.rows_n, :, self.position_n] = value.to(dtype)
+        cache.own_keys[layer, self._rows_n, :, self._position_n] = key.to(dtype)
+        cache.own_values[layer, self._rows_n, :, self._position_n] = value.to(dtype)
         query = (query * scaling).to(dtype).view(n, kv, heads // kv, d)
         on_prompt = self._with_prompts(query, cache.prompt_keys[layer, :groups, :, :L].transpose(-1, -2))
         on_own = query @ cache.own_keys[layer, :n, :, :K].transpose(-1, -2)
         scores = torch.empty(n, kv, heads // kv, L + K, device=query.device)
-        torch.add(on_prompt, self.bias[..., :L], out=scores[..., :L])
-        torch.add(on_own, self.bias[..., L:], out=scores[..., L:])
+        torch.add(on_prompt, self._bias[..., :L], out=scores[..., :L])
+        torch.add(on_own, self._bias[..., L:], out=scores[..., L:])
         weights = F.softmax(scores, dim=-1)
         attended: Tensor = weights[..., L:].to(dtype) @ cache.own_values[layer, :n, :, :K]
         prompt_values = cache.prompt_values[layer, :groups, :, :L]
@@ -158,8 +140,8 @@ class DecodeLayout:
 
         left: [n, kv_heads, r, a]; right: [groups, kv_heads, a, b]; result: [n, kv_heads, r, b].
         """
-        (_, kv, r, a), (groups, members) = left.shape, (self.size.groups, self.size.members)
+        (_, kv, r, a), (groups, members) = left.shape, (self._size.groups, self._size.members)
         grid = left.new_zeros(groups + 1, kv, members, r, a)  # padding rows go to the last slot
-        grid[self.slot_n, :, self.member_n] = left
+        grid[self._slot_n, :, self._member_n] = left
         product = (grid[:groups].view(groups, kv, members * r, a) @ right).view(groups, kv, members, r, -1)
-        return product[self.slot_n.clamp(max=groups - 1), :, self.member_n]
+        return product[self._slot_n.clamp(max=groups - 1), :, self._member_n]

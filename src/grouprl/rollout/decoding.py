@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -16,8 +16,6 @@ from grouprl.types import Completion, Sampling, StopReason
 
 # A prefill of few prompts costs nearly as much as one of many, so it waits until this share of the rows is free.
 _REFILL_SHARE = 0.25
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +92,8 @@ class Decoding:
         return self._retire(self._rows.draw(logits_PV.repeat_interleave(counts_P, 0), first_row))
 
     def _retire(self, over: dict[int, StopReason]) -> Finished:
-        reasons = dict.fromkeys(self._stopped_rows(), StopReason.STOP_STRING)
-        reasons = over | {row: why for row, why in reasons.items() if over.get(row) is not StopReason.END}
+        stopped = (row for row in self._stopped_rows() if over.get(row) is not StopReason.END)
+        reasons = over | dict.fromkeys(stopped, StopReason.STOP_STRING)
         if not reasons:
             return []
         finished = self._completions(reasons)
@@ -127,30 +125,24 @@ class Decoding:
         return finished
 
     def _close_gaps(self, gone: Sequence[int]) -> None:
-        moves = _moves(len(self._live), gone)
+        used = int(self._rows.length[: len(self._live)].max())
+        moves = _fill_gaps(self._live, gone)
         if moves:
-            self._forward.move_rows(moves, int(self._rows.length[: len(self._live)].max()))
-        self._live = _apply_moves(self._live, gone, moves)
+            self._forward.move_rows(moves, used)
         self._rows.keep(moves, len(self._live))
         left = {unit for unit, _ in self._live}
-        empty = [slot for slot, unit in enumerate(self._slots) if unit not in left]
-        moves = _moves(len(self._slots), empty)
+        moves = _fill_gaps(self._slots, [slot for slot, unit in enumerate(self._slots) if unit not in left])
         if moves:
             self._forward.move_groups(moves)
             self._rows.change_slots(moves, self._members)
-        self._slots = _apply_moves(self._slots, empty, moves)
 
 
-def _moves(count: int, gone: Sequence[int]) -> list[tuple[int, int]]:
-    """Pairs (from, to) that move the remaining items above the new end into the gaps below it."""
-    end = count - len(gone)
-    lost = set(gone)
-    survivors = (place for place in range(end, count) if place not in lost)
-    return [(next(survivors), gap) for gap in gone if gap < end]
-
-
-def _apply_moves(items: list[Item], gone: Sequence[int], moves: Sequence[tuple[int, int]]) -> list[Item]:
-    items = list(items)
+def _fill_gaps(items: list[Any], gone: Sequence[int]) -> list[tuple[int, int]]:
+    """Removes the items that are gone, in place, and gives the moves (from, to) of the last ones into the gaps."""
+    end, lost = len(items) - len(gone), set(gone)
+    survivors = [place for place in range(end, len(items)) if place not in lost]
+    moves = list(zip(survivors, (gap for gap in gone if gap < end), strict=True))
     for source, target in moves:
         items[target] = items[source]
-    return items[: len(items) - len(gone)]
+    del items[end:]
+    return moves

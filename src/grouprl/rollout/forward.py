@@ -176,7 +176,7 @@ class ModuleForward:
     def _step(self, size: StepSize) -> Tensor:
         """Logits [rows, V] from columns and cache alone, padding rows included; this is the recorded function."""
         newest_n, place_n, prompt_n, length_n = self._columns[:, : size.rows]
-        layout = DecodeLayout.of(self._cache, size, place_n, prompt_n, length_n)
+        layout = DecodeLayout(self._cache, size, place_n, prompt_n, length_n)
         with self._precision():
             logits_nV: Tensor = self._call(self._head, self._hidden(newest_n, prompt_n + length_n - 1, layout))
         return logits_nV

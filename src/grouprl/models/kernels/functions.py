@@ -208,7 +208,8 @@ class _TreeAttention(torch.autograd.Function):
         tensors = tuple(tensor.contiguous() for tensor in (query, key, value, cosine, sine))
         ctx.used = int(lengths.sum())
         out = _zero_beyond(torch.empty_like(tensors[0]), ctx.used)
-        ctx.sizes = _tree_sizes(query, key, starts, scaling)
+        groups, branches = starts.shape
+        ctx.sizes = (groups, branches - 1, query.shape[1], *key.shape[1:], scaling, _half(query))
         kernels().tree_attention(*pointers(*tensors, out, starts, lengths), *ctx.sizes)
         ctx.save_for_backward(*tensors, starts, lengths)
         return out
@@ -226,11 +227,6 @@ class _TreeAttention(torch.autograd.Function):
 def _zero_beyond(tensor: Tensor, rows: int) -> Tensor:
     tensor[rows:] = 0
     return tensor
-
-
-def _tree_sizes(query: Tensor, key: Tensor, starts: Tensor, scaling: float) -> tuple[float, ...]:
-    groups, branches = starts.shape
-    return groups, branches - 1, query.shape[1], key.shape[1], query.shape[2], scaling, _half(query)
 
 
 def _half(tensor: Tensor | None) -> int:
