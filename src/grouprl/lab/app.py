@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,18 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from grouprl.compare.read import COMPARISON_FILE, Variant, read_comparison
+from grouprl.compare.report import comparison_answer
 from grouprl.lab.answers import json_answer, run_folder
-from grouprl.lab.comparisons import critic_comparisons, one_comparison
 from grouprl.lab.events import run_events
 from grouprl.lab.explain_routes import explain_routes
-from grouprl.lab.process_routes import process_routes
-from grouprl.lab.processes import recipes
+from grouprl.lab.processes import process_routes, recipes
 from grouprl.lab.rollout_routes import rollout_routes
 from grouprl.lab.runs import NoSuchRun, Runs
 from grouprl.record.files import json_text
+from grouprl.record.layout import RunDirectory
 from grouprl.report.page import STATIC
+from grouprl.report.recorded import parse_config
 from grouprl.report.run_data import invalid_answer
 from grouprl.types import UserError
 
@@ -44,8 +46,8 @@ def create_app(root: Path, closing: Callable[[], bool] = lambda: False) -> Starl
         Route("/api/runs/{run}/invalid", json_answer(lambda request: invalid_answer(run_folder(runs, request)))),
         Route("/api/runs/{run}/events", lambda request: run_events(runs, request, closing)),
         Route("/api/recipes", json_answer(lambda _: {"recipes": recipes()})),
-        Route("/api/comparisons", json_answer(lambda _: {"comparisons": critic_comparisons(runs.root)})),
-        Route("/api/comparisons/{name}", json_answer(lambda request: one_comparison(runs.root, request))),
+        Route("/api/comparisons", json_answer(lambda _: {"comparisons": _critic_comparisons(runs.root)})),
+        Route("/api/comparisons/{name}", json_answer(lambda request: _comparison(runs.root, request))),
         *explain_routes(runs),
         *process_routes(runs),
         *rollout_routes(runs),
@@ -66,3 +68,49 @@ def _unforeseen(request: Request, error: Exception) -> Response:
 
 def _error(code: int, sentence: str) -> Response:
     return Response(json_text({"error": sentence}), code, media_type="application/json")
+
+
+# Comparisons below the root
+
+
+def _comparison(root: Path, request: Request) -> dict[str, Any]:
+    """The comparison that a request names.
+
+    Raises:
+        NoSuchRun: there is none below the root.
+        UserError: a file of it is damaged.
+    """
+    name = request.path_params["name"]
+    if name not in {folder.name for folder in _folders(root)}:
+        raise NoSuchRun(f"{name[:60]}: expected a comparison below {root}, found none")
+    return comparison_answer(read_comparison(root / name))
+
+
+def _critic_comparisons(root: Path) -> list[dict[str, Any]]:
+    """Comparisons of runs with a critic with runs without one, by name, as `comparison_answer`.
+
+    One that cannot be read is left out: what is wrong with it is said where its runs are looked at.
+    """
+    found = []
+    for folder in _folders(root):
+        try:
+            comparison = read_comparison(folder)
+            if {_has_critic(variant) for variant in comparison.finished} == {True, False}:
+                found.append(comparison_answer(comparison))
+        except (UserError, OSError):
+            continue
+    return found
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    """Folders of comparisons directly below the root; none with a link in it, which may lead out of the root."""
+    for given in sorted(root.glob(f"*/{COMPARISON_FILE}")):
+        folder = given.parent
+        if not any(path.is_symlink() for path in (folder, *folder.glob("*"), *folder.glob("*/*"))):
+            yield folder
+
+
+def _has_critic(variant: Variant) -> bool:
+    run = next(iter(variant.runs.values()))
+    algorithm = parse_config(run.config, RunDirectory(run.directory).config).get("algorithm")
+    return isinstance(algorithm, dict) and algorithm.get("critic") not in (None, "none")

@@ -73,13 +73,9 @@ async function loaded(name) {
     return await import(tries ? `./pages/${name}.js?try=${tries}` : `./pages/${name}.js`);
   } catch (error) {
     if (!(error instanceof TypeError && /import|module/i.test(error.message))) throw error;
-    if (tries++ && await answers()) location.reload();
+    if (tries++ && await fetch("static/app.js").then(({ ok }) => ok, () => false)) location.reload();
     throw new Gone();
   }
-}
-
-function answers() {
-  return fetch("static/app.js").then(({ ok }) => ok, () => false);
 }
 
 function fail(error) {

@@ -5,12 +5,11 @@ import { compareCard, isMeasure, titleOf } from "../parts/compare/card.js";
 import { comparisonFacts, comparisonHead, comparisonResults, variantsOf } from "../parts/compare/comparison.js";
 import { h, memberBox, put, refresh, toggle } from "../parts/dom.js";
 import { look, swatch } from "../parts/legend.js";
-import { howTo, toolbar } from "../parts/run/toolbar.js";
 import { Series } from "../parts/series.js";
 import { table } from "../parts/table.js";
 import { between, fixed, named, number, share, time, visible } from "../parts/text.js";
 import { definitions } from "../parts/titled.js";
-import { polled } from "../parts/view.js";
+import { howTo, polled, toolbar } from "../parts/view.js";
 
 const EVERY = 4000; // milliseconds
 const USUAL = ["reward", "greedy_accuracy", "accuracy", "completions/mean_length", "kl", "entropy", "unsolved"];

@@ -4,9 +4,8 @@ import { h, put } from "../parts/dom.js";
 import { address, move, rename, whole } from "../parts/address.js";
 import { grid } from "../parts/groups/grid.js";
 import { groupView } from "../parts/groups/group.js";
-import { historyView } from "../parts/groups/history.js";
 import { advantageLegend } from "../parts/groups/marks.js";
-import { isSearch, searchForm, searchResults } from "../parts/groups/search.js";
+import { historyView, isSearch, searchForm, searchResults } from "../parts/groups/search.js";
 import { named, number, trouble } from "../parts/text.js";
 
 const PAUSE = 90; // milliseconds that the slider rests before its step is asked for

@@ -61,7 +61,7 @@ function critic() {
 
 // What lies in the memory of a GPU under GRPO and under PPO, for a model of a chosen size: planned, not measured.
 
-// What a bar is stacked of, from the left: name, colour, strength of it, and where the plan has it.
+// What a bar is stacked of, from the left: name, color, strength of it, and where the plan has it.
 const PARTS = [
   ["policy: weights", 1, 1, (plan) => plan.networks.policy.weights],
   ["policy: gradients", 1, 0.72, (plan) => plan.networks.policy.gradients],

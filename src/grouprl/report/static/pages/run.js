@@ -4,11 +4,10 @@ import { h, put, refresh } from "../parts/dom.js";
 import { head } from "../parts/run/head.js";
 import { measuresOf, noVerifier, plan, UNJUDGED } from "../parts/run/plan.js";
 import { beforeAndAfter, evaluationsTable, examplePairs, invalidReasons, pairs, summaryTable, timeTable } from "../parts/run/results.js";
-import { howTo, toolbar } from "../parts/run/toolbar.js";
 import { Series } from "../parts/series.js";
 import { visible } from "../parts/text.js";
 import { card, definitions } from "../parts/titled.js";
-import { paced } from "../parts/view.js";
+import { howTo, paced, toolbar } from "../parts/view.js";
 
 const GAP = 1000; // milliseconds between two drawings of a run that goes on
 

@@ -71,7 +71,10 @@ export function follow(run, after, listeners) {
   let source = null;
   const turn = () => {
     source?.close();
-    source = document.hidden ? null : opened(run, after(), listeners);
+    source = document.hidden ? null : new EventSource(`api/${ofRun(run, "events")}?after=${after()}`);
+    for (const [name, listener] of Object.entries(listeners)) {
+      source?.addEventListener(name, (event) => listener(event.data ? JSON.parse(event.data) : null));
+    }
   };
   document.addEventListener("visibilitychange", turn);
   turn();
@@ -79,14 +82,6 @@ export function follow(run, after, listeners) {
     source?.close();
     document.removeEventListener("visibilitychange", turn);
   };
-}
-
-function opened(run, after, listeners) {
-  const source = new EventSource(`api/${ofRun(run, "events")}?after=${after}`);
-  for (const [name, listener] of Object.entries(listeners)) {
-    source.addEventListener(name, (event) => listener(event.data ? JSON.parse(event.data) : null));
-  }
-  return source;
 }
 
 async function answer(path, options = {}) {

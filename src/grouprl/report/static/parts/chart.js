@@ -1,7 +1,7 @@
 // One chart: a thin wrapper of uPlot that grows, resizes, follows the theme, and can be read and walked by keyboard.
 import { h, put, write } from "./dom.js";
 import { layers } from "./layers.js";
-import { colour, legend, onTheme, withInterval } from "./legend.js";
+import { color, legend, onTheme, withInterval } from "./legend.js";
 import { AXES, shown, spacing, tick } from "./text.js";
 
 import uPlot from "../vendor/uPlot-1.6.32.esm.js";
@@ -44,9 +44,15 @@ export class Chart {
     this.legend = legend(options, toggles ? (line, on) => this.toggle(line, on) : null);
     this.element = h("div", { class: "chart" }, this.area, this.legend.element, this.summary);
     this.area.addEventListener("keydown", (event) => this.#key(event));
-    this.area.addEventListener("blur", () => this.#rest());
+    this.area.addEventListener("blur", () => {
+      this.#walked = null;
+      this.#plot?.setCursor({ left: -10, top: -10 });
+    });
     this.area.addEventListener("mousemove", () => { this.#walked = null; });
-    const resizes = new ResizeObserver(() => this.#resize());
+    const resizes = new ResizeObserver(() => {
+      const width = this.area.clientWidth;
+      if (this.#plot && width && width !== this.#plot.width) this.#plot.setSize({ width, height: HEIGHT });
+    });
     resizes.observe(this.area);
     this.#ends = [() => resizes.disconnect(), onTheme(() => this.#plot?.redraw())];
   }
@@ -78,7 +84,10 @@ export class Chart {
     this.#layers = layers(this.#options, this.#options.view.smooth && Boolean(this.#data.smooth));
     put(this.area);
     this.#plot = new uPlot(this.#settings(), this.#table(), this.area);
-    this.#plot.over.addEventListener("click", (event) => this.#click(event));
+    // A tap is how a finger asks for values; only a mouse can do that without a click.
+    this.#plot.over.addEventListener("click", ({ pointerType }) => {
+      if (pointerType === "mouse" && this.#at !== null) this.#options.pick?.(this.#at);
+    });
     this.#hidden.forEach((line) => this.#switch(line, false));
   }
 
@@ -133,8 +142,8 @@ export class Chart {
     const power = (mark) => Math.abs(Math.log10(mark) - Math.round(Math.log10(mark))) < 1e-9;
     const filter = (plot, marks, axis) => (axis === 1 && this.log ? marks.map((mark) => (power(mark) ? mark : null)) : marks);
     return {
-      font: FONT, gap: 4, stroke: () => colour("--soft"), grid: { stroke: () => colour("--line"), width: 1, filter },
-      ticks: { stroke: () => colour("--line"), width: 1, size: 4, filter },
+      font: FONT, gap: 4, stroke: () => color("--soft"), grid: { stroke: () => color("--line"), width: 1, filter },
+      ticks: { stroke: () => color("--line"), width: 1, size: 4, filter },
     };
   }
 
@@ -184,11 +193,6 @@ export class Chart {
     this.#plot?.batch(() => this.#layers.of(line).forEach((place) => this.#plot.setSeries(place + 1, { show: on })));
   }
 
-  #resize() {
-    const width = this.area.clientWidth;
-    if (this.#plot && width && width !== this.#plot.width) this.#plot.setSize({ width, height: HEIGHT });
-  }
-
   #selected(plot) {
     const { left, width } = plot.select;
     if (width < 6) return;
@@ -199,11 +203,6 @@ export class Chart {
   #moved(plot) {
     this.#at = this.#walked ?? (plot.cursor.left >= 0 ? plot.cursor.idx : null);
     this.#tell();
-  }
-
-  #rest() {
-    this.#walked = null;
-    this.#plot?.setCursor({ left: -10, top: -10 });
   }
 
   #tell() {
@@ -233,16 +232,11 @@ export class Chart {
     return this.#options.where ? this.#options.where(at, x) : AXES[this.#options.view.axis].of(x);
   }
 
-  #click(event) {
-    // A tap is how a finger asks for values; only a mouse can do that without a click.
-    if (event.pointerType === "mouse" && this.#at !== null) this.#options.pick?.(this.#at);
-  }
-
   #key(event) {
     const { x } = this.#data;
     if (!this.#plot || !x.length || event.altKey || event.ctrlKey || event.metaKey) return;
-    const at = Math.min(this.#at ?? x.length - 1, x.length - 1);
-    if (event.key in KEYS) this.#walk(Math.max(0, Math.min(x.length - 1, at + KEYS[event.key])));
+    const last = x.length - 1, at = Math.min(this.#at ?? last, last);
+    if (event.key in KEYS) this.#walk(Math.max(0, Math.min(last, at + KEYS[event.key])));
     else if (event.key === "Enter" && this.#options.pick) this.#options.pick(at);
     else if (event.key === "+" || event.key === "=") this.#options.zoomed(this.#nearer(x[at], 0.5));
     else if (event.key === "-") this.#options.zoomed(this.#nearer(x[at], 2));

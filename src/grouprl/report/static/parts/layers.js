@@ -1,5 +1,5 @@
 // What uPlot draws for the lines of a chart: their intervals, smoothed lines and stacked areas as series and bands.
-import { colour, faint } from "./legend.js";
+import { color, faint } from "./legend.js";
 
 const WIDTH = 1.8;
 
@@ -64,12 +64,12 @@ function sums(columns) {
 function stroke({ label, look }, { width = WIDTH, alpha = 1, points } = {}) {
   return {
     label,
-    stroke: () => colour(look.variable),
+    stroke: () => color(look.variable),
     width,
     alpha,
     dash: look.dash.length ? look.dash : undefined,
     // Unless they are asked for, uPlot draws points where they are few.
-    points: { ...(points ? { show: true } : {}), size: points ? 6 : 5, fill: () => colour(look.variable) },
+    points: { ...(points ? { show: true } : {}), size: points ? 6 : 5, fill: () => color(look.variable) },
   };
 }
 

@@ -4,7 +4,7 @@ import { between, shown, visible } from "./text.js";
 
 const NAMED = 4; // more lines than these are distinguished by color alone, where something else names them
 
-/** A stroke in a line's colour and dash, or a square for an area. */
+/** A stroke in a line's color and dash, or a square for an area. */
 export function swatch(look, area = false) {
   const mark = area
     ? s("rect", { x: 2, y: 2, width: 14, height: 8, rx: 2 })
@@ -42,22 +42,22 @@ export function withInterval(value, interval) {
   return interval ? `${value} (${between(interval)})` : value;
 }
 
-// Colours and dashes of lines, read from the style sheet, so that a change of theme changes the charts too.
+// Colors and dashes of lines, read from the style sheet, so that a change of theme changes the charts too.
 
-const COLOURS = 6;
+const COLORS = 6;
 const DASHES = [[], [7, 4], [2, 3]];
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 
 let known = new Map();
 DARK.addEventListener("change", () => { known = new Map(); });
 
-/** How line number `index` is drawn: a variable of the style sheet, and a dash that tells apart what shares a colour. */
+/** How line number `index` is drawn: a variable of the style sheet, and a dash that tells apart what shares a color. */
 export function look(index) {
-  return { variable: `--series-${(index % COLOURS) + 1}`, dash: DASHES[Math.floor(index / COLOURS) % DASHES.length] };
+  return { variable: `--series-${(index % COLORS) + 1}`, dash: DASHES[Math.floor(index / COLORS) % DASHES.length] };
 }
 
 /** The value of a variable of the style sheet, in the theme of now. */
-export function colour(variable) {
+export function color(variable) {
   const styles = () => getComputedStyle(document.documentElement);
   if (!known.has(variable)) known.set(variable, styles().getPropertyValue(variable).trim());
   return known.get(variable);
@@ -65,7 +65,7 @@ export function colour(variable) {
 
 /** The same, let through: `opacity` from 0 to 1. */
 export function faint(variable, opacity) {
-  return colour(variable) + Math.round(255 * opacity).toString(16).padStart(2, "0");
+  return color(variable) + Math.round(255 * opacity).toString(16).padStart(2, "0");
 }
 
 /** Calls back when the theme changes; gives what ends that. */

@@ -1,4 +1,4 @@
-// The figures of a run, step by step, as columns that grow.
+// The metrics of a run, step by step, as columns that grow.
 
 const AXES = ["step", "tokens", "seconds"];
 

@@ -9,15 +9,12 @@ import { AXES, visible } from "./text.js";
 export function titled(options, definition, data) {
   const chart = new Chart(options);
   const draw = () => chart.draw(data());
-  const title = h("h3", {}, visible(options.label), unit(options.unit));
+  const unit = options.unit === "s" ? "seconds" : options.unit;
+  const title = h("h3", {}, visible(options.label), unit && unit !== "share" ? h("span", { class: "unit" }, unit) : null);
   const log = options.log === undefined ? null : logarithm(chart, options.label, draw);
   const element = h("section", { class: "card chart-card", "aria-label": visible(options.label) },
     h("div", { class: "chart-head" }, title, log), chart.element, definition === null ? null : words(definition));
   return { element, draw, chart, end: () => chart.end() };
-}
-
-function unit(name) {
-  return name && name !== "share" ? h("span", { class: "unit" }, name === "s" ? "seconds" : name) : null;
 }
 
 function logarithm(chart, title, draw) {
@@ -42,7 +39,7 @@ function further({ title, text, formulas = [], letters = {} }) {
     text.map((sentence) => h("p", {}, formula(sentence))));
 }
 
-// A chart of a run: what the plan says, drawn from the run's figures.
+// A chart of a run: what the plan says, drawn from the run's metrics.
 
 /**
  * The card of one chart of the plan.
@@ -61,7 +58,7 @@ export function card(spec, page) {
     view: page.view, log: spec.log,
     floor: spec.zero || spec.whole ? 0 : undefined, ceiling: spec.whole ? 1 : undefined,
     until: () => page.series[page.view.axis].at(-1),
-    where: (at, x) => place(steps[at], x, page.view.axis),
+    where: (at, x) => (page.view.axis === "step" ? "" : `step ${steps[at]}, `) + AXES[page.view.axis].of(x),
     // Step 0 is the policy before training: it has no groups.
     pick: (at) => steps[at] > 0 && page.open(steps[at]),
     zoomed: page.zoomed,
@@ -72,10 +69,6 @@ function byStep(spec, { series, view }) {
   const columns = spec.columns(series);
   const smooth = view.smooth && !spec.stacked ? columns.map(smoothed) : undefined;
   return { x: series[view.axis], steps: series.step, columns, smooth };
-}
-
-function place(step, x, axis) {
-  return axis === "step" ? AXES.step.of(x) : `step ${step}, ${AXES[axis].of(x)}`;
 }
 
 // What each metric is, and what to worry about: the table of docs/run_directory.md, word for word.

@@ -1,6 +1,6 @@
 // One metric of several runs: a chart with a line for each.
 import { heldOut, smoothed } from "../series.js";
-import { AXES, visible } from "../text.js";
+import { visible } from "../text.js";
 import { titled } from "../titled.js";
 
 import uPlot from "../../vendor/uPlot-1.6.32.esm.js";
@@ -25,7 +25,7 @@ export function compareCard(name, page) {
     lines: page.runs.map(({ id, look }) => ({ label: id.replaceAll("~", "/"), look })),
     view: page.view, bands: banded, points: MEASURE.test(name), fixed: true, log: name === "unsolved" ? true : JUMPS.includes(name) ? false : undefined,
     floor: share ? 0 : undefined, ceiling: MEASURE.test(name) && name !== "unsolved" ? 1 : undefined,
-    where: (_, x) => AXES[page.view.axis].of(x), zoomed: page.zoomed,
+    zoomed: page.zoomed,
   }, definition, () => together(page, name));
   const draw = () => {
     page.runs.forEach(({ on }, line) => one.chart.toggle(line, on));

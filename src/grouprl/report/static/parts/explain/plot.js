@@ -1,7 +1,7 @@
 // Lines over a grid that the lab computed, with a handle that stands on one of its points: drag it, or focus it and use
 // the arrow keys. Between the points nothing is known, so the handle snaps to them.
 import { h, put } from "../dom.js";
-import { colour, look, onTheme, swatch } from "../legend.js";
+import { color, look, onTheme, swatch } from "../legend.js";
 import { tick } from "../text.js";
 import { extent } from "./bars.js";
 
@@ -54,9 +54,9 @@ function draw(plot) {
   plot.made?.destroy();
   plot.drawn = null;
   const { grid, series, range } = data, padded = pad(range ?? extent(series.flatMap(({ values }) => values)));
-  const axis = { font: FONT, labelFont: FONT, stroke: () => colour("--soft"), grid: { stroke: () => colour("--line"), width: 1 },
+  const axis = { font: FONT, labelFont: FONT, stroke: () => color("--soft"), grid: { stroke: () => color("--line"), width: 1 },
     values: (_, marks, at, space, step) => marks.map((value) => tick(value, "", step)) };
-  const line = (one) => ({ label: one.name, stroke: () => colour(looks(one).variable), width: 2.5, dash: looks(one).dash, points: { show: false } });
+  const line = (one) => ({ label: one.name, stroke: () => color(looks(one).variable), width: 2.5, dash: looks(one).dash, points: { show: false } });
   plot.made = new uPlot({
     width, height: HEIGHT, legend: { show: false }, padding: [22, 14, 0, 0], series: [{}, ...series.map(line)],
     scales: { x: { time: false, range: [grid[0], grid.at(-1)] }, y: { range: padded } },
@@ -87,9 +87,9 @@ function regions(chart, { regions: found = [], grid }) {
   const { ctx, bbox: { top, height } } = chart, at = (value) => chart.valToPos(Math.max(grid[0], Math.min(grid.at(-1), value)), "x", true);
   for (const { from, to } of found) {
     const [start, end] = [at(from), at(to)];
-    ctx.fillStyle = colour("--sunk");
+    ctx.fillStyle = color("--sunk");
     ctx.fillRect(start, top, end - start, height);
-    ctx.fillStyle = colour("--line");
+    ctx.fillStyle = color("--line");
     for (let place = start + HATCH; place < end; place += HATCH) ctx.fillRect(place, top, 1.5, height);
   }
 }

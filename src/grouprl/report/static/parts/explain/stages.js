@@ -75,7 +75,7 @@ function rewardTable({ algorithm, stages: { rewards, statistics } }, names) {
     : weights[name] === null ? null : ` \u00d7 ${plain(weights[name])}`]);
   const columns = names.map((name) => components(completions.map((one) => one.components[name]), bySteps.includes(name)));
   const totals = column(completions.map(({ reward }) => reward)).map((text, place) =>
-    (completions[place].reward === null ? invalid(completions[place].invalid_reason) : h("b", {}, text)));
+    (completions[place].reward === null ? invalid(completions[place]) : h("b", {}, text)));
   const after = isAnchored(algorithm) ? penalised(algorithm, completions, statistics) : [];
   return byCompletion("Rewards of the group", [...heads, math("reward r_i"), ...after.map(([head]) => head)],
     [...columns, totals, ...after.map(([, values]) => values)]);
@@ -93,7 +93,7 @@ function penalised({ credit }, completions, { compared }) {
   return credit === "completion" ? [penalty, [math("compared R_i"), column(compared.rewards)]] : [penalty];
 }
 
-function invalid(reason) {
+function invalid({ invalid_reason: reason }) {
   return [h("span", { class: "mark warn" }, "invalid"), reason ? [" ", written(reason)] : null];
 }
 
@@ -202,13 +202,13 @@ function stepExample({ steps }, { tokens }) {
   if (!tokens || most === 0) return null;
   const row = [...steps[index]].sort((one, other) => one.end - other.end);
   const stretches = row.map(({ end }, place) => ({ from: place ? row[place - 1].end + 1 : 0, end, left: row.slice(place) }));
+  const credited = ({ from, end, left }) => {
+    const advantage = tokens[index][end], which = from === end ? `token ${end + 1}` : `tokens ${from + 1} to ${end + 1}`;
+    return h("li", {}, `${which}: `, added(left.map(({ normalised }) => bracketed(normalised)), MOST_STEPS), " ",
+      equals(advantage), h("b", {}, withSign(advantage)));
+  };
   return h("div", {}, h("p", {}, `Completion ${index}, token by token: each is credited with the steps that end at or after it.`),
-    h("ul", { class: "worked" }, stretches.filter(({ from, end }) => from <= end).map(({ from, end, left }) =>
-      h("li", {}, `${from === end ? "token" : "tokens"} ${from === end ? "" : `${from + 1} to `}${end + 1}: `, credited(left, tokens[index][end])))));
-}
-
-function credited(steps, advantage) {
-  return [added(steps.map(({ normalised }) => bracketed(normalised)), MOST_STEPS), " ", equals(advantage), h("b", {}, withSign(advantage))];
+    h("ul", { class: "worked" }, stretches.filter(({ from, end }) => from <= end).map(credited)));
 }
 
 // The loss with its gradient, and what the update did to the completions

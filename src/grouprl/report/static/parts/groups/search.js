@@ -1,11 +1,13 @@
-// Completions of a whole run by their text, reward and end: the form, and what it finds.
+// Completions of a whole run: found by their text, reward and end, or by their problem.
 import { address, note } from "../address.js";
 import { get, ofRun } from "../api.js";
 import { field, h, put, select } from "../dom.js";
-import { number, trouble, visible, written } from "../text.js";
+import { look } from "../legend.js";
+import { number, percent, trouble, visible, written } from "../text.js";
+import { titled } from "../titled.js";
 import { advantageMark, correctMark, lengthMark } from "./marks.js";
 
-const LIMIT = 50; // completions asked for at once
+const LIMIT = 50; // completions or visits asked for at once
 const MOST_PAGES = 20; // that are fetched again when one comes back to a search
 const CHOICES = {
   stop: ["Ended by", [["", "anything"], ["end", "its end token"], ["stop_string", "a stop string"], ["length", "the limit"]]],
@@ -45,12 +47,12 @@ function send(event, run) {
 /** What was found, the newest first: {element, end()}. It looks until a page is full; more is fetched on request. */
 export function searchResults(run, given) {
   const list = h("ol", { class: "results" }), said = h("div", { class: "note said-found", role: "status" });
-  const further = h("button", { type: "button", hidden: true, onclick: () => look(true) }, "Look further");
+  const further = h("button", { type: "button", hidden: true, onclick: () => more(true) }, "Look further");
   const asked = { ...Object.fromEntries(ASKED.map((name) => [name, given[name]])), step: steps(given), limit: LIMIT };
   const leaving = new AbortController();
   const state = { before: null, found: 0, looked: 0, back: null, pages: 0 };
 
-  async function look(byHand) {
+  async function more(byHand) {
     further.hidden = true;
     const wanted = state.found + LIMIT, earlier = state.found;
     do {
@@ -71,7 +73,7 @@ export function searchResults(run, given) {
 
   async function begin() {
     const wanted = Math.min(MOST_PAGES, Number(given.pages) || 1);
-    do await look(false); while (state.pages < wanted && state.before !== null);
+    do await more(false); while (state.pages < wanted && state.before !== null);
   }
 
   const start = () => begin().catch((error) => {
@@ -144,4 +146,67 @@ function folded(text) {
     at += sign.length;
   }
   return { text: signs.join(""), origin: [...origin, at] };
+}
+
+// One problem through training: each of its groups, and how reward and correctness went.
+
+const CHARTS = [["Mean reward", "mean", ""], ["Share correct", "correct", "share"]];
+
+/** {title, children} of a problem's visits. */
+export async function historyView(run, problem) {
+  const visits = [];
+  const drawn = CHARTS.map((kind) => course(kind, visits));
+  const charts = h("div", { class: "charts" }, drawn.map(({ element }) => element)), ends = h("div", { class: "ends" }), list = h("ol", { class: "visits" });
+  const further = h("button", { type: "button", onclick: () => more(true) }, "Earlier visits");
+  let next = null, answer = null;
+
+  async function more(byHand) {
+    answer = await get(ofRun(run, "history"), { problem, before: next, limit: LIMIT });
+    next = answer.next;
+    visits.unshift(...answer.visits.toReversed());
+    const fresh = answer.visits.map((visit) => h("li", {}, visitCard(run, visit)));
+    list.append(...fresh);
+    drawn.forEach((one) => one.draw());
+    if (visits.length > 1) put(ends, visitCard(run, visits[0], "Then"), visitCard(run, visits.at(-1), "Now"));
+    further.hidden = next === null;
+    if (byHand) fresh[0]?.querySelector("a").focus();
+  }
+
+  await more(false);
+  const title = "A problem through training";
+  const named = h("p", { class: "note" }, written(problem));
+  const none = h("p", {}, "This run has sampled no problem of this name. ", h("a", { href: address(run) }, "All groups of the run"), " name theirs.");
+  if (!answer.total) return { title, children: h("section", { class: "card" }, named, none) };
+  return {
+    title,
+    children: [
+      h("section", { class: "card" }, named,
+        answer.prompt === null ? null : h("p", { class: "said" }, written(answer.prompt))),
+      h("p", {}, `Sampled ${answer.total === 1 ? "once" : `${number(answer.total)} times`} in this run.`),
+      visits.length > 1 ? [charts, ends] : h("p", { class: "note" }, "A problem that is sampled again shows here how its completions change."),
+      h("h2", {}, "Every visit, the newest first"), list, further,
+    ],
+  };
+}
+
+/** The card of one number over the steps; the list below has every number as text. */
+function course([label, name, unit], visits) {
+  const whole = unit === "share" ? { floor: 0, ceiling: 1 } : {};
+  const view = { axis: "step", smooth: false, zoom: null, sync: "history" };
+  return titled({ label, unit, lines: [{ label, look: look(0) }], view, ...whole, zoomed: () => {} }, null, () => {
+    const points = visits.filter((visit) => visit[name] !== null);
+    return { x: points.map(({ step }) => step), columns: [points.map((visit) => visit[name])] };
+  });
+}
+
+function visitCard(run, visit, title) {
+  const place = { step: visit.step, group: visit.group_index };
+  return h("section", { class: "card" }, title ? h("h2", {}, title) : null,
+    h("div", { class: "row" }, h("a", { href: address(run, place) }, `Step ${visit.step}, group ${visit.group_index}`),
+      h("span", {}, `mean reward ${number(visit.mean)}`), h("span", {}, `correct ${percent(visit.correct)}`)),
+    h("ul", { class: "short" }, visit.completions.map((completion) => h("li", {},
+      h("a", { href: address(run, place, { c: completion.index }), "aria-label": `Completion ${completion.index}` }, completion.index),
+      correctMark(completion.correct),
+      h("span", { class: "note" }, completion.invalid_reason === null ? `reward ${number(completion.reward)}` : "invalid reward"),
+      completion.text === "" ? h("span", { class: "note" }, "(no text)") : written(completion.text, { class: "brief" })))));
 }

@@ -1,4 +1,4 @@
-// A completion as tokens: coloured by a choice of numbers, with all numbers of the one that is looked at.
+// A completion as tokens: colored by a choice of numbers, with all numbers of the one that is looked at.
 import { note, whole } from "../address.js";
 import { get, ofRun } from "../api.js";
 import { h, put, refresh } from "../dom.js";
@@ -182,14 +182,14 @@ function tokenPanel(found) {
   return { element, show: (place) => refresh(element, place, () => numbersAt(place)) };
 }
 
-// What the tokens of a completion can be coloured by, and the scale of each colouring.
+// What the tokens of a completion can be colored by, and the scale of each coloring.
 
 // `of`: the list in the lab's answer. `missing`: why a completion may not have it.
 const VIEWS = {
   advantage: { label: "Advantage", of: "advantages", scale: asOnCards,
     sentence: "How much better the completion, or what follows the token, was than expected." },
   probability: { label: "Probability", of: "probabilities", scale: surprise,
-    sentence: "Of the token when it was drawn. The stronger the colour, the less likely it was." },
+    sentence: "Of the token when it was drawn. The stronger the color, the less likely it was." },
   ratio: { label: "Ratio learner / sampler", of: "ratios", scale: ratio,
     missing: "the learner did not read this completion",
     sentence: "The learner's probability to the sampler's, in the last pass over the group: 1 until the weights move." },
@@ -241,7 +241,7 @@ function either(values) {
   return amounts(values, (value) => value / full, (share) => number(share * full, 4));
 }
 
-// At least as wide as the bounds, so that rounding errors keep faint colours.
+// At least as wide as the bounds, so that rounding errors keep faint colors.
 function ratio(values, { objective }) {
   const full = Math.max(objective.clip_low, objective.clip_high, round(largest(values.map((value) => value - 1))));
   return around(1, values, full, number);

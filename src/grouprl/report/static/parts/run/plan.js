@@ -9,7 +9,7 @@ export const UNJUDGED = "This task has no verifier: nothing can be called correc
   + "held-out ones, and no group is solved or hopeless.";
 
 const ORDER = ["rollout", "reward", "reference", "learn"]; // of a step
-// Hopeless, mixed and solved: the same colours wherever they stand.
+// Hopeless, mixed and solved: the same colors wherever they stand.
 const STANDING = [look(1), look(0), look(2)];
 
 const JUDGED = ["Results", "Signal in the groups"]; // sections with charts of what a verifier says
@@ -43,9 +43,10 @@ function chart(spec, names, shown, find) {
   for (const name of spec.also ?? []) shown.add(name);
   const about = spec.about ?? first;
   const definition = find(about);
-  const drawn = spec.areas ? AREAS[spec.areas](named) : lines(named);
+  const lines = named.map(([, label], place) => ({ label, look: look(place) }));
+  const columns = (series) => named.map(([name]) => series.column(name));
   return {
-    ...spec, ...drawn, definition, stacked: Boolean(spec.areas),
+    ...spec, ...(spec.areas ? AREAS[spec.areas](named) : { lines, columns }), definition, stacked: Boolean(spec.areas),
     id: named.map(([name]) => name).join(" "),
     title: spec.title ?? definition?.label ?? first, unit: definition?.unit ?? "",
   };
@@ -58,13 +59,6 @@ function heldOut(spec, measures, find) {
   return {
     ...spec, measures, id: `held-out ${measures.join(" ")}`, definition, title: definition.label,
     unit: "share", bands: true, lines: measures.map((measure, place) => ({ label: label(measure), look: look(place) })),
-  };
-}
-
-function lines(named) {
-  return {
-    lines: named.map(([, label], place) => ({ label, look: look(place) })),
-    columns: (series) => named.map(([name]) => series.column(name)),
   };
 }
 
