@@ -24,7 +24,7 @@ from grouprl.record.files import json_text
 from grouprl.record.layout import RunDirectory
 from grouprl.report.page import STATIC
 from grouprl.report.recorded import parse_config
-from grouprl.report.run_data import invalid_answer
+from grouprl.report.run_data import invalid_answer, run_answer, series_answer
 from grouprl.types import UserError
 
 
@@ -41,8 +41,11 @@ def create_app(root: Path, closing: Callable[[], bool] = lambda: False) -> Starl
         Mount("/static", StaticFiles(directory=STATIC)),
         Route("/api/session", json_answer(lambda request: {"token": request.state.page_token, "root": str(runs.root)})),
         Route("/api/runs", json_answer(lambda _: {"runs": [runs.overview(folder) for folder in runs.folders()]})),
-        Route("/api/runs/{run}", json_answer(lambda request: runs.one(run_folder(runs, request)))),
-        Route("/api/runs/{run}/series", json_answer(lambda request: runs.series(run_folder(runs, request)))),
+        Route("/api/runs/{run}", json_answer(lambda request: _run(runs, run_folder(runs, request)))),
+        Route(
+            "/api/runs/{run}/series",
+            json_answer(lambda request: series_answer(runs.metrics(run_folder(runs, request)))),
+        ),
         Route("/api/runs/{run}/invalid", json_answer(lambda request: invalid_answer(run_folder(runs, request)))),
         Route("/api/runs/{run}/events", lambda request: run_events(runs, request, closing)),
         Route("/api/recipes", json_answer(lambda _: {"recipes": recipes()})),
@@ -54,6 +57,14 @@ def create_app(root: Path, closing: Callable[[], bool] = lambda: False) -> Starl
     ]
     handlers: Mapping[Any, Any] = {NoSuchRun: _sentence(404), UserError: _sentence(400), Exception: _unforeseen}
     return Starlette(routes=routes, exception_handlers=handlers)
+
+
+def _run(runs: Runs, folder: Path) -> dict[str, Any]:
+    return run_answer(runs.identifier(folder), folder, runs.files(folder))
+
+
+def _series(runs: Runs, folder: Path) -> dict[str, Any]:
+    return series_answer(runs.metrics(folder))
 
 
 def _sentence(code: int) -> Callable[[Request, Exception], Response]:

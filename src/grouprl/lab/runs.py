@@ -14,7 +14,7 @@ from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_json_lines, read_summary
 from grouprl.record.strict import read_json
 from grouprl.report.recorded import read_config
-from grouprl.report.run_data import Row, RunFiles, changed, named, run_answer, run_line, series_answer
+from grouprl.report.run_data import Row, RunFiles, changed, named, run_line
 from grouprl.types import UserError
 
 _DEPTH = 2  # a comparison's folder holds those of its runs
@@ -137,22 +137,6 @@ class Runs:
             return run_line(self.identifier(folder), folder, self.files(folder))
         except UserError as error:
             return {**named(self.identifier(folder), folder), "status": "broken", "error": str(error)}
-
-    def one(self, folder: Path) -> dict[str, Any]:
-        """What the page of a run shows; of a damaged one what is wrong with it.
-
-        Raises:
-            UserError: a file is damaged.
-        """
-        return run_answer(self.identifier(folder), folder, self.files(folder))
-
-    def series(self, folder: Path) -> dict[str, Any]:
-        """Every metric of a run step by step.
-
-        Raises:
-            UserError: metrics.jsonl is damaged.
-        """
-        return series_answer(self.metrics(folder))
 
 
 def _below(root: Path, depth: int) -> Iterator[Path]:
