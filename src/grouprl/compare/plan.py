@@ -62,9 +62,14 @@ def planned_runs(config: CompareConfig, resolve: Resolve) -> tuple[PlannedRun, .
             given = [*config.base, *config.settings, *changes]
             decided = [f"name={run_folder(variant, seed)}", f"seed={seed}", f"runs_dir={json.dumps(folder)}"]
             with _collected(errors, variant):
-                _refuse_decided(given)
+                if wrong := [text for text in given if text.partition("=")[0] in _DECIDED]:
+                    names = ", ".join(_DECIDED)
+                    raise UserError(f"{', '.join(wrong)}: {names} are decided by the comparison: remove them")
             with _collected(errors, variant):
-                planned.append(PlannedRun(variant, _checked(resolve([*given, *decided]))))
+                run = PlannedRun(variant, resolve([*given, *decided]))
+                check_sections(run.config)
+                configured_rewards(run.config, load_task(**run.config.task.model_dump()))
+                planned.append(run)
     if errors:
         lines = [
             line if len(names) == len(config.variants) else f"variants {', '.join(names)}: {line}"
@@ -79,19 +84,6 @@ def planned_runs(config: CompareConfig, resolve: Resolve) -> tuple[PlannedRun, .
                 f"{twins[run.config.name]!r}, both in the folder {run.config.name}: rename one"
             )
     return tuple(planned)
-
-
-def _refuse_decided(given: Sequence[str]) -> None:
-    decided = [text for text in given if text.partition("=")[0] in _DECIDED]
-    if decided:
-        raise UserError(f"{', '.join(decided)}: {', '.join(_DECIDED)} are decided by the comparison: remove them")
-
-
-def _checked(config: RunConfig) -> RunConfig:
-    """Checks that the sections of a configuration fit and that its task and rewards exist; returns it."""
-    check_sections(config)
-    configured_rewards(config, load_task(**config.task.model_dump()))
-    return config
 
 
 @contextmanager

@@ -54,17 +54,20 @@ def write_comparison(directory: Path) -> Path:
 
 def comparison_answer(comparison: RecordedComparison) -> dict[str, Any]:
     """Makes the data of the page: `summary`, the curves of each variant, and the common settings of its runs."""
-    runs = [run for variant in comparison.finished for run in variant.runs.values()]
-    facts = runs[0].summary if runs else {}
+    facts = [run.summary for variant in comparison.finished for run in variant.runs.values()]
+    machines = [run.get("machine", {}) for run in facts]
+    shared = [item for item in machines[0].items() if all(item in other.items() for other in machines)] if facts else []
     found = summary(comparison)
-    curves = {variant.name: _curves(variant) for variant in comparison.variants}
     return {
         **found,
         "name": comparison.directory.resolve().name,
         "window": WINDOW,
-        "about": {name: facts[name] for name in ("model", "task") if name in facts},
-        "machine": _machine(comparison),
-        "variants": [{"name": name, **one, **curves[name]} for name, one in found["variants"].items()],
+        "about": {name: facts[0][name] for name in ("model", "task") if facts and name in facts[0]},
+        "machine": {name: str(value) for name, value in shared},  # equal in all runs
+        "variants": [
+            {"name": variant.name, **found["variants"][variant.name], **_curves(variant)}
+            for variant in comparison.variants
+        ],
     }
 
 
@@ -167,10 +170,3 @@ def _evaluation(point: HeldOutEvaluation) -> dict[str, Any]:
         "unsolved": fmean(unsolved),
         "unsolved_interval": [min(unsolved), max(unsolved)],
     }
-
-
-def _machine(comparison: RecordedComparison) -> dict[str, str]:
-    """Returns the facts about the machine that are equal in all runs."""
-    machines = [run.summary.get("machine", {}) for variant in comparison.finished for run in variant.runs.values()]
-    shared = machines[0].items() if machines else ()
-    return {name: str(value) for name, value in shared if all(other.get(name) == value for other in machines)}

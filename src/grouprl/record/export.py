@@ -20,8 +20,10 @@ from grouprl.types import UserError
 # Readers load or skip a row group at once: it must be large enough for speed and small enough for memory.
 ROWS, MIB = 8192, 32
 
-_QUERY = "SELECT * FROM completions JOIN problems USING (problem_id) ORDER BY step, group_index, completion_index"
-_RENAMED = {"rewards": "components"}
+_QUERY = (
+    "SELECT *, components AS rewards FROM completions JOIN problems USING (problem_id) "
+    "ORDER BY step, group_index, completion_index"
+)
 _INTEGERS, _FLOATS = (lambda blob: np.frombuffer(blob, "<i4")), (lambda blob: np.frombuffer(blob, "<f4"))
 _CONVERTED: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("prompt_ids", "token_ids"), _INTEGERS),
@@ -102,7 +104,7 @@ def _schema(pa: ModuleType) -> Any:
 def _table(pa: ModuleType, schema: Any, rows: Sequence[sqlite3.Row]) -> Any:
     arrays = []
     for field in schema:
-        values = [row[_RENAMED.get(field.name, field.name)] for row in rows]
+        values = [row[field.name] for row in rows]
         if convert := _CONVERTED.get(field.name):
             values = [None if value is None else convert(value) for value in values]
         arrays.append(pa.array(values, field.type))

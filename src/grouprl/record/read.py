@@ -137,22 +137,17 @@ def read_rewards(directory: Path) -> RecordedRewards:
     """
     path = RunDirectory(directory).rewards
     found = read_json(path)
-    if not isinstance(found.get("weights"), dict):
-        return RecordedRewards(_weights(path, found), None)
-    process = found.get("process")
-    return RecordedRewards(
-        _weights(path, found["weights"]), _weights(path, process) if isinstance(process, dict) else None
-    )
-
-
-def _weights(path: Path, found: Mapping[str, Any]) -> Mapping[str, float]:
-    for name, weight in found.items():
+    weights, process = found.get("weights"), found.get("process")
+    if not isinstance(weights, dict):
+        weights, process = found, None
+    process = process if isinstance(process, dict) else None
+    for name, weight in (*weights.items(), *(process or {}).items()):
         if not is_number(weight):
             raise UserError(
                 f"{path}: expected the name and the weight of each reward, got {name!r:.60} and {weight!r:.60}: "
                 "restore the file"
             )
-    return found
+    return RecordedRewards(weights, process)
 
 
 def read_examples(path: Path) -> dict[str, tuple[Example, ...]]:

@@ -6,7 +6,6 @@ import math
 import sqlite3
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -184,27 +183,20 @@ def _columns(database: sqlite3.Connection) -> frozenset[str]:
     return frozenset(name for _, name, *_ in database.execute("PRAGMA table_info(completions)"))
 
 
-@dataclass(frozen=True)
-class InvalidReason:
-    """A reason why completions were invalid, with its count and its first and last step."""
+def invalid_reasons(directory: Path, most: int = 20) -> list[tuple[str, int, int, int]]:
+    """Returns the most frequent reasons why completions were invalid; empty without rollouts.
 
-    reason: str
-    completions: int
-    first_step: int
-    last_step: int
-
-
-def invalid_reasons(directory: Path, most: int = 20) -> tuple[InvalidReason, ...]:
-    """Returns the most frequent reasons of a run's invalid completions; empty without rollouts."""
+    Each stands with its number of completions, its first and its last step.
+    """
     path = RunDirectory(directory).rollouts
     if not path.is_file():
-        return ()
+        return []
     query = (
         "SELECT invalid_reason, COUNT(*), MIN(step), MAX(step) FROM completions WHERE invalid_reason IS NOT NULL "
         "GROUP BY 1 ORDER BY 2 DESC LIMIT ?"
     )
     with closing(_read_only(path)) as database:
-        return tuple(InvalidReason(*row) for row in database.execute(query, (most,)))
+        return database.execute(query, (most,)).fetchall()
 
 
 def recorded_verdicts(directory: Path, *, until: int) -> list[tuple[str, int, int]]:

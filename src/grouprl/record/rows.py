@@ -13,7 +13,6 @@ from grouprl.types import StopReason, UserError
 
 _TOKENS = ("token_ids", "logprobs", "plain_logprobs")
 _TRACES = ("token_advantages", "learner_logprobs", "entropies", "reference_logprobs", "updated_logprobs")
-_REMEDY = "restore the file"
 _KINDS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("problem_id", "text", "components", "stop_reason", "prompt", "columns"), (str,)),
     **dict.fromkeys(("invalid_reason", "step_rewards", "messages"), (str, type(None))),
@@ -101,4 +100,4 @@ def _is_message(message: object) -> bool:
 
 
 def _wrong(path: Path, name: str, expected: str, got: object) -> UserError:
-    return UserError(f"{path}: {name}: expected {expected}, got {got!r:.60}: {_REMEDY}")
+    return UserError(f"{path}: {name}: expected {expected}, got {got!r:.60}: restore the file")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -112,7 +113,8 @@ def series_answer(rows: Sequence[Row]) -> dict[str, Any]:
 
 def invalid_answer(folder: Path) -> dict[str, Any]:
     """The most frequent reasons why completions of a run could not be judged."""
-    return {"reasons": [asdict(reason) for reason in invalid_reasons(folder)]}
+    names = ("reason", "completions", "first_step", "last_step")
+    return {"reasons": [dict(zip(names, found, strict=True)) for found in invalid_reasons(folder)]}
 
 
 def totalled(before: Sequence[Row], rows: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
@@ -138,10 +140,8 @@ def changed(folder: Path) -> float:
     """When a run last wrote one of its small files, in seconds since 1970; 0 without any."""
     times, run = [], RunDirectory(folder)
     for path in (run.metrics, run.summary, run.config):
-        try:
+        with suppress(OSError):
             times.append(path.stat().st_mtime)
-        except OSError:
-            continue
     return max(times, default=0.0)
 
 

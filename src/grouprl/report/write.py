@@ -86,38 +86,32 @@ def group_answers(folder: Path, name: str) -> Answers:
     first, last = newest["steps"]
     held, path = sorted({first, (first + last) // 2, last}), f"runs/{encoded(name)}"
     answers: Answers = {}
-    room = _Room(_BYTES)
+    left = _BYTES
+
+    def take(answer: object) -> bool:
+        """Whether there is room for this; it is taken then."""
+        nonlocal left
+        size = len(json_text(answer).encode())
+        fits = size <= left
+        left -= size if fits else 0
+        return fits
+
     for step in held:
         listed = groups_of_step(folder, step, offset=0, limit=_GROUPS)
         found = (_shortened(one_group(folder, step, group["group_index"])) for group in listed["groups"])
-        taken = {f"{path}/groups/{step}/{one['group_index']}": one for one in takewhile(room.take, found)}
+        taken = {f"{path}/groups/{step}/{one['group_index']}": one for one in takewhile(take, found)}
         counts = {"held": held, "total": len(taken), "of": listed["total"]}
         shown = {**listed, **counts, "groups": listed["groups"][: len(taken)]}
         answers |= {**taken, f"{path}/groups?step={step}": shown, f"{path}/groups": shown}
     for step, group, index in _places(answers, path):
         tokens = rounded(one_completion(folder, step, group, index, root=folder.resolve().parent))
-        if room.take(tokens):
+        if take(tokens):
             answers[f"{path}/completions/{step}/{group}/{index}"] = tokens
     return answers
 
 
 def _shortened(group: dict[str, Any]) -> dict[str, Any]:
     return {**group, "completions": [{**one, "text": cut(one["text"], _TEXT)} for one in group["completions"]]}
-
-
-class _Room:
-    """How many bytes of JSON are left in the file."""
-
-    def __init__(self, left: int) -> None:
-        self._left = left
-
-    def take(self, answer: object) -> bool:
-        """Whether there is room for this; it is taken then."""
-        size = len(json_text(answer).encode())
-        if size > self._left:
-            return False
-        self._left -= size
-        return True
 
 
 def _places(answers: Answers, path: str) -> Iterator[tuple[int, int, int]]:
