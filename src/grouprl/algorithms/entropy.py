@@ -31,9 +31,7 @@ def high_entropy_mask(entropies_NT: Tensor, mask_NT: Tensor, *, share: float) ->
     # Selected by rank, not by threshold: many tokens may have an entropy of exactly 0.
     chosen = torch.zeros_like(entropies, dtype=torch.bool)
     chosen[highest.indices] = True
-    chosen_NT = torch.zeros_like(mask_NT)
-    chosen_NT[mask_NT] = chosen
-    return chosen_NT, float(highest.values[-1])
+    return mask_NT.masked_scatter(mask_NT, chosen), float(highest.values[-1])
 
 
 @dataclass(frozen=True)

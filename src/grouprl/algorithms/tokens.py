@@ -88,11 +88,9 @@ def token_advantages(
     """
     mask_NT = mask_NT.bool()
     rewards_NT = torch.where(mask_NT, rewards_NT, 0.0).double()
-    if values_NT is None:
-        # With lam = 1 and values of 0 the estimator is the discounted sum of rewards.
-        advantages_NT, returns_NT = gae(rewards_NT, torch.zeros_like(rewards_NT), mask_NT, gamma=gamma, lam=1.0)
-    else:
-        advantages_NT, returns_NT = gae(rewards_NT, values_NT.double(), mask_NT, gamma=gamma, lam=lam)
+    if values_NT is None:  # with values of 0 and lam = 1, gae gives the discounted sum of rewards
+        values_NT, lam = torch.zeros_like(rewards_NT), 1.0
+    advantages_NT, returns_NT = gae(rewards_NT, values_NT.double(), mask_NT, gamma=gamma, lam=lam)
     tokens = advantages_NT[mask_NT]
     varied = len(tokens) > 1 and bool(tokens.max() > tokens.min())
     if center:
