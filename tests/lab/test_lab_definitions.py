@@ -8,20 +8,45 @@ from pathlib import Path
 
 import pytest
 
+from grouprl import report
 from grouprl.algorithms.named import NAMED
-from grouprl.report.page import STATIC
-from metric_docs import DEFINITIONS, METRICS, plain
+from grouprl.record import metrics
+from grouprl.record.metric_tables import plain
 
 ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "run_directory.md").read_text(encoding="utf-8")
+STATIC = Path(report.__file__).parent / "static"
+DEFINITIONS = json.loads((STATIC / "definitions.json").read_text(encoding="utf-8"))
 SECTIONS = json.loads((STATIC / "sections.json").read_text(encoding="utf-8"))
 UNITS = {"", "share", "s", "nats", "nats per token", "tokens", "tokens/s", "groups", "problems", "requests", "MiB"}
 
 
+def table(heading: str) -> dict[str, str]:
+    """The meaning of each key of the first table with keys under a heading, as its cell has it."""
+    section = PAGE[PAGE.index(f"\n{heading}\n") :]
+    rows = section[section.index("| key | meaning |") :].split("\n\n")[0].splitlines()[2:]
+    cells = [re.fullmatch(r"\| (.+?) \| (.+) \|", row) for row in rows]
+    assert all(cells), f"{heading}: expected rows of two cells"
+    return {key: cell[2] for cell in cells if cell for key in re.findall(r"`([^`]+)`", cell[1])}
+
+
+METRICS = {metric.name: metric.meaning for metric in metrics.METRICS}
+MEASURES = table("## evaluations.jsonl and summary.json")
+
+
 def test_cells_lose_their_marks_and_nothing_else() -> None:
     assert plain("share of `a` ([why](b.md#c)), [a judge](d.md)'s too") == "share of a, a judge's too"
-    meanings = {name: row["meaning"] for name, row in METRICS.items()}
-    assert meanings["grad_norm"] == "norm of the gradient before clipping; 0 when no completion moved the policy"
-    assert meanings["frac_hopeless"] == meanings["frac_solved"] != meanings["frac_unverified"]
+    assert METRICS["grad_norm"] == "norm of the gradient before clipping; 0 when no completion moved the policy"
+    assert METRICS["frac_hopeless"] == METRICS["frac_solved"] != METRICS["frac_unverified"]
+
+
+def test_every_metric_of_the_table_is_defined_and_nothing_else() -> None:
+    assert set(METRICS) | {"greedy_accuracy", "pass_at_1", "pass_at_8"} == set(DEFINITIONS)
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_a_definition_is_the_cell_of_the_table(name: str) -> None:
+    assert DEFINITIONS[name]["is"] == plain(METRICS.get(name) or MEASURES[name])
 
 
 @pytest.mark.parametrize("name", DEFINITIONS)

@@ -1,4 +1,4 @@
-"""The table of metrics in docs/run_directory.md: every recorded name is in it, and the page says the same of each."""
+"""The table of metrics: every recorded name is in it, and the docs and the page are what it makes of them."""
 
 from __future__ import annotations
 
@@ -7,28 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from metric_docs import DEFINITIONS, HELD_OUT, METRICS, key_of, plain
+from grouprl.record.metric_tables import DEFINITIONS, definitions_json, docs_table, with_table
+from grouprl.record.metrics import HELD_OUT, METRICS, metric_of
 from small_runs import grouprl, metrics
 
+PAGE = Path(__file__).parents[2] / "docs" / "run_directory.md"
 QUICK = (
     "steps=1", "threads=1", "rollout.problems_per_step=2", "rollout.group_size=4", "rollout.max_tokens=16",
     "evaluation.problems=2", "evaluation.samples=0", "scoring.workers=1",
 )  # fmt: skip
 
 
-def test_the_docs_and_the_page_have_the_same_metrics() -> None:
-    assert list(DEFINITIONS) == [*METRICS, *HELD_OUT]
-    assert list(HELD_OUT) == ["greedy_accuracy", "pass_at_1", "pass_at_8"]
-
-
-@pytest.mark.parametrize("name", DEFINITIONS)
-def test_the_docs_and_the_page_say_the_same_of_a_metric(name: str) -> None:
-    row = METRICS.get(name) or HELD_OUT[name]
-    assert DEFINITIONS[name]["is"] == plain(row["meaning"])
-    if name in METRICS:
-        assert set(row) == {"key", "meaning", "formula", "unit", "TRL's name"}
-        units = row["unit"].split(", ")  # of all metrics in the row
-        assert DEFINITIONS[name]["unit"] in ["", *units] if len(units) > 1 else units
+def test_the_docs_and_the_page_are_made_from_the_table() -> None:
+    """After a change: python -m grouprl.record.metric_tables."""
+    text = PAGE.read_text(encoding="utf-8")
+    assert docs_table() in text
+    assert with_table(text) == text
+    assert DEFINITIONS.read_text(encoding="utf-8") == definitions_json()
 
 
 @pytest.mark.parametrize(
@@ -44,8 +39,9 @@ def test_every_metric_of_a_run_is_in_the_table(tmp_path: Path, settings: tuple[s
     ended = grouprl("train", "demo", *QUICK, *settings, f"runs_dir={tmp_path}", "name=run")
     assert ended.code == 0, ended.err
     (row,) = metrics(tmp_path / "run")
-    assert [name for name in row if key_of(name) is None] == []
+    assert [name for name in row if metric_of(name) is None] == []
     (before, *_) = map(json.loads, (tmp_path / "run" / "evaluations.jsonl").read_text().splitlines())
+    assert metric_of("greedy_accuracy") in HELD_OUT
     assert "greedy_accuracy" in before
 
 
@@ -56,9 +52,13 @@ def test_names_with_a_part_of_their_own() -> None:
         ("boxed_share", "NAME_share"),
         ("reward", "reward"),
     ):
-        assert key_of(name) == expected
-    assert key_of("rewards/correct_answer") is key_of("nonsense") is None
+        found = metric_of(name)
+        assert found is not None
+        assert found.name == expected
+    assert metric_of("rewards/correct_answer") is metric_of("nonsense") is None
 
 
-def test_every_metric_says_what_to_worry_about() -> None:
-    assert all(found["is"] and found["worry"] and found["label"] for found in DEFINITIONS.values())
+def test_names_are_given_once_and_every_metric_says_what_to_worry_about() -> None:
+    names = [metric.name for metric in (*METRICS, *HELD_OUT)]
+    assert len(set(names)) == len(names)
+    assert all(metric.meaning and metric.worry and metric.label for metric in (*METRICS, *HELD_OUT))
