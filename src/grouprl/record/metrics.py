@@ -147,7 +147,8 @@ METRICS: tuple[Metric, ...] = (
         formula="not judged / N", section="invalid"),
     Metric("frac_invalid", "Invalid rewards", "share",
         meaning="share of completions whose reward could not be computed ([why](rewards.md#when-a-reward-fails))",
-        worry="when it is above 0, and at a tenth at the latest, where a run stops by default (rollout.scoring.max_invalid)",
+        worry="when it is above 0, and at a tenth at the latest, where a run stops by default "
+        "(rollout.scoring.max_invalid)",
         formula="invalid / N", section="invalid"),
     Metric("curriculum/seen", "Problems seen", "problems",
         meaning=_CURRICULUM_SEEN,
