@@ -237,8 +237,8 @@ def test_deep_recursion_is_an_error_of_the_call_alone(backend: str):
 
 def test_a_sandbox_is_fresh(backend: str):
     run_in_sandbox(
-        "import builtins, os\nbuiltins.x = 1\nopen('/tmp/left_behind', 'w') if os.access('/tmp', 2) else 0", backend=backend
+        "import builtins, os\nbuiltins.x = 1\nopen('/tmp/fresh_x', 'w') if os.access('/tmp', 2) else 0", backend=backend
     )
-    [name, file] = run_in_sandbox("import os", ["x", "os.path.exists('/tmp/left_behind')"], backend=backend).outcomes
+    [name, file] = run_in_sandbox("import os", ["x", "os.path.exists('/tmp/fresh_x')"], backend=backend).outcomes
     assert name == CallFailure("NameError: name 'x' is not defined")
     assert file == ReturnValue(False)
