@@ -118,7 +118,7 @@ class TreeLayout:
     def _attend_completions(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         index, (_, heads, d), kv_heads = self.completion_index_PGT, query.shape, key.shape[1]
         attended = merged_attention(
-            (_take(query, index) * scaling).view(*index.shape, kv_heads, -1, d).transpose(2, 3),
+            (_take(query, index) * scaling).view(*index.shape, kv_heads, heads // kv_heads, d).transpose(2, 3),
             _take(key, self.prompt_index_PL).transpose(1, 2),
             _take(value, self.prompt_index_PL).transpose(1, 2),
             _take(key, index).transpose(2, 3),
