@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from grouprl.planner import GRPO, PPO, SHAPES, ModelShape, Networks, StepShape, plan_memory
-from grouprl.planner.fit import MOST_COMPLETIONS, largest_group, longest_completion
+from grouprl.planner.memory import MOST_COMPLETIONS, largest_group, longest_completion
 from grouprl.planner.time import Rates, floor_of_step
 
 # One layer of 4 x (4 x 4) attention and 3 x (4 x 8) feed-forward weights = 160; a vocabulary of 10 x 4 = 40.

@@ -72,7 +72,9 @@ def test_the_gradient_is_that_of_single_rows(tmp_path: Path, tiny: Path) -> None
     settings = config(tmp_path, tiny, beta=0.3)
     groups = groups_of(settings)
     policy = load_model(str(tiny), device=CPU)
-    metrics = SupervisedLoss(dpo_metrics(policy, frozen_copy(policy), beta=0.3), settings).backward(groups)
+    metrics = SupervisedLoss(dpo_metrics(policy, frozen_copy(policy), beta=0.3), settings).metrics(
+        groups, gradient=True
+    )
     plain, start = (AutoModelForCausalLM.from_pretrained(tiny).eval() for _ in range(2))
     loss = torch.log1p(torch.exp(-plain_margins(plain, start, groups, 0.3))).mean()
     loss.backward()
@@ -93,7 +95,9 @@ def test_micro_batches_change_nothing(tmp_path: Path, tiny: Path, micro_batch_to
         policy, reference = (load_model(str(tiny), device=CPU) for _ in range(2))
         with torch.no_grad():
             policy.get_output_embeddings().weight.mul_(1.1)  # away from the reference, so that no margin is 0
-        metrics = SupervisedLoss(dpo_metrics(policy, reference, beta=0.1), settings).backward(groups_of(settings))
+        metrics = SupervisedLoss(dpo_metrics(policy, reference, beta=0.1), settings).metrics(
+            groups_of(settings), gradient=True
+        )
         found.append((metrics, {name: weight.grad for name, weight in policy.named_parameters()}))
     (whole, gradient), (split, gradient_of_split) = found
     assert split == pytest.approx(whole, abs=1e-6)

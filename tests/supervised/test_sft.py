@@ -98,8 +98,8 @@ def test_chat_pairs_are_learned_through_the_template(tiny: Path, tmp_path: Path)
     ]
     data = write_rows(tmp_path / "pairs.jsonl", chat)
     loaded = load_pairs(config(tmp_path, pairs={"path": str(data)}))
-    assert [pair.completion for pair in loaded] == [pair["completion"] for pair in PAIRS]
-    assert loaded[0].problem.prompt == ({"role": "user", "content": "What is 0?"},)
+    assert [completion for _, completion in loaded] == [pair["completion"] for pair in PAIRS]
+    assert loaded[0][0].prompt == ({"role": "user", "content": "What is 0?"},)
     sft(config(tmp_path, model={"path": str(tiny)}, pairs={"path": str(data)}, batch_pairs=8))
     templated = [{**pair, "prompt": f"<|user|>{pair['prompt']}<|assistant|>"} for pair in PAIRS]
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny).eval(), load_tokenizer(str(tiny))

@@ -96,10 +96,8 @@ def _speeds(device: str) -> Iterator[Finding]:
 
 def _kernels() -> Iterator[Finding]:
     why_not = why_no_library()
-    if why_not is None:
-        yield Finding("kernels", "compiled", "C kernels for this processor")
-    else:
-        yield Finding("kernels", "compiled", why_not, False, "everything works without them, but slower on a CPU")
+    remedy = "everything works without them, but slower on a CPU" if why_not else ""
+    yield Finding("kernels", "compiled", why_not or "C kernels for this processor", why_not is None, remedy)
 
 
 def _sandbox() -> Iterator[Finding]:
@@ -125,11 +123,9 @@ def _extras() -> Iterator[Finding]:
         if name and name not in _DEVELOPMENT:
             extras.setdefault(name, []).append(needed)
     for name, needs in sorted(extras.items()):
-        missing = [need.name for need in needs if _version(need.name) is None]
+        missing = ", ".join(need.name for need in needs if _version(need.name) is None)
         if missing:
-            yield Finding(
-                "extras", name, f"not installed: {', '.join(missing)}", False, f"pip install 'grouprl[{name}]'"
-            )
+            yield Finding("extras", name, f"not installed: {missing}", False, f"pip install 'grouprl[{name}]'")
         else:
             yield Finding("extras", name, ", ".join(f"{need.name} {_version(need.name)}" for need in needs))
 

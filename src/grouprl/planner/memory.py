@@ -10,8 +10,8 @@ transformers, and memory that its allocator keeps. Of the resident memory above 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -22,8 +22,11 @@ from grouprl.types import UserError
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16"]
 
-WEIGHT = 4  # bytes: weights, gradients and moments are float32 whatever the computation's dtype
-_SIZES: Mapping[Dtype, int] = MappingProxyType({"float32": 4, "bfloat16": 2})
+MOST_COMPLETIONS, MOST_TOKENS = 1024, 131_072
+"""Upper bounds of the largest group and the longest completion that are searched for."""
+
+_WEIGHT = 4  # bytes: weights, gradients and moments are float32 whatever the computation's dtype
+SIZES: Mapping[Dtype, int] = MappingProxyType({"float32": 4, "bfloat16": 2})
 _NUMBERS = 4  # bytes of the float32 in which norms, rotations and logits are computed
 _LOGITS = 1 << 25  # logits in a chunk of log-probs (models/logprobs.py)
 _KEPT_LOGITS = 1 << 22  # logits of a single chunk that is kept for the backward pass (models/kernels/functions.py)
@@ -69,7 +72,7 @@ class StepShape:
             raise UserError(
                 f"micro_batch_tokens: expected 0 (automatic) or more tokens, got {self.micro_batch_tokens}: raise it"
             )
-        for name, known in (("dtype", _SIZES), ("device", PACK_TOKENS)):
+        for name, known in (("dtype", SIZES), ("device", PACK_TOKENS)):
             if getattr(self, name) not in known:
                 raise UserError(f"{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}")
 
@@ -85,12 +88,16 @@ class StepShape:
         return min(units, _SLOTS * max(1, self.max_rows // min(self.group_size, self.max_rows)))
 
     @property
+    def minibatch_problems(self) -> int:
+        """The groups of a minibatch, which are whole; the last minibatch may have fewer."""
+        return -(-self.problems // min(self.minibatches, self.problems))
+
+    @property
     def packs(self) -> list[Pack]:
         """The packs that the learner makes from a minibatch."""
         own = self.completion_tokens - 1  # the model does not read a completion's last token
         group = GroupSize(self.prompt_tokens, (own,) * self.group_size)
-        groups = -(-self.problems // min(self.minibatches, self.problems))
-        packs = pack_groups([group] * groups, self.micro_batch_tokens, self.device)
+        packs = pack_groups([group] * self.minibatch_problems, self.micro_batch_tokens, self.device)
         return [Pack(sum(unit.tokens for unit in pack), sum(len(unit.completions) for unit in pack)) for pack in packs]
 
     @property
@@ -122,8 +129,7 @@ class NetworkMemory:
     @property
     def total(self) -> int:
         """The sum of all parts."""
-        networks = self.policy + self.adapter + self.reference + self.reward_model + self.critic
-        return networks + self.moments + self.critic_moments
+        return sum(astuple(self))
 
 
 @dataclass(frozen=True)
@@ -192,24 +198,24 @@ def plan_memory(shape: ModelShape, networks: Networks = GRPO, step: StepShape = 
     Raises:
         UserError: an adapter's rank is below 1.
     """
-    rank, pack = networks.lora_rank, step.largest_pack
+    rank, pack, half = networks.lora_rank, step.largest_pack, step.dtype == "bfloat16"
     if rank is not None and rank < 1:
         raise UserError(f"lora_rank: expected 1 or more, got {rank}: set lora_rank=None to train all weights")
-    adapter = 0 if rank is None else WEIGHT * shape.lora_parameters(rank)
-    value_head = WEIGHT * (shape.hidden + 1)
-    trunk = WEIGHT * shape.decoder_parameters if rank is None else adapter  # it shares the policy's frozen weights
-    learning = WEIGHT * shape.parameters if rank is None else adapter
+    adapter = 0 if rank is None else _WEIGHT * shape.lora_parameters(rank)
+    value_head = _WEIGHT * (shape.hidden + 1)
+    trunk = _WEIGHT * shape.decoder_parameters if rank is None else adapter  # it shares the policy's frozen weights
+    learning = _WEIGHT * shape.parameters if rank is None else adapter
     critic = trunk + value_head if networks.critic else 0
-    token = 2 * shape.layers * shape.kv_heads * shape.head_size * _SIZES[step.dtype]  # keys and values
+    token = shape.cached_numbers * SIZES[step.dtype]
     own = step.rows * step.completion_tokens
     activations, layer = _activations(shape, step, pack)
     return MemoryPlan(
         networks=NetworkMemory(
-            policy=WEIGHT * shape.parameters,
+            policy=_WEIGHT * shape.parameters,
             adapter=adapter,
             # With an adapter, the reference is the policy without the adapter.
-            reference=WEIGHT * shape.parameters if networks.reference and rank is None else 0,
-            reward_model=WEIGHT * (shape.decoder_parameters + shape.hidden) if networks.reward_model else 0,
+            reference=_WEIGHT * shape.parameters if networks.reference and rank is None else 0,
+            reward_model=_WEIGHT * (shape.decoder_parameters + shape.hidden) if networks.reward_model else 0,
             critic=critic,
             moments=2 * learning,
             critic_moments=2 * critic,
@@ -226,7 +232,7 @@ def plan_memory(shape: ModelShape, networks: Networks = GRPO, step: StepShape = 
             drawing=_NUMBERS * step.rows * shape.vocabulary,
             cache_unshared=token * (step.rows * step.prompt_tokens + own),
         ),
-        rounded=_rounded(shape) if step.dtype == "bfloat16" else 0,
+        rounded=SIZES[step.dtype] * (shape.linear_parameters + shape.embedding_parameters) if half else 0,
         device=step.device,
         pack=pack,
     )
@@ -234,7 +240,7 @@ def plan_memory(shape: ModelShape, networks: Networks = GRPO, step: StepShape = 
 
 def _activations(shape: ModelShape, step: StepShape, pack: Pack) -> tuple[int, int]:
     """Bytes that a forward pass keeps for the backward pass, and further bytes of one layer's backward pass."""
-    dtype, half = _SIZES[step.dtype], step.dtype == "bfloat16"
+    dtype, half = SIZES[step.dtype], step.dtype == "bfloat16"
     hidden, queries, keys = shape.hidden, shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     if step.device == "cpu":
         # The compiled kernels keep both sums before a norm and its inverse; both norms, queries, keys, values, the
@@ -258,7 +264,7 @@ def _activations(shape: ModelShape, step: StepShape, pack: Pack) -> tuple[int, i
 
 def _logits(shape: ModelShape, step: StepShape, predicted: int, head_learns: bool) -> int:
     """Bytes of a chunk of logits and its copies, of the gradients of its inputs and, unless frozen, the embedding."""
-    dtype, chunk = _SIZES[step.dtype], max(1, _LOGITS // shape.vocabulary)
+    dtype, chunk = SIZES[step.dtype], max(1, _LOGITS // shape.vocabulary)
     if step.device == "cpu":
         kept = predicted <= chunk and predicted * shape.vocabulary <= _KEPT_LOGITS
         logits = dtype * min(predicted, chunk) * shape.vocabulary * (2 if kept else 1)
@@ -269,6 +275,24 @@ def _logits(shape: ModelShape, step: StepShape, predicted: int, head_learns: boo
     return logits + dtype * (predicted * shape.hidden + weights)
 
 
-def _rounded(shape: ModelShape) -> int:
-    linears = shape.layers * sum(inputs * outputs for inputs, outputs in shape.linears)
-    return _SIZES["bfloat16"] * (linears + shape.embedding_parameters)
+def largest_group(shape: ModelShape, networks: Networks, step: StepShape, memory: int) -> int:
+    """Returns the completions of a problem that fit in `memory` bytes, at most MOST_COMPLETIONS; 0 = none fits."""
+    return _largest(
+        lambda size: plan_memory(shape, networks, replace(step, group_size=size)).peak <= memory, MOST_COMPLETIONS
+    )
+
+
+def longest_completion(shape: ModelShape, networks: Networks, step: StepShape, memory: int) -> int:
+    """Returns the tokens of a completion that fit in `memory` bytes, at most MOST_TOKENS; 0 = none fits."""
+    return _largest(
+        lambda tokens: plan_memory(shape, networks, replace(step, completion_tokens=tokens)).peak <= memory, MOST_TOKENS
+    )
+
+
+def _largest(fits: Callable[[int], bool], most: int) -> int:
+    """Finds a number up to `most` that fits while its successor does not; memory nearly always grows with it."""
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

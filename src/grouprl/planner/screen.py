@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -12,9 +13,17 @@ from rich.table import Table
 
 from grouprl.algorithms.values import CopiedCritic
 from grouprl.config.run import RunConfig
-from grouprl.planner.fit import MOST_COMPLETIONS, MOST_TOKENS, largest_group, longest_completion
 from grouprl.planner.machine import measured_rates, total_memory
-from grouprl.planner.memory import MemoryPlan, Networks, StepShape, plan_memory
+from grouprl.planner.memory import (
+    MOST_COMPLETIONS,
+    MOST_TOKENS,
+    MemoryPlan,
+    Networks,
+    StepShape,
+    largest_group,
+    longest_completion,
+    plan_memory,
+)
 from grouprl.planner.shapes import SHAPES, ModelShape, shape_of
 from grouprl.planner.time import Rates, StepTime, floor_of_step
 from grouprl.types import UserError
@@ -138,8 +147,7 @@ def parse_memory(text: str) -> int:
 def show_plan(plan: RunPlan, algorithm: str, *, as_json: bool, console: Console | None = None) -> None:
     """Prints one plan: memory by part, what fits, the least time of a step."""
     if as_json:
-        sums = {name: getattr(plan.memory, name) for name in ("held", "learning", "sampling", "peak")}
-        found = asdict(plan) | {"fits": plan.fits, "parameters": plan.shape.parameters, **sums}
+        found = asdict(plan) | {"fits": plan.fits, "parameters": plan.shape.parameters, **_sums(plan.memory)}
         if plan.time is not None:
             found["time"]["total"] = plan.time.total
         print(json.dumps(found))
@@ -170,27 +178,15 @@ def show_plan(plan: RunPlan, algorithm: str, *, as_json: bool, console: Console 
 def show_comparison(config: RunConfig, prompt_tokens: int, *, as_json: bool, console: Console | None = None) -> None:
     """Prints the memory of GRPO and PPO for models of four sizes, with the batch of a configuration."""
     step = step_of(config, prompt_tokens)
-    asked = networks_of(config)
-    grpo, ppo = (replace(asked, reference=True, critic=critic) for critic in (False, True))
-    plans = {name: [plan_memory(SHAPES[name], networks, step) for networks in (grpo, ppo)] for name in COMPARED}
-    sums = ("held", "learning", "sampling", "peak")
+    both = [replace(networks_of(config), reference=True, critic=critic) for critic in (False, True)]
+    plans = {name: [plan_memory(SHAPES[name], networks, step) for networks in both] for name in COMPARED}
     if as_json:
-        found = {
-            name: {
-                which: {part: getattr(plan, part) for part in sums}
-                for which, plan in zip(("grpo", "ppo"), pair, strict=True)
-            }
-            for name, pair in plans.items()
-        }
+        found = {name: {"grpo": _sums(grpo), "ppo": _sums(ppo)} for name, (grpo, ppo) in plans.items()}
         print(json.dumps({"step": asdict(step), "models": found}))
         return
     console = console or Console(highlight=False)
-    table = Table(header_style="bold", show_edge=False, pad_edge=False)
-    table.add_column("memory in GiB", no_wrap=True)
-    for which in ("GRPO", "PPO"):
-        for part in ("held", "update", "rollout"):
-            table.add_column(f"{which}\n{part}", justify="right")
-    table.add_column("peak\nratio", justify="right")
+    columns = [f"{which}\n{part}" for which in ("GRPO", "PPO") for part in ("held", "update", "rollout")]
+    table = _table("memory in GiB", *columns, "peak\nratio")
     for name, pair in plans.items():
         cells = [f"{value / GIB:,.0f}" for plan in pair for value in (plan.held, plan.learning, plan.sampling)]
         table.add_row(name, *cells, f"{pair[1].peak / pair[0].peak:.2f}")
@@ -203,36 +199,42 @@ def show_comparison(config: RunConfig, prompt_tokens: int, *, as_json: bool, con
 
 
 def _memory_table(plan: MemoryPlan) -> Table:
-    table = Table(header_style="bold", show_edge=False, pad_edge=False)
-    table.add_column("memory")
-    table.add_column("GiB", justify="right")
-    on_gpu = plan.device == "cuda"
-    cache = {"cache": plan.rollout.cache}
-    for name, total, parts in (
+    on_gpu, cache, rounded = plan.device == "cuda", {"cache": plan.rollout.cache}, {"rounded": plan.rounded}
+    sampling = {"drawing": plan.rollout.drawing} | rounded
+    blocks = (
         ("held for the whole run", plan.held, asdict(plan.networks) | (cache if on_gpu else {})),
-        ("peak of an update", plan.learning, asdict(plan.update) | {"rounded": plan.rounded}),
-        (
-            "peak of sampling",
-            plan.sampling,
-            ({} if on_gpu else cache) | {"drawing": plan.rollout.drawing, "rounded": plan.rounded},
-        ),
-    ):
-        for part, value in parts.items():
-            if value:
-                table.add_row(f"  {_PARTS[part]}", f"[dim]{_gib(value)}[/]")
-        table.add_row(f"[bold]{name}[/]", f"[bold]{_gib(total)}[/]", end_section=True)
+        ("peak of an update", plan.learning, asdict(plan.update) | rounded),
+        ("peak of sampling", plan.sampling, sampling if on_gpu else cache | sampling),
+    )
+    table = _table("memory", "GiB")
+    for name, total, parts in blocks:
+        _add_sum(table, name, _gib(total), {_PARTS[part]: _gib(value) for part, value in parts.items() if value})
     return table
 
 
 def _time_table(found: StepTime) -> Table:
-    table = Table(header_style="bold", show_edge=False, pad_edge=False)
-    table.add_column("least time of a step")
-    table.add_column("seconds", justify="right")
-    for name, seconds in asdict(found).items():
-        if seconds:
-            table.add_row(f"  {name.replace('_', ' ')}", f"[dim]{seconds:,.3g}[/]")
-    table.add_row("[bold]step[/]", f"[bold]{found.total:,.3g}[/]")
+    table = _table("least time of a step", "seconds")
+    phases = {name.replace("_", " "): f"{seconds:,.3g}" for name, seconds in asdict(found).items() if seconds}
+    _add_sum(table, "step", f"{found.total:,.3g}", phases)
     return table
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(header_style="bold", show_edge=False, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for heading in others:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _add_sum(table: Table, name: str, total: str, parts: Mapping[str, str]) -> None:
+    for part, value in parts.items():
+        table.add_row(f"  {part}", f"[dim]{value}[/]")
+    table.add_row(f"[bold]{name}[/]", f"[bold]{total}[/]", end_section=True)
+
+
+def _sums(plan: MemoryPlan) -> dict[str, int]:
+    return {name: getattr(plan, name) for name in ("held", "learning", "sampling", "peak")}
 
 
 def _most(found: int, most: int, unit: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from grouprl.record.strict import read_json
 from grouprl.types import UserError, unknown_name
@@ -37,11 +37,9 @@ class ModelShape:
         return (*attention, *((self.hidden, self.intermediate),) * 2, (self.intermediate, self.hidden))
 
     @property
-    def layer_parameters(self) -> int:
-        """Parameters of one block, its two norms included."""
-        with_bias = {"none": 0, "qkv": 3, "qkvo": 4}[self.biases]
-        biases = sum(outputs for _, outputs in self.linears[:with_bias])
-        return sum(inputs * outputs for inputs, outputs in self.linears) + biases + 2 * self.hidden
+    def linear_parameters(self) -> int:
+        """Weights of the linear layers of all blocks, without biases."""
+        return self.layers * sum(inputs * outputs for inputs, outputs in self.linears)
 
     @property
     def embedding_parameters(self) -> int:
@@ -51,12 +49,20 @@ class ModelShape:
     @property
     def decoder_parameters(self) -> int:
         """Parameters of the model without an output embedding, as in a critic or a reward model."""
-        return self.embedding_parameters + self.layers * self.layer_parameters + self.hidden
+        with_bias = {"none": 0, "qkv": 3, "qkvo": 4}[self.biases]
+        biases = sum(outputs for _, outputs in self.linears[:with_bias])
+        norms = 2 * self.layers + 1
+        return self.embedding_parameters + self.linear_parameters + self.layers * biases + norms * self.hidden
 
     @property
     def parameters(self) -> int:
         """Parameters of the whole model; shared weights count once."""
         return self.decoder_parameters + (0 if self.tied else self.embedding_parameters)
+
+    @property
+    def cached_numbers(self) -> int:
+        """Numbers of a token in the cache: its keys and values in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_size
 
     def lora_parameters(self, rank: int) -> int:
         """Parameters of adapters of this rank on all linear layers."""
@@ -104,9 +110,7 @@ def _from_config(path: Path) -> ModelShape:
         raise UserError(f"{path}: expected a dense decoder, got {experts[0]}={found[experts[0]]}: choose a dense model")
 
     def number(name: str, usual: int | None = None) -> int:
-        value = found.get(name, usual)
-        if value is None:
-            value = usual
+        value = usual if found.get(name) is None else found[name]
         if type(value) is not int or value < 1:
             raise UserError(f"{path}: expected {name}, a whole number from 1, got {value!r:.60}: give another model")
         return value
@@ -122,10 +126,6 @@ def _from_config(path: Path) -> ModelShape:
         head_size=number("head_dim", hidden // heads),
         intermediate=number("intermediate_size"),
         vocabulary=number("vocab_size"),
-        tied=_is_true(found, "tie_word_embeddings"),
-        biases="qkvo" if _is_true(found, "attention_bias") else with_bias,
+        tied=found.get("tie_word_embeddings") is True,
+        biases="qkvo" if found.get("attention_bias") is True else with_bias,
     )
-
-
-def _is_true(found: Mapping[str, Any], name: str) -> bool:
-    return found.get(name) is True

@@ -7,9 +7,9 @@ measured times.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
-from grouprl.planner.memory import Networks, StepShape
+from grouprl.planner.memory import SIZES, Networks, StepShape
 from grouprl.planner.shapes import ModelShape
 
 
@@ -36,7 +36,7 @@ class StepTime:
     @property
     def total(self) -> float:
         """The sum of all phases."""
-        return self.prompts + self.decoding + self.reference + self.critic + self.reward_model + self.learning
+        return float(sum(astuple(self)))
 
 
 def floor_of_step(shape: ModelShape, networks: Networks, step: StepShape, rates: Rates, *, passes: int = 1) -> StepTime:
@@ -49,12 +49,9 @@ def floor_of_step(shape: ModelShape, networks: Networks, step: StepShape, rates:
         rates: rates of the machine, in the dtype of the step.
         passes: passes over the batch in learning.
     """
-    body, head = _body_weights(shape), shape.embedding_parameters
-    completions = step.problems * step.group_size
-    predicted = completions * step.completion_tokens
-    # Minibatches hold whole groups; the last one may be smaller.
-    groups = -(-step.problems // min(step.minibatches, step.problems))
-    read = sum(pack.tokens for pack in step.packs) * step.problems / groups
+    body, head = shape.linear_parameters, shape.embedding_parameters
+    predicted = step.problems * step.group_size * step.completion_tokens
+    read = sum(pack.tokens for pack in step.packs) * step.problems / step.minibatch_problems
     forward = 2 * (body * read + head * predicted) / rates.flops
     trunk = 2 * body * read / rates.flops
     # Forward, gradient of the inputs, gradient of the weights (none for the base of an adapter).
@@ -69,16 +66,10 @@ def floor_of_step(shape: ModelShape, networks: Networks, step: StepShape, rates:
     )
 
 
-def _body_weights(shape: ModelShape) -> int:
-    """Weights in the products of the layers."""
-    return shape.layers * sum(inputs * outputs for inputs, outputs in shape.linears)
-
-
 def _decoding(shape: ModelShape, step: StepShape, rates: Rates) -> float:
     """Seconds of all decode steps; each reads all weights and the cache once for the rows decoded together."""
-    size = 2 if step.dtype == "bfloat16" else 4
-    weights = _body_weights(shape) + shape.embedding_parameters
-    token = 2 * shape.layers * shape.kv_heads * shape.head_size * size
+    size = SIZES[step.dtype]
+    weights, token = shape.linear_parameters + shape.embedding_parameters, shape.cached_numbers * size
     full, rest = divmod(step.problems * step.group_size, step.rows)
     seconds = 0.0
     for rows, times in ((step.rows, full), (rest, 1 if rest else 0)):

@@ -17,7 +17,7 @@ from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, RecordedRun, read_rollouts, read_run
 from grouprl.tasks.files import Row, read_rows, text_or_messages
 from grouprl.tasks.splits import partition
-from grouprl.types import Completion, Group, Message, Problem, UserError
+from grouprl.types import Group, Message, Problem, UserError
 
 _NO_LIMIT = 1 << 30  # prompts are checked together with their completions, by `refuse_longer`
 
@@ -28,11 +28,6 @@ class Preference:
 
     group: Group
     rewards: tuple[float, float] | None = None  # of the two completions, where known
-
-    @property
-    def longest(self) -> int:
-        """The number of tokens of the prompt with its longer completion."""
-        return len(self.group.prompt_ids) + max(map(len, self.group.completions))
 
 
 def load_preferences(config: PreferencesConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[Preference, ...]:
@@ -53,11 +48,12 @@ def load_preferences(config: PreferencesConfig, tokenizer: PreTrainedTokenizerBa
 
 def refuse_longer(preferences: Sequence[Preference], context: int) -> None:
     """Raises UserError for a pair whose prompt and longer completion have more tokens than the context."""
-    for preference in preferences:
-        if preference.longest > context:
+    for group in (preference.group for preference in preferences):
+        longest = len(group.prompt_ids) + max(map(len, group.completions))
+        if longest > context:
             raise UserError(
-                f"{preference.group.problem.id}: expected a prompt and completion of at most {context} tokens (the "
-                f"model's context), got {preference.longest}: shorten or remove the pair"
+                f"{group.problem.id}: expected a prompt and completion of at most {context} tokens (the "
+                f"model's context), got {longest}: shorten or remove the pair"
             )
 
 
@@ -70,12 +66,10 @@ def split_preferences(
         UserError: there are fewer than two different prompts.
     """
     place = partition((pair.group.problem.prompt_text for pair in preferences), validation=0.0, test=share)
-    held_out = [place[pair.group.problem.prompt_text] == "test" for pair in preferences]
-    train, test = (
-        tuple(pair for pair, out in zip(preferences, held_out, strict=True) if out is wanted)
-        for wanted in (False, True)
-    )
-    return train, test
+    split: dict[str, list[Preference]] = {"train": [], "test": []}
+    for pair in preferences:
+        split[place[pair.group.problem.prompt_text]].append(pair)
+    return tuple(split["train"]), tuple(split["test"])
 
 
 def write_preferences(path: Path, preferences: Sequence[Preference]) -> None:
@@ -85,13 +79,11 @@ def write_preferences(path: Path, preferences: Sequence[Preference]) -> None:
 
 def _row(pair: Preference) -> dict[str, object]:
     prompt = pair.group.problem.prompt
-    chosen, rejected = (completion.text for completion in pair.group.completions)
-    known = {} if pair.rewards is None else {"rewards": pair.rewards}
-    if isinstance(prompt, str):
-        return {"prompt": prompt, "chosen": chosen, "rejected": rejected, **known}
-    texts = {"chosen": chosen, "rejected": rejected}
-    said = {name: [{"role": "assistant", "content": text}] for name, text in texts.items()}
-    return {"prompt": [dict(message) for message in prompt], **said, **known}
+    texts = zip(("chosen", "rejected"), (completion.text for completion in pair.group.completions), strict=True)
+    row: dict[str, object] = {"prompt": prompt, **dict(texts)}
+    if not isinstance(prompt, str):
+        row |= {name: [{"role": "assistant", "content": row[name]}] for name in ("chosen", "rejected")}
+    return row if pair.rewards is None else row | {"rewards": pair.rewards}
 
 
 # Files
@@ -169,12 +161,9 @@ def _tokenizer_of(run: RecordedRun) -> PreTrainedTokenizerBase:
 
 def _encode_again(group: Group, tokenizer: PreTrainedTokenizerBase) -> Group:
     """The group with its texts encoded by another model's tokenizer."""
-
-    def again(index: int, completion: Completion) -> Completion:
-        return authored_completion(index, completion.text, tokenizer, completion.stop_reason)
-
-    return Group(
-        group.problem,
-        prompt_token_ids(group.problem, tokenizer, longest=_NO_LIMIT),
-        tuple(again(index, completion) for index, completion in enumerate(group.completions)),
+    prompt_ids = prompt_token_ids(group.problem, tokenizer, longest=_NO_LIMIT)
+    again = (
+        authored_completion(index, completion.text, tokenizer, completion.stop_reason)
+        for index, completion in enumerate(group.completions)
     )
+    return Group(group.problem, prompt_ids, tuple(again))

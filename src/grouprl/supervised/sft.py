@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -29,19 +28,15 @@ from grouprl.rewards import completion_text
 from grouprl.supervised.scratch import new_model, new_tokenizer
 from grouprl.supervised.training import SupervisedLoss, fit, model_folder
 from grouprl.tasks import WordProblems, load_task
-from grouprl.tasks.files import Row, read_rows, text_or_messages
+from grouprl.tasks.files import read_rows, text_or_messages
 from grouprl.tasks.word_problems import cold_start_pairs
 from grouprl.types import Batch, Group, Problem, UserError
 
 _TOKENIZER_PAIRS = 5_000  # enough to contain every word of the built-in task
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A prompt and the completion to imitate."""
-
-    problem: Problem
-    completion: str
+Pair = tuple[Problem, str]
+"""A prompt and the completion to imitate."""
 
 
 def sft(config: SftConfig) -> Path:
@@ -75,17 +70,14 @@ def sft(config: SftConfig) -> Path:
 def load_pairs(config: SftConfig) -> Sequence[Pair]:
     """The pairs of a file (columns `prompt` and `completion`, text or chat messages), or pairs that the task makes."""
     if config.pairs.path is not None:
-        return [_pair(row) for row in read_rows(config.pairs.path)]
+        return [
+            (Problem(row[0], text_or_messages(row, "prompt")), completion_text(text_or_messages(row, "completion")))
+            for row in read_rows(config.pairs.path)
+        ]
     task = load_task(**config.task.model_dump())
     if not isinstance(task, WordProblems):
         raise UserError(f"task {task.name}: makes no pairs to imitate: give a file with pairs.path=FILE.jsonl")
-    made = cold_start_pairs(task, config.pairs.count, config.pairs.worked_share, config.seed)
-    return [Pair(problem, completion) for problem, completion in made]
-
-
-def _pair(row: Row) -> Pair:
-    completion = completion_text(text_or_messages(row, "completion"))
-    return Pair(Problem(row[0], text_or_messages(row, "prompt")), completion)
+    return list(cold_start_pairs(task, config.pairs.count, config.pairs.worked_share, config.seed))
 
 
 def _model(
@@ -93,7 +85,7 @@ def _model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if config.new_model is None:
         return load_model(config.model.path, device=device), load_tokenizer(config.model.path)
-    texts = [text for pair in pairs[:_TOKENIZER_PAIRS] for text in (pair.problem.prompt_text, pair.completion)]
+    texts = [text for problem, written in pairs[:_TOKENIZER_PAIRS] for text in (problem.prompt_text, written)]
     tokenizer = new_tokenizer(texts, config.new_model.vocabulary)
     return new_model(config.new_model, tokenizer, seed=config.seed).to(device), tokenizer
 
@@ -103,9 +95,9 @@ def _encode(
 ) -> list[Group]:
     """Encodes the pairs as groups of one completion each; the model also learns the end token."""
     groups = []
-    for pair in pairs:
-        completion = authored_completion(0, pair.completion, tokenizer)
-        prompt_ids = prompt_token_ids(pair.problem, tokenizer, longest=context - len(completion))
-        groups.append(Group(pair.problem, prompt_ids, (completion,)))
+    for problem, text in pairs:
+        completion = authored_completion(0, text, tokenizer)
+        prompt_ids = prompt_token_ids(problem, tokenizer, longest=context - len(completion))
+        groups.append(Group(problem, prompt_ids, (completion,)))
         advance(1)
     return groups

@@ -57,15 +57,8 @@ class SupervisedLoss:
     pack_metrics: PackMetrics
     config: SupervisedConfig
 
-    def backward(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Adds the gradient of the groups' loss to the gradients of the model; gives the metrics."""
-        return self._add_up(groups, gradient=True)
-
-    def evaluate(self, groups: Sequence[Group]) -> dict[str, float]:
-        """The metrics of the groups, without a gradient."""
-        return self._add_up(groups, gradient=False)
-
-    def _add_up(self, groups: Sequence[Group], *, gradient: bool) -> dict[str, float]:
+    def metrics(self, groups: Sequence[Group], *, gradient: bool = False) -> dict[str, float]:
+        """The metrics of the groups; `gradient` also adds the gradient of the loss to the gradients of the model."""
         batch = make_batch(groups, Sampling())
         device = resolve_device(self.config.model.device)
         # The completions of a pair are compared, so a pack never divides a group.
@@ -117,7 +110,7 @@ def fit(
     with terminal.progress(what, len(orders)) as advance:
         for step, order in enumerate(orders, 1):
             rate = optimizer.learning_rate
-            metrics = loss.backward([groups[index] for index in order])
+            metrics = loss.metrics([groups[index] for index in order], gradient=True)
             metrics |= {"grad_norm": optimizer.step(), "learning_rate": rate}
             smooth = metrics["loss"] if step == 1 else 0.98 * smooth + 0.02 * metrics["loss"]
             record.step(StepRecord(step, metrics, [], [], []))
@@ -172,6 +165,6 @@ def learn_preferences(what: str, config: PreferenceLearningConfig, begin: Begin)
 
 
 def _evaluate(loss: SupervisedLoss, held_out: Sequence[Group]) -> dict[str, float | tuple[float, float]]:
-    metrics = loss.evaluate(held_out)
+    metrics = loss.metrics(held_out)
     hits = round(metrics["accuracy"] * len(held_out))
     return {**metrics, "accuracy_interval": wilson_interval(hits, len(held_out))}
