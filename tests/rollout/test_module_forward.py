@@ -352,3 +352,12 @@ def test_it_is_not_renewed_without_the_room_or_for_other_weights(tmp_path: Path)
     head = setting.model.get_decoder().norm
     head.weight = torch.nn.Parameter(head.weight.clone())
     assert not forward.renew(SHAPE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("recorder", [None, TapeRecorder()], ids=["python", "recorded"])
+def test_it_serves_other_rows_after_the_last_ones(one: Setting, recorder: Recorder | None):
+    """A second decoding on one forward pass starts from rows of its own."""
+    forward = ModuleForward(one.model, SHAPE, torch.float32, recorder)
+    first = logits_of(one, forward)
+    assert torch.equal(logits_of(one, forward), first)

@@ -99,7 +99,7 @@ class ModuleForward:
         fits = all(needed <= room for needed, room in zip(astuple(shape), astuple(self._room), strict=True))
         if not fits or _addresses(self._model) != self._addresses:
             return False
-        self.shape, self._version = shape, -1
+        self.shape = shape
         for part, copies in self._copies.items():
             for name, copy in copies.items():
                 copy.copy_(part.get_parameter(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from grouprl.types import Sampling, StopReason
 _END, _FULL = 1, 2
 # On a GPU a read makes the host wait. A finished row gets no more tokens, so it can stay until the next read.
 _READ_EVERY = 8
+_VERSIONS = itertools.count()  # of all `Rows`, so that a forward pass can serve one after the other
 
 
 class Rows:
@@ -22,7 +24,7 @@ class Rows:
 
     def __init__(self, rows: int, sampling: Sampling, end_ids: Sequence[int], device: torch.device) -> None:
         self.count = 0  # live rows
-        self.version = 0  # number of times that rows were added or removed
+        self.version = next(_VERSIONS)  # another one whenever rows are added or removed
         self._sampling, self._ends = sampling, torch.tensor(end_ids, device=device)
         self.key, self.place, self.prompt, self.length, self.newest, self._reason = torch.zeros(
             6, rows, dtype=torch.long, device=device
@@ -42,7 +44,7 @@ class Rows:
             tensor[new] = column
         self.length[new] = self._reason[new] = 0
         self.count += len(columns)
-        self.version += 1
+        self.version = next(_VERSIONS)
 
     def draw(self, logits_nV: Tensor, first: int = 0) -> dict[int, StopReason]:
         """Draws a token for each of the last n rows, from `first` on; gives the stop reasons of finished rows."""
@@ -92,7 +94,7 @@ class Rows:
             for tensor in (*columns, self.tokens, *self.logprobs):
                 tensor[target] = tensor[source]
         self.count = count
-        self.version += 1
+        self.version = next(_VERSIONS)
 
     def change_slots(self, moves: Sequence[tuple[int, int]], members: int) -> None:
         """Updates the places of rows after group slots moved (from, to)."""
