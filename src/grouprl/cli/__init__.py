@@ -4,7 +4,6 @@ In: command-line arguments. Out: an exit code. Never has logic that a Python cal
 """
 
 from grouprl.cli import verbs
-from grouprl.cli.machine import doctor, plan
 from grouprl.cli.words import app, main
 
-__all__ = ["app", "doctor", "main", "plan", "verbs"]
+__all__ = ["app", "main", "verbs"]

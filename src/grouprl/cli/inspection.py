@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import torch
 from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from grouprl.algorithms import group_statistics
 from grouprl.algorithms.advantages import CompletionAdvantage
-from grouprl.config.algorithm import options
 from grouprl.config.run import RunConfig
 from grouprl.evaluation.evaluate import evaluate
 from grouprl.learner.credit import component
 from grouprl.models import context_length, load_model, load_tokenizer, prompt_token_ids, resolve_device
 from grouprl.report.terminal import Terminal
 from grouprl.report.verdict import counted
+from grouprl.report.worked import Spread, deviation_kind
 from grouprl.rewards.configured import configured_rewards, configured_scorer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.scoring.functions import SOFT_OVERLONG, WeightedReward
@@ -50,8 +50,9 @@ def show_evaluation(config: RunConfig, *, as_json: bool) -> None:
         print(json.dumps(values))
         return
     table = Table(title=f"{config.model.path}: {counted(len(prompts), 'problem')} of {task.name}", title_justify="left")
-    for heading in ("", "value", "95 % interval"):
-        table.add_column(heading, justify="left" if not heading else "right")
+    table.add_column()
+    table.add_column("value", justify="right")
+    table.add_column("95 % interval", justify="right")
     for name, value in values.items():
         if name != "problems" and not isinstance(value, tuple):
             interval = values.get(name.removesuffix("_accuracy") + "_interval")  # greedy_interval, pass_at_1_interval
@@ -69,14 +70,9 @@ def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
     group = engine.generate([request], config.rollout.sampling)[0]
     rewards = configured_rewards(config, task) if prompt is None else ()
     outcomes = _outcomes(config, task, group, rewards, tokenizer) if rewards else ()
-    # With advantages per token or per reasoning step, a completion has no single advantage to show.
-    advantage = config.algorithm.advantage
-    advantages = (
-        _advantages(advantage, outcomes, rewards) if outcomes and isinstance(advantage, CompletionAdvantage) else ()
-    )
     terminal = Terminal()
     terminal.say(f"\n{asked.prompt_text}\n")
-    terminal.console.print(_completion_grid(group, outcomes, advantages), soft_wrap=False)
+    terminal.console.print(_completion_grid(group, outcomes, _advantages(config, outcomes, rewards)), soft_wrap=False)
     if outcomes:
         terminal.say(_spread(config, outcomes))
 
@@ -99,11 +95,13 @@ def _completion_grid(group: Group, outcomes: Sequence[RewardOutcome], advantages
     Rewards and advantages are absent when `outcomes` and `advantages` are empty.
     """
     grid = Table.grid(padding=(0, 2, 0, 0))
-    for place, completion in enumerate(group.completions):
-        outcome = outcomes[place] if outcomes else None
-        scores = _scores(outcome, advantages[place] if advantages else None) if outcome else []
-        length = f"{len(completion)} tokens, ended by {completion.stop_reason.value}"
-        grid.add_row(str(completion.index), Text("  ".join([*scores, length]), "bold"))
+    for completion, outcome, advantage in zip_longest(group.completions, outcomes, advantages):
+        scores = [f"{len(completion)} tokens, ended by {completion.stop_reason.value}"]
+        if outcome and advantage is not None and outcome.valid:
+            scores.insert(0, f"advantage {advantage:+.3f}")
+        if outcome:
+            scores.insert(0, f"reward {outcome.total:.2f}" if outcome.valid else f"invalid: {outcome.reason}")
+        grid.add_row(str(completion.index), Text("  ".join(scores), "bold"))
         if outcome:
             components = [f"{name} {'-' if value is None else value}" for name, value in outcome.components.items()]
             grid.add_row("", Text("  ".join(components), "dim"))
@@ -112,43 +110,31 @@ def _completion_grid(group: Group, outcomes: Sequence[RewardOutcome], advantages
     return grid
 
 
-def _scores(outcome: RewardOutcome, advantage: float | None) -> list[str]:
-    if not outcome.valid:
-        return [f"invalid: {outcome.reason}"]
-    return [f"reward {outcome.total:.2f}", *([] if advantage is None else [f"advantage {advantage:+.3f}"])]
-
-
 def _spread(config: RunConfig, outcomes: Sequence[RewardOutcome]) -> str:
-    totals_G = _totals(outcomes)
-    valid = int((~totals_G.isnan()).sum())
-    if valid < 2:
-        return f"{valid} of {counted(len(outcomes), 'completion')} with a valid reward; a comparison needs two"
-    std = options(config.algorithm).get("std", "population")
-    found = group_statistics(totals_G, torch.zeros(len(outcomes), dtype=torch.long), std=std)
-    return f"group mean {found.mean[0]:.3f}, {std} deviation {found.deviation[0]:.3f}"
+    std = deviation_kind(config.algorithm)
+    found = Spread.of([outcome.total if outcome.valid else None for outcome in outcomes], std)
+    if found.count < 2:
+        return f"{found.count} of {counted(len(outcomes), 'completion')} with a valid reward; a comparison needs two"
+    return f"group mean {found.mean:.3f}, {std} deviation {found.deviation:.3f}"
 
 
-def _advantages(
-    advantage: CompletionAdvantage, outcomes: Sequence[RewardOutcome], rewards: Sequence[WeightedReward]
-) -> list[float]:
+def _advantages(config: RunConfig, outcomes: Sequence[RewardOutcome], rewards: Sequence[WeightedReward]) -> list[float]:
+    """Computes the advantages [G]; empty where they are per token or per reasoning step, or there are no rewards."""
+    advantage = config.algorithm.advantage
+    if not outcomes or not isinstance(advantage, CompletionAdvantage):
+        return []
     weights = {SOFT_OVERLONG: 1.0} | {reward.name: reward.weight for reward in rewards}
     components = {name: component(outcomes, name) for name in weights}
-    groups_G = torch.zeros(len(outcomes), dtype=torch.long)
-    advantages: list[float] = advantage.compare(_totals(outcomes), components, weights, groups_G).tolist()
-    return advantages
-
-
-def _totals(outcomes: Sequence[RewardOutcome]) -> torch.Tensor:
-    return torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64)
+    totals_G = torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64)
+    advantages_G = advantage.compare(totals_G, components, weights, torch.zeros(len(outcomes), dtype=torch.long))
+    return [float(value) for value in advantages_G]
 
 
 def _problem(config: RunConfig, task: Task, index: int) -> Problem:
     problems = task.problems(config.evaluation.split)
     if index >= len(problems):
-        raise UserError(
-            f"--problem: expected less than {len(problems)}, the size of the split {config.evaluation.split}, "
-            f"got {index}"
-        )
+        size = f"{len(problems)}, the size of the split {config.evaluation.split}"
+        raise UserError(f"--problem: expected less than {size}, got {index}")
     return problems[index]
 
 
