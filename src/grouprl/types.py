@@ -22,6 +22,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,21 @@ Message = Mapping[str, str]
 
 class UserError(Exception):
     """An error that the user can fix. The text names what was expected, what was got and the remedy. Exit code 2."""
+
+
+def import_extra(module: str, extra: str, purpose: str) -> Any:
+    """Imports a package that an extra of GroupRL installs.
+
+    Raises:
+        UserError: it is not installed; `purpose` says what needs it.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0].replace("_", "-")
+        raise UserError(
+            f"{purpose}: expected the package {package}, got none: run pip install 'grouprl[{extra}]'"
+        ) from error
 
 
 _MANY_NAMES = 40

@@ -16,8 +16,6 @@ from explaining import ask, lab
 from grouprl import Algorithm, Trainer
 from grouprl.algorithms.named import NAMED
 from grouprl.config.run import RunConfig, dump_config
-from grouprl.lab.explain_record import watched_step
-from grouprl.learner.trace import watches
 from grouprl.record.write import RunRecord
 from grouprl.scoring.functions import WeightedReward
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepRecord, StepReward, StopReason, TokenTrace
@@ -102,10 +100,6 @@ def test_the_update_of_the_watched_group_is_shown(train: Any) -> None:
     assert {one["after"] for one in hidden["stages"]["update"]["completions"]} == {None}
     assert f"step 1 group {watched[0]['group']}" in hidden["stages"]["update"]["reason"]
     assert "1, 11, 21" in hidden["stages"]["update"]["reason"]
-
-
-def test_the_page_looks_where_the_learner_looked() -> None:
-    assert [watched_step(step) for step in range(50)] == [watches(step) for step in range(50)]
 
 
 def test_groups_that_are_dropped_have_no_share(train: Any) -> None:

@@ -189,7 +189,7 @@ def test_a_reference_that_follows_the_policy_is_refused(tiny: Path, tmp_path: Pa
 def test_without_peft_the_extra_is_named(tiny: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     for load in (lambda: adapted(tiny), lambda: load_model(str(adapter), device=CPU)):
-        with pytest.raises(UserError, match=r"expected the package peft, got none: pip install 'grouprl\[lora\]'"):
+        with pytest.raises(UserError, match=r"expected the package peft, got none: run pip install 'grouprl\[lora\]'"):
             load()
 
 

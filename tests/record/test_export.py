@@ -227,7 +227,7 @@ def test_a_run_of_an_older_version_is_said_to_be_one(hostile: Path, tmp_path: Pa
 
 def test_without_pyarrow_the_extra_is_named(hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UserError, match=r"expected pyarrow for an export, .* pip install 'grouprl\[data\]'"):
+    with pytest.raises(UserError, match=r"expected the package pyarrow, got none: run pip install 'grouprl\[data\]'"):
         export(hostile, tmp_path / "new.parquet")
 
 

@@ -22,7 +22,7 @@ from grouprl.config.algorithm import options
 from grouprl.lab.runs import Runs
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, earned_reward, read_rewards, recorded_group
-from grouprl.record.rows import parsed
+from grouprl.record.rows import is_watched, parsed
 from grouprl.report.recorded import missing_problem, recorded, reward_weights, run_algorithm
 from grouprl.scoring.functions import SOFT_OVERLONG
 from grouprl.types import StopReason, UserError
@@ -176,14 +176,9 @@ def _in_reward(algorithm: Algorithm) -> Kl | None:
     return algorithm.kl if algorithm.kl is not None and algorithm.kl.kl_in == "reward" else None
 
 
-def watched_step(step: int) -> bool:
-    """As `learner.trace.watches`, which brings models into memory that a page does not need."""
-    return step % 10 == 1
-
-
 def _watched(database: sqlite3.Connection, step: int) -> list[tuple[int, int]]:
     near = range(max(step - _NEAR, 0), step + _NEAR + 1)
-    steps = ", ".join(str(one) for one in near if watched_step(one) or one == step)
+    steps = ", ".join(str(one) for one in near if is_watched(one) or one == step)
     rows = database.execute(
         f"SELECT step, MIN(group_index) AS group_index FROM completions WHERE step IN ({steps}) "
         "AND updated_logprobs IS NOT NULL GROUP BY step ORDER BY step"

@@ -19,10 +19,11 @@ from grouprl.learner.batch import PolicyEvaluation
 from grouprl.learner.credit import explained_variance, token_rows
 from grouprl.learner.optimizer import Optimizer, mib
 from grouprl.learner.packs import Pack, make_packs, pack_forward, pack_hidden, to_grid
-from grouprl.learner.trace import TokenPass, token_traces, watched_group, watches
+from grouprl.learner.trace import TokenPass, token_traces, watched_group
 from grouprl.models.adapters import as_reference
 from grouprl.models.critic import Critic
 from grouprl.models.precision import autocast
+from grouprl.record.rows import is_watched
 from grouprl.types import Batch, TokenTrace
 
 
@@ -131,7 +132,7 @@ class Learner:
             del metrics["kl_coef"]
         elif "kl" in metrics:
             self.kl_coef = self.algorithm.kl.next_coef(self.kl_coef, metrics["kl"])
-        watched = watched_group(batch, work.advantages_NT) if watches(step) and not critic_only else []
+        watched = watched_group(batch, work.advantages_NT) if is_watched(step) and not critic_only else []
         again = [self._evaluate_again(batch, pack) for pack in self._packs(batch, watched)] if watched else []
         traces = token_traces(batch, before, [part for _, parts in passes[-1] for part in parts], again)
         return LearnResult(metrics, list(zip(token_rows(credit.advantages_NT, batch), traces, strict=True)))

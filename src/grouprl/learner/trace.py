@@ -53,11 +53,6 @@ def watched_group(batch: Batch, advantages_NT: Tensor) -> list[int]:
     return [row for row, one in enumerate(batch.group_of_N) if one == group]
 
 
-def watches(step: int) -> bool:
-    """Whether one group is evaluated again after a step's update; that takes 0.9 % of a step of the demo."""
-    return step % 10 == 1
-
-
 def token_record(
     groups: Sequence[Group], kept: Sequence[bool], tokens: Sequence[tuple[list[float], TokenTrace]]
 ) -> tuple[list[list[list[float]]], list[list[TokenTrace]]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from grouprl.config.run import ALL_LINEAR, LoraConfig
-from grouprl.types import UserError
+from grouprl.types import UserError, import_extra
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _REASON = 300  # characters of another library's error in a message
@@ -42,7 +41,7 @@ def add_adapter(model: PreTrainedModel, lora: LoraConfig, *, seed: int) -> PreTr
     Raises:
         UserError: PEFT is missing, the model has an adapter already, or has no layers of these names.
     """
-    peft = _peft()
+    peft = import_extra("peft", "lora", "LoRA")
     if has_adapter(model):
         raise UserError(
             "model.lora: expected null for a model that is an adapter already, got settings of a new one: "
@@ -65,12 +64,12 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     Raises:
         UserError: PEFT is missing, or the folder holds no plain LoRA adapter for this model.
     """
-    config = _saved_config(_peft(), folder)
+    config = _saved_config(import_extra("peft", "lora", "LoRA"), folder)
     try:
         tensors = load_file(folder / WEIGHTS)
         _inject(model, config, seed=0)
         _refuse_heads(model, folder)
-        found = _peft().set_peft_model_state_dict(model, tensors)
+        found = import_extra("peft", "lora", "LoRA").set_peft_model_state_dict(model, tensors)
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:  # RuntimeError: weights of other shapes
         raise _not_an_adapter(folder, f"a LoRA adapter for {model.name_or_path}", _reason(error)) from error
     lacking = {name for name, weight in model.named_parameters() if weight.requires_grad} & set(found.missing_keys)
@@ -83,7 +82,7 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Writes adapter_config.json and adapter_model.safetensors, without the base model's weights."""
     # Not model.save_pretrained, which queries the hub for the base model at each save.
-    tensors = _peft().get_peft_model_state_dict(model, save_embedding_layers=False)
+    tensors = import_extra("peft", "lora", "LoRA").get_peft_model_state_dict(model, save_embedding_layers=False)
     plain = {f"base_model.model.{name}": value.detach().cpu().contiguous() for name, value in tensors.items()}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(plain, folder / WEIGHTS, metadata={"format": "pt"})
@@ -173,13 +172,6 @@ def _saved_config(peft: Any, folder: Path) -> Any:
     if odd:
         raise _not_an_adapter(folder, "a plain LoRA adapter", ", ".join(odd))
     return config
-
-
-def _peft() -> Any:
-    try:
-        return import_module("peft")
-    except ImportError as error:
-        raise UserError("LoRA: expected the package peft, got none: pip install 'grouprl[lora]'") from error
 
 
 def _reason(error: Exception) -> str:

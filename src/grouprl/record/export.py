@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ import numpy as np
 
 from grouprl.record.files import atomic_file
 from grouprl.record.rollouts import open_recorded
-from grouprl.types import UserError
+from grouprl.types import UserError, import_extra
 
 # Readers load or skip a row group at once: it must be large enough for speed and small enough for memory.
 ROWS, MIB = 8192, 32
@@ -48,7 +47,7 @@ def export(run_directory: Path, out: Path) -> Path:
     """
     if out.suffix != ".parquet":
         raise UserError(f"{out}: expected a file name that ends in .parquet, got {out.name!r}: give such a name")
-    pyarrow, parquet = _extra("pyarrow"), _extra("pyarrow.parquet")
+    pyarrow, parquet = (import_extra(name, "data", "export") for name in ("pyarrow", "pyarrow.parquet"))
     if out.exists():
         raise UserError(f"{out}: expected a new file, but it exists: remove it, or give another name")
     schema = _schema(pyarrow)
@@ -123,12 +122,3 @@ def _batches(rows: Iterator[sqlite3.Row]) -> Iterator[list[sqlite3.Row]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _extra(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise UserError(
-            f"expected {name.partition('.')[0]} for an export, which is not installed: pip install 'grouprl[data]'"
-        ) from None

@@ -12,7 +12,7 @@ from typing import Any
 
 from grouprl.rewards.formats import bounded
 from grouprl.rewards.rules import Ids, Texts, Values, completion_text, strict_members
-from grouprl.types import UserError
+from grouprl.types import UserError, import_extra
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,7 @@ class JsonSchema:
     column: str = "schema"
 
     def __post_init__(self) -> None:
-        try:
-            import_module("jsonschema")
-        except ImportError as error:
-            raise UserError(
-                "reward json_schema: expected the package jsonschema, got none: pip install 'grouprl[json]'"
-            ) from error
+        import_extra("jsonschema", "json", "reward json_schema")
         if self.schema is not None:
             try:
                 _validator(_as_text(self.schema))

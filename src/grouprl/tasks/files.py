@@ -7,7 +7,6 @@ It reads the hub only for an address such as `hub:owner/name` or `hub:owner/name
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import json
 import math
@@ -15,11 +14,10 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from grouprl.tasks.answers import LONGEST_ANSWER, final_answer
-from grouprl.types import Message, UserError
+from grouprl.types import Message, UserError, import_extra
 
 HUB = "hub:"
 Row = tuple[str, Mapping[str, Any]]
@@ -72,7 +70,7 @@ def read_splits(address: str, names: Sequence[str]) -> dict[str, list[Row]] | No
 def _hub_rows(address: str, split: str) -> list[Row]:
     """Rows from the hub, or from its cache without a network. It never runs code of the data set."""
     repository, _, configuration = address.removeprefix(HUB).partition(":")
-    datasets = _extra("datasets", f"the data set {repository}")
+    datasets = import_extra("datasets", "data", f"the data set {repository}")
     try:
         rows = datasets.load_dataset(repository, configuration or None, split=split)
     except (OSError, ValueError, RuntimeError) as error:  # no network, offline without a cached copy, a hub error
@@ -160,21 +158,12 @@ def _too_deep(where: str) -> UserError:
 
 
 def _parquet(path: Path) -> list[Row]:
-    parquet = _extra("pyarrow.parquet", str(path))
+    parquet = import_extra("pyarrow.parquet", "data", str(path))
     try:
         rows = parquet.read_table(path).to_pylist()
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
         raise UserError(f"expected a Parquet file at {path}, got {error}: check how it was made") from error
     return [(f"{path}:{n}", row) for n, row in enumerate(rows, 1)]
-
-
-def _extra(module: str, needed_for: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise UserError(
-            f"expected the package {module.split('.')[0]} for {needed_for}, got none: run pip install 'grouprl[data]'"
-        ) from error
 
 
 def column(row: Row, name: str) -> str:

@@ -17,7 +17,7 @@ from grouprl.tasks.base import Split
 from grouprl.tasks.boxed_answers import BoxedAnswers, boxed, boxed_prompt
 from grouprl.tasks.gym_scorers import SCORERS, can_score
 from grouprl.tasks.lazy_problems import DrawnProblems
-from grouprl.types import Problem, UserError, unknown_name
+from grouprl.types import Problem, UserError, import_extra, unknown_name
 
 ATTEMPTS = 300  # draws for one problem; every tenth question belongs to a given held-out split
 # These data sets make all their problems in advance; the others make problem n of two billion on access.
@@ -154,13 +154,7 @@ def default_arguments(dataset: str) -> dict[str, Any]:
 
 
 def _datasets() -> Mapping[str, tuple[Any, Any]]:
-    try:
-        import_module("reasoning_gym")
-    except ImportError as error:
-        raise UserError(
-            "task.name: expected the package reasoning-gym for reasoning_gym:NAME, got none: run pip install "
-            "'grouprl[gym]'"
-        ) from error
+    import_extra("reasoning_gym", "gym", "task.name reasoning_gym:NAME")
     known: Mapping[str, tuple[Any, Any]] = import_module("reasoning_gym.factory").DATASETS
     return known
 
