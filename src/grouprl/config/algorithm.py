@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any, get_args
 
 from grouprl.algorithms.advantages import BatchAdvantage, ConstantAdvantage, GroupAdvantage
@@ -45,15 +45,10 @@ KINDS: Mapping[str, tuple[type[Part], ...]] = {
 _SHORT = {"kl": "kl_estimator", "critic": "critic_kind", "correction": "correction_kind"}
 
 
-def part_options(part: Part) -> dict[str, Any]:
-    """Returns the options of one part by name."""
-    return {one.name: getattr(part, one.name) for one in fields(part)}
-
-
 def options(algorithm: Algorithm) -> dict[str, Any]:
     """Returns every option of every part that the algorithm has, by name."""
     parts = (getattr(algorithm, name) for name in KINDS)
-    return {name: value for part in parts if part is not None for name, value in part_options(part).items()}
+    return {name: value for part in parts if part is not None for name, value in asdict(part).items()}
 
 
 def all_options(algorithm: Algorithm) -> dict[str, Any]:
@@ -61,7 +56,7 @@ def all_options(algorithm: Algorithm) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part, kinds in _kinds(algorithm).items():
         defaults = {one.name: one.default for kind in reversed(kinds) for one in fields(kind)}
-        found |= {**defaults, **kinds[0].absent, **part_options(getattr(algorithm, part) or Part())}
+        found |= {**defaults, **kinds[0].absent, **asdict(getattr(algorithm, part) or Part())}
     return found
 
 
@@ -89,7 +84,7 @@ def plain(value: object) -> str:
 def as_tree(algorithm: Algorithm) -> dict[str, Any]:
     """Converts the algorithm to plain values, part by part, which `with_options` reads back."""
     parts = ((name, getattr(algorithm, name)) for name in KINDS)
-    return {"name": algorithm.name} | {name: part and part_options(part) for name, part in parts}
+    return {"name": algorithm.name} | {name: part and asdict(part) for name, part in parts}
 
 
 def flat(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +147,7 @@ def _kinds(base: Algorithm) -> dict[str, tuple[type[Part], ...]]:
 
 
 def _changed(part: str, kinds: tuple[type[Part], ...], current: Part | None, own: Mapping[str, Any]) -> Part | None:
-    off, before = kinds[0].absent, {} if current is None else part_options(current)
+    off, before = kinds[0].absent, {} if current is None else asdict(current)
     if off and all({**off, **before, **own}.get(name) == value for name, value in off.items()):
         _refuse_idle(part, kinds, {k: v for k, v in own.items() if k not in off}, f"without algorithm.{part}")
         return None

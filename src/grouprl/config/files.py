@@ -9,7 +9,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from reprlib import repr as shown
 from typing import Any, TypeVar
@@ -19,13 +19,13 @@ from pydantic import BaseModel, ValidationError
 
 from grouprl.algorithms.option import hints
 from grouprl.algorithms.spec import Algorithm
-from grouprl.config.algorithm import KINDS
+from grouprl.config.algorithm import KINDS, flat
 from grouprl.config.yaml_text import read_yaml, write_yaml
 from grouprl.types import UserError
 
 Kind = TypeVar("Kind", bound=BaseModel)
-ByName = Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]
-"""Sections that can be given by name alone, each with the function that normalizes its options."""
+# Keys that development versions before 0.1.0 wrote at the top, with their section; such runs can be read and resumed.
+_MOVED = {"threads": "model", "curriculum": "rollout", "scoring": "rollout"}
 
 _Tree = dict[str, Any]
 _Key = tuple[str, ...]
@@ -43,28 +43,26 @@ def load_config(
 ) -> Kind:
     """Reads a configuration: later files change earlier files, overrides (`rollout.group_size=16`) change all files.
 
-    A section in `kind.by_name` can be given by a name, `algorithm=dapo` or `{name: dapo, kl_coef: 0}`. A file or
-    override that names a section discards earlier settings of it. A list replaces the earlier list, and
+    The algorithm can be given by a name, `algorithm=dapo` or `{name: dapo, kl_coef: 0}`. A file or override that
+    names it discards earlier settings of it. A list replaces the earlier list, and
     `rewards.0.weight=2` changes one item. `context` gives the validators further algorithms by name.
 
     Raises UserError with all errors: each names its file or override, its key, the expected and the given value.
     """
-    by_name = getattr(kind, "by_name", {})
     layers, unread = _read_all(kind, files, overrides)
     if unread:
         raise _all_of(unread)
-    config, invalid = _validated(kind, functools.reduce(functools.partial(_layered, by_name), layers, {}), context)
+    config, invalid = _validated(kind, functools.reduce(_layered, layers, {}), context)
     if config is None:
         raise _all_of([f"{_origin(layers, key)}: {'.'.join(key)}: {text}" for key, text in invalid])
     return config
 
 
 def move_keys(kind: type[BaseModel], given: Any) -> Any:
-    """Moves each top-level key in `kind.moved` into the section that it names; returns other values unchanged."""
+    """Moves the keys that older versions wrote at the top to their sections; returns other values unchanged."""
     tree = dict(given) if isinstance(given, Mapping) else {}
-    moved: Mapping[str, str] = getattr(kind, "moved", {})
-    for key, section in moved.items():
-        if key in tree and isinstance(tree.get(section, {}), Mapping | BaseModel):
+    for key, section in _MOVED.items():
+        if key in tree and section in kind.model_fields and isinstance(tree.get(section, {}), Mapping | BaseModel):
             tree[section] = {**dict(tree.get(section, {})), key: tree.pop(key)}
     return tree or given
 
@@ -82,13 +80,17 @@ def _read_all(kind: type[BaseModel], files: Sequence[Path], overrides: Sequence[
     """Returns the layers in the order in which they apply, and the errors of those that cannot be read."""
     layers: list[_Layer] = []
     mistakes: list[str] = []
-    by_name = getattr(kind, "by_name", {})
     sources = [(str(path), functools.partial(_read_file, path)) for path in files]
     sources += [(f"override {text}", functools.partial(_read_override, text)) for text in sorted(overrides, key=_depth)]
     for origin, read in sources:
         try:
             tree = move_keys(kind, read())  # in each layer, so that an older spelling in a later one counts
-            layers.append(_Layer(origin, {key: _spelled_out(key, value, by_name) for key, value in tree.items()}))
+            algorithm = tree.get("algorithm")
+            if isinstance(algorithm, str):
+                tree["algorithm"] = {"name": algorithm}
+            elif isinstance(algorithm, dict):
+                tree["algorithm"] = flat(algorithm)
+            layers.append(_Layer(origin, tree))
         except (UserError, yaml.YAMLError) as error:
             mistakes.append(f"{origin}: {' '.join(str(error).split())}")
     return layers, mistakes
@@ -122,18 +124,12 @@ def _read_override(text: str) -> _Tree:
     return typing.cast(_Tree, tree)
 
 
-def _spelled_out(key: str, value: Any, by_name: ByName) -> Any:
-    if key in by_name and isinstance(value, str):
-        return {"name": value}
-    return by_name[key](value) if key in by_name and isinstance(value, dict) else value
-
-
 # Merging
 
 
-def _layered(by_name: ByName, tree: _Tree, layer: _Layer) -> _Tree:
-    fresh = {section for section in by_name if "name" in _children(layer.tree.get(section))}
-    return typing.cast(_Tree, _merged({key: value for key, value in tree.items() if key not in fresh}, layer.tree))
+def _layered(tree: _Tree, layer: _Layer) -> _Tree:
+    fresh = "name" in _children(layer.tree.get("algorithm"))
+    return typing.cast(_Tree, _merged(_without(tree, ("algorithm",)) if fresh else tree, layer.tree))
 
 
 def _merged(base: Any, change: Any) -> Any:

@@ -9,8 +9,8 @@ A file names only the values that differ from the defaults. Unknown keys are err
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -45,6 +45,11 @@ class Section(BaseModel):
     """A part of a configuration: frozen, strict, and without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _move_keys(cls, given: Any) -> Any:
+        return move_keys(cls, given)
 
 
 class ModelConfig(Section):
@@ -208,11 +213,6 @@ class CheckpointConfig(Section):
 class RunConfig(Section):
     """A reinforcement-learning run. No rewards means the task's own."""
 
-    # Sections that a name alone gives (algorithm=dapo), and what writes their options in one way.
-    by_name: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {"algorithm": flat}
-    # Development versions before 0.1.0 wrote these keys at the top; their runs can be read and resumed.
-    moved: ClassVar[Mapping[str, str]] = {"threads": "model", "curriculum": "rollout", "scoring": "rollout"}
-
     name: Name = Field("run", description="folder of the run: letters, digits, '.', '_' and '-'")
     runs_dir: Text = Field("runs", description="where the folders of runs are")
     seed: int = Field(0, ge=0, lt=2**63, description="of sampling and of the order of problems")
@@ -225,11 +225,6 @@ class RunConfig(Section):
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _move_keys(cls, given: Any) -> Any:
-        return move_keys(cls, given)
 
     @model_validator(mode="after")
     def _rewards_are_named_once(self) -> Self:

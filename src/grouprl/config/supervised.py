@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
-from grouprl.config.files import move_keys
 from grouprl.config.run import ModelConfig, Name, Section, TaskConfig, Text, UpdateConfig
 from grouprl.types import UserError
 
@@ -71,8 +69,6 @@ class PreferencesConfig(Section):
 class SupervisedConfig(Section):
     """The settings that all supervised training shares."""
 
-    moved: ClassVar[Mapping[str, str]] = {"threads": "model"}  # as in `RunConfig`
-
     name: Name = Field("pairs", description="folder of the run: letters, digits, '.', '_' and '-'")
     runs_dir: Text = Field("runs", description="parent of the runs' folders")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of new weights and of the order of pairs")
@@ -81,11 +77,6 @@ class SupervisedConfig(Section):
     batch_pairs: int = Field(64, ge=1, description="pairs in one update")
     learner: UpdateConfig = UpdateConfig()
     out: Text | None = Field(None, description="folder of the trained model; null = a folder inside the run's")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _move_keys(cls, given: Any) -> Any:
-        return move_keys(cls, given)
 
 
 class SftConfig(SupervisedConfig):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from grouprl.algorithms.advantages import CompletionAdvantage
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.statistics import Statistics, Std, group_statistics
-from grouprl.config.algorithm import options, part_options
+from grouprl.config.algorithm import options
 from grouprl.types import UserError
 
 # Advantages are recorded as float32.
@@ -114,7 +114,7 @@ def compared(
     """
     own = numbers(rewards)
     groups = [own, *map(numbers, others)] if kept else [numbers(row) for row in others]
-    std, fields = deviation_kind(algorithm), part_options(algorithm.advantage)
+    std, fields = deviation_kind(algorithm), asdict(algorithm.advantage)
     spread, known = Spread.of(own, std), component or _by_rewards(algorithm)
     batch = None
     if known and algorithm.advantage.of_batch:
@@ -144,7 +144,7 @@ _UNKNOWN = dict.fromkeys(("baselines", "gaps", "divisors", "advantages", "withou
 
 def comparison_sentence(algorithm: Algorithm) -> str:
     """What the advantage of a completion is made of."""
-    constant = part_options(algorithm.advantage).get("baseline_constant")
+    constant = asdict(algorithm.advantage).get("baseline_constant")
     said = "" if constant is None else f" The constant is {constant:g}."
     return f"The advantage of a completion with reward r is {algorithm.advantage.formula}.{said}"
 
