@@ -30,16 +30,12 @@ def resolve(given: Sequence[str]) -> RunConfig:
     return load_config(RunConfig, files, [text for text in given if "=" in text])
 
 
-def find(text: str) -> Path:
-    return Path(text) if Path(text).suffix else RECIPES / f"{text}.yaml"
-
-
 # What is planned
 
 
 @pytest.mark.parametrize("recipe", sorted(path.stem for path in RECIPES.glob("compare_*.yaml")))
 def test_every_bundled_comparison_can_be_planned(recipe: str) -> None:
-    config = load_comparison([recipe], None, find)
+    config = load_comparison([recipe], None)
     runs = planned_runs(config, resolve)
     assert config.name == recipe
     assert len(runs) == len(config.seeds) * len(config.variants)
@@ -79,11 +75,11 @@ def test_settings_are_for_all_and_a_variant_has_the_last_word() -> None:
 
 
 def test_the_command_line_changes_the_comparison_or_every_run() -> None:
-    config = load_comparison(["compare_kl", "seeds=[5]", "steps=7", "jobs=2", "name=mine"], None, find)
+    config = load_comparison(["compare_kl", "seeds=[5]", "steps=7", "jobs=2", "name=mine"], None)
     assert (config.seeds, config.jobs, config.name, config.base) == ((5,), 2, "mine", ("demo",))
     assert config.settings[-1] == "steps=7"
     assert config.first == "kl_coef=0.04"
-    made = load_comparison(["demo", "steps=7"], "algorithm.clip_high=0.2,0.28", find)
+    made = load_comparison(["demo", "steps=7"], "algorithm.clip_high=0.2,0.28")
     assert made.base == ("demo",)
     assert made.variants == {
         "clip_high=0.2": ("algorithm.clip_high=0.2",),
@@ -108,10 +104,10 @@ def test_one_variant_for_each_value(text: str, names: list[str], changes: list[s
 
 
 def test_a_saved_comparison_is_read_back_equal(tmp_path: Path) -> None:
-    config = load_comparison(["compare_group_size", "steps=3"], None, find)
+    config = load_comparison(["compare_group_size", "steps=3"], None)
     path = tmp_path / "comparison.json"
     path.write_text(json.dumps(config.model_dump(mode="json")))
-    assert load_comparison([str(path)], None, find) == config
+    assert load_comparison([str(path)], None) == config
 
 
 # What is refused
@@ -133,7 +129,7 @@ def test_a_saved_comparison_is_read_back_equal(tmp_path: Path) -> None:
 )
 def test_a_comparison_that_makes_no_sense(given: list[str], vary: str | None, parts: list[str]) -> None:
     with pytest.raises(UserError) as caught:
-        load_comparison(given, vary, find)
+        load_comparison(given, vary)
     for part in parts:
         assert part in str(caught.value)
 

@@ -16,7 +16,7 @@ from grouprl.config.supervised import DpoConfig
 from grouprl.learner import make_batch
 from grouprl.learner.packs import make_packs
 from grouprl.models import fingerprint, frozen_copy, load_model, load_tokenizer
-from grouprl.supervised.dpo import dpo, dpo_metrics, sequence_logprobs
+from grouprl.supervised.preference_learning import dpo, dpo_metrics, sequence_logprobs
 from grouprl.supervised.preferences import load_preferences, split_preferences
 from grouprl.supervised.training import SupervisedLoss
 from grouprl.types import Group, Sampling, UserError

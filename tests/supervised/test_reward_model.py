@@ -19,8 +19,8 @@ from grouprl.models.reward_model import load_reward_model, new_reward_model
 from grouprl.models.save import save_model
 from grouprl.rewards.learned import learned_reward
 from grouprl.scoring.functions import WeightedReward
+from grouprl.supervised.preference_learning import reward_metrics, train_reward_model
 from grouprl.supervised.preferences import load_preferences, split_preferences
-from grouprl.supervised.reward_model import reward_metrics, train_reward_model
 from grouprl.supervised.training import SupervisedLoss
 from grouprl.types import Group, Problem, UserError
 from judging import judged

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from grouprl.cli.words import ModelOption, RewardOption, Settings, TaskOption, app, run_config
-from grouprl.config.command_line import config_of, reward_settings, settings_file
+from grouprl.config.command_line import config_of, reward_settings
 from grouprl.record.layout import RunDirectory, run_of_checkpoint
 from grouprl.types import UserError
 
@@ -79,7 +79,7 @@ def dpo(settings: Settings = None, model: ModelOption = None) -> None:
     from grouprl.config.supervised import DpoConfig
 
     config = config_of(DpoConfig, settings, {"model.path": model})
-    from grouprl.supervised.dpo import dpo as run
+    from grouprl.supervised.preference_learning import dpo as run
 
     typer.echo(f"Model: {run(config)}")
 
@@ -98,7 +98,7 @@ def reward_model(settings: Settings = None, model: ModelOption = None) -> None:
     from grouprl.config.supervised import RewardModelConfig
 
     config = config_of(RewardModelConfig, settings, {"model.path": model})
-    from grouprl.supervised.reward_model import train_reward_model
+    from grouprl.supervised.preference_learning import train_reward_model
 
     typer.echo(f"Reward model: {train_reward_model(config)}")
 
@@ -160,7 +160,7 @@ def compare(
     from grouprl.compare.variants import compare as run
     from grouprl.config.comparison import load_comparison
 
-    config = load_comparison([*(settings or []), *changes], vary, settings_file)
+    config = load_comparison([*(settings or []), *changes], vary)
     compared = run(config, run_config)
     if compared.failed:
         raise typer.Exit(1)

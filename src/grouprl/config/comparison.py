@@ -11,13 +11,14 @@ variants:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Self
 
 import yaml
 from pydantic import Field, model_validator
 
+from grouprl.config.command_line import settings_file
 from grouprl.config.files import load_config
 from grouprl.config.run import Name, Section, Text
 from grouprl.config.yaml_text import read_yaml
@@ -57,20 +58,19 @@ class CompareConfig(Section):
         return self.baseline or next(iter(self.variants))
 
 
-def load_comparison(given: Sequence[str], vary: str | None, find: Callable[[str], Path]) -> CompareConfig:
+def load_comparison(given: Sequence[str], vary: str | None) -> CompareConfig:
     """Reads a comparison from command-line arguments.
 
     Args:
         given: comparison files (with the key `variants`); files and recipes that every run starts from; changes.
             A change of a `CompareConfig` key applies to the comparison, any other change to every run.
         vary: "KEY=v1,v2" makes one variant for each value.
-        find: returns the path of a file or a recipe by its name.
 
     Raises:
         UserError: lists all errors.
     """
     names = [text for text in given if "=" not in text]
-    comparisons = [name for name in names if _has_variants(find(name))]
+    comparisons = [name for name in names if _has_variants(settings_file(name))]
     changes = [text for text in given if "=" in text]
     own = [text for text in changes if text.partition("=")[0].split(".")[0] in CompareConfig.model_fields]
     if vary is not None:
@@ -82,7 +82,7 @@ def load_comparison(given: Sequence[str], vary: str | None, find: Callable[[str]
             "variants: expected at least two, got none: name a comparison file or recipe (one with `variants`), "
             "or add --vary KEY=VALUE,VALUE such as --vary algorithm=grpo,rloo"
         )
-    config = load_config(CompareConfig, [find(name) for name in comparisons], own)
+    config = load_config(CompareConfig, [settings_file(name) for name in comparisons], own)
     base = (*config.base, *(name for name in names if name not in comparisons))
     settings = (*config.settings, *(text for text in changes if text not in own))
     return CompareConfig.model_validate({**config.model_dump(), "base": base, "settings": settings})
