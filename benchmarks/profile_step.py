@@ -26,9 +26,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import Learner, Optimizer, assign_credit, make_batch
-from grouprl.models import frozen_copy
 from grouprl.models.attention import NAME
-from grouprl.models.kernels import library
+from grouprl.models.kernels.build import library
+from grouprl.models.load import frozen_copy
 from grouprl.rollout import NativeEngine, Request
 from grouprl.step import token_loss
 from grouprl.types import Problem, RewardOutcome, Sampling

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from speed_rows import HERE, child, say
 
-from grouprl.models.kernels import library
+from grouprl.models.kernels.build import library
 from grouprl.run.machine import machine_facts
 
 SECTIONS = {

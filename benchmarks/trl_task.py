@@ -93,8 +93,7 @@ def train_trl(held: Held, course: Course) -> None:
     from trl import GRPOTrainer
 
     from grouprl.curriculum.order import UniformOrder
-    from grouprl.models import load_model, load_tokenizer
-    from grouprl.models.load import BUNDLED
+    from grouprl.models.load import BUNDLED, load_model, load_tokenizer
     from grouprl.rewards.configured import configured_rewards
 
     config, rollout, learner = held.config, held.config.rollout, held.config.learner
@@ -149,7 +148,8 @@ def run(library: str, seed: int, steps: int, problems: int = 200) -> list[dict[s
     from grouprl.algorithms.spec import Algorithm
     from grouprl.config.run import EvaluationConfig, LearnerConfig, RolloutConfig, RunConfig
     from grouprl.evaluation.evaluate import evaluate
-    from grouprl.models import load_tokenizer, prompt_token_ids
+    from grouprl.models.load import load_tokenizer
+    from grouprl.models.prompts import prompt_token_ids
     from grouprl.rewards.configured import configured_rewards, configured_scorer
     from grouprl.rollout import NativeEngine, Request
     from grouprl.tasks.named import load_task

@@ -48,7 +48,7 @@ from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import Learner, Optimizer, assign_credit, make_batch
-from grouprl.models import frozen_copy, load_model, load_tokenizer
+from grouprl.models.load import frozen_copy, load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.step import token_loss
 from grouprl.types import Group, Problem, RewardOutcome, Sampling

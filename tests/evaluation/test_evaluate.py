@@ -13,7 +13,8 @@ import torch
 from grouprl.evaluation import ProblemResults
 from grouprl.evaluation.evaluate import evaluate
 from grouprl.evaluation.metrics import step_metrics, trait_shares
-from grouprl.models import load_model, load_tokenizer, prompt_token_ids
+from grouprl.models.load import load_model, load_tokenizer
+from grouprl.models.prompts import prompt_token_ids
 from grouprl.rollout import NativeEngine, Request
 from grouprl.scoring.functions import WeightedReward
 from grouprl.scoring.scorer import Scorer, open_scorer

@@ -16,9 +16,10 @@ from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import UpdateConfig
 from grouprl.learner import Learner, Optimizer, make_batch
-from grouprl.models import frozen_copy, load_model, load_tokenizer, token_logprobs
 from grouprl.models.attention import NAME
-from grouprl.models.kernels import library
+from grouprl.models.kernels.build import library
+from grouprl.models.load import frozen_copy, load_model, load_tokenizer
+from grouprl.models.logprobs import token_logprobs
 from grouprl.models.precision import autocast
 from grouprl.rollout import NativeEngine, Request
 from grouprl.rollout.cache import CacheShape

@@ -16,7 +16,7 @@ from grouprl.algorithms import policy_loss, token_weights
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import Optimizer, make_batch
-from grouprl.models import fingerprint, frozen_copy
+from grouprl.models.load import fingerprint, frozen_copy
 from grouprl.types import Batch, Group, Sampling
 from learner_setting import (
     ADVANTAGES,

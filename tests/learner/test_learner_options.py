@@ -15,8 +15,8 @@ from grouprl.algorithms import token_weights
 from grouprl.algorithms.credit import Credit
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import Learner, Optimizer, make_batch
-from grouprl.models import fingerprint, frozen_copy, load_model
 from grouprl.models.critic import Critic
+from grouprl.models.load import fingerprint, frozen_copy, load_model
 from grouprl.types import Batch, Group, Sampling
 from learner_setting import ADVANTAGES, CPU, GradientKeeper, credit_of, gap, learn, learner_of, sampled
 from losses import loss_of

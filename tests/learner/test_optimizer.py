@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import Optimizer
-from grouprl.models import fingerprint, load_model
+from grouprl.models.load import fingerprint, load_model
 from grouprl.types import UserError
 
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
-from grouprl.models import TreeLayout, hidden_states, load_model
-from grouprl.models.attention import NAME
+from grouprl.models.attention import NAME, hidden_states
+from grouprl.models.layouts import TreeLayout
+from grouprl.models.load import load_model
 from grouprl.types import UserError
 from tiny import tiny_model_folder
 

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grouprl.models.kernels import add_norm, fits, library, linear_logprobs, swiglu, tree_attention
+from grouprl.models.kernels.build import library
+from grouprl.models.kernels.functions import add_norm, fits, linear_logprobs, swiglu, tree_attention
 from grouprl.models.layouts import TreeLayout
 from grouprl.rollout.rows import draw_compiled
 from grouprl.rollout.sampler import draw, row_key, uniforms

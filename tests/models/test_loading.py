@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from grouprl.models import TreeLayout, fingerprint, frozen_copy, hidden_states, load_model, load_tokenizer
-from grouprl.models.load import verify
+from grouprl.models.attention import hidden_states
+from grouprl.models.layouts import TreeLayout
+from grouprl.models.load import fingerprint, frozen_copy, load_model, load_tokenizer, verify
 from grouprl.supervised.scratch import new_tokenizer
 from grouprl.types import UserError
 from tiny import TEXTS, tiny_model_folder

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from grouprl.models import token_logprobs
-from grouprl.models.logprobs import truncate_logits
+from grouprl.models.logprobs import token_logprobs, truncate_logits
 from grouprl.types import Sampling
 from oracles import slow_policy
 

@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from grouprl.algorithms.credit import Credit
 from grouprl.config.run import LearnerConfig, LoraConfig
 from grouprl.learner import Learner, Optimizer, PolicyEvaluation
-from grouprl.models import fingerprint, load_model
 from grouprl.models.adapters import as_reference
+from grouprl.models.load import fingerprint, load_model
 from grouprl.types import Batch
 from lora_models import (
     CORRECTED,

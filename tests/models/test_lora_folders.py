@@ -19,9 +19,8 @@ from transformers import AutoModelForCausalLM
 
 from grouprl import UserError
 from grouprl.config.run import LoraConfig
-from grouprl.models import fingerprint, load_model, load_tokenizer
 from grouprl.models.adapters import attach_adapter
-from grouprl.models.load import BUNDLED
+from grouprl.models.load import BUNDLED, fingerprint, load_model, load_tokenizer
 from grouprl.models.reward_model import load_reward_model
 from lora_models import (
     CORRECTED,

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from grouprl.models import TreeLayout, hidden_states, load_model
+from grouprl.models.attention import hidden_states
+from grouprl.models.layouts import TreeLayout
+from grouprl.models.load import load_model
 from grouprl.models.recompute import recompute_activations
 from tiny import Kind, tiny_model_folder
 

@@ -31,12 +31,12 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LoraConfig, UpdateConfig
 from grouprl.learner import Learner, Optimizer, make_batch
 from grouprl.learner.packs import make_packs
-from grouprl.models import frozen_copy, hidden_states, load_model
 from grouprl.models.adapters import add_adapter
-from grouprl.models.attention import NAME
+from grouprl.models.attention import NAME, hidden_states
 from grouprl.models.critic import Critic
-from grouprl.models.kernels import library
+from grouprl.models.kernels.build import library
 from grouprl.models.layouts import TreeLayout
+from grouprl.models.load import frozen_copy, load_model
 from grouprl.models.recompute import recompute_activations
 from grouprl.planner import GRPO, PPO, SHAPES, ModelShape, Networks, StepShape, plan_memory
 from grouprl.rollout.cache import CacheShape, GroupCache

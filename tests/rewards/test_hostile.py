@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from grouprl.config.run import ScoringConfig
-from grouprl.models import load_tokenizer
+from grouprl.models.load import load_tokenizer
 from grouprl.scoring.functions import WeightedReward
 from grouprl.scoring.scorer import Scoring, open_scorer
 from grouprl.types import Completion, Group, Problem, StopReason

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import Learner, Optimizer
-from grouprl.models import load_model, load_tokenizer
+from grouprl.models.load import load_model, load_tokenizer
 from grouprl.record.layout import RunDirectory
 from grouprl.run.checkpoint import (
     TrainerState,

@@ -15,7 +15,7 @@ import torch
 
 from grouprl import Algorithm, Problem, Run, Trainer, UserError, WeightedReward
 from grouprl.config.run import RunConfig, load_config
-from grouprl.models import load_tokenizer
+from grouprl.models.load import load_tokenizer
 from grouprl.tasks import task_from_list
 from letter_rewards import letters
 from small_runs import ROWS, metrics, rollouts, small_config, tree

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from grouprl import WeightedReward
-from grouprl.models import load_tokenizer
+from grouprl.models.load import load_tokenizer
 from grouprl.rewards.steps import equation_steps
 from grouprl.scoring.scorer import last_tokens
 from grouprl.types import Completion, Group, Problem, StopReason

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from grouprl.config.supervised import DpoConfig
 from grouprl.learner import make_batch
 from grouprl.learner.packs import make_packs
-from grouprl.models import fingerprint, frozen_copy, load_model, load_tokenizer
+from grouprl.models.load import fingerprint, frozen_copy, load_model, load_tokenizer
 from grouprl.supervised.preference_learning import dpo, dpo_metrics, sequence_logprobs
 from grouprl.supervised.preferences import load_preferences, split_preferences
 from grouprl.supervised.training import SupervisedLoss

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grouprl.config.supervised import DpoConfig, PreferencesConfig
-from grouprl.models import load_tokenizer
+from grouprl.models.load import load_tokenizer
 from grouprl.supervised.preferences import (
     Preference,
     load_preferences,

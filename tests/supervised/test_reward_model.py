@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from grouprl.algorithms import bradley_terry_loss
 from grouprl.config.supervised import RewardModelConfig
-from grouprl.models import fingerprint, load_tokenizer
+from grouprl.models.load import fingerprint, load_tokenizer
 from grouprl.models.reward_model import load_reward_model, new_reward_model
 from grouprl.models.save import save_model
 from grouprl.rewards.learned import learned_reward

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grouprl.config.supervised import SftConfig
-from grouprl.models import load_model, load_tokenizer
+from grouprl.models.load import load_model, load_tokenizer
 from grouprl.supervised.sft import load_pairs, sft
 from grouprl.types import UserError
 from small_runs import grouprl, tree, write_rows

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from grouprl.models.kernels import library
+from grouprl.models.kernels.build import library
 
 _aten = torch.ops.aten
 # Which argument is the left factor. bmm, of attention in torch alone, is not counted among the products.

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grouprl.models import load_model, load_tokenizer
+from grouprl.models.load import load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.types import Completion, Group, Problem, Sampling
 from oracles import own_model

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.learner import Learner, make_batch
-from grouprl.models import frozen_copy, load_model, load_tokenizer
+from grouprl.models.load import frozen_copy, load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.types import Batch, Group, Problem, Sampling
 from losses import loss_of

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from grouprl import Algorithm, Run, Trainer
 from grouprl.config.run import LearnerConfig, LoraConfig
 from grouprl.learner import Learner, Optimizer, make_batch
-from grouprl.models import load_model, load_tokenizer
 from grouprl.models.adapters import add_adapter
+from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.save import save_model
 from grouprl.rollout import NativeEngine, Request
 from grouprl.scoring.functions import WeightedReward

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from grouprl.check_reward.tricks import KINDS, Kind
-from grouprl.models import authored_completion
+from grouprl.models.prompts import authored_completion
 from grouprl.report.terminal import Advance
 from grouprl.scoring.scorer import Scorer
 from grouprl.types import Group, Problem, RewardOutcome

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from grouprl.models import TreeLayout, hidden_states, token_logprobs
+from grouprl.models.attention import hidden_states
+from grouprl.models.layouts import TreeLayout
+from grouprl.models.logprobs import token_logprobs
 from grouprl.models.packing import GroupSize, pack_groups
 from grouprl.types import Batch, Sampling
 

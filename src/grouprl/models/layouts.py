@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from grouprl.models.attention import merged_attention
-from grouprl.models.kernels import tree_attention
+from grouprl.models.kernels.functions import tree_attention
 
 
 @dataclass(frozen=True)

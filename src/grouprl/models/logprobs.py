@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from grouprl.models.kernels import fits, linear_logprobs
+from grouprl.models.kernels.functions import fits, linear_logprobs
 from grouprl.models.precision import padded_rows
 from grouprl.types import Sampling
 

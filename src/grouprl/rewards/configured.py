@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from grouprl.config.run import RewardConfig, RunConfig
-from grouprl.models import resolve_device
+from grouprl.models.load import resolve_device
 from grouprl.models.packing import pack_tokens
 from grouprl.rewards.learned import learned_reward
 from grouprl.rewards.resolve import built_in, resolve_rewards, verifier_of

@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grouprl.models import TreeLayout, context_length, load_tokenizer, prompt_token_ids
+from grouprl.models.layouts import TreeLayout
+from grouprl.models.load import context_length, load_tokenizer
 from grouprl.models.precision import autocast
+from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.reward_model import completion_scores, load_reward_model
 from grouprl.rewards.rules import Ids, Texts, Values
 from grouprl.types import Problem, UserError

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grouprl.models import TreeLayout
+from grouprl.models.layouts import TreeLayout
 
 
 @dataclass(frozen=True)

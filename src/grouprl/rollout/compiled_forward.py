@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from grouprl.models import TreeLayout
-from grouprl.models.kernels import kernels, pointers
+from grouprl.models.kernels.functions import kernels, pointers
+from grouprl.models.layouts import TreeLayout
 from grouprl.models.llama_form import head_norm, llama_hidden_states
 from grouprl.models.precision import padded_rows
 from grouprl.rollout.cache import CacheShape, pack_prompts

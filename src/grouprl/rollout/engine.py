@@ -8,7 +8,7 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from grouprl.models import prompt_token_ids
+from grouprl.models.prompts import prompt_token_ids
 from grouprl.types import Group, Problem, Sampling
 
 

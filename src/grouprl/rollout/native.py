@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grouprl.models import end_token_ids
 from grouprl.models.llama_form import has_llama_form
+from grouprl.models.load import end_token_ids
 from grouprl.models.precision import autocast
 from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.compiled_forward import CompiledForward

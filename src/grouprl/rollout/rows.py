@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grouprl.models.kernels import library, pointers
+from grouprl.models.kernels.build import library
+from grouprl.models.kernels.functions import pointers
 from grouprl.rollout.sampler import draw, uniforms
 from grouprl.types import Sampling, StopReason
 

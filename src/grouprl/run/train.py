@@ -14,7 +14,7 @@ import torch
 from grouprl.config.run import RunConfig, dump_config
 from grouprl.curriculum.pass_rates import PassRates, curriculum_metrics, update, verdicts
 from grouprl.evaluation.evaluate import Evaluation, evaluate
-from grouprl.models import resolve_device
+from grouprl.models.load import resolve_device
 from grouprl.models.precision import is_emulated
 from grouprl.record.read import Example, read_run
 from grouprl.record.rollouts import recorded_verdicts

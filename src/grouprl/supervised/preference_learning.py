@@ -15,7 +15,7 @@ from grouprl.config.run import dump_config
 from grouprl.config.supervised import DpoConfig, PreferenceLearningConfig, RewardModelConfig
 from grouprl.evaluation import wilson_interval
 from grouprl.learner.packs import Pack, pack_forward, to_grid
-from grouprl.models import context_length, frozen_copy, load_model, load_tokenizer, resolve_device
+from grouprl.models.load import context_length, frozen_copy, load_model, load_tokenizer, resolve_device
 from grouprl.models.reward_model import completion_scores, new_reward_model
 from grouprl.models.save import save_model
 from grouprl.record.files import atomic_directory

@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from grouprl.config.supervised import PreferencesConfig
 from grouprl.config.yaml_text import read_yaml
-from grouprl.models import authored_completion, load_tokenizer, prompt_token_ids
+from grouprl.models.load import load_tokenizer
+from grouprl.models.prompts import authored_completion, prompt_token_ids
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, RecordedRun, read_rollouts, read_run

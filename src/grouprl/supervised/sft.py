@@ -12,14 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.config.run import dump_config
 from grouprl.config.supervised import SftConfig
 from grouprl.learner.packs import Pack, pack_forward
-from grouprl.models import (
-    authored_completion,
-    context_length,
-    load_model,
-    load_tokenizer,
-    prompt_token_ids,
-    resolve_device,
-)
+from grouprl.models.load import context_length, load_model, load_tokenizer, resolve_device
+from grouprl.models.prompts import authored_completion, prompt_token_ids
 from grouprl.models.save import save_model
 from grouprl.record.files import atomic_directory
 from grouprl.record.write import RunRecord

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from grouprl.config.supervised import SupervisedConfig
 from grouprl.learner import Optimizer, make_batch
 from grouprl.learner.packs import Pack, make_packs
-from grouprl.models import resolve_device
+from grouprl.models.load import resolve_device
 from grouprl.models.packing import pack_tokens
 from grouprl.models.precision import autocast
 from grouprl.models.recompute import recompute_activations
