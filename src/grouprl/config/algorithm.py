@@ -149,13 +149,13 @@ def _kinds(base: Algorithm) -> dict[str, tuple[type[Part], ...]]:
 def _changed(part: str, kinds: tuple[type[Part], ...], current: Part | None, own: Mapping[str, Any]) -> Part | None:
     off, before = kinds[0].absent, {} if current is None else asdict(current)
     if off and all({**off, **before, **own}.get(name) == value for name, value in off.items()):
-        _refuse_idle(part, kinds, {k: v for k, v in own.items() if k not in off}, f"without algorithm.{part}")
+        _refuse_idle(kinds, {k: v for k, v in own.items() if k not in off}, f"without algorithm.{part}")
         return None
     merged = {**before, **own}
     for kind in kinds:
         if all(fits(merged[name], hint) for name, hint in _choices(kind) if name in merged):
             has = hints(kind)
-            _refuse_idle(part, kinds, {k: v for k, v in own.items() if k not in has}, _reason(kind, merged))
+            _refuse_idle(kinds, {k: v for k, v in own.items() if k not in has}, _reason(kind, merged))
             return kind(**{name: value for name, value in merged.items() if name in has})
     raise _unfit(kinds, merged, own)
 
@@ -171,7 +171,7 @@ def _reason(kind: type[Part], merged: Mapping[str, Any]) -> str:
     return f"with algorithm.{name}={merged.get(name, get_args(hints(kind)[name])[0])!r}" if name else "there"
 
 
-def _refuse_idle(part: str, kinds: tuple[type[Part], ...], idle: Mapping[str, Any], where: str) -> None:
+def _refuse_idle(kinds: tuple[type[Part], ...], idle: Mapping[str, Any], where: str) -> None:
     """Raises for options without effect, unless they have their default: a written configuration lists all options."""
     for name, value in idle.items():
         defaults = [one.default for kind in kinds for one in fields(kind) if one.name == name]
