@@ -23,12 +23,11 @@ from grouprl.models.precision import padded_rows
 from grouprl.rollout.cache import CacheShape, pack_prompts
 from grouprl.rollout.rows import Rows
 
-_TILE = 16  # keys that the kernels process at once
 _TOGETHER = 8  # rows of a group that one thread processes
 
 
 class CompiledCache:
-    """A cache of keys in tiles [head size, 16] and values [tokens, head size], in the layout of kernels/decode.c.
+    """A cache of keys in tiles [head size, tile] and values [tokens, head size], in the layout of kernels/decode.c.
 
     The memory of the rows' own tokens grows with the longest row. Used memory stays contiguous, which the processor
     reads faster than rows far apart, and short completions take little of it.
@@ -36,20 +35,22 @@ class CompiledCache:
 
     def __init__(self, shape: CacheShape, dtype: torch.dtype) -> None:
         self.shape, self.dtype = shape, dtype
-        self.prompt_tiles, self.own_tiles = -(-shape.prompt_tokens // _TILE), 0
-        prompt = (2, shape.groups, shape.kv_heads, self.prompt_tiles * _TILE * shape.head_size)
+        self.tile = kernels().width()  # keys that the kernels process at once
+        self.prompt_tiles, self.own_tiles = -(-shape.prompt_tokens // self.tile), 0
+        prompt = (2, shape.groups, shape.kv_heads, self.prompt_tiles * self.tile * shape.head_size)
         # Uninitialized, because the kernels never read what was not written.
         self.prompts = [torch.empty(prompt, dtype=dtype) for _ in range(shape.layers)]
         self.own: list[Tensor] = []
 
     def reserve(self, tokens: int, rows: int) -> bool:
         """Makes room for this many own tokens of each row and keeps the first `rows`; whether it allocated memory."""
-        needed = -(-tokens // _TILE)
+        needed = -(-tokens // self.tile)
         if needed <= self.own_tiles:
             return False
-        shape, before = self.shape, self.own_tiles * _TILE * self.shape.head_size
-        self.own_tiles = min(max(needed, self.own_tiles + max(2, self.own_tiles // 4)), -(-shape.own_tokens // _TILE))
-        size = (shape.rows, shape.kv_heads, 2, self.own_tiles * _TILE * shape.head_size)
+        shape, before = self.shape, self.own_tiles * self.tile * self.shape.head_size
+        grown = self.own_tiles + max(32 // self.tile, self.own_tiles // 4)
+        self.own_tiles = min(max(needed, grown), -(-shape.own_tokens // self.tile))
+        size = (shape.rows, shape.kv_heads, 2, self.own_tiles * self.tile * shape.head_size)
         for layer in range(shape.layers):
             larger = torch.empty(size, dtype=self.dtype)
             if before:
@@ -210,7 +211,8 @@ class CompiledForward:
 
     def move_rows(self, moves: Sequence[tuple[int, int]], used: int) -> None:
         """See `Forward.move_rows`."""
-        filled = -(-used // _TILE) * _TILE * self.shape.head_size
+        tile = self._cache.tile
+        filled = -(-used // tile) * tile * self.shape.head_size
         for source, target in moves if self._cache.own else ():
             for own in self._cache.own:
                 own[target, :, :, :filled] = own[source, :, :, :filled]

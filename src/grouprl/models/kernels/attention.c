@@ -17,7 +17,7 @@ typedef struct {
 
 typedef struct {
   float *keys, *values; /* [tokens, d] */
-  float *key_tiles;     /* [tiles, d, 16] */
+  float *key_tiles;     /* [tiles, d, W] */
   float *value_tiles;   /* backward only */
   int64_t tokens;
 } Block;

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -24,6 +25,7 @@ _FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", 
 # Flags that some compilers lack; the first variant that compiles is used.
 _VARIANTS = (("-march=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",), ())
 _SWITCH = "GROUPRL_KERNELS"  # environment variable; "off" leaves all computation to torch
+_EXTRA = "CFLAGS"  # environment variable, as of make: -march=x86-64-v3 compiles for another processor than this one
 
 # Letters of a signature: pointer, 64-bit integer, float, int (a flag), no result.
 _TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes.c_float, "b": ctypes.c_int, "-": None}
@@ -40,6 +42,7 @@ _SIGNATURES = {
     "logprobs_backward": ("pppp" + "nn" + "fb", "-"),
     "draw": ("pppppp" + "nn" + "fb", "-"),
     "append": ("pppppppp" + "nn" + "p" + "n" + "p", "n"),
+    "width": ("", "n"),
 }
 
 
@@ -93,7 +96,7 @@ def _key(compiler: str) -> str:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     processor = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    digest.update(repr((_FLAGS, _VARIANTS, version, platform.machine(), processor)).encode())
+    digest.update(repr((_FLAGS, _VARIANTS, os.environ.get(_EXTRA), version, platform.machine(), processor)).encode())
     return digest.hexdigest()
 
 
@@ -101,7 +104,8 @@ def _compile(compiler: str, target: Path) -> bool:
     # Compiled to a temporary folder and then renamed, so that another process never loads half a file.
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         for variant in _VARIANTS:
-            error = _try(compiler, (*_FLAGS, *variant), Path(scratch), target.name)
+            flags = (*_FLAGS, *variant, *shlex.split(os.environ.get(_EXTRA, "")))
+            error = _try(compiler, flags, Path(scratch), target.name)
             if not error:
                 (Path(scratch) / target.name).replace(target)
                 return True

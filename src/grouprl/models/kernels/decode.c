@@ -1,7 +1,7 @@
 /* Attention of the newest token of each completion, over a cache that holds the prompt of a group once.
  *
- * Cached keys are tiles [d, 16] of rotated keys, values are [tokens, d]. Per layer the prompts' keys, and their values,
- * are [slots, kv_heads, prompt_tiles * 16 * d]; the completions' own are [rows, kv_heads, 2, own_tiles * 16 * d], keys
+ * Cached keys are tiles [d, W] of rotated keys, values are [tokens, d]. Per layer the prompts' keys, and their values,
+ * are [slots, kv_heads, prompt_tiles * W * d]; the completions' own are [rows, kv_heads, 2, own_tiles * W * d], keys
  * before values, so that a row is read from the memory as one stream. */
 #include "scores.h"
 

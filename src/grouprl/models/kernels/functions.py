@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from grouprl.models.kernels.build import library
 
-_WIDTH = 16  # floats of a vector in the kernels
+_WIDTH = 16  # floats of the widest vector of the kernels
 _KEPT = 1 << 22  # most logits that the backward pass keeps
 
 

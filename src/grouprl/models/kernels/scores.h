@@ -1,6 +1,6 @@
-/* The products of attention: scores of queries with tiles of 16 keys, and mixtures of values.
+/* The products of attention: scores of queries with tiles of W keys, and mixtures of values.
  *
- * Keys are transposed in tiles [d, 16], so that one broadcast of a query's component multiplies 16 keys. `half` means
+ * Keys are transposed in tiles [d, W], so that one broadcast of a query's component multiplies W keys. `half` means
  * that keys or values are in bfloat16; all computation is in float32. */
 #ifndef GROUPRL_SCORES_H
 #define GROUPRL_SCORES_H
@@ -93,7 +93,7 @@ INLINE void mix_tile(const float *weights, int64_t row_step, int64_t key_step, c
 INLINE void mix_rows(const float *weights, int64_t row_step, int64_t key_step, const void *values, int64_t at, int64_t ahead,
                      int64_t keys, float *out, int64_t d, int rows, int half) {
   int64_t c = 0;
-  for (; c + 4 * W <= d; c += 4 * W)
+  for (; REGISTERS > 16 && c + 4 * W <= d; c += 4 * W)
     mix_tile(weights, row_step, key_step, values, at + c, ahead, keys, out + c, d, rows, 4, half);
   for (; c + 2 * W <= d; c += 2 * W)
     mix_tile(weights, row_step, key_step, values, at + c, ahead, keys, out + c, d, rows, 2, half);

@@ -3,6 +3,8 @@
 
 #include "vector.h"
 
+#define BLOCK (16 * W) /* logits summed in float: over 150,000 tokens a float sum errs by more than many tokens' mass */
+
 typedef struct {
   float peak, mass, mean; /* largest logit, sum of e^(logit - peak), mean logit - peak under the softmax times mass */
 } Row;
@@ -21,21 +23,30 @@ static void read_logits(const void *logits, int64_t at, int64_t v, float factor,
   }
 }
 
-static Row survey(const float *row, int64_t v) {
-  vec most = splat(-INFINITY), mass = splat(0), mean = splat(0);
+/* Mass of up to BLOCK logits from `row`, n of them; adds their mean to `means`. */
+INLINE float block_mass(const float *row, int64_t n, float peak, double *means) {
+  vec mass = splat(0), mean = splat(0);
+  for (int64_t i = 0; i < n; i += W) {
+    vec x = load(row, i, 0) - peak, e = exponential(x);
+    mass += e;
+    mean += e * larger(x, splat(-1e30f)); /* because 0 * -infinity is NaN */
+  }
+  *means += sum(mean);
+  return sum(mass);
+}
+
+/* masses: of each block; 0 = not kept. */
+static Row survey(const float *row, int64_t v, float *masses) {
+  vec most = splat(-INFINITY);
   for (int64_t i = 0; i < v; i += W) most = larger(most, load(row, i, 0));
   float peak = largest(most);
-  double masses = 0, means = 0; /* by blocks: a float sum over 150,000 tokens is off by more than many tokens' mass */
-  for (int64_t i = 0; i < v;) {
-    for (int64_t end = i + 64 * W < v ? i + 64 * W : v; i < end; i += W) {
-      vec x = load(row, i, 0) - peak, e = exponential(x);
-      mass += e;
-      mean += e * larger(x, splat(-1e30f)); /* because 0 * -infinity is NaN */
-    }
-    masses += sum(mass), means += sum(mean);
-    mass = splat(0), mean = splat(0);
+  double total = 0, means = 0;
+  for (int64_t i = 0; i < v; i += BLOCK) {
+    float mass = block_mass(row + i, v - i < BLOCK ? v - i : BLOCK, peak, &means);
+    if (masses) masses[i / BLOCK] = mass;
+    total += mass;
   }
-  return (Row){peak, (float)masses, (float)means};
+  return (Row){peak, (float)total, (float)means};
 }
 
 /* Log-prob of each target, entropy and log-sum-exp of each row, of logits * factor. */
@@ -47,7 +58,7 @@ void grouprl_logprobs(const void *logits, const int64_t *targets, float *logprob
 #pragma omp for
     for (int64_t i = 0; i < rows; i++) {
       read_logits(logits, i * v, v, factor, row, half);
-      Row found = survey(row, v);
+      Row found = survey(row, v, 0);
       float spread = logf(found.mass);
       logprobs[i] = row[targets[i]] - found.peak - spread;
       entropies[i] = spread - found.mean / found.mass;
@@ -89,18 +100,23 @@ static double uniform(int64_t key, int64_t position) {
   return (double)((state ^ (state >> 31)) >> 11) * 0x1p-53;
 }
 
-/* The first token whose cumulative mass exceeds share * mass. */
-static int64_t pick(const float *row, int64_t v, float peak, double share) {
-  double mass = 0, before = 0, total = 0;
-  for (int64_t i = 0; i < v; i += W) total += sum(exponential(load(row, i, 0) - peak));
-  for (int64_t i = 0; i < v; i += W, before = mass) {
-    vec e = exponential(load(row, i, 0) - peak);
-    mass += sum(e);
-    if (mass <= share * total) continue;
-    for (int64_t j = 0; j < W && i + j < v; j++) {
-      before += e[j];
-      if (before > share * total) return i + j;
+/* The first token whose cumulative mass exceeds share * the mass of all blocks. */
+static int64_t pick(const float *row, int64_t v, float peak, const float *masses, double share) {
+  double total = 0, before = 0;
+  for (int64_t b = 0; b * BLOCK < v; b++) total += masses[b];
+  for (int64_t b = 0; b * BLOCK < v; before += masses[b++]) {
+    if (before + masses[b] <= share * total) continue;
+    double mass = before;
+    int64_t last = 0;
+    for (int64_t i = b * BLOCK; i < (b + 1) * BLOCK && i < v; i += W) {
+      vec e = exponential(load(row, i, 0) - peak);
+      for (int64_t j = 0; j < W && i + j < v; j++) {
+        mass += e[j];
+        if (mass > share * total) return i + j;
+        if (e[j] > 0) last = i + j;
+      }
     }
+    return last; /* the block's sum by lanes was larger than by tokens, by rounding */
   }
   for (int64_t i = v - 1; i > 0; i--)
     if (row[i] > -INFINITY) return i;
@@ -113,11 +129,11 @@ void grouprl_draw(const void *logits, const int64_t *keys, const int64_t *positi
                   float *plain, int64_t rows, int64_t v, float temperature, int half) {
 #pragma omp parallel if (rows * v > 65536)
   {
-    float *row = malloc((v + W) * sizeof(float));
+    float *row = malloc((v + W + v / BLOCK + 1) * sizeof(float)), *masses = row + v + W;
 #pragma omp for
     for (int64_t i = 0; i < rows; i++) {
       read_logits(logits, i * v, v, 1, row, half);
-      Row at_one = survey(row, v), at_t = at_one;
+      Row at_one = survey(row, v, masses), at_t = at_one;
       int64_t token = 0;
       if (temperature == 0) {
         while (row[token] < at_one.peak) token++;
@@ -125,9 +141,9 @@ void grouprl_draw(const void *logits, const int64_t *keys, const int64_t *positi
       } else {
         if (temperature != 1) {
           for (int64_t j = 0; j < v; j += W) store(row, j, load(row, j, 0) / temperature, 0);
-          at_t = survey(row, v);
+          at_t = survey(row, v, masses);
         }
-        token = pick(row, v, at_t.peak, uniform(keys[i], positions[i]));
+        token = pick(row, v, at_t.peak, masses, uniform(keys[i], positions[i]));
         drawn[i] = row[token] - at_t.peak - logf(at_t.mass);
       }
       float value = temperature == 0 || temperature == 1 ? row[token] : row[token] * temperature;
@@ -155,3 +171,6 @@ int64_t grouprl_append(const int64_t *tokens, const float *drawn, const float *p
   }
   return over;
 }
+
+/* Floats of a vector, which is also the number of keys in a tile of the cache. */
+int64_t grouprl_width(void) { return W; }
