@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,12 +17,14 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.values import SharedCritic
 from grouprl.learner.batch import PolicyEvaluation
 from grouprl.learner.credit import explained_variance, token_rows
+from grouprl.learner.gradients import add_gradients
 from grouprl.learner.optimizer import Optimizer, mib
-from grouprl.learner.packs import Pack, make_packs, pack_forward, pack_hidden, to_grid
+from grouprl.learner.packs import Pack, make_packs, minibatches, pack_forward, pack_hidden, to_grid
 from grouprl.learner.trace import TokenPass, token_traces, watched_group
 from grouprl.models.adapters import as_reference
 from grouprl.models.critic import Critic
 from grouprl.models.precision import autocast
+from grouprl.models.workers import side_by_side, worker_count
 from grouprl.record.rows import is_watched
 from grouprl.types import Batch, TokenTrace
 
@@ -69,31 +71,45 @@ class Learner:
     def __post_init__(self) -> None:
         self.kl_coef = self.algorithm.kl_coef
 
-    @torch.no_grad()
     def evaluate(self, batch: Batch) -> PolicyEvaluation:
         """Makes one forward pass of every network that the algorithm needs before the first update on a batch."""
         policy_too = self.algorithm.correction is not None or self.algorithm.spread.entropy_share < 1
-        if self.reference is None and self.critic is None and not policy_too:
-            return PolicyEvaluation()
         found: dict[str, Tensor] = {}
-        for pack in self._packs(batch, range(len(batch.group_of_N))):
-            columns: dict[str, Tensor] = {}
+        if self.reference is not None:
+            with as_reference(self.reference, self.policy) as frozen:
+                found |= self._evaluated(
+                    batch, lambda pack: {"reference_NT": pack_forward(frozen, pack, batch.sampling).logprobs_C}
+                )
+        if policy_too or self.critic is not None:
+            found |= self._evaluated(batch, partial(self._own_columns, batch, policy_too=policy_too))
+        return PolicyEvaluation(**found)
+
+    def _evaluated(self, batch: Batch, columns: Callable[[Pack], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """[N, T] tensors of the columns [C] that a function gives for each pack."""
+
+        @torch.no_grad()
+        def evaluate(pack: Pack) -> dict[str, Tensor]:
             with autocast(self.device, self.dtype):
-                if self.reference is not None:
-                    with as_reference(self.reference, self.policy) as frozen:
-                        columns["reference_NT"] = pack_forward(frozen, pack, batch.sampling).logprobs_C
-                if policy_too or (self.critic is not None and self.critic.trunk is None):
-                    own = pack_forward(self.policy, pack, batch.sampling)
-                    columns |= {"policy_NT": own.logprobs_C, "entropies_NT": own.entropies_C} if policy_too else {}
-                if self.critic is not None:
-                    trunk = self.critic.trunk
-                    columns["values_NT"] = self.critic.values(
-                        own.hidden_CH if trunk is None else pack_hidden(trunk, pack)
-                    )
-            for name, values_C in columns.items():
+                return columns(pack)
+
+        found: dict[str, Tensor] = {}
+        packs = self._packs(batch, range(len(batch.group_of_N)))
+        results = side_by_side([partial(evaluate, pack) for pack in packs], worker_count(self.policy, len(packs)))
+        for pack, values in zip(packs, results, strict=True):
+            for name, values_C in values.items():
                 whole_NT = found.setdefault(name, torch.zeros(batch.mask_NT.shape, device=self.device))
                 whole_NT[list(pack.rows), : pack.width] = to_grid(pack, values_C)
-        return PolicyEvaluation(**found)
+        return found
+
+    def _own_columns(self, batch: Batch, pack: Pack, *, policy_too: bool) -> dict[str, Tensor]:
+        columns: dict[str, Tensor] = {}
+        if policy_too or (self.critic is not None and self.critic.trunk is None):
+            own = pack_forward(self.policy, pack, batch.sampling)
+            columns |= {"policy_NT": own.logprobs_C, "entropies_NT": own.entropies_C} if policy_too else {}
+        if self.critic is not None:
+            trunk = self.critic.trunk
+            columns["values_NT"] = self.critic.values(own.hidden_CH if trunk is None else pack_hidden(trunk, pack))
+        return columns
 
     def learn(
         self,
@@ -122,7 +138,7 @@ class Learner:
         passes = []
         for _ in range(self.algorithm.updates.passes):
             seed = self.optimizer.updates + (self.critic_optimizer.updates if self.critic_optimizer else 0)
-            parts = _minibatches(batch, self.algorithm.updates.minibatches, seed)
+            parts = minibatches(batch, self.algorithm.updates.minibatches, seed)
             passes.append([self._update(work, rows, critic_only) for rows in parts])
         last = _averaged([update for update, _ in passes[-1]])
         # The gap is taken from the first update with a gradient; after it the policies differ because of the updates.
@@ -167,11 +183,16 @@ class Learner:
         shared = self.critic is not None and self.critic.trunk is None
         moving = [] if critic_only else self._moving(work, rows, weights_NT)
         packs = self._packs(batch, sorted({*moving, *valued}) if shared else moving)
-        done = [self._policy_backward(work, pack, weights_NT, value_weights_NT if shared else None) for pack in packs]
+        losses = [
+            partial(self._policy_loss, work, pack, weights_NT, value_weights_NT if shared else None) for pack in packs
+        ]
+        networks = [self.policy, *([self.critic] if self.critic is not None and shared else [])]
+        done = add_gradients(losses, networks, worker_count(self.policy, len(packs)))
         metrics = _combined([one for one, _ in done])
         if self.critic is not None and self.critic.trunk is not None and value_weights_NT is not None:
-            own = self._packs(batch, valued)
-            metrics |= _combined([self._critic_backward(work, pack, value_weights_NT) for pack in own])
+            own = [partial(self._critic_loss, work, pack, value_weights_NT) for pack in self._packs(batch, valued)]
+            workers = worker_count(self.critic.trunk, len(own))
+            metrics |= _combined(add_gradients(own, [self.critic], workers))
         # Without any signal there is no gradient: skip the optimizer, whose decay and momentum would move the weights.
         norm = self.optimizer.step() if packs else 0.0
         if self.critic_optimizer is not None:
@@ -188,9 +209,9 @@ class Learner:
         moving_N = (weights_NT > 0).any(1) & (everyone | (work.advantages_NT != 0).any(1))
         return [row for row in rows if moving_N[row]]
 
-    def _policy_backward(
+    def _policy_loss(
         self, work: _Work, pack: Pack, weights_NT: Tensor, value_weights_NT: Tensor | None
-    ) -> tuple[dict[str, float], TokenPass]:
+    ) -> tuple[Tensor, tuple[dict[str, float], TokenPass]]:
         a, batch = self.algorithm, work.batch
         with autocast(self.device, self.dtype):
             forward = pack_forward(self.policy, pack, batch.sampling, entropy_gradient=a.spread.entropy_coef > 0)
@@ -212,24 +233,22 @@ class Learner:
         if value_weights_NT is not None and isinstance(a.critic, SharedCritic):
             cost, value_stats = self._value_loss(work, pack, forward.hidden_CH, value_weights_NT)
             loss, stats = loss + a.critic.value_coef * cost, stats | value_stats
-        loss.backward()  # type: ignore[no-untyped-call]
         gap = (logprobs_nT.detach() - self._cut(pack, batch.old_logprobs_NT)).abs()[mask_nT].max()
         stats |= {"loss": loss, "entropy": forward.entropies_C.mean(), "sampler_learner_gap": gap}
-        return _metrics(pack, stats), TokenPass.of(pack, forward)
+        return loss, (_metrics(pack, stats), TokenPass.of(pack, forward))
 
     @torch.no_grad()
     def _evaluate_again(self, batch: Batch, pack: Pack) -> TokenPass:
         with autocast(self.device, self.dtype):
             return TokenPass.of(pack, pack_forward(self.policy, pack, batch.sampling))
 
-    def _critic_backward(self, work: _Work, pack: Pack, value_weights_NT: Tensor) -> dict[str, float]:
+    def _critic_loss(self, work: _Work, pack: Pack, value_weights_NT: Tensor) -> tuple[Tensor, dict[str, float]]:
         assert self.critic is not None
         assert self.critic.trunk is not None
         with autocast(self.device, self.dtype):
             hidden_CH = pack_hidden(self.critic.trunk, pack)
         cost, stats = self._value_loss(work, pack, hidden_CH, value_weights_NT)
-        cost.backward()  # type: ignore[no-untyped-call]
-        return _metrics(pack, stats)
+        return cost, _metrics(pack, stats)
 
     def _value_loss(
         self, work: _Work, pack: Pack, hidden_CH: Tensor, value_weights_NT: Tensor
@@ -296,15 +315,6 @@ class _Work:
         counted_NT = torch.zeros_like(self.batch.mask_NT)
         counted_NT[list(rows)] = self.credit.counted_NT[list(rows)]
         return token_weights(counted_NT, aggregate="token_mean")
-
-
-def _minibatches(batch: Batch, count: int, seed: int) -> list[list[int]]:
-    """Splits the rows of the batch into `count` parts of whole groups, in another order for every pass."""
-    groups = list(range(len(batch.prompts)))
-    if count > 1:
-        random.Random(f"minibatches/{seed}").shuffle(groups)
-    parts = [set(groups[place::count]) for place in range(min(count, len(groups)))]
-    return [[row for row, group in enumerate(batch.group_of_N) if group in part] for part in parts]
 
 
 def _metrics(pack: Pack, stats: Mapping[str, Tensor]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,6 +37,15 @@ class Pack:
     def width(self) -> int:
         """The length of the longest completion, in tokens."""
         return int(self.column_C.max()) + 1
+
+
+def minibatches(batch: Batch, count: int, seed: int) -> list[list[int]]:
+    """Splits the rows of the batch into `count` parts of whole groups, in another order for every pass."""
+    groups = list(range(len(batch.prompts)))
+    if count > 1:
+        random.Random(f"minibatches/{seed}").shuffle(groups)
+    parts = [set(groups[place::count]) for place in range(min(count, len(groups)))]
+    return [[row for row, group in enumerate(batch.group_of_N) if group in part] for part in parts]
 
 
 def make_packs(
