@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from drawing import BLUE, GREY, STYLE, legend, over_steps, shares
+from drawing import BLUE, GRAY, STYLE, legend, over_steps, shares
 from made_up import made_up_comparison
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -60,7 +60,7 @@ def picture(name: str, found: dict[str, list[RecordedRun]], out: Path) -> None:
             figure.subplots(1, 2), (held_out, sampled), ("held-out, greedy", "sampled while training"), strict=True
         ):
             if name != "grpo":
-                draw(axes, series(found["grpo"]), GREY, "grpo")
+                draw(axes, series(found["grpo"]), GRAY, "grpo")
             draw(axes, series(found[name]), BLUE, name)
             axes.set_title(title, fontsize=10)
             over_steps(axes)

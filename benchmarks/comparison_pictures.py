@@ -1,4 +1,4 @@
-"""The pictures of docs/comparison.md: a comparison as PNG files, one colour for each variant, the mean over its seeds.
+"""The pictures of docs/comparison.md: a comparison as PNG files, one color for each variant, the mean over its seeds.
 
 python benchmarks/comparison_pictures.py runs/compare_family FOLDER
 """
@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from drawing import BLUE, COLORS, GREY, RED, Plot, draw_plots, legend, over_steps, shares, smooth
+from drawing import BLUE, COLORS, GRAY, RED, Plot, draw_plots, legend, over_steps, shares, smooth
 from made_up import made_up_comparison
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
@@ -29,7 +29,7 @@ from grouprl.compare.read import (
     time_parts,
 )
 
-_DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)))  # beyond eight variants the colours come again, dashed
+_DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)))  # beyond eight variants the colors come again, dashed
 
 
 def _plot(
@@ -40,7 +40,7 @@ def _plot(
 
 
 def _look(comparison: RecordedComparison, variant: Variant) -> dict[str, Any]:
-    # By the place among all variants: one that is not finished yet takes its colour with it.
+    # By the place among all variants: one that is not finished yet takes its color with it.
     place = comparison.variants.index(variant)
     rounds = place // len(COLORS)
     return {
@@ -132,7 +132,7 @@ def _differences(comparison: RecordedComparison, axes: Any) -> None:
             axes.errorbar(
                 means, heights, xerr=np.array(errors).T, fmt="o", color=color, capsize=3, markersize=5, label=label
             )
-    axes.axvline(0, color=GREY, linewidth=1, zorder=0)
+    axes.axvline(0, color=GRAY, linewidth=1, zorder=0)
     axes.set_yticks(range(len(others)), [variant.name for variant in others])
     axes.set_ylim(max(1, len(others)) - 0.5, -0.5)
     axes.set_xlabel(f"difference to {comparison.baseline.name}, in points")
@@ -147,7 +147,7 @@ def _time(comparison: RecordedComparison, axes: Any) -> None:
     parts = {variant.name: time_parts(variant) for variant in comparison.finished}
     every = [name for name in dict.fromkeys(name for split in parts.values() for name in split) if name != "other"]
     left = np.zeros(len(parts))
-    for name, color in zip((*every, "other"), (*COLORS[: len(every)], GREY), strict=False):
+    for name, color in zip((*every, "other"), (*COLORS[: len(every)], GRAY), strict=False):
         widths = np.array([split.get(name, 0.0) for split in parts.values()])
         if widths.any():
             axes.barh(range(len(parts)), widths, 0.62, left=left, color=color, label=name)

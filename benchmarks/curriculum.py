@@ -4,7 +4,7 @@
 
 Each problem is a coin: completions are correct with a probability whose logit is drawn from a normal distribution. A
 group moves the logit of its own problem by `own` and that of every problem by `transfer / P`, both times
-2 sqrt(q (1 - q)), where q is the share of its completions that are correct: the size of a normalised advantage, and
+2 sqrt(q (1 - q)), where q is the share of its completions that are correct: the size of a normalized advantage, and
 nothing for a group without signal. So the simulation takes for granted that signal is what teaches, that problems do
 not wear out by repetition, and that none teaches more than another: it compares ways of finding signal, and cannot say
 what they are worth on a real task.
@@ -29,23 +29,23 @@ P, G, STEPS = 16, 8, 200
 class World:
     name: str
     problems: int
-    centre: float  # of the logits
+    center: float  # of the logits
     spread: float
     own: float
     transfer: float
 
 
 WORLDS = (
-    World("few problems, most too hard", 400, centre=-3, spread=4, own=0.6, transfer=0.5),
-    World("few problems that help each other", 400, centre=-6, spread=3, own=0.02, transfer=1.6),
-    World("more problems than visits", 20_000, centre=-3, spread=4, own=0.6, transfer=0.5),
+    World("few problems, most too hard", 400, center=-3, spread=4, own=0.6, transfer=0.5),
+    World("few problems that help each other", 400, center=-6, spread=3, own=0.02, transfer=1.6),
+    World("more problems than visits", 20_000, center=-3, spread=4, own=0.6, transfer=0.5),
 )
 
 
 def simulate(world: World, order: ProblemOrder, half_life: float, seed: int, *, steps: int) -> list[float]:
     """Share of groups with signal in each quarter and in all, mean pass rate of all problems at the end, and seen."""
     rng = np.random.default_rng(seed)
-    logits = rng.normal(world.centre, world.spread, world.problems)
+    logits = rng.normal(world.center, world.spread, world.problems)
     train = [Problem(str(number), "") for number in range(world.problems)]
     rates, signal = PassRates(), np.zeros(steps)
     for step in range(1, steps + 1):

@@ -1,4 +1,4 @@
-"""How every plot looks: style, colours, lines over steps, stacked areas, axes of shares."""
+"""How every plot looks: style, colors, lines over steps, stacked areas, axes of shares."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from grouprl.record.read import RecordedRun
 
-# Okabe and Ito's colours, which people with any kind of colour vision can tell apart.
+# Okabe and Ito's colors, which people with any kind of color vision can distinguish.
 BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
 INK, OLIVE = "#1B1F24", "#8A8A2C"  # their black, and in place of their yellow one that is seen on white
-GREY = "#8C8C8C"
+GRAY = "#8C8C8C"
 COLORS = (BLUE, RED, GREEN, PURPLE, SKY, ORANGE, INK, OLIVE)
 
 STYLE = {
@@ -74,7 +74,7 @@ def draw_plots(
 
 
 def smooth(values: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The centred moving mean over about a tenth of the values; at the ends, over what there is of the window."""
+    """The centered moving mean over about a tenth of the values; at the ends, over what there is of the window."""
     window = max(1, len(values) // 10) | 1
     start, stop = window // 2, window // 2 + len(values)
     sums = np.convolve(np.asarray(values, np.float64), np.ones(window))
@@ -83,7 +83,7 @@ def smooth(values: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def lines(axes: Any, run: RecordedRun, labels: Mapping[str, str], ylabel: str) -> None:
-    """Draws metrics over steps, raw in a light colour and smoothed in a strong one; absent metrics are left out."""
+    """Draws metrics over steps, raw in a light color and smoothed in a strong one; it skips absent metrics."""
     for (name, label), color in zip(labels.items(), COLORS * len(labels), strict=False):
         steps, values = run.column(name)
         if steps:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, STYLE, legend
+from drawing import BLUE, GRAY, GREEN, ORANGE, PURPLE, RED, STYLE, legend
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -102,7 +102,7 @@ def draw_variance(figure: Figure) -> None:
         ],
     )
     left, right = figure.subplots(1, 2)
-    left.plot(SIZES, [0.25 / size for size in SIZES], color=GREY, label="p (1 - p) / G")
+    left.plot(SIZES, [0.25 / size for size in SIZES], color=GRAY, label="p (1 - p) / G")
     left.plot(SIZES, variances, "o", color=BLUE, label="measured")
     left.set(title="Variance of the group mean", xlabel="group size G", ylabel="variance")
     styles = {"no baseline": (RED, "-o"), "leave one out": (BLUE, "-o"), "group mean": (ORANGE, "--")}
@@ -151,7 +151,7 @@ def draw_kl(figure: Figure) -> None:
                 for kl, moments in zip(true[::6], journey[::6], strict=True)
             ],
         )
-        axes.plot(true, true, color=GREY, linewidth=3, alpha=0.5, label="mean of k1 and k3 (the KL)")
+        axes.plot(true, true, color=GRAY, linewidth=3, alpha=0.5, label="mean of k1 and k3 (the KL)")
         axes.plot(true, [moments["k2"][0] for moments in journey], "--", color=GREEN, label="mean of k2")
         for kind, color in (("k1", BLUE), ("k2", GREEN), ("k3", RED)):
             axes.plot(true, [moments[kind][1] for moments in journey], color=color, label=f"deviation of {kind}")
@@ -191,13 +191,13 @@ def draw_weight(figure: Figure) -> None:
         ],
     )
     left, right = figure.subplots(1, 2)
-    left.plot(curve, 2 * np.sqrt(curve * (1 - curve)), ":", color=GREY, label="2 sqrt(p (1 - p)), large G")
+    left.plot(curve, 2 * np.sqrt(curve * (1 - curve)), ":", color=GRAY, label="2 sqrt(p (1 - p)), large G")
     for name, color in (("GRPO", BLUE), ("RLOO", GREEN), ("Dr.GRPO", RED)):
         left.plot(curve, [masses[name] for masses in formula], color=color, label=name)
         left.plot(dots, [masses[name] for masses in measured], "o", color=color, markersize=3)
         factor = [masses[name] / (2 * rate * (1 - rate)) for rate, masses in zip(curve, formula, strict=True)]
         right.plot(curve, factor, color=color, label=name)
-    right.plot(curve, 1 / np.sqrt(curve * (1 - curve)), ":", color=GREY, label="1 / sqrt(p (1 - p)), large G")
+    right.plot(curve, 1 / np.sqrt(curve * (1 - curve)), ":", color=GRAY, label="1 / sqrt(p (1 - p)), large G")
     left.set(title="Mean |advantage|, G = 8 (dots: sampled)", xlabel="pass rate p")
     right.set(title="Factor on the true gradient, G = 8", xlabel="pass rate p", ylim=(0, 5))
     for axes in (left, right):
@@ -271,7 +271,7 @@ def draw_direction(figure: Figure) -> None:
     )
     axes = figure.subplots()
     columns = list(zip(*rows, strict=True))
-    axes.plot(SIZES, columns[3], color=GREY, linewidth=3, alpha=0.5, label="Dr.GRPO and RLOO,\nboth cases")
+    axes.plot(SIZES, columns[3], color=GRAY, linewidth=3, alpha=0.5, label="Dr.GRPO and RLOO,\nboth cases")
     axes.plot(SIZES, columns[1], "-o", color=BLUE, markersize=4, label="GRPO, one problem,\nfour different rewards")
     axes.plot(SIZES, columns[2], "-o", color=PURPLE, markersize=4, label="GRPO, 21 problems,\nright or wrong")
     axes.axhline(limit, color=PURPLE, linestyle=":", label="its limit")

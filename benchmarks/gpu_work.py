@@ -1,4 +1,4 @@
-"""Sizes, models and clocks of `gpu.py`: shapes of Qwen2.5 with random weights, so that nothing is downloaded."""
+"""Sizes, models, clocks and parts of `gpu.py`: shapes of Qwen2.5 with random weights, so that nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -6,97 +6,105 @@ import argparse
 import gc
 import json
 import random
+import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from grouprl.algorithms.spec import Algorithm
+from grouprl.config.run import LearnerConfig
+from grouprl.learner import Learner, Optimizer, assign_credit, make_batch
 from grouprl.models.attention import NAME
+from grouprl.planner import SHAPES, ModelShape
+from grouprl.rollout import Request
+from grouprl.step import token_loss
+from grouprl.types import Group, Problem, RewardOutcome, Sampling
 
 END = 1
-
-
-@dataclass(frozen=True)
-class Size:
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    intermediate: int
-    vocabulary: int = 151936
-
-    @property
-    def head_size(self) -> int:
-        return self.hidden // self.heads
-
-    @property
-    def products(self) -> int:
-        """Weights that every token is multiplied with, the output embedding apart."""
-        attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.kv_heads * self.head_size
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
-
-    @property
-    def embedding(self) -> int:
-        return self.vocabulary * self.hidden
+SIZES = {name: SHAPES[f"Qwen2.5-{name}"] for name in ("0.5B", "1.5B", "7B")}
+TINY = ModelShape("tiny", 2, 64, 4, 2, 16, 128, 512, tied=True, biases="qkv")
 
 
 @dataclass(frozen=True)
 class Work:
-    problems: int = 64
+    """Completions of one step; G of them for each prompt."""
+
+    rows: int = 256
     group_size: int = 8
-    prompt_tokens: int = 256
+    prompt_tokens: int = 512
     max_tokens: int = 1024
-    short_tokens: int = 256  # for those that would take too long
-    learned_groups: int = 16
 
     @property
-    def rows(self) -> int:
-        return self.problems * self.group_size
+    def problems(self) -> int:
+        return self.rows // self.group_size
 
 
-SIZES = {
-    "0.5B": Size(hidden=896, layers=24, heads=14, kv_heads=2, intermediate=4864),
-    "1.5B": Size(hidden=1536, layers=28, heads=12, kv_heads=2, intermediate=8960),
-}
-TINY = Size(hidden=64, layers=2, heads=4, kv_heads=2, intermediate=128, vocabulary=512)
-TINY_WORK = Work(problems=3, group_size=2, prompt_tokens=16, max_tokens=24, short_tokens=8, learned_groups=2)
+class TimeIsUp(BaseException):
+    """No `except Exception` on the way keeps it from the course."""
+
+
+class DeviceFault(Exception):
+    """A kernel failed in a way that makes every later call of this process fail."""
 
 
 @dataclass
 class Bench:
-    """What was found so far, written after every part."""
+    """The results so far, written after every part."""
 
     arguments: argparse.Namespace
     device: torch.device
     found: dict[str, Any] = field(default_factory=dict)
-    began: float = field(default_factory=time.perf_counter)
+    began: float = field(default_factory=time.time)
+    over: bool = False
 
     def part(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Runs a part and keeps what it returns; None where it failed or there was no time left."""
-        spent = time.perf_counter() - self.began
-        if spent > self.arguments.seconds:
-            self.found[name] = {"left out after": round(spent)}
-            return None
-        result = None
+        """Runs a part and keeps its numbers and texts; None where it failed or there was no time left.
+
+        Raises:
+            DeviceFault: the part failed and took the device with it; the result is written.
+        """
+        if self.over or self.spent > self.arguments.seconds:
+            return self._keep(name, {"skipped": f"after {self.spent:.0f} s"})
+        result: Any = None
+        error = None
         try:
             result = function(self, *arguments)
-            kept = {key: value for key, value in result.items() if isinstance(value, float | int | str)}
-        except (RuntimeError, ImportError, LookupError, OSError, ValueError, TypeError, AttributeError) as error:
+        except TimeIsUp:
+            self.over = True
+            return self._keep(name, {"skipped": f"broken off at {self.spent:.0f} s"})
+        except Exception as caught:  # noqa: BLE001 - a part that fails must not take the others with it
             traceback.print_exc()
-            kept = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
-        self.found[name] = kept
-        if self.arguments.json:
-            self.arguments.json.write_text(json.dumps(self.found, indent=1))
-        words = "".join(f"{key:>26} {shown(value)}\n" for key, value in kept.items())
-        print(f"{name} (at {time.perf_counter() - self.began:.0f} s)\n{words}", end="", flush=True)
+            error = f"{type(caught).__name__}: {' '.join(str(caught).split())[:600]}"
+        if error is not None:
+            self._keep(name, {"failed": error})
+            if not self._answers():
+                raise DeviceFault(name)
+        else:
+            self._keep(name, {key: one for key, one in result.items() if isinstance(one, float | int | str)})
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return result
+
+    def alarm(self) -> None:
+        """Ends the part that runs when the time is up; again and again, because callbacks of C swallow exceptions."""
+
+        def ring(*_: Any) -> None:
+            if not self.over:
+                raise TimeIsUp
+
+        signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, max(1.0, self.arguments.seconds - self.spent), 5.0)
+
+    @property
+    def spent(self) -> float:
+        return time.time() - self.began
 
     def seconds(self, function: Callable[[], Any]) -> float:
         wait(self.device)
@@ -104,6 +112,23 @@ class Bench:
         function()
         wait(self.device)
         return time.perf_counter() - began
+
+    def _keep(self, name: str, kept: dict[str, Any]) -> None:
+        self.found[name] = kept
+        self.save()
+        words = "".join(f"{key:>26} {shown(value)}\n" for key, value in kept.items())
+        print(f"{name} (at {self.spent:.0f} s)\n{words}", end="", flush=True)
+
+    def save(self) -> None:
+        if self.arguments.json:
+            self.arguments.json.write_text(json.dumps(self.found, indent=1))
+
+    def _answers(self) -> bool:
+        try:
+            wait(self.device)
+        except RuntimeError:
+            return False
+        return True
 
 
 def shown(value: float | str) -> str:
@@ -117,39 +142,86 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def build(size: Size, device: torch.device) -> Qwen2ForCausalLM:
-    """Random weights, float32, on GroupRL's attention."""
+def peak(device: torch.device) -> Callable[[], float]:
+    """Gives a function that returns the most bytes of tensors since now; 0 on a CPU."""
+    if device.type != "cuda":
+        return lambda: 0.0
+    torch.cuda.reset_peak_memory_stats(device)
+    return lambda: float(torch.cuda.max_memory_allocated(device))
+
+
+def forget_compilations() -> None:
+    """Torch compiles a function at most 8 times, for all shapes of this process; a run has one model."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def compilations() -> int:
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def build(shape: ModelShape, device: torch.device, *, spread: bool = False) -> PreTrainedModel:
+    """Random weights, float32, on GroupRL's attention.
+
+    With `spread` they are large enough that a wrong mask or position changes the distributions: transformers' own
+    initial weights leave them nearly uniform.
+    """
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=size.vocabulary,
-        hidden_size=size.hidden,
-        intermediate_size=size.intermediate,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
         max_position_embeddings=4096,
-        tie_word_embeddings=True,
+        tie_word_embeddings=shape.tied,
         eos_token_id=END,
         pad_token_id=0,
         bos_token_id=None,
     )
     with torch.device(device):
         model = Qwen2ForCausalLM(config).float().eval()
+        if spread:
+            with torch.no_grad():
+                for name, weight in model.named_parameters():
+                    noise = torch.randn_like(weight)
+                    weight.copy_(1 + 0.1 * noise if "norm" in name else 1.6 * shape.hidden**-0.5 * noise)
     model.set_attn_implementation(NAME)
-    # A model that somebody watches is run by its own modules on a CPU too, as on a GPU.
+    # A hook makes a CPU too run the model's own modules, as a GPU does.
     model.get_decoder().register_forward_hook(lambda *_: None)
     return model
 
 
-def prompts(work: Work, size: Size) -> list[tuple[int, ...]]:
-    draws = random.Random(0)
-    words = min(512, size.vocabulary)  # those that the tokenizer knows
-    return [tuple(draws.randrange(2, words) for _ in range(work.prompt_tokens)) for _ in range(work.problems)]
+def prompts(work: Work) -> list[tuple[int, ...]]:
+    draws = random.Random(0)  # of the words that the tokenizer knows
+    return [tuple(draws.randrange(2, 512) for _ in range(work.prompt_tokens)) for _ in range(work.problems)]
 
 
-def peak(device: torch.device) -> Callable[[], float]:
-    """What gives the most memory held since now, in GiB."""
-    if device.type != "cuda":
-        return lambda: 0.0
-    torch.cuda.reset_peak_memory_stats(device)
-    return lambda: torch.cuda.max_memory_allocated(device) / (1 << 30)
+def requests(work: Work) -> list[Request]:
+    return [Request(Problem(str(n), ""), ids, work.group_size) for n, ids in enumerate(prompts(work))]
+
+
+def learner_of(bench: Bench, model: PreTrainedModel, dtype: str, rate: float = 1e-6) -> Learner:
+    return Learner(
+        policy=model,
+        reference=None,
+        optimizer=Optimizer(model, LearnerConfig(learning_rate=rate)),
+        algorithm=Algorithm(kl=None),
+        device=bench.device,
+        dtype=dtype,
+        micro_batch_tokens=bench.arguments.micro_batch_tokens,
+    )
+
+
+def learn(learner: Learner, groups: Sequence[Group]) -> dict[str, float]:
+    """One update, without a reference; of every two completions one is rewarded."""
+    batch = make_batch(groups, Sampling())
+    outcomes = [RewardOutcome(float(one.index % 2), {"odd": 1.0}) for group in groups for one in group.completions]
+    before = learner.evaluate(batch)
+    credit = assign_credit(outcomes, {"odd": 1.0}, batch, before, learner.algorithm, kl_coef=0.0)
+    return learner.learn(batch, credit, before, partial(token_loss, learner), step=2).metrics

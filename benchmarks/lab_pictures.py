@@ -104,7 +104,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.smoke:
         if given.browser is None:
-            print("left out, everything: no Chromium here")
+            print("skipped, everything: no Chromium here")
             return
         with tempfile.TemporaryDirectory() as place:
             made_up_comparison(Path(place))

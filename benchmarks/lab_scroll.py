@@ -61,7 +61,7 @@ def main() -> None:
     if given.smoke:
         given.rows, given.seconds = 64, 0.5
         if shutil.which("chromium") is None:
-            print("left out, everything: no Chromium here")
+            print("skipped, everything: no Chromium here")
             return
     with tempfile.TemporaryDirectory(prefix="lab_scroll_") as place, sync_playwright() as driver:
         make_run(Path(place) / "big", 3, Rows(given.rows))

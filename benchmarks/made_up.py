@@ -1,4 +1,4 @@
-"""A comparison that never ran: run directories with figures out of the air, for scripts that show what was compared."""
+"""A comparison that never ran: run directories with invented metrics, for scripts that show comparisons."""
 
 from __future__ import annotations
 

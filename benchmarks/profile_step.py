@@ -3,12 +3,13 @@
     python benchmarks/profile_step.py [--dtype bfloat16] [--out docs/images/profile_float32.png]
 
 The `small` shape of shapes.py, KL on, one thread. Each form runs in its own process under torch's profiler, whose own
-cost is in the figures; seconds are exclusive, so that they add up.
+cost is in the numbers; seconds are exclusive, so that they add up.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import subprocess
@@ -29,12 +30,13 @@ from grouprl.learner import Learner, Optimizer, assign_credit, make_batch
 from grouprl.models.attention import NAME
 from grouprl.models.kernels.build import library
 from grouprl.models.load import frozen_copy
-from grouprl.rollout import NativeEngine, Request
+from grouprl.rollout import NativeEngine, Request, compiled_weights
+from grouprl.rollout.compiled_weights import Torch
 from grouprl.step import token_loss
 from grouprl.types import Problem, RewardOutcome, Sampling
 
 KINDS = {
-    "matrix products": ("aten::mm", "aten::addmm", "aten::linear", "aten::addmm_"),
+    "matrix products": ("aten::mm", "aten::addmm", "aten::linear", "aten::addmm_", "product of a decode step"),
     "attention": (
         "aten::bmm",
         "aten::_softmax",
@@ -42,7 +44,7 @@ KINDS = {
         "aten::_scaled_dot_product_flash_attention_for_cpu",
         "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
         *("kernel: tree_attention", "kernel: tree_attention_backward"),
-        *("kernel: decode_attention", "kernel: keep_prompts"),
+        *("kernel: decode_step", "kernel: keep_prompts"),  # a decode step's norms and SwiGLU too
     ),
     "norms and activations": (
         *("kernel: add_norm", "kernel: norm_backward", "kernel: swiglu", "kernel: swiglu_backward"),
@@ -54,7 +56,8 @@ KINDS = {
     ),
 }
 STAGES = ("sampling", "reference", "learning")
-COLOURS = ("#33658a", "#f26419", "#55a630", "#f6ae2d", "#9a9a9a")
+KEPT: list[Any] = []  # functions that C calls
+COLORS = ("#33658a", "#f26419", "#55a630", "#f6ae2d", "#9a9a9a")
 
 
 def measured(dtype: str, shape: Shape) -> dict[str, dict[str, float]]:
@@ -62,7 +65,9 @@ def measured(dtype: str, shape: Shape) -> dict[str, dict[str, float]]:
     torch.set_num_threads(1)
     kernels = library()
     for name, function in vars(kernels).items() if kernels else ():
-        setattr(kernels, name, recorded(name, function))
+        setattr(kernels, name, recorded(f"kernel: {name}", function))
+    functions = recorded_products(getattr(torch, dtype)) if kernels else None
+    compiled_weights.torch_functions = lambda _: functions  # type: ignore[assignment]
     sampling = Sampling(max_tokens=shape.max_tokens)
     model = build(shape)
     model.set_attn_implementation(NAME)
@@ -95,10 +100,24 @@ def measured(dtype: str, shape: Shape) -> dict[str, dict[str, float]]:
 def recorded(name: str, function: Any) -> Any:
     @wraps(function)
     def call(*arguments: Any) -> Any:
-        with record_function(f"kernel: {name}"):
+        with record_function(name):
             return function(*arguments)
 
     return call
+
+
+def recorded_products(dtype: torch.dtype) -> Torch | None:
+    """Torch's C functions, whose products the profiler does not see by itself."""
+    plain = compiled_weights.torch_functions(dtype)
+    if plain is None:
+        return None
+    form = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 3)
+    form_add = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 4, ctypes.c_double, ctypes.c_double)
+    kept = form(recorded("product of a decode step", form(plain.multiply)))
+    kept_add = form_add(recorded("product of a decode step", form_add(plain.multiply_add)))
+    KEPT.extend([kept, kept_add])
+    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in (kept, kept_add)]
+    return Torch(plain.create, plain.destroy, *addresses, plain.dtype, plain.device_type)
 
 
 def timed(work: Any, counted: bool) -> tuple[Any, dict[str, float]]:
@@ -123,9 +142,9 @@ def draw(forms: dict[str, dict[str, dict[str, float]]], path: str, dtype: str) -
     labels = [(form, stage) for form in forms for stage in STAGES]
     for row, (form, stage) in enumerate(labels):
         left = 0.0
-        for kind, colour in zip(kinds, COLOURS, strict=True):
+        for kind, color in zip(kinds, COLORS, strict=True):
             width = forms[form][stage].get(kind, 0.0)
-            axes.barh(row, width, left=left, color=colour, label=kind if row == 0 else None)
+            axes.barh(row, width, left=left, color=color, label=kind if row == 0 else None)
             left += width
         axes.text(left + 0.05, row, f"{left:.2f} s", va="center")
     axes.set_yticks(range(len(labels)), [f"{stage}, {form}" for form, stage in labels])

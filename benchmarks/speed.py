@@ -1,9 +1,10 @@
-"""Every speed figure of GroupRL in one table, each beside a peer and the floor measured in the same run: `make bench`.
+"""Every speed of GroupRL in one table, each beside a peer and the floor measured in the same run: `make bench`.
 
-    python benchmarks/speed.py [--smoke] [--threads 1] [--only floor sampling ...] [--json benchmarks/results/cpu.json]
+    python benchmarks/speed.py [--smoke] [--threads 1] [--only floor sampling ...] [--json PATH]
 
-Nine to ten minutes on a quiet machine. A section is a script of its own (`speed_NAME.py`, `floor.py`), which can be run
-alone and says what it measures and how; what is compared runs in turns, so that noise meets all alike.
+A quarter of an hour on a quiet machine, whose instruction set decides what is wanted (`speed_targets.py`). A section is
+a script of its own (`speed_NAME.py`, `floor.py`), which can be run alone and says what it measures and how; what is
+compared runs in turns, so that noise meets all alike.
 """
 
 from __future__ import annotations
@@ -22,54 +23,36 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from speed_rows import HERE, child, say
+from speed_targets import instruction_set, targets
 
 from grouprl.models.kernels.build import library
 from grouprl.run.machine import machine_facts
 
 SECTIONS = {
     "floor": ("floor.py", "What this machine can do"),
+    "kernels": ("speed_kernels.py", "Each kernel beside torch"),
     "sampling": ("speed_sampling.py", "Sampling"),
     "learning": ("speed_learning.py", "Forward and backward pass of the loss"),
     "logprobs": ("speed_logprobs.py", "Log-probs over a large vocabulary"),
     "overhead": ("speed_overhead.py", "Decode step without arithmetic"),
     "curves": ("speed_curves.py", "How cost grows"),
+    "cores": ("speed_cores.py", "Whole GRPO step by threads"),
     "trl": ("speed_trl.py", "Whole GRPO step"),
 }
 SMOKED = ("floor", "trl")
 PICTURE = HERE.parent / "docs/images/cost_curves.png"
 WIDTH = 132  # characters
-DTYPES = ("float32", "bfloat16")
-# What the project holds itself to: the ratio of a row should be at least this.
-TARGETS = {
-    **{f"{shape}, float32": 4.0 for shape in ("small", "grouped", "wide")},
-    **{f"{shape}, bfloat16": 6.0 for shape in ("small", "grouped", "wide")},
-    **{f"{shape}, {dtype}, kernels off": 2.8 for shape in ("small", "grouped", "wide") for dtype in DTYPES},
-    **{f"prompt as long as completions, {dtype}": 2.0 for dtype in DTYPES},
-    **{f"prompt 1024, completions 64, {dtype}": 5.0 for dtype in DTYPES},
-    "KL, float32, time": 3.0,
-    "KL, bfloat16, time": 5.0,
-    "no KL, half silent, float32, time": 4.0,
-    "no KL, half silent, bfloat16, time": 7.0,
-    **{f"{case}, {dtype}, memory": 2.0 for case in ("KL", "no KL, half silent") for dtype in DTYPES},
-    "4,096 x 151,936, memory": 20.0,
-    "sampling: completion length": 0.9,  # an exponent of at most 1.1
-    "learning: completion length": 0.9,
-    "sampling: one more completion": 0.5,  # of a prompt 16 times as long costs at most twice as much
-    "learning: one more completion": 0.5,
-    "sampling: group size, prompts of 512 tokens": 1.1,  # an exponent of at most 0.9
-    "learning: group size, prompts of 512 tokens": 1.1,
-    "learning: groups without signal, no KL": 0.9,
-}
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """What the figures need beside them to mean something."""
+    """What the numbers need beside them to mean something."""
     torch.set_num_threads(threads)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     return {
         **machine_facts(torch.device("cpu")),
         "memory_gib": round(memory, 1),
         "system": f"{platform.system()} {platform.release()}",
+        "instruction_set": instruction_set(),
         "compiled_kernels": library() is not None,
         "clock": "CPU seconds" if threads == 1 else "wall clock",
         "load_at_the_start": os.getloadavg()[0],
@@ -90,7 +73,7 @@ def measured(name: str, smoke: bool) -> dict[str, Any]:
     except SystemExit as failure:
         found = {"rows": [], "note": f"failed: {failure}", "failed": True}
     for row in found["rows"]:
-        row["target"] = TARGETS.get(row["name"])
+        row["target"] = targets(instruction_set()).get(row["name"])
     wall, cpu = time.perf_counter() - began, cpu_of_children() - spent
     return {"title": title, "wall_seconds": round(wall, 1), "cpu_seconds": round(cpu, 1), **found}
 
@@ -118,7 +101,8 @@ def verdict(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def table(sections: dict[str, dict[str, Any]]) -> Table:
-    shown = Table(title="GroupRL beside its peers; ratio: how many times as good, above 1 is better than the peer")
+    heading = f"GroupRL beside its peers, {instruction_set()}; ratio: how many times as good, above 1 is better"
+    shown = Table(title=heading)
     shown.add_column("", no_wrap=True)
     for name in ("GroupRL", "peer", "ratio", "target", "floor", "of it"):
         shown.add_column(name, justify="right", no_wrap=True)
@@ -142,13 +126,13 @@ def main() -> None:
         "--only", nargs="+", choices=tuple(SECTIONS), metavar="SECTION", help=f"of {', '.join(SECTIONS)}"
     )
     parser.add_argument(
-        "--json", type=Path, help="where to write everything; of a whole run benchmarks/results/cpu.json"
+        "--json", type=Path, help="where to write everything; of a whole run benchmarks/results/avx2/cpu.json or so"
     )
     given = parser.parse_args()
     # Each section is a benchmark with a smoke of its own.
     chosen = given.only or (SMOKED if given.smoke else tuple(SECTIONS))
     whole = not given.smoke and set(chosen) == set(SECTIONS)
-    target = given.json or (HERE / "results/cpu.json" if whole else None)
+    target = given.json or (HERE / "results" / instruction_set() / "cpu.json" if whole else None)
     os.environ["OMP_NUM_THREADS"] = str(given.threads)
     began, facts = time.perf_counter(), machine(given.threads)
     sections = {name: measured(name, given.smoke) for name in SECTIONS if name in chosen}

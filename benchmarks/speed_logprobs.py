@@ -73,7 +73,7 @@ def main() -> None:
         return
     roomy = given.smoke or free_mib() > NEEDED_MIB
     if not roomy:
-        say(f"full logits: left out, {free_mib() / 1024:.1f} GiB are free and 12 are needed")
+        say(f"full logits: skipped, {free_mib() / 1024:.1f} GiB are free and 12 are needed")
     words = ["--smoke"] if given.smoke else []
     found = {form: child("speed_logprobs.py", "--form", form, *words) for form in FORMS if form == "ours" or roomy}
     ours, full = found["ours"], found.get("full", {})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from drawing import BLUE, GREY, RED, STYLE
+from drawing import BLUE, GRAY, RED, STYLE
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from speed_rows import Curve
@@ -26,7 +26,7 @@ def expected(curve: Curve, seconds: Sequence[float]) -> list[float]:
 def panel(axes: Any, curve: Curve) -> None:
     for kind, seconds in curve.seconds.items():
         ideal = [1e3 * value for value in expected(curve, seconds)]
-        axes.plot(curve.points, ideal, color=GREY, linestyle="--", linewidth=1.2)
+        axes.plot(curve.points, ideal, color=GRAY, linestyle="--", linewidth=1.2)
         axes.plot(
             curve.points, [1e3 * value for value in seconds], color=COLORS[kind], marker="o", linewidth=2, label=kind
         )

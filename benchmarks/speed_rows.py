@@ -30,7 +30,7 @@ class Row:
     peer: float | None
     peer_name: str
     ratio: float | None  # how many times as good as the peer: above 1 is better than it
-    floor: float | None = None  # the same figure, were nothing spent but arithmetic or memory traffic
+    floor: float | None = None  # the same number, were nothing spent but arithmetic or memory traffic
     of_floor: float | None = None  # share of the floor that is reached; 1 = nothing left to gain
 
 

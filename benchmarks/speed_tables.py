@@ -1,4 +1,5 @@
-"""The tables of docs/performance.md from what `make bench`, `vs_trl.py` and `trl_task.py` wrote to benchmarks/results.
+"""The tables of docs/performance.md from what `make bench`, `vs_trl.py` and `trl_task.py` wrote to benchmarks/results,
+for each instruction set in a folder of its own.
 
     python benchmarks/speed_tables.py [--write]
 
@@ -13,14 +14,16 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from speed import TARGETS, cell
+from speed import cell
 from speed_rows import HERE
+from speed_targets import targets
 from trl_task import MEASURES, middle_seconds
 
 RESULTS = HERE / "results"
 PAGE = HERE.parent / "docs" / "performance.md"
 # In their order on the page; what the machine can do has no table there, and whole steps are those of `vs_trl.py`.
-SECTIONS = ("sampling", "learning", "logprobs", "overhead", "curves")
+INSTRUCTION_SETS = ("avx2", "avx512")
+SECTIONS = ("cores", "sampling", "learning", "kernels", "logprobs", "overhead", "curves")
 GREEDY = {"greedy": "greedy", "sampled": "of samples"}
 
 
@@ -31,13 +34,13 @@ def lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cut[0])} |", "|" + "---|" * len(columns), *(f"| {' | '.join(row)} |" for row in cut[1:])]
 
 
-def bench(section: dict[str, Any]) -> list[str]:
+def bench(section: dict[str, Any], wanted: dict[str, float]) -> list[str]:
     """A section of `make bench`."""
     rows = []
     for row in section["rows"]:
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
         share = "" if row["of_floor"] is None else f"{row['of_floor']:.0%}"
-        target = cell(TARGETS.get(row["name"]))
+        target = cell(wanted.get(row["name"]))
         figures = (cell(row["ours"]), cell(row["peer"]), ratio, target, cell(row["floor"]), share)
         rows.append((row["name"], row["unit"], *figures))
     return lines(("", "unit", "GroupRL", "peer", "ratio", "wanted", "floor", "reached of it"), rows)
@@ -72,12 +75,17 @@ def task(found: dict[str, dict[str, list[dict[str, float]]]]) -> list[str]:
 
 
 def tables() -> Iterator[list[str]]:
-    """All tables of the page, from top to bottom."""
-    for dtype in ("float32", "bfloat16"):
-        yield steps(json.loads((RESULTS / f"vs_trl_{dtype}.json").read_text())["speed"])
-    yield task(json.loads((RESULTS / "trl_task.json").read_text()))
-    sections = json.loads((RESULTS / "cpu.json").read_text())["sections"]
-    yield from (bench(sections[name]) for name in SECTIONS)
+    """All tables of the page, from top to bottom; of an instruction set those that were measured."""
+    for instructions in INSTRUCTION_SETS:
+        folder = RESULTS / instructions
+        for dtype in ("float32", "bfloat16"):
+            if (path := folder / f"vs_trl_{dtype}.json").exists():
+                yield steps(json.loads(path.read_text())["speed"])
+        if (path := folder / "trl_task.json").exists():
+            yield task(json.loads(path.read_text()))
+        path = folder / "cpu.json"
+        sections = json.loads(path.read_text())["sections"] if path.exists() else {}
+        yield from (bench(sections[name], targets(instructions)) for name in SECTIONS if name in sections)
 
 
 def written(page: str) -> str:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from floor import DTYPES
 from speed_rows import Row, child, finish, say, section_parser, smaller
 from trl_peer import missing_trl
 
-# Name, and what the scripts are told.
+# Name, and the options of the scripts.
 CASES = {
     f"{name}, {dtype}": ("--dtype", dtype, *words)
-    for dtype in ("float32", "bfloat16")
+    for dtype in DTYPES
     for name, words in {"KL": ("--beta", "0.04"), "no KL, half silent": ("--beta", "0.0", "--silent-half")}.items()
 }
 
@@ -40,7 +41,7 @@ def main() -> None:
     given = section_parser(__doc__).parse_args()
     note = missing_trl()
     if note or given.smoke:
-        finish([], note=f"left out: {note or 'both scripts that it starts have a smoke of their own'}")
+        finish([], note=f"skipped: {note or 'both scripts that it starts have a smoke of their own'}")
         return
     rows, found = [], {}
     for name, words in CASES.items():

@@ -186,7 +186,7 @@ def grpo_config(settings: Settings, *, completions: int = COMPLETIONS, **others:
 def watch(trainer: Any, meter: Meter) -> None:
     """Has the meter measure the trainer's steps.
 
-    generation: tokenising the prompts, `generate`, decoding. reference: its log-probs. learn: forward and backward
+    generation: tokenizing the prompts, `generate`, decoding. reference: its log-probs. learn: forward and backward
     passes with the loss and its figures. optimizer: its step alone. What a step takes beyond them is rewards,
     advantages, padding, clipping of the gradient and the loop itself.
     """
@@ -236,7 +236,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="a tiny shape: whether it runs, not how fast")
     arguments = parser.parse_args()
     if arguments.smoke and (missing := missing_trl()):
-        print(f"left out, nothing here runs without it: {missing}")
+        print(f"skipped, nothing here runs without it: {missing}")
         return
     require_trl()
 

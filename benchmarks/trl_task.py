@@ -219,7 +219,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.smoke:
         print(table({"grouprl": {0: run("grouprl", 0, 1, problems=2)}}))
-        print(f"left out, the same by TRL: {missing_trl() or 'it takes minutes'}")
+        print(f"skipped, the same by TRL: {missing_trl() or 'it takes minutes'}")
         return
     if arguments.run:
         print(json.dumps(run(arguments.run, arguments.seeds[0], arguments.steps)))

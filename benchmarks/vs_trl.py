@@ -78,7 +78,7 @@ def judged(group: Group, *, silent_half: bool) -> list[RewardOutcome]:
 def learner_of(
     policy: PreTrainedModel, reference: PreTrainedModel | None, optimizer: Optimizer, arguments: argparse.Namespace
 ) -> Learner:
-    """TRL's advantages (sample deviation, 1e-4) and the paper's loss; without a KL, silent groups leave the batch."""
+    """TRL's advantages (sample std, 1e-4) and the paper's loss; without a KL, groups without signal leave the batch."""
     beta = arguments.beta
     algorithm = Algorithm(
         advantage=GroupAdvantage(std="sample", eps=1e-4),
@@ -99,7 +99,7 @@ def learner_of(
 def learn(
     learner: Learner, groups: Sequence[Group], meter: Meter, *, max_tokens: int, silent_half: bool
 ) -> dict[str, float]:
-    """Rewards, reference, advantages and update; figures of the update."""
+    """Rewards, reference, advantages and update; metrics of the update."""
     algorithm = learner.algorithm
     outcomes = [judged(group, silent_half=silent_half) for group in groups]
     kept = kept_groups([[outcome.total for outcome in row] for row in outcomes], drop_equal=algorithm.groups.drop_equal)
@@ -129,7 +129,7 @@ def shape_of(arguments: argparse.Namespace) -> Shape:
 def measure_grouprl(arguments: argparse.Namespace) -> dict[str, Any]:
     """Seconds and memory of GroupRL's steps. learn includes its optimizer: clipping, AdamW, clearing the gradient."""
     imports_mib = memory_mib("VmRSS")
-    torch.set_num_threads(1)
+    torch.set_num_threads(arguments.threads)
     shape = shape_of(arguments)
     with tempfile.TemporaryDirectory() as folder:
         save(shape, Path(folder))
@@ -209,7 +209,7 @@ def exactness(arguments: argparse.Namespace) -> dict[str, float]:
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     made = trainer._generate_and_score_completions(data)
-    # With one pass TRL takes the policy itself for the old one; it is told the sampler's log-probs, as after a pass.
+    # With one pass TRL takes the policy itself for the old one; it gets the sampler's log-probs, as after a pass.
     made["old_per_token_logps"] = made["sampling_per_token_logps"]
     theirs_loss = 0.0
     for first in range(0, len(rows), settings.micro_batch):
@@ -314,7 +314,7 @@ def smoke(arguments: argparse.Namespace) -> None:
     for case, arguments.beta, arguments.silent_half in CASES:
         print(f"{case}\n{HEADING}\n{row('GroupRL', measure_grouprl(arguments))}")
     if missing := missing_trl():
-        print(f"left out, TRL's steps and its gradient: {missing}")
+        print(f"skipped, TRL's steps and its gradient: {missing}")
         return
     arguments.beta = 0.04
     checked(arguments)
@@ -329,14 +329,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write what was found")
     parser.add_argument("--beta", type=float, default=0.04, help="of --only grouprl")
     parser.add_argument("--silent-half", action="store_true", help="of --only grouprl")
+    parser.add_argument("--threads", type=int, default=1, help="of --only grouprl")
     parser.add_argument("--micro-batch-tokens", type=int, default=LearnerConfig().micro_batch_tokens)
     parser.add_argument("--smoke", action="store_true", help="a tiny shape: whether it runs, not how fast")
     arguments = parser.parse_args()
-    if arguments.smoke:
-        smoke(arguments)
-        return
     if arguments.only == "grouprl":
         print(json.dumps(measure_grouprl(arguments)))
+        return
+    if arguments.smoke:
+        smoke(arguments)
         return
     require_trl()
     found: dict[str, Any] = {}

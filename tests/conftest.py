@@ -1,3 +1,4 @@
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,9 @@ from hypothesis import settings
 
 from grouprl.sandbox import BACKENDS, why_unavailable
 from tiny import tiny_model_folder
+
+# What a test computes does not depend on which forms were the faster here; some tests set other values.
+os.environ.setdefault("GROUPRL_KERNELS", "on")
 
 # The same examples every time, and no limit on one example's time: a busy machine is not a failing test.
 settings.register_profile("suite", derandomize=True, deadline=None)
@@ -51,14 +55,11 @@ def secret(tmp_path: Path) -> Path:
 
 
 HERE = Path(__file__).parent
-# Tests that look at every sandbox of the machine would meet those of the other worker.
-SANDBOX = ("sandbox/", "tasks/test_code_task", "rewards/test_unit_tests_reward")
-# One lab is served for them all, and its runs are recorded once.
-SHARED_LAB = tuple(f"lab/test_lab_{name}" for name in ("browser", "pages", "formulas", "walk"))
-# Begun first: a long file that is begun last leaves the other worker without work.
+# pytest-xdist begins with these files: a long file that it begins last leaves the other worker without work.
 LONG = (
-    *("run/test_train", "learner/test_family", *SHARED_LAB, "models/test_lora", "run/test_trainer"),
-    *("rewards/test_hostile", "sandbox/", "lab/", "scoring/", "benchmarks/", "compare/"),
+    *("run/test_train", "learner/test_family", "lab/test_lab_browser", "lab/test_lab_pages", "lab/test_lab_formulas"),
+    *("lab/test_lab_walk", "models/test_lora", "run/test_trainer", "rewards/test_hostile"),
+    *("sandbox/", "lab/", "scoring/", "benchmarks/", "compare/"),
 )
 
 
@@ -67,11 +68,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return item.path.relative_to(HERE).as_posix()
 
     items.sort(key=lambda item: next((at for at, start in enumerate(LONG) if place(item).startswith(start)), len(LONG)))
-    for item in items:
-        # The tests of a file go to one worker: what its fixtures made is made once.
-        together = {"sandbox": SANDBOX, "shared lab": SHARED_LAB}
-        groups = [group for group, starts in together.items() if place(item).startswith(starts)]
-        item.add_marker(pytest.mark.xdist_group(*groups or [place(item)]))
     for module in {item.module for item in items if isinstance(item, pytest.Function)}:
         # A reward worker that is sent a function of a test module by its name imports all that the module does: 3 s.
         cloudpickle.register_pickle_by_value(module)

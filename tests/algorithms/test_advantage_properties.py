@@ -45,9 +45,9 @@ def slow_advantages(rows: Sequence[tuple[float, int]], baseline: str, scale: str
         if math.isnan(reward) or len(set(members.tolist())) < 2:
             continue
         others = [r for n, (r, g) in enumerate(rows) if g == group and n != at and not math.isnan(r)]
-        centre = {"mean": members.mean(), "leave_one_out": np.mean(others), "batch_mean": batch.mean(), "none": 0.0}
+        center = {"mean": members.mean(), "leave_one_out": np.mean(others), "batch_mean": batch.mean(), "none": 0.0}
         spread = {"group_std": members.std(ddof=ddof) + 1e-6, "batch_std": batch.std(ddof=ddof) + 1e-6, "none": 1.0}
-        result[at] = (reward - centre[baseline]) / spread[scale]
+        result[at] = (reward - center[baseline]) / spread[scale]
     return result
 
 

@@ -45,12 +45,12 @@ def test_a_group_of_eight():
 def test_the_mean_and_the_deviation_behind_the_advantages():
     # Sum 7.5, mean 0.9375; squares 10.25, 10.25 / 8 - 0.9375^2 = 0.40234, its root 0.63431; 3.21875 / 7: 0.67810.
     rewards = [1.5, 0.0, 1.5, 0.0, 1.0, 1.5, 0.5, 1.5]
-    centred = one_group(rewards, scale="none")
-    assert [reward - above for reward, above in zip(rewards, centred, strict=True)] == [0.9375] * 8
+    centered = one_group(rewards, scale="none")
+    assert [reward - above for reward, above in zip(rewards, centered, strict=True)] == [0.9375] * 8
     assert one_group([1.5, 1.0, 0.0, 0.0], scale="none") == [0.875, 0.375, -0.625, -0.625]
     for std, deviation in (("population", 0.63431), ("sample", 0.67810)):
         scaled = one_group(rewards, std=std, eps=0.0)
-        assert [above / score for above, score in zip(centred, scaled, strict=True)] == pytest.approx(
+        assert [above / score for above, score in zip(centered, scaled, strict=True)] == pytest.approx(
             [deviation] * 8, abs=1e-5
         )
 

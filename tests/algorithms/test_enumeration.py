@@ -30,7 +30,7 @@ from tabular import (
 
 WORLDS = {"fixed": FIXED, "ending": ENDING, "right_or_wrong": RIGHT_OR_WRONG}
 RLOO = partial(group_advantages, baseline="leave_one_out", scale="none")
-CENTRED = partial(group_advantages, baseline="mean", scale="none")
+CENTERED = partial(group_advantages, baseline="mean", scale="none")
 
 
 def own_reward(rewards_N: Tensor, group_ids_N: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def test_groups_in_order_are_those_up_to_order():
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_the_groups_own_mean_shrinks_the_gradient_and_does_not_turn_it(size: int):
     shrunk = (size - 1) / size * truth(ENDING)
-    assert_equal(expected_update(ENDING, size, CENTRED), shrunk, exactly(size))
+    assert_equal(expected_update(ENDING, size, CENTERED), shrunk, exactly(size))
     batch_mean = partial(group_advantages, baseline="batch_mean", scale="none")
     assert_equal(expected_update(ENDING, size, each_batch_alone(batch_mean)), shrunk, exactly(size))
 
@@ -191,7 +191,7 @@ def test_hard_problems_get_more_weight_than_middling_ones():
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_dividing_by_the_own_length_favours_short_gains(size: int):
+def test_dividing_by_the_own_length_favors_short_gains(size: int):
     """The gradient of E[(reward - expected reward) / length], whatever the group size: cosine 0.967 with the truth."""
 
     def per_token(logits: Tensor) -> Tensor:

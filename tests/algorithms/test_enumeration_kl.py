@@ -118,7 +118,7 @@ BETA = 1.0
 
 
 def best_policy(world: World) -> Tensor:
-    """Logits of the policy proportional to p_ref exp(reward / beta), which maximises reward - beta KL."""
+    """Logits of the policy proportional to p_ref exp(reward / beta), which maximizes reward - beta KL."""
     weight_Y = world.chances(REFERENCE) * (world.rewards_Y / BETA).exp()
     at = world.prefix_YT[world.mask_YT], world.token_YT[world.mask_YT]
     sums = torch.zeros_like(LOGITS)
@@ -131,8 +131,8 @@ def test_the_best_policy_is_at_rest_under_k1_in_the_reward(world: World):
     best = best_policy(world)
     goal = gradient(lambda logits: world.expected_reward(logits) - BETA * world.sequence_kl(logits, REFERENCE), best)
     assert_equal(goal, torch.zeros_like(goal))
-    penalised_Y = world.rewards_Y - BETA * per_token(world, "k1", best).sum(1)
-    assert_equal(expected_token_update(world, penalised_Y, best, best), torch.zeros_like(best))
+    penalized_Y = world.rewards_Y - BETA * per_token(world, "k1", best).sum(1)
+    assert_equal(expected_token_update(world, penalized_Y, best, best), torch.zeros_like(best))
 
 
 @pytest.mark.parametrize(("kind", "drift"), [("k2", 0.60517), ("k3", 0.61867)])

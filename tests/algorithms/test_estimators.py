@@ -58,8 +58,8 @@ def test_a_baseline_takes_variance_from_the_gradient(size: int):
     variances = {}
     for name, advantages_MG in candidates.items():
         estimate_MK = (advantages_MG[..., None] * scores_YK[groups_MG]).mean(1)
-        centred_MK = estimate_MK - chance_M @ estimate_MK
-        variances[name] = float(chance_M @ centred_MK.square().sum(1))
+        centered_MK = estimate_MK - chance_M @ estimate_MK
+        variances[name] = float(chance_M @ centered_MK.square().sum(1))
     assert variances["mean"] == pytest.approx(variances["leave_one_out"], rel=1e-6)
     assert variances["expected reward"] < variances["leave_one_out"]
     # The group of two pays for its own baseline with more scatter than it takes away; four do not.
@@ -121,7 +121,7 @@ def test_k2_is_right_near_the_reference_and_wrong_far_from_it():
 
 @pytest.mark.parametrize("rate", [0.02, 0.3, 0.5, 0.9])
 def test_the_advantages_of_a_group_by_pass_rate(rate: float):
-    """Mean |advantage|: 2 pq (G - 1) / G of centred rewards, 2 pq of RLOO, more than either after the deviation."""
+    """Mean |advantage|: 2 pq (G - 1) / G of centered rewards, 2 pq of RLOO, more than either after the deviation."""
     size = 8
     rewards_MG, chance_M = all_groups(size, rate)
     mass = {
@@ -142,10 +142,10 @@ def test_the_advantages_of_a_group_by_pass_rate(rate: float):
 
 
 def test_the_deviation_lifts_rare_answers_most():
-    """Beside centred rewards, the advantages of a problem solved once in fifty count 2.9 times; of a coin toss, 2.1."""
+    """Beside centered rewards, advantages of a problem solved once in fifty count 2.9 times; of a coin toss, 2.1."""
     lifts = []
     for rate in (0.02, 0.5):
         rewards_MG, chance_M = all_groups(8, rate)
-        scaled, centred = (advantages_of(rewards_MG, scale=scale).abs().mean(1) for scale in ("group_std", "none"))
-        lifts.append(float(chance_M @ scaled) / float(chance_M @ centred))
+        scaled, centered = (advantages_of(rewards_MG, scale=scale).abs().mean(1) for scale in ("group_std", "none"))
+        lifts.append(float(chance_M @ scaled) / float(chance_M @ centered))
     assert lifts == pytest.approx([2.941, 2.121], abs=0.001)

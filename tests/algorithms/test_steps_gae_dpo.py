@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from grouprl.algorithms import dpo_loss, gae, group_advantages, step_advantages
 
 
-def test_step_rewards_are_normalised_over_the_group_and_summed_to_the_end() -> None:
+def test_step_rewards_are_normalized_over_the_group_and_summed_to_the_end() -> None:
     # Steps 1, 0 and 1, 0, of two completions: mean 0.5, population deviation 0.5, so they count +1 and -1.
     advantages_NT = step_advantages([[1.0, 0.0], [1.0, 0.0]], [[1, 3], [0, 2]], [7, 7], [5, 3])
     expected = [[0.0, 0.0, -1.0, -1.0, 0.0], [0.0, -1.0, -1.0, 0.0, 0.0]]

@@ -39,10 +39,10 @@ def test_without_a_critic_a_token_is_credited_with_what_comes_after_it() -> None
     close(discounted, [[0.05, 0.3, 1.0], [-0.05, 0.5, 0.0]])
 
 
-def test_the_batch_of_tokens_is_centred_and_normalised() -> None:
+def test_the_batch_of_tokens_is_centered_and_normalized() -> None:
     # 0.7, 0.8, 1.0, 0.2, 0.5: mean 0.64, squared deviations 0.0036 + 0.0256 + 0.1296 + 0.1936 + 0.0196 = 0.372
-    centred, _ = token_advantages(REWARDS, MASK, normalize=False)
-    close(centred, [[0.06, 0.16, 0.36], [-0.44, -0.14, 0.0]])
+    centered, _ = token_advantages(REWARDS, MASK, normalize=False)
+    close(centered, [[0.06, 0.16, 0.36], [-0.44, -0.14, 0.0]])
     population, _ = token_advantages(REWARDS, MASK, eps=0.0)
     close(population, (torch.tensor([[0.06, 0.16, 0.36], [-0.44, -0.14, 0.0]]) / math.sqrt(0.372 / 5)).tolist())
     sample, _ = token_advantages(REWARDS, MASK, std="sample", eps=0.1)
@@ -60,7 +60,7 @@ def test_equal_returns_leave_exactly_nothing(reward: float) -> None:
         assert returns.min() == returns.max() == pytest.approx(reward)
 
 
-def test_with_a_critic_they_are_gae_and_returns_are_not_normalised() -> None:
+def test_with_a_critic_they_are_gae_and_returns_are_not_normalized() -> None:
     values = torch.tensor([[0.5, 0.1, 0.4], [0.2, 0.3, 7.0]])
     plain, returns = gae(REWARDS, values, MASK, gamma=0.9, lam=0.8)
     ours, ours_returns = token_advantages(

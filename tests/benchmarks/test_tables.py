@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from importlib import import_module
 from pathlib import Path
@@ -28,6 +29,15 @@ def tables(page: str) -> list[list[str]]:
 @pytest.mark.parametrize("script", ["speed_tables"], indirect=True)
 def test_performance_shows_what_was_measured(script: ModuleType) -> None:
     assert tables("performance.md") == list(script.tables()), "run python benchmarks/speed_tables.py --write"
+
+
+@pytest.mark.parametrize("script", ["demo_figures"], indirect=True)
+@pytest.mark.parametrize("place", ["README.md", "src/grouprl/recipes/demo.yaml", "docs/lora.md"])
+def test_the_demo_has_the_same_figures_everywhere(script: ModuleType, place: str) -> None:
+    assert list(script.PLACES) == ["README.md", "src/grouprl/recipes/demo.yaml", "docs/lora.md"]
+    written = script.written(place, json.loads(script.RESULTS.read_text(encoding="utf-8")))
+    shown = (ROOT / place).read_text(encoding="utf-8")
+    assert shown == written, "run python benchmarks/demo_figures.py --write"
 
 
 @pytest.mark.parametrize("script", ["comparison_tables"], indirect=True)

@@ -135,12 +135,12 @@ def test_answers_in_tags_get_tricks_in_tags() -> None:
     assert untagged["answer alone"] == "<answer>12</answer>"
 
 
-def test_what_cannot_be_made_is_left_out_and_said() -> None:
+def test_what_cannot_be_made_is_skipped_and_said() -> None:
     code = tried(tempting.long, task=Sums(lambda problem: f"```python\nf = {problem.id!r}\n```", verifier=None))
     marks = ("answer alone", "wrong answer", "many answers", "a or b or c", "answer in thought", "commonest answer")
     assert tuple(code.left_out) == (*marks, "last number")
     assert code.left_out["answer alone"] == "gold answers in a box or tags"
-    assert "Left out without gold answers in a box or tags: answer alone, commonest answer\n" in drawn(code, 120)
+    assert "Skipped without gold answers in a box or tags: answer alone, commonest answer\n" in drawn(code, 120)
     assert by_name(code)["empty form"].example == "```python\n\n```"
     bare = texts_of(Sums(lambda problem: f"It is {problem.id}."))
     assert all(row["shuffled gold"] in {other["gold"] for other in bare} - {row["gold"]} for row in bare)

@@ -1,4 +1,4 @@
-"""The command line: what each verb does on real input, and one sentence for everything that a user can mend."""
+"""The command line: what each verb does on real input, and one sentence for everything that a user can fix."""
 
 from __future__ import annotations
 

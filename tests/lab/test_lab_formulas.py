@@ -201,7 +201,7 @@ def test_what_a_critic_expects_has_its_formula(browser: Opened, page: Any) -> No
     reward, surprise, estimation, over = formulas(page, "advantages")
     assert "less beta times D i t" in reward
     assert surprise.startswith("the surprise delta")
-    assert estimation.startswith("generalised advantage estimation")
+    assert estimation.startswith("generalized advantage estimation")
     assert over.startswith("the advantage is that less its mean over the tokens of the batch, over its deviation")
     assert "λ = 1" in page.locator("#stage-advantages .remark").inner_text()
     assert formulas(page, "kl")[0].startswith("the estimate D i t, k1,")
@@ -224,7 +224,7 @@ def test_steps_are_listed_and_added_up(browser: Opened, page: Any, root: Path) -
     mean = math.fsum(earned) / len(earned)
     deviation = math.sqrt(math.fsum((one - mean) ** 2 for one in earned) / len(earned))
     assert [row[-1] for row in rows] == pytest.approx([(one - mean) / deviation for one in earned], abs=2e-3)
-    assert formulas(page, "advantages")[1].startswith("the advantage of token t is the sum of the normalised rewards")
+    assert formulas(page, "advantages")[1].startswith("the advantage of token t is the sum of the normalized rewards")
     assert signs(page, "advantages") == ["r̃i,k=ri,k−μσ+ϵ", "Ai,t=∑k:end(k)≥tr̃i,k"]
     sums = page.locator("#stage-advantages .worked li").all_inner_texts()
     assert len(sums) > 1

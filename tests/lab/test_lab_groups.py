@@ -198,7 +198,7 @@ def test_a_dropped_group_has_no_advantage(tmp_path: Path) -> None:
     [
         ({"baseline": "critic", "critic": "copy", "credit": "token", "scale": "none"}, "what a critic expected"),
         ({"credit": "step"}, "Each step of a completion has a reward"),
-        ({"reward_mix": "normalise_then_sum"}, "normalised by themselves"),
+        ({"reward_mix": "normalise_then_sum"}, "normalized by themselves"),
         ({"credit": "token", "baseline": "batch_mean", "scale": "batch_std"}, "over all tokens of the step"),
     ],
 )

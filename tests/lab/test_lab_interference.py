@@ -154,7 +154,7 @@ def test_a_run_that_is_read_when_it_ends_leaves_one_plain_file(tmp_path: Path):
 
 
 def test_a_run_waits_for_who_reads_it(tmp_path: Path):
-    """A finished run has no WAL, so that a reader holds up who goes on with it."""
+    """A finished run has no WAL, so that a reader holds up a resume."""
     folder = make_run(tmp_path / "run", [Made((1.0, 0.0))])
     reader = sqlite3.connect(folder / "rollouts.sqlite", check_same_thread=False)
     reader.execute("BEGIN")

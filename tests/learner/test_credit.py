@@ -91,7 +91,7 @@ def two(*pairs: tuple[float, float | None]) -> list[RewardOutcome]:
     return [RewardOutcome(a + (b or 0.0), {"right": a, "short": b}) for a, b in pairs]
 
 
-def test_rewards_may_be_normalised_before_they_are_summed() -> None:
+def test_rewards_may_be_normalized_before_they_are_summed() -> None:
     rewards = two((1.0, 0.0), (0.0, 10.0), (1.0, 3.0), (0.0, 3.0))
     assert advantages(variant(eps=0.0), rewards) == each(-1, 1, 1, -1)  # the large reward drowns the other
     mixed = variant(eps=0.0, reward_mix="normalise_then_sum")
@@ -150,7 +150,7 @@ def test_a_group_may_judge_the_completion_and_the_kl_each_token() -> None:
 # Tokens and steps
 
 
-def test_reinforce_pp_normalises_over_the_tokens_of_the_batch() -> None:
+def test_reinforce_pp_normalizes_over_the_tokens_of_the_batch() -> None:
     got = advantages(variant("reinforce_pp", kl_coef=0.0, eps=0.0), outcomes(1.0, 0.0, 1.0, 1.0))
     # six tokens of 1 and two of 0: mean 0.75, deviation sqrt(3) / 4
     assert got == each(0.5774, -1.7321, 0.5774, 0.5774)
@@ -159,7 +159,7 @@ def test_reinforce_pp_normalises_over_the_tokens_of_the_batch() -> None:
 VALUES = torch.tensor([[0.5, 0.25, 0.0], [0.5, 0.5, 9.0], [0.0, 9.0, 9.0], [1.0, 2.0, 9.0]])
 
 
-def test_the_advantages_of_a_critic_are_centred_and_normalised_over_the_tokens() -> None:
+def test_the_advantages_of_a_critic_are_centered_and_normalized_over_the_tokens() -> None:
     algorithm = variant("ppo", lam=1.0, kl_coef=0.0, eps=0.0)
     rewards = outcomes(1.0, 0.0, NAN, 1.0)
     credit = assign_credit(rewards, {"right": 1.0}, batch(), PolicyEvaluation(values_NT=VALUES), algorithm, kl_coef=0.0)
@@ -169,7 +169,7 @@ def test_the_advantages_of_a_critic_are_centred_and_normalised_over_the_tokens()
     torch.testing.assert_close(credit.advantages_NT[credit.counted_NT], expected, atol=1e-6, rtol=0)
 
 
-def test_group_advantages_of_tokens_may_be_normalised_over_the_batch() -> None:
+def test_group_advantages_of_tokens_may_be_normalized_over_the_batch() -> None:
     # REINFORCE++ with the group's mean: 0.5 for three tokens, -0.5 for two, 0 for three; mean 1/16
     algorithm = variant(credit="token", scale="batch_std", kl_coef=0.0, eps=0.0)
     deviation = math.sqrt((3 * (7 / 16) ** 2 + 2 * (9 / 16) ** 2 + 3 * (1 / 16) ** 2) / 8)
@@ -201,7 +201,7 @@ def test_what_a_critic_explains() -> None:
     assert math.isnan(explained_variance(returns, torch.ones(1, 4), mask))
 
 
-def test_ppo_without_normalisation_is_reward_to_come_less_value() -> None:
+def test_ppo_without_normalization_is_reward_to_come_less_value() -> None:
     algorithm = variant("ppo", scale="none", lam=1.0, kl_coef=0.0)
     credit = assign_credit(
         outcomes(1.0, 0.0, NAN, 1.0),

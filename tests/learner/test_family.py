@@ -226,7 +226,7 @@ def test_completions_that_were_cut_may_be_left_out_of_the_update(tiny: Path, tmp
     assert shown[1]["grad_norm"] < shown[0]["grad_norm"]
 
 
-def test_the_penalty_takes_part_when_rewards_are_normalised_one_by_one(tiny: Path, tmp_path: Path) -> None:
+def test_the_penalty_takes_part_when_rewards_are_normalized_one_by_one(tiny: Path, tmp_path: Path) -> None:
     def same(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
         return [0.5] * len(completions)
 

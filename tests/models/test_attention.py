@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -149,16 +150,52 @@ def test_attention_and_its_gradient_equal_dense_attention(shape: Shape, kv_heads
     torch.testing.assert_close(results[0], results[1], atol=1e-10, rtol=1e-8)
 
 
+@pytest.fixture
+def eager_flex(monkeypatch: pytest.MonkeyPatch) -> None:
+    """flex_attention without torch.compile, which needs a GPU; on a CPU torch refuses its gradient, which it has."""
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+    monkeypatch.setattr("grouprl.models.layouts._compiled_flex", lambda: flex_attention)
+
+
+@pytest.mark.usefixtures("eager_flex")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("kv_heads", [4, 2])
-@torch.no_grad()
-def test_flex_attention_with_the_mask_function_equals_attend(kv_heads: int):
-    layout = TreeLayout(*UNEVEN, CPU)
-    query, key, value = (tensor.detach() for tensor in random_qkv(layout, 4, kv_heads, torch.float32))
-    mask = layout._block_mask  # what the GPU path hands over; its compiled kernel needs a GPU
-    q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
-    flexed = flex_attention(q, k, v, block_mask=mask, scale=0.4, enable_gqa=True)[0].transpose(0, 1)
-    torch.testing.assert_close(layout.attend(0, query, key, value, 0.4), flexed, atol=1e-5, rtol=0)
+@pytest.mark.parametrize("shape", [SHAPES["uneven groups"], SHAPES["a prompt alone among groups"]])
+def test_the_path_of_a_gpu_and_its_gradient_equal_dense_attention(shape: Shape, kv_heads: int):
+    layout = TreeLayout(*shape, CPU)
+    results = []
+    for function in (layout._flex, partial(dense_attention, layout)):
+        qkv = random_qkv(layout, 4, kv_heads, torch.float32)
+        attended = function(*qkv, 0.4)
+        (attended * torch.linspace(-1, 1, attended.numel()).view(attended.shape)).sum().backward()
+        results.append([attended.detach(), *(tensor.grad for tensor in qkv)])
+    torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+def test_layouts_of_other_sizes_are_not_compiled_again(monkeypatch: pytest.MonkeyPatch):
+    """Torch compiles a function 8 times; afterwards it would run without, and hold the scores of all pairs of tokens.
+
+    Traced as for a GPU, but run by torch without a kernel.
+    """
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+    traced = torch.compile(flex_attention, dynamic=True, backend="aot_eager")
+    monkeypatch.setattr("grouprl.models.layouts._compiled_flex", lambda: traced)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for shape in (
+        UNEVEN,
+        ((50,), ((60, 61, 70),)),
+        ((9, 8), ((3, 4), (5, 6))),
+        ((128,), ((128,) * 3,)),
+        ((7,), ((9,),)),
+    ):
+        layout = TreeLayout(*shape, CPU)
+        qkv = random_qkv(layout, 4, 2, torch.float32)
+        attended = layout._flex(*qkv, 0.4)
+        attended.sum().backward()
+        torch.testing.assert_close(attended, dense_attention(layout, *qkv, 0.4), atol=1e-5, rtol=0)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
 
 
 # What packed attention cannot do is refused

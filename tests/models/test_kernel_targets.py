@@ -42,7 +42,7 @@ def results(
 ) -> list[tuple[str, np.ndarray]]:
     program = folder / f"driver{len(list(folder.iterdir()))}"
     sources = [*map(str, sorted(KERNELS.glob("*.c"))), str(DRIVER)]
-    subprocess.run([compiler, *FLAGS, *flags, *sources, "-o", str(program), "-lm"], check=True)
+    subprocess.run([compiler, *FLAGS, *flags, "-I", str(KERNELS), *sources, "-o", str(program), "-lm"], check=True)
     written = subprocess.run([*runner, str(program)], check=True, capture_output=True).stdout
     found, at = [], 0
     while at < len(written):

@@ -1,4 +1,4 @@
-"""The compiled kernels against plain torch in float64; the tests need a C compiler."""
+"""The compiled kernels, and torch in their place, against torch in float64; the tests need a C compiler."""
 
 import itertools
 
@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from grouprl.models.kernels import calibration
 from grouprl.models.kernels.build import library
-from grouprl.models.kernels.functions import add_norm, fits, linear_logprobs, swiglu, tree_attention
+from grouprl.models.kernels.functions import add_norm, fits, linear_logprobs, swiglu
 from grouprl.models.layouts import TreeLayout
 from grouprl.rollout.rows import draw_compiled
 from grouprl.rollout.sampler import draw, row_key, uniforms
@@ -16,6 +17,13 @@ from grouprl.types import Sampling
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler")
 CPU = torch.device("cpu")
+both_forms = pytest.mark.usefixtures("form")
+
+
+@pytest.fixture(params=["kernel", "torch"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is faster."""
+    monkeypatch.setattr(calibration, "_kernel_wins", lambda *_: request.param == "kernel")
 
 
 def leaves(*tensors: Tensor) -> list[Tensor]:
@@ -49,6 +57,7 @@ def test_sizes_that_are_no_whole_vectors_do_not_fit():
     assert not fits(16, 40)
 
 
+@both_forms
 @pytest.mark.parametrize(("dtype", "within"), DTYPES)
 @pytest.mark.parametrize(("rows", "size"), [(1, 16), (7, 48), (300, 256)])
 @pytest.mark.parametrize("with_delta", [False, True])
@@ -64,6 +73,7 @@ def test_add_norm(rows: int, size: int, dtype: torch.dtype, within: float, with_
     assert_same_with_gradients(normed.float() + 0.5 * total, expected + 0.5 * expected_total, ours, theirs, within)
 
 
+@both_forms
 @pytest.mark.parametrize(("dtype", "within"), DTYPES)
 @pytest.mark.parametrize("shape", [(1, 16), (5, 33 * 16), (700, 112)])
 def test_swiglu(shape: tuple[int, int], dtype: torch.dtype, within: float):
@@ -72,6 +82,7 @@ def test_swiglu(shape: tuple[int, int], dtype: torch.dtype, within: float):
     assert_same_with_gradients(swiglu(*ours), F.silu(theirs[0]) * theirs[1], ours, theirs, within)
 
 
+@both_forms
 def test_swiglu_far_out():
     gate = torch.tensor([-1e4, -200.0, -88.0, -1e-8, 0.0, 1e-8, 88.0, 1e4] * 2)
     expected = F.silu(gate.double())
@@ -110,6 +121,7 @@ TREES = [
 ]
 
 
+@both_forms
 @pytest.mark.parametrize(("dtype", "within"), DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(1, 1, 16), (4, 4, 32), (6, 2, 64), (3, 1, 80)])
 @pytest.mark.parametrize(("prompts", "completions"), TREES)
@@ -127,11 +139,12 @@ def test_tree_attention(
     theirs = leaves(*ours)
     angles = layout.position_ids_S[:, None] / 100.0 ** (torch.arange(size // 2) / size)
     cosine, sine = (table.repeat(1, 2) for table in (angles.cos(), angles.sin()))
-    got = tree_attention(*ours, cosine, sine, layout.tree, 0.3)
+    got = layout.attend_rotated(0, *ours, cosine, sine, 0.3)
     expected = masked_attention(*theirs, cosine.double(), sine.double(), layout)
     assert_same_with_gradients(got, expected, ours, theirs, within)
 
 
+@both_forms
 def test_tokens_after_the_tree_see_nothing():
     layout = TreeLayout((3,), ((2, 1),), CPU)
     ours = [random(layout.size + 5, 2, 16, dtype=torch.float32, seed=seed) for seed in range(3)]
@@ -139,7 +152,7 @@ def test_tokens_after_the_tree_see_nothing():
     tables = torch.ones(layout.size + 5, 16), torch.zeros(layout.size + 5, 16)
     for rows, tensors in ((layout.size + 5, ours), (layout.size, short)):
         given = torch.full((rows, 2, 16), 0.5)
-        tree_attention(*tensors, *(table[:rows] for table in tables), layout.tree, 0.3).backward(given)
+        layout.attend_rotated(0, *tensors, *(table[:rows] for table in tables), 0.3).backward(given)
     for long, alone in zip(ours, short, strict=True):
         assert long.grad is not None
         torch.testing.assert_close(long.grad[: layout.size], alone.grad)

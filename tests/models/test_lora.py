@@ -118,7 +118,7 @@ def test_shared_weights_are_counted_once(tiny: Path) -> None:
     assert mib["optimizer"] * (1 << 20) == pytest.approx(2 * 4 * adapter, rel=0.01)  # and a step count each
 
 
-# The maths
+# The math
 
 
 def learn(learner: Learner, batch: Batch) -> dict[str, float]:

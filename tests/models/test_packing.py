@@ -55,3 +55,23 @@ def test_a_group_sets_the_budget_up_to_a_limit() -> None:
     assert len(pack_groups([whole, whole], 0, "cpu")) == 2
     assert len(pack_groups([whole, whole], 0, "cuda")) == 1
     assert len(pack_groups([GroupSize(10_000, (5000,) * 8)], 0, "cpu")) == 8
+
+
+@given(st.lists(st.integers(20, 900), min_size=2, max_size=60))
+def test_packs_on_a_cpu_are_even(completions: list[int]) -> None:
+    groups = [GroupSize(10, (length,)) for length in completions]
+    sizes = [sum(unit.tokens for unit in pack) for pack in pack_groups(groups, 0, "cpu")]
+    total = sum(group.tokens for group in groups)
+    assert sum(sizes) == total
+    assert max(sizes) <= 1024
+    if total > 1024:
+        # No packs in the same order could be as many and smaller: one of them would exceed every smaller budget.
+        smaller = pack_groups(groups, max(sizes) - 1, "cpu")
+        assert len(smaller) > -(-len(pack_groups(groups, 1024, "cpu")) // 4) * 4 or max(sizes) == 10 + max(completions)
+
+
+def test_even_packs_by_hand() -> None:
+    groups = [GroupSize(100, (200,))] * 9  # 2,700 tokens: three packs of 900 tokens would do
+    assert [len(pack) for pack in pack_groups(groups, 0, "cpu")] == [3, 3, 3]
+    assert [len(pack) for pack in pack_groups(groups[:8], 0, "cpu")] == [2, 2, 2, 2]
+    assert [len(pack) for pack in pack_groups(groups, 0, "cuda")] == [9]

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,10 +39,14 @@ from grouprl.models.kernels.build import library
 from grouprl.models.layouts import TreeLayout
 from grouprl.models.load import frozen_copy, load_model
 from grouprl.models.recompute import recompute_activations
-from grouprl.planner import GRPO, PPO, SHAPES, ModelShape, Networks, StepShape, plan_memory
+from grouprl.planner import GRPO, PPO, SHAPES, ModelShape, Networks, StepShape, plan_memory, shape_of
 from grouprl.rollout.cache import CacheShape, GroupCache
+from grouprl.rollout.forward import ModuleForward
+from grouprl.rollout.sampler import draw
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason, UserError
 from losses import loss_of
+from tape import TapeRecorder
+from tiny import tiny_model_folder
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -129,6 +134,22 @@ def test_networks_of_the_bundled_task() -> None:
     shape = SHAPES["abacus"]
     for networks, mib in ((GRPO, 18.1), (Networks(critic=True), 31.7), (PPO, 36.3)):
         assert plan_memory(shape, networks, StepShape(device="cpu")).held / MIB == pytest.approx(mib, abs=0.06)
+
+
+def test_packs_that_run_at_once_take_memory_together() -> None:
+    """Two threads: two packs' activations, the gradient, and one that each pack holds until it is added."""
+    shape, one = SHAPES["abacus"], StepShape(64, 8, 48, 96, device="cpu")
+    alone, both = (plan_memory(shape, GRPO, replace(one, threads=threads)).update for threads in (1, 2))
+    assert both.activations == 2 * alone.activations
+    assert both.logits == 2 * alone.logits
+    assert (alone.gradients, both.gradients) == (4 * shape.parameters, 3 * 4 * shape.parameters)
+    # Threads beside a GPU, without a second pack, or inside the products of a large model change nothing.
+    for other, step in (
+        (shape, replace(one, device="cuda")),
+        (shape, replace(one, problems=1)),
+        (SHAPES["Qwen2.5-0.5B"], one),
+    ):
+        assert plan_memory(other, GRPO, replace(step, threads=2)) == plan_memory(other, GRPO, step)
 
 
 # The batch
@@ -311,6 +332,49 @@ def test_what_a_gpu_keeps_of_a_layer(dtype: str) -> None:
     assert (planned(3) - planned(2)) / 101 == pytest.approx(kept_per_layer(dtype, 101), rel=0.001)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_drawing_on_a_gpu_is_the_samplers(dtype: str) -> None:
+    """The kept logits of CUDA graphs, and the arrays that `draw` has at once."""
+    step = StepShape(2, 8, 4, 4, dtype=dtype, device="cuda")  # type: ignore[arg-type]
+    logits = torch.randn(16, 4096).to(getattr(torch, dtype))
+    with Costs() as costs:
+        draw(logits, torch.rand(16, dtype=torch.float64), Sampling())
+    planned = plan_memory(ModelShape("", 1, 8, 1, 1, 8, 8, 4096, tied=True), GRPO, step).rollout.drawing
+    assert planned == pytest.approx(logits.nbytes + costs.peak, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_the_copies_are_those_of_the_forward_pass(tmp_path: Path, kind: str) -> None:
+    folder = tiny_model_folder(tmp_path, kind=kind)  # type: ignore[arg-type]
+    model = load_model(str(folder), device=CPU)
+    forward = ModuleForward(model, CacheShape(2, 2, 16, 1, 1, 1, 1), torch.bfloat16, TapeRecorder())
+    copied = sum(copy.nbytes for copies in forward._copies.values() for copy in copies.values() if copy.dim() > 1)
+    assert plan_memory(shape_of(str(folder)), GRPO, StepShape(dtype="bfloat16")).rollout.copies == copied
+    assert plan_memory(shape_of(str(folder)), GRPO, StepShape(dtype="bfloat16", device="cpu")).rollout.copies == 0
+
+
+@pytest.mark.usefixtures("without_kernels")
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_peak_of_an_adapters_update_on_a_gpu(recompute: bool) -> None:
+    """On a GPU's path autocast keeps no frozen weights; the backward pass keeps them unless layers run again."""
+    pytest.importorskip("peft")
+    shape = ModelShape("small", 8, 128, 4, 2, 32, 304, 512, tied=True)
+    step = StepShape(1, 4, 20, 24, micro_batch_tokens=1, dtype="bfloat16", device="cuda", recompute=recompute)
+    model = add_adapter(small(shape), LoraConfig(rank=4), seed=0)
+    if recompute:
+        recompute_activations(model)
+    learner = Learner(model, None, Optimizer(model, UpdateConfig()), Algorithm(kl=None), CPU, "bfloat16", 1)
+    batch = make_batch([group("0", 20, 4, 24)], Sampling(24))
+    credit = Credit(batch.mask_NT * torch.linspace(-1, 1, len(batch.mask_NT))[:, None])
+    before = learner.evaluate(batch)
+    learner.learn(batch, credit, before, loss_of(learner), step=2)
+    with Costs() as costs:
+        learner.learn(batch, credit, before, loss_of(learner), step=2)
+    plan = plan_memory(shape, Networks(reference=False, lora_rank=4), step)
+    assert 0.95 <= (plan.learning - plan.held) / costs.peak <= 1.15
+
+
 def test_logits_are_bounded_whatever_the_batch() -> None:
     shape, head = SHAPES["Qwen2.5-7B"], 4 * 152_064 * 3584
     plan = plan_memory(shape, GRPO, StepShape(64, 8, 256, 4096, device="cuda"))
@@ -328,8 +392,9 @@ def test_sums() -> None:
     # Policy, reference, reward model and critic; moments of policy and critic.
     assert on_cpu.held == pytest.approx(weights * (4 + 2 * 2), rel=2e-3)
     assert on_cpu.sampling == on_cpu.held + on_cpu.rollout.cache + on_cpu.rollout.drawing
-    # On a GPU the cache stays while the policy learns.
-    assert on_gpu.held == on_cpu.held + on_gpu.rollout.cache
+    # Cache and weights of CUDA graphs stay while the policy learns.
+    assert on_gpu.held == on_cpu.held + on_gpu.rollout.cache + on_gpu.rollout.copies
+    assert on_gpu.sampling == on_gpu.held + on_gpu.rollout.drawing
     assert on_gpu.peak == on_gpu.learning > on_gpu.sampling
     assert on_gpu.rounded == 2 * (4 * (128 * (128 + 64 + 64) + 128 * 128 + 3 * 128 * 304) + 512 * 128)
 

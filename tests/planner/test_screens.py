@@ -14,6 +14,8 @@ from rich.console import Console
 import grouprl
 from grouprl.config.command_line import config_of
 from grouprl.config.run import RunConfig
+from grouprl.models.kernels.build import library
+from grouprl.models.kernels.calibration import Contest, Timing
 from grouprl.planner import doctor, machine
 from grouprl.planner.screen import parse_memory, plan_run, show_comparison, show_plan
 from grouprl.planner.time import Rates
@@ -160,6 +162,34 @@ def test_the_doctor_as_json() -> None:
     assert found["versions", "grouprl"]["found"] == grouprl.__version__
     assert {"data", "gym", "json", "lora", "math"} <= {name for topic, name in found if topic == "extras"}
     assert "dev" not in {name for topic, name in found if topic == "extras"}
+
+
+def timed(contest: Contest) -> list[Timing]:
+    """Torch is faster at the largest of three sizes in bfloat16."""
+    return [
+        Timing(width, dtype, 0.0012, 0.0009 if (dtype, width) == ("bfloat16", contest.widths[2]) else 0.0034)
+        for dtype in ("float32", "bfloat16")
+        for width in contest.widths
+    ]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.skipif(library() is None, reason="no C compiler")
+def test_the_times_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROUPRL_KERNELS", "")
+    monkeypatch.setattr(doctor, "timings", timed)
+    console = screen(100)
+    doctor.show_doctor(as_json=False, console=console)
+    text = written(console)
+    assert "kernel/torch in ms, * = used" in text
+    assert "hidden size 256 1.20*/3.40, 1024 1.20*/3.40, 4096 1.20*/3.40, float32" in text
+    assert "hidden size 256 1.20*/3.40, 1024 1.20*/3.40, 4096 1.20/0.90*, bfloat16" in text
+    found = [one for one in doctor.findings() if one.topic == "kernels"]
+    assert [one.name for one in found[1:]] == ["add_norm", "swiglu", "attention", "log-probs", "draw", "decode step"]
+    assert all(one.found.count("*") == 6 for one in found[1:])
+    monkeypatch.setenv("GROUPRL_KERNELS", "on")
+    (found_on,) = (one for one in doctor.findings() if one.topic == "kernels")
+    assert "GROUPRL_KERNELS=on" in found_on.found
 
 
 @pytest.mark.usefixtures("quick")

@@ -1,4 +1,4 @@
-"""What a person reads while a run goes on."""
+"""What the terminal shows during a run."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_text_is_never_taken_for_markup() -> None:
     assert written.getvalue() == "[bold]\\boxed{7}[/bold] [red\n"
 
 
-def test_a_file_gets_lines_without_bars_or_colours() -> None:
+def test_a_file_gets_lines_without_bars_or_colors() -> None:
     shown, written = terminal()
     with shown.progress("evaluate", 10) as advance:
         advance(10)

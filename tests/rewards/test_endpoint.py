@@ -143,7 +143,7 @@ def test_retries_end():
         assert reward.usage()["judge/failures"] == 1
 
 
-def test_retry_after_is_honoured():
+def test_retry_after_is_honored():
     with ChatServer(
         lambda asked: scores(5) if asked.number else Reply(status=429, headers={"Retry-After": "0.5"})
     ) as server:

@@ -1,5 +1,6 @@
 """The native engine: the tokens that it draws, their probabilities, and the independence of a row from all others."""
 
+import ctypes
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,7 +11,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from engine_setting import DRAWN, ENDS, PROMPTS, Setting, all_of, assert_same, setting_of
-from grouprl.rollout import Request
+from grouprl.models.kernels.build import library
+from grouprl.rollout import Request, compiled_weights
+from grouprl.rollout.compiled_weights import Torch, torch_functions
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason
 from oracles import own_logits, slow_policy
 from tiny import tiny_model_folder
@@ -276,3 +279,21 @@ def test_stop_strings_end_a_completion_at_once_and_stay(setting: Setting, drawn:
         reasons.append(got.stop_reason)
     assert set(reasons) == set(StopReason)
     assert reasons[all_of(drawn).index(ended)] is StopReason.END
+
+
+@pytest.mark.skipif(library() is None, reason="no C compiler")
+def test_a_product_that_torch_refuses_is_an_error(setting: Setting, monkeypatch: pytest.MonkeyPatch):
+    refuse = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 3)(lambda out, left, right: 1)
+    plain = torch_functions(torch.float32)
+    assert plain is not None
+    refusing = Torch(
+        plain.create,
+        plain.destroy,
+        ctypes.cast(refuse, ctypes.c_void_p).value,
+        plain.multiply_add,
+        plain.dtype,
+        plain.device_type,
+    )
+    monkeypatch.setattr(compiled_weights, "torch_functions", lambda dtype: refusing)
+    with pytest.raises(RuntimeError, match="got error 1"):
+        setting.engine(4).generate(setting.requests(), Sampling(max_tokens=4))

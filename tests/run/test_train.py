@@ -290,7 +290,7 @@ def test_a_resumed_run_may_be_judged_in_another_way(tiny: Path, tmp_path: Path) 
     longer = Trainer(tiny, task, [LETTERS], config=config).train(resume=True)
     assert "pass_at_3" not in longer.summary["before"]
     assert "pass_at_3" in longer.summary["after"]
-    # The record says what the run went on with.
+    # The record has the settings that the run continued with.
     recorded = load_config(RunConfig, [longer.directory / "config.yaml"], [])
     assert (recorded.steps, recorded.evaluation) == (2, config.evaluation)
 

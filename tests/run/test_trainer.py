@@ -15,6 +15,7 @@ import torch
 
 from grouprl import Algorithm, Problem, Run, Trainer, UserError, WeightedReward
 from grouprl.config.run import RunConfig, load_config
+from grouprl.models.kernels import build
 from grouprl.models.load import load_tokenizer
 from grouprl.tasks import task_from_list
 from letter_rewards import letters
@@ -289,6 +290,29 @@ def test_plain_prompts_for_a_chat_model_are_warned_of(
     train(tiny, tmp_path / "chat", letters, task=CHAT)
     train(tiny_model_folder(tmp_path / "model", chat_template=False), tmp_path / "bare", letters)
     assert "Warning" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("setting", "warned"), [("", 1), ("on", 1), ("off", 0)])
+def test_a_missing_compiler_is_warned_of_once_with_its_cost(
+    tiny: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
+    warned: int,
+) -> None:
+    monkeypatch.setenv("GROUPRL_KERNELS", setting)
+    monkeypatch.setattr(build, "_compiler", lambda: None)
+    build.library.cache_clear()
+    build.library_file.cache_clear()
+    try:
+        Trainer(tiny, ROWS, [letters], config=small_config(tmp_path, steps=2)).train()
+    finally:
+        monkeypatch.undo()
+        build.library.cache_clear()
+        build.library_file.cache_clear()
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("no C compiler") == said.count("1.3 to 3 times as long") == warned
 
 
 def test_rows_of_any_kind_are_a_task(tiny: Path, tmp_path: Path) -> None:

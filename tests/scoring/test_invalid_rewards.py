@@ -1,4 +1,4 @@
-"""A whole run whose reward misbehaves for some completions: these are left out, counted and shown."""
+"""A whole run whose reward misbehaves for some completions: statistics skip them, the run counts and shows them."""
 
 import json
 from pathlib import Path

@@ -243,7 +243,7 @@ def test_arrays_and_tensors_are_lists_of_numbers() -> None:
         ("import os; os._exit(1)\n", "a process that ended"),
     ],
 )
-def test_a_file_that_cannot_be_loaded_is_told_at_once(tmp_path: Path, text: str, told: str | None) -> None:
+def test_a_file_that_cannot_be_loaded_is_reported_at_once(tmp_path: Path, text: str, told: str | None) -> None:
     path = tmp_path / "my_rewards.py"
     path.write_text(text)
     with RewardPool({"it": (str(path), "reward", {})}, LIMITS) as pool:

@@ -1,4 +1,4 @@
-"""A chat-completions server on loopback that does what a test tells it to, and counts what it is asked."""
+"""A chat-completions server on loopback that does what a test wants, and counts what it is asked."""
 
 from __future__ import annotations
 

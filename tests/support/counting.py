@@ -1,5 +1,6 @@
 """Counters of what torch and the compiled kernels are asked to do: the same numbers on any machine, however busy."""
 
+import ctypes
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from grouprl.models.kernels.build import library
+from grouprl.rollout import compiled_weights
+from grouprl.rollout.compiled_weights import Torch, torch_functions
 
 _aten = torch.ops.aten
 # Which argument is the left factor. bmm, of attention in torch alone, is not counted among the products.
@@ -41,6 +44,14 @@ class Costs(TorchDispatchMode):
         self.largest = 0  # bytes of the largest of them
         self.peak = 0  # bytes of those that lived at once
         self._live = 0
+
+    def __enter__(self) -> Any:
+        _COUNTING.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        _COUNTING.remove(self)
+        super().__exit__(*error)
 
     @property
     def flops(self) -> int:
@@ -80,6 +91,49 @@ class Costs(TorchDispatchMode):
 
     def _give(self, size: int) -> None:
         self._live -= size
+
+
+_COUNTING: list[Costs] = []
+# out, left, right; out, added, left, right, beta, alpha
+_MULTIPLY = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 3)
+_MULTIPLY_ADD = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 4, ctypes.c_double, ctypes.c_double)
+
+
+def count_products_of_decode_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets `Costs` see the products that kernels/step.c asks torch for, until the test ends."""
+    kept = []
+
+    def counting(dtype: torch.dtype) -> Torch:
+        plain = torch_functions(dtype)
+        assert plain is not None
+        multiply, multiply_add = _MULTIPLY(plain.multiply), _MULTIPLY_ADD(plain.multiply_add)
+
+        def counted(out: int, left: int, right: int) -> int:
+            _note(left, right)
+            return int(multiply(out, left, right))
+
+        def counted_add(out: int, added: int, left: int, right: int, beta: float, alpha: float) -> int:
+            _note(left, right)
+            return int(multiply_add(out, added, left, right, beta, alpha))
+
+        kept.extend([_MULTIPLY(counted), _MULTIPLY_ADD(counted_add)])
+        addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in kept[-2:]]
+        return Torch(plain.create, plain.destroy, *addresses, plain.dtype, plain.device_type)
+
+    monkeypatch.setattr(compiled_weights, "torch_functions", counting)
+
+
+def _note(left: int, right: int) -> None:
+    sizes = [_sizes(tensor) for tensor in (left, right)]
+    for costs in _COUNTING:
+        costs.products.append(Product(*sizes[0], sizes[1][1]))
+
+
+def _sizes(tensor: int) -> tuple[int, int]:
+    found = ctypes.POINTER(ctypes.c_int64)()
+    failed = compiled_weights.torch_library().aoti_torch_get_sizes(ctypes.c_void_p(tensor), ctypes.byref(found))
+    assert not failed
+    return found[0], found[1]
 
 
 def _products(function: Any, args: Sequence[Any]) -> list[Product]:

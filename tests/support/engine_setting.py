@@ -61,8 +61,8 @@ def assert_same(got: Sequence[Group], expected: Sequence[Group]) -> None:
                 other.text,
                 other.stop_reason,
             )
-            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
-            assert one.plain_logprobs == pytest.approx(other.plain_logprobs, abs=1e-5)
+            assert one.logprobs == pytest.approx(other.logprobs, abs=2e-5)  # 1.3e-5 with vectors of 4 floats
+            assert one.plain_logprobs == pytest.approx(other.plain_logprobs, abs=2e-5)
 
 
 DRAWN = Sampling(max_tokens=24)

@@ -215,8 +215,8 @@ def running() -> set[int]:
     return found
 
 
-def ends(processes: set[int], seconds: float = 3.0) -> bool:
-    """Whether all of them end in time."""
+def ends(processes: set[int], seconds: float = 10.0) -> bool:
+    """Whether all of them end in time, which is longer than the sandboxes of another pytest worker take."""
     deadline = time.monotonic() + seconds
     while processes & running() and time.monotonic() < deadline:
         time.sleep(0.02)

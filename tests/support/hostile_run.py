@@ -23,7 +23,7 @@ from grouprl.types import Completion, Group, Message, Problem, RewardOutcome, St
 SCRIPT = "<script>window.hostile = 1; alert(1)</script>"
 IMAGE = "<img src=/fetched/image onerror=\"window.hostile=1;alert('image')\">"
 LONGEST = 100_000  # signs
-MOST_TOKENS = 6_000  # of the longest texts the rest is left out: 15 completions with 100,000 tokens are 50 MB
+MOST_TOKENS = 6_000  # the page skips the rest of longer texts: 15 completions with 100,000 tokens are 50 MB
 
 # By name, so that a test can say which of them it looks for.
 TEXTS: Mapping[str, str] = {

@@ -6,16 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct {
-  const void *q, *k, *v;
-  void *out;
-  const float *cosine, *sine;
-  void *prompt_keys, *prompt_values, *own;
-  const int64_t *order, *begin, *slot, *prompt, *length;
-  int64_t heads, kv_heads, d, prompt_tiles, own_tiles;
-  float scaling;
-  int half, cache_half;
-} DecodeStep;
+#include "decode.h"
 
 int64_t grouprl_width(void);
 void grouprl_add_norm(const float *, const void *, const float *, float *, void *, float *, int64_t, int64_t, float, int, int);
@@ -28,7 +19,6 @@ void grouprl_tree_attention(const void *, const void *, const void *, const floa
 void grouprl_tree_attention_backward(const void *, const void *, const void *, const float *, const float *, const void *, void *,
                                      void *, void *, const int64_t *, const int64_t *, int64_t, int64_t, int64_t, int64_t,
                                      int64_t, float, int);
-void grouprl_decode_attention(const DecodeStep *, int64_t);
 void grouprl_keep_prompts(const void *, const void *, const float *, const float *, void *, int64_t, const int64_t *,
                           const int64_t *, const int64_t *, int64_t, int64_t, int64_t, int64_t, int, int);
 void grouprl_logprobs(const void *, const int64_t *, float *, float *, float *, int64_t, int64_t, float, int);

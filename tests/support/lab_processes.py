@@ -19,7 +19,7 @@ def ended(directory: Path, *, after: float = 60.0) -> None:
     """Waits until nobody has the directory."""
     until = time.monotonic() + after
     while RunDirectory(directory).holder() is not None:
-        assert time.monotonic() < until, "the run goes on"
+        assert time.monotonic() < until, "the run has not ended"
         time.sleep(0.05)
 
 

@@ -22,7 +22,7 @@ from grouprl.check_reward.screen import show
 from grouprl.check_reward.trials import score_trials
 from grouprl.check_reward.tricks import KINDS, trial_completions
 from grouprl.config.run import RunConfig
-from grouprl.models.load import load_tokenizer
+from grouprl.models.load import load_tokenizer, with_dtype
 from grouprl.report.terminal import Terminal
 from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer
 from grouprl.scoring.functions import SOFT_OVERLONG, WeightedReward
@@ -43,7 +43,7 @@ def check_reward(config: RunConfig, *, problems: int = 32, as_json: bool = False
     Raises:
         UserError: the task or a reward cannot be loaded, or does not fit the run.
     """
-    task = load_task(**config.task.model_dump())
+    config, task = with_dtype(config), load_task(**config.task.model_dump())
     checked = try_rewards(config, task, configured_rewards(config, task), problems=problems)
     if as_json:
         kinds = [_flat(scores) for scores in checked.kinds]

@@ -14,7 +14,7 @@ from rich.text import Text
 from grouprl.check_reward.findings import KindScores, RewardCheck, RewardFacts, Status
 from grouprl.report.verdict import counted
 
-_COLOURS: dict[Status, str] = {"ok": "green", "tied": "yellow", "beaten": "bold red", "no verdict": "yellow"}
+_COLORS: dict[Status, str] = {"ok": "green", "tied": "yellow", "beaten": "bold red", "no verdict": "yellow"}
 _EXAMPLE = 100  # characters shown of a completion
 _SENTENCE = 160  # characters shown of a reason
 _WIDE = 1000  # columns; wide enough to measure a table without wrapping
@@ -31,10 +31,10 @@ def show(console: Console, checked: RewardCheck) -> None:
             console.print(Text(f"{scores.kind.name}, {scores.invalid} invalid: {_cut(scores.reason, _SENTENCE)}"))
     for needs in dict.fromkeys(checked.left_out.values()):
         left_out = ", ".join(name for name, needed in checked.left_out.items() if needed == needs)
-        console.print(Text(f"Left out without {needs}: {left_out}"))
+        console.print(Text(f"Skipped without {needs}: {left_out}"))
     for warning in checked.warnings:
         console.print(Text.assemble(("Warning: ", "yellow"), warning))
-    console.print(Text(checked.verdict.text, style=_COLOURS[checked.verdict.status]))
+    console.print(Text(checked.verdict.text, style=_COLORS[checked.verdict.status]))
     for scores in kinds:
         if scores.kind.name == checked.verdict.best_trick and checked.verdict.status != "ok":
             console.print(Text(f"For example: {_cut(repr(scores.example), _EXAMPLE)}"))

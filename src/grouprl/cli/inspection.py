@@ -15,7 +15,7 @@ from grouprl.algorithms.advantages import CompletionAdvantage
 from grouprl.config.run import RunConfig
 from grouprl.evaluation.evaluate import evaluate
 from grouprl.learner.credit import component
-from grouprl.models.load import context_length, load_model, load_tokenizer, resolve_device
+from grouprl.models.load import context_length, load_model, load_tokenizer, resolve_device, with_dtype
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.report.terminal import Terminal
 from grouprl.report.verdict import counted
@@ -29,7 +29,7 @@ from grouprl.types import Group, Problem, RewardOutcome, UserError
 
 def show_evaluation(config: RunConfig, *, as_json: bool) -> None:
     """Evaluates `config.model` on `config.task` and prints the metrics."""
-    task = load_task(**config.task.model_dump())
+    config, task = with_dtype(config), load_task(**config.task.model_dump())
     engine, tokenizer, longest = _engine(config)
     problems = task.problems(config.evaluation.split)[: config.evaluation.problems]
     prompts = [Request(problem, prompt_token_ids(problem, tokenizer, longest=longest), 1) for problem in problems]
@@ -64,8 +64,8 @@ def show_evaluation(config: RunConfig, *, as_json: bool) -> None:
 
 def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
     """Samples one group from `config.model` and prints each completion with its reward and advantage."""
+    config, task = with_dtype(config), load_task(**config.task.model_dump())
     engine, tokenizer, longest = _engine(config)
-    task = load_task(**config.task.model_dump())
     asked = _problem(config, task, problem) if prompt is None else _own(prompt, tokenizer)
     request = Request(asked, prompt_token_ids(asked, tokenizer, longest=longest), config.rollout.group_size)
     group = engine.generate([request], config.rollout.sampling)[0]

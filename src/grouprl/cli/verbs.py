@@ -35,15 +35,15 @@ def train(
     """
     options = {"model.path": model, "task.name": task, "name": name, "rewards": reward_settings(reward)}
     config = run_config(settings, options)
-    if resume:
-        from grouprl.run.resume import saved_path
+    from grouprl.run.resume import saved_path, with_run_dtype
 
+    if resume:
         config = run_config([str(saved_path(Path(config.runs_dir) / config.name)), *(settings or [])], options)
     from grouprl.rewards.configured import configured_rewards
     from grouprl.run.train import train as run
     from grouprl.tasks import load_task
 
-    loaded = load_task(**config.task.model_dump())
+    config, loaded = with_run_dtype(config, resume=resume), load_task(**config.task.model_dump())
     ended = run(config, loaded, configured_rewards(config, loaded), resume=resume)
     if not ended.finished:
         raise typer.Exit(130)

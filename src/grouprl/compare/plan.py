@@ -14,7 +14,7 @@ from grouprl.config.comparison import CompareConfig
 from grouprl.config.run import RunConfig, check_sections, load_config
 from grouprl.record.layout import RunDirectory
 from grouprl.rewards.configured import configured_rewards
-from grouprl.run.resume import differences
+from grouprl.run.resume import differences, with_run_dtype
 from grouprl.tasks import load_task
 from grouprl.types import UserError
 
@@ -66,7 +66,7 @@ def planned_runs(config: CompareConfig, resolve: Resolve) -> tuple[PlannedRun, .
                     names = ", ".join(_DECIDED)
                     raise UserError(f"{', '.join(wrong)}: {names} are decided by the comparison: remove them")
             with _collected(errors, variant):
-                run = PlannedRun(variant, resolve([*given, *decided]))
+                run = PlannedRun(variant, with_run_dtype(resolve([*given, *decided]), resume=True))
                 check_sections(run.config)
                 configured_rewards(run.config, load_task(**run.config.task.model_dump()))
                 planned.append(run)

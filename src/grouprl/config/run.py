@@ -56,7 +56,9 @@ class ModelConfig(Section):
     """A model, and how this machine computes it."""
 
     path: Text = Field("abacus", description="a built-in model, a hub id or a folder in Hugging Face layout")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the computation; weights stay float32")
+    dtype: Literal["float32", "bfloat16", "auto"] = Field(
+        "float32", description="of the computation, auto = bfloat16 if its products are faster; weights stay float32"
+    )
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:1")
     threads: int = Field(0, ge=0, description="CPU threads; 0 = all cores")
 

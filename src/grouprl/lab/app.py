@@ -100,7 +100,7 @@ def _comparison(root: Path, request: Request) -> dict[str, Any]:
 def _critic_comparisons(root: Path) -> list[dict[str, Any]]:
     """Comparisons of runs with a critic with runs without one, by name, as `comparison_answer`.
 
-    One that cannot be read is left out: what is wrong with it is said where its runs are looked at.
+    It skips one that cannot be read: the page of that comparison says what is wrong.
     """
     found = []
     for folder in _folders(root):

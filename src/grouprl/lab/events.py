@@ -41,7 +41,7 @@ def run_events(runs: Runs, request: Request, closing: Callable[[], bool]) -> Res
 
 
 async def stream(follower: Follower, closing: Callable[[], bool]) -> AsyncIterator[str]:
-    """What the follower finds, looking once a second; a run that is damaged may be mended, and is looked at on."""
+    """What the follower finds, once a second. It continues to look at a damaged run, which may be fixed."""
     quiet = 0.0
     while not closing():
         pieces = await to_thread.run_sync(follower.look)

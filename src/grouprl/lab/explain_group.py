@@ -41,7 +41,7 @@ def recorded_walk(runs: Runs, run: str, step: int, place: int) -> dict[str, Any]
         place: of the group in the step, from 0.
 
     Returns:
-        `source`; `algorithm`; `kept`, whether the group was learned from; `notes`, what the numbers leave out; and
+        `source`; `algorithm`; `kept`, whether the group was learned from; `notes`, what the numbers skip; and
         `stages` in their order: `prompt`, `completions`, `rewards`, `statistics`, `advantages`, `ratio`, `kl`, `loss`,
         `gradient`, `update`.
 
@@ -209,12 +209,12 @@ def _of_steps(recorded: Recorded) -> dict[str, Any]:
         for outcome, completion in zip(group.outcomes, group.group.completions, strict=True)
     ]
     found, std = [reward for row in rows for _, reward in row], options(a)["std"]
-    # As completions of one token and one step each, their advantages are their normalised rewards.
+    # As completions of one token and one step each, their advantages are their normalized rewards.
     groups, ones = [0] * len(found), [1] * len(found)
-    normalised_K1 = step_advantages(
+    normalized_K1 = step_advantages(
         [[reward] for reward in found], [[0] for _ in found], groups, ones, std=std, eps=options(a)["eps"]
     )
-    each = iter(normalised_K1.flatten().tolist())
+    each = iter(normalized_K1.flatten().tolist())
     return {
         "kind": "steps",
         "sentence": "The rewards of all steps of the group are compared with each other; a token is credited with "

@@ -201,7 +201,7 @@ def _max_tokens(config: Mapping[str, Any]) -> int:
 
 
 def notes(recorded: Recorded) -> list[str]:
-    """What the numbers of the walk-through leave out."""
+    """What the numbers of the walk-through skip."""
     a, notes = recorded.algorithm, []
     if not recorded.kept[recorded.place]:
         notes.append("This group was dropped: it has no part in the loss, and its advantages are 0.")
@@ -212,13 +212,13 @@ def notes(recorded: Recorded) -> list[str]:
             "the loss is averaged as if the batch were one update."
         )
     if a.correction is not None:
-        notes.append("The run weighs its advantages for a sampler that differs from the learner; this is left out.")
+        notes.append("The run weighs its advantages for a sampler that differs from the learner; this page does not.")
     if a.spread.entropy_share < 1:
         notes.append("The run's advantages reach the tokens of highest entropy alone; here they reach every token.")
     if a.spread.entropy_coef > 0:
-        notes.append("The run's bonus for entropy is left out of loss and gradient.")
+        notes.append("Loss and gradient are shown without the run's bonus for entropy.")
     if isinstance(a.critic, SharedCritic):
-        notes.append("The loss of the critic, which shares the policy's trunk, is left out.")
+        notes.append("The loss is shown without that of the critic, which shares the policy's trunk.")
     return notes
 
 

@@ -64,7 +64,7 @@ def _objective(request: Request) -> dict[str, Any]:
     query = Query(request, ("advantage", "surrogate", "clip_low", "clip_high", "dual_clip"))
     surrogate = query.choice("surrogate", ("clip", "cispo", "plain"), "clip")
     if "dual_clip" in query and surrogate != "clip":
-        raise UserError(f"dual_clip: expected none with surrogate={surrogate}, got one: leave it out, or set clip")
+        raise UserError(f"dual_clip: expected none with surrogate={surrogate}, got one: remove it, or set clip")
     return objective_curve(
         query.number("advantage", -1e6, 1e6, 1.0),
         surrogate=surrogate,  # type: ignore[arg-type]
@@ -197,9 +197,9 @@ class Query:
         self._values = dict(given)
         for name, _ in given:
             if name not in names:
-                raise UserError(f"expected the parameters {', '.join(names)}, got {name[:_SHOWN]!r}: leave it out")
+                raise UserError(f"expected the parameters {', '.join(names)}, got {name[:_SHOWN]!r}: remove it")
         if len(self._values) < len(given):
-            raise UserError("expected each parameter once, got one of them twice: leave one out")
+            raise UserError("expected each parameter once, got one of them twice: remove one")
 
     def __contains__(self, name: str) -> bool:
         return self._values.get(name, "") != ""

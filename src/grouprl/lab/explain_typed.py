@@ -124,9 +124,9 @@ def objective_curve(
 
     Returns:
         `ratio`: 0 to 2.5, further where a bound lies further, a short way around 1 where all bounds are close to it,
-        the bounds exactly among them; `objective`: the term that is maximised (null where it is infinite); `gradient`:
+        the bounds exactly among them; `objective`: the term that is maximized (null where it is infinite); `gradient`:
         of it with respect to the token's log-prob; `bounds`: of the ratio, none with `plain`; `dead`: intervals
-        [from, to] of ratios, in which the gradient is exactly 0, their ends at a bound left out.
+        [from, to] of ratios, in which the gradient is exactly 0, without their ends at a bound.
     """
     bounds = set() if surrogate == "plain" else {1 - clip_low, 1 + clip_high}
     first, last = _span(bounds, dual_clip)

@@ -1,4 +1,4 @@
-"""Another run directory with the steps of a run up to a checkpoint, for a run that goes on from there."""
+"""Makes a run directory with the steps of a run up to a checkpoint, for a run that continues from there."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def fork_directory(source: Path, target: Path, step: int, config: RunConfig, con
         except OSError:
             if saved.is_complete:
                 raise
-            raise missing from None  # a run that goes on keeps its last checkpoints alone
+            raise missing from None  # a run in progress keeps its last checkpoints alone
         _copy_until(source, copied, step)
         _set_kl(fork.checkpoint(step).state, source, config)
         atomic_write_text(fork.config, config_yaml)

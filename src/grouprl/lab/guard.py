@@ -128,7 +128,7 @@ class Guard:
             return _no(
                 403,
                 "This link has been used, or never was one. Press Enter in the terminal of grouprl lab for another, "
-                "or start it again. A page that is open goes on.",
+                "or start it again. An open page continues to work.",
             )
         # A redirect would still be a request from where the link was followed, which gets no strict cookie.
         answer = HTMLResponse(_DOOR.format(home=self._home))
@@ -148,7 +148,7 @@ class Guard:
 
 
 def _found(given: str, known: Iterable[str]) -> str | None:
-    """The known text that equals the given one, found in a time that does not tell how much of it was right."""
+    """The known text that equals the given one, found in a time that does not reveal how much of it was right."""
     return next((text for text in known if hmac.compare_digest(text.encode(), given.encode())), None)
 
 

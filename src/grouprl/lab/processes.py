@@ -27,6 +27,7 @@ from grouprl.config.command_line import RECIPES
 from grouprl.config.run import RunConfig, dump_config, load_config
 from grouprl.lab.forks import fork_directory
 from grouprl.lab.runs import Runs
+from grouprl.models.load import with_dtype
 from grouprl.record.files import json_text
 from grouprl.record.layout import RunDirectory
 from grouprl.run.process import start_run
@@ -105,7 +106,7 @@ class Processes:
             self._stopping.add((folder, process))
 
     def resume(self, run: str, changes: Sequence[str]) -> str:
-        """Goes on with a stopped run; of the settings those may change that `--resume` allows.
+        """Resumes a stopped run; the settings may change that `--resume` allows to change.
 
         Raises:
             UserError: it is running, a mistake in the changes, or the run ended at once.
@@ -119,7 +120,7 @@ class Processes:
         return run
 
     def fork(self, run: str, step: int, name: str, changes: Sequence[str]) -> str:
-        """Another run that shares the steps up to a checkpoint, and goes on from there with changed settings.
+        """Makes a run that shares the steps up to a checkpoint and continues from there with changed settings.
 
         Raises:
             UserError: no such checkpoint, a name that is taken or no name, a mistake in the changes, or the new run
@@ -130,7 +131,7 @@ class Processes:
             raise UserError(f"step: expected 0 to {_LAST_STEP}, got {str(step)[:20]}")
         with self._new_folder(name) as target:
             place = [f"name={target.name}", f"runs_dir={json_text(str(target.parent))}"]
-            config = _checked([RunDirectory(source).config], changes, place)
+            config = with_dtype(_checked([RunDirectory(source).config], changes, place))
             fork_directory(source, target, step, config, dump_config(config))
             try:
                 self._spawn(target, [], resume=True)
@@ -180,7 +181,7 @@ class Processes:
                 words_left = log.read_bytes()[begins:][-_SAID:].decode("utf-8", "replace").strip()
                 raise UserError(words_left or f"the run ended at once, with code {process.returncode}")
             if time.monotonic() > ends:
-                raise _Slow(f"{folder.name} has not begun after {_START_SECONDS:g} s and goes on trying: see {log}")
+                raise _Slow(f"{folder.name} has not begun after {_START_SECONDS:g} s and continues to try: see {log}")
             time.sleep(0.05)
 
 

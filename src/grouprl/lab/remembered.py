@@ -33,7 +33,7 @@ def file_state(path: Path) -> State | None:
 class _Broken:
     sentence: str
 
-    def tell(self) -> NoReturn:
+    def fail(self) -> NoReturn:
         # A new one each time: one that is raised again and again holds on to every frame it went through.
         raise UserError(self.sentence)
 
@@ -59,7 +59,7 @@ class Remembered:
             self._known[path] = known
         found: Any = known[1]
         if isinstance(found, _Broken):
-            found.tell()
+            found.fail()
         return found  # type: ignore[no-any-return]
 
 
@@ -91,7 +91,7 @@ class GrowingRows:
                 self._broken = _Broken(str(error))
             self._state = state
         if self._broken:
-            self._broken.tell()
+            self._broken.fail()
 
     def _read(self, *, anew: bool) -> None:
         with opened(self.path) as file:

@@ -1,4 +1,4 @@
-"""The runs below a root: where they are, how they are doing, and their figures step by step."""
+"""The runs below a root: where they are, how they are doing, and their metrics step by step."""
 
 from __future__ import annotations
 

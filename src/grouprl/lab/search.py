@@ -60,12 +60,12 @@ def search(
     Args:
         folder: the run directory.
         wanted: which.
-        before: goes on after this completion; None = from the newest of the last step.
+        before: the search continues after this completion; None = it begins with the newest of the last step.
         limit: completions at most, at most MOST_FOUND.
         seconds: after which the call answers with what it has found.
 
     Returns:
-        `rows`, of long texts the part around what was searched; `next`, what `before` has to be to go on, None when
+        `rows`, of long texts the part around what was searched; `next`, the `before` that continues it, None when
         everything was looked at; `searched` steps and `looked_at` completions in this call, back to the step `back_to`
         (None when there was nothing to look at).
 

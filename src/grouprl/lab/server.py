@@ -18,7 +18,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 def serve(root: Path, *, port: int, open_browser: bool, say: Callable[[str], None]) -> None:
-    """Runs until Ctrl-C. Runs that were started from the page go on without it.
+    """Serves until Ctrl-C. Runs that were started from the page continue without it.
 
     Args:
         root: folder of the runs.

@@ -22,13 +22,13 @@ def add_gradients(losses: Sequence[Loss[Result]], networks: Sequence[nn.Module],
     Args:
         losses: one for each pack; their sum is the loss of the batch.
         networks: whose trainable weights take the gradient.
-        workers: packs that run at once; each holds a gradient until it is added.
+        workers: packs that run at once, see `worker_count`; each holds a gradient until it is added.
 
     Returns:
         The second result of each loss.
     """
-    if workers == 1:
-        return [_backward(loss) for loss in losses]
+    if workers < 2:
+        return list(side_by_side([partial(_backward, loss) for loss in losses], workers))
     weights = [weight for network in networks for weight in network.parameters() if weight.requires_grad]
     results = []
     for gradients, result in side_by_side([partial(_gradients, loss, weights) for loss in losses], workers):

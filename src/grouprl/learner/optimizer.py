@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from grouprl.config.run import UpdateConfig
+from grouprl.models.workers import one_thread, worker_count
 from grouprl.types import UserError
 
 
@@ -31,6 +33,7 @@ class Optimizer:
         self._named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self._config = config
         self._total = total_updates
+        self._small = worker_count(model, 1) > 0
         # fused: 3 ms against 20 ms an update for a few million weights on a CPU core.
         self._adamw = torch.optim.AdamW(
             self._named.values(),
@@ -61,7 +64,9 @@ class Optimizer:
         Raises:
             FloatingPointError: the norm is not finite; the weights are unchanged.
         """
-        norm = float(nn.utils.clip_grad_norm_(self._named.values(), self._config.max_grad_norm))
+        # A sum in parts, one for each thread, would round in another way for each number of threads.
+        with one_thread() if self._small else nullcontext():
+            norm = float(nn.utils.clip_grad_norm_(self._named.values(), self._config.max_grad_norm))
         if not math.isfinite(norm):
             raise FloatingPointError(
                 f"expected a finite gradient in update {self.updates + 1}, got a norm of {norm}; "

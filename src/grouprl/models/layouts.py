@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from grouprl.models.attention import merged_attention
+from grouprl.models.kernels.calibration import Contest, Form, grid, uses_kernel, with_gradient
 from grouprl.models.kernels.functions import tree_attention
 
 
@@ -107,7 +108,10 @@ class TreeLayout:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, cosine: Tensor, sine: Tensor, scaling: float
     ) -> Tensor:
         """See `RotatingLayout.attend_rotated`."""
-        return tree_attention(query, key, value, cosine, sine, self.tree, scaling)
+        if uses_kernel(TREE_ATTENTION, query.shape[-1], query.dtype):
+            return tree_attention(query, key, value, cosine, sine, self.tree, scaling)
+        attended = self.attend(layer, _rotate(query, cosine, sine), _rotate(key, cosine, sine), value, scaling)
+        return F.pad(attended, (0, 0, 0, 0, 0, len(query) - self.size))  # the padding of a pack sees nothing
 
     def _attend_prompts(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         # Padding is right of the prompt, where the causal mask hides it.
@@ -148,9 +152,30 @@ class TreeLayout:
         return create_block_mask(self.sees, None, None, self.size, self.size, device=self.device)
 
     def _flex(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+        # Under autocast rotations leave queries and keys in float32; flex_attention takes one dtype.
+        q, k, v = (tensor.to(value.dtype).transpose(0, 1)[None] for tensor in (query, key, value))
         attended = _compiled_flex()(q, k, v, block_mask=self._block_mask, scale=scaling, enable_gqa=True)
         return attended[0].transpose(0, 1)  # type: ignore[no-any-return]
+
+
+def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Applies rotary positions (RoPE, arXiv:2104.09864) with halves of a head as pairs."""
+    first, second = x.chunk(2, -1)
+    return (x * cosine[:, None] + torch.cat([-second, first], -1) * sine[:, None]).to(x.dtype)
+
+
+def _attention_forms(width: int, dtype: torch.dtype) -> tuple[Form, Form]:
+    layout = TreeLayout((48, 32), ((24, 16, 32, 20), (12, 32, 8)), torch.device("cpu"))
+    inputs = [grid(layout.size, heads, width, dtype=dtype) for heads in (4, 2, 2)]
+    rotation = [grid(layout.size, width).detach() for _ in range(2)]
+
+    def in_torch(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return layout.attend(0, _rotate(query, *rotation), _rotate(key, *rotation), value, 0.1)
+
+    return with_gradient(tree_attention, *inputs, *rotation, layout.tree, 0.1), with_gradient(in_torch, *inputs)
+
+
+TREE_ATTENTION = Contest("attention", "head size", (32, 64, 128), _attention_forms)
 
 
 @cache

@@ -64,10 +64,9 @@ def _is_untouched(module: nn.Module) -> bool:
 def llama_hidden_states(decoder: Any, input_ids_S: Tensor, position_ids_S: Tensor, layout: RotatingLayout) -> Tensor:
     """Last hidden states [S, H] of packed tokens under a layout."""
     size = len(input_ids_S)
-    if torch.is_autocast_enabled("cpu"):
+    if padding := padded_rows(size, _dtype()) - size:
         # No token attends to the padding beyond the layout, and the padding attends to none.
-        beyond = (0, padded_rows(size) - size)
-        input_ids_S, position_ids_S = F.pad(input_ids_S, beyond), F.pad(position_ids_S, beyond)
+        input_ids_S, position_ids_S = F.pad(input_ids_S, (0, padding)), F.pad(position_ids_S, (0, padding))
     x = decoder.embed_tokens(input_ids_S)
     cosine, sine = decoder.rotary_emb(x[None], position_ids_S[None])
     rotation = (cosine[0], sine[0])
@@ -85,8 +84,7 @@ def _layer(
     layer: Any, index: int, x: Tensor, delta: Tensor | None, rotation: tuple[Tensor, Tensor], layout: RotatingLayout
 ) -> tuple[Tensor, Tensor]:
     """Runs one layer on the sum x + delta; gives such a pair, because the next norm computes the sum."""
-    dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else torch.float32
-    attention, mlp = layer.self_attn, layer.mlp
+    dtype, attention, mlp = _dtype(), layer.self_attn, layer.mlp
     x, normed = add_norm(x, delta, layer.input_layernorm.weight, layer.input_layernorm.variance_epsilon, dtype)
     q, k, v = (
         project(normed).view(len(x), -1, attention.head_dim)
@@ -99,6 +97,10 @@ def _layer(
     after = layer.post_attention_layernorm
     x, normed = add_norm(x, attention.o_proj(attended.flatten(1)), after.weight, after.variance_epsilon, dtype)
     return x, mlp.down_proj(swiglu(mlp.gate_proj(normed), mlp.up_proj(normed)))
+
+
+def _dtype() -> torch.dtype:
+    return torch.bfloat16 if torch.is_autocast_enabled("cpu") else torch.float32
 
 
 def head_norm(x: Tensor, norm: Any) -> Tensor:

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from grouprl.models.kernels.functions import fits, linear_logprobs
+from grouprl.models.kernels.calibration import Contest, Form, grid, uses_kernel, with_gradient
+from grouprl.models.kernels.functions import linear_logprobs
 from grouprl.models.precision import padded_rows
 from grouprl.types import Sampling
 
@@ -43,19 +44,12 @@ def token_logprobs(
     Returns:
         ([S] log-probs, [S] entropies in nats), float32, differentiable in hidden states and head.
     """
-    vocabulary = head.weight.shape[0]  # type: ignore[index]
-    rows = max(1, chunk_elements // int(vocabulary))
+    rows = max(1, chunk_elements // int(head.weight.shape[0]))  # type: ignore[index]
     if _kernel_serves(head, hidden_SH) and not sampling.truncates and not entropy_gradient:
         assert isinstance(head, nn.Linear)
         dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else hidden_SH.dtype
-        weight, bias = head.weight.to(dtype), None if head.bias is None else head.bias.to(dtype)
-        hidden_SH = hidden_SH.to(dtype)
-        count = len(targets_S)
-        if dtype == torch.bfloat16:
-            beyond = padded_rows(count) - count
-            hidden_SH, targets_S = F.pad(hidden_SH, (0, 0, 0, beyond)), F.pad(targets_S, (0, beyond))
-        found = linear_logprobs(hidden_SH, weight, bias, targets_S, sampling.temperature, rows)
-        return found[0][:count], found[1][:count]
+        if uses_kernel(LOGPROBS, len(head.weight), dtype):
+            return _compiled_logprobs(head, hidden_SH.to(dtype), targets_S, sampling.temperature, rows)
     rows = max(1, rows // _ARRAYS)
     if len(targets_S) <= rows:
         return _chunk(head, hidden_SH, targets_S, sampling, entropy_gradient)
@@ -77,7 +71,31 @@ def token_logprobs(
 
 def _kernel_serves(head: nn.Module, hidden_SH: Tensor) -> bool:
     floats = {hidden_SH.dtype, head.weight.dtype} <= {torch.float32, torch.bfloat16}
-    return type(head) is nn.Linear and floats and fits() and hidden_SH.device.type == "cpu"
+    return type(head) is nn.Linear and floats and hidden_SH.device.type == "cpu"
+
+
+def _compiled_logprobs(
+    head: nn.Linear, hidden_SH: Tensor, targets_S: Tensor, temperature: float, rows: int
+) -> tuple[Tensor, Tensor]:
+    dtype, count = hidden_SH.dtype, len(targets_S)
+    weight, bias = head.weight.to(dtype), None if head.bias is None else head.bias.to(dtype)
+    if padding := padded_rows(count, dtype) - count:
+        hidden_SH, targets_S = F.pad(hidden_SH, (0, 0, 0, padding)), F.pad(targets_S, (0, padding))
+    found = linear_logprobs(hidden_SH, weight, bias, targets_S, temperature, rows)
+    return found[0][:count], found[1][:count]
+
+
+def _forms(width: int, dtype: torch.dtype) -> tuple[Form, Form]:
+    rows, hidden = min(256, (1 << 18) // width), 16
+    head = nn.Linear(hidden, width, bias=False).requires_grad_(False)  # its gradient is no work of the kernel
+    hidden_SH, targets_S = grid(rows, hidden, dtype=dtype), torch.arange(rows)
+    return (
+        with_gradient(_compiled_logprobs, head, hidden_SH, targets_S, 1.0, rows),
+        with_gradient(_chunk, head, hidden_SH, targets_S, Sampling(max_tokens=1), False),
+    )
+
+
+LOGPROBS = Contest("log-probs", "vocabulary", (512, 4096, 32_768), _forms)
 
 
 def _chunk(

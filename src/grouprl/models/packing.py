@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -11,6 +12,10 @@ from types import MappingProxyType
 PACK_TOKENS: Mapping[str, int] = MappingProxyType({"cpu": 1024, "cuda": 16384})
 """Tokens of a pack by type of device."""
 _TOKENS_FOR_A_GROUP = 16384
+# On a CPU several packs are a multiple of this and equally large, so that 2 or 4 threads that take them end together.
+_EVEN = 4
+_MOST_WEIGHTS = 1 << 27  # of a model whose parts run side by side: products of a larger one keep all threads busy
+_GRADIENTS = 1 << 30  # most weights of all workers' gradients, 4 GiB of float32
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,8 @@ def pack_groups(groups: Sequence[GroupSize], setting: int, device_type: str) -> 
     """Packs groups into packs of at most `pack_tokens` tokens.
 
     A group that does not fit is divided, and each part reads its prompt again. Groups of similar length go together,
-    longest first, so that padding inside attention stays small and memory peaks early.
+    longest first, so that padding inside attention stays small and memory peaks early. Without a setting, packs on a
+    CPU are equally large.
 
     Args:
         groups: the token counts of each group.
@@ -55,6 +61,18 @@ def pack_groups(groups: Sequence[GroupSize], setting: int, device_type: str) -> 
     budget = pack_tokens(setting, device_type, largest=max((group.tokens for group in groups), default=0))
     units = [unit for index, group in enumerate(groups) for unit in _divide(index, group, budget)]
     units.sort(key=lambda unit: unit.longest, reverse=True)
+    packs = _filled(units, budget)
+    if setting or device_type != "cpu" or len(packs) < 2:
+        return packs
+    count = -(-len(packs) // _EVEN) * _EVEN
+    sizes = range(max(unit.tokens for unit in units), budget)
+    # The smallest packs of which there are this many.
+    smallest = bisect_left(sizes, True, key=lambda size: len(_filled(units, size)) <= count)
+    return _filled(units, sizes[smallest] if smallest < len(sizes) else budget)
+
+
+def _filled(units: Sequence[PackedUnit], budget: int) -> list[list[PackedUnit]]:
+    """Fills packs in the order of the units with at most `budget` tokens, or one unit."""
     packs: list[list[PackedUnit]] = []
     room = 0
     for unit in units:
@@ -81,3 +99,8 @@ def _divide(index: int, group: GroupSize, budget: int) -> Iterator[PackedUnit]:
 def _unit(index: int, group: GroupSize, part: Sequence[int]) -> PackedUnit:
     lengths = [group.completions[place] for place in part]
     return PackedUnit(index, tuple(part), group.prompt + sum(lengths), max(lengths))
+
+
+def workers_on_cpu(weights: int, parts: int, threads: int) -> int:
+    """Computes `workers.worker_count` from the number of a model's weights and the number of torch's threads."""
+    return 0 if weights > _MOST_WEIGHTS else max(1, min(threads, parts, _GRADIENTS // max(1, weights)))

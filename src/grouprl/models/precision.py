@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from grouprl.models.workers import one_thread
+from grouprl.types import UserError
+
+Form = Callable[[], object]
+"""One way to compute something, ready to be called."""
+
+_MOST_ROUNDS = 30  # calls of a form
+_SIZES = ((512, 1024, 1024), (128, 512, 512))  # rows, inner and outer of the products that are timed
+_SECONDS, _GAIN = 0.05, 1.2  # for each of them; bfloat16 must be this many times as fast
 
 
 def autocast(device: torch.device, dtype: str) -> AbstractContextManager[object]:
@@ -19,12 +36,51 @@ def is_emulated(device: torch.device, dtype: str) -> bool:
     )
 
 
+@cache  # all runs of a comparison get one answer
+def faster_dtype(device: torch.device) -> Literal["float32", "bfloat16"]:
+    """The dtype that model.dtype=auto means: bfloat16 where this device computes its products faster."""
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise UserError("model.dtype: expected float32 or bfloat16 for a GPU that is not here, got auto: set one")
+        with torch.cuda.device(device):
+            return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    if is_emulated(device, "bfloat16"):
+        return "float32"
+    with one_thread():
+        gains = [_gain(torch.ones(rows, inner), torch.ones(outer, inner)) for rows, inner, outer in _SIZES]
+    return "bfloat16" if min(gains) >= _GAIN else "float32"
+
+
+def _gain(x: Tensor, weight: Tensor) -> float:
+    products = partial(F.linear, x, weight), partial(F.linear, x.bfloat16(), weight.bfloat16())
+    full, half = shortest_times(products, time.perf_counter() + _SECONDS)
+    return full / half
+
+
+def shortest_times(forms: tuple[Form, Form], end: float) -> tuple[float, float]:
+    """The shortest time of each form, called in turns: three times, and more often until `end`."""
+    first = second = math.inf
+    for number in range(_MOST_ROUNDS):
+        started = time.perf_counter()
+        forms[0]()
+        between = time.perf_counter()
+        forms[1]()
+        now = time.perf_counter()
+        first, second = min(first, between - started), min(second, now - between)
+        if now > end and number >= 2:  # the first round also pays for memory and for what torch loads
+            break
+    return first, second
+
+
 # oneDNN compiles a bfloat16 product for each new number of rows and caches 1,024 of them: 0.3 ms and 0.7 MiB each on a
-# Zen 5 core (torch 2.13). Padding keeps the numbers of rows few. MKL's float32 products compile nothing.
-_PACK_ROWS, _DECODE_ROWS = 64, 8
+# Zen 5 core (torch 2.13). Padding keeps the numbers of rows few. MKL's float32 products compile nothing, but they round
+# a row in another way when there are 1 to 3 rows, and a completion must not depend on the rows beside it.
+_PACK_ROWS, _DECODE_ROWS, _FEWEST = 64, 8, 4
 
 
-def padded_rows(rows: int, *, decoding: bool = False) -> int:
-    """The number of rows, padding included, of a bfloat16 product on the CPU."""
+def padded_rows(rows: int, dtype: torch.dtype, *, decoding: bool = False) -> int:
+    """The number of rows, padding included, of a product on the CPU."""
+    if dtype != torch.bfloat16:
+        return max(rows, _FEWEST)
     step = _DECODE_ROWS if decoding else _PACK_ROWS
     return -(-rows // step) * step

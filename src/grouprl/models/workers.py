@@ -9,25 +9,30 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import islice
+from queue import SimpleQueue
+from threading import Event
 from typing import TypeVar
 
 import torch
 from torch import nn
 
-Result = TypeVar("Result")
+from grouprl.models.packing import workers_on_cpu
 
-# A worker holds a gradient of its own: 512 MiB of float32.
-_MOST_WEIGHTS = 1 << 27
+Result = TypeVar("Result")
 
 
 def worker_count(model: nn.Module, parts: int) -> int:
-    """How many of `parts` equal parts of work on a model run side by side: 1 on a GPU and for large models."""
+    """How many of `parts` equal parts of work on a model run side by side.
+
+    Returns:
+        1 or more = each on one thread, so that the result is the same bits on any number of threads. 0 = none, with all
+        of torch's threads inside each operation: on a GPU, and for a large model, whose products keep all threads busy.
+    """
     weights = list(model.parameters())
-    if weights[0].device.type != "cpu" or sum(weight.numel() for weight in weights) > _MOST_WEIGHTS:
-        return 1
-    return max(1, min(torch.get_num_threads(), parts))
+    size = sum(weight.numel() for weight in weights)
+    return workers_on_cpu(size, parts, torch.get_num_threads()) if weights[0].device.type == "cpu" else 0
 
 
 def side_by_side(jobs: Sequence[Callable[[], Result]], workers: int) -> Iterator[Result]:
@@ -35,19 +40,22 @@ def side_by_side(jobs: Sequence[Callable[[], Result]], workers: int) -> Iterator
 
     Args:
         jobs: do not depend on each other. Modes of torch that belong to a thread, such as `no_grad`, are theirs to set.
-        workers: jobs that run at once, each with its share of torch's threads; no more results wait than that. With one
-            worker a job runs when its result is asked for.
+        workers: as from `worker_count`; no more results wait than that. A job runs when its result is asked for where
+            there is at most one worker.
 
     Raises:
         Exception: of a job, in the place of its result; the jobs after it may not run.
     """
-    if workers == 1:
+    if workers == 0:
         yield from (job() for job in jobs)
         return
     waiting: deque[Future[Result]] = deque()
     pending = iter(jobs)
-    with _threads_of_each(workers) as threads:
-        pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads,))
+    with one_thread():
+        if workers == 1:
+            yield from (job() for job in jobs)
+            return
+        pool = _pool(workers)
         try:
             waiting.extend(pool.submit(job) for job in islice(pending, workers))
             while waiting:
@@ -58,12 +66,58 @@ def side_by_side(jobs: Sequence[Callable[[], Result]], workers: int) -> Iterator
             pool.shutdown(cancel_futures=True)
 
 
+def interleaved(streams: Sequence[Callable[[], Iterator[Result]]], workers: int) -> Iterator[Result]:
+    """Yields the results of streams as they come, without empty ones.
+
+    Args:
+        streams: one for each worker, as in `side_by_side`; a single one runs in the caller's thread.
+        workers: as from `worker_count`.
+
+    Raises:
+        Exception: of a stream; the others end after their next result.
+    """
+    if workers < 2:
+        with one_thread() if workers else nullcontext():
+            yield from (result for stream in streams for result in stream() if result)
+        return
+    results: SimpleQueue[tuple[int, Result | None]] = SimpleQueue()  # with the stream's index; None = it has ended
+    stop = Event()
+
+    def run(index: int) -> None:
+        try:
+            for result in streams[index]():
+                if stop.is_set():
+                    return
+                if result:
+                    results.put((index, result))
+        finally:
+            results.put((index, None))
+
+    with one_thread():
+        pool = _pool(workers)
+        try:
+            running = {index: pool.submit(run, index) for index in range(len(streams))}
+            while running:
+                index, result = results.get()
+                if result is None:
+                    running.pop(index).result()
+                else:
+                    yield result
+        finally:
+            stop.set()
+            pool.shutdown()
+
+
 @contextmanager
-def _threads_of_each(workers: int) -> Iterator[int]:
-    all_threads = torch.get_num_threads()
-    each = max(1, all_threads // workers)
-    torch.set_num_threads(each)
+def one_thread() -> Iterator[None]:
+    """Lets torch use one thread inside each operation, in this thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
-        yield each
+        yield
     finally:
-        torch.set_num_threads(all_threads)
+        torch.set_num_threads(before)
+
+
+def _pool(workers: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))

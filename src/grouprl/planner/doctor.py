@@ -17,12 +17,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from grouprl.models.kernels.build import why_no_library
+from grouprl.models.kernels.build import setting, why_no_library
+from grouprl.models.kernels.calibration import Timing, timings
+from grouprl.models.kernels.functions import ADD_NORM, SWIGLU
+from grouprl.models.layouts import TREE_ATTENTION
+from grouprl.models.logprobs import LOGPROBS
 from grouprl.models.precision import is_emulated
 from grouprl.planner.machine import DTYPES, free_memory, product_rate, total_memory
+from grouprl.rollout.compiled_forward import DECODE_STEP
+from grouprl.rollout.rows import DRAW
 from grouprl.sandbox import BACKENDS, why_unavailable
 
 _PACKAGES = ("grouprl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
+CONTESTS = (ADD_NORM, SWIGLU, TREE_ATTENTION, LOGPROBS, DRAW, DECODE_STEP)
 _DEVELOPMENT = ("dev", "bench")  # extras for developing this project
 
 
@@ -96,8 +103,25 @@ def _speeds(device: str) -> Iterator[Finding]:
 
 def _kernels() -> Iterator[Finding]:
     why_not = why_no_library()
-    remedy = "everything works without them, but slower on a CPU" if why_not else ""
-    yield Finding("kernels", "compiled", why_not or "C kernels for this processor", why_not is None, remedy)
+    if why_not:
+        yield Finding("kernels", "compiled", why_not, False, "everything works without them, but slower on a CPU")
+        return
+    if setting() == "on":
+        yield Finding("kernels", "compiled", "C kernels for this processor, all used because of GROUPRL_KERNELS=on")
+        return
+    yield Finding("kernels", "compiled", "C kernels for this processor; kernel/torch in ms, * = used")
+    for contest in CONTESTS:
+        found = timings(contest)
+        lines = [
+            f"{contest.size} " + ", ".join([*(_times(timing) for timing in found if timing.dtype == dtype), dtype])
+            for dtype in dict.fromkeys(timing.dtype for timing in found)
+        ]
+        yield Finding("kernels", contest.name, "\n".join(lines))
+
+
+def _times(timing: Timing) -> str:
+    used = ("*", "") if timing.kernel_wins else ("", "*")
+    return f"{timing.width} {1000 * timing.kernel:.2f}{used[0]}/{1000 * timing.torch:.2f}{used[1]}"
 
 
 def _sandbox() -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from grouprl.models.packing import PACK_TOKENS, GroupSize, pack_groups
+from grouprl.models.packing import PACK_TOKENS, GroupSize, pack_groups, workers_on_cpu
 from grouprl.planner.shapes import ModelShape
 from grouprl.types import UserError
 
@@ -63,6 +63,7 @@ class StepShape:
     dtype: Dtype = "float32"  # dtype of the computation
     device: Device = "cuda"
     recompute: bool = False  # whether layers run again in the backward pass
+    threads: int = 1  # on a CPU, where each works on a pack of its own
 
     def __post_init__(self) -> None:
         for name in ("problems", "group_size", "prompt_tokens", "completion_tokens", "max_rows", "minibatches"):
@@ -138,7 +139,7 @@ class UpdateMemory:
 
     gradients: int
     critic_gradients: int
-    activations: int  # kept by the forward pass of the largest pack
+    activations: int  # kept by the forward pass of the largest pack, or of all that run at once
     layer: int  # temporary tensors of one layer's backward pass, with `recompute` its activations too
     logits: int  # before that: a chunk of logits, and the gradient of the output embedding
 
@@ -153,7 +154,8 @@ class RolloutMemory:
     """Bytes of sampling, without the networks."""
 
     cache: int  # keys and values, those of each prompt once
-    drawing: int  # logits of the rows that are decoded at once
+    drawing: int  # logits of the rows that are decoded at once, on a GPU with the arrays that draw from them
+    copies: int  # on a GPU, weights in bfloat16 that CUDA graphs read; they stay while the policy learns
     cache_unshared: int  # size of a cache with a copy of the prompt for each completion; in no sum
 
 
@@ -170,8 +172,8 @@ class MemoryPlan:
 
     @property
     def held(self) -> int:
-        """Bytes for the whole run. On a GPU this includes the cache, because CUDA graphs keep its address."""
-        return self.networks.total + (self.rollout.cache if self.device == "cuda" else 0)
+        """Bytes for the whole run; on a GPU with cache and copies, because CUDA graphs keep their addresses."""
+        return self.networks.total + (self.rollout.cache + self.rollout.copies if self.device == "cuda" else 0)
 
     @property
     def learning(self) -> int:
@@ -181,7 +183,7 @@ class MemoryPlan:
     @property
     def sampling(self) -> int:
         """Bytes at the peak of the rollout."""
-        return self.held + self.rollout.drawing + self.rounded + (self.rollout.cache if self.device == "cpu" else 0)
+        return self.held + self.rollout.drawing + (self.rollout.cache + self.rounded if self.device == "cpu" else 0)
 
     @property
     def peak(self) -> int:
@@ -209,6 +211,16 @@ def plan_memory(shape: ModelShape, networks: Networks = GRPO, step: StepShape = 
     token = shape.cached_numbers * SIZES[step.dtype]
     own = step.rows * step.completion_tokens
     activations, layer = _activations(shape, step, pack)
+    on_gpu = step.device == "cuda"
+    # Each pack that runs beside others holds a gradient until it is added.
+    at_once = 1 if on_gpu else max(1, workers_on_cpu(shape.parameters, len(step.packs), step.threads))
+    gradients = 1 if at_once == 1 else 1 + at_once
+    copies = SIZES[step.dtype] * (shape.linear_parameters + shape.embedding_parameters) if half else 0
+    rounded = copies
+    if (
+        half and rank is not None and step.recompute
+    ):  # autocast keeps no frozen weights: those of one layer live at once
+        rounded -= SIZES[step.dtype] * shape.linear_parameters * (shape.layers - 1) // shape.layers
     return MemoryPlan(
         networks=NetworkMemory(
             policy=_WEIGHT * shape.parameters,
@@ -221,18 +233,20 @@ def plan_memory(shape: ModelShape, networks: Networks = GRPO, step: StepShape = 
             critic_moments=2 * critic,
         ),
         update=UpdateMemory(
-            gradients=learning,
-            critic_gradients=critic,
-            activations=activations,
-            layer=layer,
-            logits=_logits(shape, step, pack.completions * step.completion_tokens, rank is None),
+            gradients=gradients * learning,
+            critic_gradients=gradients * critic,
+            activations=at_once * activations,
+            layer=at_once * layer,
+            logits=at_once * _logits(shape, step, pack.completions * step.completion_tokens, rank is None),
         ),
         rollout=RolloutMemory(
             cache=token * (step.cached_prompts * step.prompt_tokens + own),
-            drawing=_NUMBERS * step.rows * shape.vocabulary,
+            # sampler.draw has logits, log-probs and two float64 arrays at once; the kernel of the CPU has none.
+            drawing=(24 + (2 if half else 0) if on_gpu else _NUMBERS) * step.rows * shape.vocabulary,
+            copies=copies if on_gpu else 0,
             cache_unshared=token * (step.rows * step.prompt_tokens + own),
         ),
-        rounded=SIZES[step.dtype] * (shape.linear_parameters + shape.embedding_parameters) if half else 0,
+        rounded=rounded,
         device=step.device,
         pack=pack,
     )

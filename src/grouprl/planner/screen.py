@@ -13,6 +13,7 @@ from rich.table import Table
 
 from grouprl.algorithms.values import CopiedCritic
 from grouprl.config.run import RunConfig
+from grouprl.models.precision import faster_dtype
 from grouprl.planner.machine import measured_rates, total_memory
 from grouprl.planner.memory import (
     MOST_COMPLETIONS,
@@ -46,6 +47,7 @@ _PARTS = {
     "logits": "log-probs: a chunk of logits",
     "cache": "cache of keys and values",
     "drawing": "logits of the rows decoded at once",
+    "copies": "bfloat16 copy of the weights, of CUDA graphs",
     "rounded": "bfloat16 copy of the weights",
 }
 
@@ -116,7 +118,7 @@ def networks_of(config: RunConfig) -> Networks:
 
 def step_of(config: RunConfig, prompt_tokens: int) -> StepShape:
     """Returns the step of a configuration."""
-    rollout, device = config.rollout, config.model.device
+    rollout, device, dtype = config.rollout, config.model.device, config.model.dtype
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     return StepShape(
         problems=rollout.problems_per_step,
@@ -126,9 +128,10 @@ def step_of(config: RunConfig, prompt_tokens: int) -> StepShape:
         max_rows=rollout.max_rows,
         minibatches=config.algorithm.updates.minibatches,
         micro_batch_tokens=config.learner.micro_batch_tokens,
-        dtype=config.model.dtype,
+        dtype=faster_dtype(torch.device("cuda" if on_gpu else "cpu")) if dtype == "auto" else dtype,
         device="cuda" if on_gpu else "cpu",
         recompute=config.learner.recompute,
+        threads=config.model.threads or torch.get_num_threads(),
     )
 
 
@@ -199,12 +202,12 @@ def show_comparison(config: RunConfig, prompt_tokens: int, *, as_json: bool, con
 
 
 def _memory_table(plan: MemoryPlan) -> Table:
-    on_gpu, cache, rounded = plan.device == "cuda", {"cache": plan.rollout.cache}, {"rounded": plan.rounded}
-    sampling = {"drawing": plan.rollout.drawing} | rounded
+    on_gpu, rounded = plan.device == "cuda", {"rounded": plan.rounded}
+    graphs, drawing = {"cache": plan.rollout.cache, "copies": plan.rollout.copies}, {"drawing": plan.rollout.drawing}
     blocks = (
-        ("held for the whole run", plan.held, asdict(plan.networks) | (cache if on_gpu else {})),
+        ("held for the whole run", plan.held, asdict(plan.networks) | (graphs if on_gpu else {})),
         ("peak of an update", plan.learning, asdict(plan.update) | rounded),
-        ("peak of sampling", plan.sampling, sampling if on_gpu else cache | sampling),
+        ("peak of sampling", plan.sampling, drawing if on_gpu else graphs | drawing | rounded),
     )
     table = _table("memory", "GiB")
     for name, total, parts in blocks:

@@ -114,7 +114,7 @@ def history(folder: Path, problem: str, *, before: Place | None, limit: int) -> 
     Args:
         folder: the run directory.
         problem: its id.
-        before: goes on after this visit; None = from the newest.
+        before: the visits continue after this one; None = they begin with the newest.
         limit: visits, at most MOST_VISITS.
 
     Returns:

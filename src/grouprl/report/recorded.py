@@ -31,7 +31,7 @@ _WORK = 10_000  # of its instructions between two looks at the clock
 
 @contextmanager
 def recorded(folder: Path) -> Iterator[sqlite3.Connection]:
-    """The rollouts of a run as they are now: what is asked inside the block sees one state, though the run goes on.
+    """The rollouts of a run as they are now: queries in the block see one state, though the run continues.
 
     A run that has recorded none yet has an empty database. Rows come as `checked_rows`.
 

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: progress bars, one line a step, a table at the end."""
+"""What the terminal shows during a run: progress bars, one line a step, a table at the end."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from grouprl.record.strict import is_number
 
 
 def verdict(run: RecordedRun) -> str:
-    """What came of the run, in one sentence; values of a damaged summary.json are left out."""
+    """What came of the run, in one sentence; it skips values of a damaged summary.json."""
     before, after = run.results("before"), run.results("after")
     start, end = before.get("greedy_accuracy"), after.get("greedy_accuracy")
     if is_number(start) and is_number(end):

@@ -47,7 +47,7 @@ class Spread:
 
     @staticmethod
     def of(rewards: Sequence[float | None], std: Std) -> Spread:
-        """Of these rewards, None among them left out."""
+        """The spread of these rewards; it skips None."""
         valid = [reward for reward in rewards if reward is not None]
         divided_by = max(len(valid) - (std == "sample"), 1)
         if not valid:
@@ -256,13 +256,13 @@ def _reasons(algorithm: Algorithm) -> Iterator[str]:
         yield "The baseline is what a critic expected before each token, not a mean of rewards."
     if algorithm.advantage.credit == "step":
         yield (
-            "Each step of a completion has a reward: these are normalised over all steps of the group, and a token "
+            "Each step of a completion has a reward: these are normalized over all steps of the group, and a token "
             "gets the sum over the steps that end at or after it. What is recorded is the mean over the tokens."
         )
     if known.get("reward_mix") == "normalise_then_sum":
-        yield "Each reward function's values are normalised by themselves, and the advantages are then added up."
+        yield "Each reward function's values are normalized by themselves, and the advantages are then added up."
     if algorithm.kl is not None and algorithm.kl.kl_in == "reward":
-        yield "The KL to the reference is part of the reward in this run, and the rewards shown here leave it out."
+        yield "The KL to the reference is part of the reward in this run, and the rewards shown here are without it."
     if by_token and known["gamma"] != 1:
         yield f"What comes later counts less: each token is discounted by {known['gamma']:g}."
     if by_token and algorithm.advantage.of_batch:

@@ -30,7 +30,7 @@ def write_report(run_directory: Path) -> Path:
     """Writes report.html from what the run directory holds; gives its path.
 
     The page shows what the lab shows of a run, and of its groups the first few of the first, the middle and the last
-    step. Works for interrupted runs: what is missing is left out.
+    step. Works for interrupted runs too, and skips what is missing.
 
     Raises:
         UserError: when `run_directory` holds no run, or a file of it is damaged.

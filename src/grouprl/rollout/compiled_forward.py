@@ -6,24 +6,31 @@ The weights are the model's own, read again in every call of the engine; for bfl
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from grouprl.models.attention import NAME
+from grouprl.models.kernels.calibration import Contest, Form, uses_kernel
 from grouprl.models.kernels.functions import kernels, pointers
 from grouprl.models.layouts import TreeLayout
-from grouprl.models.llama_form import head_norm, llama_hidden_states
+from grouprl.models.llama_form import has_llama_form, llama_hidden_states
 from grouprl.models.precision import padded_rows
 from grouprl.rollout.cache import CacheShape, pack_prompts
+from grouprl.rollout.compiled_weights import CompiledWeights, Norm, Product, has_plain_products
+from grouprl.rollout.forward import Forward, ModuleForward
 from grouprl.rollout.rows import Rows
+from grouprl.types import Sampling
 
 _TOGETHER = 8  # rows of a group that one thread processes
+# Room for the activations of one layer, in float32 and in the dtype of the products.
+_FLOATS = ("x", "inverse")
+_VALUES = ("normed", "query", "key", "value", "attended", "delta", "gate", "up")
 
 
 class CompiledCache:
@@ -104,38 +111,38 @@ class _PrefillLayout:
         return self.tree.attend_rotated(layer, query, key, value, cosine, sine, scaling)
 
 
-class _Layer:
-    """The matrix products of a layer, and the weight pointers and epsilons of its norms."""
+class _Step(ctypes.Structure):
+    """`Step` of kernels/step.c."""
 
-    def __init__(self, layer: Any, dtype: torch.dtype) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
-        self.before, self.after = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
-        self.queries = _with_head_norm(_product(attention.q_proj, dtype), getattr(attention, "q_norm", None))
-        self.keys = _with_head_norm(_product(attention.k_proj, dtype), getattr(attention, "k_norm", None))
-        self.values, self.out = _product(attention.v_proj, dtype), _product(attention.o_proj, dtype)
-        self.gate, self.up, self.down = (_product(part, dtype) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("torch", "attention", "layers")),
+        *((name, ctypes.c_int64) for name in ("layer_count", "hidden")),
+        *((name, ctypes.c_void_p) for name in ("prompt_keys", "own")),
+        ("prompt_bytes", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("embeddings", "newest")),
+        ("norm", Norm),
+        ("head", Product),
+        *((name, ctypes.c_int64) for name in ("rows", "padded")),
+        *((name, ctypes.c_void_p) for name in (*_FLOATS, *_VALUES, "head_rows", "adapted", "logits")),
+    )
 
 
 class CompiledForward:
     """A `Forward` for models that `llama_form.has_llama_form` accepts."""
 
-    def __init__(self, model: PreTrainedModel, shape: CacheShape, dtype: torch.dtype) -> None:
-        decoder: Any = model.get_decoder()
-        self.shape, self._decoder, self._dtype = shape, decoder, dtype
+    def __init__(self, weights: CompiledWeights, shape: CacheShape) -> None:
+        dtype = weights.dtype
+        self.shape, self._weights, self._dtype = shape, weights, dtype
         self._cache = CompiledCache(shape, dtype)
-        self._embeddings: Tensor = decoder.embed_tokens.weight
-        self._layers = [_Layer(layer, dtype) for layer in decoder.layers]
-        self._norm = _norm(decoder.norm)
-        self._head = _product(model.get_output_embeddings(), dtype)
-        attention = decoder.layers[0].self_attn
+        attention = weights.decoder.layers[0].self_attn
         positions = torch.arange(shape.prompt_tokens + shape.own_tokens)
-        rotation = decoder.rotary_emb(self._embeddings[None, :1], positions[None])
+        rotation = weights.decoder.rotary_emb(weights.embeddings[None, :1], positions[None])
         self._rotation = [angles[0].contiguous() for angles in rotation]
         cosine, sine = pointers(*self._rotation)
-        self._step = _DecodeStep(
+        self._attention = _DecodeStep(
             cosine=cosine,
             sine=sine,
-            heads=model.config.num_attention_heads,
+            heads=weights.heads,
             kv_heads=shape.kv_heads,
             d=attention.head_dim,
             prompt_tiles=self._cache.prompt_tiles,
@@ -143,51 +150,63 @@ class CompiledForward:
             half=dtype == torch.bfloat16,
             cache_half=dtype == torch.bfloat16,
         )
+        self._step, self._room = self._new_step()
         self._parts: tuple[Tensor, ...] = ()  # parts of the live rows
         self._version = -1  # `Rows.version` of the parts
         self._longest = 0  # own tokens of the longest row
+
+    def _new_step(self) -> tuple[_Step, dict[str, Tensor]]:
+        """The arguments of a decode step that stay the same, and the memory for its activations."""
+        weights, shape, (_, hidden) = self._weights, self.shape, self._weights.embeddings.shape
+        rows = padded_rows(shape.rows, self._dtype, decoding=True)
+        own, shared = weights.heads * shape.head_size, shape.kv_heads * shape.head_size
+        widths = (hidden, own, shared, shared, own, hidden, weights.intermediate, weights.intermediate)
+        # Zeros, because rows of padding are multiplied before anything is written to them.
+        room = {name: torch.zeros(rows, width, dtype=self._dtype) for name, width in zip(_VALUES, widths, strict=True)}
+        room |= {"x": torch.zeros(rows, hidden), "inverse": torch.zeros(rows, weights.heads)}
+        room |= {"head_rows": torch.zeros(rows, own), "adapted": torch.zeros(rows, weights.rank, dtype=self._dtype)}
+        kept = self._cache.prompts
+        self._prompt_keys = (ctypes.c_void_p * len(kept))(*pointers(*kept))
+        step = _Step(
+            torch=ctypes.addressof(weights.torch),
+            attention=ctypes.addressof(self._attention),
+            layers=ctypes.addressof(weights.layers),
+            layer_count=len(kept),
+            hidden=hidden,
+            prompt_keys=ctypes.addressof(self._prompt_keys),
+            prompt_bytes=kept[0][0].nbytes,
+            embeddings=weights.embeddings.data_ptr(),
+            norm=weights.norm,
+            head=weights.head,
+            **{name: tensor.data_ptr() for name, tensor in room.items()},
+        )
+        return step, room
 
     def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
         """See `Forward.prefill`."""
         ids_S, tree, last_P = pack_prompts(prompts, torch.device("cpu"))
         layout = _PrefillLayout(tree, self._cache, torch.arange(first, first + len(prompts)))
-        hidden_SH = llama_hidden_states(self._decoder, ids_S, tree.position_ids_S, layout)
-        return self._head(hidden_SH[last_P].to(self._dtype))
+        hidden_SH = llama_hidden_states(self._weights.decoder, ids_S, tree.position_ids_S, layout)
+        count = len(last_P)
+        padding = padded_rows(count, self._dtype, decoding=True) - count
+        last_PH = F.pad(hidden_SH[last_P], (0, 0, 0, padding))
+        logits_PV: Tensor = self._weights.output(last_PH)
+        return logits_PV[:count].to(self._dtype)
 
     def decode_step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
         """See `Forward.decode_step`."""
-        compiled, half, step = kernels(), self._dtype == torch.bfloat16, self._step
         if self._version != rows.version:
             self._divide(rows, members, prompts)
         if self._cache.reserve(self._longest, rows.count):
-            step.own_tiles = self._cache.own_tiles
+            self._own = (ctypes.c_void_p * len(self._cache.own))(*pointers(*self._cache.own))
+            self._step.own, self._attention.own_tiles = ctypes.addressof(self._own), self._cache.own_tiles
         self._longest += 1
-        parts = len(self._parts[0]) - 1
-        x_nH = F.embedding(rows.newest[: rows.count], self._embeddings)
-        products = padded_rows(rows.count, decoding=True) if half else rows.count
-        normed_nH = torch.empty(products, x_nH.shape[1], dtype=self._dtype)
-        inverse_n = torch.empty(rows.count)
-        x, normed, inverse, sizes = x_nH.data_ptr(), normed_nH.data_ptr(), inverse_n.data_ptr(), x_nH.shape
-
-        def add_norm(delta: Tensor | None, weight: int, eps: float) -> None:
-            compiled.add_norm(x, *pointers(delta), weight, x, normed, inverse, *sizes, eps, half, half)
-
-        delta: Tensor | None = None
-        for index, layer in enumerate(self._layers):
-            add_norm(delta, *layer.before)
-            q, k, v = layer.queries(normed_nH), layer.keys(normed_nH), layer.values(normed_nH)
-            attended = torch.empty_like(q)
-            step.q, step.k, step.v, step.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), attended.data_ptr()
-            kept = self._cache.prompts[index]
-            step.prompt_keys, step.own = kept.data_ptr(), self._cache.own[index].data_ptr()
-            step.prompt_values = step.prompt_keys + kept[0].nbytes
-            compiled.decode_attention(ctypes.addressof(step), parts)
-            add_norm(layer.out(attended), *layer.after)
-            gate, up = layer.gate(normed_nH), layer.up(normed_nH)
-            compiled.swiglu(gate.data_ptr(), up.data_ptr(), gate.data_ptr(), gate.numel(), half)
-            delta = layer.down(gate)
-        add_norm(delta, *self._norm)
-        return self._head(normed_nH)[: rows.count]
+        step, padded = self._step, padded_rows(rows.count, self._dtype, decoding=True)
+        logits_nV = torch.empty(padded, self._weights.head.outer, dtype=self._dtype)
+        step.rows, step.padded, step.newest, step.logits = rows.count, padded, *pointers(rows.newest, logits_nV)
+        if failed := kernels().decode_step(ctypes.addressof(step), len(self._parts[0]) - 1):
+            raise RuntimeError(f"expected torch's products to succeed, got error {failed} of its C interface")
+        return logits_nV[: rows.count]
 
     def _divide(self, rows: Rows, members: int, prompts: Sequence[int]) -> None:
         """Divides the live rows into parts of one group each; valid until rows are added or removed."""
@@ -198,7 +217,7 @@ class CompiledForward:
         slots = parts // members
         begin = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
         self._parts = (begin, order_n, slots, torch.tensor(prompts)[slots])
-        step = self._step
+        step = self._attention
         step.begin, step.order, step.slot, step.prompt = pointers(*self._parts)
         step.length = rows.length.data_ptr()
         self._longest, self._version = int(rows.length[: rows.count].max()), rows.version
@@ -218,31 +237,38 @@ class CompiledForward:
                 own[target, :, :, :filled] = own[source, :, :, :filled]
 
 
-def _norm(module: Any) -> tuple[int, float]:
-    return module.weight.data_ptr(), module.variance_epsilon
+def is_faster(model: PreTrainedModel, dtype: torch.dtype) -> bool:
+    """Whether `CompiledForward` decodes this model on this machine, and no slower than the model's modules."""
+    decoder: Any = model.get_decoder()
+    possible = has_llama_form(decoder) and has_plain_products(model)
+    return possible and uses_kernel(DECODE_STEP, decoder.layers[0].self_attn.head_dim, dtype)
 
 
-def _product(module: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """The module as a function of contiguous rows; a plain linear layer skips the overhead of a module's call."""
-    if hasattr(module, "lora_A"):
-        return _with_adapter(module, dtype)
-    if type(module) is not nn.Linear:
-        return lambda x: module(x)
-    weight, bias = module.weight.to(dtype), None if module.bias is None else module.bias.to(dtype)
-    return partial(F.linear, weight=weight, bias=bias)
+def _decode_forms(width: int, dtype: torch.dtype) -> tuple[Form, Form]:
+    """Whole decode steps: a run has either all of a step's kernels, or the model's own modules."""
+    members, shape = 16, CacheShape(1, 2, width, groups=4, rows=64, prompt_tokens=96, own_tokens=64)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": width, "vocab_size": 64, "num_hidden_layers": 1}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2))
+    model.set_attn_implementation(NAME)
+    prompts = [shape.prompt_tokens] * shape.groups
+    rows = Rows(shape.rows, Sampling(max_tokens=shape.own_tokens), (0,), torch.device("cpu"))
+    rows.add([(0, place, shape.prompt_tokens) for place in range(shape.rows)])
+    rows.length[:] = shape.own_tokens // 2
+
+    def form(forward: Forward) -> Form:
+        @torch.no_grad()
+        def step() -> None:
+            rows.keep((), shape.rows)  # begins anew, because every step makes the rows longer
+            forward.decode_step(rows, members, prompts)
+
+        return step
+
+    compiled = CompiledForward(CompiledWeights(model, dtype), shape)
+    kernel, modules = form(compiled), form(ModuleForward(model, shape, dtype))
+    kernel()  # allocates all of the cache
+    for memory in (*compiled._cache.prompts, *compiled._cache.own):
+        memory.zero_()  # whatever was there may be denormal numbers, which are slow
+    return kernel, modules
 
 
-def _with_adapter(module: Any, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """W x + scaling B A x of PEFT's layer, whose own call has more overhead than its two small products take."""
-    if module.disable_adapters or module.merged or len(module.active_adapters) != 1:
-        return lambda x: module(x)
-    (name,) = module.active_adapters
-    base, scaling = _product(module.base_layer, dtype), module.scaling[name]
-    down, up = (part[name].weight.to(dtype) for part in (module.lora_A, module.lora_B))
-    return lambda x: torch.addmm(base(x), F.linear(x, down), up.T, alpha=scaling)
-
-
-def _with_head_norm(project: Callable[[Tensor], Tensor], norm: Any) -> Callable[[Tensor], Tensor]:
-    if norm is None:
-        return project
-    return lambda x: head_norm(project(x).view(len(x), -1, len(norm.weight)), norm).flatten(1)
+DECODE_STEP = Contest("decode step", "head size", (32, 64, 128), _decode_forms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
@@ -32,6 +33,26 @@ Finished = list[tuple[int, Completion]]
 """Finished completions, each with the index of its request."""
 
 
+class Waiting:
+    """The units that no decoding has admitted yet; several decodings on threads of their own take from it."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self.members = max(len(unit.keys) for unit in units)  # most rows of a group
+        self._units, self._lock = deque(units), Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._units)
+
+    def take(self, rows: int, slots: int) -> list[Unit]:
+        """Removes the next units that fit into this many rows and group slots."""
+        taken: list[Unit] = []
+        with self._lock:
+            while self._units and len(taken) < slots and len(self._units[0].keys) <= rows:
+                taken.append(self._units.popleft())
+                rows -= len(taken[-1].keys)
+        return taken
+
+
 class Decoding:
     """Schedules rows and group slots. Rows 0..n-1 and slots 0..g-1 are live; the last ones fill gaps."""
 
@@ -39,7 +60,7 @@ class Decoding:
         self,
         forward: Forward,
         tokenizer: PreTrainedTokenizerBase,
-        units: Sequence[Unit],
+        waiting: Waiting,
         sampling: Sampling,
         end_ids: Sequence[int],
         device: torch.device,
@@ -47,8 +68,7 @@ class Decoding:
     ) -> None:
         """`version`: of the weights, for the completions."""
         self._forward, self._tokenizer, self._sampling, self._version = forward, tokenizer, sampling, version
-        self._waiting = deque(units)
-        self._members = max(len(unit.keys) for unit in units)
+        self._waiting, self._members = waiting, waiting.members
         self._live: list[tuple[Unit, int]] = []  # unit of each live row, and the row's place in it
         self._slots: list[Unit] = []  # unit of each live group slot
         self._rows = Rows(forward.shape.rows, sampling, end_ids, device)
@@ -72,14 +92,11 @@ class Decoding:
         if not self._waiting or (self._live and free < _REFILL_SHARE * shape.rows):
             return []
         first_row, first_slot = len(self._live), len(self._slots)
-        while self._waiting and len(self._slots) < shape.groups and len(self._waiting[0].keys) <= free:
-            unit = self._waiting.popleft()
-            free -= len(unit.keys)
-            self._slots.append(unit)
-            self._live.extend((unit, place) for place in range(len(unit.keys)))
-        units = self._slots[first_slot:]
+        units = self._waiting.take(free, shape.groups - first_slot)
         if not units:
             return []
+        self._slots += units
+        self._live += ((unit, place) for unit in units for place in range(len(unit.keys)))
         logits_PV = self._forward.prefill([unit.prompt_ids for unit in units], first_slot)
         self._rows.add(
             [

@@ -140,16 +140,16 @@ class ModuleForward:
         self._cache.move_rows(moves, used)
 
     def _size(self, count: int, members: int, prompts: Sequence[int]) -> StepSize:
+        own = min(self._longest, self._room.own_tokens)  # `_longest` counts on for rows that ended since the last read
         if self._recorder is None:
-            longest = max(prompts) + self._longest
-            return StepSize(count, len(prompts), members, max(prompts), self._longest, longest)
+            return StepSize(count, len(prompts), members, max(prompts), own, max(prompts) + own)
         room, rows = self._room, _padded_rows(count)
         return StepSize(
             rows=rows,
             groups=min(room.groups, rows),  # a live group has a live row, so no more groups are live than rows
             members=members,
             prompt_tokens=room.prompt_tokens,
-            own_tokens=min(_round_up_to(self._longest, _OWN), room.own_tokens),
+            own_tokens=min(_round_up_to(own, _OWN), room.own_tokens),
             longest=self.shape.prompt_tokens + self.shape.own_tokens if self._has_window else 0,
         )
 

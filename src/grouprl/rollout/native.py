@@ -6,23 +6,27 @@ when enough rows are free, so that matrix products cover only live completions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grouprl.models.llama_form import has_llama_form
 from grouprl.models.load import end_token_ids
 from grouprl.models.precision import autocast
+from grouprl.models.workers import interleaved, worker_count
 from grouprl.rollout.cache import CacheShape
-from grouprl.rollout.compiled_forward import CompiledForward
-from grouprl.rollout.decoding import Decoding, Unit
+from grouprl.rollout.compiled_forward import CompiledForward, is_faster
+from grouprl.rollout.compiled_weights import CompiledWeights
+from grouprl.rollout.decoding import Decoding, Finished, Unit, Waiting
 from grouprl.rollout.engine import Request
 from grouprl.rollout.forward import Forward, ModuleForward
 from grouprl.rollout.recorders import CudaGraphs
 from grouprl.rollout.sampler import row_key
 from grouprl.types import Completion, Group, Sampling
 
+# Fewest rows of a part that a thread of its own decodes: products of fewer take as long as products of these.
+_LANE_ROWS = 16
 # Factor on the group slots that full groups need: the last completions of a group occupy a slot but few rows.
 _SLOTS = 4
 
@@ -43,6 +47,7 @@ class NativeEngine:
         self._model, self._tokenizer = model, tokenizer
         self._seed, self._max_rows, self._dtype = seed, max_rows, dtype
         self._ends = end_token_ids(model, tokenizer)
+        self._device: torch.device = model.get_input_embeddings().weight.device
         self._version = 0
         self._recorded: ModuleForward | None = None
 
@@ -62,59 +67,77 @@ class NativeEngine:
         """See `Engine.generate`."""
         if not requests:
             return []
-        device: torch.device = self._model.get_input_embeddings().weight.device
+        workers = self._workers(requests)
+        lanes = max(1, workers)
+        rows = self._max_rows // lanes
         units = [
-            self._unit(index, request, first)
+            self._unit(index, request, first, rows)
             for index, request in enumerate(requests)
-            for first in range(0, request.completions, self._max_rows)
+            for first in range(0, request.completions, rows)
         ]
+        waiting = Waiting(units)
+        share = -(-sum(request.completions for request in requests) // lanes)
+        rows = min(rows, -(-share // waiting.members) * waiting.members)
+        forwards = self._forwards(units, sampling, rows, lanes)
         completions: list[list[Completion]] = [[] for _ in requests]
         groups: dict[int, Group] = {}
-        with autocast(device, self._dtype):
-            forward = self._forward(units, sampling)
-            decoding = Decoding(forward, self._tokenizer, units, sampling, self._ends, device, self._version)
-            while decoding.going:
-                finished = decoding.advance()
-                if on_finished is not None and finished:
-                    on_finished(len(finished))
-                for index, completion in finished:
-                    completions[index].append(completion)
-                for index in dict.fromkeys(index for index, _ in finished):
-                    request, made = requests[index], completions[index]
-                    if len(made) == request.completions:
-                        ordered = tuple(sorted(made, key=lambda one: one.index))
-                        groups[index] = Group(request.problem, request.prompt_ids, ordered)
-                        if on_group is not None:
-                            on_group(index, groups[index])
+        streams = [partial(self._decode, forward, waiting, sampling) for forward in forwards]
+        for finished in interleaved(streams, workers):
+            if on_finished is not None:
+                on_finished(len(finished))
+            for index, completion in finished:
+                completions[index].append(completion)
+            for index in dict.fromkeys(index for index, _ in finished):
+                request, made = requests[index], completions[index]
+                if len(made) == request.completions:
+                    ordered = tuple(sorted(made, key=lambda one: one.index))
+                    groups[index] = Group(request.problem, request.prompt_ids, ordered)
+                    if on_group is not None:
+                        on_group(index, groups[index])
         return [groups[index] for index in range(len(requests))]
 
-    def _unit(self, index: int, request: Request, first: int) -> Unit:
-        """At most `max_rows` completions of a request, from `first` on."""
-        last = min(first + self._max_rows, request.completions)
+    def _decode(self, forward: Forward, waiting: Waiting, sampling: Sampling) -> Iterator[Finished]:
+        """Decodes waiting units in the rows of one forward pass; gives the completions that each decode step ends."""
+        device = self._device
+        with torch.no_grad(), autocast(device, self._dtype):
+            decoding = Decoding(forward, self._tokenizer, waiting, sampling, self._ends, device, self._version)
+            while decoding.going:
+                yield decoding.advance()
+
+    def _workers(self, requests: Sequence[Request]) -> int:
+        """The number of parts of the rows that are decoded side by side, with a cache each; see `worker_count`."""
+        if not is_faster(self._model, getattr(torch, self._dtype)):
+            return 0
+        rows = min(self._max_rows, sum(request.completions for request in requests))
+        return worker_count(self._model, rows // _LANE_ROWS)
+
+    def _unit(self, index: int, request: Request, first: int, rows: int) -> Unit:
+        """At most `rows` completions of a request, from `first` on."""
+        last = min(first + rows, request.completions)
         keys = (row_key(self._seed, request.stream, request.problem.id, number) for number in range(first, last))
         return Unit(index, request.prompt_ids, tuple(keys), first)
 
-    def _forward(self, units: Sequence[Unit], sampling: Sampling) -> Forward:
-        """The model with a large enough cache; on a CPU for one call only, so that the learner gets its memory."""
+    def _forwards(self, units: Sequence[Unit], sampling: Sampling, rows: int, count: int) -> list[Forward]:
+        """The model with large enough caches; on a CPU for one call only, so that the learner gets their memory."""
         config = self._model.config
         heads = config.num_attention_heads
         shape = CacheShape(
             layers=config.num_hidden_layers,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
             head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            groups=min(len(units), _SLOTS * max(1, self._max_rows // min(len(unit.keys) for unit in units))),
-            rows=min(self._max_rows, sum(len(unit.keys) for unit in units)),
+            groups=min(len(units), _SLOTS * max(1, rows // min(len(unit.keys) for unit in units))),
+            rows=rows,
             prompt_tokens=max(len(unit.prompt_ids) for unit in units),
             own_tokens=sampling.max_tokens,
         )
         dtype = torch.bfloat16 if self._dtype == "bfloat16" else torch.float32
-        if has_llama_form(self._model.get_decoder()):
-            return CompiledForward(self._model, shape, dtype)
-        device = self._model.get_input_embeddings().weight.device
-        if device.type != "cuda":
-            return ModuleForward(self._model, shape, dtype)
+        if is_faster(self._model, dtype):
+            weights = CompiledWeights(self._model, dtype)
+            return [CompiledForward(weights, shape) for _ in range(count)]
+        if self._device.type != "cuda":
+            return [ModuleForward(self._model, shape, dtype)]
         # Recordings contain the addresses of cache and weights and take seconds to make, so they stay between calls.
         if self._recorded is None or not self._recorded.renew(shape):
             self._recorded = None  # frees its memory first
-            self._recorded = ModuleForward(self._model, shape, dtype, CudaGraphs(device))
-        return self._recorded
+            self._recorded = ModuleForward(self._model, shape, dtype, CudaGraphs(self._device))
+        return [self._recorded]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from grouprl.models.kernels.build import library
+from grouprl.models.kernels.calibration import Contest, Form, grid, uses_kernel
 from grouprl.models.kernels.functions import pointers
 from grouprl.rollout.sampler import draw, uniforms
 from grouprl.types import Sampling, StopReason
@@ -35,7 +36,7 @@ class Rows:
         # Stop strings must be searched after every token.
         self._read_every = _READ_EVERY if device.type == "cuda" and not sampling.stop else 1
         self._since = 0  # decode steps since the last read
-        self._kernels = library() if device.type == "cpu" else None
+        self._on_cpu = device.type == "cpu"
 
     def add(self, columns: Sequence[tuple[int, int, int]]) -> None:
         """Appends rows: (key, place, prompt tokens) of each."""
@@ -51,17 +52,18 @@ class Rows:
         """Draws a token for each of the last n rows, from `first` on; gives the stop reasons of finished rows."""
         rows = slice(first, self.count)
         key_n, length_n = self.key[rows], self.length[rows]
-        if self._kernels is None or self._sampling.truncates:
+        compiled = library() if self._on_cpu and uses_kernel(DRAW, logits_nV.shape[1], logits_nV.dtype) else None
+        if compiled is None or self._sampling.truncates:
             drawn = draw(logits_nV, uniforms(key_n, length_n), self._sampling)
         else:
-            drawn = draw_compiled(self._kernels, logits_nV, key_n, length_n, self._sampling.temperature)
-        if self._kernels is None:
+            drawn = draw_compiled(compiled, logits_nV, key_n, length_n, self._sampling.temperature)
+        if compiled is None:
             self._append(rows, *drawn)
             self._since = (self._since + 1) % self._read_every
             over = self._since == 0 and bool(self._reason[rows].any())
         else:
             targets = (tensor[rows] for tensor in (self.newest, self.length, self.tokens, *self.logprobs))
-            over = self._kernels.append(
+            over = compiled.append(
                 *pointers(*drawn, *targets),
                 len(length_n),
                 self.tokens.shape[1],
@@ -115,3 +117,15 @@ def draw_compiled(
     tensors = (logits_NV, keys_N, positions_N, tokens_N, drawn_N, plain_N)
     kernels.draw(*pointers(*tensors), rows, v, temperature, logits_NV.dtype == torch.bfloat16)
     return tokens_N, drawn_N, plain_N
+
+
+def _forms(width: int, dtype: torch.dtype) -> tuple[Form, Form]:
+    rows = min(128, (1 << 18) // width)
+    logits_NV, numbers_N = grid(rows, width, dtype=dtype).detach(), torch.arange(rows)
+    return (
+        lambda: draw_compiled(library(), logits_NV, numbers_N, numbers_N, 1.0),
+        lambda: draw(logits_NV, uniforms(numbers_N, numbers_N), Sampling(max_tokens=1)),
+    )
+
+
+DRAW = Contest("draw", "vocabulary", (512, 4096, 32_768), _forms)

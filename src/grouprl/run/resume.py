@@ -8,6 +8,7 @@ from typing import Any
 
 from grouprl.config.algorithm import all_options
 from grouprl.config.run import RunConfig, load_config
+from grouprl.models.load import with_dtype
 from grouprl.record.layout import RunDirectory
 from grouprl.types import UserError
 
@@ -27,14 +28,20 @@ def saved_path(directory: Path) -> Path:
     return run.config
 
 
+def with_run_dtype(config: RunConfig, *, resume: bool) -> RunConfig:
+    """Replaces model.dtype=auto: see `with_dtype`. A run that is resumed keeps the dtype that it began with."""
+    directory = Path(config.runs_dir) / config.name
+    begun = resume and config.model.dtype == "auto" and RunDirectory(directory).exists
+    return with_dtype(config, _begun(directory, config).model.dtype if begun else None)
+
+
 def check_resumable(directory: Path, config: RunConfig) -> None:
     """Checks that the run in `directory` can be resumed with this configuration.
 
     Raises:
         UserError: earlier steps depend on a setting that differs, or the run has made all its steps.
     """
-    own = {config.algorithm.name: config.algorithm}  # a program may have made it
-    changed = differences(load_config(RunConfig, [saved_path(directory)], [], context=own), config, _FREE)
+    changed = differences(_begun(directory, config), config, _FREE)
     if changed:
         raise UserError(
             f"--resume: expected the settings that {directory} was started with, got {'; '.join(changed)}: "
@@ -44,6 +51,11 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
         raise UserError(
             f"--resume: {directory} has made all of its {config.steps} steps: give a larger number with steps=N"
         )
+
+
+def _begun(directory: Path, config: RunConfig) -> RunConfig:
+    own = {config.algorithm.name: config.algorithm}  # a program may have made it
+    return load_config(RunConfig, [saved_path(directory)], [], context=own)
 
 
 def differences(then: RunConfig, now: RunConfig, free: Collection[str]) -> list[str]:

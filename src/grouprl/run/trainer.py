@@ -12,6 +12,7 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import RewardConfig, RunConfig
 from grouprl.rewards import resolve_rewards
 from grouprl.rewards.configured import configured_rewards
+from grouprl.run.resume import with_run_dtype
 from grouprl.run.train import Run, train
 from grouprl.scoring.functions import RewardFunction, WeightedReward
 from grouprl.tasks import Task, load_task, task_from_list
@@ -46,7 +47,7 @@ class Trainer:
             raise unknown_name("algorithm", self.algorithm, NAMED)
         if self.algorithm is not None:
             changes["algorithm"] = NAMED[self.algorithm] if isinstance(self.algorithm, str) else self.algorithm
-        config = RunConfig(**{**dict(self.config), **changes})
+        config = with_run_dtype(RunConfig(**{**dict(self.config), **changes}), resume=resume)
         if self.rewards is None:
             rewards = configured_rewards(config, task)
         else:

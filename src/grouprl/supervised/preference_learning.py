@@ -15,7 +15,7 @@ from grouprl.config.run import dump_config
 from grouprl.config.supervised import DpoConfig, PreferenceLearningConfig, RewardModelConfig
 from grouprl.evaluation import wilson_interval
 from grouprl.learner.packs import Pack, pack_forward, to_grid
-from grouprl.models.load import context_length, frozen_copy, load_model, load_tokenizer, resolve_device
+from grouprl.models.load import context_length, frozen_copy, load_model, load_tokenizer, resolve_device, with_dtype
 from grouprl.models.reward_model import completion_scores, new_reward_model
 from grouprl.models.save import save_model
 from grouprl.record.files import atomic_directory
@@ -104,7 +104,7 @@ def learn_preferences(what: str, config: PreferenceLearningConfig, begin: Begin)
     Raises:
         UserError: pairs cannot be read or do not fit the model, or the run directory is in use. Then it writes nothing.
     """
-    out = model_folder(config)
+    config, out = with_dtype(config), model_folder(config)
     tokenizer = load_tokenizer(config.model.path)
     preferences = load_preferences(config.preferences, tokenizer)
     train, test = split_preferences(preferences, config.eval_share)

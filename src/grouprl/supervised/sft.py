@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.config.run import dump_config
 from grouprl.config.supervised import SftConfig
 from grouprl.learner.packs import Pack, pack_forward
-from grouprl.models.load import context_length, load_model, load_tokenizer, resolve_device
+from grouprl.models.load import context_length, load_model, load_tokenizer, resolve_device, with_dtype
 from grouprl.models.prompts import authored_completion, prompt_token_ids
 from grouprl.models.save import save_model
 from grouprl.record.files import atomic_directory
@@ -42,7 +42,7 @@ def sft(config: SftConfig) -> Path:
     Raises:
         UserError: data is missing, a pair is longer than the context, or the run directory is in use.
     """
-    out = model_folder(config)
+    config, out = with_dtype(config), model_folder(config)
     pairs = load_pairs(config)
     torch.set_num_threads(config.model.threads or torch.get_num_threads())
     model, tokenizer = _model(config, pairs, resolve_device(config.model.device))

@@ -18,13 +18,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from grouprl.types import UserError
+
 _HERE = Path(__file__).parent
-_SOURCES = ("attention.c", "decode.c", "pointwise.c", "tokens.c")
-_HEADERS = ("scores.h", "vector.h")
+_SOURCES = ("attention.c", "decode.c", "pointwise.c", "step.c", "tokens.c")
+_HEADERS = ("decode.h", "scores.h", "vector.h")
 _FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-Wno-psabi")
 # Flags that some compilers lack; the first variant that compiles is used.
 _VARIANTS = (("-march=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",), ())
-_SWITCH = "GROUPRL_KERNELS"  # environment variable; "off" leaves all computation to torch
+_SWITCH = "GROUPRL_KERNELS"  # environment variable, see `setting`
 _EXTRA = "CFLAGS"  # environment variable, as of make: -march=x86-64-v3 compiles for another processor than this one
 
 # Letters of a signature: pointer, 64-bit integer, float, int (a flag), no result.
@@ -36,7 +38,7 @@ _SIGNATURES = {
     "swiglu_backward": ("ppppp" + "nb", "-"),
     "tree_attention": ("pppppppp" + "nnnnn" + "fb", "-"),
     "tree_attention_backward": ("ppppppppppp" + "nnnnn" + "fb", "-"),
-    "decode_attention": ("pn", "-"),
+    "decode_step": ("pn", "n"),
     "keep_prompts": ("ppppp" + "n" + "ppp" + "nnnn" + "bb", "-"),
     "logprobs": ("ppppp" + "nn" + "fb", "-"),
     "logprobs_backward": ("pppp" + "nn" + "fb", "-"),
@@ -46,9 +48,17 @@ _SIGNATURES = {
 }
 
 
+def setting() -> str:
+    """GROUPRL_KERNELS: "on" = every kernel, "off" = none, "" = each that is no slower than torch; else a UserError."""
+    value = os.environ.get(_SWITCH, "")
+    if value not in ("", "on", "off"):
+        raise UserError(f"{_SWITCH}: expected on, off or no value, got {value!r}: correct it, or unset it")
+    return value
+
+
 def why_no_library() -> str | None:
     """The reason why `library` gives None; None = it gives the kernels, and has compiled them."""
-    if os.environ.get(_SWITCH) == "off":
+    if setting() == "off":
         return f"switched off by {_SWITCH}=off"
     if platform.system() == "Windows":
         return "not supported on Windows"
@@ -64,11 +74,8 @@ def _compiler() -> str | None:
 @cache
 def library() -> SimpleNamespace | None:
     """The compiled kernels by name; None without a C compiler or with GROUPRL_KERNELS=off."""
-    compiler = _compiler()
-    if os.environ.get(_SWITCH) == "off" or compiler is None or platform.system() == "Windows":
-        return None
-    made = _folder() / f"kernels-{_key(compiler)}.so"
-    if not made.exists() and not _compile(compiler, made):
+    made = None if setting() == "off" else library_file()
+    if made is None:
         return None
     loaded = ctypes.CDLL(str(made))
     kernels = SimpleNamespace()
@@ -77,6 +84,16 @@ def library() -> SimpleNamespace | None:
         function.argtypes, function.restype = [_TYPES[letter] for letter in arguments], _TYPES[result]
         setattr(kernels, name, function)
     return kernels
+
+
+@cache
+def library_file() -> Path | None:
+    """The compiled library, whose name is a hash of all that it depends on; None where it cannot be compiled."""
+    compiler = _compiler()
+    if compiler is None or platform.system() == "Windows":
+        return None
+    made = _folder() / f"kernels-{_key(compiler)}.so"
+    return made if made.exists() or _compile(compiler, made) else None
 
 
 def _folder() -> Path:

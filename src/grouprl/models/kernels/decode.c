@@ -3,22 +3,9 @@
  * Cached keys are tiles [d, W] of rotated keys, values are [tokens, d]. Per layer the prompts' keys, and their values,
  * are [slots, kv_heads, prompt_tiles * W * d]; the completions' own are [rows, kv_heads, 2, own_tiles * W * d], keys
  * before values, so that a row is read from the memory as one stream. */
-#include "scores.h"
+#include "decode.h"
 
-typedef struct {
-  const void *q, *k, *v;
-  void *out;
-  const float *cosine, *sine; /* [positions, d] */
-  void *prompt_keys, *prompt_values, *own;
-  const int64_t *order;  /* [n] live rows, sorted by part */
-  const int64_t *begin;  /* [parts + 1] index in `order` of the first row of each part */
-  const int64_t *slot;   /* [parts] cache slot of the part's prompt */
-  const int64_t *prompt; /* [parts] tokens of the part's prompt */
-  const int64_t *length; /* [n] tokens of the row's completion so far, including the newest */
-  int64_t heads, kv_heads, d, prompt_tiles, own_tiles;
-  float scaling;
-  int half, cache_half;
-} DecodeStep;
+#include "scores.h"
 
 INLINE void write_key(void *tile_base, int64_t at, int64_t d, const float *key, int half) {
   for (int64_t c = 0; c < d; c++) {

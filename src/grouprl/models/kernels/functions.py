@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from grouprl.models.kernels.build import library
+from grouprl.models.kernels.calibration import Contest, Form, grid, uses_kernel, with_gradient
 
 _WIDTH = 16  # floats of the widest vector of the kernels
 _KEPT = 1 << 22  # most logits that the backward pass keeps
+_TIMED = 1 << 18  # numbers in a tensor with which norms and SwiGLU are timed: a millisecond
 
 
 def fits(*sizes: int) -> bool:
@@ -43,14 +45,43 @@ def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, dtype:
         eps: added to the mean square.
         dtype: of the second result.
     """
+    if not uses_kernel(ADD_NORM, x.shape[1], dtype):
+        return _add_norm_in_torch(x, delta, weight, eps, dtype)
     total, normed = _AddNorm.apply(x, delta, weight, eps, dtype)  # type: ignore[no-untyped-call]
     return total, normed
 
 
+def _add_norm_in_torch(
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    total = x if delta is None else x + delta
+    inverse = torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + eps)
+    return total, (total * inverse * weight).to(dtype)
+
+
+def _add_norm_forms(width: int, dtype: torch.dtype) -> tuple[Form, Form]:
+    shape = (_TIMED // width, width)
+    inputs = (grid(*shape), grid(*shape, dtype=dtype), grid(width), 1e-6, dtype)
+    return with_gradient(_AddNorm.apply, *inputs), with_gradient(_add_norm_in_torch, *inputs)
+
+
+ADD_NORM = Contest("add_norm", "hidden size", (256, 1024, 4096), _add_norm_forms)
+
+
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up for tensors of one shape and dtype."""
+    if not uses_kernel(SWIGLU, gate.shape[-1], gate.dtype):
+        return F.silu(gate) * up
     result: Tensor = _SwiGlu.apply(gate, up)  # type: ignore[no-untyped-call]
     return result
+
+
+def _swiglu_forms(width: int, dtype: torch.dtype) -> tuple[Form, Form]:
+    inputs = [grid(_TIMED // width, width, dtype=dtype) for _ in range(2)]
+    return with_gradient(_SwiGlu.apply, *inputs), with_gradient(lambda gate, up: F.silu(gate) * up, *inputs)
+
+
+SWIGLU = Contest("swiglu", "MLP size", (512, 2048, 8192), _swiglu_forms)
 
 
 def tree_attention(

@@ -26,25 +26,26 @@ INLINE void read_row(const void *from, int64_t at, float *to, int64_t d, int hal
   for (int64_t i = 0; i < d; i += W) store(to, i, load(from, at + i, half), 0);
 }
 
-/* Prefetches one cache line: the processor finds no pattern between the caches of two rows, and prefetching a whole row
- * at once would stall until it arrives. */
-INLINE void fetch(const void *base, int64_t at, int half) {
-  __builtin_prefetch((const char *)base + at * (half ? 2 : 4));
+/* Prefetches one cache line of 64 bytes, for the first of its vectors, `number`: the processor finds no pattern between
+ * the caches of two rows, and prefetching a whole row at once would stall until it arrives. */
+INLINE void fetch(const void *base, int64_t at, int number, int half) {
+  int size = half ? 2 : 4;
+  if (number * W * size % 64 == 0) __builtin_prefetch((const char *)base + at * size);
 }
 
 /* scores[row][key] = rows[row] . key for `rows` rows and `span` tiles: enough independent sums to keep a core busy. */
 INLINE void score_tile(const float *row, const void *keys, int64_t at, int64_t ahead, float *scores, int64_t stride,
                        int64_t d, int rows, int span, int half) {
-  int own = rows * span, parts = own < 4 ? 4 / own : 1;
+  int own = rows * span, parts = own < 8 ? 8 / own : 1; /* 8 sums hide the latency of two multiplications a cycle */
   vec sums[8];
   for (int i = 0; i < own * parts; i++) sums[i] = splat(0);
   for (int64_t c = 0; c < d; c += parts)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int p = 0; p < parts; p++)
 #pragma GCC unroll 4
       for (int t = 0; t < span; t++) {
         vec key = load(keys, at + (t * d + c + p) * W, half);
-        if (ahead) fetch(keys, at + ahead + (t * d + c + p) * W, half);
+        if (ahead) fetch(keys, at + ahead + (t * d + c + p) * W, parts % 4 ? 0 : p, half);
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++) sums[p * own + t * rows + i] += row[i * d + c + p] * key;
       }
@@ -79,10 +80,10 @@ INLINE void mix_tile(const float *weights, int64_t row_step, int64_t key_step, c
   for (int i = 0; i < rows; i++)
     for (int j = 0; j < vectors; j++) sums[i * vectors + j] = load(out, i * d + j * W, 0);
   for (int64_t k = 0; k < keys; k++)
-#pragma GCC unroll 4
+#pragma GCC unroll 16
     for (int j = 0; j < vectors; j++) {
       vec value = load(values, at + k * d + j * W, half);
-      if (ahead) fetch(values, at + ahead + k * d + j * W, half);
+      if (ahead) fetch(values, at + ahead + k * d + j * W, j, half);
 #pragma GCC unroll 4
       for (int i = 0; i < rows; i++) sums[i * vectors + j] += weights[i * row_step + k * key_step] * value;
     }
@@ -93,11 +94,16 @@ INLINE void mix_tile(const float *weights, int64_t row_step, int64_t key_step, c
 INLINE void mix_rows(const float *weights, int64_t row_step, int64_t key_step, const void *values, int64_t at, int64_t ahead,
                      int64_t keys, float *out, int64_t d, int rows, int half) {
   int64_t c = 0;
-  for (; REGISTERS > 16 && c + 4 * W <= d; c += 4 * W)
-    mix_tile(weights, row_step, key_step, values, at + c, ahead, keys, out + c, d, rows, 4, half);
-  for (; c + 2 * W <= d; c += 2 * W)
-    mix_tile(weights, row_step, key_step, values, at + c, ahead, keys, out + c, d, rows, 2, half);
-  for (; c < d; c += W) mix_tile(weights, row_step, key_step, values, at + c, ahead, keys, out + c, d, rows, 1, half);
+  /* As wide as the registers allow: narrow columns read one line of each key, and wait for each of their few sums. */
+#define COLUMNS(V) \
+  for (; rows * V <= REGISTERS / 2 && c + V * W <= d; c += V * W) \
+    mix_tile(weights, row_step, key_step, values, at + c, ahead, keys, out + c, d, rows, V, half);
+  COLUMNS(16)
+  COLUMNS(8)
+  COLUMNS(4)
+  COLUMNS(2)
+  COLUMNS(1)
+#undef COLUMNS
 }
 
 /* out[i] += sum over k of weights[i * row_step + k * key_step] * values[k], values [keys, d] from element `at`. */

@@ -1,5 +1,6 @@
 /* One vector register of floats at a time, in GCC's and Clang's portable vectors. The width is the target's: a compiler splits
- * wider vectors through memory, which made attention 13 to 40 times as slow (64 bytes on AVX2, GCC 12). */
+ * wider vectors through memory, which made attention 13 to 40 times as slow (64 bytes on AVX2, GCC 12). Targets without a
+ * width of their own here get 16 bytes, as SSE and NEON have. */
 #ifndef GROUPRL_VECTOR_H
 #define GROUPRL_VECTOR_H
 
@@ -9,12 +10,19 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-#if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
-#define W 8 /* floats of a vector */
-#define REGISTERS 16
-#else /* AVX-512; narrower processors split these vectors */
-#define W 16
+#if defined(__AVX512F__)
+#define W 16 /* floats of a vector */
 #define REGISTERS 32
+#elif defined(__AVX2__) && defined(__FMA__)
+#define W 8
+#define REGISTERS 16
+#else
+#define W 4
+#if defined(__aarch64__)
+#define REGISTERS 32
+#else
+#define REGISTERS 16
+#endif
 #endif
 
 typedef float vec __attribute__((vector_size(4 * W), aligned(4)));

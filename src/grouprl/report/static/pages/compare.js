@@ -153,7 +153,7 @@ function differences(runs) {
   return table("Settings that differ", ["Setting", ...runs.map(linked)], differ.map((name) => [broken(name), ...values(name)]));
 }
 
-/** A dotted name that may go on in the next line after each of its parts, and not within a word. */
+/** A dotted name that may continue on the next line after each of its parts, but not within a word. */
 function broken(name) {
   return visible(name).split(/(?<=[._])/).flatMap((part) => [part, h("wbr")]);
 }

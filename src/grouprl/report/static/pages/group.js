@@ -148,13 +148,13 @@ function readout({ pass_rate: rates, signal, algorithms }, lines, index) {
 
 const MOST_NAMED = 4; // completions that are tied
 
-/** Of the lab's `advantages`: sentences about silence, outliers and invalid completions. */
+/** Of the lab's `advantages`: sentences about groups without signal, outliers and invalid completions. */
 function verdicts({ rewards, valid: count, algorithms }) {
   const valid = rewards.flatMap((reward, index) => (reward === null ? [] : [index]));
   const { grpo } = algorithms;
   const said = count < rewards.length ? [invalid(rewards, count)] : [];
   if (count > 1) said.push(spread(grpo, count === rewards.length ? `all ${count}` : `the ${count} valid`));
-  return [...said, grpo.without_signal ? silent(rewards, valid, algorithms) : outlier(rewards, valid, algorithms)];
+  return [...said, grpo.without_signal ? noSignal(rewards, valid, algorithms) : outlier(rewards, valid, algorithms)];
 }
 
 function spread({ mean, deviation, divided_by: divided }, over) {
@@ -166,15 +166,15 @@ function spread({ mean, deviation, divided_by: divided }, over) {
 function invalid(rewards, count) {
   const left = rewards.length - count;
   return `${left} of ${rewards.length} completions ${left === 1 ? "is" : "are"} invalid, for instance because the verifier failed: ` +
-    "left out of the statistics, and never counted as a reward of 0.";
+    "the statistics skip invalid completions, which never count as a reward of 0.";
 }
 
-function silent(rewards, valid, { grpo, reinforce }) {
-  const said = `${grpo.without_signal} Such a group is degenerate: its completions were sampled and paid for, and GRPO, Dr.GRPO and RLOO ` +
+function noSignal(rewards, valid, { grpo, reinforce }) {
+  const said = `${grpo.without_signal} Such a group has no signal: its completions were sampled and paid for, and GRPO, Dr.GRPO and RLOO ` +
     "learn nothing from it.";
   const moved = valid.find((index) => reinforce.advantages[index] !== 0);
   if (valid.length === 0) return said;
-  if (moved === undefined) return `${said} REINFORCE is silent as well, because the rewards are ${plain(rewards[valid[0]])}.`;
+  if (moved === undefined) return `${said} REINFORCE learns nothing either, because the rewards are ${plain(rewards[valid[0]])}.`;
   const still = withSign(reinforce.advantages[moved], SHOWN);
   return `${said} REINFORCE, which compares with a constant, still gives completion ${moved} an advantage of ${still}.`;
 }

@@ -13,7 +13,7 @@ const GRPO = "GRPO. The policy, which is trained, writes G completions of one pr
   "the clipped objective, whose gradient updates the policy.";
 const PPO = "PPO. The policy, which is trained, writes a completion of a prompt. A verifier or a frozen reward model " +
   "gives its reward, the frozen reference its log-probs, and the critic, a second network that is trained, a " +
-  "value before each token. The reward less the KL becomes a reward for each token. Generalised advantage " +
+  "value before each token. The reward less the KL becomes a reward for each token. Generalized advantage " +
   "estimation turns these and the values into an advantage and a return for each token. The clipped objective " +
   "updates the policy, and the value loss updates the critic.";
 

@@ -9,7 +9,7 @@ import { visible } from "../parts/text.js";
 import { card, definitions } from "../parts/titled.js";
 import { howTo, paced, toolbar } from "../parts/view.js";
 
-const GAP = 1000; // milliseconds between two drawings of a run that goes on
+const GAP = 1000; // milliseconds between two drawings of a run in progress
 
 /** Shows the run `parameters.run`; gives what ends it. */
 export async function render(root, { run: id }, query) {

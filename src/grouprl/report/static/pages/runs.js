@@ -96,7 +96,7 @@ function shownTable() {
 
 // A run as a row, brought up to date in place so that nothing loses the focus or the selection.
 
-/** The row; `show(run)` brings it up to date. `changed()` tells of a change of what is chosen. */
+/** The row; `show(run)` brings it up to date. The row calls `changed()` when the user chooses it or no longer does. */
 function row(run, changed, names) {
   const box = memberBox(chosen, run.id, changed, { "aria-label": `Compare ${visible(run.name)}` });
   const status = mark(), steps = progress(), buttons = actions(names), what = h("span", { class: "note" });
@@ -140,7 +140,7 @@ function withSpark(label) {
 
 const WIDTH = 96, HEIGHT = 26, EDGE = 2; // of a small line without axes
 
-/** The course of values, gaps left out; nothing of fewer than two. `label` says what they are. */
+/** A small line of values that skips gaps; null for fewer than two values. `label` names them. */
 function spark(values, label) {
   const found = values.map((value, at) => [at, value]).filter(([, value]) => typeof value === "number");
   if (found.length < 2) return null;

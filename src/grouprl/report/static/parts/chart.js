@@ -67,7 +67,7 @@ export class Chart {
     if (this.#walked !== null) this.#put(this.#walked);
     write(this.summary, summary(this.#options, data, (at, x) => this.#where(at, x)));
     this.area.setAttribute("aria-valuemax", String(Math.max(0, data.x.length - 1)));
-    this.#tell();
+    this.#showValues();
     // What has the focus is read out whenever it changes.
     if (document.activeElement !== this.area && data.x.length) this.#value(data.x.length - 1);
   }
@@ -202,10 +202,10 @@ export class Chart {
 
   #moved(plot) {
     this.#at = this.#walked ?? (plot.cursor.left >= 0 ? plot.cursor.idx : null);
-    this.#tell();
+    this.#showValues();
   }
 
-  #tell() {
+  #showValues() {
     const { x, columns } = this.#data;
     const resting = this.#at === null || this.#at >= x.length;
     const at = resting ? x.length - 1 : this.#at;
@@ -222,7 +222,7 @@ export class Chart {
     return low ? columns.map((_, line) => (of(line).every((end) => typeof end === "number") ? of(line) : undefined)) : [];
   }
 
-  /** Digits behind the point that tell apart what lies a hundredth of the chart's height apart; at least three. */
+  /** Digits behind the point that distinguish values a hundredth of the chart's height apart; at least three. */
   #digits() {
     const { min, max } = this.#plot?.scales.y ?? {};
     return this.log || !(max > min) ? 3 : Math.min(9, Math.max(3, Math.ceil(-Math.log10((max - min) / 100))));

@@ -1,6 +1,6 @@
 // Elements are made here and nowhere else: text becomes text nodes, never markup.
 
-/** An element: h("p", {class: "note"}, "text", child, ...). `on...` attributes are listeners, `null` children are left out. */
+/** An element: h("p", {class: "note"}, "text", child, ...). `on...` attributes are listeners; it skips `null` children. */
 export function h(tag, attributes = {}, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }

@@ -41,11 +41,11 @@ export async function startDialog(names) {
   });
 }
 
-/** Asks for what changes, and goes on with a run from its last checkpoint. */
+/** Asks for changes, and resumes a run from its last checkpoint. */
 function resumeDialog(run) {
   open(`resume ${run.id} ${moreSteps(run)}`, () => ({
     title: `Resume ${visible(run.name)}`, button: "Resume", waits: "Resuming", run,
-    fields: [h("p", { class: "note" }, "Goes on from its last checkpoint. A run that has made all its steps needs more of them."),
+    fields: [h("p", { class: "note" }, "The run continues from its last checkpoint. A run that has made all its steps needs more of them."),
       changesField(`steps=${2 * (run.steps ?? 50)}`, moreSteps(run))],
     send: (typed) => post(ofRun(run.id, "resume"), typed),
   }));
@@ -60,7 +60,7 @@ async function forkDialog(run, names) {
   open(`fork ${run.id} ${checkpoints}`, () => ({
     title: `Fork ${visible(run.name)}`, button: "Fork", waits: "Forking",
     fields: [
-      h("p", { class: "note" }, "Another run with the same steps up to a checkpoint, which goes on from there with what you change."),
+      h("p", { class: "note" }, "A new run has the same steps up to a checkpoint, and continues from there with your changes."),
       field("Checkpoint", select(checkpoints.toReversed().map((step) => [step, `step ${step}`]), null, { name: "step" })),
       field("New name", nameInput(freeName(`${run.name}-fork`, names))),
       changesField("algorithm.kl_coef=0\nlearner.learning_rate=1e-4", moreSteps(run)),

@@ -17,7 +17,7 @@ export function swatch(look, area = false) {
  * The legend of a chart.
  *
  * `switched(line, on)` is called when a line is switched off or on; without it nothing can be. `show(at, values,
- * digits, intervals)` tells where the values are from, the value of each line, and where there is one its interval.
+ * digits, intervals)` shows where the values are from, the value of each line, and where there is one its interval.
  */
 export function legend({ lines, stacked, unit, fixed }, switched) {
   const at = h("span", { class: "at" });
@@ -51,7 +51,7 @@ const DARK = matchMedia("(prefers-color-scheme: dark)");
 let known = new Map();
 DARK.addEventListener("change", () => { known = new Map(); });
 
-/** How line number `index` is drawn: a variable of the style sheet, and a dash that tells apart what shares a color. */
+/** How line number `index` is drawn: a variable of the style sheet, and a dash that distinguishes what shares a color. */
 export function look(index) {
   return { variable: `--series-${(index % COLORS) + 1}`, dash: DASHES[Math.floor(index / COLORS) % DASHES.length] };
 }

@@ -72,7 +72,7 @@ export function intervalName(measure) {
   return measure.startsWith("greedy") ? "greedy_interval" : `${measure}_interval`;
 }
 
-/** The centred moving mean over about a tenth of the values, over what there is of it at the ends; gaps stay gaps. */
+/** The centered moving mean over about a tenth of the values, over what there is of it at the ends; gaps stay gaps. */
 export function smoothed(values) {
   const half = Math.max(1, Math.floor(values.length / 10)) >> 1;
   const sums = [0], counts = [0];

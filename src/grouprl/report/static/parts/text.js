@@ -80,7 +80,7 @@ export function time(seconds) {
   return typeof seconds === "number" && seconds < 120 ? `${fixed(seconds, 1)} s` : duration(seconds);
 }
 
-/** A value as the legend has it, with as many digits behind the point as tell apart what is drawn. */
+/** A value as the legend has it, with enough digits behind the point to distinguish what is drawn. */
 export function shown(value, unit, digits = 3) {
   if (value === null || value === undefined) return number(null);
   if (unit === "share") return share(value);

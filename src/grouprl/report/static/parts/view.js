@@ -7,8 +7,8 @@ import { AXES } from "./text.js";
 const AROUND = "160px 0px"; // drawn before it is scrolled to
 const PAUSE = 20; // times as long as an answer took: hundreds of runs should not cost the training its processor
 /** What a page says while it gets no answer. */
-export const LOST = "The lab does not answer. This page goes on by itself when it does; "
-  + "a lab that was started anew has to be opened by its new link.";
+export const LOST = "The lab does not answer. This page continues by itself when it does; "
+  + "a restarted lab has to be opened by its new link.";
 
 /** Draws what is in view, once a frame at most: sixty charts of a long run cost no more than those that are seen. */
 class View {

@@ -47,7 +47,7 @@ export function titleOf(name, definition) {
   return definition?.label ?? visible(name);
 }
 
-/** All runs over the places that any of them has; where a run has none, its line goes on undrawn. */
+/** Joins all runs over the places that any of them has; where a run has none, its line continues undrawn. */
 function together({ runs, view }, name) {
   const parts = runs.map((run) => (MEASURE.test(name) ? measured(run, name, view.axis) : stepped(run, name, view)));
   const kinds = Object.keys(parts[0]).slice(1); // the first is the axis

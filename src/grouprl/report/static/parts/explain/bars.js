@@ -10,7 +10,7 @@ export function extent(values) {
 
 /**
  * Rows of {name, value, text?, said?}: text is what stands beside the bar if not the value itself; value null = there is
- * none, and `said` tells why. Gives {element, update(rows, range)}: a range that drawings side by side share can be compared.
+ * none, and `said` says why. Gives {element, update(rows, range)}: a range that drawings side by side share can be compared.
  */
 export function signedBars(title, rows) {
   const element = h("div", { class: "bars", role: "img" });

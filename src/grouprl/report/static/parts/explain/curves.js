@@ -1,4 +1,4 @@
-// The stages with curves: what is maximised by the ratio, how far a ratio is trusted, and the KL to the reference; each with
+// The stages with curves: what is maximized by the ratio, how far a ratio is trusted, and the KL to the reference; each with
 // the numbers that the group had in its run.
 import { asking } from "../address.js";
 import { field, h, put, select } from "../dom.js";
@@ -23,7 +23,7 @@ export function clipStage({ algorithm, source, stages: { ratio, advantages } }, 
   const { surrogate, ratio: level, updates_per_batch: updates } = algorithm;
   return {
     title: words.title[surrogate],
-    happens: `${words.happens[level]} ${words.maximised[surrogate]}`,
+    happens: `${words.happens[level]} ${words.maximized[surrogate]}`,
     why: words.why[surrogate],
     watch: filled(words.watch[updates === 1 ? "one" : "several"], { updates, acts: words.acts[surrogate] }),
     equation: ratioEquations(algorithm),
@@ -147,7 +147,7 @@ function drawn({ ratio, objective: values, dead, bounds }) {
   };
 }
 
-/** Digits that tell neighbouring ratios apart. */
+/** Digits that distinguish neighboring ratios. */
 function digitsOf(ratio) {
   return ratio[0] > 0 ? 7 : 5;
 }

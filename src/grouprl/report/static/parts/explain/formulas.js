@@ -106,9 +106,9 @@ function mixEquation({ scale, baseline, formula }) {
 
 function stepEquations() {
   return [
-    equation("the normalised reward of step k is its reward less the mean mu of all steps of the group, over their deviation sigma plus epsilon",
+    equation("the normalized reward of step k is its reward less the mean mu of all steps of the group, over their deviation sigma plus epsilon",
       "r\u0303_{i,k} = frac{r_{i,k} − μ}{σ + ϵ}"),
-    equation("the advantage of token t is the sum of the normalised rewards of the steps k that end at or after it",
+    equation("the advantage of token t is the sum of the normalized rewards of the steps k that end at or after it",
       "A_{i,t} = ∑_{k: end(k) ≥ t} r\u0303_{i,k}"),
   ];
 }
@@ -116,19 +116,19 @@ function stepEquations() {
 /** Rewards to come of each token, or what they are beyond a critic's expectation; then what the batch makes of them. */
 function tokenEquations(algorithm) {
   const { baseline, scale, gamma, lam } = algorithm;
-  const centred = baseline === "batch_mean" || (scale === "batch_std" && baseline !== "none"), scaled = scale === "batch_std";
-  const result = centred || scaled ? "\u00c2_{i,t}" : "A_{i,t}", critic = baseline === "critic";
-  const gap = `\u00c2_{i,t}${centred ? " − μ_B" : ""}`;
+  const centered = baseline === "batch_mean" || (scale === "batch_std" && baseline !== "none"), scaled = scale === "batch_std";
+  const result = centered || scaled ? "\u00c2_{i,t}" : "A_{i,t}", critic = baseline === "critic";
+  const gap = `\u00c2_{i,t}${centered ? " − μ_B" : ""}`;
   return [
     tokenReward(algorithm),
     ...(critic ? [
       equation("the surprise delta at token t is its reward plus gamma times the value after it, less the value before it",
         "δ_{i,t} = r_{i,t} + γ V_ϕ(t + 1) − V_ϕ(t)"),
-      equation("generalised advantage estimation: the sum of the surprises at and after the token, each discounted by gamma times lambda",
+      equation("generalized advantage estimation: the sum of the surprises at and after the token, each discounted by gamma times lambda",
         `${result} = ∑_{l ≥ 0} (γλ)^l δ_{i,t+l}`),
     ] : [equation("what a token can still earn is the sum of the rewards at and after it, each discounted by gamma",
       `${result} = ∑_{s ≥ t} γ^{s−t} r_{i,s}`)]),
-    centred || scaled ? equation(`the advantage is that${centred ? " less its mean over the tokens of the batch" : ""}` +
+    centered || scaled ? equation(`the advantage is that${centered ? " less its mean over the tokens of the batch" : ""}` +
       `${scaled ? ", over its deviation there plus epsilon" : ""}`, `A_{i,t} = ${scaled ? `frac{${gap}}{${divisor("batch_std")}}` : gap}`) : null,
     remark(`Here γ = ${plain(gamma)}${critic ? `, λ = ${plain(lam)}; the value after the last token is 0.` : "."}`),
   ];

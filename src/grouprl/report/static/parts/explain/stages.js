@@ -76,7 +76,7 @@ function rewardTable({ algorithm, stages: { rewards, statistics } }, names) {
   const columns = names.map((name) => components(completions.map((one) => one.components[name]), bySteps.includes(name)));
   const totals = column(completions.map(({ reward }) => reward)).map((text, place) =>
     (completions[place].reward === null ? invalid(completions[place]) : h("b", {}, text)));
-  const after = isAnchored(algorithm) ? penalised(algorithm, completions, statistics) : [];
+  const after = isAnchored(algorithm) ? penalized(algorithm, completions, statistics) : [];
   return byCompletion("Rewards of the group", [...heads, math("reward r_i"), ...after.map(([head]) => head)],
     [...columns, totals, ...after.map(([, values]) => values)]);
 }
@@ -88,7 +88,7 @@ function components(values, ofSteps) {
 }
 
 /** What the KL takes off, and what is left to be compared where that is one number for a completion. */
-function penalised({ credit }, completions, { compared }) {
+function penalized({ credit }, completions, { compared }) {
   const penalty = ["KL penalty", column(completions.map((one) => one.penalty))];
   return credit === "completion" ? [penalty, [math("compared R_i"), column(compared.rewards)]] : [penalty];
 }
@@ -126,13 +126,13 @@ function statisticsBody({ kind, compared, by_name: byName, ...found }) {
   return compared ? worked(compared) : h("p", {}, found.sentence);
 }
 
-function worked({ mean_of: of, without_signal: silent, sentence, fields, ...given }) {
+function worked({ mean_of: of, without_signal: noSignal, sentence, fields, ...given }) {
   const set = of === "batch" ? given.batch : given;
-  if (!of || set.mean === null) return h("p", {}, silent ?? sentence);
+  if (!of || set.mean === null) return h("p", {}, noSignal ?? sentence);
   return h("ul", { class: "worked" },
     h("li", {}, term("mu", meanOf(of)), " = ", meanWorked(set, of === "batch" ? null : given.rewards), of === "batch" ? " over the batch" : null),
     given.deviation_of ? scatter(given) : h("li", {}, fields.scale === "none" ? "This algorithm divides by no deviation." : sentence),
-    silent ? h("li", {}, h("span", { class: "mark warn" }, "no signal"), " ", silent) : null);
+    noSignal ? h("li", {}, h("span", { class: "mark warn" }, "no signal"), " ", noSignal) : null);
 }
 
 function scatter({ squares, deviation_of: over, batch, ...own }) {
@@ -153,7 +153,7 @@ function stepStatistics({ steps, ...all }) {
 function stepTable(rows) {
   const all = rows.flatMap((steps, completion) => steps.map((step, place) => ({ ...step, completion, place, last: place === steps.length - 1 })));
   const of = (written) => all.map(written);
-  return figures("Steps of the group", ["no.", "step", "ends at token", math("reward r_{i,k}"), math("normalised r\u0303_{i,k}")],
+  return figures("Steps of the group", ["no.", "step", "ends at token", math("reward r_{i,k}"), math("normalized r\u0303_{i,k}")],
     [of(({ completion }) => String(completion)), of(({ place, last }) => (last ? "the completion" : String(place + 1))), of(({ end }) => String(end + 1)),
       column(of(({ reward }) => reward)), column(of(({ normalised }) => normalised), { sign: true })]);
 }
@@ -175,8 +175,8 @@ function advantagesStage({ source, algorithm, stages: { statistics, advantages, 
 }
 
 /** The first completion that has one, in numbers. */
-function example({ rewards, baselines, gaps, divisors, advantages, fields: { scale, eps }, deviation_of: over, without_signal: silent }) {
-  if (silent) return h("p", {}, silent);
+function example({ rewards, baselines, gaps, divisors, advantages, fields: { scale, eps }, deviation_of: over, without_signal: noSignal }) {
+  if (noSignal) return h("p", {}, noSignal);
   const index = rewards.findIndex((reward) => reward !== null);
   const [less, gap, divisor, own] = [baselines, gaps, divisors, advantages].map((values) => values[index]);
   const above = `Completion ${index}: ${plain(rewards[index])} \u2212 ${bracketed(less)} `;

@@ -18,7 +18,7 @@ export async function groupView(run, place, given) {
   return {
     title: `Group ${place.group} of step ${place.step}`,
     children: [
-      neighbours(run, place, total),
+      neighbors(run, place, total),
       h("div", { class: "halves" }, problemCard(group, links), statisticsCard(group)),
       cards.element,
     ],
@@ -26,7 +26,7 @@ export async function groupView(run, place, given) {
   };
 }
 
-function neighbours(run, { step, group }, total) {
+function neighbors(run, { step, group }, total) {
   return h("nav", { class: "row", "aria-label": "Other groups" },
     h("a", { href: address(run, { step }, { at: `${group}.0` }) }, `All groups of step ${step}`),
     group > 0 ? h("a", { href: address(run, { step, group: group - 1 }) }, "\u2190 previous group") : null,
@@ -150,7 +150,7 @@ function jump(index) {
 
 function workedOut({ rewards, baselines, divisors, advantages: all, fields, signal }, place, result) {
   const [reward, baseline, own] = [rewards[place], baselines[place], all[place]];
-  if (reward === null) return ["left out: ", result];
+  if (reward === null) return ["skipped: ", result];
   if (baseline === null || (own === 0 && !signal)) return result;
   const above = `${plain(reward)} \u2212 ${bracketed(baseline)}`;
   return [fields.scale === "none" ? `${above} ` : `(${above}) / ${plain(divisors[place])} `, equals(own), result];

@@ -108,7 +108,7 @@ export function roughPhase({ status, step, steps, greedy_before: before }) {
   return steps && step >= steps ? "final evaluation" : "";
 }
 
-/** The time that the rest of a run takes if its steps go on as the last ones; a dash when there is nothing to tell by. */
+/** The time left if a run continues at the pace of its last steps; a dash when too few steps show a pace. */
 function timeLeft(series, steps) {
   const made = series.step.at(-1);
   if (!steps || series.length < 3 || made >= steps) return duration(null);

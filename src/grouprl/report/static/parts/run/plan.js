@@ -4,7 +4,7 @@
 // whose definition it carries, if not the first. `zero`: values are never below 0. `whole`: shares of a whole, from 0 to 1.
 import { look } from "../legend.js";
 
-/** What a page says in the place of what only a verifier can tell. */
+/** What a page says in place of what needs a verifier. */
 export const UNJUDGED = "This task has no verifier: nothing can be called correct, so there is no accuracy, on training problems or on "
   + "held-out ones, and no group is solved or hopeless.";
 

@@ -66,7 +66,7 @@ function side(when, { completion, correct }) {
 /** The reasons of invalid rewards, once they are there. */
 export function invalidReasons(asked) {
   const rows = ({ reasons }) => reasons.map((one) => [written(one.reason), number(one.completions), `${one.first_step} to ${one.last_step}`]);
-  return [h("p", { class: "note" }, "They are left out of the statistics of their groups: a verifier that fails must not look like a wrong answer."),
+  return [h("p", { class: "note" }, "The statistics of their groups skip them: a verifier that fails must not look like a wrong answer."),
     later(asked, (answer) => table("Reasons", ["reason", "completions", "steps"], rows(answer)))];
 }
 

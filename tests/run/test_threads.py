@@ -1,0 +1,40 @@
+"""Whole runs are the same, to the bit, on any number of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from grouprl import Trainer
+from grouprl.algorithms.named import NAMED
+from grouprl.scoring.functions import WeightedReward
+from letter_rewards import letters
+from small_runs import ROWS, assert_same_run, small_config
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "dapo"])
+def test_a_run_is_the_same_on_any_number_of_threads(tiny: Path, tmp_path: Path, algorithm: str) -> None:
+    for count in (1, 2, 3):
+        config = small_config(
+            tmp_path,
+            name=str(count),
+            steps=2,
+            algorithm=NAMED[algorithm],
+            threads=count,
+            rollout={"problems_per_step": 6, "group_size": 8, "max_tokens": 12},
+            learner={"learning_rate": 0.01, "micro_batch_tokens": 150},
+        )
+        Trainer(tiny, ROWS, [WeightedReward("letters", letters)], config=config).train()
+        assert torch.get_num_threads() == count
+    for count in (2, 3):
+        assert_same_run(tmp_path / "1", tmp_path / str(count), step=2)
