@@ -17,8 +17,7 @@ from grouprl.config.comparison import CompareConfig
 from grouprl.config.run import RunConfig, load_config
 from grouprl.config.supervised import SftConfig
 from grouprl.models import precision
-from grouprl.models.load import with_dtype
-from grouprl.models.precision import faster_dtype
+from grouprl.models.precision import faster_dtype, with_dtype
 from grouprl.planner.screen import step_of
 from grouprl.types import UserError
 from letter_rewards import letters

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grouprl.models.load import resolve_device
+from grouprl.models.precision import resolve_device
 from grouprl.planner import doctor, machine
 from grouprl.run.machine import machine_facts
 from grouprl.types import UserError

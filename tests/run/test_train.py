@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -218,6 +219,11 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
+def cpu_seconds(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def test_two_ctrl_c_end_the_command_at_once(tiny: Path, tmp_path: Path) -> None:
     data = write_rows(tmp_path / "data.jsonl", [gsm8k_row(n) for n in range(30)])
     # One step of minutes, so that nothing but the second signal can end it soon.
@@ -231,7 +237,11 @@ def test_two_ctrl_c_end_the_command_at_once(tiny: Path, tmp_path: Path) -> None:
         try:
             assert child.stdout is not None
             assert child.stderr is not None
-            assert any(line.split()[:2] == ["step", "reward"] for line in child.stdout)  # training has begun
+            assert any(line.split()[:2] == ["step", "reward"] for line in child.stdout)
+            # A signal before the first step saves step 0. A second of work after the heading is inside that step.
+            heading = cpu_seconds(child.pid)
+            while cpu_seconds(child.pid) < heading + 1:
+                time.sleep(0.05)
             child.send_signal(signal.SIGINT)
             assert any("Stopping after this step is saved. Press Ctrl-C again" in line for line in child.stdout)
             child.send_signal(signal.SIGINT)

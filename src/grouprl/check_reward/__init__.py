@@ -22,7 +22,8 @@ from grouprl.check_reward.screen import show
 from grouprl.check_reward.trials import score_trials
 from grouprl.check_reward.tricks import KINDS, trial_completions
 from grouprl.config.run import RunConfig
-from grouprl.models.load import load_tokenizer, with_dtype
+from grouprl.models.load import load_tokenizer
+from grouprl.models.precision import with_dtype
 from grouprl.report.terminal import Terminal
 from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer
 from grouprl.scoring.functions import SOFT_OVERLONG, WeightedReward

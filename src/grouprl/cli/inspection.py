@@ -15,7 +15,8 @@ from grouprl.algorithms.advantages import CompletionAdvantage
 from grouprl.config.run import RunConfig
 from grouprl.evaluation.evaluate import evaluate
 from grouprl.learner.credit import component
-from grouprl.models.load import context_length, load_model, load_tokenizer, resolve_device, with_dtype
+from grouprl.models.load import context_length, load_model, load_tokenizer
+from grouprl.models.precision import resolve_device, with_dtype
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.report.terminal import Terminal
 from grouprl.report.verdict import counted

@@ -27,7 +27,7 @@ from grouprl.config.command_line import RECIPES
 from grouprl.config.run import RunConfig, dump_config, load_config
 from grouprl.lab.forks import fork_directory
 from grouprl.lab.runs import Runs
-from grouprl.models.load import with_dtype
+from grouprl.models.precision import with_dtype
 from grouprl.record.files import json_text
 from grouprl.record.layout import RunDirectory
 from grouprl.run.process import start_run

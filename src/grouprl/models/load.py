@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from transformers import (
@@ -21,12 +21,9 @@ from transformers import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import find_adapter_config_file, logging
 
-from grouprl.config.run import RunConfig
-from grouprl.config.supervised import PreferenceLearningConfig, SftConfig
 from grouprl.models.adapters import attach_adapter, base_of, is_adapter
 from grouprl.models.attention import NAME, hidden_states
 from grouprl.models.layouts import TreeLayout
-from grouprl.models.precision import faster_dtype
 from grouprl.types import UserError
 
 BUNDLED = {"abacus": Path(__file__).parent / "assets" / "abacus"}
@@ -36,32 +33,6 @@ _LOGIT_CHANGES = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_s
 
 # Tokenizer classes that their tokenizer.json defines completely.
 _PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
-
-_Config = TypeVar("_Config", RunConfig, SftConfig, PreferenceLearningConfig)
-
-
-def resolve_device(name: str) -> torch.device:
-    """The device of a configuration: "auto" is the first GPU, else the CPU.
-
-    Raises:
-        UserError: this machine lacks the GPU.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"model.device: expected a GPU {name!r}, found {torch.cuda.device_count()}: use model.device=auto or cpu"
-        )
-    return device
-
-
-def with_dtype(config: _Config, begun: str | None = None) -> _Config:
-    """Replaces model.dtype=auto by `begun`, or by the faster dtype on this machine where that is None."""
-    if config.model.dtype != "auto":
-        return config
-    dtype = begun or faster_dtype(resolve_device(config.model.device))
-    return config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
 
 
 def load_model(path: str, *, device: torch.device) -> PreTrainedModel:

@@ -1,4 +1,4 @@
-"""The precision of the computation, float32 or bfloat16; weights are always float32."""
+"""The device of the computation and its precision, float32 or bfloat16; weights are always float32."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from grouprl.config.run import RunConfig
+from grouprl.config.supervised import PreferenceLearningConfig, SftConfig
 from grouprl.models.workers import one_thread
 from grouprl.types import UserError
+
+_Config = TypeVar("_Config", RunConfig, SftConfig, PreferenceLearningConfig)
 
 Form = Callable[[], object]
 """One way to compute something, ready to be called."""
@@ -34,6 +38,30 @@ def is_emulated(device: torch.device, dtype: str) -> bool:
     return (
         dtype == "bfloat16" and device.type == "cpu" and torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")
     )
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of a configuration: "auto" is the first GPU, else the CPU.
+
+    Raises:
+        UserError: this machine lacks the GPU.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"model.device: expected a GPU {name!r}, found {torch.cuda.device_count()}: use model.device=auto or cpu"
+        )
+    return device
+
+
+def with_dtype(config: _Config, begun: str | None = None) -> _Config:
+    """Replaces model.dtype=auto by `begun`, or by the faster dtype on this machine where that is None."""
+    if config.model.dtype != "auto":
+        return config
+    dtype = begun or faster_dtype(resolve_device(config.model.device))
+    return config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
 
 
 @cache  # all runs of a comparison get one answer

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from grouprl.config.run import RewardConfig, RunConfig
-from grouprl.models.load import resolve_device
 from grouprl.models.packing import pack_tokens
+from grouprl.models.precision import resolve_device
 from grouprl.rewards.learned import learned_reward
 from grouprl.rewards.resolve import built_in, resolve_rewards, verifier_of
 from grouprl.scoring.functions import FromFile, WeightedReward

@@ -15,7 +15,8 @@ from grouprl.curriculum.pass_rates import PassRates
 from grouprl.learner import Learner, Optimizer
 from grouprl.models.adapters import add_adapter, attach_adapter
 from grouprl.models.critic import Critic
-from grouprl.models.load import context_length, fingerprint, frozen_copy, load_model, load_tokenizer, resolve_device
+from grouprl.models.load import context_length, fingerprint, frozen_copy, load_model, load_tokenizer
+from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.recompute import recompute_activations
 from grouprl.record.layout import Checkpoint

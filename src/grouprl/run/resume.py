@@ -8,7 +8,7 @@ from typing import Any
 
 from grouprl.config.algorithm import all_options
 from grouprl.config.run import RunConfig, load_config
-from grouprl.models.load import with_dtype
+from grouprl.models.precision import with_dtype
 from grouprl.record.layout import RunDirectory
 from grouprl.types import UserError
 

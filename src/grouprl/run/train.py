@@ -15,8 +15,7 @@ from grouprl.config.run import RunConfig, dump_config
 from grouprl.curriculum.pass_rates import PassRates, curriculum_metrics, update, verdicts
 from grouprl.evaluation.evaluate import Evaluation, evaluate
 from grouprl.models.kernels.build import setting, why_no_library
-from grouprl.models.load import resolve_device
-from grouprl.models.precision import is_emulated
+from grouprl.models.precision import is_emulated, resolve_device
 from grouprl.record.read import Example, read_run
 from grouprl.record.rollouts import recorded_verdicts
 from grouprl.record.write import RunRecord

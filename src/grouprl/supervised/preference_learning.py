@@ -15,7 +15,8 @@ from grouprl.config.run import dump_config
 from grouprl.config.supervised import DpoConfig, PreferenceLearningConfig, RewardModelConfig
 from grouprl.evaluation import wilson_interval
 from grouprl.learner.packs import Pack, pack_forward, to_grid
-from grouprl.models.load import context_length, frozen_copy, load_model, load_tokenizer, resolve_device, with_dtype
+from grouprl.models.load import context_length, frozen_copy, load_model, load_tokenizer
+from grouprl.models.precision import resolve_device, with_dtype
 from grouprl.models.reward_model import completion_scores, new_reward_model
 from grouprl.models.save import save_model
 from grouprl.record.files import atomic_directory

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.config.run import dump_config
 from grouprl.config.supervised import SftConfig
 from grouprl.learner.packs import Pack, pack_forward
-from grouprl.models.load import context_length, load_model, load_tokenizer, resolve_device, with_dtype
+from grouprl.models.load import context_length, load_model, load_tokenizer
+from grouprl.models.precision import resolve_device, with_dtype
 from grouprl.models.prompts import authored_completion, prompt_token_ids
 from grouprl.models.save import save_model
 from grouprl.record.files import atomic_directory

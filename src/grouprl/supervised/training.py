@@ -15,9 +15,8 @@ from transformers import PreTrainedModel
 from grouprl.config.supervised import SupervisedConfig
 from grouprl.learner import Optimizer, make_batch
 from grouprl.learner.packs import Pack, make_packs
-from grouprl.models.load import resolve_device
 from grouprl.models.packing import pack_tokens
-from grouprl.models.precision import autocast
+from grouprl.models.precision import autocast, resolve_device
 from grouprl.models.recompute import recompute_activations
 from grouprl.record.layout import RunDirectory
 from grouprl.record.write import RunRecord
