@@ -7,6 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
+from grouprl.config.comparison import CompareConfig
 from grouprl.config.run import (
     CheckpointConfig,
     CurriculumConfig,
@@ -22,7 +23,14 @@ from grouprl.config.run import (
     dump_config,
     load_config,
 )
-from grouprl.config.supervised import PairsConfig, SftConfig, SftLearnerConfig
+from grouprl.config.supervised import (
+    DpoConfig,
+    PairsConfig,
+    RewardModelConfig,
+    SftConfig,
+    SftLearnerConfig,
+    SupervisedConfig,
+)
 from grouprl.types import Sampling, UserError
 from variants import variant
 
@@ -181,6 +189,66 @@ def test_an_unknown_name_lists_the_known_ones():
     assert mistakes("algorithm=grop") == [
         f"override algorithm=grop: algorithm.name: expected one of {', '.join(NAMED)}, got 'grop'"
     ]
+
+
+# A value for a whole section
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [("model=abc", "model.path=abc"), ("model=7", "model.path=7"), ("task=countdown", "task.name=countdown")],
+)
+def test_a_model_and_a_task_by_name_keep_their_other_settings_in_any_order(tmp_path: Path, short: str, long: str):
+    others = ("model.dtype=bfloat16", "threads=3", "task.difficulty=2", "task.arguments={steps: 2}")
+    expected = run(long, *others)
+    assert expected != run(*others)
+    assert run(short, *others) == run(*others, short) == expected
+    assert run(f"{long}x", *others, short) == run(f"{short}x", *others, long) == expected  # the last counts
+    file = written(tmp_path, short.replace("=", ": ") + "\nthreads: 3\n")
+    assert run("model.dtype=bfloat16", "task.difficulty=2", "task.arguments.steps=2", files=(file,)) == expected
+
+
+@pytest.mark.parametrize("kind", [SftConfig, DpoConfig, RewardModelConfig])
+def test_a_model_by_name_in_supervised_training(kind: type[SupervisedConfig]):
+    given = ["model.dtype=bfloat16", "model=abc", *(["preferences.run=a"] if kind is not SftConfig else [])]
+    config = load_config(kind, [], given)
+    assert (config.model.path, config.model.dtype) == ("abc", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("kind", "scalar", "deeper", "remedy"),
+    [
+        (RunConfig, "learner=1e-5", "learner.warmup_steps=0", "1e-05; did you mean learner.learning_rate=1e-05?"),
+        (RunConfig, "rollout=8", "rollout.top_k=3", "8; did you mean rollout.problems_per_step=8?"),
+        (RunConfig, "model.lora=0.5", "model.lora.rank=4", "0.5; write model.lora.rank=..., for example"),
+        (RunConfig, "scoring=3", "rollout.scoring.seconds=2", "3; did you mean rollout.scoring.workers=3?"),
+        (RunConfig, "task.arguments=5", "task.arguments.depth=2", "5; write task.arguments.NAME=..., for example"),
+        (RunConfig, "task.arguments.a=5", "task.arguments.a.b=2", "5; write task.arguments.a.NAME=..."),
+        (RunConfig, "checkpoint=[1]", "checkpoint.keep=2", "[1]; write checkpoint.every=..., for example"),
+        (RunConfig, "algorithm=", "algorithm.kl_coef=0", "None; write algorithm.name=..., for example"),
+        (RunConfig, "model=", "model.dtype=float32", "None; write model.path=..., for example"),
+        (SftConfig, "pairs=a.jsonl", "pairs.count=3", "'a.jsonl'; did you mean pairs.path=a.jsonl?"),
+        (SftConfig, "new_model=64", "new_model.layers=2", "64; did you mean new_model.hidden_size=64?"),
+        (DpoConfig, "preferences=runs/a", "preferences.per_group=2", "did you mean preferences.run=runs/a?"),
+        (CompareConfig, "variants=5", "variants={a: [steps=1], b: [steps=2]}", "5; write variants.NAME=..."),
+    ],
+)
+def test_a_value_in_the_place_of_a_section_is_never_dropped(
+    tmp_path: Path, kind: type[BaseModel], scalar: str, deeper: str, remedy: str
+):
+    for changes in ((scalar, deeper), (deeper, scalar), (scalar,)):
+        if len(changes) == 1 and scalar == "task.arguments.a=5":
+            continue  # alone, it is an argument of the task
+        (line, *_) = mistakes(*changes, kind=kind)
+        assert line.startswith(f"override {scalar}: ")
+        assert "expected a section with keys of its own, got " in line
+        assert remedy in line
+    key, _, value = scalar.partition("=")
+    if "." not in key:
+        file = written(tmp_path, f"{key}: {value}\n")
+        (line, *_) = mistakes(deeper, files=(file,), kind=kind)
+        assert line.startswith(f"{file}: ")
+        assert remedy in line
 
 
 # Mistakes

@@ -9,7 +9,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from reprlib import repr as shown
 from typing import Any, TypeVar
@@ -26,6 +26,8 @@ from grouprl.types import UserError
 Kind = TypeVar("Kind", bound=BaseModel)
 # Keys that development versions before 0.1.0 wrote at the top, with their section; such runs can be read and resumed.
 _MOVED = {"threads": "model", "curriculum": "rollout", "scoring": "rollout"}
+# Sections that one word names, with the key that it stands for.
+_NAMED_BY = {"algorithm": "name", "task": "name", "model": "path"}
 
 _Tree = dict[str, Any]
 _Key = tuple[str, ...]
@@ -44,7 +46,8 @@ def load_config(
     """Reads a configuration: later files change earlier files, overrides (`rollout.group_size=16`) change all files.
 
     The algorithm can be given by a name, `algorithm=dapo` or `{name: dapo, kl_coef: 0}`. A file or override that
-    names it discards earlier settings of it. A list replaces the earlier list, and
+    names it discards earlier settings of it. `task=NAME` is task.name and `model=PATH` is model.path; a value in the
+    place of another section is an error. A list replaces the earlier list, and
     `rewards.0.weight=2` changes one item. `context` gives the validators further algorithms by name.
 
     Raises UserError with all errors: each names its file or override, its key, the expected and the given value.
@@ -52,9 +55,14 @@ def load_config(
     layers, unread = _read_all(kind, files, overrides)
     if unread:
         raise _all_of(unread)
+    above = {tuple(keys[:depth]) for keys in map(_keys, overrides) for depth in range(1, len(keys))}
+    misplaced = [(layer.origin, mistake) for layer in layers for mistake in _misplaced(kind, layer.tree, above)]
     config, invalid = _validated(kind, functools.reduce(_layered, layers, {}), context)
-    if config is None:
-        raise _all_of([f"{_origin(layers, key)}: {'.'.join(key)}: {text}" for key, text in invalid])
+    known = {key for _, (key, _) in misplaced}
+    invalid = [(key, text) for key, text in invalid if not any(key[: len(one)] == one for one in known)]
+    found = misplaced + [(_origin(layers, key), (key, text)) for key, text in invalid]
+    if config is None or found:
+        raise _all_of([f"{origin}: {'.'.join(key)}: {text}" for origin, (key, text) in found])
     return config
 
 
@@ -84,12 +92,13 @@ def _read_all(kind: type[BaseModel], files: Sequence[Path], overrides: Sequence[
     sources += [(f"override {text}", functools.partial(_read_override, text)) for text in sorted(overrides, key=_depth)]
     for origin, read in sources:
         try:
-            tree = move_keys(kind, read())  # in each layer, so that an older spelling in a later one counts
-            algorithm = tree.get("algorithm")
-            if isinstance(algorithm, str):
-                tree["algorithm"] = {"name": algorithm}
-            elif isinstance(algorithm, dict):
-                tree["algorithm"] = flat(algorithm)
+            tree = read()
+            for section, key in _NAMED_BY.items():
+                if section in kind.model_fields and isinstance(tree.get(section), str | int | float):
+                    tree[section] = {key: tree[section]}
+            tree = move_keys(kind, tree)  # in each layer, so that an older spelling in a later one counts
+            if isinstance(tree.get("algorithm"), dict):
+                tree["algorithm"] = flat(tree["algorithm"])
             layers.append(_Layer(origin, tree))
         except (UserError, yaml.YAMLError) as error:
             mistakes.append(f"{origin}: {' '.join(str(error).split())}")
@@ -98,8 +107,12 @@ def _read_all(kind: type[BaseModel], files: Sequence[Path], overrides: Sequence[
 
 def _depth(override: str) -> int:
     # Names first: `algorithm.kl_coef=0 algorithm=dapo` must keep the 0.
-    key = override.partition("=")[0]
-    return key.removesuffix(".name").count(".")
+    *section, key = _keys(override)
+    return len(section) - (_NAMED_BY.get(".".join(section)) == key)
+
+
+def _keys(override: str) -> list[str]:
+    return override.partition("=")[0].split(".")
 
 
 def _read_file(path: Path) -> _Tree:
@@ -149,6 +162,41 @@ def _children(tree: Any) -> _Tree:
 
 
 # Checking
+
+
+def _misplaced(kind: Any, tree: _Tree, above: Collection[_Key], key: _Key = ()) -> Iterator[_Mistake]:
+    """Finds values in the place of a section, which a merge with keys below it would drop.
+
+    `above` has the keys with further keys below them in an override.
+    """
+    for name, value in tree.items():
+        here, (inner, _) = (*key, name), _fields(kind).get(name, (None, ""))
+        names = list(_fields(inner))
+        section = bool(names) or typing.get_origin(inner) is dict or (here in above and not isinstance(value, list))
+        if isinstance(value, dict):
+            yield from _misplaced(inner, value, above, here)
+        elif section and not (value is None and (not names or type(None) in typing.get_args(inner))):
+            dotted, given = ".".join(here), _given(value)
+            near = next((f"did you mean {dotted}.{one}={given}?" for one in names if _accepts(inner, one, value)), None)
+            near = near or f"write {dotted}.{names[0] if names else 'NAME'}=..., for example"
+            yield here, f"expected a section with keys of its own, got {shown(value)}; {near}"
+
+
+def _given(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _accepts(section: Any, name: str, value: Any) -> bool:
+    kinds = [part for part in (section, *typing.get_args(section)) if isinstance(part, type)]
+    if value is None or not issubclass(kinds[0], BaseModel):
+        return False
+    try:
+        kinds[0].model_validate_json(json.dumps({name: value}))
+    except ValidationError as error:
+        return all(detail["loc"][0] != name for detail in error.errors())
+    except UserError:
+        pass  # a check across fields
+    return True
 
 
 def _validated(kind: type[Kind], tree: _Tree, context: Mapping[str, Any] | None) -> tuple[Kind | None, list[_Mistake]]:
