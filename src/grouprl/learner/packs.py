@@ -55,15 +55,17 @@ def make_packs(
 
     Args:
         batch: the step's batch.
-        rows: the rows of the batch to pack.
+        rows: the rows of the batch to pack; those without tokens are in no pack.
         budget: packed tokens per pack, 0 = by device and groups; one completion with its prompt may exceed it.
         device: the device of the packs' tensors.
         read_last: whether packs include the completions' last tokens, for a model that scores them.
     """
-    read = (batch.mask_NT.sum(1) - (0 if read_last else 1)).tolist()
+    lengths = batch.mask_NT.sum(1).tolist()
+    read = [length - (0 if read_last else 1) for length in lengths]
     by_group: dict[int, list[int]] = {}
     for row in rows:
-        by_group.setdefault(batch.group_of_N[row], []).append(row)
+        if lengths[row]:
+            by_group.setdefault(batch.group_of_N[row], []).append(row)
     groups = list(by_group.values())
     sizes = [
         GroupSize(len(batch.prompts[index]), tuple(read[row] for row in group)) for index, group in by_group.items()

@@ -21,7 +21,7 @@ def prompt_token_ids(problem: Problem, tokenizer: PreTrainedTokenizerBase, *, lo
         UserError: the tokenizer has no chat template for messages, or the prompt is empty or too long.
     """
     if isinstance(problem.prompt, str):
-        ids = tokenizer(problem.prompt)["input_ids"]
+        ids = _text_ids(problem.prompt, tokenizer)
     else:
         if tokenizer.chat_template is None:
             raise UserError(
@@ -37,6 +37,16 @@ def prompt_token_ids(problem: Problem, tokenizer: PreTrainedTokenizerBase, *, lo
             f"rollout.max_tokens), got {len(ids)}: shorten the prompt or lower rollout.max_tokens"
         )
     return tuple(ids)
+
+
+def _text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Token ids of a plain text with the special tokens that the tokenizer puts before it."""
+    own: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids: list[int] = tokenizer(text)["input_ids"]
+    if ids[-len(own) - 1 :] == [*own, tokenizer.eos_token_id]:
+        ids = ids[:-1]  # the tokenizer added it: the policy would write after an end
+    bos = tokenizer.bos_token_id
+    return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids  # the text has one of its own
 
 
 def authored_completion(
