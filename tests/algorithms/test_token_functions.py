@@ -144,13 +144,26 @@ def test_the_soft_overlong_penalty_of_dapo() -> None:
 
 def test_the_tokens_of_highest_entropy_are_chosen_over_the_batch() -> None:
     entropies = torch.tensor([[0.1, 0.9, 0.5], [0.7, 0.2, 9.0]])
-    mask, threshold = high_entropy_mask(entropies, MASK, share=0.4)  # 2 of 5
+    mask, threshold = high_entropy_mask(entropies, MASK, share=0.4)  # 2 of 5: 0.4 * 4 is 1.6
     assert mask.tolist() == [[False, True, False], [True, False, False]]
     assert threshold == pytest.approx(0.7)
     assert torch.equal(high_entropy_mask(entropies, MASK, share=1.0)[0], MASK)
     assert int(high_entropy_mask(entropies, MASK, share=0.01)[0].sum()) == 1
     tied = torch.zeros(2, 3)
     assert int(high_entropy_mask(tied, MASK, share=0.4)[0].sum()) == 2  # and not all that are equal to the second
+
+
+@pytest.mark.parametrize(
+    ("tokens", "share", "count"),
+    # TRL takes the entropies from torch.quantile(entropies, 1 - share) on: of 1, 2, 3, 4, 5 the median is 3, so 3 of 5.
+    [(5, 0.5, 3), (4, 0.5, 2), (3, 0.5, 2), (7, 0.2, 2), (10, 0.2, 2), (11, 0.2, 3), (9, 0.9, 8), (1, 0.1, 1)],
+)
+def test_the_count_of_high_entropy_tokens_is_that_of_the_quantile(tokens: int, share: float, count: int) -> None:
+    entropies = torch.arange(1.0, tokens + 1)[None]
+    mask, threshold = high_entropy_mask(entropies, entropies > 0, share=share)
+    assert int(mask.sum()) == count
+    assert threshold == tokens - count + 1
+    assert count == int((entropies >= torch.quantile(entropies, 1 - share) - 1e-5).sum())
 
 
 @pytest.mark.parametrize(("kl", "factor"), [(2.2, 1.01), (2.0, 1.0), (1.9, 0.995), (9.0, 1.02), (0.0, 0.98)])

@@ -84,7 +84,7 @@ def test_only_tokens_of_high_entropy_move_the_policy(tiny: Path, model: PreTrain
     own = own_model(tiny)
     rows = own_logprobs(own, batch)
     entropies = torch.cat([-(row.exp() * row).sum(-1) for row in rows]).detach()
-    threshold = entropies.sort(descending=True).values[round(0.3 * len(entropies)) - 1] - 1e-5
+    threshold = entropies.sort(descending=True).values[int(0.3 * (len(entropies) - 1))] - 1e-5
     weights_NT, loss = token_weights(batch.mask_NT), 0.0
     for row, (logprobs_TV, entropies_T) in enumerate(
         zip(rows, entropies.split([len(row) for row in rows]), strict=True)

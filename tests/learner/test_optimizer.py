@@ -72,10 +72,39 @@ def test_updates_are_adamw_with_clipping_by_hand():
             mean[at] = 0.8 * mean[at] + 0.2 * g
             square[at] = 0.95 * square[at] + 0.05 * g * g
             step = mean[at] / (1 - 0.8**update) / (math.sqrt(square[at] / (1 - 0.95**update)) + 1e-8)
-            weights[at] = weights[at] * (1 - rate * 0.5) - rate * step
+            decay = 0.5 if at == 2 else 0.0  # `first` is a vector, such as a bias
+            weights[at] = weights[at] * (1 - rate * decay) - rate * step
         assert weights_of(model) == pytest.approx(weights, abs=2e-6)
     assert model.frozen.tolist() == [7.0]
     assert optimizer.updates == len(GRADIENTS)
+
+
+def test_only_matrices_decay(tiny: Path):
+    """One weight has a gradient; without decay all others would stay, bit for bit."""
+    model = load_model(str(tiny), device=torch.device("cpu"))
+    then = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    for name, weight in model.named_parameters():
+        weight.grad = torch.full_like(weight, 1.0 if name == "model.norm.weight" else 0.0)
+    Optimizer(model, LearnerConfig(learning_rate=0.1, weight_decay=0.5)).step()
+    now = dict(model.named_parameters())
+    kept = {name for name in then if now[name].equal(then[name])}
+    vectors = {name for name in then if name.endswith((".bias", "norm.weight"))}
+    assert kept == vectors - {"model.norm.weight"}
+    for name in then.keys() - vectors:  # the embedding among them, as in transformers' Trainer
+        torch.testing.assert_close(now[name].detach(), then[name] * 0.95)
+
+
+def test_a_gradient_of_zero_is_no_update(tiny: Path):
+    model = TwoWeights()
+    optimizer = Optimizer(model, LearnerConfig(learning_rate=0.1, weight_decay=0.5))
+    set_gradients(model, [1.0, 1.0, 1.0])
+    optimizer.step()
+    weights, state = weights_of(model), optimizer.state()
+    set_gradients(model, [0.0, 0.0, 0.0])
+    assert optimizer.step() == 0.0
+    assert (weights_of(model), optimizer.updates) == (weights, 1)
+    torch.testing.assert_close(optimizer.state(), state, rtol=0, atol=0)
+    assert model.first.grad is None
 
 
 def test_the_gradient_is_cleared():

@@ -18,7 +18,8 @@ def high_entropy_mask(entropies_NT: Tensor, mask_NT: Tensor, *, share: float) ->
     Args:
         entropies_NT: [N, T] entropy in nats of the distribution that each token was drawn from.
         mask_NT: [N, T] which tokens exist.
-        share: in (0, 1]; 1 keeps all, the paper keeps 0.2.
+        share: in (0, 1]; 1 keeps all, the paper keeps 0.2. It selects floor(share * (n - 1)) + 1 of n tokens, which are
+            those from the quantile 1 - share on, as in TRL (`get_high_entropy_mask`); in a half, the larger number.
 
     Returns:
         ([N, T] bool, the smallest entropy among the selected tokens).
@@ -27,7 +28,7 @@ def high_entropy_mask(entropies_NT: Tensor, mask_NT: Tensor, *, share: float) ->
     entropies = entropies_NT[mask_NT]
     if share >= 1 or not len(entropies):
         return mask_NT, 0.0
-    highest = entropies.topk(max(1, round(share * len(entropies))))
+    highest = entropies.topk(int(share * (len(entropies) - 1)) + 1)
     # Selected by rank, not by threshold: many tokens may have an entropy of exactly 0.
     chosen = torch.zeros_like(entropies, dtype=torch.bool)
     chosen[highest.indices] = True

@@ -71,6 +71,10 @@ def token_advantages(
     arXiv:2501.03262); with values it is `gae`'s (PPO with a critic). Then the batch's own mean over all tokens is
     subtracted (`center`) and its deviation divides (`normalize`).
 
+    Advantages whose deviation rounding explains have no signal: divided by it, rounding errors would move the weights
+    as far as rewards do. A critic's values come in float32, each with an error of up to 2^-24 of its size from one
+    operation; two more bits allow for the sum and the head's products. Rewards are float64: 2^-50 of the largest sum.
+
     Args:
         rewards_NT: [N, T] reward of each token, e.g. the completion's at its last token and a KL penalty at each.
         mask_NT: [N, T] tokens that exist and count; the others get 0, and no statistic includes them.
@@ -92,13 +96,17 @@ def token_advantages(
         values_NT, lam = torch.zeros_like(rewards_NT), 1.0
     advantages_NT, returns_NT = gae(rewards_NT, values_NT.double(), mask_NT, gamma=gamma, lam=lam)
     tokens = advantages_NT[mask_NT]
-    varied = len(tokens) > 1 and bool(tokens.max() > tokens.min())
+    rounding = 2**-22 * _largest(values_NT[mask_NT]) + 2**-50 * _largest(returns_NT[mask_NT])
+    varied = len(tokens) > 1 and float(tokens.std(correction=0)) > rounding
     if center:
-        # Equal advantages would leave a rounding error, which would move the weights: make it exactly 0.
         advantages_NT = advantages_NT - tokens.mean() if varied else torch.zeros_like(advantages_NT)
     if normalize and varied:
         advantages_NT = advantages_NT / (tokens.std(correction=int(std == "sample")) + eps)
     return torch.where(mask_NT, advantages_NT, 0.0).float(), returns_NT.float()
+
+
+def _largest(values: Tensor) -> float:
+    return float(values.abs().max()) if len(values) else 0.0
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,9 @@ def explained_variance(values_NT: Tensor, returns_NT: Tensor, counted_NT: Tensor
 
 
 def _kl_in_reward(batch: Batch, before: PolicyEvaluation, algorithm: Algorithm, kl_coef: float) -> Tensor:
-    """Returns [N, T] float64, the KL penalty that is subtracted from each token's reward."""
+    """Returns [N, T] float64, the KL penalty subtracted from each token's reward; exactly 0 at the reference."""
     kl = algorithm.kl
-    if kl is None or kl.kl_in != "reward" or before.reference_NT is None:
+    if kl is None or kl.kl_in != "reward" or before.reference_NT is None or before.at_reference:
         return torch.zeros(batch.mask_NT.shape, dtype=torch.float64)
     policy_NT = batch.old_logprobs_NT if before.policy_NT is None else before.policy_NT.cpu()
     kl_NT = kl_estimate(policy_NT.double(), before.reference_NT.cpu().double(), kind=kl.kl_estimator)

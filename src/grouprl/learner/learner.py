@@ -15,10 +15,11 @@ from grouprl.algorithms import high_entropy_mask, token_weights, value_loss
 from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.values import SharedCritic
-from grouprl.learner.batch import PolicyEvaluation
+from grouprl.learner.batch import AT_REFERENCE, PolicyEvaluation
 from grouprl.learner.credit import explained_variance, token_rows
 from grouprl.learner.gradients import add_gradients
 from grouprl.learner.optimizer import Optimizer, mib
+from grouprl.learner.pack_metrics import averaged, combined, pack_metrics
 from grouprl.learner.packs import Pack, make_packs, minibatches, pack_forward, pack_hidden, to_grid
 from grouprl.learner.trace import TokenPass, token_traces, watched_group
 from grouprl.models.adapters import as_reference
@@ -82,7 +83,13 @@ class Learner:
                 )
         if policy_too or self.critic is not None:
             found |= self._evaluated(batch, partial(self._own_columns, batch, policy_too=policy_too))
-        return PolicyEvaluation(**found)
+        return PolicyEvaluation(**found, at_reference=self._is_at_reference(batch, found))
+
+    def _is_at_reference(self, batch: Batch, found: Mapping[str, Tensor]) -> bool:
+        if "reference_NT" not in found:
+            return False
+        gap_NT = found.get("policy_NT", batch.old_logprobs_NT.to(self.device)) - found["reference_NT"]
+        return float(gap_NT[batch.mask_NT.to(self.device)].abs().max()) <= AT_REFERENCE[self.dtype]
 
     def _evaluated(self, batch: Batch, columns: Callable[[Pack], dict[str, Tensor]]) -> dict[str, Tensor]:
         """[N, T] tensors of the columns [C] that a function gives for each pack."""
@@ -140,7 +147,7 @@ class Learner:
             seed = self.optimizer.updates + (self.critic_optimizer.updates if self.critic_optimizer else 0)
             parts = minibatches(batch, self.algorithm.updates.minibatches, seed)
             passes.append([self._update(work, rows, critic_only) for rows in parts])
-        last = _averaged([update for update, _ in passes[-1]])
+        last = averaged([update for update, _ in passes[-1]])
         # The gap is taken from the first update with a gradient; after it the policies differ because of the updates.
         gaps = (update["sampler_learner_gap"] for update, _ in passes[0] if "sampler_learner_gap" in update)
         metrics |= last | {"sampler_learner_gap": next(gaps, math.nan), "kl_coef": self.kl_coef}
@@ -188,11 +195,11 @@ class Learner:
         ]
         networks = [self.policy, *([self.critic] if self.critic is not None and shared else [])]
         done = add_gradients(losses, networks, worker_count(self.policy, len(packs)))
-        metrics = _combined([one for one, _ in done])
+        metrics = combined([one for one, _ in done])
         if self.critic is not None and self.critic.trunk is not None and value_weights_NT is not None:
             own = [partial(self._critic_loss, work, pack, value_weights_NT) for pack in self._packs(batch, valued)]
             workers = worker_count(self.critic.trunk, len(own))
-            metrics |= _combined(add_gradients(own, [self.critic], workers))
+            metrics |= combined(add_gradients(own, [self.critic], workers))
         # Without any signal there is no gradient: skip the optimizer, whose decay and momentum would move the weights.
         norm = self.optimizer.step() if packs else 0.0
         if self.critic_optimizer is not None:
@@ -203,9 +210,10 @@ class Learner:
         return make_packs(batch, rows, self.micro_batch_tokens, self.device)
 
     def _moving(self, work: _Work, rows: Iterable[int], weights_NT: Tensor) -> list[int]:
-        """Rows with a gradient for the policy: without a KL term, an advantage of 0 gives none."""
+        """Rows with a gradient: an advantage of 0 gives none without a KL in the loss, which is 0 at the reference."""
         a = self.algorithm
-        everyone = (a.kl is not None and a.kl.kl_in == "loss") or a.spread.entropy_coef > 0
+        pulled = a.kl is not None and a.kl.kl_in == "loss" and (work.has_signal or not work.before.at_reference)
+        everyone = pulled or a.spread.entropy_coef > 0
         moving_N = (weights_NT > 0).any(1) & (everyone | (work.advantages_NT != 0).any(1))
         return [row for row in rows if moving_N[row]]
 
@@ -235,7 +243,7 @@ class Learner:
             loss, stats = loss + a.critic.value_coef * cost, stats | value_stats
         gap = (logprobs_nT.detach() - self._cut(pack, batch.old_logprobs_NT)).abs()[mask_nT].max()
         stats |= {"loss": loss, "entropy": forward.entropies_C.mean(), "sampler_learner_gap": gap}
-        return loss, (_metrics(pack, stats), TokenPass.of(pack, forward))
+        return loss, (pack_metrics(pack, stats), TokenPass.of(pack, forward))
 
     @torch.no_grad()
     def _evaluate_again(self, batch: Batch, pack: Pack) -> TokenPass:
@@ -248,7 +256,7 @@ class Learner:
         with autocast(self.device, self.dtype):
             hidden_CH = pack_hidden(self.critic.trunk, pack)
         cost, stats = self._value_loss(work, pack, hidden_CH, value_weights_NT)
-        return cost, _metrics(pack, stats)
+        return cost, pack_metrics(pack, stats)
 
     def _value_loss(
         self, work: _Work, pack: Pack, hidden_CH: Tensor, value_weights_NT: Tensor
@@ -308,6 +316,11 @@ class _Work:
             )
         return _Work(batch, credit, before, loss, old_NT, advantages_NT), metrics
 
+    @property
+    def has_signal(self) -> bool:
+        """Whether any token of the batch has an advantage."""
+        return bool((self.advantages_NT * self.batch.trained_NT).any())
+
     def value_weights(self, rows: Sequence[int]) -> Tensor | None:
         """[N, T] weights of the value loss, which is a mean over the counted tokens of these rows."""
         if self.before.values_NT is None or self.credit.counted_NT is None:
@@ -315,29 +328,3 @@ class _Work:
         counted_NT = torch.zeros_like(self.batch.mask_NT)
         counted_NT[list(rows)] = self.credit.counted_NT[list(rows)]
         return token_weights(counted_NT, aggregate="token_mean")
-
-
-def _metrics(pack: Pack, stats: Mapping[str, Tensor]) -> dict[str, float]:
-    return {"tokens": float(len(pack.row_C)), **{name: float(value.detach()) for name, value in stats.items()}}
-
-
-def _combined(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Combines the packs' metrics: sums of losses, maxima of maxima, token-weighted means of the others."""
-    tokens = sum(pack["tokens"] for pack in metrics)
-    combined: dict[str, float] = {}
-    for name in metrics[0] if metrics else ():
-        values = [pack[name] for pack in metrics]
-        if name in ("loss", "value_loss"):
-            combined[name] = sum(values)
-        elif name in ("sampler_learner_gap", "ratio_max"):
-            combined[name] = max(values)
-        elif name != "tokens":
-            combined[name] = sum(v * pack["tokens"] for v, pack in zip(values, metrics, strict=True)) / tokens
-    return combined
-
-
-def _averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Averages the metrics of a pass over its updates; `ratio_max` is the largest."""
-    names = dict.fromkeys(name for update in updates for name in update)
-    columns = {name: [update[name] for update in updates if name in update] for name in names}
-    return {name: max(values) if name == "ratio_max" else sum(values) / len(values) for name, values in columns.items()}

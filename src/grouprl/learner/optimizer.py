@@ -35,11 +35,13 @@ class Optimizer:
         self._total = total_updates
         self._small = worker_count(model, 1) > 0
         # fused: 3 ms against 20 ms an update for a few million weights on a CPU core.
+        # Norms and biases keep their scale, as in transformers' Trainer and so in TRL; embeddings decay in both.
+        matrices = [weight for weight in self._named.values() if weight.ndim > 1]
+        vectors = [weight for weight in self._named.values() if weight.ndim <= 1]
         self._adamw = torch.optim.AdamW(
-            self._named.values(),
+            [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
             lr=config.learning_rate,
             betas=config.betas,
-            weight_decay=config.weight_decay,
             fused=True,
         )
         self.updates = 0
@@ -58,6 +60,8 @@ class Optimizer:
     def step(self) -> float:
         """Clips the gradient, updates the weights, clears the gradient.
 
+        A gradient of exactly 0 is no update: neither momentum nor weight decay moves the weights.
+
         Returns:
             The gradient's norm before clipping.
 
@@ -72,11 +76,12 @@ class Optimizer:
                 f"expected a finite gradient in update {self.updates + 1}, got a norm of {norm}; "
                 f"its weights are unchanged: lower {self._rate_name} or resume from an earlier checkpoint"
             )
-        for group in self._adamw.param_groups:
-            group["lr"] = self.learning_rate
-        self._adamw.step()
+        if norm > 0:
+            for group in self._adamw.param_groups:
+                group["lr"] = self.learning_rate
+            self._adamw.step()
+            self.updates += 1
         self._adamw.zero_grad(set_to_none=True)
-        self.updates += 1
         return norm
 
     @property
