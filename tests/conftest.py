@@ -1,5 +1,6 @@
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from tiny import tiny_model_folder
 
 # What a test computes does not depend on which forms were the faster here; some tests set other values.
 os.environ.setdefault("GROUPRL_KERNELS", "on")
+
+# What tests run is remembered for nobody.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="grouprl-state-")
 
 # The same examples every time, and no limit on one example's time: a busy machine is not a failing test.
 settings.register_profile("suite", derandomize=True, deadline=None)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from grouprl.cli.words import ModelOption, RewardOption, Settings, TaskOption, app, run_config
+from grouprl.cli.words import ModelOption, RewardOption, Settings, TaskOption, TrustOption, app, run_config
 from grouprl.config.command_line import config_of, reward_settings
 from grouprl.record.layout import RunDirectory, run_of_checkpoint
 from grouprl.types import UserError
@@ -22,6 +23,7 @@ def train(
     reward: RewardOption = None,
     name: Annotated[str | None, typer.Option(help="Folder of the run inside runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's newest checkpoint.")] = False,
+    trust_code: TrustOption = None,
 ) -> None:
     """Train a policy with GRPO or another algorithm of its family (docs/algorithms.md).
 
@@ -34,17 +36,18 @@ def train(
     Example: grouprl train demo --reward correct_answer --reward my_rewards.py:short=0.2
     """
     options = {"model.path": model, "task.name": task, "name": name, "rewards": reward_settings(reward)}
-    config = run_config(settings, options)
+    config = run_config(settings, options, trust=trust_code)
     from grouprl.run.resume import saved_path, with_run_dtype
 
     if resume:
-        config = run_config([str(saved_path(Path(config.runs_dir) / config.name)), *(settings or [])], options)
+        saved = str(saved_path(Path(config.runs_dir) / config.name))
+        config = run_config([saved, *(settings or [])], options, trust=trust_code)
     from grouprl.rewards.configured import configured_rewards
     from grouprl.run.train import train as run
     from grouprl.tasks import load_task
 
     config, loaded = with_run_dtype(config, resume=resume), load_task(**config.task.model_dump())
-    ended = run(config, loaded, configured_rewards(config, loaded), resume=resume)
+    ended = run(config, loaded, configured_rewards(config, loaded), resume=resume, trust_code=trust_code or ())
     if not ended.finished:
         raise typer.Exit(130)
 
@@ -108,6 +111,7 @@ def evaluate(
     checkpoint: Annotated[str, typer.Argument(help="Checkpoint folder, built-in name or hub id.")],
     settings: Settings = None,
     task: TaskOption = None,
+    trust_code: TrustOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Evaluate a model on held-out problems: greedy accuracy, pass@k, 95 % intervals.
@@ -116,7 +120,8 @@ def evaluate(
 
     Example: grouprl eval runs/demo/checkpoints/step-000060 evaluation.samples=16
     """
-    config = run_config([*_run_of(checkpoint), *(settings or [])], {"model.path": checkpoint, "task.name": task})
+    options = {"model.path": checkpoint, "task.name": task}
+    config = run_config([*_run_of(checkpoint), *(settings or [])], options, trust=trust_code)
     from grouprl.cli.inspection import show_evaluation
 
     show_evaluation(config, as_json=as_json)
@@ -129,12 +134,14 @@ def sample(
     task: TaskOption = None,
     problem: Annotated[int, typer.Option(min=0, help="Index of a problem in evaluation.split.")] = 0,
     prompt: Annotated[str | None, typer.Option(help="Your own prompt instead, without rewards.")] = None,
+    trust_code: TrustOption = None,
 ) -> None:
     """Show one prompt's group of completions, with rewards and advantages.
 
     Example: grouprl sample abacus --problem 3 rollout.group_size=8
     """
-    config = run_config([*_run_of(model), *(settings or [])], {"model.path": model, "task.name": task})
+    options = {"model.path": model, "task.name": task}
+    config = run_config([*_run_of(model), *(settings or [])], options, trust=trust_code)
     from grouprl.cli.inspection import show_group
 
     show_group(config, problem=problem, prompt=prompt)
@@ -146,6 +153,7 @@ def compare(
     vary: Annotated[str | None, typer.Option(help="KEY=VALUE,VALUE: one variant for each value.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds, from 0.")] = None,
     name: Annotated[str | None, typer.Option(help="Folder of the comparison inside runs/.")] = None,
+    trust_code: TrustOption = None,
 ) -> None:
     """Compare algorithms or settings on the same problems and seeds: paired intervals, curves, one report.
 
@@ -161,7 +169,7 @@ def compare(
     from grouprl.config.comparison import load_comparison
 
     config = load_comparison([*(settings or []), *changes], vary)
-    compared = run(config, run_config)
+    compared = run(config, partial(run_config, trust=trust_code))
     if compared.failed:
         raise typer.Exit(1)
     if not compared.finished:
@@ -185,6 +193,7 @@ def check_reward(
     task: TaskOption = None,
     reward: RewardOption = None,
     problems: Annotated[int, typer.Option(min=1, help="Number of train problems to try.")] = 32,
+    trust_code: TrustOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Check, before training, whether cheap tricks earn more than gold answers. Exit code 1 when one does.
@@ -193,7 +202,8 @@ def check_reward(
 
     Example: grouprl check-reward demo --reward my_rewards.py:short
     """
-    config = run_config(settings, {"task.name": task, "rewards": reward_settings(reward)})
+    options = {"task.name": task, "rewards": reward_settings(reward)}
+    config = run_config(settings, options, trust=trust_code)
     from grouprl.check_reward import check_reward as check
 
     if not check(config, problems=problems, as_json=as_json).passed:
@@ -263,12 +273,13 @@ def plan(
 
     Example: grouprl plan --compare model.device=cuda model.dtype=bfloat16
     """
+    from grouprl.config.run import RunConfig
     from grouprl.planner.screen import parse_memory, plan_run, show_comparison, show_plan
     from grouprl.planner.time import Rates
 
     if (flops is None) != (bandwidth is None):
         raise UserError("--flops, --bandwidth: expected both or neither, got one: add the other")
-    config = run_config(settings, {"model.path": model})
+    config = config_of(RunConfig, settings, {"model.path": model})
     if compare:
         show_comparison(config, prompt_tokens, as_json=as_json)
         return

@@ -31,6 +31,9 @@ TaskOption = Annotated[str | None, typer.Option("--task", help="Name of a task; 
 RewardOption = Annotated[
     list[str] | None, typer.Option("--reward", help="A name, or FILE.py:FUNCTION; =WEIGHT may follow. Repeatable.")
 ]
+TrustOption = Annotated[
+    list[str] | None, typer.Option("--trust-code", help="A code file that a run's config.yaml names. Repeatable.")
+]
 
 
 def _show_version(asked: bool) -> None:
@@ -48,12 +51,21 @@ def options(
     """Critic-free reinforcement learning for language models."""
 
 
-def run_config(settings: Sequence[str] | None, options: Mapping[str, object] | None = None) -> RunConfig:
-    """The configuration of a run; see `config_of`. This loads torch, which `--help` does not need (1.2 s)."""
-    from grouprl.config.command_line import config_of
-    from grouprl.config.run import RunConfig
+def run_config(
+    settings: Sequence[str] | None, options: Mapping[str, object] | None = None, *, trust: Sequence[str] | None = None
+) -> RunConfig:
+    """The configuration of a run; see `config_of`. This loads torch, which `--help` does not need (1.2 s).
 
-    return config_of(RunConfig, settings, options)
+    Raises:
+        UserError: also for code that comes from somebody else's run and not from `trust`; see `refuse_foreign_code`.
+    """
+    from grouprl.config.command_line import config_of, settings_file
+    from grouprl.config.run import RunConfig
+    from grouprl.run.trust import refuse_foreign_code
+
+    config = config_of(RunConfig, settings, options)
+    refuse_foreign_code(config, [settings_file(text) for text in settings or [] if "=" not in text], trust or ())
+    return config
 
 
 def main() -> None:

@@ -55,6 +55,8 @@ def fork_directory(source: Path, target: Path, step: int, config: RunConfig, con
         _copy_until(source, copied, step)
         _set_kl(fork.checkpoint(step).state, source, config)
         atomic_write_text(fork.config, config_yaml)
+        if RunDirectory(source).code.is_file():
+            shutil.copyfile(RunDirectory(source).code, fork.code)
         atomic_write_text(fork.forked, json_text({"from": source.name, "step": step}) + "\n")
         copied.rename(target)
     finally:

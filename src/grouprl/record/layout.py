@@ -28,6 +28,7 @@ WRITTEN_BY_A_RUN: Mapping[str, str] = {
     "rollouts.sqlite": "every completion with its rewards, tokens and log-probs",
     "examples.json": "a few held-out problems and their completions",
     "rewards.json": "the weight of each reward, and which rewards are process rewards",
+    "code.json": "SHA-256 of the files with code, of the tokenizer and of the chat template",
     "summary.json": "the results of the run",
     "report.html": "the report",
     "plots": "the plots as PNG files",
@@ -77,6 +78,7 @@ class RunDirectory:
         self.parquet = path / "rollouts.parquet"  # the default file of an export
         self.examples = path / "examples.json"  # a few held-out problems, with completions from before and after
         self.rewards = path / "rewards.json"  # the weights of the rewards
+        self.code = path / "code.json"  # the digests of what else determines a run: see `grouprl.run.trust`
         self.summary = path / "summary.json"  # the results of the run, written when it ends
         self.report = path / "report.html"  # the page of the run with its data inside
         self.plots = path / "plots"  # pictures that older versions drew
@@ -157,8 +159,18 @@ def is_finished(summary: Mapping[str, Any], steps: int | None) -> bool:
 
 def run_of_checkpoint(checkpoint: Path) -> RunDirectory | None:
     """Returns the run that contains a checkpoint folder; None when there is none."""
-    run = RunDirectory(checkpoint.resolve().parent.parent)
-    return run if run.exists else None
+    found = checkpoint.resolve()
+    run = RunDirectory(found.parent.parent)
+    # A hub id such as owner/name is no folder, and must not bring in the config.yaml of the current one.
+    return run if run.exists and found == run.checkpoint(0).path.with_name(found.name) and found.is_dir() else None
+
+
+def is_config_of_a_run(file: Path) -> bool:
+    """Whether a run wrote this configuration file: another file of the run is beside it."""
+    run = RunDirectory(file.parent)
+    return file.name == run.config.name and any(
+        (run.path / name).exists() for name in {*WRITTEN_BY_A_RUN} - {file.name}
+    )
 
 
 def lock_directory(directory: Path) -> int:

@@ -29,6 +29,7 @@ from grouprl.run.checkpoint import latest_checkpoint, save_checkpoint
 from grouprl.run.machine import machine_facts, peak_rss_mib
 from grouprl.run.process import StopRequest, stop_on_signal
 from grouprl.run.resume import check_resumable, with_run_dtype
+from grouprl.run.trust import code_of, record_code, refuse_changed_code
 from grouprl.scoring.functions import WeightedReward
 from grouprl.step import grpo_step
 from grouprl.tasks import Task
@@ -51,6 +52,7 @@ def train(
     rewards: Sequence[WeightedReward],
     *,
     resume: bool = False,
+    trust_code: Sequence[str] = (),
     terminal: Terminal | None = None,
 ) -> Run:
     """Runs a configuration to its end, or until the user stops it.
@@ -61,6 +63,7 @@ def train(
         rewards: the rewards that score the completions.
         resume: whether to continue from the newest checkpoint; on a CPU the result is bit-identical to a run
             without the interruption.
+        trust_code: code files that may have changed since the run that is resumed was started.
         terminal: the terminal that shows progress.
 
     Raises:
@@ -76,6 +79,10 @@ def train(
     with configured_scorer(config, task, rewards) as scorer:
         with terminal.status("loading the model"):
             parts = assemble(config, task, scorer, saved=saved)
+        verifier = [] if scorer.verifier is None else [scorer.verifier]
+        code = code_of([*scorer.rewards, *verifier], parts.step_parts.tokenizer)
+        if resume:
+            refuse_changed_code(directory, code, trust_code)
         for warning in _warnings(parts, config):
             terminal.say(f"Warning: {warning}")
         with (
@@ -83,6 +90,7 @@ def train(
             stop_on_signal(terminal.say) as stop,
         ):
             record.rewards(*_reward_weights(rewards))
+            record_code(directory, code)
             return _RunLoop(config, parts, record, terminal, stop).run()
 
 

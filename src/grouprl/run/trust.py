@@ -1,0 +1,125 @@
+"""The files with code that a run names: which of them this user has run here, and whether a resume has the same.
+
+A run directory can come from anybody, and its config.yaml names Python files. So `train` remembers, for the user, the
+path and the SHA-256 of each code file that it ran; a file that only a run's config.yaml names must be among them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grouprl.config.run import RunConfig, load_config
+from grouprl.record.files import atomic_write_text, json_text
+from grouprl.record.layout import RunDirectory, is_config_of_a_run
+from grouprl.record.strict import read_json
+from grouprl.scoring.functions import FromFile, WeightedReward
+from grouprl.types import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def refuse_foreign_code(config: RunConfig, files: Sequence[Path], trusted: Collection[str]) -> None:
+    """Checks the code files of a configuration that come from the config.yaml of a run.
+
+    Args:
+        config: the configuration that is about to run.
+        files: the files that it was read from; the config.yaml of a run is recognized by the files beside it.
+        trusted: paths of code files that the user trusts by name.
+
+    Raises:
+        UserError: a run names a code file that the user neither ran here, unchanged, nor trusts.
+    """
+    wanted, known = _named(config), _remembered()
+    for file in files:
+        if not is_config_of_a_run(file):
+            continue
+        for path in sorted(_named(load_config(RunConfig, [file], [])) & wanted - _real(trusted)):
+            if path.is_file() and f"{_digest(path)}  {path}" not in known:
+                raise UserError(
+                    f"{file}: names the code file {path}, which you have not run here in this form: read it, and add "
+                    f"--trust-code {path} to run it, or give other settings in its place"
+                )
+
+
+def code_of(rewards: Sequence[WeightedReward], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Returns the digests of a run's code files by path, of its tokenizer and of its chat template."""
+    functions = [reward.function for reward in rewards]
+    files = {function.path: _digest(Path(function.path)) for function in functions if isinstance(function, FromFile)}
+    template = tokenizer.chat_template
+    return {
+        "files": files,
+        "tokenizer": _sha256(tokenizer.backend_tokenizer.to_str().encode()),
+        "chat_template": None if template is None else _sha256(str(template).encode()),
+    }
+
+
+def refuse_changed_code(directory: Path, code: Mapping[str, Any], trusted: Collection[str]) -> None:
+    """Checks that a resume has the code files, the tokenizer and the chat template that the run was started with.
+
+    Raises:
+        UserError: one of them changed, and it is no code file that the user trusts by name.
+    """
+    then = read_json(RunDirectory(directory).code)
+    for what in ("tokenizer", "chat_template"):
+        if what in then and then[what] != code[what]:
+            raise UserError(
+                f"--resume: expected the {what.replace('_', ' ')} that {directory} was started with (SHA-256 "
+                f"{then[what]}), got another ({code[what]}): put it back, or start a new run under another name"
+            )
+    recorded = then.get("files", {})
+    for path, digest in code["files"].items():
+        if recorded.get(path, digest) != digest and not _real([path]) <= _real(trusted):
+            raise UserError(
+                f"--resume: expected {path} as it was when {directory} started (SHA-256 {recorded[path]}), got a "
+                f"changed file ({digest}): put it back, or add --trust-code {path} to continue with the changed one"
+            )
+
+
+def record_code(directory: Path, code: Mapping[str, Any]) -> None:
+    """Writes the digests into the run directory, and remembers the code files for this user."""
+    atomic_write_text(RunDirectory(directory).code, json_text(code, indent=2) + "\n")
+    lines = {f"{digest}  {Path(path).resolve()}" for path, digest in code["files"].items()}
+    new = sorted(lines - _remembered())
+    # A home that cannot be written has no list: its user names the files with --trust-code.
+    with suppress(OSError):
+        if new:
+            _list().parent.mkdir(parents=True, exist_ok=True)
+            with _list().open("a", encoding="utf-8") as file:
+                file.write("".join(f"{line}\n" for line in new))
+
+
+def _named(config: RunConfig) -> set[Path]:
+    """The code files of a configuration: of rewards, and of verifiers such as FILE.py:FUNCTION."""
+    paths = {reward.path for reward in config.rewards if reward.path is not None}
+    paths |= {value.rpartition(":")[0] for value in config.task.arguments.values() if isinstance(value, str)}
+    return _real({path for path in paths if path.endswith(".py")})
+
+
+def _real(paths: Collection[str]) -> set[Path]:
+    return {Path(path).resolve() for path in paths}
+
+
+def _list() -> Path:
+    """The list of this user, in the form of `sha256sum`."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "grouprl" / "code.sha256"
+
+
+def _remembered() -> set[str]:
+    with suppress(OSError):
+        return set(_list().read_text(encoding="utf-8").splitlines())
+    return set()
+
+
+def _digest(path: Path) -> str:
+    return _sha256(path.read_bytes())
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
