@@ -81,7 +81,8 @@ _SPLIT = (
 STYLES = {
     "qwen": Style(
         _SPLIT + "{% if system %}{{ '<|im_start|>system\\n' + system + '<|im_end|>\\n' }}{% endif %}"
-        "{% for m in turns %}{% set content = m['content'] %}{% if m['role'] == 'assistant' and '</think>' in content %}"
+        "{% for m in turns %}{% set content = m['content'] %}"
+        "{% if m['role'] == 'assistant' and '</think>' in content %}"
         "{% set content = content.split('</think>')[-1].lstrip('\\n') %}{% elif m['role'] == 'assistant' %}"
         "{% set content = content.lstrip('\\n') %}{% endif %}"
         "{{ '<|im_start|>' + m['role'] + '\\n' + content + '<|im_end|>\\n' }}{% endfor %}"
@@ -92,7 +93,8 @@ STYLES = {
     "llama": Style(
         _SPLIT + "{{ bos_token }}{% for m in [{'role': 'system', 'content': system}] + turns %}"
         "{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\\n\\n' + m['content'] | trim + '<|eot_id|>' }}"
-        "{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}",
+        "{% endfor %}{% if add_generation_prompt %}"
+        "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}",
         _llama,
     ),
     "mistral": Style(
