@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress
 
 from torch import Tensor
@@ -15,7 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from grouprl.curriculum.order import ProblemOrder, rounds
 from grouprl.curriculum.pass_rates import PassRates
 from grouprl.evaluation.metrics import Clock, step_metrics
-from grouprl.learner import Learner, TokenGrid, assign_credit, make_batch, token_record
+from grouprl.learner import Learner, ScoredGroups, TokenGrid, assign_credit, make_batch, token_record
+from grouprl.learner.learner import LearnResult, TokenLoss
 from grouprl.rollout import Engine, requests
 from grouprl.scoring.scorer import Scorer, Scoring
 from grouprl.tasks import Task
@@ -52,7 +54,6 @@ def grpo_step(
     learner, algorithm, train = parts.learner, parts.learner.algorithm, parts.task.problems("train")
     clock = Clock("rollout", "reward", "reference", "learn")
     groups, outcomes, kept = list[Group](), list[tuple[RewardOutcome, ...]](), list[bool]()
-    result = None
 
     # Sample G completions of each of P problems from the current policy, and score each completion. Groups of further
     # problems may replace those that the filter drops (DAPO's dynamic sampling).
@@ -67,32 +68,37 @@ def grpo_step(
         outcomes += scored
         kept += algorithm.groups.kept([[outcome.earned for outcome in group] for group in scored])
 
-    if any(kept):
-        batch = make_batch(list(compress(groups, kept)), parts.sampling, mask_overlong=algorithm.groups.mask_overlong)
-
-        # Log-probs under the frozen reference, for the KL; values, for algorithms with a critic.
-        with clock("reference"):
-            before = learner.evaluate(batch)
-
-        # Advantages relative to the group, in GRPO (reward - mean of the group) / deviation of the group. This baseline
-        # replaces the critic.
-        rewards_N = [outcome for group in compress(outcomes, kept) for outcome in group]
-        credit = assign_credit(rewards_N, parts.scorer.weights, batch, before, algorithm, kl_coef=learner.kl_coef)
-
-        # Updates maximize the clipped ratio of new to old policy, times the advantage, minus the KL to the reference.
-        with clock("learn"):
-            result = learner.learn(batch, credit, before, lambda tokens: token_loss(learner, tokens), step=step)
-
-    # The engine samples the next step from the new weights.
-    parts.engine.load_weights(learner.optimizer.updates)
-    if algorithm.refreshes_reference(step):
-        learner.refresh_reference()
+    batch = ScoredGroups(step, groups, outcomes, kept, parts.scorer.weights, parts.sampling)
+    result = update_policy(learner, batch, clock, partial(token_loss, learner))
+    parts.engine.load_weights(learner.optimizer.updates)  # the engine samples the next step from the new weights
 
     metrics = step_metrics(parts.task, groups, outcomes) | parts.scorer.usage()
     metrics |= {"groups/sampled": len(groups), "groups/kept": sum(kept)} | (result.metrics if result else {})
     metrics |= clock.metrics(metrics["completion_tokens"])
     advantages, traces = token_record(groups, kept, result.tokens if result else [])
     return StepRecord(step, metrics, groups, outcomes, advantages, traces, kept)
+
+
+def update_policy(learner: Learner, scored: ScoredGroups, clock: Clock, loss: TokenLoss) -> LearnResult | None:
+    """Learns from scored groups, which a step sampled or a record holds; None when the filter kept none."""
+    algorithm, groups, result = learner.algorithm, list(compress(scored.groups, scored.kept)), None
+    if groups:
+        batch = make_batch(groups, scored.sampling, mask_overlong=algorithm.groups.mask_overlong)
+
+        # Log-probs under the frozen reference, for the KL; values, for algorithms with a critic.
+        with clock("reference"):
+            before = learner.evaluate(batch)
+
+        # Advantages relative to the group, in GRPO (reward - mean) / deviation: this baseline replaces the critic.
+        rewards_N = [outcome for group in compress(scored.outcomes, scored.kept) for outcome in group]
+        credit = assign_credit(rewards_N, scored.weights, batch, before, algorithm, kl_coef=learner.kl_coef)
+
+        # Updates maximize the clipped ratio of new to old policy, times the advantage, minus the KL to the reference.
+        with clock("learn"):
+            result = learner.learn(batch, credit, before, loss, step=scored.step)
+    if algorithm.refreshes_reference(scored.step):
+        learner.refresh_reference()
+    return result
 
 
 def token_loss(learner: Learner, tokens: TokenGrid) -> tuple[Tensor, dict[str, Tensor]]:

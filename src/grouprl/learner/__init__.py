@@ -1,6 +1,6 @@
 """Turns groups into a packed batch, assigns credit to every token, and updates the weights."""
 
-from grouprl.learner.batch import PolicyEvaluation, make_batch
+from grouprl.learner.batch import PolicyEvaluation, ScoredGroups, make_batch
 from grouprl.learner.credit import assign_credit
 from grouprl.learner.learner import Learner, TokenGrid
 from grouprl.learner.optimizer import Optimizer
@@ -10,6 +10,7 @@ __all__ = [
     "Learner",
     "Optimizer",
     "PolicyEvaluation",
+    "ScoredGroups",
     "TokenGrid",
     "assign_credit",
     "make_batch",

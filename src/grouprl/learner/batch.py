@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from grouprl.types import Batch, Group, Sampling, StopReason
+from grouprl.types import Batch, Group, RewardOutcome, Sampling, StopReason
+
+
+@dataclass(frozen=True)
+class ScoredGroups:
+    """The groups of a step with one outcome for each completion."""
+
+    step: int
+    groups: Sequence[Group]  # [P]
+    outcomes: Sequence[Sequence[RewardOutcome]]  # [P][G]
+    kept: Sequence[bool]  # [P] whether the group enters the loss
+    weights: Mapping[str, float]  # of each reward in the total
+    sampling: Sampling
 
 # Nats. Log-probs of equal weights differ by the rounding of the forward pass: in float32 by up to 2e-5, in bfloat16,
 # which keeps 8 bits, by up to 0.1. A policy that is this near to its reference on every token of a batch has no KL:

@@ -40,6 +40,7 @@ class TokenGrid:
     advantages_NT: Tensor
     weights_NT: Tensor  # weight of each token in the loss, computed from the whole batch
     mask_NT: Tensor  # bool, tokens that exist
+    rows: tuple[int, ...]  # row of the batch of each completion
 
 
 TokenLoss = Callable[[TokenGrid], tuple[Tensor, dict[str, Tensor]]]
@@ -234,6 +235,7 @@ class Learner:
                 advantages_NT=self._cut(pack, work.advantages_NT),
                 weights_NT=weights_nT,
                 mask_NT=mask_nT,
+                rows=pack.rows,
             )
         )
         if a.spread.entropy_coef > 0:

@@ -58,13 +58,10 @@ def assemble(
     device = resolve_device(config.model.device)
     start = load_model(config.model.path, device=device)
     found = fingerprint(start)
-    checkpoint, state = saved or (None, TrainerState(start=found, data=data, kl_coef=config.algorithm.kl_coef))
+    _, state = saved or (None, TrainerState(start=found, data=data, kl_coef=config.algorithm.kl_coef))
     _refuse_changes(state, found, data)
     tokenizer = load_tokenizer(config.model.path)
-    policy = _policy(config, start, checkpoint)
-    learner = _learner(config, policy, start)
-    if checkpoint is not None:
-        load_learner(checkpoint, learner, state)
+    learner = make_learner(config, start, saved)
     parts = _parts(config, task, scorer, learner, tokenizer)
     held_out = [
         Request(problem, prompt_token_ids(problem, tokenizer, longest=parts.longest_prompt), 1)
@@ -80,6 +77,15 @@ def assemble(
     scorer.check_columns(task.problems("train")[: parts.problems_per_step])
     parts.engine.load_weights(state.updates)
     return RunParts(parts, held_out, state)
+
+
+def make_learner(config: RunConfig, start: PreTrainedModel, saved: tuple[Checkpoint, TrainerState] | None) -> Learner:
+    """Makes the learner of a run as it was after a checkpoint; without one, as it begins from the start model."""
+    checkpoint, state = saved or (None, None)
+    learner = _learner(config, _policy(config, start, checkpoint), start)
+    if checkpoint is not None and state is not None:
+        load_learner(checkpoint, learner, state)
+    return learner
 
 
 def _policy(config: RunConfig, start: PreTrainedModel, checkpoint: Checkpoint | None) -> PreTrainedModel:

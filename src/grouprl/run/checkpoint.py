@@ -65,13 +65,13 @@ def _tensors(learner: Learner) -> Iterator[tuple[str, dict[str, Tensor]]]:
         yield "reference", plain_tensors(learner.reference)
 
 
-def latest_checkpoint(run: Path) -> tuple[Checkpoint, TrainerState]:
-    """Returns the newest checkpoint of a run and its state.
+def latest_checkpoint(run: Path, *, before: int | None = None) -> tuple[Checkpoint, TrainerState]:
+    """Returns the newest checkpoint of a run and its state; with `before`, the newest of an earlier step.
 
     Raises:
         UserError: there is none.
     """
-    found = RunDirectory(run).checkpoints()
+    found = [saved for saved in RunDirectory(run).checkpoints() if before is None or saved.step < before]
     if not found:
         raise UserError(
             f"{run}: expected a checkpoint to resume from in checkpoints/, found none: "

@@ -1,0 +1,108 @@
+"""The screen of `grouprl replay`: a recorded step beside its recomputation, and what other settings change in it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from grouprl.models.load import load_tokenizer
+from grouprl.proof.changes import as_values, completion_changes, cosine, norm, not_finite, token_changes
+from grouprl.proof.replay import Difference, Replay
+from grouprl.record.files import atomic_write_text, json_text
+from grouprl.report.terminal import Terminal
+from grouprl.report.verdict import counted
+
+_ROWS = 10
+
+
+def show_replay(found: Replay, model: str, changes: str, as_json: Path | None) -> None:
+    """Prints a replay.
+
+    Args:
+        found: the replay.
+        model: the path of the run's model, whose tokenizer writes the tokens.
+        changes: the changed settings as they were given; "" = none.
+        as_json: a file for all values; None = no file.
+    """
+    terminal = Terminal()
+    begin = f"the checkpoint of step {found.start}" if found.start else "the start model"
+    again = found.step - 1 - found.start
+    learned = f" and {counted(again, 'recorded step')} learned again" if again else ""
+    terminal.say(f"Step {found.step} of {found.run}, from {begin}{learned}")
+    if found.differences:
+        terminal.console.print(_record_table(found))
+    terminal.say(_verdict(found))
+    if found.other is not None:
+        _show_changes(terminal, found, model, changes)
+    if as_json is not None:
+        atomic_write_text(as_json, json_text(as_values(found), indent=2) + "\n")
+        terminal.say(f"All values: {as_json}")
+
+
+def _record_table(found: Replay) -> Table:
+    table = _table("", "values", "not equal", "largest difference", "replayed")
+    for one in found.differences:
+        value = found.update.metrics.get(one.name)
+        table.add_row(
+            one.name, f"{one.values:,}", f"{one.differing:,}", _gap(one), "" if value is None else f"{value:.6g}"
+        )
+    return table
+
+
+def _gap(one: Difference) -> str:
+    return f"{one.largest:.2g}" if one.differing else "0"
+
+
+def _verdict(found: Replay) -> str:
+    if found.update.error:
+        where = ", ".join(f"{group}.{completion}" for group, completion in not_finite(found.update))
+        return (
+            f"The update of this step fails: {found.update.error}\nCompletions without a finite push: {where or 'none'}"
+        )
+    if found.is_identical:
+        values = sum(one.values for one in found.differences)
+        return f"Bit-identical: all {values:,} values equal the record."
+    earlier = f", first in step {found.first_difference}" if found.first_difference else ""
+    facts = "; ".join(f"{name} {there!r} then, {here!r} here" for name, (there, here) in found.machines.items())
+    return f"Not bit-identical{earlier}. The machine: {facts or 'the same as in the record'}."
+
+
+def _show_changes(terminal: Terminal, found: Replay, model: str, changes: str) -> None:
+    other, tokenizer = found.other, load_tokenizer(model)
+    assert other is not None
+    terminal.say(f"\nWith {changes}:")
+    if other.error:
+        terminal.say(f"The update fails: {other.error}")
+    table = _table("", "recorded", "changed")
+    for name in dict.fromkeys((*found.update.metrics, *other.metrics)):
+        values = (metrics.get(name) for metrics in (found.update.metrics, other.metrics))
+        table.add_row(name, *("-" if value is None else f"{value:.4g}" for value in values))
+    terminal.console.print(table)
+    angle = cosine(found.update.gradient, other.gradient)
+    size = norm(other.gradient) / (norm(found.update.gradient) or math.nan)
+    terminal.say(f"Gradients: cosine {angle:.4f}, {size:.4g} times as long.")
+    moved = [one for one in completion_changes(found) if one.advantage != one.other_advantage]
+    terminal.say(f"{counted(len(moved), 'completion')} of another advantage.")
+    table = _table("completion", "problem", "reward", "changed", "advantage", "changed")
+    for one in moved[:_ROWS]:
+        rewards = ("invalid" if value is None else f"{value:.3f}" for value in (one.reward, one.other_reward))
+        advantages = (f"{value:+.3f}" for value in (one.advantage, one.other_advantage))
+        table.add_row(f"{one.group}.{one.completion}", Text(one.problem), *rewards, *advantages)
+    if moved:
+        terminal.console.print(table)
+    table = _table("token", "", "share of the push", "changed")
+    for token in token_changes(found, _ROWS):
+        text = Text(repr(tokenizer.decode([token.token_id])))
+        place = f"{token.group}.{token.completion}.{token.position}"
+        table.add_row(place, text, f"{token.share:+.3%}", f"{token.other_share:+.3%}")
+    terminal.console.print(table)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if place else "left", no_wrap=True)
+    return table
