@@ -22,6 +22,7 @@ class ScoredGroups:
     weights: Mapping[str, float]  # of each reward in the total
     sampling: Sampling
 
+
 # Nats. Log-probs of equal weights differ by the rounding of the forward pass: in float32 by up to 2e-5, in bfloat16,
 # which keeps 8 bits, by up to 0.1. A policy that is this near to its reference on every token of a batch has no KL:
 # whitened or divided by Adam, the rounding would move the weights by the whole learning rate.
