@@ -302,3 +302,21 @@ def test_unknown_options_are_refused(options: dict[str, str]):
 def test_shapes_that_differ_are_refused(shapes: list[tuple[int, ...]]):
     with pytest.raises(ValueError, match="shape"):
         policy_loss(*(torch.zeros(shape) for shape in shapes))
+
+
+def test_each_side_of_the_clip_is_counted_where_it_cuts():
+    """Ten tokens: below, three have A < 0 and one A > 0; above, two have A > 0 and three A < 0; one stays inside."""
+    ratios = torch.tensor([[0.5, 0.6, 0.7, 0.5, 1.5, 2.0, 1.5, 1.5, 1.5, 1.0]])
+    advantages = torch.tensor([[-1.0, -1.0, -1.0, 1.0, 1.0, 1.0, -1.0, -1.0, -1.0, -1.0]])
+    _, stats = policy_loss(ratios.log(), torch.zeros(1, 10), advantages, torch.full((1, 10), 0.1))
+    assert float(stats["clip_low_fraction"]) == pytest.approx(0.3)
+    assert float(stats["clip_high_fraction"]) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("surrogate", ["clip", "plain"])
+def test_the_old_log_probs_are_constants(surrogate: str):
+    """On policy, with the policy's own log-probs as the old ones: the gradient is -A, not 0."""
+    logprobs = torch.full((1, 3), -0.5, requires_grad=True)
+    loss, _ = policy_loss(logprobs, logprobs, torch.tensor([2.0]), torch.full((1, 3), 1 / 3), surrogate=surrogate)
+    loss.backward()
+    torch.testing.assert_close(logprobs.grad, torch.full((1, 3), -2 / 3))

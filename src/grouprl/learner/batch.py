@@ -24,9 +24,9 @@ class ScoredGroups:
 
 
 # Nats. Log-probs of equal weights differ by the rounding of the forward pass: in float32 by up to 2e-5, in bfloat16,
-# which keeps 8 bits, by up to 0.1. A policy that is this near to its reference on every token of a batch has no KL:
+# which keeps 8 bits, by up to 0.1 (the demo). A policy this near to its reference on every token of a batch has no KL:
 # whitened or divided by Adam, the rounding would move the weights by the whole learning rate.
-AT_REFERENCE = {"float32": 1e-4, "bfloat16": 0.1}
+AT_REFERENCE = {"float32": 1e-4, "bfloat16": 0.25}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,137 @@
+"""Lines of the learner that no other test holds alone: which tokens count, and in which denominators."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from grouprl.algorithms import group_advantages, kept_groups
+from grouprl.algorithms.credit import Credit
+from grouprl.algorithms.named import NAMED
+from grouprl.learner import PolicyEvaluation, assign_credit, make_batch
+from grouprl.models.critic import Critic
+from grouprl.types import Batch, Completion, Group, Problem, RewardOutcome, Sampling, StepReward, StopReason
+from learner_setting import SAMPLING, GradientKeeper, batch_of, learner_of, loaded, sampled
+from losses import loss_of
+from variants import variant
+
+NAN = math.nan
+
+
+def completion(index: int, length: int, stop: StopReason) -> Completion:
+    return Completion(index, (5,) * length, (-0.5,) * length, (-0.5,) * length, "", stop, 0)
+
+
+def three_ends() -> list[Group]:
+    """Completions of 3, 2 and 3 tokens: one ends, one is truncated, one meets a stop string."""
+    reasons = (StopReason.END, StopReason.LENGTH, StopReason.STOP_STRING)
+    members = (completion(at, n, stop) for at, (n, stop) in enumerate(zip((3, 2, 3), reasons, strict=True)))
+    return [Group(Problem("one", "one"), (7,), tuple(members))]
+
+
+@pytest.mark.parametrize(("mask_overlong", "trained"), [(False, [3, 2, 3]), (True, [3, 0, 3])])
+def test_masking_leaves_out_truncated_completions_alone(mask_overlong: bool, trained: list[int]) -> None:
+    batch = make_batch(three_ends(), Sampling(max_tokens=4), mask_overlong=mask_overlong)
+    assert batch.trained_NT.sum(1).tolist() == trained
+    assert batch.mask_NT.sum(1).tolist() == [3, 2, 3]
+
+
+def test_a_batch_without_baseline_but_with_its_deviation_has_no_signal_in_equal_rewards() -> None:
+    """Rewards 2 and 0 deviate by 1 from their mean, so they stay 2 and 0; equal ones would be divided by nothing."""
+    advantage = variant("reinforce_batch", baseline="none", scale="batch_std", eps=0.0).advantage
+    one = torch.zeros(2, dtype=torch.long)
+    assert advantage.statistics(torch.tensor([2.0, 0.0]), one).advantages(torch.tensor([2.0, 0.0])).tolist() == [2, 0]
+    assert advantage.statistics(torch.tensor([3.0, 3.0]), one).advantages(torch.tensor([3.0, 3.0])).tolist() == [0, 0]
+    # An invalid reward has no part in the deviation: 4 and 0 deviate by 2.
+    rewards = torch.tensor([4.0, NAN, 0.0])
+    assert advantage.statistics(rewards, torch.zeros(3)).advantages(rewards).tolist() == [2, 0, 0]
+
+
+def test_the_mean_of_the_batch_is_not_the_mean_of_the_group() -> None:
+    """Rewards 1, 0 and 4, 3: the batch has mean 2, the groups 0.5 and 3.5."""
+    rewards, groups = torch.tensor([1.0, 0.0, 4.0, 3.0]), torch.tensor([0, 0, 1, 1])
+    assert group_advantages(rewards, groups, baseline="batch_mean", scale="none").tolist() == [-1, -2, 2, 1]
+
+
+def test_the_steps_of_an_invalid_completion_teach_nothing() -> None:
+    """Group 1, 0 and an invalid completion whose step was right: its step is in no mean, and it has no advantage."""
+    batch = make_batch(three_ends(), Sampling(max_tokens=4))
+    outcomes = [
+        RewardOutcome(1.0, {"right": 1.0}),
+        RewardOutcome(NAN, {"right": None}, "timed out", steps=(StepReward(0, 1.0),)),
+        RewardOutcome(0.0, {"right": 0.0}),
+    ]
+    algorithm = variant("grpo_process", eps=0.0)
+    credit = assign_credit(outcomes, {"right": 1.0}, batch, PolicyEvaluation(), algorithm, kl_coef=0.0)
+    assert credit.advantages_NT.tolist() == [[1, 1, 1], [0, 0, 0], [-1, -1, -1]]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.5, None), (None, 0.5), (0.5, 0.5)])
+def test_a_group_at_the_bound_is_kept(low: float | None, high: float | None) -> None:
+    assert kept_groups([[0.0, 1.0]], drop_below=low, drop_above=high) == [True]
+
+
+def test_the_entropy_mask_is_chosen_among_the_trained_tokens(tiny: Path) -> None:
+    """Row 1 is truncated and has the highest entropies: half of the six trained tokens are the six's own best."""
+    model = loaded(tiny)
+    learner = learner_of(model, variant("grpo", kl_coef=0.0, entropy_share=0.5, mask_overlong=True))
+    batch = make_batch(three_ends(), Sampling(max_tokens=4), mask_overlong=True)
+    entropies = torch.tensor([[0.1, 0.9, 0.2], [5.0, 6.0, 0.0], [0.7, 0.3, 0.8]])
+    before = PolicyEvaluation(entropies_NT=entropies)
+    credit = Credit(torch.ones(3, 3) * batch.mask_NT)
+    result = learner.learn(batch, credit, before, loss_of(learner), step=2)
+    assert result.metrics["entropy_threshold"] == pytest.approx(0.7)  # 0.9, 0.8, 0.7
+
+
+class EveryGradient(GradientKeeper):
+    """Keeps the gradient of every update."""
+
+    def step(self) -> float:
+        held = {name: weight.grad.clone() for name, weight in self.model.named_parameters() if weight.grad is not None}
+        self.__dict__.setdefault("gradients", []).append(held)
+        self.model.zero_grad(set_to_none=True)
+        self.updates += 1
+        return 0.0
+
+
+def critic_gradients(folder: Path, batch: Batch, returns_NT: Tensor, count: int) -> list[Tensor]:
+    model = loaded(folder)
+    critic = Critic(model, shared=False)
+    with torch.no_grad():
+        critic.head.weight.copy_(torch.sin(torch.arange(critic.head.weight.numel())).view_as(critic.head.weight))
+    keeper = EveryGradient(critic)
+    learner = learner_of(
+        model,
+        variant("ppo", kl_coef=0.0, minibatches=count),
+        optimizer=EveryGradient(model),
+        critic=critic,
+        critic_optimizer=keeper,
+    )
+    credit = Credit(torch.ones(batch.mask_NT.shape) * batch.mask_NT, returns_NT, batch.mask_NT)
+    learner.learn(batch, credit, learner.evaluate(batch), loss_of(learner), step=2)
+    return [gradient["head.weight"] for gradient in keeper.gradients]
+
+
+def test_the_value_loss_is_a_mean_over_the_tokens_of_the_minibatch(tiny: Path) -> None:
+    """Three groups in three updates: the critic's gradient in each is the one of a batch of that group alone."""
+    groups = sampled(tiny, SAMPLING)
+    returns = [torch.full((batch_of([group]).mask_NT.shape), 1.0 + at) for at, group in enumerate(groups)]
+    whole = batch_of(groups)
+    returns_NT = (1.0 + torch.tensor(whole.group_of_N))[:, None].expand(whole.mask_NT.shape) * whole.mask_NT
+    split = critic_gradients(tiny, whole, returns_NT, 3)
+    alone = [
+        critic_gradients(tiny, batch_of([group]), own * batch_of([group]).mask_NT, 1)[0]
+        for group, own in zip(groups, returns, strict=True)
+    ]
+    assert len(split) == 3
+    ours, theirs = (sorted(float(one.norm()) for one in gradients) for gradients in (split, alone))
+    assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_every_named_algorithm_that_masks_or_penalizes_says_so() -> None:
+    assert [name for name in NAMED if NAMED[name].groups.overlong_buffer] == ["dapo"]
+    assert not any(NAMED[name].groups.mask_overlong for name in NAMED)

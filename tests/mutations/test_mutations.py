@@ -1,0 +1,286 @@
+"""One wrong line of the mathematics fails a fast test: each line below is changed in a copy of the package."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SUPPORT = Path(__file__).parents[1] / "support"
+CAUGHT = 0.95  # of the mutants, at least
+
+CREDIT = "tests/learner/test_credit.py"
+LOSS, TOKENS = "tests/algorithms/test_policy_loss.py", "tests/algorithms/test_token_functions.py"
+BY_HAND, STEPS = "tests/algorithms/test_algorithms.py", "tests/algorithms/test_steps_gae_dpo.py"
+LINES, ENDS = "tests/learner/test_single_lines.py", "tests/rollout/test_ends.py"
+
+# (file, line, what stands there instead, tests of which one fails)
+MUTANTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    (
+        "algorithms/statistics.py",
+        '"leave_one_out": (sum_N - rewards_N64) / (count_N - 1).clamp(min=1),',
+        '"leave_one_out": (sum_N - rewards_N64) / count_N.clamp(min=1),',
+        (BY_HAND,),
+    ),
+    (
+        "algorithms/statistics.py",
+        'freedom = 1.0 if std == "sample" else 0.0',
+        'freedom = 0.0 if std == "sample" else 1.0',
+        (BY_HAND,),
+    ),
+    (
+        "algorithms/statistics.py",
+        "signal_N = valid_N & has_signal(rewards_N, group_ids_N)",
+        "signal_N = has_signal(rewards_N, group_ids_N)",
+        (BY_HAND,),
+    ),
+    (
+        "algorithms/statistics.py",
+        "return (highest > lowest)[group_of_N]",
+        "return (highest >= lowest)[group_of_N]",
+        (BY_HAND,),
+    ),
+    (
+        "algorithms/statistics.py",
+        '"batch_mean": batch_mean.expand_as(mean_N),',
+        '"batch_mean": mean_N,',
+        (LINES,),
+    ),
+    (
+        "algorithms/statistics.py",
+        '"none": torch.zeros_like(mean_N),',
+        '"none": batch_mean.expand_as(mean_N),',
+        (BY_HAND,),
+    ),
+    (
+        "algorithms/statistics.py",
+        'divisor_N = torch.ones_like(mean_N) if scale == "none" else deviation_N + eps',
+        'divisor_N = torch.ones_like(mean_N) if scale == "none" else deviation_N',
+        (BY_HAND,),
+    ),
+    (
+        "algorithms/statistics.py",
+        "squares = ((rewards_N64 - batch_mean).square() * valid_N64).sum()",
+        "squares = (rewards_N64 - batch_mean).square().sum()",
+        (LINES, BY_HAND),
+    ),
+    (
+        "algorithms/credit.py",
+        'return self.baseline == "batch_mean" or self.scale == "batch_std"',
+        'return self.baseline == "batch_mean"',
+        (LINES,),
+    ),
+    (
+        "algorithms/advantages.py",
+        "advantages_N = advantages_N + weight * alone",
+        "advantages_N = advantages_N + alone",
+        (CREDIT,),
+    ),
+    (
+        "algorithms/advantages.py",
+        "rewards_N = batch.rewards_N - batch.kl_NT.sum(1)",
+        "rewards_N = batch.rewards_N + batch.kl_NT.sum(1)",
+        (CREDIT,),
+    ),
+    (
+        "algorithms/corrections.py",
+        "log_weight_NT = torch.where(mask_NT, learner_logprobs_NT.detach() - sampler_logprobs_NT, 0.0)",
+        "log_weight_NT = torch.where(mask_NT, sampler_logprobs_NT - learner_logprobs_NT.detach(), 0.0)",
+        (TOKENS,),
+    ),
+    (
+        "algorithms/corrections.py",
+        "weight_NT = torch.where((weight_NT <= cap) & (weight_NT >= floor), weight_NT, 0.0)",
+        "weight_NT = torch.where(weight_NT <= cap, weight_NT, 0.0)",
+        (TOKENS,),
+    ),
+    (
+        "algorithms/entropy.py",
+        "highest = entropies.topk(int(share * (len(entropies) - 1)) + 1)",
+        "highest = entropies.topk(int(share * (len(entropies) - 1)) + 1, largest=False)",
+        (TOKENS,),
+    ),
+    (
+        "algorithms/filters.py",
+        "return -((lengths_N.double() - (max_tokens - width)) / width).clamp(0.0, 1.0)",
+        "return ((lengths_N.double() - (max_tokens - width)) / width).clamp(0.0, 1.0)",
+        (TOKENS,),
+    ),
+    (
+        "algorithms/filters.py",
+        "within = not bounded or bool(low <= rewards_G.nanmean() <= high)",
+        "within = not bounded or bool(low < rewards_G.nanmean() < high)",
+        (LINES,),
+    ),
+    ("algorithms/kl.py", "return -log_ratio", "return log_ratio", (BY_HAND,)),
+    (
+        "algorithms/kl.py",
+        "return torch.expm1(log_ratio) - log_ratio",
+        "return torch.expm1(log_ratio) + log_ratio",
+        (BY_HAND,),
+    ),
+    (
+        "algorithms/kl.py",
+        "error = max(-0.2, min(0.2, kl / target - 1))",
+        "error = max(-0.2, min(0.2, 1 - kl / target))",
+        (TOKENS,),
+    ),
+    (
+        "algorithms/losses.py",
+        "return mask_NT / (sequences * mask_NT.sum(1, keepdim=True).clamp(min=1))",
+        "return mask_NT / mask_NT.sum(1, keepdim=True).clamp(min=1)",
+        (BY_HAND,),
+    ),
+    (
+        "algorithms/losses.py",
+        "return mask_NT / (sequences * constant_length)",
+        "return mask_NT / constant_length",
+        (BY_HAND,),
+    ),
+    (
+        "algorithms/losses.py",
+        "gain_NT = torch.minimum(ratio_NT * advantages_NT, clipped_NT * advantages_NT)",
+        "gain_NT = torch.maximum(ratio_NT * advantages_NT, clipped_NT * advantages_NT)",
+        (LOSS,),
+    ),
+    (
+        "algorithms/losses.py",
+        "below_NT = (ratios_NT < 1 - clip_low) & (advantages_NT < 0)",
+        "below_NT = (ratios_NT < 1 - clip_low) & (advantages_NT > 0)",
+        (LOSS,),
+    ),
+    (
+        "algorithms/losses.py",
+        "above_NT = (ratios_NT > 1 + clip_high) & (advantages_NT > 0)",
+        "above_NT = (ratios_NT > 1 + clip_high) & (advantages_NT < 0)",
+        (LOSS,),
+    ),
+    (
+        "algorithms/losses.py",
+        '"clip_low_fraction": _masked_mean(below_NT.float(), mask_NT),',
+        '"clip_low_fraction": _masked_mean(above_NT.float(), mask_NT),',
+        (LOSS,),
+    ),
+    (
+        "algorithms/losses.py",
+        "logprobs_NT, old_logprobs_NT = _blank(logprobs_NT, mask_NT), _blank(old_logprobs_NT.detach(), mask_NT)",
+        "logprobs_NT, old_logprobs_NT = _blank(logprobs_NT, mask_NT), _blank(old_logprobs_NT, mask_NT)",
+        (LOSS,),
+    ),
+    (
+        "algorithms/losses.py",
+        "gain_NT = clipped_NT.detach() * advantages_NT * logprobs_NT",
+        "gain_NT = clipped_NT * advantages_NT * logprobs_NT",
+        (LOSS,),
+    ),
+    (
+        "algorithms/losses.py",
+        "gain_NT = torch.where(advantages_NT < 0, torch.maximum(gain_NT, floor_NT), gain_NT)",
+        "gain_NT = torch.where(advantages_NT > 0, torch.maximum(gain_NT, floor_NT), gain_NT)",
+        (LOSS,),
+    ),
+    (
+        "algorithms/losses.py",
+        "mean_N1 = log_ratio_NT.sum(1, keepdim=True) / mask_NT.sum(1, keepdim=True).clamp(min=1)",
+        "mean_N1 = log_ratio_NT.sum(1, keepdim=True)",
+        (LOSS,),
+    ),
+    (
+        "algorithms/losses.py",
+        "cost_NT = cost_NT + kl_coef * kl_NT",
+        "cost_NT = cost_NT - kl_coef * kl_NT",
+        (LOSS,),
+    ),
+    (
+        "algorithms/tokens.py",
+        "advantage_N = torch.where(inside_N, delta_N + gamma * lam * advantage_N, advantage_N)",
+        "advantage_N = torch.where(inside_N, delta_N + lam * advantage_N, advantage_N)",
+        (TOKENS,),
+    ),
+    (
+        "algorithms/tokens.py",
+        "counted_NT = batch.trained_NT & ~batch.rewards_N.isnan()[:, None]",
+        "counted_NT = batch.trained_NT",
+        (CREDIT,),
+    ),
+    ("algorithms/tokens.py", "rewards_NT = -batch.kl_NT", "rewards_NT = batch.kl_NT.clone()", (CREDIT,)),
+    (
+        "algorithms/steps.py",
+        "advantages_NT[row, : end + 1] += next(normalized)",
+        "advantages_NT[row, :end] += next(normalized)",
+        (STEPS,),
+    ),
+    (
+        "algorithms/steps.py",
+        "[*steps, (reward, length - 1)] if reward == reward else []  # NaN = invalid",
+        "[*steps, (reward, length - 1)]",
+        (LINES,),
+    ),
+    (
+        "algorithms/values.py",
+        "worst_NT = torch.maximum(plain_NT, (near_NT - returns_NT).square())",
+        "worst_NT = torch.minimum(plain_NT, (near_NT - returns_NT).square())",
+        (TOKENS,),
+    ),
+    ("algorithms/preferences.py", "margin_N = chosen_N - rejected_N", "margin_N = rejected_N - chosen_N", (STEPS,)),
+    (
+        "learner/learner.py",
+        "counted_NT[list(rows)] = self.credit.counted_NT[list(rows)]",
+        "counted_NT[:] = self.credit.counted_NT",
+        (LINES,),
+    ),
+    (
+        "learner/learner.py",
+        "before.entropies_NT.cpu(), batch.trained_NT, share=algorithm.spread.entropy_share",
+        "before.entropies_NT.cpu(), batch.mask_NT, share=algorithm.spread.entropy_share",
+        (LINES,),
+    ),
+    (
+        "learner/batch.py",
+        "trained_NT=mask_NT & whole_N[:, None] if mask_overlong else mask_NT,",
+        "trained_NT=mask_NT,",
+        (LINES,),
+    ),
+    (
+        "learner/batch.py",
+        "whole_N = torch.tensor([completion.stop_reason is not StopReason.LENGTH for completion in completions])",
+        "whole_N = torch.tensor([completion.stop_reason is StopReason.LENGTH for completion in completions])",
+        (LINES,),
+    ),
+    (
+        "rollout/rows.py",
+        "reason_n = torch.where(torch.isin(tokens_n, self._ends), _END, full_n)",
+        "reason_n = torch.where(full_n > 0, full_n, torch.isin(tokens_n, self._ends) * _END)",
+        (ENDS,),
+    ),
+    (
+        "rollout/decoding.py",
+        "stopped = (row for row in self._stopped_rows() if over.get(row) is not StopReason.END)",
+        "stopped = self._stopped_rows()",
+        (ENDS,),
+    ),
+)
+
+
+@pytest.mark.slow
+def test_a_wrong_line_is_noticed() -> None:
+    result = subprocess.run(
+        [sys.executable, str(SUPPORT / "mutants.py")],
+        input=json.dumps(MUTANTS),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    codes = json.loads(result.stdout.splitlines()[-1])
+    assert len(codes) == len(MUTANTS)
+    # 1 is pytest's code for a failed test; 2 and more say that the tests did not run.
+    missed = [(mutant, code) for mutant, code in zip(MUTANTS, codes, strict=True) if code != 1]
+    assert [mutant for mutant, code in missed if code != 0] == []
+    assert len(missed) <= (1 - CAUGHT) * len(MUTANTS), missed
