@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -84,6 +85,87 @@ def test_the_reference_stays_where_it_was(tiny: Path):
             weight.add_(1.0)
     assert fingerprint(reference) == before != fingerprint(model)
     assert not any(weight.requires_grad for weight in reference.parameters())
+
+
+# Damaged and hostile files
+
+
+def changed_weights(tiny: Path, to: Path, change: Callable[[dict[str, Tensor]], object]) -> str:
+    shutil.copytree(tiny, to)
+    weights = load_file(to / "model.safetensors")
+    change(weights)
+    save_file(weights, to / "model.safetensors", metadata={"format": "pt"})
+    return str(to)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"), "without model.layers.1.mlp.up_proj.weight"),
+        (lambda weights: weights.update({"model.layers.2.x": torch.ones(2)}), "with unknown model.layers.2.x"),
+        (lambda weights: weights.clear(), r"without lm_head.weight, model.embed_tokens.weight, .* and \d+ more"),
+    ],
+)
+def test_weights_that_are_missing_or_unknown_are_an_error(
+    tiny: Path, tmp_path: Path, change: Callable[[dict[str, Tensor]], object], words: str
+):
+    with pytest.raises(UserError, match=f"expected the weights of Qwen2ForCausalLM, got a checkpoint {words}"):
+        load_model(changed_weights(tiny, tmp_path / "changed", change), device=CPU)
+
+
+def test_a_tied_head_need_not_be_in_the_file(tiny: Path):
+    assert "lm_head.weight" not in load_file(tiny / "model.safetensors")
+    model = load_model(str(tiny), device=CPU)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("model.safetensors", b""),
+        ("model.safetensors", b"\x08" + bytes(7) + b"not JSON"),
+        ("model.safetensors", b"\xff" * 8 + b"{}"),  # a header of 2^64 - 1 bytes
+        ("model.safetensors", (20).to_bytes(8, "little") + b'{"a":{"dtype":"F32"}}'),
+        ("config.json", b'{"model_type": 3}'),
+        ("config.json", b"[]"),
+        ("config.json", b'{"model_type": "qwen2", "hidden_size": "x"}'),
+    ],
+)
+def test_a_damaged_model_file_is_one_sentence(tiny: Path, tmp_path: Path, file: str, content: bytes):
+    shutil.copytree(tiny, tmp_path / "damaged")
+    (tmp_path / "damaged" / file).write_bytes(content)
+    with pytest.raises(UserError, match=r"damaged.*could not load it"):
+        load_model(str(tmp_path / "damaged"), device=CPU)
+
+
+def test_a_truncated_model_file_is_one_sentence(tiny: Path, tmp_path: Path):
+    shutil.copytree(tiny, tmp_path / "short")
+    file = tmp_path / "short" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(UserError, match=r"short.*could not load it"):
+        load_model(str(tmp_path / "short"), device=CPU)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"version": "1.0", "model": 7}'])
+def test_a_damaged_tokenizer_is_one_sentence(tiny: Path, tmp_path: Path, content: bytes):
+    shutil.copytree(tiny, tmp_path / "damaged")
+    (tmp_path / "damaged" / "tokenizer.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"damaged.*expected a tokenizer, could not load it"):
+        load_tokenizer(str(tmp_path / "damaged"))
+
+
+def test_code_of_a_checkpoint_is_refused_without_a_question(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    code = "open(__file__ + '.ran', 'w')"
+    custom = with_config(
+        tiny, tmp_path / "custom", model_type="own", auto_map={"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}
+    )
+    (tmp_path / "custom" / "own.py").write_text(code)
+    monkeypatch.setattr("builtins.input", lambda _: pytest.fail("asked"))
+    with pytest.raises(UserError, match=r"custom.*could not load it"):
+        load_model(custom, device=CPU)
+    assert not list(tmp_path.rglob("*.ran"))
 
 
 # Models that packing would falsify

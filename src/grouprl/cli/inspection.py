@@ -18,7 +18,7 @@ from grouprl.learner.credit import component
 from grouprl.models.load import context_length, load_model, load_tokenizer
 from grouprl.models.precision import resolve_device, with_dtype
 from grouprl.models.prompts import prompt_token_ids
-from grouprl.report.terminal import Terminal
+from grouprl.report.terminal import Terminal, visible
 from grouprl.report.verdict import counted
 from grouprl.report.worked import Spread, deviation_kind
 from grouprl.rewards.configured import configured_rewards, configured_scorer
@@ -73,7 +73,7 @@ def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
     rewards = configured_rewards(config, task) if prompt is None else ()
     outcomes = _outcomes(config, task, group, rewards, tokenizer) if rewards else ()
     terminal = Terminal()
-    terminal.say(f"\n{asked.prompt_text}\n")
+    terminal.say(f"\n{visible(asked.prompt_text)}\n")
     terminal.console.print(_completion_grid(group, outcomes, _advantages(config, outcomes, rewards)), soft_wrap=False)
     if outcomes:
         terminal.say(_spread(config, outcomes))
@@ -108,7 +108,7 @@ def _completion_grid(group: Group, outcomes: Sequence[RewardOutcome], advantages
             components = [f"{name} {'-' if value is None else value}" for name, value in outcome.components.items()]
             grid.add_row("", Text("  ".join(components), "dim"))
         # Text, not markup: rich would interpret brackets in a completion.
-        grid.add_row("", Text(completion.text + "\n"))
+        grid.add_row("", Text(visible(completion.text) + "\n"))
     return grid
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -56,7 +56,7 @@ def load_model(path: str, *, device: torch.device) -> PreTrainedModel:
 
 
 def load_pretrained(
-    auto: Any, path: str, what: str, options: Mapping[str, Any] = MappingProxyType({})
+    auto: Any, path: str, what: str, options: Mapping[str, Any] = MappingProxyType({}), heads: Set[str] = frozenset()
 ) -> tuple[PreTrainedModel, set[str]]:
     """Loads a checkpoint as float32 weights on GroupRL's attention.
 
@@ -65,12 +65,14 @@ def load_pretrained(
         path: bundled name, folder or hub id.
         what: description of the expected model, for the error.
         options: changes to the model's configuration.
+        heads: names of weights that the checkpoint may lack, or have in excess: those of another head.
 
     Returns:
         The model, and the names of weights that the checkpoint lacks, which are random.
 
     Raises:
-        UserError: there is no such model, or it is an adapter, which transformers might load from a pickle.
+        UserError: there is no such model, its files are damaged, its weights are not those of the model, or it is an
+            adapter, which transformers might load from a pickle.
     """
     with hide_progress_bars():
         try:
@@ -85,11 +87,22 @@ def load_pretrained(
                 attn_implementation=NAME,
                 use_safetensors=True,
                 output_loading_info=True,
+                trust_remote_code=False,  # None would ask on a terminal
                 **options,
             )
-        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: weights of other shapes
+        except UserError:
+            raise
+        except Exception as error:  # whatever a damaged or hostile file makes transformers raise
             raise _not_loadable(path, what, error) from error
-    return model, set(info["missing_keys"])
+    missing = set(info["missing_keys"])
+    for lack, names in (("without", missing - heads), ("with unknown", set(info["unexpected_keys"]) - heads)):
+        if names:
+            listed = ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            raise UserError(
+                f"model {path!r}: expected the weights of {type(model).__name__}, got a checkpoint {lack} {listed}: "
+                "get the complete files of this model; weights that are missing would be random"
+            )
+    return model, missing
 
 
 @contextmanager
@@ -128,8 +141,8 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
         declared = get_tokenizer_config(folder).get("tokenizer_class")
         # AutoTokenizer replaces a Qwen2 model's own tokenizer by Qwen2Tokenizer, which splits text in another way.
         loader = PreTrainedTokenizerFast if declared in _PLAIN_TOKENIZERS else AutoTokenizer
-        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder)
-    except (OSError, ValueError) as error:
+        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # whatever a damaged or hostile file makes transformers raise
         raise _not_loadable(path, "a tokenizer", error) from error
     if tokenizer.eos_token_id is None:
         raise UserError(f"model {path!r}: expected a tokenizer with an end token (eos_token), got none: set one")

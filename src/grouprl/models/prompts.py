@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
+import resource
+from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.types import Completion, Problem, StopReason, UserError
+
+_TEMPLATE_SECONDS, _TEMPLATE_BYTES = 2, 256 << 20
+_TRIED: set[str] = set()  # templates that stayed within the limits
 
 
 def prompt_token_ids(problem: Problem, tokenizer: PreTrainedTokenizerBase, *, longest: int) -> tuple[int, ...]:
@@ -28,15 +35,54 @@ def prompt_token_ids(problem: Problem, tokenizer: PreTrainedTokenizerBase, *, lo
                 f"problem {problem.id!r}: its prompt is chat messages, and the model's tokenizer has no chat template: "
                 "use an instruction-tuned model, or a task whose prompts are plain text"
             )
-        ids = tokenizer.apply_chat_template(
-            [dict(message) for message in problem.prompt], add_generation_prompt=True, return_dict=False
-        )
+        ids = _rendered(problem.id, [dict(message) for message in problem.prompt], tokenizer)
     if not 1 <= len(ids) <= longest:
         raise UserError(
             f"problem {problem.id!r}: expected a prompt of 1 to {longest} tokens (the model's context less "
             f"rollout.max_tokens), got {len(ids)}: shorten the prompt or lower rollout.max_tokens"
         )
     return tuple(ids)
+
+
+def _rendered(problem_id: str, messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    if (template := str(tokenizer.chat_template)) not in _TRIED:
+        _try_template(messages, tokenizer)
+        _TRIED.add(template)
+    try:
+        ids: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    except Exception as error:  # a template is a program, which can raise anything
+        raise UserError(
+            f"problem {problem_id!r}: expected a chat template that renders its messages, got {type(error).__name__}: "
+            f"{error}: use a template that has these roles, or another model"
+        ) from error
+    return ids
+
+
+def _try_template(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Renders in a process of its own, which the kernel ends at a limit: one loop or product can hang or fill memory.
+
+    Raises:
+        UserError: the template reached a limit.
+    """
+    if not hasattr(os, "fork"):
+        return
+    child = os.fork()
+    if not child:
+        try:
+            resource.setrlimit(resource.RLIMIT_CPU, (_TEMPLATE_SECONDS, _TEMPLATE_SECONDS))
+            if (memory := Path("/proc/self/statm")).exists():
+                held = int(memory.read_text().split()[5]) * resource.getpagesize()
+                resource.setrlimit(resource.RLIMIT_DATA, (held + _TEMPLATE_BYTES, held + _TEMPLATE_BYTES))
+            tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        except MemoryError:
+            os._exit(1)
+        finally:  # other errors are reported when this process renders
+            os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        raise UserError(
+            f"the model's chat template: expected a text within {_TEMPLATE_SECONDS} s of CPU time and "
+            f"{_TEMPLATE_BYTES >> 20} MiB, got none: the template is damaged or hostile; use another model"
+        )
 
 
 def _text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -67,12 +67,16 @@ def _classifier(
 ) -> tuple[PreTrainedModel, set[str]]:
     with hide_warnings():  # transformers warns about a missing head, which is expected
         model, missing = load_pretrained(
-            AutoModelForSequenceClassification, path, "a model with a sequence classifier in safetensors", options
+            AutoModelForSequenceClassification,
+            path,
+            "a model with a sequence classifier in safetensors",
+            options,
+            heads={_HEAD, "lm_head.weight"},
         )
-    if missing - {_HEAD} or not isinstance(getattr(model, "score", None), nn.Linear):
+    if not isinstance(getattr(model, "score", None), nn.Linear):
         raise UserError(
             f"model {path!r}: expected a decoder with a classifier in transformers, got {type(model).__name__} "
-            f"(without weights for {', '.join(sorted(missing)) or 'a head named score'}): choose another model"
+            "(without a head named score): choose another model"
         )
     model = model.to(device).eval()
     verify(path, model)

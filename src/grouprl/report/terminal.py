@@ -140,5 +140,17 @@ class Terminal:
         self.console.print(table)
 
 
+def visible(text: str) -> str:
+    r"""Writes characters that a terminal would obey as escapes; line breaks and tabs stay.
+
+    >>> visible("a\x1b[2J\tb\u202e")
+    'a\\x1b[2J\tb\\u202e'
+    """
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
 def _cell(value: float | None, form: str) -> str:
     return "-" if value is None or math.isnan(value) else form.format(value)

@@ -93,7 +93,18 @@ def library_file() -> Path | None:
     if compiler is None or platform.system() == "Windows":
         return None
     made = _folder() / f"kernels-{_key(compiler)}.so"
-    return made if made.exists() or _compile(compiler, made) else None
+    return made if is_intact(made) or _compile(compiler, made) else None
+
+
+def is_intact(made: Path) -> bool:
+    """Whether the library is there as it was compiled: a truncated one would end the process with SIGBUS."""
+    with suppress(OSError):
+        return _digest_file(made).read_text(encoding="ascii") == hashlib.sha256(made.read_bytes()).hexdigest()
+    return False
+
+
+def _digest_file(made: Path) -> Path:
+    return made.with_suffix(".sha256")
 
 
 def _folder() -> Path:
@@ -124,7 +135,11 @@ def _compile(compiler: str, target: Path) -> bool:
             flags = (*_FLAGS, *variant, *shlex.split(os.environ.get(_EXTRA, "")))
             error = _try(compiler, flags, Path(scratch), target.name)
             if not error:
-                (Path(scratch) / target.name).replace(target)
+                compiled = Path(scratch) / target.name
+                digest = _digest_file(compiled)
+                digest.write_text(hashlib.sha256(compiled.read_bytes()).hexdigest(), encoding="ascii")
+                compiled.replace(target)
+                digest.replace(_digest_file(target))
                 return True
     logging.getLogger(__name__).warning(
         "the kernels could not be compiled, so torch computes without them, which is slower: %s", error
