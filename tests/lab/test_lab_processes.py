@@ -100,6 +100,7 @@ def completions(directory: Path, where: str) -> list[dict[str, Any]]:
         ({"recipe": "demo", "name": "a", "changes": ["/etc/passwd"]}, "expected changes such as"),
         ({"recipe": "demo", "name": "a", "changes": ["rollout.grup_size=3"]}, "rollout.group_size"),
         ({"recipe": "demo", "name": "a", "changes": [1]}, "changes: expected a list of texts"),
+        ({"recipe": "demo", "name": "a", "changes": ["steps=1"] * 101}, "changes: expected at most 100, got 101"),
         ({"recipe": "demo", "name": "a", "changes": "steps=1"}, "changes: expected a list of texts"),
         ({"recipe": "demo", "name": "a", "changes": ["runs_dir=/elsewhere"]}, "lies where its name says"),
         ({"recipe": "demo", "name": "a", "changes": ["name=b"]}, "lies where its name says"),

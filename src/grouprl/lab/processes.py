@@ -36,6 +36,7 @@ from grouprl.types import UserError
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _CHANGE = re.compile(r"[a-z][a-z0-9_]*(\.[A-Za-z0-9_-]+)*=.*", re.DOTALL)
 _LAST_STEP = 10**9
+_MOST_CHANGES = 100  # a configuration has fewer keys
 _START_SECONDS = 120.0  # in which a run that cannot start says so; asking a hub in vain takes half a minute
 _SAID = 4000  # bytes of a process's last words
 
@@ -282,4 +283,6 @@ def _changes(body: _Body) -> list[str]:
     given = _field({"changes": [], **body}, "changes", "a list of texts")
     if not all(isinstance(change, str) for change in given):
         raise UserError(f"changes: expected a list of texts, got {given!r:.60}")
+    if len(given) > _MOST_CHANGES:
+        raise UserError(f"changes: expected at most {_MOST_CHANGES}, got {len(given)}: write them into a file")
     return [change.strip() for change in given if change.strip()]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import uvicorn
 
+from grouprl.lab.connections import BACKLOG, PatientProtocol
 from grouprl.lab.guard import Guard, Sessions
 from grouprl.types import UserError
 
@@ -59,7 +60,13 @@ def serve(root: Path, *, port: int, open_browser: bool, say: Callable[[str], Non
         app = Guard(create_app(root, lambda: server.should_exit), sessions, port)
         server = uvicorn.Server(
             uvicorn.Config(
-                app, log_level="warning", timeout_graceful_shutdown=5, server_header=False, proxy_headers=False
+                app,
+                http=PatientProtocol,
+                backlog=BACKLOG,
+                log_level="warning",
+                timeout_graceful_shutdown=5,
+                server_header=False,
+                proxy_headers=False,
             )
         )
         server.run(sockets=[listening])
