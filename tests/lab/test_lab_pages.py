@@ -257,6 +257,7 @@ def test_a_bad_address_is_told_once(lab: Opened, page: Any, address: str, expect
 
 def test_a_group_leads_to_its_own_walk(lab: Opened, page: Any) -> None:
     show(lab, "/runs/one/groups/3/1")
+    assert page.get_by_text("grouprl replay runs/one 3").count() == 1
     page.get_by_role("link", name="This group step by step").click()
     page.wait_for_selector("h1:has-text('GRPO step by step')")
     assert page.url.endswith("#/step?run=one&step=3&group=1")

@@ -3,7 +3,7 @@ import { get, live, ofRun, queryOf } from "../api.js";
 import { address, choices, note } from "../address.js";
 import { h, put } from "../dom.js";
 import { added, bracketed, column, deviationWorked, equals, meanWorked, plain } from "../numbers.js";
-import { number, signed, trouble, visible, written } from "../text.js";
+import { named, number, signed, trouble, visible, written } from "../text.js";
 import { advantageMark, chip, correctMark, kindOfGroup, lengthMark, signalMark } from "./marks.js";
 import { tokenView } from "./tokens.js";
 
@@ -20,6 +20,8 @@ export async function groupView(run, place, given) {
     children: [
       neighbors(run, place, total),
       h("div", { class: "halves" }, problemCard(group, links), statisticsCard(group)),
+      h("p", { class: "note" }, "This step computed again, or under another algorithm or reward: ",
+        h("code", {}, `grouprl replay runs/${named(run)} ${place.step} algorithm=dr_grpo`)),
       cards.element,
     ],
     shown: cards.open,
