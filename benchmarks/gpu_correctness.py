@@ -19,13 +19,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from grouprl.learner import make_batch
-from grouprl.learner.packs import make_packs, pack_forward
-from grouprl.models.attention import NAME
 from grouprl.models.layouts import TreeLayout
 from grouprl.models.precision import autocast
 from grouprl.planner import ModelShape
+from grouprl.proof.passes import gradients, packed_logprobs, plain_logprobs, relative
 from grouprl.rollout import NativeEngine, Request
-from grouprl.types import Batch, Completion, Group, Problem, Sampling, StopReason
+from grouprl.types import Completion, Group, Problem, Sampling, StopReason
 
 # Heads of 64 numbers as in the 0.5B model, few enough words for the tokenizer of the benchmarks.
 SMALL = ModelShape("small", 4, 512, 8, 2, 64, 1408, 512, tied=True, biases="qkv")
@@ -37,12 +36,6 @@ def require(name: str, found: float, most: float) -> float:
     if not found <= most:
         raise AssertionError(f"{name}: expected at most {most:.3g}, got {found:.3g}")
     return found
-
-
-def relative(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Norm of the difference over the norm of what is expected."""
-    gap = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(found, expected, strict=True))
-    return float((gap / sum(float(b.double().square().sum()) for b in expected)) ** 0.5)
 
 
 def tree_mask(bench: Bench, dtype: str, head_size: int) -> dict[str, float]:
@@ -106,29 +99,6 @@ def random_groups(shape: ModelShape, *, smoke: bool) -> list[Group]:
     return [Group(Problem(str(n), ""), tokens(longest), tuple(map(completion, range(4)))) for n in range(4)]
 
 
-def plain_logprobs(model: PreTrainedModel, groups: Sequence[Group]) -> list[Tensor]:
-    """Log-probs of each completion's tokens: one padded row per completion, transformers' own forward pass."""
-    model.set_attn_implementation("sdpa")
-    rows = [(group.prompt_ids, one.token_ids) for group in groups for one in group.completions]
-    width, device = max(len(prompt) + len(own) for prompt, own in rows), model.device
-    ids = torch.tensor([[*prompt, *own, *[0] * (width - len(prompt) - len(own))] for prompt, own in rows]).to(device)
-    mask = torch.tensor([[n < len(prompt) + len(own) for n in range(width)] for prompt, own in rows]).to(device).long()
-    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float().log_softmax(-1)
-    model.set_attn_implementation(NAME)
-    found = logits[:, :-1].gather(2, ids[:, 1:, None])[..., 0]
-    return [row[len(prompt) - 1 : len(prompt) + len(own) - 1] for row, (prompt, own) in zip(found, rows, strict=True)]
-
-
-def packed_logprobs(model: PreTrainedModel, batch: Batch, budget: int) -> list[Tensor]:
-    """The same by the learner's packs."""
-    found: dict[int, Tensor] = {}
-    for pack in make_packs(batch, range(len(batch.group_of_N)), budget, model.device):
-        values = pack_forward(model, pack, batch.sampling).logprobs_C
-        for place, row in enumerate(pack.rows):
-            found[row] = values[pack.row_C == place]
-    return [found[row] for row in range(len(found))]
-
-
 def packed(bench: Bench, dtype: str) -> dict[str, float]:
     """Packed groups against padded rows: log-probs, and the gradient of every weight."""
     shape = TINY if bench.arguments.smoke else SMALL
@@ -136,13 +106,9 @@ def packed(bench: Bench, dtype: str) -> dict[str, float]:
     batch = make_batch(groups, Sampling())
 
     def computed(own: bool, precise: str) -> tuple[list[Tensor], list[Tensor]]:
-        model.zero_grad()
         with autocast(bench.device, precise):
             rows = packed_logprobs(model, batch, 900) if own else plain_logprobs(model, groups)
-        weighted = [(row * torch.linspace(-1, 1, len(row), device=row.device)).sum() for row in rows]
-        torch.autograd.backward(torch.stack(weighted).sum())
-        gradients = [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
-        return [row.detach() for row in rows], gradients
+        return [row.detach() for row in rows], gradients(model, rows)
 
     exact, found = computed(False, "float32"), computed(True, dtype)
     gaps = [relative(mine, theirs) for mine, theirs in zip(found, exact, strict=True)]

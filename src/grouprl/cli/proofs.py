@@ -1,16 +1,20 @@
-"""The screen of `grouprl replay`: a recorded step beside its recomputation, and what other settings change in it."""
+"""The screens of `grouprl replay`, a recorded step beside its recomputation, and of `grouprl selftest`."""
 
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
+from grouprl.config.run import RunConfig
 from grouprl.models.load import load_tokenizer
 from grouprl.proof.changes import as_values, completion_changes, cosine, norm, not_finite, token_changes
+from grouprl.proof.checks import Check
 from grouprl.proof.replay import Difference, Replay
+from grouprl.proof.selftest import selftest
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.report.terminal import Terminal
 from grouprl.report.verdict import counted
@@ -99,6 +103,25 @@ def _show_changes(terminal: Terminal, found: Replay, model: str, changes: str) -
         place = f"{token.group}.{token.completion}.{token.position}"
         table.add_row(place, text, f"{token.share:+.3%}", f"{token.other_share:+.3%}")
     terminal.console.print(table)
+
+
+def show_selftest(config: RunConfig) -> bool:
+    """Prints a table of the checks; returns whether all passed."""
+    terminal, began = Terminal(), time.perf_counter()
+    checks, seconds = list[Check](), list[float]()
+    with terminal.status("checking"):
+        for check in selftest(config):
+            checks.append(check)
+            seconds.append(time.perf_counter() - began - sum(seconds))
+    table = _table("check", "difference", "tolerance", "", "seconds")
+    table.add_column()
+    for check, took in zip(checks, seconds, strict=True):
+        mark = Text("pass", "green") if check.passed else Text("FAIL", "bold red")
+        table.add_row(check.name, f"{check.difference:.2g}", f"{check.tolerance:.2g}", mark, f"{took:.1f}", check.note)
+    terminal.console.print(table)
+    failed = sum(not check.passed for check in checks)
+    terminal.say(f"{failed or 'No'} failed of {counted(len(checks), 'check')}, in {sum(seconds):.0f} s.")
+    return not failed
 
 
 def _table(*columns: str) -> Table:

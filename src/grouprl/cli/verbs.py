@@ -321,6 +321,23 @@ def plan(
 
 
 @app.command()
+def selftest(settings: Settings = None, model: ModelOption = None, task: TaskOption = None) -> None:
+    """Check your model and settings: the same log-probs and gradients in every layout, an exact resume after a kill.
+
+    Exit code 1 when a check fails. It needs a minute for a small model and writes nothing (docs/selftest.md).
+
+    Example: grouprl selftest demo
+
+    Example: grouprl selftest --model Qwen/Qwen2.5-0.5B-Instruct --task gsm8k
+    """
+    config = run_config(settings, {"model.path": model, "task.name": task})
+    from grouprl.cli.proofs import show_selftest
+
+    if not show_selftest(config):
+        raise typer.Exit(1)
+
+
+@app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
 ) -> None:

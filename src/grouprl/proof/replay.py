@@ -115,12 +115,12 @@ def replay(run: Path, step: int, config: RunConfig, changed: RunConfig | None = 
     learner, start = _learner_before(run, config, step)
     first_difference = None
     for earlier in range(start + 1, step):
-        update = _updated(learner, _scored(run, earlier, config))
+        update = make_update(learner, _scored(run, earlier, config))
         if first_difference is None and _differs(update.metrics, rows.get(earlier, {})):
             first_difference = earlier
     scored, recorded = _scored(run, step, config), read_rollouts(run, step)
     other = None if changed is None else _changed_learner(learner, config, changed)
-    update = _updated(learner, scored)
+    update = make_update(learner, scored)
     facts = read_run(run).summary.get("machine") or {}
     here = machine_facts(learner.device)
     return Replay(
@@ -132,7 +132,7 @@ def replay(run: Path, step: int, config: RunConfig, changed: RunConfig | None = 
         () if update.error else _differences(recorded, rows.get(step, {}), update),
         first_difference,
         {name: (value, here.get(name)) for name, value in facts.items() if value != here.get(name)},
-        None if other is None or changed is None else _updated(other, _rescored(scored, config, changed)),
+        None if other is None or changed is None else make_update(other, _rescored(scored, config, changed)),
     )
 
 
@@ -210,7 +210,7 @@ class _Pushes:
         return self._loss(tokens)
 
 
-def _updated(learner: Learner, scored: ScoredGroups) -> Update:
+def make_update(learner: Learner, scored: ScoredGroups) -> Update:
     """Makes the update; the learner then has the weights after the step."""
     optimizer, pushes, result, error = _GradientSum(learner.optimizer), _Pushes(learner), None, ""
     learner.optimizer = optimizer
