@@ -18,8 +18,8 @@ from tiny import tiny_model_folder
 
 ROWS = [gsm8k_row(number) for number in range(30)]
 VERBS = (
-    *("train", "sft", "dpo", "reward-model", "eval", "sample", "compare", "replay"),
-    *("tasks", "check-reward", "export", "report", "lab", "plan", "selftest", "doctor"),
+    *("train", "sft", "dpo", "reward-model", "eval", "sample", "compare"),
+    *("tasks", "check-reward", "export", "report", "lab", "plan", "doctor", "replay", "selftest"),
 )
 
 
