@@ -415,7 +415,7 @@ rates = st.floats(0, 1e300)
 fractions = st.floats(0, 1, exclude_max=True)
 seeds = st.integers(0, 2**63 - 1)
 
-loras = st.builds(LoraConfig, rank=st.integers(1), targets=texts | st.lists(texts, min_size=1))
+loras = st.builds(LoraConfig, rank=st.integers(1, 2**16), targets=texts | st.lists(texts, min_size=1))
 tasks = st.builds(TaskConfig, name=texts, path=st.none() | texts, system_prompt=st.none() | texts, seed=seeds)
 learners = {"learning_rate": rates, "betas": st.tuples(fractions, fractions), "weight_decay": rates}
 runs = st.builds(
@@ -426,7 +426,7 @@ runs = st.builds(
     task=tasks,
     rewards=st.lists(st.builds(RewardConfig, name=texts, weight=st.floats(-1e9, 1e9)), unique_by=lambda r: r.name),
     algorithm=st.builds(variant, name=texts, clip_low=fractions, kl_coef=rates, passes=st.integers(1)),
-    rollout=st.builds(RolloutConfig, group_size=st.integers(2), stop=st.lists(texts, max_size=3), min_p=fractions),
+    rollout=st.builds(RolloutConfig, group_size=st.integers(2, 999), stop=st.lists(texts, max_size=3), min_p=fractions),
     learner=st.builds(LearnerConfig, **learners),
 )
 sfts = st.builds(

@@ -1,6 +1,6 @@
 """What the terminal shows during a run."""
 
-from __future__ import annotations
+from __future__ import os
 
 import io
 import math
@@ -116,3 +116,12 @@ def test_a_terminal_gets_bars_that_count() -> None:
 def _last_frame(shown: Terminal, written: io.StringIO) -> str:
     shown.say("")  # printing draws the bars anew
     return written.getvalue()
+
+
+def test_a_full_output_is_given_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        terminal = Terminal()
+        for _ in range(3):
+            terminal.say("a line" * 5000)  # raised "No space left on device"
+        assert os.path.samestat(os.fstat(full.fileno()), os.stat(os.devnull))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -69,9 +73,37 @@ def run_config(
 
 
 def main() -> None:
-    """The entry point: a user error prints one message and exits with code 2, a diverged run with code 1."""
+    """The entry point: an error of the user or the machine is one message and code 2, a diverged run has code 1."""
+    _open_standard_streams()
     try:
         app()
-    except (UserError, FloatingPointError) as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
-        sys.exit(2 if isinstance(error, UserError) else 1)
+    except (UserError, FloatingPointError, OSError, sqlite3.Error, MemoryError) as error:
+        text = str(error) if isinstance(error, UserError | FloatingPointError) else _of_the_machine(error)
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {text}", markup=False)
+        sys.exit(1 if isinstance(error, FloatingPointError) else 2)
+
+
+def _open_standard_streams() -> None:
+    """Opens nothing in the place of a standard stream that is closed: else a run's file would get its number."""
+    for number in range(3):
+        with suppress(OSError):
+            os.fstat(number)
+            continue
+        os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for as long as the process
+
+
+def _of_the_machine(error: Exception) -> str:
+    """A sentence about a full disk, a folder that cannot be written, a damaged or locked database."""
+    match error:
+        case OSError(filename=str() | Path() as place):
+            return f"{place}: {error.strerror}: check permissions and space there; a begun run goes on with --resume"
+        case OSError():
+            return f"{error}: check the disk and the limits of this machine; a begun run goes on with --resume"
+        case sqlite3.OperationalError() if "locked" in str(error):
+            return "rollouts.sqlite: another program has it locked: end that program, then go on with --resume"
+        case sqlite3.Error():
+            return f"rollouts.sqlite: {error}: restore the file from a copy, or start a new run under another name"
+        case _:
+            return "not enough memory: lower rollout.max_rows, rollout.max_tokens or learner.micro_batch_tokens"

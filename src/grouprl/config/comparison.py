@@ -41,7 +41,9 @@ class CompareConfig(Section):
         min_length=2, description="name: list of changes such as algorithm=rloo; at least two to compare"
     )
     baseline: Text | None = Field(None, description="the variant that the others are compared with; null = the first")
-    jobs: int = Field(1, ge=1, description="runs at once; model.threads=N says how many CPU threads each takes")
+    jobs: int = Field(
+        1, ge=1, le=1024, description="runs at once; model.threads=N says how many CPU threads each takes"
+    )
 
     @model_validator(mode="after")
     def _names_fit(self) -> Self:

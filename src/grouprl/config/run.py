@@ -60,7 +60,7 @@ class ModelConfig(Section):
         "float32", description="of the computation, auto = bfloat16 if its products are faster; weights stay float32"
     )
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:1")
-    threads: int = Field(0, ge=0, description="CPU threads; 0 = all cores")
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads; 0 = all cores")
 
 
 class LoraConfig(Section):
@@ -69,8 +69,8 @@ class LoraConfig(Section):
     It has no dropout, because sampler and learner must agree.
     """
 
-    rank: int = Field(16, ge=1, description="columns of B, rows of A")
-    alpha: int = Field(32, ge=1, description="the adapter's change is multiplied with alpha / rank")
+    rank: int = Field(16, ge=1, le=65_536, description="columns of B, rows of A")
+    alpha: int = Field(32, ge=1, le=10**6, description="the adapter's change is multiplied with alpha / rank")
     targets: Names = Field(
         (ALL_LINEAR,), strict=False, min_length=1, description="layers such as [q_proj, v_proj]; all-linear = all"
     )
@@ -87,9 +87,9 @@ class TaskConfig(Section):
 
     name: Text = Field("word_problems", description="a built-in task")
     path: Text | None = Field(None, description="data file or folder, for tasks that read one")
-    difficulty: int | None = Field(None, ge=1, description="for tasks with levels of difficulty")
-    train_problems: int | None = Field(None, ge=1, description="size of the train split")
-    eval_problems: int | None = Field(None, ge=1, description="size of the validation and of the test split")
+    difficulty: int | None = Field(None, ge=1, le=10**6, description="for tasks with levels of difficulty")
+    train_problems: int | None = Field(None, ge=1, le=10**8, description="size of the train split")
+    eval_problems: int | None = Field(None, ge=1, le=10**8, description="size of the validation and of the test split")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of procedural problems")
     system_prompt: Text | None = Field(None, description="replaces the task's system prompt; empty = none")
     format: Literal["boxed", "think"] = Field("boxed", description="where the answer stands: \\boxed{}, or R1's tags")
@@ -109,10 +109,10 @@ class RewardConfig(Section):
 class ScoringConfig(Section):
     """Limits of reward functions, which run in worker processes with one call per group."""
 
-    workers: int = Field(0, ge=0, description="processes; 0 = one for each core")
-    seconds: float = Field(10.0, gt=0.0, description="longest time of one call")
-    cpu_seconds: int = Field(20, ge=1, description="CPU time of one call, all threads together")
-    memory_mib: int = Field(2048, ge=64, description="memory of a worker, imports excluded")
+    workers: int = Field(0, ge=0, le=256, description="processes; 0 = one for each core")
+    seconds: float = Field(10.0, gt=0.0, le=86_400.0, description="longest time of one call")
+    cpu_seconds: int = Field(20, ge=1, le=86_400, description="CPU time of one call, all threads together")
+    memory_mib: int = Field(2048, ge=64, le=2**20, description="memory of a worker, imports excluded")
     max_invalid: float = Field(0.1, ge=0.0, le=1.0, description="share of invalid completions that stops the run")
 
 
@@ -122,7 +122,7 @@ class CurriculumConfig(Section):
     order: Literal["uniform", "edge"] = Field("uniform", description="edge prefers problems solved sometimes")
     floor: float = Field(0.2, gt=0.0, le=1.0, description="of edge: share of visits that cover all problems in turn")
     sharpness: float = Field(2.0, ge=0.0, le=16.0, description="of edge: strength of the preference; 0 = none")
-    half_life: float = Field(1.0, gt=0.0, description="visits after which an earlier verdict counts half")
+    half_life: float = Field(1.0, gt=0.0, le=1e9, description="visits after which an earlier verdict counts half")
 
     @model_validator(mode="before")
     @classmethod
@@ -136,13 +136,13 @@ class CurriculumConfig(Section):
 class RolloutConfig(Section):
     """The groups of a step: their problems, the sampling parameters, and the limits of scoring."""
 
-    problems_per_step: int = Field(16, ge=1, description="groups in a step")
-    group_size: int = Field(8, ge=1, description="completions of one problem")
-    max_rows: int = Field(256, ge=1, description="completions decoded at once")
-    max_tokens: int = Field(128, ge=1, description="longest completion, in tokens")
-    temperature: float = Field(1.0, gt=0.0, description="above 0: greedy completions of a group would be equal")
+    problems_per_step: int = Field(16, ge=1, le=10**6, description="groups in a step")
+    group_size: int = Field(8, ge=1, le=10**5, description="completions of one problem")
+    max_rows: int = Field(256, ge=1, le=10**6, description="completions decoded at once")
+    max_tokens: int = Field(128, ge=1, le=10**7, description="longest completion, in tokens")
+    temperature: float = Field(1.0, gt=0.0, le=1e6, description="above 0: greedy completions of a group would be equal")
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="smallest set of tokens with this probability; 1 = off")
-    top_k: int = Field(0, ge=0, description="most probable tokens kept; 0 = off")
+    top_k: int = Field(0, ge=0, le=10**9, description="most probable tokens kept; 0 = off")
     min_p: Fraction = Field(0.0, description="smallest probability kept, relative to the largest; 0 = off")
     stop: tuple[Text, ...] = Field((), strict=False, description="texts that end a completion")
     curriculum: CurriculumConfig = CurriculumConfig()
@@ -158,12 +158,15 @@ class UpdateConfig(Section):
     """The optimizer (AdamW) and the memory of an update."""
 
     learning_rate: float = Field(1e-6, ge=0.0, description="after the warm-up; constant")
-    warmup_steps: int = Field(0, ge=0, description="updates over which the learning rate rises from 0")
+    warmup_steps: int = Field(0, ge=0, le=10**9, description="updates over which the learning rate rises from 0")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), strict=False, description="decay of the two moments")
     weight_decay: float = Field(0.0, ge=0.0, description="decoupled, times the learning rate")
     max_grad_norm: float = Field(1.0, gt=0.0, description="the gradient is scaled down to this norm")
     micro_batch_tokens: int = Field(
-        0, ge=0, description="packed tokens in one backward pass; affects memory, not results; 0 = by device and groups"
+        0,
+        ge=0,
+        le=10**9,
+        description="packed tokens in one backward pass; affects memory, not results; 0 = by device and groups",
     )
     recompute: bool = Field(False, description="run layers again in the backward pass: less memory, more time")
 
@@ -177,9 +180,11 @@ class LearnerConfig(UpdateConfig):
 class EvaluationConfig(Section):
     """The evaluations of the policy on held-out problems."""
 
-    every: int = Field(0, ge=0, description="steps between evaluations; 0 = only before and after")
-    problems: int = Field(500, ge=1, description="number of problems from the split")
-    samples: int = Field(8, ge=0, description="sampled completions of a problem for pass@k; 0 = greedy accuracy alone")
+    every: int = Field(0, ge=0, le=10**9, description="steps between evaluations; 0 = only before and after")
+    problems: int = Field(500, ge=1, le=10**8, description="number of problems from the split")
+    samples: int = Field(
+        8, ge=0, le=10**5, description="sampled completions of a problem for pass@k; 0 = greedy accuracy alone"
+    )
     split: Literal["train", "validation", "test"] = Field("test", description="split of the task")
 
 
@@ -208,8 +213,8 @@ AlgorithmSection = Annotated[Algorithm, PlainValidator(_algorithm), PlainSeriali
 class CheckpointConfig(Section):
     """When the run is saved."""
 
-    every: int = Field(50, ge=0, description="steps between checkpoints; 0 = only at the end")
-    keep: int = Field(2, ge=1, description="newest checkpoints kept")
+    every: int = Field(50, ge=0, le=10**9, description="steps between checkpoints; 0 = only at the end")
+    keep: int = Field(2, ge=1, le=10**6, description="newest checkpoints kept")
 
 
 class RunConfig(Section):
@@ -218,7 +223,7 @@ class RunConfig(Section):
     name: Name = Field("run", description="folder of the run: letters, digits, '.', '_' and '-'")
     runs_dir: Text = Field("runs", description="where the folders of runs are")
     seed: int = Field(0, ge=0, lt=2**63, description="of sampling and of the order of problems")
-    steps: int = Field(100, ge=1, description="training iterations, one batch of completions each")
+    steps: int = Field(100, ge=1, le=10**9, description="training iterations, one batch of completions each")
     model: PolicyConfig = PolicyConfig()
     task: TaskConfig = TaskConfig()
     rewards: tuple[RewardConfig, ...] = Field((), strict=False, description="one entry for each reward function")

@@ -25,19 +25,19 @@ class RewardModelLearnerConfig(UpdateConfig):
 class NewModelConfig(Section):
     """A new Llama model with random weights, and a tokenizer trained on the pairs."""
 
-    hidden_size: int = Field(128, ge=8, description="width; a multiple of twice the heads")
-    intermediate_size: int = Field(384, ge=8, description="width of the MLP")
-    layers: int = Field(5, ge=1, description="decoder layers")
-    heads: int = Field(4, ge=1, description="attention heads")
-    vocabulary: int = Field(1024, ge=300, description="largest size of the tokenizer")
-    context: int = Field(512, ge=16, description="longest sequence, prompt and completion")
+    hidden_size: int = Field(128, ge=8, le=2**16, description="width; a multiple of twice the heads")
+    intermediate_size: int = Field(384, ge=8, le=2**18, description="width of the MLP")
+    layers: int = Field(5, ge=1, le=1024, description="decoder layers")
+    heads: int = Field(4, ge=1, le=1024, description="attention heads")
+    vocabulary: int = Field(1024, ge=300, le=2**20, description="largest size of the tokenizer")
+    context: int = Field(512, ge=16, le=2**20, description="longest sequence, prompt and completion")
 
 
 class PairsConfig(Section):
     """The source of the prompt/completion pairs: a file, or the task's worked solutions and guesses."""
 
     path: Text | None = Field(None, description="file of pairs; null = the task makes them")
-    count: int = Field(100_000, ge=1, description="pairs the task makes")
+    count: int = Field(100_000, ge=1, le=10**8, description="pairs the task makes")
     worked_share: float = Field(0.3, ge=0.0, le=1.0, description="share of worked solutions among the pairs")
 
 
@@ -46,9 +46,11 @@ class PreferencesConfig(Section):
 
     run: Text | None = Field(None, description="run directory, such as runs/demo")
     path: Text | None = Field(None, description="file with the columns prompt, chosen and rejected")
-    per_group: int = Field(1, ge=1, description="pairs of a group: best and worst, second best and second worst, ...")
-    first_step: int = Field(0, ge=0, description="first step of the run to use; 0 = its first")
-    last_step: int = Field(0, ge=0, description="last step of the run to use; 0 = its last")
+    per_group: int = Field(
+        1, ge=1, le=10**5, description="pairs of a group: best and worst, second best and second worst, ..."
+    )
+    first_step: int = Field(0, ge=0, le=10**9, description="first step of the run to use; 0 = its first")
+    last_step: int = Field(0, ge=0, le=10**9, description="last step of the run to use; 0 = its last")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -73,8 +75,8 @@ class SupervisedConfig(Section):
     runs_dir: Text = Field("runs", description="parent of the runs' folders")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of new weights and of the order of pairs")
     model: ModelConfig = ModelConfig()
-    epochs: int = Field(1, ge=1, description="passes over the pairs")
-    batch_pairs: int = Field(64, ge=1, description="pairs in one update")
+    epochs: int = Field(1, ge=1, le=10**6, description="passes over the pairs")
+    batch_pairs: int = Field(64, ge=1, le=10**6, description="pairs in one update")
     learner: UpdateConfig = UpdateConfig()
     out: Text | None = Field(None, description="folder of the trained model; null = a folder inside the run's")
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import IO, Any, Protocol, cast
 
 from rich.console import Console
 from rich.progress import (
@@ -63,11 +65,34 @@ class TrainingBars:
         self.progress.reset(self.completions)
 
 
+class _Output:
+    """Standard output; when it is closed or full (`grouprl train | head -1`), the run continues without it."""
+
+    def write(self, text: str) -> int:
+        return self._tried(lambda: sys.stdout.write(text)) or 0
+
+    def flush(self) -> None:
+        self._tried(sys.stdout.flush)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stdout, name)  # whether it is a terminal, its encoding
+
+    def _tried(self, act: Callable[[], int | None]) -> int | None:
+        try:
+            return act()
+        except OSError:
+            # For everybody who writes there, and for Python itself, which flushes at its end.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+            return None
+
+
 class Terminal:
     """Writes to a console; every method is safe when the output is a file."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Console(file=cast(IO[str], _Output()), highlight=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
         """One line of text, shown as it is."""

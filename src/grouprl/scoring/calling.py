@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from grouprl.scoring.frames import receive_frame, send_frame
 from grouprl.scoring.invalid import Invalid
 from grouprl.scoring.parcels import unpack
+from grouprl.scoring.printed import Printed
 
 OWN_KEYWORDS = ("prompts", "completions", "completion_ids")
 LARGEST = 1e30  # largest value: squares of rewards and their sums must stay finite
@@ -168,6 +169,7 @@ def work(
     channel: socket.socket, functions: Mapping[str, Callable[..., Any]], memory_mib: int, cpu_seconds: int
 ) -> None:
     """Runs a worker: it receives jobs as parcels and returns values as JSON, which is safe to read."""
+    printed = Printed()
     held = _data_mib()
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_DATA, (held + memory_mib) * _MIB)
@@ -180,10 +182,12 @@ def work(
             return
         used = resource.getrusage(resource.RUSAGE_SELF)
         _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + cpu_seconds)
+        printed.begin_call()
         reply = _answer(message, functions, runner.run)
         del message
         if os.getpid() != own:  # a function that forked returns in both processes
             os._exit(0)
+        printed.end_call()
         send_frame(channel, _dumps(reply | {"grown": _data_mib() - held}).encode())
 
 

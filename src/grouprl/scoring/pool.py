@@ -27,7 +27,7 @@ from grouprl.scoring.zygote import Source, request
 from grouprl.types import UserError
 
 _CHECK_SECONDS = 0.5  # between two checks of an idle worker
-_LOADING_SECONDS = 300.0  # a reward file may import torch and load a model
+_LOADING_SECONDS = 60.0  # of one function; its file may import torch and load a model
 _LONGEST_REPLY = 64 << 20
 # -P and the order of sys.path: a json.py in the working directory must not replace the standard library's.
 _START = (
@@ -146,11 +146,16 @@ class RewardPool:
         return zygote, ours
 
     def _loaded(self) -> Mapping[str, Signature]:
+        loading, reply = ", ".join(self._functions), None
         try:
-            reply = unpack(receive_frame(self._control, seconds=_LOADING_SECONDS))
+            while not isinstance(reply, str | Mapping):  # before each function comes its name
+                loading = loading if reply is None else str(reply[0])
+                reply = unpack(receive_frame(self._control, seconds=_LOADING_SECONDS))
         except (EOFError, OSError) as error:
+            source = self._functions.get(loading)
+            place = f" of {source[0]}" if isinstance(source, tuple) else ""
             raise UserError(
-                f"rewards: expected {', '.join(self._functions)} to load within {_LOADING_SECONDS:g} s, got "
+                f"reward {loading}{place}: expected to be loaded within {_LOADING_SECONDS:g} s, got "
                 f"{str(error) or 'a process that ended'}: read its output"
             ) from error
         if isinstance(reply, str):

@@ -86,6 +86,7 @@ def _serve(zygote: _Zygote, sources: dict[str, Source]) -> None:
     signatures: dict[str, Signature] = {}
     modules: dict[str, ModuleType] = {}
     for name, source in sources.items():
+        send_frame(zygote.control, pack((name,)))
         try:
             zygote.functions[name] = _load(source, modules)
             signatures[name] = signature(zygote.functions[name])
