@@ -315,6 +315,24 @@ def test_a_stopped_worker_is_ended_whatever_is_sent_to_it() -> None:
         assert scored(pool, "fine") == [1.0]
 
 
+def test_a_reward_that_deadlocks_or_is_stopped_in_its_call_costs_its_completion_alone() -> None:
+    def hangs(completions: list[str], **columns: Any) -> list[float]:
+        lock = threading.Lock()
+        for text in completions:
+            if text == "deadlock":
+                lock.acquire()
+                lock.acquire()
+            if text == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+        return [1.0 for _ in completions]
+
+    with pool_of(ScoringConfig(workers=1, seconds=0.5), it=hangs) as pool:
+        started = time.monotonic()
+        late = Invalid("took longer than 0.5 s")
+        assert scored(pool, "fine", "deadlock", "stop", "fine") == [1.0, late, late, 1.0]
+        assert time.monotonic() - started < 10.0
+
+
 def test_a_stopped_zygote_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grouprl.scoring.zygote.REQUEST_SECONDS", 0.5)
     others = set(zygotes())  # of the pool that the tests of this file share

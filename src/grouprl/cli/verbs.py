@@ -44,10 +44,12 @@ def train(
         config = run_config([saved, *(settings or [])], options, trust=trust_code)
     from grouprl.rewards.configured import configured_rewards
     from grouprl.run.train import train as run
+    from grouprl.run.watchdog import end_when_stalled, stall_seconds
     from grouprl.tasks import load_task
 
     config, loaded = with_run_dtype(config, resume=resume), load_task(**config.task.model_dump())
-    ended = run(config, loaded, configured_rewards(config, loaded), resume=resume, trust_code=trust_code or ())
+    with end_when_stalled(stall_seconds()):
+        ended = run(config, loaded, configured_rewards(config, loaded), resume=resume, trust_code=trust_code or ())
     if not ended.finished:
         raise typer.Exit(130)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from grouprl.cli.words import ModelOption, RewardOption, Settings, TaskOption, app, run_config
+from grouprl.cli.words import ModelOption, RewardOption, Settings, TaskOption, TrustOption, app, run_config
 from grouprl.config.command_line import reward_settings
 from grouprl.record.layout import RunDirectory
 
@@ -18,6 +18,7 @@ def replay(
     step: Annotated[int, typer.Argument(min=1, help="A recorded step.")],
     settings: Settings = None,
     reward: RewardOption = None,
+    trust_code: TrustOption = None,
     as_json: Annotated[Path | None, typer.Option("--json", help="Write every value to this file.")] = None,
 ) -> None:
     """Recompute a recorded step without sampling, to the last bit, or under another algorithm or reward.
@@ -31,9 +32,10 @@ def replay(
     Example: grouprl replay runs/demo 12 --reward my_rewards.py:short
     """
     saved = str(RunDirectory(run).config)
-    config = run_config([saved])
+    config = run_config([saved], trust=trust_code)
     given = [*(settings or []), *(f"--reward {text}" for text in reward or ())]
-    changed = run_config([saved, *(settings or [])], {"rewards": reward_settings(reward)}) if given else None
+    options = {"rewards": reward_settings(reward)}
+    changed = run_config([saved, *(settings or [])], options, trust=trust_code) if given else None
     from grouprl.cli.proofs import show_replay
     from grouprl.proof.replay import replay as recompute
 
@@ -44,7 +46,12 @@ def replay(
 
 
 @app.command()
-def selftest(settings: Settings = None, model: ModelOption = None, task: TaskOption = None) -> None:
+def selftest(
+    settings: Settings = None,
+    model: ModelOption = None,
+    task: TaskOption = None,
+    trust_code: TrustOption = None,
+) -> None:
     """Check your model and settings: the same log-probs and gradients in every layout, an exact resume after a kill.
 
     Exit code 1 when a check fails. It needs a minute for a small model and writes nothing (docs/selftest.md).
@@ -53,7 +60,7 @@ def selftest(settings: Settings = None, model: ModelOption = None, task: TaskOpt
 
     Example: grouprl selftest --model Qwen/Qwen2.5-0.5B-Instruct --task gsm8k
     """
-    config = run_config(settings, {"model.path": model, "task.name": task})
+    config = run_config(settings, {"model.path": model, "task.name": task}, trust=trust_code)
     from grouprl.cli.proofs import show_selftest
 
     if not show_selftest(config):

@@ -29,6 +29,7 @@ from grouprl.run.process import StopRequest, start_run, stop_on_signal
 from grouprl.types import UserError
 
 POLL_SECONDS = 0.3
+_END_SECONDS = 600.0  # a run that is asked to stop finishes its step and saves
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,10 @@ def _run_all(
             for child in running:
                 child.process.terminate()
             for child in running:
-                child.process.wait()
+                try:
+                    child.process.wait(_END_SECONDS)
+                except subprocess.TimeoutExpired:
+                    child.process.kill()
     return tuple(failed)
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from grouprl.models.progress import PROGRESS
 from grouprl.tasks.base import Task
 from grouprl.types import Group, RewardOutcome, StopReason
 
@@ -22,7 +23,8 @@ class Clock:
     def __call__(self, part: str) -> Iterator[None]:
         """Adds the seconds of the block to a part."""
         began = time.perf_counter()
-        yield
+        with PROGRESS.doing(lambda: f"stage {part}"):
+            yield
         self._seconds[part] += time.perf_counter() - began
 
     def metrics(self, tokens: float) -> dict[str, float]:

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from grouprl.models.progress import PROGRESS
 from grouprl.models.workers import side_by_side
 
 Result = TypeVar("Result")
@@ -42,9 +43,12 @@ def add_gradients(losses: Sequence[Loss[Result]], networks: Sequence[nn.Module],
 def _backward(loss: Loss[Result]) -> Result:
     total, result = loss()
     total.backward()  # type: ignore[no-untyped-call]
+    PROGRESS.mark()
     return result
 
 
 def _gradients(loss: Loss[Result], weights: Sequence[Tensor]) -> tuple[tuple[Tensor | None, ...], Result]:
     total, result = loss()
-    return torch.autograd.grad(total, weights, allow_unused=True), result
+    gradients = torch.autograd.grad(total, weights, allow_unused=True)
+    PROGRESS.mark()
+    return gradients, result

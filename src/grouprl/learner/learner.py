@@ -25,6 +25,7 @@ from grouprl.learner.trace import TokenPass, token_traces, watched_group
 from grouprl.models.adapters import as_reference
 from grouprl.models.critic import Critic
 from grouprl.models.precision import autocast
+from grouprl.models.progress import PROGRESS
 from grouprl.models.workers import side_by_side, worker_count
 from grouprl.record.rows import is_watched
 from grouprl.types import Batch, TokenTrace
@@ -97,6 +98,7 @@ class Learner:
 
         @torch.no_grad()
         def evaluate(pack: Pack) -> dict[str, Tensor]:
+            PROGRESS.mark()
             with autocast(self.device, self.dtype):
                 return columns(pack)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import resource
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from grouprl.types import Completion, Problem, StopReason, UserError
 
 _TEMPLATE_SECONDS, _TEMPLATE_BYTES = 2, 256 << 20
+_TEMPLATE_WALL_SECONDS = 60.0  # a forked process can inherit a lock that no thread of it releases
 _TRIED: set[str] = set()  # templates that stayed within the limits
 
 
@@ -78,11 +81,21 @@ def _try_template(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizer
             os._exit(1)
         finally:  # other errors are reported when this process renders
             os._exit(0)
-    if os.waitpid(child, 0)[1]:
+    if _status(child):
         raise UserError(
             f"the model's chat template: expected a text within {_TEMPLATE_SECONDS} s of CPU time and "
             f"{_TEMPLATE_BYTES >> 20} MiB, got none: the template is damaged or hostile; use another model"
         )
+
+
+def _status(child: int) -> int:
+    """Waits for a process and returns its status; kills one that sleeps, which uses no CPU time."""
+    until = time.monotonic() + _TEMPLATE_WALL_SECONDS
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > until:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.001)
+    return ended[1]
 
 
 def _text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from grouprl.models.progress import PROGRESS
 from grouprl.rollout.forward import Forward
 from grouprl.rollout.rows import Rows
 from grouprl.types import Completion, Sampling, StopReason
@@ -80,6 +81,7 @@ class Decoding:
 
     def advance(self) -> Finished:
         """Admits waiting groups, then draws one token for every live row; gives the rows that finished."""
+        PROGRESS.mark()
         finished = self._admit()
         if self._live:  # not all admitted rows ended at their first token
             prompts = [len(unit.prompt_ids) for unit in self._slots]

@@ -6,7 +6,7 @@ when enough rows are free, so that matrix products cover only live completions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.models.load import end_token_ids
 from grouprl.models.precision import autocast
+from grouprl.models.progress import PROGRESS
 from grouprl.models.workers import interleaved, worker_count
 from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.compiled_forward import CompiledForward, is_faster
@@ -82,18 +83,19 @@ class NativeEngine:
         completions: list[list[Completion]] = [[] for _ in requests]
         groups: dict[int, Group] = {}
         streams = [partial(self._decode, forward, waiting, sampling) for forward in forwards]
-        for finished in interleaved(streams, workers):
-            if on_finished is not None:
-                on_finished(len(finished))
-            for index, completion in finished:
-                completions[index].append(completion)
-            for index in dict.fromkeys(index for index, _ in finished):
-                request, made = requests[index], completions[index]
-                if len(made) == request.completions:
-                    ordered = tuple(sorted(made, key=lambda one: one.index))
-                    groups[index] = Group(request.problem, request.prompt_ids, ordered)
-                    if on_group is not None:
-                        on_group(index, groups[index])
+        with PROGRESS.doing(lambda: _left(requests, groups)):
+            for finished in interleaved(streams, workers):
+                if on_finished is not None:
+                    on_finished(len(finished))
+                for index, completion in finished:
+                    completions[index].append(completion)
+                for index in dict.fromkeys(index for index, _ in finished):
+                    request, made = requests[index], completions[index]
+                    if len(made) == request.completions:
+                        ordered = tuple(sorted(made, key=lambda one: one.index))
+                        groups[index] = Group(request.problem, request.prompt_ids, ordered)
+                        if on_group is not None:
+                            on_group(index, groups[index])
         return [groups[index] for index in range(len(requests))]
 
     def _decode(self, forward: Forward, waiting: Waiting, sampling: Sampling) -> Iterator[Finished]:
@@ -141,3 +143,8 @@ class NativeEngine:
             self._recorded = None  # frees its memory first
             self._recorded = ModuleForward(self._model, shape, dtype, CudaGraphs(self._device))
         return [self._recorded]
+
+
+def _left(requests: Sequence[Request], groups: Mapping[int, Group]) -> str:
+    names = [request.problem.id for index, request in enumerate(requests) if index not in groups]
+    return f"sampling groups of {len(names)} problems, among them {', '.join(names[:3])}"

@@ -129,7 +129,8 @@ def _stage(pid: int) -> int:
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, cwd="/", env=_BARE) as process:
         line = process.stdout.readline() if process.stdout else b""
         if line != b"ready\n":
-            _, stderr = process.communicate()
+            process.kill()
+            _, stderr = process.communicate(timeout=5)
             raise SandboxError(f"root may not mount {PREFIX} for the user it becomes: {stderr.decode().strip()}")
         return above_standard(os.open(f"/proc/{process.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
 

@@ -240,7 +240,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
                 os.kill(int(child), signal.SIGKILL)
                 process.wait(_GRACE_SECONDS)
     process.kill()
-    process.wait()
+    with suppress(subprocess.TimeoutExpired):  # a process inside the kernel ends when it leaves it
+        process.wait(_GRACE_SECONDS)
 
 
 def _ending(process: subprocess.Popen[bytes]) -> str:

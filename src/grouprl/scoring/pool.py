@@ -16,9 +16,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 from grouprl.config.run import ScoringConfig
+from grouprl.models.progress import PROGRESS
 from grouprl.scoring.calling import Signature, Value, decode, readable
 from grouprl.scoring.frames import is_quiet, receive_frame, send_frame
 from grouprl.scoring.invalid import Invalid
@@ -46,6 +48,7 @@ class _Job:
     per_step: bool
     keywords: Keywords
     completions: Sequence[Any]
+    about: str  # the problem, for messages
     future: PendingValues = field(default_factory=Future)
 
 
@@ -101,12 +104,15 @@ class RewardPool:
                 thread.start()
         return self._signatures
 
-    def submit(self, name: str, keywords: Keywords, *, per_step: bool = False) -> PendingValues:
-        """Starts one call on the completions of a group; see `gather`. Raises ValueError when the pool is closed."""
+    def submit(self, name: str, keywords: Keywords, *, per_step: bool = False, about: str = "") -> PendingValues:
+        """Starts one call on the completions of a group; see `gather`. Raises ValueError when the pool is closed.
+
+        `about` names the problem, for messages.
+        """
         if self._closed:
             raise ValueError("expected an open pool of rewards, got a closed one")
         arguments = self.signatures()[name].arguments(keywords)
-        return self._put(_Job(name, per_step, arguments, keywords["completions"]), priority=1)
+        return self._put(_Job(name, per_step, arguments, keywords["completions"], about), priority=1)
 
     @property
     def pids(self) -> list[int]:
@@ -119,8 +125,12 @@ class RewardPool:
         self._control.close()  # the zygote then ends and kills its workers
         with suppress(subprocess.TimeoutExpired):
             self._zygote.wait(2)
+        self._kill_zygote()
+
+    def _kill_zygote(self) -> None:
         self._zygote.kill()
-        self._zygote.wait()
+        with suppress(subprocess.TimeoutExpired):  # a process inside the kernel ends when it leaves it
+            self._zygote.wait(5)
 
     def __enter__(self) -> Self:
         return self
@@ -173,7 +183,8 @@ class RewardPool:
                 worker = self._kept_alive(worker)
                 continue
             try:
-                worker = self._run(job, self._alive(worker))
+                with PROGRESS.doing(partial(_described, job, worker)):
+                    worker = self._run(job, self._alive(worker))
             except BaseException as error:  # noqa: BLE001  whoever waits for the call must get an answer
                 job.future.set_exception(_user_error(error))
 
@@ -218,7 +229,7 @@ class RewardPool:
         singles = [{name: [values[n]] for name, values in job.keywords.items()} for n in range(len(job.completions))]
         # Before further groups, because they may stop the run.
         return [
-            self._put(_Job(job.name, job.per_step, keywords, [completion]), priority=0)
+            self._put(_Job(job.name, job.per_step, keywords, [completion], job.about), priority=0)
             for keywords, completion in zip(singles, job.completions, strict=True)
         ]
 
@@ -251,8 +262,7 @@ class RewardPool:
                 if self._closed:
                     raise
                 # The zygote was killed or stopped, or cannot fork: start a new one, once.
-                self._zygote.kill()
-                self._zygote.wait()
+                self._kill_zygote()
                 self._control.close()
                 self._live.clear()
                 self._zygote, self._control = self._started()
@@ -283,6 +293,10 @@ class RewardPool:
             except (EOFError, OSError):
                 self._zygote.kill()  # a late answer could be taken for that of another request
                 return signal.SIGKILL
+
+
+def _described(job: _Job, worker: _Worker | None) -> str:
+    return f"reward {job.name} of problem {job.about or 'unknown'}, worker {worker.pid if worker else 'not started'}"
 
 
 def gather(scored: PendingValues) -> list[Value]:

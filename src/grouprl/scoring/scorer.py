@@ -16,6 +16,7 @@ import torch
 
 from grouprl.algorithms import overlong_penalty
 from grouprl.config.run import ScoringConfig
+from grouprl.models.progress import PROGRESS
 from grouprl.scoring.calling import OWN_KEYWORDS, Signature, Value, call, describe, run_in_thread, signature
 from grouprl.scoring.functions import SOFT_OVERLONG, FromFile, WeightedReward
 from grouprl.scoring.invalid import Invalid, InvalidCount
@@ -157,7 +158,10 @@ class Scorer:
         in_workers = [reward for reward in rewards or self._called if not reward.in_process]
         return PendingGroup(
             group,
-            {one.name: self.pool.submit(one.name, keywords, per_step=one.per_step) for one in in_workers},
+            {
+                one.name: self.pool.submit(one.name, keywords, per_step=one.per_step, about=group.problem.id)
+                for one in in_workers
+            },
         )
 
     def finish(
@@ -208,6 +212,7 @@ class Scorer:
         groups = [waiting.group for waiting in pending]
         together = {reward.name: self._together(reward, groups) for reward in rewards if reward.in_process}
         for place, waiting in enumerate(pending):
+            PROGRESS.mark()
             values = {name: gather(scored) for name, scored in waiting.calls.items()}
             values |= {name: column[place] for name, column in together.items()}
             count = len(waiting.group.completions)

@@ -27,6 +27,7 @@ _FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", 
 # Flags that some compilers lack; the first variant that compiles is used.
 _VARIANTS = (("-march=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",), ())
 _SWITCH = "GROUPRL_KERNELS"  # environment variable, see `setting`
+_COMPILER_SECONDS = 300.0  # it takes seconds
 _EXTRA = "CFLAGS"  # environment variable, as of make: -march=x86-64-v3 compiles for another processor than this one
 
 # Letters of a signature: pointer, 64-bit integer, float, int (a flag), no result.
@@ -92,8 +93,11 @@ def library_file() -> Path | None:
     compiler = _compiler()
     if compiler is None or platform.system() == "Windows":
         return None
-    made = _folder() / f"kernels-{_key(compiler)}.so"
-    return made if is_intact(made) or _compile(compiler, made) else None
+    try:
+        made = _folder() / f"kernels-{_key(compiler)}.so"
+        return made if is_intact(made) or _compile(compiler, made) else None
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def is_intact(made: Path) -> bool:
@@ -120,7 +124,9 @@ def _key(compiler: str) -> str:
     digest = hashlib.blake2b(digest_size=12)
     for name in (*_SOURCES, *_HEADERS):
         digest.update((_HERE / name).read_bytes())
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, check=False, timeout=_COMPILER_SECONDS
+    ).stdout
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     processor = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
@@ -151,11 +157,15 @@ def _try(compiler: str, flags: Sequence[str], folder: Path, name: str) -> str:
     """Compiles the files in parallel and links them; gives the compiler's error text, empty on success."""
     commands = [[compiler, *flags, "-c", str(_HERE / file), "-o", str(folder / f"{file}.o")] for file in _SOURCES]
     running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
-    results = [(process.communicate()[1], process.returncode) for process in running]
+    try:
+        results = [(process.communicate(timeout=_COMPILER_SECONDS)[1], process.returncode) for process in running]
+    finally:
+        for process in running:
+            process.kill()
     failed = [text.strip() or "no reason given" for text, code in results if code]
     if failed:
         return failed[0]
     objects = [str(folder / f"{file}.o") for file in _SOURCES]
     link = [compiler, *flags, "-shared", "-o", str(folder / name), *objects, "-lm"]
-    linked = subprocess.run(link, capture_output=True, text=True, check=False)
+    linked = subprocess.run(link, capture_output=True, text=True, check=False, timeout=_COMPILER_SECONDS)
     return (linked.stderr.strip() or "no reason given") if linked.returncode else ""

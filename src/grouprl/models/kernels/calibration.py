@@ -27,6 +27,7 @@ from grouprl.models.precision import Form as Form
 from grouprl.models.precision import autocast, is_emulated, shortest_times
 from grouprl.models.workers import one_thread
 
+_LOCK_SECONDS = 60.0  # then another process is stuck: measure beside it
 _SECONDS = 0.25  # for one contest: all six take less than two seconds
 _MARGIN = 1.1  # torch must be this many times as fast, so that noise does not change the choice
 
@@ -111,8 +112,15 @@ def _alone(compiled: Path) -> Iterator[None]:
     import fcntl  # not on Windows, where there are no kernels
 
     with compiled.open("rb") as opened:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(opened, fcntl.LOCK_EX)
+        until = time.monotonic() + _LOCK_SECONDS
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.01)
+            except OSError:  # a file system without locks
+                break
         try:
             yield
         finally:

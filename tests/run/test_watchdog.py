@@ -1,0 +1,157 @@
+"""A run that makes no progress ends with the stacks of its threads, and one that does goes on."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from grouprl.models.progress import PROGRESS
+from grouprl.run.watchdog import end_when_stalled, stall_seconds
+from grouprl.types import UserError
+from small_runs import checkpoint_names, metrics, small_settings, write_rows
+
+
+def stuck_here(until: threading.Event) -> None:
+    until.wait(20)
+
+
+def test_work_without_a_mark_is_named_with_its_stacks(tmp_path: Path):
+    ended, codes = threading.Event(), list[int]()
+
+    def end(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    with (tmp_path / "console").open("w+") as console, end_when_stalled(0.4, console=console, end=end):
+        blocked = threading.Thread(target=stuck_here, args=(ended,), name="lane-1")
+        blocked.start()
+        with PROGRESS.doing(lambda: "reward short of problem p-7, worker 42"):
+            stuck_here(ended)
+        blocked.join(5)
+    said = (tmp_path / "console").read_text()
+    assert codes == [1]
+    assert "no progress for 0.4 s" in said
+    assert "in progress: MainThread: reward short of problem p-7, worker 42" in said
+    assert said.count("in stuck_here") == 2
+    assert f"lane-1 0x{blocked.ident:016x}" in said
+
+
+def test_marks_or_no_work_at_all_end_nothing():
+    ended = threading.Event()
+    with end_when_stalled(0.3, console=io.StringIO(), end=lambda code: ended.set()):
+        time.sleep(0.6)  # a download: nothing was begun
+        until = time.monotonic() + 0.9
+        while time.monotonic() < until:
+            PROGRESS.mark()
+            time.sleep(0.02)
+    time.sleep(0.4)  # it has ended
+    assert not ended.is_set()
+
+
+@pytest.mark.parametrize("text", ["0", "soon", "-3", "inf", "nan"])
+def test_a_limit_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GROUPRL_STALL_SECONDS", text)
+    with pytest.raises(UserError, match="GROUPRL_STALL_SECONDS: expected seconds above 0"):
+        stall_seconds()
+    monkeypatch.delenv("GROUPRL_STALL_SECONDS")
+    assert stall_seconds() == 1800
+
+
+# Whole runs in a process of their own. The second decoding of step 3 never returns, or every reward thread hangs.
+
+STALLS = {
+    "sampler": """
+from grouprl.rollout.decoding import Decoding
+right, made = Decoding.advance, [0]
+def wrong(self):
+    made[0] += 1
+    if made[0] > 30:
+        threading.Event().wait()
+    return right(self)
+Decoding.advance = wrong
+""",
+    "reward": """
+from grouprl.scoring.pool import RewardPool
+right, made = RewardPool._run, [0]
+def wrong(self, job, worker):
+    made[0] += 1
+    if made[0] > 8:
+        threading.Event().wait()
+    return right(self, job, worker)
+RewardPool._run = wrong
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "named"), [
+    ("sampler", "MainThread: sampling groups of"), ("reward", " of problem train-"),
+])  # fmt: skip
+def test_a_run_that_stalls_ends_and_resumes_from_its_checkpoint(tiny: Path, tmp_path: Path, kind: str, named: str):
+    rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": f"Say {n}.", "answer": str(n)} for n in range(30)])
+    reward = tmp_path / "mine.py"
+    reward.write_text(
+        "def letters(completions, **columns):\n    return [sum(map(str.islower, str(c))) / 100 for c in completions]\n"
+    )
+    settings = [
+        *small_settings(tmp_path, name="run", checkpoint={"every": 1}, evaluation={"problems": 1, "samples": 0}),
+        *("task.name=jsonl", f"task.path={rows}", f"model.path={tiny}"),
+        f"rewards={json.dumps([{'name': 'letters', 'path': str(reward)}])}",
+    ]
+
+    def train(program: str, *more: str) -> subprocess.CompletedProcess[str]:
+        call = f"from grouprl.cli import main\nsys.argv[1:] = {[*more, *settings]!r}\nmain()"
+        command = f"import sys, threading\n{program}\n{call}"
+        return subprocess.run(
+            [sys.executable, "-c", command],
+            env={**os.environ, "GROUPRL_STALL_SECONDS": "3"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    ended = train(STALLS[kind], "train")
+    assert ended.returncode == 1, ended.stderr
+    assert "no progress for 3 s" in ended.stderr
+    assert named in ended.stderr
+    assert "stage " in ended.stderr
+    assert "in wrong" in ended.stderr  # the stack of the thread that waits
+    assert len(checkpoint_names(tmp_path / "run")) >= 1
+    again = train("", "train", "--resume")
+    assert again.returncode == 0, again.stderr
+    assert [row["step"] for row in metrics(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_suspended_process_is_not_a_stall(tmp_path: Path):
+    """Ctrl-Z for longer than the limit, then fg."""
+    program = (
+        "import sys, time\n"
+        "from grouprl.models.progress import PROGRESS\n"
+        "from grouprl.run.watchdog import end_when_stalled\n"
+        "with end_when_stalled(1.0):\n"
+        "    PROGRESS.mark()\n"
+        "    print('going', flush=True)\n"
+        "    sys.stdin.readline()\n"
+        "    PROGRESS.mark()\n"
+        "    time.sleep(0.5)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(1.5)
+    os.kill(process.pid, signal.SIGCONT)
+    process.communicate("\n", timeout=20)
+    assert process.returncode == 0

@@ -1,0 +1,123 @@
+"""Nothing in the package waits for ever: every wait has a deadline, or is listed here with what ends it."""
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from source_tree import Module, modules
+
+WATCHDOG = "the watchdog ends a run in which nothing is finished any more"
+PARENT = "ends with the process that would send: the connection closes"
+BOUNDED: dict[tuple[str, str], str] = {
+    # (module, call): what ends it
+    ("grouprl.models.workers", "waiting.popleft().result()"): WATCHDOG,
+    ("grouprl.models.workers", "results.get()"): WATCHDOG,
+    ("grouprl.models.workers", "running.pop(index).result()"): "the stream has ended",
+    (
+        "grouprl.models.workers",
+        "ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))",
+    ): WATCHDOG,
+    ("grouprl.models.kernels.calibration", "ThreadPoolExecutor(1)"): "measures for _SECONDS",
+    ("grouprl.models.kernels.calibration", "pool.submit(_measure, contest).result()"): "measures for _SECONDS",
+    ("grouprl.models.kernels.calibration", "fcntl.flock(opened, fcntl.LOCK_UN)"): "releases",
+    ("grouprl.scoring.pool", "scored.result()"): "each call has scoring.seconds, then the worker is killed; "
+    + WATCHDOG,
+    ("grouprl.scoring.calling", "ThreadPoolExecutor(1, thread_name_prefix='reward-coroutine')"): WATCHDOG,
+    ("grouprl.scoring.calling", "result.result()"): "the rewards' own time limits; " + WATCHDOG,
+    ("grouprl.scoring.calling", "running.result()"): "set before the coroutine's first await",
+    ("grouprl.scoring.calling", "receive_frame(channel)"): PARENT,
+    ("grouprl.scoring.zygote", "receive_frame(control)"): PARENT,
+    ("grouprl.scoring.zygote", "socket.recv_fds(zygote.control, _NUMBER.size, 1)"): PARENT,
+    ("grouprl.scoring.zygote", "receive_exactly(zygote.control, _NUMBER.size - len(message))"): PARENT,
+    ("grouprl.scoring.frames", "channel.recv(min(_CHUNK, count - len(parts)))"): "settimeout before it",
+    ("grouprl.scoring.frames", "channel.recv(1, socket.MSG_PEEK)"): "settimeout(0) before it",
+}
+# Calls without arguments wait for ever; with any, the first is the time. The words are also those of other classes,
+# which are listed above if they appear.
+BARE = {"wait", "join", "result", "get", "select", "acquire", "exception"}
+ALWAYS = {"recv", "recv_into", "recv_fds", "accept", "flock", "ThreadPoolExecutor", "ProcessPoolExecutor"}
+FRAMES = {"receive_frame", "receive_exactly"}  # our own
+SUBPROCESS = {"run", "call", "check_call", "check_output"}
+
+
+def waits(module: Module) -> Iterator[tuple[str, str]]:
+    """Every call that could wait without a deadline."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and _waits(node):
+            yield module.name, ast.unparse(node)
+
+
+def _waits(call: ast.Call) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    keywords = {keyword.arg for keyword in call.keywords}
+    owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    if name == "communicate":
+        return "timeout" not in keywords
+    if name in BARE:
+        return not call.args and "timeout" not in keywords
+    if name in FRAMES:
+        return "seconds" not in keywords and len(call.args) < 3
+    if owner == "subprocess" and name in SUBPROCESS:
+        return "timeout" not in keywords
+    if name == "waitpid":
+        return "WNOHANG" not in ast.unparse(call)
+    if name == "flock":
+        return "LOCK_NB" not in ast.unparse(call) or "|" not in ast.unparse(call)
+    if name == "urlopen":
+        return "timeout" not in keywords
+    return name in ALWAYS
+
+
+def test_every_wait_has_a_deadline_or_is_bounded_otherwise():
+    found = {wait for module in modules() for wait in waits(module)}
+    assert sorted(found - set(BOUNDED)) == []
+
+
+def test_no_entry_of_the_list_is_gone():
+    found = {wait for module in modules() for wait in waits(module)}
+    assert sorted(set(BOUNDED) - found) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "process.wait()",
+        "thread.join()",
+        "future.result()",
+        "jobs.get()",
+        "lock.acquire()",
+        "selector.select()",
+        "process.communicate()",
+        "process.communicate(b'text')",
+        "subprocess.run(['cc'], check=False)",
+        "channel.recv(10)",
+        "socket.recv_fds(channel, 4, 1)",
+        "server.accept()",
+        "os.waitpid(child, 0)",
+        "fcntl.flock(file, fcntl.LOCK_EX)",
+        "urlopen(address)",
+        "receive_frame(channel)",
+        "with ThreadPoolExecutor(2) as pool: ...",
+    ],
+)
+def test_a_wait_without_a_deadline_is_seen(source: str):
+    assert list(waits(Module("grouprl.tasks.base", source)))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "process.wait(5)",
+        "', '.join(names)",
+        "found.get('a')",
+        "jobs.get(timeout=1)",
+        "process.communicate(timeout=3)",
+        "subprocess.run(['cc'], timeout=3)",
+        "os.waitpid(child, os.WNOHANG)",
+        "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "receive_frame(channel, seconds=3)",
+    ],
+)
+def test_a_wait_with_a_deadline_passes(source: str):
+    assert list(waits(Module("grouprl.tasks.base", source))) == []
