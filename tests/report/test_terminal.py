@@ -1,9 +1,10 @@
 """What the terminal shows during a run."""
 
-from __future__ import os
+from __future__ import annotations
 
 import io
 import math
+import os
 import re
 
 import pytest
