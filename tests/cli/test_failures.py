@@ -49,7 +49,7 @@ def test_a_damaged_database_is_one_sentence(tiny: Path, tmp_path: Path) -> None:
     assert grouprl(*arguments(tiny, tmp_path, steps=1)).code == 0
     (tmp_path / "run" / "rollouts.sqlite").write_bytes(b"no database at all" * 100)
     said = one_sentence("train", "--resume", f"runs_dir={tmp_path}", "steps=2")
-    assert "rollouts.sqlite: file is not a database: restore the file" in said
+    assert "the database of the run: file is not a database: restore it" in said
 
 
 def test_a_locked_database_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,8 +102,8 @@ def _of_the_machine(error: Exception) -> str:
         case OSError():
             return f"{error}: check the disk and the limits of this machine; a begun run goes on with --resume"
         case sqlite3.OperationalError() if "locked" in str(error):
-            return "rollouts.sqlite: another program has it locked: end that program, then go on with --resume"
+            return "the database of the run: another program has it locked: end that program, then go on with --resume"
         case sqlite3.Error():
-            return f"rollouts.sqlite: {error}: restore the file from a copy, or start a new run under another name"
+            return f"the database of the run: {error}: restore it from a copy, or start a new run under another name"
         case _:
             return "not enough memory: lower rollout.max_rows, rollout.max_tokens or learner.micro_batch_tokens"
