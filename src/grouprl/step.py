@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grouprl.curriculum.order import ProblemOrder, rounds
 from grouprl.curriculum.pass_rates import PassRates
+from grouprl.evaluation.ledger import token_ledger
 from grouprl.evaluation.metrics import Clock, step_metrics
 from grouprl.learner import Learner, ScoredGroups, TokenGrid, assign_credit, make_batch, token_record
 from grouprl.learner.learner import LearnResult, TokenLoss
@@ -72,17 +73,16 @@ def grpo_step(
     result = update_policy(learner, batch, clock, partial(token_loss, learner))
     parts.engine.load_weights(learner.optimizer.updates)  # the engine samples the next step from the new weights
 
-    metrics = step_metrics(parts.task, groups, outcomes) | parts.scorer.usage()
-    metrics |= {"groups/sampled": len(groups), "groups/kept": sum(kept)} | (result.metrics if result else {})
-    metrics |= clock.metrics(metrics["completion_tokens"])
-    advantages, traces = token_record(groups, kept, result.tokens if result else [])
+    metrics = {**step_metrics(parts.task, groups, outcomes), **parts.scorer.usage(), **result.metrics}
+    metrics |= {**token_ledger(groups, outcomes, kept, result.unused), **clock.metrics(metrics["completion_tokens"])}
+    advantages, traces = token_record(groups, kept, result.tokens)
     return StepRecord(step, metrics, groups, outcomes, advantages, traces, kept)
 
 
-def update_policy(learner: Learner, scored: ScoredGroups, clock: Clock, loss: TokenLoss) -> LearnResult | None:
-    """Learns from scored groups, which a step sampled or a record holds; None when the filter kept none."""
-    algorithm, groups, result = learner.algorithm, list(compress(scored.groups, scored.kept)), None
-    if groups:
+def update_policy(learner: Learner, scored: ScoredGroups, clock: Clock, loss: TokenLoss) -> LearnResult:
+    """Learns from scored groups, which a step sampled or a record holds; nothing when the filter kept none."""
+    algorithm, result = learner.algorithm, LearnResult({}, {}, [])
+    if groups := list(compress(scored.groups, scored.kept)):
         batch = make_batch(groups, scored.sampling, mask_overlong=algorithm.groups.mask_overlong)
 
         # Log-probs under the frozen reference, for the KL; values, for algorithms with a critic.

@@ -228,13 +228,13 @@ MUTANTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     ("algorithms/preferences.py", "margin_N = chosen_N - rejected_N", "margin_N = rejected_N - chosen_N", (STEPS,)),
     (
-        "learner/learner.py",
+        "learner/work.py",
         "counted_NT[list(rows)] = self.credit.counted_NT[list(rows)]",
         "counted_NT[:] = self.credit.counted_NT",
         (LINES,),
     ),
     (
-        "learner/learner.py",
+        "learner/work.py",
         "before.entropies_NT.cpu(), batch.trained_NT, share=algorithm.spread.entropy_share",
         "before.entropies_NT.cpu(), batch.mask_NT, share=algorithm.spread.entropy_share",
         (LINES,),

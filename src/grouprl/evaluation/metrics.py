@@ -91,8 +91,15 @@ def _length_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "completions/mean_length": _mean(lengths),
         "completions/max_length": max(lengths),
         "completions/clipped_ratio": _mean([c.stop_reason is StopReason.LENGTH for c in completions]),
+        "completions/repeated": _mean([_repeated(c.token_ids) for c in completions]),
         "completion_tokens": sum(lengths),
     }
+
+
+def _repeated(ids: Sequence[int], n: int = 4) -> float:
+    """The share of the sequences of n tokens that occurred before."""
+    count = len(ids) - n + 1
+    return 1 - len({tuple(ids[at : at + n]) for at in range(count)}) / count if count > 0 else 0.0
 
 
 def _mean(values: Sequence[float]) -> float:

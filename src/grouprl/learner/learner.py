@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -11,17 +12,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from grouprl.algorithms import high_entropy_mask, token_weights, value_loss
+from grouprl.algorithms import value_loss
 from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.values import SharedCritic
 from grouprl.learner.batch import AT_REFERENCE, PolicyEvaluation
-from grouprl.learner.credit import explained_variance, token_rows
+from grouprl.learner.credit import token_rows
 from grouprl.learner.gradients import add_gradients
 from grouprl.learner.optimizer import Optimizer, mib
 from grouprl.learner.pack_metrics import averaged, combined, pack_metrics
 from grouprl.learner.packs import Pack, make_packs, minibatches, pack_forward, pack_hidden, to_grid
-from grouprl.learner.trace import TokenPass, token_traces, watched_group
+from grouprl.learner.trace import TokenPass, cut_tokens, token_traces, watched_group
+from grouprl.learner.work import TokenGrid as TokenGrid
+from grouprl.learner.work import TokenLoss as TokenLoss
+from grouprl.learner.work import UpdateWork
 from grouprl.models.adapters import as_reference
 from grouprl.models.critic import Critic
 from grouprl.models.precision import autocast
@@ -30,22 +34,8 @@ from grouprl.models.workers import side_by_side, worker_count
 from grouprl.record.rows import is_watched
 from grouprl.types import Batch, TokenTrace
 
-
-@dataclass(frozen=True)
-class TokenGrid:
-    """The completion tokens of a pack: [n, T] tensors on the learner's device, 0 outside the completions."""
-
-    logprobs_NT: Tensor  # log-probs under the policy; the gradient flows through these alone
-    old_logprobs_NT: Tensor  # log-probs under the behavior policy
-    reference_NT: Tensor | None  # log-probs under the reference; None = the algorithm has none
-    advantages_NT: Tensor
-    weights_NT: Tensor  # weight of each token in the loss, computed from the whole batch
-    mask_NT: Tensor  # bool, tokens that exist
-    rows: tuple[int, ...]  # row of the batch of each completion
-
-
-TokenLoss = Callable[[TokenGrid], tuple[Tensor, dict[str, Tensor]]]
-"""Computes the loss of a pack's tokens, and detached metrics."""
+_Update = tuple[dict[str, float], list[TokenPass]]
+"""The metrics of an update, and its forward passes."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +43,7 @@ class LearnResult:
     """Metrics of a batch's updates and numbers of its tokens, for the record."""
 
     metrics: dict[str, float]
+    unused: Mapping[str, Tensor]  # [N, T] bool: tokens without a gradient, by category of `record.token_ledger`
     tokens: list[tuple[list[float], TokenTrace]]  # [N] advantages and trace of the completion's tokens
 
 
@@ -141,27 +132,48 @@ class Learner:
                 again after its last update (`TokenTrace.updated`).
 
         Returns:
-            Metrics of the last pass (`sampler_learner_gap` is from the first update), and the trace of each token.
+            Metrics of the last pass (`sampler_learner_gap` is from the first update), and the trace of each token. An
+            update whose loss or gradient is not finite is not made; `skipped_updates` counts them.
         """
         critic_only = self.algorithm.warms_up(step)
-        work, metrics = _Work.of(batch, credit, before, loss, self.algorithm)
+        work, metrics = UpdateWork.of(batch, credit, before, loss, self.algorithm)
         passes = []
         for _ in range(self.algorithm.updates.passes):
             seed = self.optimizer.updates + (self.critic_optimizer.updates if self.critic_optimizer else 0)
             parts = minibatches(batch, self.algorithm.updates.minibatches, seed)
             passes.append([self._update(work, rows, critic_only) for rows in parts])
         last = averaged([update for update, _ in passes[-1]])
+        norms = [(update["grad_norm"], update.get("critic_grad_norm", 0.0)) for one in passes for update, _ in one]
+        if skipped := sum(not all(map(math.isfinite, pair)) for pair in norms):
+            metrics["skipped_updates"] = skipped
         # The gap is taken from the first update with a gradient; after it the policies differ because of the updates.
         gaps = (update["sampler_learner_gap"] for update, _ in passes[0] if "sampler_learner_gap" in update)
         metrics |= last | {"sampler_learner_gap": next(gaps, math.nan), "kl_coef": self.kl_coef}
         if self.algorithm.kl is None:
             del metrics["kl_coef"]
-        elif "kl" in metrics:
+        elif math.isfinite(metrics.get("kl", math.nan)):
             self.kl_coef = self.algorithm.kl.next_coef(self.kl_coef, metrics["kl"])
         watched = watched_group(batch, work.advantages_NT) if is_watched(step) and not critic_only else []
         again = [self._evaluate_again(batch, pack) for pack in self._packs(batch, watched)] if watched else []
         traces = token_traces(batch, before, [part for _, parts in passes[-1] for part in parts], again)
-        return LearnResult(metrics, list(zip(token_rows(credit.advantages_NT, batch), traces, strict=True)))
+        advantages_NT = credit.advantages_NT.nan_to_num(0.0, 0.0, 0.0)  # the record has no place for other values
+        unused = self._unused(work, passes[-1], critic_only)
+        return LearnResult(metrics, unused, list(zip(token_rows(advantages_NT, batch), traces, strict=True)))
+
+    def _unused(self, work: UpdateWork, updates: Sequence[_Update], critic_only: bool) -> dict[str, Tensor]:
+        """[N, T] bool by category: see `record.token_ledger`."""
+        batch, broken_N = work.batch, torch.zeros(len(work.batch.mask_NT), 1, dtype=torch.bool)
+        for update, parts in updates:
+            for part in parts:
+                broken_N[list(part.pack.rows)] = not math.isfinite(update["grad_norm"])
+        last_pass = [part for _, parts in updates for part in parts]
+        return dict(work.masked) | {
+            "truncated": ~batch.trained_NT,
+            "no_signal": work.credit.advantages_NT == 0,
+            "critic_only": torch.full_like(broken_N, critic_only),
+            "not_finite": broken_N,
+            "clipped": cut_tokens(self.algorithm.objective, batch, last_pass, work.old_NT, work.advantages_NT),
+        }
 
     def refresh_reference(self) -> None:
         """Copies the policy's weights to the reference (iterative GRPO, DeepSeekMath 4.1.4)."""
@@ -181,7 +193,7 @@ class Learner:
             shares[name] = 0.0 if optimizer is None else optimizer.mib
         return {name: share for name, share in shares.items() if share}
 
-    def _update(self, work: _Work, rows: Sequence[int], critic_only: bool) -> tuple[dict[str, float], list[TokenPass]]:
+    def _update(self, work: UpdateWork, rows: Sequence[int], critic_only: bool) -> _Update:
         """Makes one update from some rows of the batch; returns its metrics and forward passes."""
         batch, learning_rate = work.batch, self.optimizer.learning_rate
         weights_NT = torch.zeros(batch.mask_NT.shape)
@@ -204,15 +216,16 @@ class Learner:
             workers = worker_count(self.critic.trunk, len(own))
             metrics |= combined(add_gradients(own, [self.critic], workers))
         # Without any signal there is no gradient: skip the optimizer, whose decay and momentum would move the weights.
-        norm = self.optimizer.step() if packs else 0.0
+        loss = metrics.get("loss", 0.0) + metrics.get("value_loss", 0.0)
+        norm = _step(self.optimizer, loss) if packs else 0.0
         if self.critic_optimizer is not None:
-            metrics["critic_grad_norm"] = self.critic_optimizer.step() if valued else 0.0
+            metrics["critic_grad_norm"] = _step(self.critic_optimizer, loss) if valued else 0.0
         return {**metrics, "grad_norm": norm, "learning_rate": learning_rate}, [traced for _, traced in done]
 
     def _packs(self, batch: Batch, rows: Sequence[int]) -> list[Pack]:
         return make_packs(batch, rows, self.micro_batch_tokens, self.device)
 
-    def _moving(self, work: _Work, rows: Iterable[int], weights_NT: Tensor) -> list[int]:
+    def _moving(self, work: UpdateWork, rows: Iterable[int], weights_NT: Tensor) -> list[int]:
         """Rows with a gradient: an advantage of 0 gives none without a KL in the loss, which is 0 at the reference."""
         a = self.algorithm
         pulled = a.kl is not None and a.kl.kl_in == "loss" and (work.has_signal or not work.before.at_reference)
@@ -221,7 +234,7 @@ class Learner:
         return [row for row in rows if moving_N[row]]
 
     def _policy_loss(
-        self, work: _Work, pack: Pack, weights_NT: Tensor, value_weights_NT: Tensor | None
+        self, work: UpdateWork, pack: Pack, weights_NT: Tensor, value_weights_NT: Tensor | None
     ) -> tuple[Tensor, tuple[dict[str, float], TokenPass]]:
         a, batch = self.algorithm, work.batch
         with autocast(self.device, self.dtype):
@@ -254,7 +267,7 @@ class Learner:
         with autocast(self.device, self.dtype):
             return TokenPass.of(pack, pack_forward(self.policy, pack, batch.sampling))
 
-    def _critic_loss(self, work: _Work, pack: Pack, value_weights_NT: Tensor) -> tuple[Tensor, dict[str, float]]:
+    def _critic_loss(self, work: UpdateWork, pack: Pack, value_weights_NT: Tensor) -> tuple[Tensor, dict[str, float]]:
         assert self.critic is not None
         assert self.critic.trunk is not None
         with autocast(self.device, self.dtype):
@@ -263,7 +276,7 @@ class Learner:
         return cost, pack_metrics(pack, stats)
 
     def _value_loss(
-        self, work: _Work, pack: Pack, hidden_CH: Tensor, value_weights_NT: Tensor
+        self, work: UpdateWork, pack: Pack, hidden_CH: Tensor, value_weights_NT: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         assert self.critic is not None
         assert self.algorithm.critic is not None
@@ -282,53 +295,10 @@ class Learner:
         return whole_NT[list(pack.rows), : pack.width].to(self.device)
 
 
-@dataclass(frozen=True)
-class _Work:
-    """A batch and the tensors that all of its updates share."""
-
-    batch: Batch
-    credit: Credit
-    before: PolicyEvaluation
-    loss: TokenLoss
-    old_NT: Tensor  # log-probs in the denominator of the ratio
-    advantages_NT: Tensor  # multiplied by the correction's weights; 0 for tokens below the entropy threshold
-
-    @staticmethod
-    def of(
-        batch: Batch, credit: Credit, before: PolicyEvaluation, loss: TokenLoss, algorithm: Algorithm
-    ) -> tuple[_Work, dict[str, float]]:
-        """Prepares a batch for its updates; also returns metrics of this preparation."""
-        old_NT, advantages_NT, metrics = batch.old_logprobs_NT, credit.advantages_NT, {}
-        if algorithm.correction is not None and before.policy_NT is not None:
-            old_NT = before.policy_NT.cpu()
-            ratio_NT = algorithm.correction.weights(old_NT, batch.old_logprobs_NT, batch.mask_NT)
-            # Every surrogate is proportional to the advantage, so this weighs the surrogate and not the KL term.
-            advantages_NT = advantages_NT * ratio_NT
-            metrics = {
-                "correction_mean": float(ratio_NT[batch.mask_NT].mean()),
-                "correction_max": float(ratio_NT.max()),
-            }
-        if algorithm.spread.entropy_share < 1 and before.entropies_NT is not None:
-            decisive_NT, threshold = high_entropy_mask(
-                before.entropies_NT.cpu(), batch.trained_NT, share=algorithm.spread.entropy_share
-            )
-            advantages_NT = advantages_NT * decisive_NT
-            metrics["entropy_threshold"] = threshold
-        if before.values_NT is not None and credit.returns_NT is not None and credit.counted_NT is not None:
-            metrics["value_explained_variance"] = explained_variance(
-                before.values_NT, credit.returns_NT, credit.counted_NT
-            )
-        return _Work(batch, credit, before, loss, old_NT, advantages_NT), metrics
-
-    @property
-    def has_signal(self) -> bool:
-        """Whether any token of the batch has an advantage."""
-        return bool((self.advantages_NT * self.batch.trained_NT).any())
-
-    def value_weights(self, rows: Sequence[int]) -> Tensor | None:
-        """[N, T] weights of the value loss, which is a mean over the counted tokens of these rows."""
-        if self.before.values_NT is None or self.credit.counted_NT is None:
-            return None
-        counted_NT = torch.zeros_like(self.batch.mask_NT)
-        counted_NT[list(rows)] = self.credit.counted_NT[list(rows)]
-        return token_weights(counted_NT, aggregate="token_mean")
+def _step(optimizer: Optimizer, loss: float) -> float:
+    """Makes an update and returns the gradient's norm; without an update NaN, if the loss or the norm is not finite."""
+    with suppress(FloatingPointError):
+        if math.isfinite(loss):
+            return optimizer.step()
+    optimizer.discard()
+    return math.nan

@@ -81,8 +81,12 @@ class Optimizer:
                 group["lr"] = self.learning_rate
             self._adamw.step()
             self.updates += 1
-        self._adamw.zero_grad(set_to_none=True)
+        self.discard()
         return norm
+
+    def discard(self) -> None:
+        """Clears the gradient without an update."""
+        self._adamw.zero_grad(set_to_none=True)
 
     @property
     def mib(self) -> float:

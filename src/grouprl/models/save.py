@@ -4,24 +4,40 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.models.adapters import has_adapter, save_adapter
 from grouprl.models.load import hide_progress_bars
+from grouprl.types import UserError
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Writes config.json, model.safetensors and the tokenizer's files into a folder.
 
     A model with an adapter gives only adapter_config.json and adapter_model.safetensors.
+
+    Raises:
+        UserError: a weight is not finite; nothing is written.
     """
+    if (name := not_finite(model)) is not None:
+        raise UserError(
+            f"{folder}: expected finite weights to save, got NaN or infinity in {name}: lower the learning rate, and "
+            "start from an earlier checkpoint"
+        )
     with hide_progress_bars():
         if has_adapter(model):
             save_adapter(model, folder)
         else:
             model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+
+
+@torch.no_grad()
+def not_finite(model: nn.Module) -> str | None:
+    """The name of the first weight that has a value that is not finite; None when all are finite."""
+    return next((name for name, weight in model.named_parameters() if not bool(weight.isfinite().all())), None)
 
 
 def plain_tensors(module: nn.Module, *, learned_only: bool = False) -> dict[str, Tensor]:

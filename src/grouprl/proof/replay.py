@@ -212,15 +212,13 @@ class _Pushes:
 
 def make_update(learner: Learner, scored: ScoredGroups) -> Update:
     """Makes the update; the learner then has the weights after the step."""
-    optimizer, pushes, result, error = _GradientSum(learner.optimizer), _Pushes(learner), None, ""
+    optimizer, pushes = _GradientSum(learner.optimizer), _Pushes(learner)
     learner.optimizer = optimizer
-    try:
-        result = update_policy(learner, scored, Clock("reference", "learn"), pushes)
-    except FloatingPointError as failure:
-        error = str(failure)
-    kept = scored.kept if result else [False] * len(scored.groups)
-    advantages, traces = token_record(scored.groups, kept, result.tokens if result else [])
-    metrics, own = result.metrics if result else {}, _in_groups(scored, pushes)
+    result = update_policy(learner, scored, Clock("reference", "learn"), pushes)
+    skipped = result.metrics.get("skipped_updates")
+    error = f"expected a finite gradient, got NaN or infinity in {skipped:g} updates" if skipped else ""
+    advantages, traces = token_record(scored.groups, scored.kept, result.tokens)
+    metrics, own = result.metrics, _in_groups(scored, pushes)
     return Update(scored, metrics, advantages, traces, own, optimizer.gradient, error)
 
 

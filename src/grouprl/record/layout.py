@@ -29,6 +29,7 @@ WRITTEN_BY_A_RUN: Mapping[str, str] = {
     "examples.json": "a few held-out problems and their completions",
     "rewards.json": "the weight of each reward, and which rewards are process rewards",
     "code.json": "SHA-256 of the files with code, of the tokenizer and of the chat template",
+    "warnings.jsonl": "what went wrong in a step, and what to change",
     "summary.json": "the results of the run",
     "report.html": "the report",
     "plots": "the plots as PNG files",
@@ -72,7 +73,9 @@ class RunDirectory:
         self.metrics = path / "metrics.jsonl"  # one line of metrics for each step
         self.evaluations = path / "evaluations.jsonl"  # one line for each evaluation on held-out problems
         self.held_out = path / "held_out.jsonl"  # one line for each evaluation, with the results of each problem
-        self.line_files = self.metrics, self.evaluations, self.held_out  # every line has a `step`
+        self.warnings = path / "warnings.jsonl"  # one line for each warning, update that was not finite, and explosion
+        # every line of these has a `step`
+        self.line_files = self.metrics, self.evaluations, self.held_out, self.warnings
         self.rollouts = path / "rollouts.sqlite"  # the SQLite database of completions
         self.rollout_side_files = tuple(path / f"rollouts.sqlite{suffix}" for suffix in _SIDE_FILES)
         self.parquet = path / "rollouts.parquet"  # the default file of an export

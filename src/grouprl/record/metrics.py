@@ -6,22 +6,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Metric:
-    """One number that a run records at each step or evaluation; NAME in a name stands for any text."""
-
-    name: str
-    label: str  # on a chart
-    unit: str  # empty for a number without one
-    meaning: str  # plain English, in Markdown; begins with a noun
-    worry: str  # follows "worry"
-    formula: str = ""  # r_i reward, T_i tokens, w weight of a token, A advantage; N completions, G in a group
-    section: str = ""  # explanation in report/static/sections.json
-    trl: str = ""  # TRL's name, if the meaning is the same
-
+from grouprl.record.metric import Metric as Metric
+from grouprl.record.token_ledger import LEDGER
 
 # fmt: off
 _WORKED_SHARE = (
@@ -214,6 +201,14 @@ METRICS: tuple[Metric, ...] = (
         meaning="share of completions truncated at `max_tokens`",
         worry="above a few per cent: raise max_tokens before you punish length",
         formula="truncated / N", section="overlong", trl="completions/clipped_ratio"),
+    Metric("completions/repeated", "Repetition", "share",
+        meaning="share of a completion's sequences of four tokens that occurred in it before, mean over completions",
+        worry="when it grows: the policy writes in loops",
+        formula="mean of 1 - distinct 4-grams / 4-grams"),
+    *LEDGER,
+    Metric("skipped_updates", "Updates not made", "updates",
+        meaning="updates of the step that were not made because loss or gradient was NaN or infinity; absent when 0",
+        worry="when it is ever there: the run stops after three such steps in a row"),
     Metric("loss", "Loss", "",
         meaning="loss of the update; includes the loss of a critic that shares the policy's trunk",
         worry="when it is far outside its usual range; its value alone means little, with cispo nothing: watch "

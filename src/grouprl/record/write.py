@@ -90,6 +90,10 @@ class RunRecord:
         """Records an evaluation on held-out problems after `step` updates."""
         _append(self._files.evaluations, {"step": step, **values})
 
+    def warning(self, row: Mapping[str, Any]) -> None:
+        """Records a finding about a step (the fields of `report.health.Finding`)."""
+        _append(self._files.warnings, row)
+
     def held_out(self, step: int, results: Mapping[str, Any]) -> None:
         """Records an evaluation's results for each problem (the fields of `evaluation.ProblemResults`)."""
         _append(self._files.held_out, {"step": step, **results})

@@ -26,6 +26,7 @@ from grouprl.rewards.configured import configured_scorer
 from grouprl.rewards.learned import LearnedReward
 from grouprl.run.assemble import RunParts, assemble
 from grouprl.run.checkpoint import latest_checkpoint, save_checkpoint
+from grouprl.run.health import Explosion, Health, go_back, record_going_back
 from grouprl.run.machine import machine_facts, peak_rss_mib
 from grouprl.run.process import StopRequest, stop_on_signal
 from grouprl.run.resume import check_resumable, with_run_dtype
@@ -85,13 +86,20 @@ def train(
             refuse_changed_code(directory, code, trust_code)
         for warning in _warnings(parts, config):
             terminal.say(f"Warning: {warning}")
-        with (
-            _open(directory, config, parts.state.step if resume else None) as record,
-            stop_on_signal(terminal.say) as stop,
-        ):
-            record.rewards(*_reward_weights(rewards))
-            record_code(directory, code)
-            return _RunLoop(config, parts, record, terminal, stop).run()
+        with stop_on_signal(terminal.say) as stop:
+            try:
+                with _open(directory, config, parts.state.step if resume else None) as record:
+                    record.rewards(*_reward_weights(rewards))
+                    record_code(directory, code)
+                    return _RunLoop(config, parts, record, terminal, stop).run()
+            except Explosion as explosion:
+                found, saved = explosion.finding, go_back(directory, explosion, terminal)
+            # Outside of the except block, whose traceback holds the weights that exploded.
+            del parts
+            parts = assemble(config, task, scorer, saved=saved)
+            with _open(directory, config, parts.state.step) as record:
+                record_going_back(record, found, parts.state.step)
+                return _RunLoop(config, parts, record, terminal, stop).run()
 
 
 def _warnings(parts: RunParts, config: RunConfig) -> Iterator[str]:
@@ -133,6 +141,7 @@ class _RunLoop:
         self._config, self._parts, self._record = config, parts, record
         self._terminal, self._stop = terminal, stop
         self._state, self._started = parts.state, time.perf_counter()
+        self._health = Health(record, terminal)
         known = recorded_verdicts(record.directory, until=parts.state.step)
         self._rates = update(PassRates(), known, half_life=config.rollout.curriculum.half_life)
 
@@ -177,6 +186,7 @@ class _RunLoop:
         self._terminal.step(step, self._config.steps, metrics)
         flat = [outcome for row in record.outcomes for outcome in row]
         self._terminal.invalid([outcome.reason for outcome in flat if not outcome.valid], len(flat))
+        self._health.after(step, metrics, learner)
         self._state = replace(
             self._state,
             step=step,
@@ -231,6 +241,7 @@ class _RunLoop:
         self._record.evaluation(self._state.step, found.metrics)
         if when is not None:
             self._record.examples(when, self._examples(found))
+        self._health.warn()
         return found.metrics
 
     def _examples(self, evaluation: Evaluation) -> list[Example]:

@@ -46,7 +46,7 @@ function chart(spec, names, shown, find) {
   const lines = named.map(([, label], place) => ({ label, look: look(place) }));
   const columns = (series) => named.map(([name]) => series.column(name));
   return {
-    ...spec, ...(spec.areas ? AREAS[spec.areas](named) : { lines, columns }), definition, stacked: Boolean(spec.areas),
+    ...spec, lines, columns, ...AREAS[spec.areas]?.(named), definition, stacked: Boolean(spec.areas),
     id: named.map(([name]) => name).join(" "),
     title: spec.title ?? definition?.label ?? first, unit: definition?.unit ?? "",
   };

@@ -1,0 +1,45 @@
+"""Counts what became of every sampled token of a step: the signal ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import compress
+
+import torch
+from torch import Tensor
+
+from grouprl.record.token_ledger import CATEGORIES
+from grouprl.types import Group, RewardOutcome
+
+
+def token_ledger(
+    groups: Sequence[Group],
+    outcomes: Sequence[Sequence[RewardOutcome]],
+    kept: Sequence[bool],
+    unused: Mapping[str, Tensor],
+) -> Mapping[str, float]:
+    """Counts the groups of a step, and its tokens by what became of them.
+
+    These are the metrics `groups/...` and `tokens/...`; the latter add up to the tokens that were sampled.
+
+    Args:
+        groups: all groups of the step.
+        outcomes: [P][G] their rewards.
+        kept: [P] whether the group entered the loss.
+        unused: [N, T] bool of the kept groups' tokens by category, from the learner; a token may be in several.
+    """
+    counts = dict.fromkeys(CATEGORIES, 0)
+    lengths = [[len(one) for one in group.completions] for group in groups]
+    counts["dropped"] = sum(sum(own) for own, keep in zip(lengths, kept, strict=True) if not keep)
+    lengths_N = torch.tensor([length for own in compress(lengths, kept) for length in own])
+    if len(lengths_N):
+        left_NT = torch.arange(int(lengths_N.max())) < lengths_N[:, None]
+        valid_N = torch.tensor([outcome.valid for row in compress(outcomes, kept) for outcome in row])
+        reasons = {"invalid": ~valid_N[:, None], **unused}
+        for name in CATEGORIES:
+            if name in reasons:
+                counts[name] = int((left_NT & reasons[name]).sum())
+                left_NT = left_NT & ~reasons[name]
+        counts["used"] = int(left_NT.sum())
+    sampled = {"groups/sampled": len(groups), "groups/kept": sum(kept)}
+    return sampled | {f"tokens/{name}": count for name, count in counts.items()}

@@ -1,0 +1,39 @@
+"""What became of every sampled token: the categories, in the order in which they are tried, and their metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from grouprl.record.metric import Metric
+
+# A token belongs to the first category that applies; `used` are those that none takes.
+CATEGORIES: Mapping[str, str] = MappingProxyType(
+    {
+        "dropped": "in a group that the filter dropped",
+        "invalid": "with an invalid reward",
+        "truncated": "truncated and masked by `mask_overlong`",
+        "no_signal": "with an advantage of 0, mostly in a group without signal",
+        "corrected": "masked by `correction`, because sampler and learner disagree",
+        "low_entropy": "below the entropy threshold of `entropy_share`",
+        "critic_only": "in a step of `critic_warmup`, which updates the critic alone",
+        "not_finite": "in an update that was not made, because its loss or gradient was not finite",
+        "clipped": "without a gradient in the last pass, because the ratio left the clip range",
+        "used": "with a gradient from their advantage",
+    }
+)
+_MEANING = (
+    "completion tokens of the step by what became of them; each token counts once, and the counts add up to "
+    "`completion_tokens`: " + "; ".join(f"{name}: {meaning}" for name, meaning in CATEGORIES.items())
+)
+LEDGER = tuple(
+    Metric(
+        f"tokens/{name}",
+        "What became of the tokens" if name == "used" else f"Tokens: {name.replace('_', ' ')}",
+        "tokens",
+        meaning=_MEANING,
+        worry="when few are used: the others cost as much to sample and teach nothing",
+        section="filters",
+    )
+    for name in reversed([*CATEGORIES])
+)

@@ -1,0 +1,263 @@
+"""Whether a run is healthy, decided from its recorded metrics: explosions, which stop it, and warnings with a remedy.
+
+In: the rows of metrics.jsonl and evaluations.jsonl, the newest last. Out: `Finding`s. The thresholds stand here alone;
+docs/health.md explains each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from grouprl.record.strict import is_number
+
+Row = Mapping[str, Any]
+
+BAD_STEPS = 3  # steps in a row without a finite update, after which a run stops
+WINDOW = 5  # steps over which a warning averages
+QUIET = 25  # steps after a warning before one of its kind is given again
+_HISTORY = 50  # earlier steps whose median is the usual value
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong with a run, found at a step."""
+
+    step: int
+    kind: str
+    metric: str  # the metric that shows it, which marks the chart
+    sentence: str  # what happened and its likely cause
+    setting: str  # what to change
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """A metric explodes when it is above `floor` and above `times` its usual value, for `steps` steps in a row."""
+
+    metric: str
+    what: str
+    floor: float
+    times: float
+    steps: int
+
+
+# The demo, 60 steps at 2e-4: KL below 0.13 nats with single spikes of 0.8, because one token can dominate k3, hence two
+# steps; gradient norm up to 2.1; gap up to 6e-5 nats in float32 and 0.2 in bfloat16. At 0.02 its KL is 2.6, 7.0 and 5.9
+# nats in steps 3 to 5, at 0.2 it is 8.8 and 5.5 in steps 2 and 3, and no completion is right any more. A random model
+# of 2 layers learns at a KL of 0.5 to 2.5.
+_LIMITS = (
+    _Limit("kl", "the KL to the reference is {:.3g} nats per token", 3.0, 3.0, 2),
+    _Limit("grad_norm", "the gradient norm is {:.3g}", 100.0, 20.0, 1),
+    _Limit("sampler_learner_gap", "the gap between sampler and learner is {:.3g} nats", 1.0, 20.0, 1),
+)
+_CAUSE = "The learning rate is the likely cause."
+_LOWER = "lower learner.learning_rate, or raise learner.warmup_steps"
+
+
+def not_finite(rows: Sequence[Row]) -> Finding | None:
+    """What was not finite in the newest step; None when all its updates were made."""
+    row = rows[-1] if rows else {}
+    if not row.get("skipped_updates"):
+        return None
+    names = [name for name in ("loss", "grad_norm", "kl", "value_loss", "critic_grad_norm") if not _finite(row, name)]
+    shown = ", ".join(name for name in names if name in row) or "a gradient of the step"
+    return Finding(
+        row["step"],
+        "not_finite",
+        "grad_norm",
+        f"Step {row['step']}: not finite: {shown}. {row['skipped_updates']:g} updates were not made. {_CAUSE}",
+        _LOWER,
+    )
+
+
+def not_finite_in_a_row(rows: Sequence[Row]) -> bool:
+    """Whether the newest steps, as many as stop a run, all had an update that was not finite."""
+    return len(rows) >= BAD_STEPS and all(row.get("skipped_updates") for row in rows[-BAD_STEPS:])
+
+
+def explosion(rows: Sequence[Row]) -> tuple[Finding, int] | None:
+    """Finds an explosion of KL, gradient norm or sampler and learner gap in the newest step.
+
+    A value explodes when it is above a floor that healthy runs do not reach, and far above its median in the steps
+    before: a run that began far from its reference, or with a sampler that differs, has a high usual value.
+
+    Returns:
+        The finding, and the first step after which the weights were bad: a metric describes those before its step.
+    """
+    for limit in _LIMITS:
+        newest = [row for row in rows[-limit.steps :] if _finite(row, limit.metric)]
+        before = rows[-_HISTORY - limit.steps : -limit.steps]
+        usual = [abs(row[limit.metric]) for row in before if _finite(row, limit.metric) and row[limit.metric]]
+        least = max(limit.floor, limit.times * median(usual) if usual else 0.0)
+        if before and len(newest) == limit.steps and all(abs(row[limit.metric]) > least for row in newest):
+            row, compared = newest[-1], f", usually {median(usual):.3g}" if usual else ""
+            what = limit.what.format(row[limit.metric])
+            sentence = f"Step {row['step']}: {what}{compared}. {_CAUSE}"
+            return Finding(row["step"], "explosion", limit.metric, sentence, _LOWER), row["step"] - limit.steps
+    return None
+
+
+def warnings(rows: Sequence[Row], evaluations: Sequence[Row], given: Sequence[Row]) -> list[Finding]:
+    """The warnings of the newest step.
+
+    Args:
+        rows: the metrics of all steps.
+        evaluations: the evaluations on held-out problems so far.
+        given: earlier findings, with `step` and `kind`; a kind is not given again within `QUIET` steps.
+    """
+    if not rows:
+        return []
+    step = rows[-1]["step"]
+    recent = {row.get("kind") for row in given if step - row["step"] < QUIET}
+    return [
+        Finding(step, kind, metric, f"Step {step}: {sentence}", setting)
+        for kind, check in _CHECKS.items()
+        if kind not in recent
+        for metric, sentence, setting in check(rows, evaluations)
+    ]
+
+
+_Found = Iterator[tuple[str, str, str]]
+
+
+def _entropy(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
+    start, now = _first(rows, "entropy"), _last(rows, "entropy")
+    if start and now is not None and now < min(0.02, 0.1 * start) and _unsolved(rows):
+        yield (
+            "entropy",
+            f"the entropy fell from {start:.2g} to {now:.2g} nats per token while problems are unsolved: the policy no "
+            "longer tries anything else.",
+            "algorithm.clip_high=0.28, algorithm.entropy_coef=0.001, or a lower learner.learning_rate",
+        )
+
+
+def _length(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
+    name = "completions/mean_length"
+    start, now = _first(rows, name), _last(rows, name)
+    gained = (_last(rows, "reward") or 0.0) > (_first(rows, "reward") or 0.0)
+    if start and now is not None and now > (4.0 if gained else 2.0) * start:
+        yield (
+            name,
+            f"completions grew from {start:.0f} to {now:.0f} tokens, {'faster than' if gained else 'without'} a gain "
+            "in reward.",
+            "algorithm.overlong_buffer=0.2, or algorithm.aggregate=constant",
+        )
+
+
+def _truncated(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
+    share = _last(rows, "completions/clipped_ratio")
+    if share is not None and share > 0.2:
+        yield (
+            "completions/clipped_ratio",
+            f"{share:.0%} of the completions were truncated, so their answers are missing.",
+            "a larger rollout.max_tokens, or algorithm.mask_overlong=true",
+        )
+
+
+def _repeated(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
+    name = "completions/repeated"
+    start, now = _first(rows, name), _last(rows, name)
+    if now is not None and now > max(0.3, 2 * (start or 0.0)):
+        yield (
+            name,
+            f"{now:.0%} of the completions' 4-token sequences repeat an earlier one, {start or 0.0:.0%} at the start.",
+            "the reward `repetition` (rewards), or a lower learner.learning_rate",
+        )
+
+
+def _hacking(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
+    found = [row for row in evaluations if _finite(row, "greedy_accuracy")]
+    if len(found) < 2 or found[-1]["step"] != rows[-1]["step"]:
+        return
+    best, last = max(found[:-1], key=lambda row: row["greedy_accuracy"]), found[-1]
+    low = (best.get("greedy_interval") or [best["greedy_accuracy"] - 0.05])[0]
+    then = _mean([row for row in rows if row["step"] <= max(best["step"], 1)], "reward")
+    now = _last(rows, "reward")
+    if last["greedy_accuracy"] < low and then is not None and now is not None and now > then:
+        yield (
+            "reward",
+            f"the reward rose from {then:.2f} to {now:.2f} while held-out accuracy fell from "
+            f"{best['greedy_accuracy']:.0%} to {last['greedy_accuracy']:.0%}: the policy earns reward without right "
+            "answers.",
+            "grouprl check-reward, a larger algorithm.kl_coef, or the checkpoint of the best evaluation",
+        )
+
+
+def _gap(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
+    now = _last(rows, "sampler_learner_gap")
+    if now is not None and now > 0.5:
+        yield (
+            "sampler_learner_gap",
+            f"sampler and learner differ by up to {now:.2g} nats on one token: the ratio is wrong before any update.",
+            "model.dtype=float32, or algorithm.correction=truncate",
+        )
+
+
+def _invalid(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
+    share = _last(rows, "frac_invalid")
+    if share is not None and share > 0.02:
+        yield (
+            "frac_invalid",
+            f"{share:.1%} of the rewards are invalid; the run's page lists the reasons.",
+            "the reward function, or rollout.scoring.seconds where it ran out of time",
+        )
+
+
+def _signal(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
+    share = _last(rows, "frac_reward_zero_std")
+    if share is not None and share > 0.8 and _unsolved(rows):
+        yield (
+            "frac_reward_zero_std",
+            f"{share:.0%} of the groups have equal rewards and teach nothing.",
+            "rollout.curriculum.order=edge, a larger rollout.group_size, or easier problems",
+        )
+
+
+def _rate(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
+    clipped, ratio = _last(rows, "clip_low_fraction"), _last(rows, "ratio_max")
+    above = _last(rows, "clip_high_fraction")
+    kl, start = _last(rows, "kl"), _first(rows, "kl")
+    # GSPO's range is so narrow that a fifth of its tokens is clipped at ratios of 1.01.
+    if clipped is not None and above is not None and clipped + above > 0.2 and ratio is not None and ratio > 2:
+        yield "clip_high_fraction", f"{clipped + above:.0%} of the tokens are clipped. {_CAUSE}", _LOWER
+    elif kl is not None and kl > 0.5 and kl > 5 * max(start or 0.0, 0.0):
+        yield "kl", f"the KL to the reference is {kl:.2g} nats per token. {_CAUSE}", f"{_LOWER}, or raise kl_coef"
+
+
+_CHECKS: Mapping[str, Callable[[Sequence[Row], Sequence[Row]], _Found]] = {
+    "entropy_collapse": _entropy,
+    "length_explosion": _length,
+    "truncation": _truncated,
+    "repetition": _repeated,
+    "reward_hacking": _hacking,
+    "sampler_learner_gap": _gap,
+    "invalid_rewards": _invalid,
+    "no_signal": _signal,
+    "learning_rate": _rate,
+}
+
+
+def _finite(row: Row, name: str) -> bool:
+    return is_number(row.get(name))
+
+
+def _mean(rows: Sequence[Row], name: str) -> float | None:
+    values = [row[name] for row in rows if _finite(row, name)]
+    return fmean(values) if values else None
+
+
+def _first(rows: Sequence[Row], name: str) -> float | None:
+    return _mean(rows[:WINDOW], name)
+
+
+def _last(rows: Sequence[Row], name: str) -> float | None:
+    """The mean over the newest steps; None before there are enough of them."""
+    return _mean(rows[-WINDOW:], name) if len(rows) >= WINDOW else None
+
+
+def _unsolved(rows: Sequence[Row]) -> bool:
+    """Whether most problems are still to be learned: without a verdict nobody knows, so it warns."""
+    accuracy = _last(rows, "accuracy")
+    return accuracy is None or accuracy < 0.9
