@@ -206,7 +206,7 @@ METRICS: tuple[Metric, ...] = (
         worry="when it grows: the policy writes in loops",
         formula="mean of 1 - distinct 4-grams / 4-grams"),
     *LEDGER,
-    Metric("skipped_updates", "Updates not made", "updates",
+    Metric("skipped_updates", "Updates not made", "",
         meaning="updates of the step that were not made because loss or gradient was NaN or infinity; absent when 0",
         worry="when it is ever there: the run stops after three such steps in a row"),
     Metric("loss", "Loss", "",
