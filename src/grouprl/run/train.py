@@ -21,12 +21,13 @@ from grouprl.record.rollouts import recorded_verdicts
 from grouprl.record.write import RunRecord
 from grouprl.report.terminal import Terminal, TrainingBars
 from grouprl.report.verdict import verdict
+from grouprl.report.watch import Explosion, Health
 from grouprl.report.write import write_report
 from grouprl.rewards.configured import configured_scorer
 from grouprl.rewards.learned import LearnedReward
 from grouprl.run.assemble import RunParts, assemble
 from grouprl.run.checkpoint import latest_checkpoint, save_checkpoint
-from grouprl.run.health import Explosion, Health, go_back, record_going_back
+from grouprl.run.health import broken_weight, go_back, record_going_back
 from grouprl.run.machine import machine_facts, peak_rss_mib
 from grouprl.run.process import StopRequest, stop_on_signal
 from grouprl.run.resume import check_resumable, with_run_dtype
@@ -186,7 +187,7 @@ class _RunLoop:
         self._terminal.step(step, self._config.steps, metrics)
         flat = [outcome for row in record.outcomes for outcome in row]
         self._terminal.invalid([outcome.reason for outcome in flat if not outcome.valid], len(flat))
-        self._health.after(step, metrics, learner)
+        self._health.after(step, metrics, broken_weight(learner))
         self._state = replace(
             self._state,
             step=step,
