@@ -16,6 +16,7 @@ from grouprl.lab.answers import run_folder
 from grouprl.lab.runs import Runs
 from grouprl.record.files import json_text
 from grouprl.record.layout import RunDirectory
+from grouprl.report.run_data import warning_rows
 from grouprl.types import UserError
 
 _POLL_SECONDS = 1.0  # a look takes 0.2 ms, which are taken from the run
@@ -68,7 +69,9 @@ class Follower:
         """Events since the last look, in pieces to send one by one."""
         try:
             evaluations = self._runs.evaluations(self._folder)  # first: what raises later loses steps that were counted
-            return [*self._steps(), *self._changed("evaluations", evaluations)]
+            found = warning_rows(self._folder)
+            warned = self._changed("warnings", found) if found or "warnings" in self._said else ()
+            return [*self._steps(), *self._changed("evaluations", evaluations), *warned]
         except UserError as error:
             # A stream that ends is asked for again at once, for ever.
             return [*self._changed("status", "broken", error=str(error))]

@@ -101,7 +101,19 @@ def run_answer(identifier: str, folder: Path, files: RunFiles) -> dict[str, Any]
         "checkpoints": [checkpoint.step for checkpoint in run.checkpoints()],
         "files": _files(folder),
         "metrics": [name for name in names if name not in _AXES],
+        "warnings": warning_rows(folder),
     }
+
+
+def warning_rows(folder: Path) -> list[dict[str, Any]]:
+    """What went wrong in the steps of a run, as it was recorded.
+
+    Raises:
+        UserError: warnings.jsonl is damaged.
+    """
+    rows = read_json_lines(RunDirectory(folder).warnings)
+    texts = ("kind", "metric", "sentence", "setting")
+    return [{"step": row["step"], **{name: str(row.get(name, "")) for name in texts}} for row in rows]
 
 
 def series_answer(rows: Sequence[Row]) -> dict[str, Any]:

@@ -3,7 +3,7 @@ import { file, follow, get, live, ofRun } from "../parts/api.js";
 import { h, put, refresh } from "../parts/dom.js";
 import { head } from "../parts/run/head.js";
 import { measuresOf, noVerifier, plan, UNJUDGED } from "../parts/run/plan.js";
-import { beforeAndAfter, evaluationsTable, examplePairs, invalidReasons, pairs, summaryTable, timeTable } from "../parts/run/results.js";
+import { beforeAndAfter, evaluationsTable, examplePairs, invalidReasons, pairs, summaryTable, timeTable, warningsTable } from "../parts/run/results.js";
 import { Series } from "../parts/series.js";
 import { visible } from "../parts/text.js";
 import { card, definitions } from "../parts/titled.js";
@@ -67,6 +67,7 @@ function rest(path) {
   const judged = ({ series }) => noVerifier(series);
   const invalid = ({ series }) => series.column("frac_invalid").some((share) => share > 0);
   const parts = [
+    part("Warnings", ({ run }) => run.warnings, ({ run }) => (run.warnings.length ? warningsTable(run.warnings) : null)),
     part("The same problems, before and after", ({ run }) => run.examples, ({ run }) => examplePairs(run.examples)),
     part("Evaluations on held-out problems", (page) => [page.evaluations, judged(page)],
       (page) => evaluationsTable(page.evaluations, judged(page))),
@@ -103,6 +104,7 @@ function listen(page, path, show, lost) {
     open: () => lost(false),
     error: () => lost(true),
     step: (row) => then(() => page.series.append(row)),
+    warnings: ({ warnings }) => then(() => { page.run = { ...page.run, warnings }; }),
     evaluations: (found) => then(() => { page.evaluations = found.evaluations; }),
     status: ({ status }) => then(() => turned(page, path, status, shown.ask).catch(() => lost(true))),
   });

@@ -16,7 +16,7 @@ let made = 0;
  *
  * Options: `label`, `lines` ([{label, look}]), `unit`; `view`, what charts of a page share ({axis, smooth, zoom, sync});
  * `stacked` areas, or `bands` of intervals; `floor` and `ceiling` of the values; `until()`, how far the axis goes at least;
- * `log`; `fixed`, no line can be switched off in the legend; `where(at, x)`, what a place is called; `pick(at)`, when one is
+ * `log`; `marks()`, where something went wrong; `fixed`, no line can be switched off in the legend; `where(at, x)`, what a place is called; `pick(at)`, when one is
  * chosen; `zoomed(range)`, when a part of the axis is.
  */
 export class Chart {
@@ -113,7 +113,7 @@ export class Chart {
       },
       axes: [this.#below(), this.#beside()],
       cursor: this.#cursor(),
-      hooks: { setCursor: [(plot) => this.#moved(plot)], setSelect: [(plot) => this.#selected(plot)] },
+      hooks: { setCursor: [(plot) => this.#moved(plot)], setSelect: [(plot) => this.#selected(plot)], draw: [(plot) => this.#mark(plot)] },
     };
   }
 
@@ -179,6 +179,14 @@ export class Chart {
     const bottom = floor !== undefined && low >= floor ? floor : null;
     const room = 0.07 * (high - (bottom ?? low)) || 0.1 * Math.abs(high) || (unit === "share" ? 0.05 : 1);
     return [bottom ?? low - room, high + room];
+  }
+
+  /** Draws a line across the chart at each of `marks()`, places on the axis. */
+  #mark(plot) {
+    const { ctx, bbox } = plot;
+    ctx.fillStyle = color("--bad");
+    const places = this.#options.marks?.().map((x) => plot.valToPos(x, "x", true)) ?? [];
+    for (const at of places) if (at >= bbox.left) ctx.fillRect(at - 1, bbox.top, 2, bbox.height);
   }
 
   /** Switches a line off or on. */
@@ -281,11 +289,7 @@ function valueAt(values, at) {
   return values.findLast((value, place) => place < at && value !== undefined);
 }
 
-function last(values) {
-  return values.findLast((value) => value !== undefined && value !== null) ?? null;
-}
-
-// A chart in words, for people who listen.
+const last = (values) => values.findLast((value) => value !== undefined && value !== null) ?? null;
 
 const MOST = 8; // lines described one by one
 

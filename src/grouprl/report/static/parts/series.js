@@ -25,23 +25,17 @@ export class Series {
     for (const [name, values] of this.columns) values.push(finite(row[name]));
   }
 
-  get length() {
-    return this.step.length;
-  }
+  get length() { return this.step.length; }
 
   /** The metrics that have a number in some step. */
   names() {
     return [...this.columns].filter(([, values]) => values.some((value) => value !== null)).map(([name]) => name);
   }
 
-  column(name) {
-    return this.columns.get(name) ?? Array(this.length).fill(null);
-  }
+  column(name) { return this.columns.get(name) ?? Array(this.length).fill(null); }
 
   /** The last number of a metric; null without one. */
-  last(name) {
-    return this.columns.get(name)?.findLast((value) => value !== null) ?? null;
-  }
+  last(name) { return this.columns.get(name)?.findLast((value) => value !== null) ?? null; }
 
   /** Where a step lies on an axis: before the first at 0; undefined for a step that was not recorded. */
   place(step, axis) {
@@ -68,9 +62,7 @@ export function heldOut(series, evaluations, measures, axis) {
   };
 }
 
-export function intervalName(measure) {
-  return measure.startsWith("greedy") ? "greedy_interval" : `${measure}_interval`;
-}
+export const intervalName = (measure) => (measure.startsWith("greedy") ? "greedy_interval" : `${measure}_interval`);
 
 /** The centered moving mean over about a tenth of the values, over what there is of it at the ends; gaps stay gaps. */
 export function smoothed(values) {

@@ -27,6 +27,4 @@ export function byCompletion(label, heads, columns) {
   return figures(label, [first, ...heads], [columns[0].map((_, index) => String(index)), ...columns]);
 }
 
-export function sumOf(values) {
-  return values.reduce((sum, value) => sum + (value ?? 0), 0);
-}
+export const sumOf = (values) => values.reduce((sum, value) => sum + (value ?? 0), 0);

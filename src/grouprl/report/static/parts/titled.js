@@ -60,10 +60,13 @@ export function card(spec, page) {
     until: () => page.series[page.view.axis].at(-1),
     where: (at, x) => (page.view.axis === "step" ? "" : `step ${steps[at]}, `) + AXES[page.view.axis].of(x),
     // Step 0 is the policy before training: it has no groups.
+    marks: () => warned(page.run?.warnings, spec).map(({ step }) => page.series.place(step, page.view.axis)),
     pick: (at) => steps[at] > 0 && page.open(steps[at]),
     zoomed: page.zoomed,
   }, spec.definition, data);
 }
+
+const warned = (warnings, { id }) => (warnings ?? []).filter(({ metric }) => id.split(" ").includes(metric));
 
 function byStep(spec, { series, view }) {
   const columns = spec.columns(series);

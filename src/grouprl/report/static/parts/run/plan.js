@@ -62,9 +62,8 @@ function heldOut(spec, measures, find) {
   };
 }
 
-function standing(middle, columns) {
-  return { lines: ["hopeless", middle, "solved"].map((label, place) => ({ label, look: STANDING[place] })), columns };
-}
+const standing = (middle, columns) =>
+  ({ lines: ["hopeless", middle, "solved"].map((label, place) => ({ label, look: STANDING[place] })), columns });
 
 function shares(series) {
   const [hopeless, solved] = [series.column("frac_hopeless"), series.column("frac_solved")];

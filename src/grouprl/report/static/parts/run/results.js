@@ -70,6 +70,10 @@ export function invalidReasons(asked) {
     later(asked, (answer) => table("Reasons", ["reason", "completions", "steps"], rows(answer)))];
 }
 
+/** What went wrong, step by step, and what to change. */
+export const warningsTable = (warnings) => table("Warnings", ["step", "what happened", "what to change"],
+  warnings.map(({ step, sentence, setting }) => [number(step), written(sentence), written(setting)]), { kind: "words" });
+
 /** Mean seconds of a step by part, the longest first, and what is left of it last. */
 export function timeTable(series) {
   const mean = (name) => sumOf(series.column(name)) / sumOf(series.column("time/total").map((value) => value !== null));
