@@ -132,6 +132,13 @@ def test_measured_rates_that_are_too_high(kls: tuple[float, ...], step: int | No
     assert next((n for n in range(1, len(rows) + 1) if explosion(rows[:n])), None) == step
 
 
+def test_a_rate_that_is_too_high_from_the_start_is_said() -> None:
+    """The demo at 0.02: its KL in the first five steps."""
+    kls = (0.0, 0.24, 2.63, 6.95, 5.94)
+    found = given([{**row, "kl": kl} for row, kl in zip(HEALTHY, kls, strict=False)], [])
+    assert [(one.step, one.kind, one.metric) for one in found] == [(5, "learning_rate", "kl")]
+
+
 # Steps without a finite update
 
 

@@ -218,7 +218,7 @@ def _signal(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
 def _rate(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
     clipped, ratio = _last(rows, "clip_low_fraction"), _last(rows, "ratio_max")
     above = _last(rows, "clip_high_fraction")
-    kl, start = _last(rows, "kl"), _first(rows, "kl")
+    kl, start = _last(rows, "kl"), _mean(rows[:1], "kl")  # a rate too high shows within the first steps
     # GSPO's range is so narrow that a fifth of its tokens is clipped at ratios of 1.01.
     if clipped is not None and above is not None and clipped + above > 0.2 and ratio is not None and ratio > 2:
         yield "clip_high_fraction", f"{clipped + above:.0%} of the tokens are clipped. {_CAUSE}", _LOWER
