@@ -331,15 +331,11 @@ def test_resume_goes_on_in_a_copy_of_the_run(place: Path, finished: Path, tmp_pa
             ("expected the train problems that the run started with", "put the train problems back as it was"),
         ),
         (
-            lambda folder: shutil.rmtree(folder / "runs/run/checkpoints"),
-            ("expected a checkpoint to resume from in checkpoints/, found none", "start it again under another name"),
-        ),
-        (
             lambda folder: (folder / "data.jsonl").unlink(),
             ("expected a data file at", "found none: check the path"),
         ),
     ],
-    ids=["model", "data", "no checkpoint", "data gone"],
+    ids=["model", "data", "data gone"],
 )
 def test_resume_of_what_is_not_there_any_more(
     place: Path, finished: Path, tmp_path: Path, damage: Callable[[Path], object], parts: tuple[str, ...]

@@ -252,12 +252,14 @@ def test_what_was_interrupted_goes_on(first: tuple[Path, Ended], tmp_path: Path)
     stopped, killed = tmp_path / "both" / "grpo-seed0", tmp_path / "both" / "no-KL-seed0"
     shutil.rmtree(stopped / "checkpoints" / "step-000003")
     shutil.rmtree(killed / "checkpoints")  # it ended before its first one
+    first_line = (killed / "metrics.jsonl").read_text().splitlines()[0]
+    (killed / "metrics.jsonl").write_text(first_line + "\n")
     for run in (stopped, killed):
         (run / "summary.json").unlink()
     ended = compared(tmp_path)
     assert ended.code == 0, ended.text
     assert (stopped / "console.txt").read_text().count("Report: ") == 2
-    assert (killed / "console.txt").read_text().count("Report: ") == 1
+    assert "starts again from step 0" in (killed / "console.txt").read_text()
     assert (stopped / "held_out.jsonl").read_text() == (first[0] / "grpo-seed0" / "held_out.jsonl").read_text()
     assert_same_run(stopped, first[0] / "grpo-seed0", step=3)
     assert_same_run(killed, first[0] / "no-KL-seed0", step=3)

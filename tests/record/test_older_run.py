@@ -19,6 +19,7 @@ from starlette.testclient import TestClient
 from grouprl.config.run import RunConfig, load_config
 from grouprl.lab.app import create_app
 from grouprl.lab.forks import fork_directory
+from grouprl.models.manifest import write_manifest
 from grouprl.record.export import export
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedRewards, earned_reward, read_rewards, read_rollouts, read_run
@@ -106,6 +107,7 @@ def test_it_is_forked(older: Path) -> None:
     checkpoint = RunDirectory(older).checkpoint(1)
     checkpoint.trainer.mkdir(parents=True)
     checkpoint.state.write_text('{"kl_coef": 0.0}')
+    write_manifest(checkpoint.path)
     config = load_config(RunConfig, [RunDirectory(older).config], [])
     fork_directory(older, older.parent / "fork", 1, config, RunDirectory(older).config.read_text())
     assert read_rollouts(older.parent / "fork", 1) == read_rollouts(older, 1)

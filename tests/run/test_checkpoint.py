@@ -15,12 +15,13 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import Learner, Optimizer
 from grouprl.models.load import load_model, load_tokenizer
+from grouprl.models.manifest import write_manifest
 from grouprl.record.layout import RunDirectory
 from grouprl.run.checkpoint import (
     TrainerState,
-    latest_checkpoint,
     load_learner,
     problems_fingerprint,
+    read_state,
     save_checkpoint,
 )
 from grouprl.tasks import Gsm8k, WordProblems, task_from_list
@@ -90,7 +91,8 @@ def test_plain_transformers_loads_the_policy_with_its_logits_and_its_tokenizer(
 
 def test_a_checkpoint_gives_back_state_weights_and_optimizer_to_the_last_bit(policy: Policy, tmp_path: Path) -> None:
     folder = policy.save(tmp_path, 1)
-    found, state = latest_checkpoint(tmp_path)
+    found = RunDirectory(tmp_path).checkpoints()[-1]
+    state = read_state(found)
     assert (found.path, state) == (folder, STATE)
     again = Policy(folder)
     again.model.load_state_dict(load_model(str(folder), device=CPU).state_dict())
@@ -117,7 +119,8 @@ def test_a_failure_while_saving_leaves_the_earlier_checkpoint_alone(policy: Poli
         with pytest.raises(OSError, match="No space left"):
             policy.save(tmp_path, step, keep=1)
         assert tree(tmp_path) == before
-    found, state = latest_checkpoint(tmp_path)
+    found = RunDirectory(tmp_path).checkpoints()[-1]
+    state = read_state(found)
     assert (found.path, state) == (RunDirectory(tmp_path).checkpoint(1).path, STATE)
 
 
@@ -135,21 +138,17 @@ def test_the_newest_are_kept(policy: Policy, tmp_path: Path, keep: int, left: li
     for step in (1, 2, 9, 10):
         policy.save(tmp_path, step, keep)
     assert checkpoint_names(tmp_path) == [f"step-{step:06d}" for step in left]
-    found, state = latest_checkpoint(tmp_path)
+    found = RunDirectory(tmp_path).checkpoints()[-1]
+    state = read_state(found)
     assert (found.path, state) == (RunDirectory(tmp_path).checkpoint(10).path, replace(STATE, step=10))
 
 
 def test_the_state_of_another_version_is_a_sentence(policy: Policy, tmp_path: Path) -> None:
     state = policy.save(tmp_path, 1) / "trainer" / "state.json"
     state.write_text(state.read_text().replace('"kl_coef"', '"beta"'))
+    write_manifest(state.parents[1])
     with pytest.raises(UserError, match=r"expected a state of .*kl_coef.*, got one of beta, .*another version"):
-        latest_checkpoint(tmp_path)
-
-
-def test_no_checkpoint_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(UserError, match="expected a checkpoint to resume from in checkpoints/, found none: the run"):
-        latest_checkpoint(tmp_path)
+        read_state(RunDirectory(tmp_path).checkpoint(1))
 
 
 def test_the_optimizer_of_another_model_is_refused(policy: Policy, tmp_path: Path) -> None:

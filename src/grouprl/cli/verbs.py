@@ -23,6 +23,9 @@ def train(
     reward: RewardOption = None,
     name: Annotated[str | None, typer.Option(help="Folder of the run inside runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's newest checkpoint.")] = False,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="With --resume: continue from this checkpoint; 0 = from the start.")
+    ] = None,
     trust_code: TrustOption = None,
 ) -> None:
     """Train a policy with GRPO or another algorithm of its family (docs/algorithms.md).
@@ -39,6 +42,8 @@ def train(
     config = run_config(settings, options, trust=trust_code)
     from grouprl.run.resume import saved_path, with_run_dtype
 
+    if step is not None and not resume:
+        raise UserError("--step: expected it with --resume, the checkpoint to continue from")
     if resume:
         saved = str(saved_path(Path(config.runs_dir) / config.name))
         config = run_config([saved, *(settings or [])], options, trust=trust_code)
@@ -48,8 +53,9 @@ def train(
     from grouprl.tasks import load_task
 
     config, loaded = with_run_dtype(config, resume=resume), load_task(**config.task.model_dump())
+    rewards = configured_rewards(config, loaded)
     with end_when_stalled(stall_seconds()):
-        ended = run(config, loaded, configured_rewards(config, loaded), resume=resume, trust_code=trust_code or ())
+        ended = run(config, loaded, rewards, resume=resume, step=step, trust_code=trust_code or ())
     if not ended.finished:
         raise typer.Exit(130)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import time
 from collections import deque
@@ -126,10 +125,7 @@ def _run_all(
 
 def _start(run: PlannedRun, advance: Advance) -> _Process:
     files = RunDirectory(run.directory)
-    resume = bool(files.checkpoints())
-    if not resume and run.directory.exists():  # it ended before its first checkpoint
-        os.close(lock_directory(run.directory))  # raises while a process has the directory
-        shutil.rmtree(run.directory)
+    resume = files.exists
     run.directory.mkdir(parents=True, exist_ok=True)
     settings = [f"{key}={json.dumps(value)}" for key, value in run.config.model_dump(mode="json").items()]
     process = start_run(files, settings, files.console, resume=resume)

@@ -10,8 +10,9 @@ from urllib.parse import quote
 
 from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
+from grouprl.models.manifest import check_manifest, write_manifest
 from grouprl.record.files import atomic_write_text, json_text
-from grouprl.record.layout import RunDirectory
+from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.record.read import read_json_lines
 from grouprl.record.rollouts import drop_after, open_rollouts
 from grouprl.record.strict import read_json
@@ -48,12 +49,13 @@ def fork_directory(source: Path, target: Path, step: int, config: RunConfig, con
         fork = RunDirectory(copied)
         try:
             shutil.copytree(checkpoint, fork.checkpoint(step).path, symlinks=True)
+            check_manifest(fork.checkpoint(step).path)
         except OSError:
             if saved.is_complete:
                 raise
             raise missing from None  # a run in progress keeps its last checkpoints alone
         _copy_until(source, copied, step)
-        _set_kl(fork.checkpoint(step).state, source, config)
+        _set_kl(fork.checkpoint(step), source, config)
         atomic_write_text(fork.config, config_yaml)
         if RunDirectory(source).code.is_file():
             shutil.copyfile(RunDirectory(source).code, fork.code)
@@ -63,11 +65,13 @@ def fork_directory(source: Path, target: Path, step: int, config: RunConfig, con
         shutil.rmtree(copied, ignore_errors=True)
 
 
-def _set_kl(state: Path, source: Path, config: RunConfig) -> None:
+def _set_kl(saved: Checkpoint, source: Path, config: RunConfig) -> None:
     """A checkpoint holds the coefficient of its step, which may have moved; one that was changed counts instead."""
     then = load_config(RunConfig, [RunDirectory(source).config], [])
     if then.algorithm.kl_coef != config.algorithm.kl_coef:
-        atomic_write_text(state, json_text({**read_json(state), "kl_coef": config.algorithm.kl_coef}, indent=2) + "\n")
+        state = {**read_json(saved.state), "kl_coef": config.algorithm.kl_coef}
+        atomic_write_text(saved.state, json_text(state, indent=2) + "\n")
+        write_manifest(saved.path)
 
 
 def _copy_until(source: Path, target: Path, step: int) -> None:

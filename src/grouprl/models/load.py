@@ -24,6 +24,7 @@ from transformers.utils import find_adapter_config_file, logging
 from grouprl.models.adapters import attach_adapter, base_of, is_adapter
 from grouprl.models.attention import NAME, hidden_states
 from grouprl.models.layouts import TreeLayout
+from grouprl.models.manifest import check_manifest, has_manifest
 from grouprl.types import UserError
 
 BUNDLED = {"abacus": Path(__file__).parent / "assets" / "abacus"}
@@ -45,6 +46,8 @@ def load_model(path: str, *, device: torch.device) -> PreTrainedModel:
         UserError: there is no such model, or GroupRL does not reproduce its forward pass.
     """
     folder, base, what = _resolve(path), path, "a causal language model in safetensors"
+    if has_manifest(Path(folder)):
+        check_manifest(Path(folder))
     if is_adapter(folder):
         base, what = _base(folder), f"{what}, the base of the adapter {path!r}"
     model = load_pretrained(AutoModelForCausalLM, base, what)[0].to(device).eval()

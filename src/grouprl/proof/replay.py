@@ -28,9 +28,8 @@ from grouprl.record.read import RecordedGroup, read_rewards, read_rollouts, read
 from grouprl.record.strict import read_json
 from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer
 from grouprl.run.assemble import make_learner
-from grouprl.run.checkpoint import latest_checkpoint
 from grouprl.run.machine import machine_facts
-from grouprl.run.resume import differences
+from grouprl.run.resume import differences, newest_good
 from grouprl.scoring.functions import SOFT_OVERLONG
 from grouprl.scoring.scorer import Overlong
 from grouprl.step import token_loss, update_policy
@@ -140,14 +139,15 @@ def _learner_before(run: Path, config: RunConfig, step: int) -> tuple[Learner, i
     """Returns the learner of the nearest checkpoint before a step, and the checkpoint's step; 0 = the start model."""
     files = RunDirectory(run)
     forked = read_json(files.forked).get("step") or 0
-    saved = latest_checkpoint(run, before=step) if any(one.step < step for one in files.checkpoints()) else None
+    found = files.saved_models()
+    saved, newest = (newest_good(some) for some in ([one for one in found if one.step < step], found))
     if saved is None and forked:
         raise UserError(
             f"{run}: expected a checkpoint before step {step}, found none, and steps up to {forked} were made by the "
             f"run that this one was forked from: replay them there, or keep more checkpoints with checkpoint.keep"
         )
     start = load_model(config.model.path, device=resolve_device(config.model.device))
-    known = latest_checkpoint(run)[1].start if files.checkpoints() else None
+    known = None if newest is None else newest[1].start
     if known not in (None, fingerprint(start)):
         raise UserError(
             f"{run}: expected the model that the run started with (fingerprint {known}), found another one at "

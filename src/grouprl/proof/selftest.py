@@ -90,7 +90,7 @@ def _killed_and_resumed(config: RunConfig) -> Check:
     name = "killed and resumed = uninterrupted"
     with TemporaryDirectory() as folder:
         place = Path(folder)
-        settings, short = place / "config.yaml", _short_run(config)
+        settings, short = place / "short_run.yaml", _short_run(config)
         settings.write_text(dump_config(short), encoding="utf-8")
         whole, broken = RunDirectory(place / "whole"), RunDirectory(place / "broken")
         killed = start_run(broken, [str(settings)], place / "log")

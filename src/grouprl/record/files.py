@@ -32,6 +32,25 @@ def atomic_file(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def append_line(path: Path, text: str) -> None:
+    """Appends a line to a UTF-8 file; on return it is on the disk."""
+    is_new = not path.exists()
+    with path.open("a", encoding="utf-8") as lines:
+        lines.write(text + "\n")
+        lines.flush()
+        os.fsync(lines.fileno())
+    if is_new:
+        _sync(path.parent)
+
+
+def remove_directory(path: Path) -> None:
+    """Removes a folder. After a kill it is there as a whole, or has another name (`.old`)."""
+    removed = path.with_name(path.name + ".old")
+    shutil.rmtree(removed, ignore_errors=True)
+    path.rename(removed)
+    shutil.rmtree(removed)
+
+
 @contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
     """Yields an empty folder, which becomes `path` when the block ends without an error.

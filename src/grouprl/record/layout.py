@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -100,11 +101,26 @@ class RunDirectory:
         """The checkpoint after a step, which need not exist."""
         return Checkpoint(self.path / "checkpoints" / f"step-{step:06d}", step)
 
+    def set_aside_after(self, step: int) -> tuple[Path, ...]:
+        """Renames the checkpoints after `step` to NAME.aside, so that none is taken for one of the steps to come.
+
+        Removes what a kill left of a save (`.tmp`) or a removal (`.old`).
+        """
+        for left in (*self.path.glob("checkpoints/step-*.tmp"), *self.path.glob("checkpoints/step-*.old")):
+            shutil.rmtree(left)
+        later = [checkpoint.path for checkpoint in self.saved_models() if checkpoint.step > step]
+        for path in later:
+            aside = path.with_name(f"{path.name}.aside")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+        return tuple(later)
+
     def saved_models(self) -> tuple[Checkpoint, ...]:
         """Every checkpoint folder, oldest first, resumable or not; an incomplete one has another name (`.tmp`)."""
-        names = (_CHECKPOINT.fullmatch(path.name) for path in (self.path / "checkpoints").glob("step-*"))
-        found = (self.checkpoint(int(name[1])) for name in names if name)
-        return tuple(sorted(found, key=lambda checkpoint: checkpoint.step))
+        names = [path.name for path in (self.path / "checkpoints").glob("step-*")]
+        steps = sorted({int(found[1]) for found in map(_CHECKPOINT.fullmatch, names) if found})
+        # Not step-2, a copy that somebody made: a run saves step-000002.
+        return tuple(saved for saved in map(self.checkpoint, steps) if saved.path.name in names)
 
     def checkpoints(self) -> tuple[Checkpoint, ...]:
         """The checkpoints that a run can be resumed from, oldest first."""

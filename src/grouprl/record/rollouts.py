@@ -86,7 +86,7 @@ def open_rollouts(location: str) -> sqlite3.Connection:
     # WAL lets people read while a run writes. It needs shared memory, which network file systems do not have.
     if database.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
         database.execute("PRAGMA journal_mode=TRUNCATE")
-    database.execute("PRAGMA synchronous=NORMAL")
+    database.execute("PRAGMA synchronous=FULL")  # a step is on the disk before a checkpoint depends on it
     for name, kind in _LATER.items():  # in this order: a row is written without the names of its columns
         if found and name not in found:
             database.execute(f"ALTER TABLE completions ADD COLUMN {name} {kind}")
@@ -225,7 +225,16 @@ def holds_steps(path: Path) -> bool:
 
 
 def _read_only(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)
+    location = f"file:{quote(str(path.resolve()))}"
+    database = sqlite3.connect(f"{location}?mode=ro", uri=True)
+    try:
+        database.execute("PRAGMA schema_version")
+        return database
+    except sqlite3.OperationalError:  # a kill at the end of a run left a journal, which only a writer rolls back
+        database.close()
+    with closing(sqlite3.connect(f"{location}?mode=rw", uri=True)) as writer:
+        writer.execute("PRAGMA schema_version")
+    return sqlite3.connect(f"{location}?mode=ro", uri=True)
 
 
 def _problem_row(group: Group) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from grouprl.record.files import atomic_write_text, json_text
+from grouprl.record.files import append_line, atomic_write_text, json_text
 from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory, lock_directory
 from grouprl.record.read import Example, read_json_lines
 from grouprl.record.rollouts import drop_after, holds_steps, open_rollouts, write_step
@@ -63,8 +63,13 @@ class RunRecord:
         return cls(directory, lock)
 
     @classmethod
-    def reopen(cls, directory: Path, step: int) -> RunRecord:
+    def reopen(cls, directory: Path, step: int, *, lock: int | None = None) -> RunRecord:
         """Continues a run after `step` (0 = from the start), and drops the records of later steps.
+
+        Args:
+            directory: the run.
+            step: the last step to keep.
+            lock: a handle of `lock_directory`, which the caller closes; None = the directory is not locked yet.
 
         Raises:
             UserError: `directory` has no run, has a run of an older version, or is in use; nothing is changed.
@@ -73,22 +78,31 @@ class RunRecord:
         if not files.exists:
             raise UserError(f"{directory}: expected a run to resume, found no config.yaml; check the name")
         with ExitStack() as on_error:
-            record = on_error.enter_context(cls(directory, lock_directory(directory)))
-            for path in files.line_files:
-                kept = [row for row in read_json_lines(path) if row["step"] <= step]
-                atomic_write_text(path, "".join(json_text(row) + "\n" for row in kept))
-            drop_after(record._rollouts, step)
+            held = lock_directory(directory) if lock is None else os.dup(lock)
+            record = on_error.enter_context(cls(directory, held))
+            record._drop_after(step)
             on_error.pop_all()
         return record
+
+    def _drop_after(self, step: int) -> None:
+        files = self._files
+        # Results of an evaluation that was not recorded to its end are made again.
+        evaluated = {row["step"] for row in read_json_lines(files.evaluations)}
+        for path in filter(Path.exists, files.line_files):
+            kept = [row for row in read_json_lines(path) if row["step"] <= step]
+            if path == files.held_out:
+                kept = [row for row in kept if row["step"] in evaluated]
+            atomic_write_text(path, "".join(json_text(row) + "\n" for row in kept))
+        drop_after(self._rollouts, step)
 
     def step(self, record: StepRecord) -> None:
         """Records one step: its rollouts, then its metrics."""
         write_step(self._rollouts, record)
-        _append(self._files.metrics, {"step": record.step, **record.metrics})
+        append_line(self._files.metrics, json_text({"step": record.step, **record.metrics}))
 
     def evaluation(self, step: int, values: Mapping[str, Any]) -> None:
-        """Records an evaluation on held-out problems after `step` updates."""
-        _append(self._files.evaluations, {"step": step, **values})
+        """Records an evaluation on held-out problems after `step` updates, after its `held_out` and `examples`."""
+        append_line(self._files.evaluations, json_text({"step": step, **values}))
 
     def warning(self, row: Mapping[str, Any]) -> None:
         """Records a finding about a step (the fields of `report.health.Finding`)."""
@@ -96,7 +110,7 @@ class RunRecord:
 
     def held_out(self, step: int, results: Mapping[str, Any]) -> None:
         """Records an evaluation's results for each problem (the fields of `evaluation.ProblemResults`)."""
-        _append(self._files.held_out, {"step": step, **results})
+        append_line(self._files.held_out, json_text({"step": step, **results}))
 
     def examples(self, when: Literal["before", "after"], rows: Sequence[Example]) -> None:
         """Records a few held-out problems with completions; replaces earlier examples of the same `when`."""
@@ -128,11 +142,6 @@ class RunRecord:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _append(path: Path, row: Mapping[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as lines:
-        lines.write(json_text(row) + "\n")
 
 
 def _recorded_nothing(directory: Path, held: Sequence[str]) -> bool:

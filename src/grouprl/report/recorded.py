@@ -5,10 +5,12 @@ Settings are plain values: another version's run may have some that this one doe
 
 from __future__ import annotations
 
+import copy
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +74,7 @@ def parse_config(text: str, place: object) -> dict[str, Any]:
         UserError: as `read_config`.
     """
     try:
-        found = read_yaml(text)
+        found = copy.deepcopy(_read_once(text))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{place}: expected YAML ({type(error).__name__}: {error}): restore the file") from None
     if not isinstance(found, dict):
@@ -82,6 +84,12 @@ def parse_config(text: str, place: object) -> dict[str, Any]:
     if steps is not None and type(steps) is not int:
         raise UserError(f"{place}: steps: expected a whole number, got {steps!r:.60}: restore the file")
     return found
+
+
+@lru_cache(maxsize=16)
+def _read_once(text: str) -> Any:
+    # PyYAML takes 40 ms for a configuration, and a report of 24 completions asks for the same one 35 times.
+    return read_yaml(text)
 
 
 def run_algorithm(config: Mapping[str, Any]) -> Algorithm:

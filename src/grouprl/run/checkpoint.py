@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -14,8 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.learner import Learner
+from grouprl.models.manifest import check_manifest, write_manifest
 from grouprl.models.save import plain_tensors, save_model
-from grouprl.record.files import atomic_directory
+from grouprl.record.files import atomic_directory, remove_directory
 from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.record.strict import read_json
 from grouprl.types import Problem, UserError
@@ -50,9 +50,15 @@ def save_checkpoint(
         for name, tensors in _tensors(learner):
             save_file(tensors, unfinished.tensors(name))
         unfinished.state.write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
-    for old in RunDirectory(run).checkpoints()[:-keep]:
-        shutil.rmtree(old.path)
+        write_manifest(folder)
+    prune_checkpoints(run, keep)
     return finished.path
+
+
+def prune_checkpoints(run: Path, keep: int) -> None:
+    """Removes all but the newest `keep` checkpoints."""
+    for old in RunDirectory(run).checkpoints()[:-keep]:
+        remove_directory(old.path)
 
 
 def _tensors(learner: Learner) -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -65,27 +71,24 @@ def _tensors(learner: Learner) -> Iterator[tuple[str, dict[str, Tensor]]]:
         yield "reference", plain_tensors(learner.reference)
 
 
-def latest_checkpoint(run: Path, *, before: int | None = None) -> tuple[Checkpoint, TrainerState]:
-    """Returns the newest checkpoint of a run and its state; with `before`, the newest of an earlier step.
+def read_state(checkpoint: Checkpoint) -> TrainerState:
+    """Checks every file of a checkpoint against its manifest, then reads the state.
 
     Raises:
-        UserError: there is none.
+        UserError: a file differs, or the state belongs to another step or another version.
     """
-    found = [saved for saved in RunDirectory(run).checkpoints() if before is None or saved.step < before]
-    if not found:
-        raise UserError(
-            f"{run}: expected a checkpoint to resume from in checkpoints/, found none: "
-            "the run stopped before its first checkpoint; start it again under another name"
-        )
-    newest = found[-1]
-    state = read_json(newest.state)
+    check_manifest(checkpoint.path)
+    state = read_json(checkpoint.state)
     expected = {field.name for field in fields(TrainerState)}
     if set(state) != expected:
         raise UserError(
-            f"{newest.path}: expected a state of {', '.join(sorted(expected))}, got one of {', '.join(sorted(state))}: "
-            "another version of GroupRL saved it; resume with that version, or start a new run from this checkpoint"
+            f"{checkpoint.path}: expected a state of {', '.join(sorted(expected))}, got one of "
+            f"{', '.join(sorted(state))}: another version of GroupRL saved it; resume with that version, or start a "
+            "new run from this checkpoint"
         )
-    return newest, TrainerState(**state)
+    if state["step"] != checkpoint.step:
+        raise UserError(f"{checkpoint.path}: expected the state after this step, got one after step {state['step']!r}")
+    return TrainerState(**state)
 
 
 def load_learner(checkpoint: Checkpoint, learner: Learner, state: TrainerState) -> None:

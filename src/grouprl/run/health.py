@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,7 +12,8 @@ from grouprl.record.write import RunRecord
 from grouprl.report.health import Finding
 from grouprl.report.terminal import Terminal
 from grouprl.report.watch import WENT_BACK, Explosion
-from grouprl.run.checkpoint import TrainerState, latest_checkpoint
+from grouprl.run.checkpoint import TrainerState
+from grouprl.run.resume import newest_good
 
 
 def broken_weight(learner: Learner) -> str | None:
@@ -22,11 +22,9 @@ def broken_weight(learner: Learner) -> str | None:
 
 
 def go_back(run: Path, explosion: Explosion, terminal: Terminal) -> tuple[Checkpoint, TrainerState] | None:
-    """Removes the checkpoints of exploded weights; returns the newest of the others, None for the start model."""
-    for checkpoint in RunDirectory(run).checkpoints():
-        if checkpoint.step >= explosion.step:
-            shutil.rmtree(checkpoint.path)
-    saved = latest_checkpoint(run) if RunDirectory(run).checkpoints() else None
+    """Returns the newest good checkpoint from before the explosion, None for the start model."""
+    before = [saved for saved in RunDirectory(run).saved_models() if saved.step < explosion.step]
+    saved = newest_good(before, terminal.say)
     terminal.say(f"Going back to {f'step {saved[0].step}' if saved else 'the start'}, once.")
     return saved
 

@@ -1,15 +1,17 @@
-"""Checks a resume: it may change only the settings that earlier steps do not depend on."""
+"""Decides how a run is resumed: what may change, and the checkpoint to continue from."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from grouprl.config.algorithm import all_options
 from grouprl.config.run import RunConfig, load_config
 from grouprl.models.precision import with_dtype
-from grouprl.record.layout import RunDirectory
+from grouprl.record.complete import incomplete_steps
+from grouprl.record.layout import Checkpoint, RunDirectory
+from grouprl.run.checkpoint import TrainerState, read_state
 from grouprl.types import UserError
 
 # All other settings determine problems, completions or updates.
@@ -56,6 +58,96 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
 def _begun(directory: Path, config: RunConfig) -> RunConfig:
     own = {config.algorithm.name: config.algorithm}  # a program may have made it
     return load_config(RunConfig, [saved_path(directory)], [], context=own)
+
+
+def choose_checkpoint(
+    directory: Path, config: RunConfig, *, step: int | None, announce: Callable[[str], None]
+) -> tuple[Checkpoint, TrainerState] | None:
+    """Chooses the checkpoint to continue from; None = the start of the run.
+
+    Args:
+        directory: the run, locked by this process.
+        config: the configuration to resume with.
+        step: the step of the checkpoint, 0 = the start; None = the newest good one.
+        announce: gets a sentence for each checkpoint that is skipped.
+
+    Raises:
+        UserError: there is no such checkpoint, none is good, or the record lacks a step that it depends on.
+    """
+    found = RunDirectory(directory).saved_models()
+    if step is None:
+        chosen = newest_good(found, announce)
+        if chosen is None:
+            _refuse_lost_steps(directory, _begun(directory, config).checkpoint.every)
+            announce("The run ended before its first checkpoint: it starts again from step 0.")
+            return None
+    elif step == 0:
+        return None
+    else:
+        named = [checkpoint for checkpoint in found if checkpoint.step == step]
+        if not named:
+            have = ", ".join(str(checkpoint.step) for checkpoint in found)
+            raise UserError(f"--step: expected one of the checkpoints {have or '(none)'}, or 0, got {step}")
+        chosen = named[0], read_state(named[0])
+    missing = incomplete_steps(directory, chosen[0].step)
+    if missing:
+        back = max((checkpoint.step for checkpoint in found if checkpoint.step < missing[0]), default=0)
+        raise UserError(
+            f"--resume: expected a record of every step up to {chosen[0].step}, the checkpoint to continue from; "
+            f"{directory} lacks all or a part of {_ranges(missing)}: restore metrics.jsonl, evaluations.jsonl and "
+            f"rollouts.sqlite, or continue after the last whole step with a checkpoint: --resume --step {back} (later "
+            "steps are made again)"
+        )
+    return chosen
+
+
+def newest_good(
+    found: Sequence[Checkpoint], announce: Callable[[str], None] | None = None
+) -> tuple[Checkpoint, TrainerState] | None:
+    """Returns the newest of some checkpoints (oldest first) that is whole, with its state; None = there are none.
+
+    Raises:
+        UserError: there are some, and none is whole.
+    """
+    faults = []
+    for checkpoint in reversed(found):
+        try:
+            chosen = checkpoint, read_state(checkpoint)
+        except UserError as error:
+            faults.append(str(error))
+            continue
+        if faults and announce:
+            for fault in faults:
+                announce(f"Not resumed from a damaged checkpoint: {fault}")
+            announce(f"The run continues from {checkpoint.path}.")
+        return chosen
+    if faults:
+        raise UserError(f"expected a checkpoint without damage; {' '.join(faults)}")
+    return None
+
+
+def _refuse_lost_steps(directory: Path, every: int) -> None:
+    last = RunDirectory(directory).newest_metrics().get("step", 0)
+    if every and last > every:
+        raise UserError(
+            f"--resume: expected a checkpoint in {directory}, which records {last} steps and saved every {every}, "
+            "found none: restore the folder checkpoints, or make all steps again with --resume --step 0"
+        )
+
+
+def _ranges(steps: Sequence[int]) -> str:
+    """Names ascending steps.
+
+    >>> _ranges([0, 3, 4, 5, 9])
+    'steps 0, 3 to 5, 9'
+    """
+    runs: list[list[int]] = []
+    for step in steps:
+        if runs and step == runs[-1][-1] + 1:
+            runs[-1][1:] = [step]
+        else:
+            runs.append([step])
+    return "steps " + ", ".join(" to ".join(map(str, ends)) for ends in runs)
 
 
 def differences(then: RunConfig, now: RunConfig, free: Collection[str]) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,8 @@ from grouprl.curriculum.pass_rates import PassRates, curriculum_metrics, update,
 from grouprl.evaluation.evaluate import Evaluation, evaluate
 from grouprl.models.kernels.build import setting, why_no_library
 from grouprl.models.precision import is_emulated, resolve_device
-from grouprl.record.read import Example, read_run
+from grouprl.record.layout import RunDirectory, lock_directory
+from grouprl.record.read import Example, read_examples, read_json_lines, read_run
 from grouprl.record.rollouts import recorded_verdicts
 from grouprl.record.write import RunRecord
 from grouprl.report.terminal import Terminal, TrainingBars
@@ -26,11 +29,11 @@ from grouprl.report.write import write_report
 from grouprl.rewards.configured import configured_scorer
 from grouprl.rewards.learned import LearnedReward
 from grouprl.run.assemble import RunParts, assemble
-from grouprl.run.checkpoint import latest_checkpoint, save_checkpoint
+from grouprl.run.checkpoint import prune_checkpoints, save_checkpoint
 from grouprl.run.health import broken_weight, go_back, record_going_back
 from grouprl.run.machine import machine_facts, peak_rss_mib
 from grouprl.run.process import StopRequest, stop_on_signal
-from grouprl.run.resume import check_resumable, with_run_dtype
+from grouprl.run.resume import check_resumable, choose_checkpoint, saved_path, with_run_dtype
 from grouprl.run.trust import code_of, record_code, refuse_changed_code
 from grouprl.scoring.functions import WeightedReward
 from grouprl.step import grpo_step
@@ -54,6 +57,7 @@ def train(
     rewards: Sequence[WeightedReward],
     *,
     resume: bool = False,
+    step: int | None = None,
     trust_code: Sequence[str] = (),
     terminal: Terminal | None = None,
 ) -> Run:
@@ -65,6 +69,7 @@ def train(
         rewards: the rewards that score the completions.
         resume: whether to continue from the newest checkpoint; on a CPU the result is bit-identical to a run
             without the interruption.
+        step: with `resume`, the checkpoint to continue from (0 = the start); later steps are made again.
         trust_code: code files that may have changed since the run that is resumed was started.
         terminal: the terminal that shows progress.
 
@@ -75,10 +80,14 @@ def train(
     directory = Path(config.runs_dir) / config.name
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
-    saved = latest_checkpoint(directory) if resume else None
-    if resume:
-        check_resumable(directory, config)
-    with configured_scorer(config, task, rewards) as scorer:
+    with ExitStack() as stack:
+        lock, saved = None, None
+        if resume:  # the lock comes first: nobody else may add a step after the checkpoint is read
+            lock = lock_directory(saved_path(directory).parent)
+            stack.callback(os.close, lock)
+            check_resumable(directory, config)
+            saved = choose_checkpoint(directory, config, step=step, announce=terminal.say)
+        scorer = stack.enter_context(configured_scorer(config, task, rewards))
         with terminal.status("loading the model"):
             parts = assemble(config, task, scorer, saved=saved)
         verifier = [] if scorer.verifier is None else [scorer.verifier]
@@ -89,7 +98,11 @@ def train(
             terminal.say(f"Warning: {warning}")
         with stop_on_signal(terminal.say) as stop:
             try:
-                with _open(directory, config, parts.state.step if resume else None) as record:
+                with (
+                    RunRecord.create(directory, dump_config(config))
+                    if lock is None
+                    else _reopen(directory, config, parts.state.step, lock, terminal)
+                ) as record:
                     record.rewards(*_reward_weights(rewards))
                     record_code(directory, code)
                     return _RunLoop(config, parts, record, terminal, stop).run()
@@ -98,7 +111,7 @@ def train(
             # Outside of the except block, whose traceback holds the weights that exploded.
             del parts
             parts = assemble(config, task, scorer, saved=saved)
-            with _open(directory, config, parts.state.step) as record:
+            with _reopen(directory, config, parts.state.step, lock, terminal) as record:
                 record_going_back(record, found, parts.state.step)
                 return _RunLoop(config, parts, record, terminal, stop).run()
 
@@ -125,10 +138,11 @@ def _reward_weights(rewards: Sequence[WeightedReward]) -> tuple[dict[str, float]
     return whole, {reward.name: reward.weight for reward in rewards if reward.per_step}
 
 
-def _open(directory: Path, config: RunConfig, after: int | None) -> RunRecord:
-    if after is None:
-        return RunRecord.create(directory, dump_config(config))
-    record = RunRecord.reopen(directory, after)
+def _reopen(directory: Path, config: RunConfig, step: int, lock: int | None, terminal: Terminal) -> RunRecord:
+    for path in RunDirectory(directory).set_aside_after(step):
+        terminal.say(f"{path} is after step {step}: renamed to {path.name}.aside.")
+    prune_checkpoints(directory, config.checkpoint.keep)  # a kill may have come between a save and this
+    record = RunRecord.reopen(directory, step, lock=lock)
     record.settings(dump_config(config))
     return record
 
@@ -148,7 +162,7 @@ class _RunLoop:
 
     def run(self) -> Run:
         """Makes the remaining steps, with an evaluation before and after."""
-        evaluations = {"before": self._before()}
+        evaluations = {"before": self._evaluate("before")}
         saved = self._train()
         if saved < self._state.step or not self._state.step:
             self._save()
@@ -161,6 +175,8 @@ class _RunLoop:
     def _train(self) -> int:
         """Makes the steps; returns the last step with a checkpoint."""
         config, saved = self._config, self._state.step
+        if self._evaluation_is_due():  # a kill may have ended the evaluation after the checkpoint
+            self._evaluate()
         completions = config.rollout.problems_per_step * config.rollout.group_size
         self._terminal.heading()
         with self._terminal.training(config.steps, self._state.step, completions) as bars:
@@ -217,14 +233,17 @@ class _RunLoop:
         )
         return self._state.step
 
-    def _before(self) -> dict[str, Any]:
-        """Evaluates the start model; a resumed run reads the recorded evaluation."""
-        for row in read_run(self._record.directory).evaluations:
-            if row["step"] == 0:
-                return {name: value for name, value in row.items() if name != "step"}
-        return self._evaluate("before")
+    def _recorded_evaluation(self, when: str | None) -> dict[str, Any] | None:
+        files, step = RunDirectory(self._record.directory), 0 if when == "before" else self._state.step
+        if when is not None and when not in read_examples(files.examples):
+            return None
+        rows = [row for row in read_json_lines(files.evaluations) if row["step"] == step]
+        return {name: value for name, value in rows[-1].items() if name != "step"} if rows else None
 
     def _evaluate(self, when: Literal["before", "after"] | None = None) -> dict[str, Any]:
+        """Evaluates the policy on the held-out problems; a resumed run reads an evaluation that it has recorded."""
+        if (recorded := self._recorded_evaluation(when)) is not None:
+            return recorded
         config, prompts = self._config.evaluation, self._parts.held_out
         moment = when or f"step {self._state.step}"
         with self._terminal.progress(f"evaluate {moment}", len(prompts) * (config.samples + 1)) as advance:
@@ -239,9 +258,9 @@ class _RunLoop:
             )
         if found.results.problem_ids:
             self._record.held_out(self._state.step, asdict(found.results))
-        self._record.evaluation(self._state.step, found.metrics)
         if when is not None:
             self._record.examples(when, self._examples(found))
+        self._record.evaluation(self._state.step, found.metrics)
         self._health.warn()
         return found.metrics
 

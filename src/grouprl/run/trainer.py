@@ -37,7 +37,7 @@ class Trainer:
     algorithm: str | Algorithm | None = None
     config: RunConfig = field(default_factory=RunConfig)
 
-    def train(self, *, resume: bool = False) -> Run:
+    def train(self, *, resume: bool = False, step: int | None = None) -> Run:
         """Trains: see `grouprl.run.train.train`."""
         task = self._task()
         changes: dict[str, Any] = {"task": self.config.task.model_copy(update={"name": task.name})}
@@ -55,7 +55,7 @@ class Trainer:
         if self.rewards is not None or not config.rewards:
             named = tuple(RewardConfig(name=reward.name, weight=reward.weight) for reward in rewards)
             config = RunConfig(**{**dict(config), "rewards": named})
-        return train(config, task, rewards, resume=resume)
+        return train(config, task, rewards, resume=resume, step=step)
 
     def _task(self) -> Task:
         if self.task is None or isinstance(self.task, str):

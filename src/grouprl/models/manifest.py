@@ -1,0 +1,79 @@
+"""The manifest of a saved folder: size and SHA-256 of every file. It is written last and checked before a load."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from grouprl.types import UserError
+
+MANIFEST = "grouprl_manifest.json"
+_AT_ONCE = 4  # hashing releases Python's lock: 1.5 GB/s a core with the processor's SHA instructions
+
+
+def write_manifest(folder: Path) -> None:
+    """Writes the manifest of all files in a folder, which must be complete."""
+    text = json.dumps({"files": _found(folder)}, indent=2, sort_keys=True)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def has_manifest(folder: Path) -> bool:
+    """Whether GroupRL saved this folder."""
+    return (folder / MANIFEST).is_file()
+
+
+def check_manifest(folder: Path) -> None:
+    """Checks that a folder holds the files of its manifest, and nothing else.
+
+    Raises:
+        UserError: there is no manifest, or a file is missing, was added, or has other bytes; the error names them.
+    """
+    faults = [*_faults(_recorded(folder), _found(folder))]
+    if faults:
+        raise UserError(
+            f"{folder}: expected the files of {MANIFEST}, got {'; '.join(faults[:5])}: restore the folder, or remove "
+            f"{MANIFEST} to use it as a model that others made"
+        )
+
+
+def _recorded(folder: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads((folder / MANIFEST).read_bytes())["files"]
+        return {str(name): dict(entry) for name, entry in found.items()}
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder}: expected {MANIFEST}, found none: it was deleted, or another version of GroupRL saved the folder"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{folder / MANIFEST}: expected a manifest ({error!r:.80}): restore the folder") from None
+
+
+def _found(folder: Path) -> dict[str, dict[str, Any]]:
+    paths = [path for path in sorted(folder.rglob("*")) if not path.is_dir() and path != folder / MANIFEST]
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        entries = list(threads.map(_entry, paths))
+    return {path.relative_to(folder).as_posix(): entry for path, entry in zip(paths, entries, strict=True)}
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": file.tell()}
+    except OSError as error:
+        raise UserError(f"{path}: expected a file that can be read, got '{error}': restore it") from None
+
+
+def _faults(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    missing = [f"no {name}" for name in recorded if name not in found]
+    added = [f"{name}, which was added" for name in found if name not in recorded]
+    changed = [
+        f"{name} of {entry['bytes']} bytes with SHA-256 {entry['sha256'][:12]} instead of "
+        f"{recorded[name].get('bytes')} bytes with {str(recorded[name].get('sha256'))[:12]}"
+        for name, entry in found.items()
+        if name in recorded and entry != recorded[name]
+    ]
+    return missing + changed + added

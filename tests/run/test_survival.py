@@ -1,0 +1,116 @@
+"""A run that is killed at any change to any file, or loses power there, ends as the run that nobody stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disk import compiled
+from grouprl.record.layout import RunDirectory
+from grouprl.record.read import read_rollouts
+from small_runs import metrics, rollouts, tree
+
+SUPPORT = Path(__file__).parents[1] / "support"
+KILLS = int(os.environ.get("GROUPRL_KILLS", "20"))
+SEED = int(os.environ.get("GROUPRL_KILLS_SEED", "0"))
+TIMES = {"train_seconds", "total_seconds", "peak_rss_mib", "machine"}
+
+Make = Callable[..., tuple[int, int]]
+
+
+@pytest.fixture(scope="module")
+def make(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+    """Makes or resumes a run in a process of its own; gives exit status and number of changes."""
+    library = compiled(tmp_path_factory.mktemp("disk"))
+    environment = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
+    with subprocess.Popen(
+        [sys.executable, SUPPORT / "killed_runs.py", library, tiny],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+    ) as server:  # fmt: skip
+        assert server.stdin is not None
+        assert server.stdout is not None
+
+        def make(runs: Path, setting: str, *, kill_at: int = 0, log: Path | None = None) -> tuple[int, int]:
+            resume = (runs / "run" / "config.yaml").exists()
+            asked: dict[str, Any] = {"runs": str(runs), "setting": setting, "resume": resume, "kill_at": kill_at}
+            asked |= {"log": str(log or ""), "quiet": True}
+            print(json.dumps(asked), file=server.stdin, flush=True)
+            status, changes = json.loads(server.stdout.readline())
+            return status, changes
+
+        yield make
+        server.stdin.close()
+
+
+@pytest.fixture(scope="module")
+def straight(make: Make, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, int]]:
+    """The run of a setting that nobody stopped, with its number of changes."""
+    made: dict[str, tuple[Path, int]] = {}
+
+    def run(setting: str) -> tuple[Path, int]:
+        if setting not in made:
+            runs = tmp_path_factory.mktemp(setting)
+            status, changes = make(runs, setting)
+            assert status == 0
+            made[setting] = runs / "run", changes
+        return made[setting]
+
+    return run
+
+
+def assert_survived(run: Path, whole: Path) -> None:
+    """Everything in two run directories is the same, times and the page that shows them apart."""
+    for step in range(1, 7):  # as a reader finds it, before anything else has opened the database
+        assert read_rollouts(run, step) == read_rollouts(whole, step)
+    assert metrics(run) == metrics(whole)
+    for query in ("SELECT * FROM completions ORDER BY 1, 2, 3", "SELECT * FROM problems ORDER BY 1"):
+        assert rollouts(run, query) == rollouts(whole, query)
+    ours, theirs = content(run), content(whole)
+    assert ours.keys() == theirs.keys()
+    for name, found in ours.items():
+        assert found == theirs[name], name
+
+
+def content(run: Path) -> dict[str, Any]:
+    """Files with the same bytes in every run of a configuration, and the JSON of others without times."""
+    found: dict[str, Any] = {}
+    for name, text in tree(run).items():
+        if name.endswith(("state.json", "summary.json")):
+            found[name] = {key: value for key, value in json.loads(text or b"").items() if key not in TIMES}
+        elif not re.search(r"manifest.json|metrics.jsonl|report.html|config.yaml|sqlite", name):
+            found[name] = text
+    return found
+
+
+def killed_again_and_again(make: Make, runs: Path, setting: str, whole: Path, changes: int, draw: random.Random) -> int:
+    """Kills a run before random changes until it has ended; gives the number of kills."""
+    kills = 0
+    while not RunDirectory(runs / "run").is_finished(6):
+        at = draw.randint(1, changes)
+        status, _ = make(runs, setting, kill_at=at)
+        assert status in (0, -9), f"a run that dies before change {at} ended with {status}"
+        kills += status != 0
+    assert_survived(runs / "run", whole)
+    return kills
+
+
+@pytest.mark.parametrize("setting", ["grpo", "ppo", "moving"])
+def test_a_run_that_is_killed_at_random_ends_as_if_nobody_had(
+    make: Make, straight: Callable[[str], tuple[Path, int]], tmp_path: Path, setting: str
+) -> None:
+    whole, changes = straight(setting)
+    draw, kills, run = random.Random(f"{SEED} {setting}"), 0, 0
+    while kills < KILLS / 3:
+        run += 1
+        kills += killed_again_and_again(make, tmp_path / str(run), setting, whole, changes, draw)
+        shutil.rmtree(tmp_path / str(run))

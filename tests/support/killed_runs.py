@@ -1,0 +1,71 @@
+"""A program that makes runs on the disk of `disk.py`, each in a process that it forks, because imports take seconds.
+
+It reads one line of JSON for each run: where, which setting, whether to resume, before which change to die (0 = never),
+the file for the log of changes ("" = none). It answers with the exit status and, of a run that ended, the number of
+changes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sqlite3
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from grouprl import Trainer
+from grouprl.scoring.functions import WeightedReward
+from grouprl.types import UserError
+from letter_rewards import InProcess
+from small_runs import ROWS, small_config
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "grpo": {"algorithm": {"name": "grpo", "passes": 2}},
+    "ppo": {"algorithm": {"name": "ppo", "kl_target": 0.01}},
+    "moving": {"algorithm": {"name": "grpo", "refresh_reference": 2}},
+}
+EVERY = {
+    "checkpoint": {"every": 2, "keep": 2},
+    "evaluation": {"every": 2, "problems": 3, "samples": 2},
+    "learner": {"learning_rate": 0.01, "warmup_steps": 8, "weight_decay": 0.1},
+}
+
+
+def make(model: str, runs: str, setting: str, *, resume: bool) -> None:
+    config = small_config(Path(runs), **{**EVERY, **SETTINGS[setting]})
+    reward = WeightedReward("letters", InProcess(lambda _: None))
+    Trainer(model, ROWS, [reward], config=config).train(resume=resume)
+
+
+def main(library: str, model: str) -> None:
+    disk = ctypes.CDLL(library)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                output = os.open(os.devnull if asked["quiet"] else "/dev/stderr", os.O_WRONLY)
+                os.dup2(output, 1)
+                where = os.path.realpath(asked["runs"])
+                disk.watch_disk(where.encode(), ctypes.c_long(asked["kill_at"]), asked["log"].encode())
+                make(model, asked["runs"], asked["setting"], resume=asked["resume"])
+                os.write(write, str(disk.disk_changes()).encode())
+                status = 0
+            except (UserError, OSError, ValueError, RuntimeError, sqlite3.Error):
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        os.close(write)
+        changes = os.read(read, 32).decode()
+        os.close(read)
+        _, status = os.waitpid(child, 0)
+        print(json.dumps([os.waitstatus_to_exitcode(status), int(changes or 0)]), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
