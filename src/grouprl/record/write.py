@@ -106,7 +106,7 @@ class RunRecord:
 
     def warning(self, row: Mapping[str, Any]) -> None:
         """Records a finding about a step (the fields of `report.health.Finding`)."""
-        _append(self._files.warnings, row)
+        append_line(self._files.warnings, json_text(row))
 
     def held_out(self, step: int, results: Mapping[str, Any]) -> None:
         """Records an evaluation's results for each problem (the fields of `evaluation.ProblemResults`)."""
