@@ -30,7 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 EVERY = {
     "checkpoint": {"every": 2, "keep": 2},
     "evaluation": {"every": 2, "problems": 3, "samples": 2},
-    "learner": {"learning_rate": 0.01, "warmup_steps": 8, "weight_decay": 0.1},
+    "learner": {"learning_rate": 0.001, "warmup_steps": 8, "weight_decay": 0.1},
 }
 
 
