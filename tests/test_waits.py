@@ -11,6 +11,7 @@ WATCHDOG = "the watchdog ends a run in which nothing is finished any more"
 PARENT = "ends with the process that would send: the connection closes"
 BOUNDED: dict[tuple[str, str], str] = {
     # (module, call): what ends it
+    ("grouprl.models.manifest", "ThreadPoolExecutor(_AT_ONCE)"): "reads files",
     ("grouprl.models.workers", "waiting.popleft().result()"): WATCHDOG,
     ("grouprl.models.workers", "results.get()"): WATCHDOG,
     ("grouprl.models.workers", "running.pop(index).result()"): "the stream has ended",
