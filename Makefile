@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: demo test test-slow check bench abacus clean help
+.PHONY: demo test test-slow chaos check bench abacus clean help
 
 BIN := .venv/bin
 # What a run needs beside the core, and who changes the code: make demo EXTRAS=lora, make test DEV=dev,gym
@@ -31,6 +31,9 @@ test: $(DEVELOPED)  ## run the test suite (minutes); ARGS=tests/algorithms or AR
 test-slow: $(DEVELOPED)  ## run what takes longer: whole comparisons, rebuilds, benchmarks, no kernels
 	$(PYTEST) -m slow $(ARGS)
 	GROUPRL_KERNELS=off $(PYTEST) -m "not slow" $(WITHOUT_KERNELS)
+
+chaos: $(DEVELOPED)  ## kill a run before 500 random changes to its files, and cut its power 50 times (half an hour)
+	GROUPRL_KILLS=$${GROUPRL_KILLS:-500} OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/run/test_survival.py $(ARGS)
 
 check: $(DEVELOPED)  ## lint, formatting and types
 	$(BIN)/ruff check .

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from disk import compiled
+from disk import Disk, compiled, read_log
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_rollouts
 from small_runs import metrics, rollouts, tree
 
 SUPPORT = Path(__file__).parents[1] / "support"
-KILLS = int(os.environ.get("GROUPRL_KILLS", "20"))
+KILLS = int(os.environ.get("GROUPRL_KILLS", "20"))  # make chaos: 500, and as many losses of power / 5
 SEED = int(os.environ.get("GROUPRL_KILLS_SEED", "0"))
 TIMES = {"train_seconds", "total_seconds", "peak_rss_mib", "machine"}
 
@@ -114,3 +114,37 @@ def test_a_run_that_is_killed_at_random_ends_as_if_nobody_had(
         run += 1
         kills += killed_again_and_again(make, tmp_path / str(run), setting, whole, changes, draw)
         shutil.rmtree(tmp_path / str(run))
+
+
+@pytest.mark.parametrize("names_last", [False, True], ids=["nothing unsynced lasts", "names last, bytes do not"])
+def test_a_run_that_loses_power_ends_as_if_it_had_not(
+    make: Make, straight: Callable[[str], tuple[Path, int]], tmp_path: Path, names_last: bool
+) -> None:
+    whole, _ = straight("grpo")
+    (tmp_path / "runs").mkdir()
+    log = tmp_path / "log"
+    assert make(tmp_path / "runs", "grpo", log=log)[0] == 0
+    made = list(read_log(log))
+    draw = random.Random(f"{SEED} power")
+    for at in sorted(draw.sample(range(1, len(made)), max(2, KILLS // 10))):
+        disk = Disk((tmp_path / "runs").resolve())
+        for change in made[:at]:
+            disk.make(change)
+        left = tmp_path / str(at)
+        disk.lose_power(left, names_last=names_last)
+        if not RunDirectory(left / "run").is_finished(6):
+            status, _ = make(left, "grpo")
+            assert status == 0, f"after a loss of power before change {at}: {made[at]!r:.200}"
+        assert_survived(left / "run", whole)
+        shutil.rmtree(left)
+
+
+def test_the_disk_of_this_test_is_the_real_one(make: Make, tmp_path: Path) -> None:
+    """Without a loss of power, the changes that were seen give every file that is there."""
+    runs, log = tmp_path / "runs", tmp_path / "log"
+    runs.mkdir()
+    make(runs, "grpo", log=log)
+    disk = Disk(runs.resolve())
+    for change in read_log(log):
+        disk.make(change)
+    assert disk.files() == {name: text for name, text in tree(runs).items() if text is not None}

@@ -92,10 +92,20 @@ static void change(char kind, const char *first, const char *second, int64_t off
   pthread_mutex_unlock(&one);
 }
 
+// What is going to fail is no change.
+static int has_folder(const char *path) {
+  char above[PATH_MAX];
+  snprintf(above, sizeof above, "%s", path);
+  char *slash = strrchr(above, '/');
+  if (slash) *slash = 0;
+  return !faccessat(AT_FDCWD, above, F_OK, 0);
+}
+
 static void opening(int folder, const char *path, int flags) {
   char found[PATH_MAX];
   if (!*root || !(flags & (O_CREAT | O_TRUNC)) || !place(folder, path, found)) return;
   int exists = !faccessat(AT_FDCWD, found, F_OK, 0);
+  if (exists ? flags & O_EXCL : !has_folder(found)) return;
   if (!exists || (flags & O_TRUNC)) change(exists ? 't' : 'c', found, "", 0, 0, 0);
 }
 
@@ -154,8 +164,36 @@ ssize_t pwrite64(int handle, const void *data, size_t length, off64_t offset) {
   }
 ON_HANDLE(ftruncate, 's', (int handle, off_t length), (handle, length), length)
 ON_HANDLE(ftruncate64, 's', (int handle, off64_t length), (handle, length), length)
-ON_HANDLE(fsync, 'f', (int handle), (handle), 0)
-ON_HANDLE(fdatasync, 'f', (int handle), (handle), 0)
+
+// With the bytes of the file, because some libraries write without the C library.
+static void syncing(int handle) {
+  char found[PATH_MAX], link[64];
+  struct stat about;
+  if (!of_handle(handle, found)) return;
+  char *bytes = 0;
+  uint64_t length = 0;
+  if (log_handle >= 0 && !fstat(handle, &about) && S_ISREG(about.st_mode)) {
+    snprintf(link, sizeof link, "/proc/self/fd/%d", handle);
+    int reader = REAL(open)(link, O_RDONLY | O_CLOEXEC);
+    bytes = malloc(about.st_size + 1);
+    while (length < (uint64_t)about.st_size) {
+      ssize_t got = pread(reader, bytes + length, about.st_size - length, length);
+      if (got <= 0) abort();
+      length += got;
+    }
+    close(reader);
+  }
+  change('f', found, "", 0, bytes, length);
+  free(bytes);
+}
+int fsync(int handle) {
+  syncing(handle);
+  return REAL(fsync)(handle);
+}
+int fdatasync(int handle) {
+  syncing(handle);
+  return REAL(fdatasync)(handle);
+}
 
 static void renaming(int from, const char *old, int to, const char *new) {
   char first[PATH_MAX], second[PATH_MAX];
@@ -173,7 +211,7 @@ int renameat(int from, const char *old, int to, const char *new) {
 static void at_path(char kind, int folder, const char *path) {
   char found[PATH_MAX] = "";
   int existed = *root && place(folder, path, found) && !faccessat(AT_FDCWD, found, F_OK, AT_SYMLINK_NOFOLLOW);
-  if (*root && below(found) && existed == (kind == 'u')) change(kind, found, "", 0, 0, 0);
+  if (*root && below(found) && existed == (kind == 'u') && has_folder(found)) change(kind, found, "", 0, 0, 0);
 }
 int unlink(const char *path) {
   at_path('u', AT_FDCWD, path);

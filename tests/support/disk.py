@@ -47,7 +47,7 @@ def read_log(path: Path) -> Iterator[Change]:
         at += _HEAD.size
         names = text[at : at + first].decode(), text[at + first : at + first + second].decode()
         at += first + second
-        size = length if kind == b"w" else 0
+        size = length if kind in b"wf" else 0
         yield Change(kind.decode(), *names, offset, text[at : at + size])
         at += size
 
@@ -96,9 +96,9 @@ class Disk:
                 target, other = self._parent(change.target)
                 target.now[other] = parent.now.pop(name)
             case "f":
-                found = parent.now[name]
+                found = parent.now.get(name) or self._renamed_unseen(parent, name, change.data)
                 if isinstance(found, File):
-                    found.lasting = bytes(found.now)
+                    found.now, found.lasting = bytearray(change.data), change.data
                 else:
                     found.lasting = dict(found.now)
             case _:
@@ -106,9 +106,30 @@ class Disk:
                 if isinstance(found, File):  # otherwise it was unlinked while open
                     _write(found.now, change)
 
+    def _renamed_unseen(self, parent: Folder, name: str, data: bytes) -> File:
+        """The file of a library that calls the kernel itself: safetensors renames .tmpXXXXXX so."""
+        before = [old for old, file in parent.now.items() if isinstance(file, File) and file.now == data]
+        parent.now[name] = file = File()
+        for old in before:
+            if old.startswith(".tmp"):
+                del parent.now[old]
+        return file
+
+    def files(self) -> dict[str, bytes]:
+        """Every file as programs see it, by its path below the root; without the lock, which names a process."""
+        return {name: bytes(file.now) for name, file in _files(self.top, "") if not name.endswith("run.lock")}
+
     def lose_power(self, folder: Path, *, names_last: bool) -> None:
         """Writes what lasts into a folder; with `names_last` the names of all files, with the bytes that last."""
         _restore(self.top, folder, names_last)
+
+
+def _files(tree: Folder, above: str) -> Iterator[tuple[str, File]]:
+    for name, found in tree.now.items():
+        if isinstance(found, Folder):
+            yield from _files(found, f"{above}{name}/")
+        else:
+            yield f"{above}{name}", found
 
 
 def _write(content: bytearray, change: Change) -> None:
