@@ -1,4 +1,4 @@
-"""One wrong line of the mathematics fails a fast test: each line below is changed in a copy of the package."""
+"""One wrong line fails a fast test: each line below is changed in a copy of the package."""
 
 from __future__ import annotations
 
@@ -17,9 +17,24 @@ CREDIT = "tests/learner/test_credit.py"
 LOSS, TOKENS = "tests/algorithms/test_policy_loss.py", "tests/algorithms/test_token_functions.py"
 BY_HAND, STEPS = "tests/algorithms/test_algorithms.py", "tests/algorithms/test_steps_gae_dpo.py"
 LINES, ENDS = "tests/learner/test_single_lines.py", "tests/rollout/test_ends.py"
+RESUME = "tests/run/test_resume.py"
+POWER = "tests/run/test_survival.py::test_a_run_that_loses_power_ends_as_if_it_had_not"
 
 # (file, line, what stands there instead, tests of which one fails)
 MUTANTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    # What a run survives.
+    ("run/checkpoint.py", "check_manifest(checkpoint.path)", "pass", (RESUME,)),
+    ("models/load.py", "check_manifest(Path(folder))", "pass", (RESUME,)),
+    (
+        "run/train.py",
+        "lock = lock_directory(saved_path(directory).parent)",
+        "lock = os.open(saved_path(directory).parent, os.O_RDONLY)",
+        (RESUME,),
+    ),
+    ("record/complete.py", "return lacking if before or not until else (0, *lacking)", "return ()", (RESUME,)),
+    ("record/write.py", 'kept = [row for row in kept if row["step"] in evaluated]', "pass", (RESUME,)),
+    ("record/files.py", "os.fsync(lines.fileno())", "pass", (POWER,)),
+    # The mathematics.
     (
         "algorithms/statistics.py",
         '"leave_one_out": (sum_N - rewards_N64) / (count_N - 1).clamp(min=1),',

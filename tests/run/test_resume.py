@@ -21,7 +21,8 @@ from grouprl.models.manifest import MANIFEST
 from grouprl.models.precision import resolve_device
 from grouprl.record.complete import incomplete_steps
 from grouprl.record.layout import RunDirectory
-from grouprl.record.read import read_rollouts
+from grouprl.record.read import read_json_lines, read_rollouts
+from grouprl.record.write import RunRecord
 from grouprl.scoring.functions import WeightedReward
 from letter_rewards import InProcess
 from small_runs import ROWS, assert_same_run, checkpoint_names, small_config, tree
@@ -191,6 +192,15 @@ def test_an_evaluation_that_a_kill_ended_is_made_again(stopped: Path, whole: Pat
     (stopped / "evaluations.jsonl").write_text("".join(f"{line}\n" for line in lines if '"step": 4' not in line))
     resumed(tiny, stopped)
     assert (stopped / "evaluations.jsonl").read_text() == (whole / "evaluations.jsonl").read_text()
+
+
+def test_results_of_an_evaluation_that_a_kill_ended_are_dropped(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    with RunRecord.reopen(tmp_path / "run", 6) as record:
+        record.held_out(4, {"problem_ids": ["a"]})
+        record.held_out(5, {"problem_ids": ["b"]})  # no evaluation of step 5 was recorded
+    RunRecord.reopen(tmp_path / "run", 6).close()
+    assert [row["step"] for row in read_json_lines(tmp_path / "run" / "held_out.jsonl")] == [4]
 
 
 def test_the_lock_is_taken_before_the_checkpoint_is_read(stopped: Path, tiny: Path) -> None:
