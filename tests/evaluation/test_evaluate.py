@@ -240,7 +240,18 @@ def test_metrics_of_four_groups_counted_by_hand() -> None:
     assert found.pop("completions/max_length") == 14
     assert found.pop("completions/clipped_ratio") == 2 / 12
     assert found.pop("completion_tokens") == sum(lengths)
+    assert found.pop("completions/repeated") == 0.0
     assert found == {}
+
+
+def test_repetition_is_the_share_of_sequences_of_four_tokens_that_came_before() -> None:
+    # 1234 2341 3412 4123 1234 2341: two of six came before; no sequence of four in three tokens.
+    circling, short = (
+        replace(one, token_ids=ids, logprobs=(0.0,) * len(ids), plain_logprobs=(0.0,) * len(ids))
+        for one, ids in zip(GROUPS[0].completions, ((1, 2, 3, 4, 1, 2, 3, 4, 1), (5, 5, 5)), strict=False)
+    )
+    group = replace(GROUPS[0], completions=(circling, short))
+    assert step_metrics(TASK, (group,), (OUTCOMES[0][:2],))["completions/repeated"] == pytest.approx(1 / 3 / 2)
 
 
 def test_a_step_of_invalid_rewards_has_no_reward_and_no_signal() -> None:
