@@ -8,6 +8,7 @@ changes.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import sqlite3
@@ -40,8 +41,14 @@ def make(model: str, runs: str, setting: str, *, resume: bool) -> None:
     Trainer(model, ROWS, [reward], config=config).train(resume=resume)
 
 
+# Modules that a run imports when it needs them; here they are imported before the fork.
+LATER = ("transformers.models.qwen2.modeling_qwen2", "numpy.ctypeslib", "rich.status", "rich._emoji_codes")
+
+
 def main(library: str, model: str) -> None:
     disk = ctypes.CDLL(library)
+    for name in LATER:
+        importlib.import_module(name)
     for line in sys.stdin:
         asked = json.loads(line)
         read, write = os.pipe()
