@@ -33,7 +33,7 @@ test-slow: $(DEVELOPED)  ## run what takes longer: whole comparisons, rebuilds, 
 	GROUPRL_KERNELS=off $(PYTEST) -m "not slow" $(WITHOUT_KERNELS)
 
 chaos: $(DEVELOPED)  ## kill a run before 500 random changes to its files, and cut its power 50 times (half an hour)
-	GROUPRL_KILLS=$${GROUPRL_KILLS:-500} OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/run/test_survival.py $(ARGS)
+	GROUPRL_KILLS=$${GROUPRL_KILLS:-500} OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout=0 tests/run/test_survival.py $(ARGS)
 
 check: $(DEVELOPED)  ## lint, formatting and types
 	$(BIN)/ruff check .

@@ -138,7 +138,7 @@ def _ended(child: _Process, terminal: Terminal, stop: StopRequest) -> list[str]:
     """Reports how a run ended; returns its name if it failed.
 
     Raises:
-        UserError: the run ended with a user error, which the other runs would have too.
+        UserError: the run ended with a user error before its first step, which the other runs would have too.
     """
     run, code = child.run, child.process.returncode
     console = RunDirectory(run.directory).console
@@ -148,7 +148,7 @@ def _ended(child: _Process, terminal: Terminal, stop: StopRequest) -> list[str]:
     if stop.asked and child.asked_to_stop:
         return []
     last = " ".join(console.read_text(encoding="utf-8", errors="replace").split("\n")[-3:]).strip()
-    if code == 2:
+    if code == 2 and not run.newest:
         raise UserError(f"{run.directory}: {last.removeprefix('error: ')}")
     terminal.say(f"{run.config.name}: failed with code {code}: {last[-300:]} (all of it: {console})")
     return [run.config.name]

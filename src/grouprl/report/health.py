@@ -77,6 +77,11 @@ def not_finite_in_a_row(rows: Sequence[Row]) -> bool:
     return len(rows) >= BAD_STEPS and all(row.get("skipped_updates") for row in rows[-BAD_STEPS:])
 
 
+def unusable(rows: Sequence[Row]) -> bool:
+    """Whether the weights gave log-probs that are not finite in the newest step."""
+    return not_finite(rows) is not None and not _finite(rows[-1], "sampler_learner_gap")
+
+
 def explosion(rows: Sequence[Row]) -> tuple[Finding, int] | None:
     """Finds an explosion of KL, gradient norm or sampler and learner gap in the newest step.
 

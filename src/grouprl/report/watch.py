@@ -11,7 +11,7 @@ from dataclasses import asdict
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_json_lines
 from grouprl.record.write import RunRecord
-from grouprl.report.health import Finding, explosion, not_finite, not_finite_in_a_row, warnings
+from grouprl.report.health import Finding, explosion, not_finite, not_finite_in_a_row, unusable, warnings
 from grouprl.report.terminal import Terminal
 from grouprl.types import UserError
 
@@ -60,6 +60,16 @@ class Health:
                 f"rollouts.sqlite, its checkpoints are from before: {bad.setting}, and start again"
             )
         self.warn()
+
+    def end(self) -> None:
+        """Looks at the last step of the run.
+
+        Raises:
+            UserError: the weights that the run would end with give no finite log-probs.
+        """
+        bad = not_finite(self._rows)
+        if bad is not None and unusable(self._rows):
+            raise UserError(f"{bad.sentence} The run ends with weights that are no longer usable: {bad.setting}")
 
     def warn(self) -> None:
         """Warns about the newest step and evaluation."""

@@ -168,6 +168,7 @@ class _RunLoop:
             self._save()
         finished = self._state.step >= self._config.steps
         if finished:
+            self._health.end()
             evaluations["after"] = self._evaluate("after")
             self._terminal.comparison(**evaluations)
         return self._finish(evaluations, finished)
