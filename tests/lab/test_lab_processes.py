@@ -36,6 +36,7 @@ def status(client: TestClient, run: str) -> str:
     return str(found["status"])
 
 
+@pytest.mark.slow
 def test_a_run_is_started_stopped_and_resumed(client: TestClient, root: Path):
     assert started(client, "mine", "steps=1000000", "algorithm=dr_grpo") == {"id": "mine"}
     assert status(client, "mine") == "running"

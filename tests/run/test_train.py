@@ -197,6 +197,7 @@ Trainer(sys.argv[1], ROWS, [WeightedReward("letters", dying)], config=config).tr
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("death", "survivors"),
     [("between checkpoints", ["step-000002", "step-000004"]), ("while saving", ["step-000002", "step-000004.tmp"])],

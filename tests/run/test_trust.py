@@ -105,6 +105,7 @@ def test_other_settings_in_the_place_of_foreign_code_are_run(got: Path, tmp_path
     assert "own 1.0" in ended.text
 
 
+@pytest.mark.slow
 def test_a_resume_in_the_lab_does_not_run_foreign_code(got: Path) -> None:
     runs = Runs(got)
     processes, run = Processes(runs), runs.identifier(got / "run")
