@@ -59,7 +59,7 @@ def test_a_locked_database_is_one_sentence(tmp_path: Path, monkeypatch: pytest.M
         second.execute("CREATE TABLE a (b)")
 
     monkeypatch.setattr("grouprl.report.write.write_report", locked)
-    assert "another program has it locked" in one_sentence("report", str(tmp_path))
+    assert "locked by another program" in one_sentence("report", str(tmp_path))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -1,4 +1,4 @@
-"""What a resume starts from: a good checkpoint and a whole record, or an error that says how to go on."""
+"""What a resume starts from: a good checkpoint and a whole record, or an error that says how to continue."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ GAPS: list[tuple[str, Callable[[Path], object], list[int], int]] = [
 
 
 @pytest.mark.parametrize(("lose", "steps", "back"), [gap[1:] for gap in GAPS], ids=[gap[0] for gap in GAPS])
-def test_a_record_with_a_gap_is_an_error_that_says_how_to_go_on(
+def test_a_record_with_a_gap_is_an_error_that_says_how_to_continue(
     stopped: Path, whole: Path, tiny: Path, lose: Callable[[Path], object], steps: list[int], back: int
 ) -> None:
     assert incomplete_steps(stopped, 6) == ()

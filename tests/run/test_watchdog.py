@@ -1,4 +1,4 @@
-"""A run that makes no progress ends with the stacks of its threads, and one that does goes on."""
+"""A run that makes no progress ends with the stacks of its threads, and one that does continues."""
 
 from __future__ import annotations
 

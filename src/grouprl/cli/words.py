@@ -98,11 +98,11 @@ def _of_the_machine(error: Exception) -> str:
     """A sentence about a full disk, a folder that cannot be written, a damaged or locked database."""
     match error:
         case OSError(filename=str() | Path() as place):
-            return f"{place}: {error.strerror}: check permissions and space there; a begun run goes on with --resume"
+            return f"{place}: {error.strerror}: check permissions and space there; continue with --resume"
         case OSError():
-            return f"{error}: check the disk and the limits of this machine; a begun run goes on with --resume"
+            return f"{error}: check the disk and the limits of this machine; continue with --resume"
         case sqlite3.OperationalError() if "locked" in str(error):
-            return "the database of the run: another program has it locked: end that program, then go on with --resume"
+            return "the database of the run: locked by another program: end that program, then continue with --resume"
         case sqlite3.Error():
             return f"the database of the run: {error}: restore it from a copy, or start a new run under another name"
         case _:

@@ -31,7 +31,7 @@ class Progress:
             del self._doing[key]
 
     def now(self) -> list[str]:
-        """Describes everything that goes on, oldest first."""
+        """Describes the work in progress, oldest first."""
         return [describe() for describe in list(self._doing.values())]
 
 

@@ -50,7 +50,7 @@ def end_when_stalled(
     over, first = threading.Event(), PROGRESS.marks
 
     def watch() -> None:
-        # Counted in ticks, not by the clock, which goes on while the process is stopped by Ctrl-Z.
+        # Counted in ticks, not by the clock, which also runs while Ctrl-Z has the process stopped.
         tick, still, seen = seconds / 20, 0, first
         while not over.wait(tick):
             still = still + 1 if PROGRESS.marks == seen != first else 0
