@@ -43,12 +43,22 @@ def append_line(path: Path, text: str) -> None:
         _sync(path.parent)
 
 
+def make_directory(path: Path) -> None:
+    """Makes a folder and the missing ones above it; on return their names are on the disk."""
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in new:
+        _sync(folder.parent)
+
+
 def remove_directory(path: Path) -> None:
     """Removes a folder. After a kill it is there as a whole, or has another name (`.old`)."""
     removed = path.with_name(path.name + ".old")
     shutil.rmtree(removed, ignore_errors=True)
     path.rename(removed)
+    _sync(path.parent)
     shutil.rmtree(removed)
+    _sync(path.parent)
 
 
 @contextmanager
@@ -59,10 +69,10 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     """
     temporary, replaced = path.with_name(path.name + ".tmp"), path.with_name(path.name + ".old")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    make_directory(temporary)
     try:
         yield temporary
-        for entry in (*temporary.rglob("*"), temporary):
+        for entry in (*sorted(temporary.rglob("*"), key=Path.is_dir), temporary):  # files, then their folders
             _sync(entry)
         shutil.rmtree(replaced, ignore_errors=True)
         if path.exists():

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from grouprl.record.files import append_line, atomic_write_text, json_text
+from grouprl.record.files import append_line, atomic_write_text, json_text, make_directory
 from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory, lock_directory
 from grouprl.record.read import Example, read_json_lines
 from grouprl.record.rollouts import drop_after, holds_steps, open_rollouts, write_step
@@ -45,7 +45,7 @@ class RunRecord:
             UserError: the directory cannot be made, has a run already or is in use; nothing is overwritten.
         """
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_directory(directory)
         except OSError as error:
             raise UserError(f"{directory}: cannot be made a run directory ({error}); choose another name") from None
         lock = lock_directory(directory)
