@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from chat_server import ChatServer, scores
 from grouprl.lab.processes import Processes
 from grouprl.lab.runs import Runs
 from grouprl.types import UserError
@@ -156,3 +157,24 @@ def test_a_resume_with_another_tokenizer_or_template_is_refused(tmp_path: Path, 
     assert ended.code == 2
     assert f"expected the {what} that" in ended.text
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_server_of_a_run_that_was_received_gets_nothing(got: Path, tmp_path: Path) -> None:
+    """The configuration names the variable of the key too: an unknown server would be sent any secret by its name."""
+    with ChatServer(lambda asked: scores(1.0)) as server:
+        judge = {"name": "judge_model", "arguments": {"base_url": server.url, "model": "m"}}
+        config = got / "run" / "config.yaml"
+        mine = [str(config), f"rewards=[{json.dumps(judge)}]", "task.arguments.verifier=think_format"]
+        assert grouprl("train", *mine, f"runs_dir={tmp_path}", "name=mine").code == 0
+        asked = len(server.asked)
+        shutil.copytree(tmp_path / "mine", tmp_path / "theirs")
+        (tmp_path / "state" / "grouprl" / "code.sha256").unlink()
+        evaluated = ["eval", tmp_path / "theirs" / "checkpoints" / "step-000001", "--json"]
+        ended = grouprl(*evaluated)
+        assert ended.code == 2
+        assert f"names the server {server.url}, to which no run of yours has sent anything" in ended.text
+        assert len(server.asked) == asked > 0
+        assert grouprl(*evaluated, "--trust-code", server.url).code == 0
+        resume = ["train", "--resume", "name=theirs", f"runs_dir={tmp_path}", "steps=2", "--trust-code", server.url]
+        assert grouprl(*resume).code == 0
+        assert grouprl(*evaluated).code == 0

@@ -36,7 +36,8 @@ RewardOption = Annotated[
     list[str] | None, typer.Option("--reward", help="A name, or FILE.py:FUNCTION; =WEIGHT may follow. Repeatable.")
 ]
 TrustOption = Annotated[
-    list[str] | None, typer.Option("--trust-code", help="A code file that a run's config.yaml names. Repeatable.")
+    list[str] | None,
+    typer.Option("--trust-code", help="A code file, or a server, that a run's config.yaml names. Repeatable."),
 ]
 
 

@@ -104,7 +104,7 @@ def train(
                     else _reopen(directory, config, parts.state.step, lock, terminal)
                 ) as record:
                     record.rewards(*_reward_weights(rewards))
-                    record_code(directory, code)
+                    record_code(directory, code, config)
                     return _RunLoop(config, parts, record, terminal, stop).run()
             except Explosion as explosion:
                 found, saved = explosion.finding, go_back(directory, explosion, terminal)

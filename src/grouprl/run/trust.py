@@ -1,7 +1,8 @@
-"""The files with code that a run names: which of them this user has run here, and whether a resume has the same.
+"""The code and the servers that a run names: which of them this user knows, and whether a resume has the same code.
 
-A run directory can come from anybody, and its config.yaml names Python files. So `train` remembers, for the user, the
-path and the SHA-256 of each code file that it ran; a file that only a run's config.yaml names must be among them.
+A run directory can come from anybody, and its config.yaml names Python files and addresses. So `train` remembers, for
+the user, the path and the SHA-256 of each code file that it ran, and each server with the variable of its key; what
+only a run's config.yaml names must be among them.
 """
 
 from __future__ import annotations
@@ -25,21 +26,31 @@ if TYPE_CHECKING:
 
 
 def refuse_foreign_code(config: RunConfig, files: Sequence[Path], trusted: Collection[str]) -> None:
-    """Checks the code files of a configuration that come from the config.yaml of a run.
+    """Checks the code files and the servers of a configuration that come from the config.yaml of a run.
 
     Args:
         config: the configuration that is about to run.
         files: the files that it was read from; the config.yaml of a run is recognized by the files beside it.
-        trusted: paths of code files that the user trusts by name.
+        trusted: paths of code files and addresses of servers that the user trusts by name.
 
     Raises:
-        UserError: a run names a code file that the user neither ran here, unchanged, nor trusts.
+        UserError: a run names a code file that the user neither ran here, unchanged, nor trusts; or a server that no
+            run of the user has sent completions to, with that key.
     """
     wanted, known = _named(config), _remembered()
     for file in files:
         if not is_config_of_a_run(file):
             continue
-        for path in sorted(_named(load_config(RunConfig, [file], [])) & wanted - _real(trusted)):
+        got = load_config(RunConfig, [file], [])
+        for server in sorted(servers(got) & servers(config) - known):
+            address, key = server.split("  ")
+            if address not in trusted:
+                raise UserError(
+                    f"{file}: names the server {address}, to which no run of yours has sent anything"
+                    f"{f' with the key in {key}' if key else ''}: it would get prompts and completions; check it, and "
+                    f"add --trust-code {address}, or give other settings in its place"
+                )
+        for path in sorted(_named(got) & wanted - _real(trusted)):
             if path.is_file() and f"{_digest(path)}  {path}" not in known:
                 raise UserError(
                     f"{file}: names the code file {path}, which you have not run here in this form: read it, and add "
@@ -81,10 +92,10 @@ def refuse_changed_code(directory: Path, code: Mapping[str, Any], trusted: Colle
             )
 
 
-def record_code(directory: Path, code: Mapping[str, Any]) -> None:
-    """Writes the digests into the run directory, and remembers the code files for this user."""
+def record_code(directory: Path, code: Mapping[str, Any], config: RunConfig) -> None:
+    """Writes the digests into the run directory, and remembers the code files and the servers for this user."""
     atomic_write_text(RunDirectory(directory).code, json_text(code, indent=2) + "\n")
-    lines = {f"{digest}  {Path(path).resolve()}" for path, digest in code["files"].items()}
+    lines = {f"{digest}  {Path(path).resolve()}" for path, digest in code["files"].items()} | servers(config)
     new = sorted(lines - _remembered())
     # A home that cannot be written has no list: its user names the files with --trust-code.
     with suppress(OSError):
@@ -92,6 +103,12 @@ def record_code(directory: Path, code: Mapping[str, Any]) -> None:
             _list().parent.mkdir(parents=True, exist_ok=True)
             with _list().open("a", encoding="utf-8") as file:
                 file.write("".join(f"{line}\n" for line in new))
+
+
+def servers(config: RunConfig) -> set[str]:
+    """The servers of a configuration, as `ADDRESS  VARIABLE` with the variable of the key that they get, or nothing."""
+    arguments = [reward.arguments for reward in config.rewards] + [config.task.arguments]
+    return {f"{one['base_url']}  {one.get('api_key_env') or ''}" for one in arguments if "base_url" in one}
 
 
 def _named(config: RunConfig) -> set[Path]:
