@@ -18,7 +18,7 @@ import pytest
 from grouprl.models.progress import PROGRESS
 from grouprl.run.watchdog import end_when_stalled, stall_seconds
 from grouprl.types import UserError
-from small_runs import checkpoint_names, metrics, small_settings, write_rows
+from small_runs import checkpoint_names, grouprl, metrics, small_settings, write_rows
 
 
 def stuck_here(until: threading.Event) -> None:
@@ -156,3 +156,11 @@ def test_a_suspended_process_is_not_a_stall(tmp_path: Path):
     os.kill(process.pid, signal.SIGCONT)
     process.communicate("\n", timeout=20)
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("verb", ["sft", "dpo", "reward-model", "eval", "sample", "check-reward", "replay", "selftest"])
+def test_every_verb_that_computes_is_watched(verb: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GROUPRL_STALL_SECONDS", "soon")
+    ended = grouprl(verb, *{"eval": ["abacus"], "replay": ["no-run", "1"]}.get(verb, []))
+    assert ended.code == 2
+    assert "GROUPRL_STALL_SECONDS" in ended.text

@@ -9,13 +9,14 @@ from typing import Annotated
 
 import typer
 
-from grouprl.cli.words import ModelOption, RewardOption, Settings, TaskOption, TrustOption, app, run_config
+from grouprl.cli.words import ModelOption, RewardOption, Settings, TaskOption, TrustOption, app, run_config, watched
 from grouprl.config.command_line import config_of, reward_settings
 from grouprl.record.layout import RunDirectory, run_of_checkpoint
 from grouprl.types import UserError
 
 
 @app.command()
+@watched
 def train(
     settings: Settings = None,
     model: ModelOption = None,
@@ -49,18 +50,17 @@ def train(
         config = run_config([saved, *(settings or [])], options, trust=trust_code)
     from grouprl.rewards.configured import configured_rewards
     from grouprl.run.train import train as run
-    from grouprl.run.watchdog import end_when_stalled, stall_seconds
     from grouprl.tasks import load_task
 
     config, loaded = with_run_dtype(config, resume=resume), load_task(**config.task.model_dump())
     rewards = configured_rewards(config, loaded)
-    with end_when_stalled(stall_seconds()):
-        ended = run(config, loaded, rewards, resume=resume, step=step, trust_code=trust_code or ())
+    ended = run(config, loaded, rewards, resume=resume, step=step, trust_code=trust_code or ())
     if not ended.finished:
         raise typer.Exit(130)
 
 
 @app.command()
+@watched
 def sft(settings: Settings = None, model: ModelOption = None, task: TaskOption = None) -> None:
     """Fine-tune on prompt/completion pairs: the cold start before reinforcement learning.
 
@@ -77,6 +77,7 @@ def sft(settings: Settings = None, model: ModelOption = None, task: TaskOption =
 
 
 @app.command()
+@watched
 def dpo(settings: Settings = None, model: ModelOption = None) -> None:
     """Learn from preference pairs without sampling: direct preference optimization.
 
@@ -96,6 +97,7 @@ def dpo(settings: Settings = None, model: ModelOption = None) -> None:
 
 
 @app.command("reward-model")
+@watched
 def reward_model(settings: Settings = None, model: ModelOption = None) -> None:
     """Train a reward model on preference pairs, for use as a reward in training.
 
@@ -115,6 +117,7 @@ def reward_model(settings: Settings = None, model: ModelOption = None) -> None:
 
 
 @app.command("eval")
+@watched
 def evaluate(
     checkpoint: Annotated[str, typer.Argument(help="Checkpoint folder, built-in name or hub id.")],
     settings: Settings = None,
@@ -136,6 +139,7 @@ def evaluate(
 
 
 @app.command()
+@watched
 def sample(
     model: Annotated[str, typer.Argument(help="Checkpoint folder, built-in name or hub id.")] = "abacus",
     settings: Settings = None,
@@ -196,6 +200,7 @@ def tasks(name: Annotated[str | None, typer.Argument(help="One task, with exampl
 
 
 @app.command("check-reward")
+@watched
 def check_reward(
     settings: Settings = None,
     task: TaskOption = None,

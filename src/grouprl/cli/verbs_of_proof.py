@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from grouprl.cli.words import ModelOption, RewardOption, Settings, TaskOption, TrustOption, app, run_config
+from grouprl.cli.words import ModelOption, RewardOption, Settings, TaskOption, TrustOption, app, run_config, watched
 from grouprl.config.command_line import reward_settings
 from grouprl.record.layout import RunDirectory
 
 
 @app.command()
+@watched
 def replay(
     run: Annotated[Path, typer.Argument(help="Run directory, such as runs/demo.")],
     step: Annotated[int, typer.Argument(min=1, help="A recorded step.")],
@@ -46,6 +47,7 @@ def replay(
 
 
 @app.command()
+@watched
 def selftest(
     settings: Settings = None,
     model: ModelOption = None,

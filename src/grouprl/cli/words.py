@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sqlite3
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ParamSpec
 
 import typer
 from rich.console import Console
@@ -18,6 +19,8 @@ from grouprl.types import UserError
 
 if TYPE_CHECKING:
     from grouprl.config.run import RunConfig
+
+Arguments = ParamSpec("Arguments")
 
 app = typer.Typer(
     help="Critic-free reinforcement learning for language models.",
@@ -71,6 +74,19 @@ def run_config(
     config = config_of(RunConfig, settings, options)
     refuse_foreign_code(config, [settings_file(text) for text in settings or [] if "=" not in text], trust or ())
     return config
+
+
+def watched(verb: Callable[Arguments, None]) -> Callable[Arguments, None]:
+    """Ends a verb that makes no progress, see `grouprl.run.watchdog`."""
+
+    @wraps(verb)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        from grouprl.run.watchdog import end_when_stalled, stall_seconds
+
+        with end_when_stalled(stall_seconds()):
+            verb(*args, **kwargs)
+
+    return run
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Ends a run that makes no progress: it names what was going on and shows the stack of every thread."""
+"""Ends a process that makes no progress: it names what was going on and shows the stack of every thread."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _report(seconds: float, console: TextIO) -> None:
     work = PROGRESS.now() or ["nothing that was named"]
     threads = [f"{thread.name} 0x{thread.ident or 0:016x}" for thread in threading.enumerate()]
     lines = [
-        f"error: no progress for {seconds:g} s: the run ends; continue it with --resume from its last checkpoint.",
+        f"error: no progress for {seconds:g} s: this ends; continue a run with --resume from its last checkpoint.",
         *(f"  in progress: {one}" for one in work),
         f"  threads: {', '.join(threads)}",
         f"  (a slower machine needs a larger {_SWITCH})",

@@ -17,6 +17,7 @@ from grouprl.learner import Optimizer, make_batch
 from grouprl.learner.packs import Pack, make_packs
 from grouprl.models.packing import pack_tokens
 from grouprl.models.precision import autocast, resolve_device
+from grouprl.models.progress import PROGRESS
 from grouprl.models.recompute import recompute_activations
 from grouprl.record.layout import RunDirectory
 from grouprl.record.write import RunRecord
@@ -60,6 +61,7 @@ class SupervisedLoss:
                 metrics = self.pack_metrics(batch, pack)
             if gradient:
                 metrics["loss"].backward()  # type: ignore[no-untyped-call]
+            PROGRESS.mark()
             for name, value in metrics.items():
                 totals[name] += float(value.detach())
         return dict(totals)
