@@ -120,7 +120,7 @@ def show_selftest(config: RunConfig) -> bool:
         table.add_row(check.name, f"{check.difference:.2g}", f"{check.tolerance:.2g}", mark, f"{took:.1f}", check.note)
     terminal.console.print(table)
     failed = sum(not check.passed for check in checks)
-    terminal.say(f"{failed or 'No'} failed of {counted(len(checks), 'check')}, in {sum(seconds):.0f} s.")
+    terminal.say(f"{counted(len(checks), 'check')}, {failed or 'none'} failed, in {sum(seconds):.0f} s.")
     return not failed
 
 

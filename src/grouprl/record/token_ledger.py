@@ -22,16 +22,13 @@ CATEGORIES: Mapping[str, str] = MappingProxyType(
         "used": "with a gradient from their advantage",
     }
 )
-_MEANING = (
-    "completion tokens of the step by what became of them; each token counts once, and the counts add up to "
-    "`completion_tokens`: " + "; ".join(f"{name}: {meaning}" for name, meaning in CATEGORIES.items())
-)
+_LEAD = "; the first category that applies takes a token, so that all `tokens/...` add up to `completion_tokens`"
 LEDGER = tuple(
     Metric(
         f"tokens/{name}",
         "What became of the tokens" if name == "used" else f"Tokens: {name.replace('_', ' ')}",
         "tokens",
-        meaning=_MEANING,
+        meaning=f"completion tokens {CATEGORIES[name]}" + (_LEAD if name == "used" else ""),
         worry="when few are used: the others cost as much to sample and teach nothing",
         section="filters",
     )

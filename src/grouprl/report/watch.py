@@ -81,7 +81,7 @@ class Health:
         if any(row.get("kind") == WENT_BACK for row in self._given):
             raise UserError(
                 f"{found.finding.sentence} The run went back to an earlier checkpoint before, so it stops: "
-                f"{found.finding.setting}, and start a new run from a checkpoint before step {found.step}"
+                f"{found.finding.setting}, and start a new run"
             )
         raise found
 

@@ -23,13 +23,12 @@ export async function render(root, { run: id }, query) {
   const top = head(run, runs);
   const bar = toolbar(page, `run ${id}`, false);
   const charts = h("div", {}), tables = rest(path);
+  const warned = part("Warnings", ({ run }) => run.warnings, ({ run }) => (run.warnings.length ? warningsTable(run.warnings) : null));
   const found = part("Before and after", ({ run: { summary } }) => [summary.before, summary.after], (page) => beforeAndAfter(page.run.summary));
-  put(root, top.element, found.element, bar, howTo(true), charts, tables.element);
+  put(root, top.element, warned.element, found.element, bar, howTo(true), charts, tables.element);
   const show = () => {
     arrange(page, charts);
-    top.show(page);
-    found.show(page);
-    tables.show(page);
+    for (const one of [top, warned, found, tables]) one.show(page);
     page.drawing.change();
   };
   show();
@@ -67,7 +66,6 @@ function rest(path) {
   const judged = ({ series }) => noVerifier(series);
   const invalid = ({ series }) => series.column("frac_invalid").some((share) => share > 0);
   const parts = [
-    part("Warnings", ({ run }) => run.warnings, ({ run }) => (run.warnings.length ? warningsTable(run.warnings) : null)),
     part("The same problems, before and after", ({ run }) => run.examples, ({ run }) => examplePairs(run.examples)),
     part("Evaluations on held-out problems", (page) => [page.evaluations, judged(page)],
       (page) => evaluationsTable(page.evaluations, judged(page))),
