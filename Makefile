@@ -10,7 +10,8 @@ DEVELOPED := .venv/.installed-$(DEV)
 SEED := 0
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 # Two workers with one thread each, which take a file of tests after the other; ARGS="-n 0" is one process without workers.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Bytecode is kept even where the surroundings turn it off: a third of the collection, and of each process that starts.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # What the compiled kernels compute is computed by torch where there is no C compiler.
 WITHOUT_KERNELS := $(addprefix tests/,$(addprefix rollout/test_,rollout.py) $(addprefix learner/test_,learner.py packs.py) \
   $(addprefix models/test_,attention.py logprobs.py recompute.py))

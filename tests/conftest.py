@@ -2,6 +2,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,14 @@ LONG = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def place(item: pytest.Item) -> str:
-        return item.path.relative_to(HERE).as_posix()
+@cache
+def rank(path: Path) -> int:
+    place = path.relative_to(HERE).as_posix()
+    return next((at for at, start in enumerate(LONG) if place.startswith(start)), len(LONG))
 
-    items.sort(key=lambda item: next((at for at, start in enumerate(LONG) if place(item).startswith(start)), len(LONG)))
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: rank(item.path))
     for module in {item.module for item in items if isinstance(item, pytest.Function)}:
         # A reward worker that is sent a function of a test module by its name imports all that the module does: 3 s.
         cloudpickle.register_pickle_by_value(module)

@@ -318,7 +318,7 @@ def test_draws_are_proportional_to_the_signal_without_replacement(sharpness: flo
     pairs = {"p0": (8.0, 0.0), "p1": (0.0, 8.0), "p2": (4.0, 4.0), "p3": (7.0, 1.0)}
     rates = PassRates({train[place].id: pairs[train[place].id] for place in epoch_order(0, 0, 4)})
     weight = {name: quadrature(*pair, lambda p: 1 - p**8 - (1 - p) ** 8) ** sharpness for name, pair in pairs.items()}
-    order, steps = EdgeOrder(3, 0, 8, floor=1 / 3, sharpness=sharpness), 5_000
+    order, steps = EdgeOrder(3, 0, 8, floor=1 / 3, sharpness=sharpness), 1_200
     found = shares(order.visits(train, step=step, rates=rates) for step in range(10, 10 + steps))
     for first, second in itertools.permutations(pairs, 2):
         expected = 0.0
@@ -340,7 +340,7 @@ def test_new_problems_have_the_prior_as_weight_and_at_most_as_many_as_were_seen_
     for first, second in itertools.permutations(range(7), 2):
         chance = weights[first] / sum(weights) * weights[second] / (sum(weights) - weights[first])
         expected[kinds[first], kinds[second]] += chance
-    found, runs = Counter[tuple[str, ...]](), 6000
+    found, runs = Counter[tuple[str, ...]](), 1500
     for seed in range(runs):
         ids = [train[place].id for place in epoch_order(seed, 0, 100)[:4]]
         rates = PassRates({name: (4.0, 4.0) if rank == 0 else (0.0, 8.0) for rank, name in enumerate(ids)})

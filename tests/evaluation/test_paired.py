@@ -49,7 +49,7 @@ def test_swapping_turns_the_sign_and_shifting_moves_the_ends(pairs: list[tuple[f
 @pytest.mark.parametrize("pairs", [3, 40])
 def test_the_interval_covers_the_true_mean_as_often_as_its_confidence_says(pairs: int) -> None:
     # Differences drawn from a normal distribution of mean 0.3, on top of hardness that varies ten times as much.
-    noise, held, rounds = random.Random(pairs), 0, 2000
+    noise, held, rounds = random.Random(pairs), 0, 400
     for _ in range(rounds):
         hardness = [noise.gauss(0, 10) for _ in range(pairs)]
         ours = [value + 0.3 + noise.gauss(0, 1) for value in hardness]
