@@ -11,7 +11,7 @@ import torch
 from grouprl import WeightedReward
 from grouprl.models.load import load_tokenizer
 from grouprl.rewards.steps import equation_steps
-from grouprl.scoring.scorer import last_tokens
+from grouprl.scoring.reasoning_steps import last_tokens
 from grouprl.types import Completion, Group, Problem, StopReason
 from judging import judged
 

@@ -41,12 +41,14 @@ def train(
     """
     options = {"model.path": model, "task.name": task, "name": name, "rewards": reward_settings(reward)}
     config = run_config(settings, options, trust=trust_code)
-    from grouprl.run.resume import saved_path, with_run_dtype
+    from grouprl.run.resume import resumes, saved_path, with_run_dtype
 
     if step is not None and not resume:
         raise UserError("--step: expected it with --resume, the checkpoint to continue from")
+    directory = Path(config.runs_dir) / config.name
+    resume = resumes(directory, asked=resume)
     if resume:
-        saved = str(saved_path(Path(config.runs_dir) / config.name))
+        saved = str(saved_path(directory))
         config = run_config([saved, *(settings or [])], options, trust=trust_code)
     from grouprl.rewards.configured import configured_rewards
     from grouprl.run.train import train as run

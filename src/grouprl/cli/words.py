@@ -96,8 +96,18 @@ def main() -> None:
         app()
     except (UserError, FloatingPointError, OSError, sqlite3.Error, MemoryError) as error:
         text = str(error) if isinstance(error, UserError | FloatingPointError) else _of_the_machine(error)
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {text}", markup=False)
+        if _reports():
+            Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {text}", markup=False)
         sys.exit(1 if isinstance(error, FloatingPointError) else 2)
+
+
+def _reports() -> bool:
+    """Whether this process shows its error; see `may_report`, which loads torch."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return True
+    from grouprl.distributed import may_report
+
+    return may_report()
 
 
 def _open_standard_streams() -> None:

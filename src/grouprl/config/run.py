@@ -217,7 +217,20 @@ class CheckpointConfig(Section):
     keep: int = Field(2, ge=1, le=10**6, description="newest checkpoints kept")
 
 
-class RunConfig(Section):
+class DistributedConfig(Section):
+    """The ranks of the learner: the processes that torchrun starts. A single process ignores `seconds`."""
+
+    exact: bool = Field(False, description="bit-identical results on 1, 2, 4 and 8 ranks, at the price of memory")
+    seconds: float = Field(1800.0, gt=0.0, le=86_400.0, description="longest wait of a rank for the others")
+
+
+class Placement(Section):
+    """Where a run computes."""
+
+    distributed: DistributedConfig = DistributedConfig()
+
+
+class RunConfig(Placement):
     """A reinforcement-learning run. No rewards means the task's own."""
 
     name: Name = Field("run", description="folder of the run: letters, digits, '.', '_' and '-'")

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from grouprl.algorithms import value_loss
 from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.values import SharedCritic
+from grouprl.distributed import Ranks
 from grouprl.learner.batch import AT_REFERENCE, PolicyEvaluation
 from grouprl.learner.credit import token_rows
-from grouprl.learner.gradients import add_gradients
+from grouprl.learner.gradients import Loss, Result, add_gradients
 from grouprl.learner.optimizer import Optimizer, mib
 from grouprl.learner.pack_metrics import averaged, combined, pack_metrics
 from grouprl.learner.packs import Pack, make_packs, minibatches, pack_forward, pack_hidden, to_grid
-from grouprl.learner.trace import TokenPass, cut_tokens, token_traces, watched_group
+from grouprl.learner.trace import TokenPass, all_passes, cut_tokens, token_traces, watched_group
 from grouprl.learner.work import TokenGrid as TokenGrid
 from grouprl.learner.work import TokenLoss as TokenLoss
 from grouprl.learner.work import UpdateWork
@@ -60,6 +63,7 @@ class Learner:
     micro_batch_tokens: int
     critic: Critic | None = None
     critic_optimizer: Optimizer | None = None
+    ranks: Ranks = field(default_factory=Ranks)  # those that compute every batch together
     kl_coef: float = field(init=False)  # of this step; 0 without a reference
 
     def __post_init__(self) -> None:
@@ -93,14 +97,15 @@ class Learner:
             with autocast(self.device, self.dtype):
                 return columns(pack)
 
-        found: dict[str, Tensor] = {}
         packs = self._packs(batch, range(len(batch.group_of_N)))
-        results = side_by_side([partial(evaluate, pack) for pack in packs], worker_count(self.policy, len(packs)))
-        for pack, values in zip(packs, results, strict=True):
+        own = [packs[place] for place in self.ranks.own([pack.tokens for pack in packs])]
+        found: dict[str, Tensor] = defaultdict(lambda: torch.zeros(batch.mask_NT.shape, device=self.device))
+        results = side_by_side([partial(evaluate, pack) for pack in own], worker_count(self.policy, len(own)))
+        for pack, values in zip(own, results, strict=True):
             for name, values_C in values.items():
-                whole_NT = found.setdefault(name, torch.zeros(batch.mask_NT.shape, device=self.device))
-                whole_NT[list(pack.rows), : pack.width] = to_grid(pack, values_C)
-        return found
+                found[name][list(pack.rows), : pack.width] = to_grid(pack, values_C)
+        names = chain.from_iterable(self.ranks.gather(list(found), "evaluations"))
+        return {name: self.ranks.combine(found[name], "evaluations") for name in dict.fromkeys(names)}
 
     def _own_columns(self, batch: Batch, pack: Pack, *, policy_too: bool) -> dict[str, Tensor]:
         columns: dict[str, Tensor] = {}
@@ -209,18 +214,27 @@ class Learner:
             partial(self._policy_loss, work, pack, weights_NT, value_weights_NT if shared else None) for pack in packs
         ]
         networks = [self.policy, *([self.critic] if self.critic is not None and shared else [])]
-        done = add_gradients(losses, networks, worker_count(self.policy, len(packs)))
-        metrics = combined([one for one, _ in done])
+        done = self._add_gradients(losses, packs, networks)
+        metrics = combined(list(self.ranks.merged(((place, one) for place, (one, _) in done.items()), "metrics")))
+        passes = all_passes(packs, {place: one for place, (_, one) in done.items()}, self.ranks)
         if self.critic is not None and self.critic.trunk is not None and value_weights_NT is not None:
-            own = [partial(self._critic_loss, work, pack, value_weights_NT) for pack in self._packs(batch, valued)]
-            workers = worker_count(self.critic.trunk, len(own))
-            metrics |= combined(add_gradients(own, [self.critic], workers))
+            packs_of_critic = self._packs(batch, valued)
+            costs = [partial(self._critic_loss, work, pack, value_weights_NT) for pack in packs_of_critic]
+            valuations = self._add_gradients(costs, packs_of_critic, [self.critic])
+            metrics |= combined(list(self.ranks.merged(valuations.items(), "metrics")))
         # Without any signal there is no gradient: skip the optimizer, whose decay and momentum would move the weights.
         loss = metrics.get("loss", 0.0) + metrics.get("value_loss", 0.0)
         norm = _step(self.optimizer, loss) if packs else 0.0
         if self.critic_optimizer is not None:
             metrics["critic_grad_norm"] = _step(self.critic_optimizer, loss) if valued else 0.0
-        return {**metrics, "grad_norm": norm, "learning_rate": learning_rate}, [traced for _, traced in done]
+        return {**metrics, "grad_norm": norm, "learning_rate": learning_rate}, passes
+
+    def _add_gradients(
+        self, losses: Sequence[Loss[Result]], packs: Sequence[Pack], networks: Sequence[nn.Module]
+    ) -> dict[int, Result]:
+        tokens = [pack.tokens for pack in packs]
+        workers = worker_count(networks[0], len(self.ranks.own(tokens)))
+        return add_gradients(losses, networks, workers, costs=tokens, ranks=self.ranks)
 
     def _packs(self, batch: Batch, rows: Sequence[int]) -> list[Pack]:
         return make_packs(batch, rows, self.micro_batch_tokens, self.device)

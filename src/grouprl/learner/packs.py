@@ -38,6 +38,11 @@ class Pack:
         """The length of the longest completion, in tokens."""
         return int(self.column_C.max()) + 1
 
+    @property
+    def tokens(self) -> int:
+        """The number of packed tokens, S."""
+        return len(self.input_ids_S)
+
 
 def minibatches(batch: Batch, count: int, seed: int) -> list[list[int]]:
     """Splits the rows of the batch into `count` parts of whole groups, in another order for every pass."""

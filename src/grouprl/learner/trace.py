@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from grouprl.algorithms import clipped_tokens, policy_ratios
 from grouprl.algorithms.losses import Objective
+from grouprl.distributed import Ranks
 from grouprl.learner.batch import PolicyEvaluation
 from grouprl.learner.credit import token_rows
 from grouprl.learner.packs import Forward, Pack
@@ -29,6 +30,19 @@ class TokenPass:
     def of(pack: Pack, forward: Forward) -> TokenPass:
         """Detaches the numbers from the graph, which would keep all activations."""
         return TokenPass(pack, forward.logprobs_C.detach(), forward.entropies_C.detach())
+
+
+def all_passes(packs: Sequence[Pack], own: Mapping[int, TokenPass], ranks: Ranks) -> list[TokenPass]:
+    """The forward passes of all packs, of which each rank made its own (by place)."""
+    if ranks.world == 1 or not packs:
+        return list(own.values())
+    lengths = [len(pack.row_C) for pack in packs]
+    numbers_2C = torch.zeros(2, sum(lengths), device=packs[0].row_C.device)
+    columns = torch.split(numbers_2C, lengths, dim=1)
+    for place, one in own.items():
+        columns[place].copy_(torch.stack([one.logprobs_C, one.entropies_C]))
+    ranks.combine(numbers_2C, "log-probs")
+    return [TokenPass(pack, *column) for pack, column in zip(packs, columns, strict=True)]
 
 
 def token_traces(

@@ -144,6 +144,31 @@ class RunRecord:
         self.close()
 
 
+class NoRecord(RunRecord):
+    """The record of a rank beside the one that writes: it writes nothing, and locks nothing."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self._closing = directory, ExitStack()
+
+    def step(self, record: StepRecord) -> None:
+        """Nothing."""
+
+    def evaluation(self, step: int, values: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def warning(self, row: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def held_out(self, step: int, results: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def examples(self, when: Literal["before", "after"], rows: Sequence[Example]) -> None:
+        """Nothing."""
+
+    def rewards(self, weights: Mapping[str, float], process: Mapping[str, float]) -> None:
+        """Nothing."""
+
+
 def _recorded_nothing(directory: Path, held: Sequence[str]) -> bool:
     # Both files, because a run makes both at once: a config.yaml alone may be somebody's own.
     files = RunDirectory(directory)

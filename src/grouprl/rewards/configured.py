@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from grouprl.config.run import RewardConfig, RunConfig
+from grouprl.distributed import Ranks
 from grouprl.models.packing import pack_tokens
 from grouprl.models.precision import resolve_device
 from grouprl.rewards.learned import learned_reward
@@ -53,7 +54,12 @@ def _configured(reward: RewardConfig, config: RunConfig, task: Task) -> Weighted
 
 
 def configured_scorer(
-    config: RunConfig, task: Task, rewards: Sequence[WeightedReward], *, max_invalid: float | None = None
+    config: RunConfig,
+    task: Task,
+    rewards: Sequence[WeightedReward],
+    *,
+    max_invalid: float | None = None,
+    ranks: Ranks | None = None,
 ) -> AbstractContextManager[Scorer]:
     """Opens the scorer of a run with its worker processes and the algorithm's length penalty: see `open_scorer`.
 
@@ -65,6 +71,7 @@ def configured_scorer(
         verifier=verifier_of(task.verifier, rewards, task.own_rewards),
         limits=scoring if max_invalid is None else scoring.model_copy(update={"max_invalid": max_invalid}),
         overlong=Overlong(buffer, config.rollout.max_tokens) if buffer else None,
+        ranks=ranks,
     )
 
 

@@ -5,5 +5,6 @@ In: requests and sampling parameters. Out: groups. They never score or update.
 
 from grouprl.rollout.engine import Engine, Request, requests
 from grouprl.rollout.native import NativeEngine
+from grouprl.rollout.spread import SpreadEngine
 
-__all__ = ["Engine", "NativeEngine", "Request", "requests"]
+__all__ = ["Engine", "NativeEngine", "Request", "SpreadEngine", "requests"]

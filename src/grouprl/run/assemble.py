@@ -12,6 +12,7 @@ from grouprl.config.run import RunConfig, check_sections
 from grouprl.curriculum.edge import EdgeOrder
 from grouprl.curriculum.order import ProblemOrder, UniformOrder
 from grouprl.curriculum.pass_rates import PassRates
+from grouprl.distributed import Ranks
 from grouprl.learner import Learner, Optimizer
 from grouprl.models.adapters import add_adapter, attach_adapter
 from grouprl.models.critic import Critic
@@ -21,7 +22,7 @@ from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.recompute import recompute_activations
 from grouprl.record.layout import Checkpoint
 from grouprl.rewards.configured import check_rewards
-from grouprl.rollout import NativeEngine, Request
+from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine
 from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint
 from grouprl.scoring.scorer import Scorer
 from grouprl.step import StepParts
@@ -39,7 +40,12 @@ class RunParts:
 
 
 def assemble(
-    config: RunConfig, task: Task, scorer: Scorer, *, saved: tuple[Checkpoint, TrainerState] | None = None
+    config: RunConfig,
+    task: Task,
+    scorer: Scorer,
+    *,
+    saved: tuple[Checkpoint, TrainerState] | None = None,
+    ranks: Ranks | None = None,
 ) -> RunParts:
     """Loads and checks the parts of a run.
 
@@ -48,6 +54,7 @@ def assemble(
         task: gives the problems.
         scorer: scores the completions.
         saved: checkpoint and state of the run to resume; None = a new run.
+        ranks: those that compute the run together; None = a single process.
 
     Raises:
         UserError: model, data or rewards do not fit the run.
@@ -61,7 +68,7 @@ def assemble(
     _, state = saved or (None, TrainerState(start=found, data=data, kl_coef=config.algorithm.kl_coef))
     _refuse_changes(state, found, data)
     tokenizer = load_tokenizer(config.model.path)
-    learner = make_learner(config, start, saved)
+    learner = make_learner(config, start, saved, ranks)
     parts = _parts(config, task, scorer, learner, tokenizer)
     held_out = [
         Request(problem, prompt_token_ids(problem, tokenizer, longest=parts.longest_prompt), 1)
@@ -79,10 +86,16 @@ def assemble(
     return RunParts(parts, held_out, state)
 
 
-def make_learner(config: RunConfig, start: PreTrainedModel, saved: tuple[Checkpoint, TrainerState] | None) -> Learner:
+def make_learner(
+    config: RunConfig,
+    start: PreTrainedModel,
+    saved: tuple[Checkpoint, TrainerState] | None,
+    ranks: Ranks | None = None,
+) -> Learner:
     """Makes the learner of a run as it was after a checkpoint; without one, as it begins from the start model."""
     checkpoint, state = saved or (None, None)
     learner = _learner(config, _policy(config, start, checkpoint), start)
+    learner.ranks = ranks or Ranks(exact=config.distributed.exact)
     if checkpoint is not None and state is not None:
         load_learner(checkpoint, learner, state)
     return learner
@@ -134,10 +147,13 @@ def _parts(
             f"rollout.max_tokens: expected less than the model's context of {context_length(policy)} tokens, "
             f"got {rollout.max_tokens}: lower it"
         )
+    engine: Engine = NativeEngine(
+        policy, tokenizer, seed=config.seed, max_rows=rollout.max_rows, dtype=config.model.dtype
+    )
     return StepParts(
         task=task,
         scorer=scorer,
-        engine=NativeEngine(policy, tokenizer, seed=config.seed, max_rows=rollout.max_rows, dtype=config.model.dtype),
+        engine=engine if learner.ranks.world == 1 else SpreadEngine(engine, learner.ranks),
         learner=learner,
         tokenizer=tokenizer,
         sampling=rollout.sampling,

@@ -8,6 +8,7 @@ from typing import Any
 
 from grouprl.config.algorithm import all_options
 from grouprl.config.run import RunConfig, load_config
+from grouprl.distributed import Ranks, is_restarted
 from grouprl.models.precision import with_dtype
 from grouprl.record.complete import incomplete_steps
 from grouprl.record.layout import Checkpoint, RunDirectory
@@ -15,7 +16,15 @@ from grouprl.run.checkpoint import TrainerState, read_state
 from grouprl.types import UserError
 
 # All other settings determine problems, completions or updates.
-_FREE = ("name", "runs_dir", "steps", "model.threads", "rollout.scoring", "evaluation", "checkpoint")
+_FREE = (
+    *("name", "runs_dir", "steps", "model.threads", "rollout.scoring", "evaluation", "checkpoint"),
+    "distributed.seconds",
+)
+
+
+def resumes(directory: Path, *, asked: bool) -> bool:
+    """Whether to continue a run: when the user asked, or when torchrun starts the ranks of the run again."""
+    return asked or (is_restarted() and RunDirectory(directory).exists)
 
 
 def saved_path(directory: Path) -> Path:
@@ -99,6 +108,19 @@ def choose_checkpoint(
             "steps are made again)"
         )
     return chosen
+
+
+def chosen_on_all(
+    choose: Callable[[], tuple[Checkpoint, TrainerState] | None], ranks: Ranks
+) -> tuple[Checkpoint, TrainerState] | None:
+    """The checkpoint that rank 0 chooses, on every rank."""
+    chosen = choose() if ranks.leads else None
+    named = None if chosen is None else (str(chosen[0].path), chosen[0].step)
+    found = ranks.gather(named, "checkpoint to continue from")[0]
+    if ranks.leads or found is None:
+        return chosen
+    checkpoint = Checkpoint(Path(found[0]), found[1])
+    return checkpoint, read_state(checkpoint)
 
 
 def newest_good(

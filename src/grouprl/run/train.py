@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -12,16 +12,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from rich.console import Console
 
 from grouprl.config.run import RunConfig, dump_config
 from grouprl.curriculum.pass_rates import PassRates, curriculum_metrics, update, verdicts
+from grouprl.distributed import open_ranks
 from grouprl.evaluation.evaluate import Evaluation, evaluate
 from grouprl.models.kernels.build import setting, why_no_library
 from grouprl.models.precision import is_emulated, resolve_device
 from grouprl.record.layout import RunDirectory, lock_directory
 from grouprl.record.read import Example, read_examples, read_json_lines, read_run
 from grouprl.record.rollouts import recorded_verdicts
-from grouprl.record.write import RunRecord
+from grouprl.record.write import NoRecord, RunRecord
+from grouprl.report.health import Finding
 from grouprl.report.terminal import Terminal, TrainingBars
 from grouprl.report.verdict import verdict
 from grouprl.report.watch import Explosion, Health
@@ -33,7 +36,7 @@ from grouprl.run.checkpoint import prune_checkpoints, save_checkpoint
 from grouprl.run.health import broken_weight, go_back, record_going_back
 from grouprl.run.machine import machine_facts, peak_rss_mib
 from grouprl.run.process import StopRequest, stop_on_signal
-from grouprl.run.resume import check_resumable, choose_checkpoint, saved_path, with_run_dtype
+from grouprl.run.resume import check_resumable, choose_checkpoint, chosen_on_all, saved_path, with_run_dtype
 from grouprl.run.trust import code_of, record_code, refuse_changed_code
 from grouprl.scoring.functions import WeightedReward
 from grouprl.step import grpo_step
@@ -81,15 +84,20 @@ def train(
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
     with ExitStack() as stack:
+        ranks = stack.enter_context(open_ranks(config))
+        if not ranks.leads:
+            terminal = Terminal(Console(quiet=True))
         lock, saved = None, None
         if resume:  # the lock comes first: nobody else may add a step after the checkpoint is read
-            lock = lock_directory(saved_path(directory).parent)
-            stack.callback(os.close, lock)
+            if ranks.leads:
+                lock = lock_directory(saved_path(directory).parent)
+                stack.callback(os.close, lock)
             check_resumable(directory, config)
-            saved = choose_checkpoint(directory, config, step=step, announce=terminal.say)
-        scorer = stack.enter_context(configured_scorer(config, task, rewards))
+            choose = partial(choose_checkpoint, directory, config, step=step, announce=terminal.say)
+            saved = chosen_on_all(choose, ranks)
+        scorer = stack.enter_context(configured_scorer(config, task, rewards, ranks=ranks))
         with terminal.status("loading the model"):
-            parts = assemble(config, task, scorer, saved=saved)
+            parts = assemble(config, task, scorer, saved=saved, ranks=ranks)
         verifier = [] if scorer.verifier is None else [scorer.verifier]
         code = code_of([*scorer.rewards, *verifier], parts.step_parts.tokenizer)
         if resume:
@@ -99,19 +107,18 @@ def train(
         with stop_on_signal(terminal.say) as stop:
             try:
                 with (
-                    RunRecord.create(directory, dump_config(config))
-                    if lock is None
-                    else _reopen(directory, config, parts.state.step, lock, terminal)
+                    _reopen(directory, config, parts, lock, terminal) if resume else _create(directory, config, parts)
                 ) as record:
                     record.rewards(*_reward_weights(rewards))
-                    record_code(directory, code, config)
+                    if ranks.leads:
+                        record_code(directory, code, config)
                     return _RunLoop(config, parts, record, terminal, stop).run()
             except Explosion as explosion:
-                found, saved = explosion.finding, go_back(directory, explosion, terminal)
+                found, saved = explosion.finding, chosen_on_all(partial(go_back, directory, explosion, terminal), ranks)
             # Outside of the except block, whose traceback holds the weights that exploded.
             del parts
-            parts = assemble(config, task, scorer, saved=saved)
-            with _reopen(directory, config, parts.state.step, lock, terminal) as record:
+            parts = assemble(config, task, scorer, saved=saved, ranks=ranks)
+            with _reopen(directory, config, parts, lock, terminal) as record:
                 record_going_back(record, found, parts.state.step)
                 return _RunLoop(config, parts, record, terminal, stop).run()
 
@@ -138,7 +145,16 @@ def _reward_weights(rewards: Sequence[WeightedReward]) -> tuple[dict[str, float]
     return whole, {reward.name: reward.weight for reward in rewards if reward.per_step}
 
 
-def _reopen(directory: Path, config: RunConfig, step: int, lock: int | None, terminal: Terminal) -> RunRecord:
+def _create(directory: Path, config: RunConfig, parts: RunParts) -> RunRecord:
+    if not parts.step_parts.learner.ranks.leads:
+        return NoRecord(directory)
+    return RunRecord.create(directory, dump_config(config))
+
+
+def _reopen(directory: Path, config: RunConfig, parts: RunParts, lock: int | None, terminal: Terminal) -> RunRecord:
+    if not parts.step_parts.learner.ranks.leads:
+        return NoRecord(directory)
+    step = parts.state.step
     for path in RunDirectory(directory).set_aside_after(step):
         terminal.say(f"{path} is after step {step}: renamed to {path.name}.aside.")
     prune_checkpoints(directory, config.checkpoint.keep)  # a kill may have come between a save and this
@@ -154,10 +170,11 @@ class _RunLoop:
         self, config: RunConfig, parts: RunParts, record: RunRecord, terminal: Terminal, stop: StopRequest
     ) -> None:
         self._config, self._parts, self._record = config, parts, record
-        self._terminal, self._stop = terminal, stop
+        self._terminal, self._stop, self._ranks = terminal, stop, parts.step_parts.learner.ranks
         self._state, self._started = parts.state, time.perf_counter()
         self._health = Health(record, terminal)
-        known = recorded_verdicts(record.directory, until=parts.state.step)
+        verdicts_of_run = partial(recorded_verdicts, record.directory, until=parts.state.step)
+        known = self._ranks.decided(verdicts_of_run, "recorded verdicts")
         self._rates = update(PassRates(), known, half_life=config.rollout.curriculum.half_life)
 
     def run(self) -> Run:
@@ -168,7 +185,8 @@ class _RunLoop:
             self._save()
         finished = self._state.step >= self._config.steps
         if finished:
-            self._health.end()
+            if self._ranks.leads:
+                self._health.end()
             evaluations["after"] = self._evaluate("after")
             self._terminal.comparison(**evaluations)
         return self._finish(evaluations, finished)
@@ -181,7 +199,7 @@ class _RunLoop:
         completions = config.rollout.problems_per_step * config.rollout.group_size
         self._terminal.heading()
         with self._terminal.training(config.steps, self._state.step, completions) as bars:
-            while self._state.step < config.steps and not self._stop.asked:
+            while self._state.step < config.steps and not any(self._ranks.gather(self._stop.asked, "stop requests")):
                 self._one_step(bars)
                 every = config.checkpoint.every
                 if every and self._state.step % every == 0:
@@ -204,7 +222,7 @@ class _RunLoop:
         self._terminal.step(step, self._config.steps, metrics)
         flat = [outcome for row in record.outcomes for outcome in row]
         self._terminal.invalid([outcome.reason for outcome in flat if not outcome.valid], len(flat))
-        self._health.after(step, metrics, broken_weight(learner))
+        self._look_for_explosion(step, metrics)
         self._state = replace(
             self._state,
             step=step,
@@ -216,6 +234,19 @@ class _RunLoop:
             peak_rss_mib=max(self._state.peak_rss_mib, peak_rss_mib()),
         )
 
+    def _look_for_explosion(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Raises the `Explosion` that rank 0 finds, on every rank."""
+
+        def look() -> Any:
+            try:
+                self._health.after(step, metrics, broken_weight(self._parts.step_parts.learner))
+            except Explosion as explosion:
+                return asdict(explosion.finding), explosion.step
+            return None
+
+        if (found := self._ranks.decided(look, "health of the run")) is not None:
+            raise Explosion(Finding(**found[0]), found[1])
+
     def _sampled(self, bars: TrainingBars, count: int) -> None:
         self._stop.check()
         bars.sampled(count)
@@ -225,13 +256,14 @@ class _RunLoop:
         return bool(every) and self._state.step % every == 0 and self._state.step < self._config.steps
 
     def _save(self) -> int:
-        save_checkpoint(
-            self._record.directory,
-            self._state,
-            self._parts.step_parts.learner,
-            self._parts.step_parts.tokenizer,
-            keep=self._config.checkpoint.keep,
-        )
+        if self._ranks.leads:
+            save_checkpoint(
+                self._record.directory,
+                self._state,
+                self._parts.step_parts.learner,
+                self._parts.step_parts.tokenizer,
+                keep=self._config.checkpoint.keep,
+            )
         return self._state.step
 
     def _recorded_evaluation(self, when: str | None) -> dict[str, Any] | None:
@@ -243,7 +275,9 @@ class _RunLoop:
 
     def _evaluate(self, when: Literal["before", "after"] | None = None) -> dict[str, Any]:
         """Evaluates the policy on the held-out problems; a resumed run reads an evaluation that it has recorded."""
-        if (recorded := self._recorded_evaluation(when)) is not None:
+        recorded: dict[str, Any] | None
+        recorded = self._ranks.decided(partial(self._recorded_evaluation, when), "recorded evaluation")
+        if recorded is not None:
             return recorded
         config, prompts = self._config.evaluation, self._parts.held_out
         moment = when or f"step {self._state.step}"
@@ -262,7 +296,8 @@ class _RunLoop:
         if when is not None:
             self._record.examples(when, self._examples(found))
         self._record.evaluation(self._state.step, found.metrics)
-        self._health.warn()
+        if self._ranks.leads:
+            self._health.warn()
         return found.metrics
 
     def _examples(self, evaluation: Evaluation) -> list[Example]:
@@ -297,11 +332,12 @@ class _RunLoop:
             "networks_mib": self._networks_mib(),
             "machine": machine_facts(resolve_device(config.model.device)),
         }
-        self._record.summary(summary)
-        with self._terminal.status("writing the report"):
-            report = write_report(directory)
-        self._terminal.say(verdict(read_run(directory)))
-        self._terminal.say(f"Report: {report}")
-        if not finished:
-            self._terminal.say(f"Stopped after step {state.step} of {config.steps}. Continue with --resume.")
+        if self._ranks.leads:
+            self._record.summary(summary)
+            with self._terminal.status("writing the report"):
+                report = write_report(directory)
+            self._terminal.say(verdict(read_run(directory)))
+            self._terminal.say(f"Report: {report}")
+            if not finished:
+                self._terminal.say(f"Stopped after step {state.step} of {config.steps}. Continue with --resume.")
         return Run(directory, summary, finished)

@@ -12,7 +12,7 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import RewardConfig, RunConfig
 from grouprl.rewards import resolve_rewards
 from grouprl.rewards.configured import configured_rewards
-from grouprl.run.resume import with_run_dtype
+from grouprl.run.resume import resumes, with_run_dtype
 from grouprl.run.train import Run, train
 from grouprl.scoring.functions import RewardFunction, WeightedReward
 from grouprl.tasks import Task, load_task, task_from_list
@@ -39,6 +39,7 @@ class Trainer:
 
     def train(self, *, resume: bool = False, step: int | None = None) -> Run:
         """Trains: see `grouprl.run.train.train`."""
+        resume = resumes(Path(self.config.runs_dir) / self.config.name, asked=resume)
         task = self._task()
         changes: dict[str, Any] = {"task": self.config.task.model_copy(update={"name": task.name})}
         if self.model is not None:

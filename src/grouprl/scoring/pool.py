@@ -89,7 +89,7 @@ class RewardPool:
         self._zygote, self._control = self._started()
         self._threads = [
             threading.Thread(target=self._serve, daemon=True, name=f"reward-{place}")
-            for place in range(limits.workers or _cores())
+            for place in range(limits.workers or cores())
         ]
 
     def signatures(self) -> Mapping[str, Signature]:
@@ -329,5 +329,6 @@ def _death(status: int, limits: ScoringConfig) -> str:
     return f"crashed its process ({known.get(number, f'signal {number}')})"
 
 
-def _cores() -> int:
+def cores() -> int:
+    """The number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache
-from itertools import accumulate, repeat
+from dataclasses import asdict, dataclass, replace
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from grouprl.algorithms import overlong_penalty
 from grouprl.config.run import ScoringConfig
+from grouprl.distributed import Ranks
 from grouprl.models.progress import PROGRESS
 from grouprl.scoring.calling import OWN_KEYWORDS, Signature, Value, call, describe, run_in_thread, signature
 from grouprl.scoring.functions import SOFT_OVERLONG, FromFile, WeightedReward
 from grouprl.scoring.invalid import Invalid, InvalidCount
 from grouprl.scoring.parcels import ParcelError, pack
-from grouprl.scoring.pool import PendingValues, RewardPool, gather
+from grouprl.scoring.pool import PendingValues, RewardPool, cores, gather
+from grouprl.scoring.reasoning_steps import step_rewards
 from grouprl.scoring.zygote import Source
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, UserError
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 _Row = Mapping[str, Value]  # the values of one completion by reward name
+_Scored = tuple[Sequence[RewardOutcome], Sequence[str]]  # a group's outcomes, and why completions are invalid
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class PendingGroup:
 
 
 class Scoring:
-    """Scores the groups of one step while others are still sampled."""
+    """Scores the groups of one step while others are still sampled; of several ranks, each those that it sampled."""
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
@@ -53,7 +54,8 @@ class Scoring:
 
     def finish(self, tokenizer: PreTrainedTokenizerBase | None = None) -> list[tuple[RewardOutcome, ...]]:
         """Waits for all started groups: see `Scorer.finish`."""
-        return self._scorer.finish([self._pending[place] for place in sorted(self._pending)], tokenizer)
+        places = sorted(self._pending)
+        return self._scorer.finish([self._pending[place] for place in places], tokenizer, places=places)
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ def open_scorer(
     verifier: WeightedReward | None = None,
     limits: ScoringConfig | None = None,
     overlong: Overlong | None = None,
+    ranks: Ranks | None = None,
 ) -> Iterator[Scorer]:
     """Opens a scorer with its worker processes, which load the functions in the background and end with the block.
 
@@ -88,11 +91,12 @@ def open_scorer(
         verifier: a completion is correct when this reward is 1.0 or more.
         limits: limits of one call in a worker, and the share of invalid completions beyond which the run stops.
         overlong: the length penalty of each completion; None = there is none.
+        ranks: those that score together; None = a single process. The ranks of a machine share its cores.
 
     Raises:
         UserError: a function cannot be sent to a worker, or may need longer than `limits` for one completion.
     """
-    limits = limits or ScoringConfig()
+    limits, ranks = limits or ScoringConfig(), ranks or Ranks()
     known = {reward.name: reward for reward in rewards}
     if verifier is not None:
         if verifier.name in known and known[verifier.name].function != verifier.function:
@@ -106,8 +110,10 @@ def open_scorer(
                 f"got {limits.seconds:g}: raise it, or lower the reward's"
             )
     sources = {name: _source(reward) for name, reward in known.items() if not reward.in_process}
+    if not limits.workers:
+        limits = limits.model_copy(update={"workers": max(1, cores() // ranks.on_machine)})
     with RewardPool(sources, limits) as pool:
-        yield Scorer(tuple(rewards), verifier, pool, limits.max_invalid, overlong)
+        yield Scorer(tuple(rewards), verifier, pool, limits.max_invalid, overlong, ranks)
 
 
 class Scorer:
@@ -120,7 +126,9 @@ class Scorer:
         pool: RewardPool,
         max_invalid: float,
         overlong: Overlong | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
+        self._ranks = ranks or Ranks()
         self.rewards, self.verifier, self.pool, self.overlong = rewards, verifier, pool, overlong
         self._max_invalid = max_invalid
         self._window: deque[tuple[int, int]] = deque()  # (completions, invalid ones) of the last steps
@@ -134,11 +142,13 @@ class Scorer:
         return penalty | {reward.name: reward.weight for reward in self.rewards if not reward.per_step}
 
     def usage(self) -> dict[str, float]:
-        """Returns the usage metrics of rewards that count their requests, since the run began."""
+        """Returns the usage metrics of rewards that count their requests, on all ranks since the run began."""
+        counting = [reward.function for reward in self._called if hasattr(reward.function, "usage")]
         used: Counter[str] = Counter()
-        for reward in self._called:
-            if hasattr(reward.function, "usage"):
-                used.update(reward.function.usage())
+        for function in counting:
+            used.update(function.usage())
+        if counting and self._ranks.world > 1:
+            used = sum(map(Counter, self._ranks.gather(used, "usage of rewards")), Counter[str]())
         return dict(used)
 
     def check_columns(self, problems: Sequence[Problem]) -> None:
@@ -165,29 +175,44 @@ class Scorer:
         )
 
     def finish(
-        self, pending: Sequence[PendingGroup], tokenizer: PreTrainedTokenizerBase | None = None
+        self,
+        pending: Sequence[PendingGroup],
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        places: Sequence[int] | None = None,
     ) -> list[tuple[RewardOutcome, ...]]:
-        """Returns one outcome for each completion of each group, in order.
+        """Returns one outcome for each completion of each group, in order, of the groups of all ranks.
 
         The total is the weighted sum of the rewards that apply, plus the length penalty. A completion is invalid (NaN
         total, with the reason) when no reward applies or a reward failed: a broken verifier must not look like a wrong
         answer.
 
         Args:
-            pending: the groups of a step.
+            pending: the groups of a step that this rank scores.
             tokenizer: needed for process rewards, whose steps end at a token.
+            places: their places among the groups of all ranks; None = 0, 1, ...
 
         Raises:
             UserError: too many completions are invalid.
         """
-        count = InvalidCount(self._max_invalid, self._window, sum(len(one.group.completions) for one in pending))
-        outcomes = []
-        for group, rows in self._gathered(pending, self._called):
-            scored = list(map(self._outcome, rows, group.completions, repeat(tokenizer)))
-            count.add([one.reason or _failure(self.verifier, row) for one, row in zip(scored, rows, strict=True)])
-            outcomes.append(tuple(scored if self.overlong is None else self.overlong.penalized(group, scored)))
+
+        def scored() -> Iterator[_Scored]:
+            for group, rows in self._gathered(pending, self._called):
+                found = list(map(self._outcome, rows, group.completions, repeat(tokenizer)))
+                reasons = [one.reason or _failure(self.verifier, row) for one, row in zip(found, rows, strict=True)]
+                yield found if self.overlong is None else self.overlong.penalized(group, found), reasons
+
+        count, outcomes = self._count(self._window, pending), []
+        own = enumerate(scored()) if places is None else zip(places, scored(), strict=True)
+        for found, reasons in self._ranks.merged(own, "rewards", write=_written, read=_read):
+            count.add(reasons)
+            outcomes.append(tuple(found))
         count.close()
         return outcomes
+
+    def _count(self, window: deque[tuple[int, int]], pending: Sequence[PendingGroup]) -> InvalidCount:
+        own = sum(len(one.group.completions) for one in pending)
+        return InvalidCount(self._max_invalid, window, sum(self._ranks.gather(own, "numbers of completions")))
 
     def verify(self, groups: Sequence[Group]) -> list[tuple[bool | None, ...]]:
         """Checks whether each completion is correct; None where the verifier failed, or there is none.
@@ -198,11 +223,16 @@ class Scorer:
         verifier = self.verifier
         if verifier is None:
             return [(None,) * len(group.completions) for group in groups]
-        count = InvalidCount(self._max_invalid, deque(), sum(len(group.completions) for group in groups))
-        verdicts = []
-        for _, rows in self._gathered([self.begin(group, (verifier,)) for group in groups], (verifier,)):
-            count.add([_failure(verifier, row) for row in rows])
-            verdicts.append(tuple(_is_correct(row[verifier.name]) for row in rows))
+        places = self._ranks.own([len(group.completions) for group in groups])
+        pending = [self.begin(groups[place], (verifier,)) for place in places]
+        found = (
+            ([_is_correct(row[verifier.name]) for row in rows], [_failure(verifier, row) for row in rows])
+            for _, rows in self._gathered(pending, (verifier,))
+        )
+        count, verdicts = self._count(deque(), pending), []
+        for verdict, reasons in self._ranks.merged(zip(places, found, strict=True), "verdicts"):
+            count.add(reasons)
+            verdicts.append(tuple(verdict))
         return verdicts
 
     def _gathered(
@@ -243,7 +273,7 @@ class Scorer:
             components[reward.name] = None
             if isinstance(value, tuple) and value:
                 components[reward.name] = math.fsum(earned for _, earned in value) / len(value)
-                steps += _step_rewards(reward, value, completion, tokenizer)
+                steps += step_rewards(reward, value, completion, tokenizer)
             elif isinstance(value, float | int):
                 components[reward.name] = value
                 terms.append(reward.weight * value)
@@ -296,6 +326,18 @@ def _source(reward: WeightedReward) -> Source:
         ) from error
 
 
+def _written(scored: _Scored) -> tuple[list[dict[str, Any]], Sequence[str]]:
+    outcomes, reasons = scored
+    return [asdict(replace(one, components=dict(one.components))) for one in outcomes], reasons
+
+
+def _read(written: Sequence[Any]) -> _Scored:
+    outcomes, reasons = written
+    return [
+        RewardOutcome(**{**row, "steps": tuple(StepReward(**step) for step in row["steps"])}) for row in outcomes
+    ], reasons
+
+
 def _failure(reward: WeightedReward | None, row: _Row) -> str:
     """Why a reward failed for a completion; '' = it did not."""
     if reward is None or not isinstance(value := row[reward.name], Invalid):
@@ -305,39 +347,3 @@ def _failure(reward: WeightedReward | None, row: _Row) -> str:
 
 def _is_correct(value: Value) -> bool | None:
     return value >= 1.0 if isinstance(value, float | int) else None
-
-
-def _step_rewards(
-    reward: WeightedReward,
-    pairs: Sequence[tuple[int, float]],
-    completion: Completion,
-    tokenizer: PreTrainedTokenizerBase | None,
-) -> tuple[StepReward, ...]:
-    if tokenizer is None:
-        raise ValueError(f"reward {reward.name} gives steps: the tokenizer is needed to find their last tokens")
-    places = last_tokens(completion.token_ids, [end for end, _ in pairs], tokenizer)
-    return tuple(StepReward(place, reward.weight * value) for place, (_, value) in zip(places, pairs, strict=True))
-
-
-def last_tokens(token_ids: Sequence[int], ends: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Returns, for each end in characters of a completion's text, the index of the token that completes it.
-
-    Process rewards read text alone, so their steps end at a character.
-    """
-
-    @cache
-    def written(count: int) -> int:
-        return len(tokenizer.decode(token_ids[:count], skip_special_tokens=True))
-
-    # Tokens decoded alone need not add up to the text (half a character, a joining space): use them as a first guess.
-    alone = tokenizer.batch_decode([[token] for token in token_ids], skip_special_tokens=True)
-    guesses = list(accumulate(map(len, alone)))
-    found = []
-    for end in ends:
-        index = min(bisect_left(guesses, end), len(token_ids) - 1)
-        while index > 0 and written(index) >= end:
-            index -= 1
-        while index < len(token_ids) - 1 and written(index + 1) < end:
-            index += 1
-        found.append(index)
-    return found

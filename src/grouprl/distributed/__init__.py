@@ -1,0 +1,11 @@
+"""Hides how many processes compute a run: `Ranks` divides work among them and gathers what they made.
+
+In: the environment variables of torchrun and the section `distributed`. Out: one `Ranks` for a run; that of a single
+process has world 1, and its operations change nothing. Never knows what it divides, and never starts a process.
+"""
+
+from grouprl.distributed.launch import is_restarted, may_report, open_ranks
+from grouprl.distributed.ranks import Ranks
+from grouprl.distributed.shares import TreeSum, shares
+
+__all__ = ["Ranks", "TreeSum", "is_restarted", "may_report", "open_ranks", "shares"]

@@ -1,0 +1,98 @@
+"""Joins the process group that torchrun started this process for, by torchrun's environment variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from grouprl.config.run import RunConfig
+from grouprl.distributed.ranks import Ranks
+from grouprl.types import UserError
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_STORE_SECONDS = timedelta(seconds=10)
+
+
+@contextmanager
+def open_ranks(config: RunConfig) -> Iterator[Ranks]:
+    """The ranks of this run: those that torchrun started, or a single process.
+
+    It chooses the rank's GPU, and gives each of a machine's ranks its part of the processor's cores.
+
+    Raises:
+        UserError: the variables are incomplete, the ranks do not fit the configuration, or one of them does not come.
+    """
+    world = _number("WORLD_SIZE")
+    if world == 1:
+        yield Ranks(exact=config.distributed.exact)
+        return
+    if lacking := [name for name in _VARIABLES if not os.environ.get(name)]:
+        raise UserError(
+            f"WORLD_SIZE={world}: expected also {', '.join(lacking)}, got none: start the ranks with torchrun, or "
+            "unset WORLD_SIZE"
+        )
+    Ranks(world=world, exact=config.distributed.exact)  # raises for a wrong number, before anything is started
+    backend, local, on_machine = "gloo", _number("LOCAL_RANK"), _number("LOCAL_WORLD_SIZE")
+    if config.model.device != "cpu" and torch.cuda.is_available():
+        if local >= torch.cuda.device_count() or config.model.device not in ("auto", "cuda"):
+            raise UserError(
+                f"model.device: expected auto with a GPU for each of the {on_machine} ranks of this machine, got "
+                f"{config.model.device} with {torch.cuda.device_count()}: lower --nproc-per-node, or set it to auto"
+            )
+        torch.cuda.set_device(local)
+        backend = "cpu:gloo,cuda:nccl"
+    if not config.model.threads and os.environ.get("OMP_NUM_THREADS") == "1":  # set by torchrun, whatever the machine
+        torch.set_num_threads(max(1, _cores() // on_machine))
+    seconds = config.distributed.seconds
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
+        ranks = Ranks(_number("RANK"), world, on_machine, config.distributed.exact, seconds, _store("waiting"))
+    except RuntimeError as error:
+        raise UserError(
+            f"expected {world} ranks at {os.environ['MASTER_ADDR']} within {seconds:g} s, got {error}: see the "
+            "output of the others"
+        ) from error
+    yield ranks
+    # Not after an error: the others must not see a closed connection before this rank has reported it.
+    dist.destroy_process_group()
+
+
+def is_restarted() -> bool:
+    """Whether torchrun started this process again after a rank failed (--max-restarts)."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
+def may_report() -> bool:
+    """Whether this process may show its error: of several ranks, only the first that fails may."""
+    if _number("WORLD_SIZE") == 1:
+        return True
+    try:
+        return bool(_store("errors").add("errors", 1) == 1)
+    except (RuntimeError, KeyError):  # nobody to ask
+        return True
+
+
+def _store(name: str) -> Any:
+    """A part of the store that torchrun keeps for its processes, new after each restart."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    made: Any = dist  # whose types name neither of them
+    whole = made.TCPStore(address, port, is_master=False, timeout=_STORE_SECONDS, wait_for_workers=False)
+    return made.PrefixStore(f"grouprl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}", whole)
+
+
+def _number(variable: str) -> int:
+    default = "0" if variable.endswith("RANK") else "1"
+    text = os.environ.get(variable) or default
+    if not text.isdecimal():
+        raise UserError(f"{variable}: expected a number as torchrun sets it, got {text!r}: unset it, or use torchrun")
+    return int(text)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,59 @@
+"""Spreads the groups of an engine call over the ranks: each samples its share, and all get all groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
+from typing import Any
+
+from grouprl.distributed import Ranks
+from grouprl.rollout.engine import Engine, Request
+from grouprl.types import Completion, Group, Sampling, StopReason
+
+
+class SpreadEngine:
+    """An `Engine` whose calls all ranks make together; each of them has an engine with the same weights."""
+
+    def __init__(self, engine: Engine, ranks: Ranks) -> None:
+        self._engine, self._ranks = engine, ranks
+
+    def load_weights(self, version: int) -> None:
+        """See `Engine.load_weights`."""
+        self._engine.load_weights(version)
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        *,
+        on_finished: Callable[[int], None] | None = None,
+        on_group: Callable[[int, Group], None] | None = None,
+    ) -> list[Group]:
+        """See `Engine.generate`. `on_group` is called for the groups of this rank alone."""
+        # The lengths of completions are not known yet: each counts as the longest.
+        own = self._ranks.own([len(one.prompt_ids) + one.completions * sampling.max_tokens for one in requests])
+
+        def finished(place: int, group: Group) -> None:
+            if on_group is not None:
+                on_group(own[place], group)
+
+        asked = [requests[place] for place in own]
+        sampled = self._engine.generate(asked, sampling, on_finished=on_finished, on_group=finished)
+        completions = self._ranks.merged(
+            zip(own, (group.completions for group in sampled), strict=True), "sampled groups", write=_rows, read=_read
+        )
+        groups = [Group(one.problem, one.prompt_ids, made) for one, made in zip(requests, completions, strict=True)]
+        if on_finished is not None:
+            on_finished(sum(one.completions for one in requests) - sum(one.completions for one in asked))
+        return groups
+
+
+def _rows(completions: Sequence[Completion]) -> list[tuple[Any, ...]]:
+    return [astuple(one) for one in completions]
+
+
+def _read(rows: Sequence[Sequence[Any]]) -> tuple[Completion, ...]:
+    return tuple(
+        Completion(index, tuple(token_ids), tuple(logprobs), tuple(plain), text, StopReason(reason), version)
+        for index, token_ids, logprobs, plain, text, reason, version in rows
+    )
