@@ -295,7 +295,7 @@ def test_a_mistake_is_laid_to_whoever_wrote_it_last(tmp_path: Path):
     [
         ("algorithm.klcoef=0", "unknown key; did you mean algorithm.kl_coef?"),
         ("rewards=[{name: a, nme: b}]", "unknown key; did you mean rewards.0.name?"),
-        ("xyz=1", "unknown key; expected one of name, runs_dir, seed, steps"),
+        ("xyz=1", "unknown key; expected one of distributed, name, runs_dir, seed"),
         ("checkpoint.xyz=1", "unknown key; expected one of every, keep"),
         ("steps=yes", "expected a valid integer, got 'yes'"),
         ("steps=true", "expected a valid integer, got True"),

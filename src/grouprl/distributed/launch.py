@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from functools import cache
+from itertools import count
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -16,7 +18,8 @@ from grouprl.distributed.ranks import Ranks
 from grouprl.types import UserError
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_STORE_SECONDS = timedelta(seconds=10)
+_STORE_SECONDS = timedelta(seconds=60)
+_RUNS = count()  # of this process: a second run must not meet the addresses of the first one's connections
 
 
 @contextmanager
@@ -49,16 +52,15 @@ def open_ranks(config: RunConfig) -> Iterator[Ranks]:
         backend = "cpu:gloo,cuda:nccl"
     if not config.model.threads and os.environ.get("OMP_NUM_THREADS") == "1":  # set by torchrun, whatever the machine
         torch.set_num_threads(max(1, _cores() // on_machine))
-    seconds = config.distributed.seconds
+    seconds, rank, store = config.distributed.seconds, _number("RANK"), _store(f"run {next(_RUNS)}")
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
-        ranks = Ranks(_number("RANK"), world, on_machine, config.distributed.exact, seconds, _store("waiting"))
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=seconds))
     except RuntimeError as error:
         raise UserError(
             f"expected {world} ranks at {os.environ['MASTER_ADDR']} within {seconds:g} s, got {error}: see the "
             "output of the others"
         ) from error
-    yield ranks
+    yield Ranks(rank, world, on_machine, config.distributed.exact, seconds, store)
     # Not after an error: the others must not see a closed connection before this rank has reported it.
     dist.destroy_process_group()
 
@@ -79,11 +81,18 @@ def may_report() -> bool:
 
 
 def _store(name: str) -> Any:
-    """A part of the store that torchrun keeps for its processes, new after each restart."""
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    made: Any = dist  # whose types name neither of them
-    whole = made.TCPStore(address, port, is_master=False, timeout=_STORE_SECONDS, wait_for_workers=False)
-    return made.PrefixStore(f"grouprl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}", whole)
+    """A part of the store of all ranks, new after each restart."""
+    restarts, made = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), cast(Any, dist)  # whose types lack the stores
+    return made.PrefixStore(f"grouprl/{restarts}/{name}", _whole_store())
+
+
+@cache
+def _whole_store() -> Any:
+    """The store that torchrun keeps for its processes; without torchrun, rank 0 keeps it."""
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or _number("RANK") > 0
+    address, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
+    made = cast(Any, dist)
+    return made.TCPStore(address, port, is_master=not kept, timeout=_STORE_SECONDS, wait_for_workers=False)
 
 
 def _number(variable: str) -> int:
