@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sqlite3
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from forked import command, forked
 from small_runs import ROWS, assert_same_run, grouprl, small_settings, write_rows
 
 REWARD = "def length(completions, **columns):\n    return [float(len(text)) for text in completions]\n"
@@ -71,11 +73,17 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tiny: Path, tmp_path: P
 
 def test_a_full_disk_is_one_sentence(tiny: Path, tmp_path: Path) -> None:
     # A file may have 20 KB: the database of a run does not fit.
-    command = "ulimit -f 20; exec " + " ".join([sys.executable, "-m", "grouprl", *map(repr, arguments(tiny, tmp_path))])
-    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 2, ended.stderr
-    assert ended.stderr.strip().splitlines()[-1].startswith("error: ")
-    assert "Traceback" not in ended.stderr
+    train = command(*arguments(tiny, tmp_path))
+
+    def on_a_full_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20 << 10, 20 << 10))
+        train()
+
+    with forked(on_a_full_disk) as run:
+        said = run.err.read()
+        assert run.wait() == 2, said
+    assert said.strip().splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("output", ["| head -n 1", "> /dev/full", ">&-"])

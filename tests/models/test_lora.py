@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +14,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from forked import forked
 from grouprl.algorithms.credit import Credit
 from grouprl.config.run import LearnerConfig, LoraConfig
 from grouprl.learner import Learner, Optimizer, PolicyEvaluation
 from grouprl.models.adapters import as_reference
 from grouprl.models.load import fingerprint, load_model
 from grouprl.types import Batch
+from letter_rewards import InProcess
 from lora_models import (
     CORRECTED,
     CPU,
@@ -231,26 +231,13 @@ def test_three_and_three_steps_are_six(straight: Path, tiny: Path, tmp_path: Pat
     assert_same_run(straight, run(tiny, tmp_path, resume=True).directory)
 
 
-CHILD = """
-import os, signal, sys
-from pathlib import Path
-from letter_rewards import InProcess
-from small_runs import ROWS, small_config
-from grouprl import Trainer
-from grouprl.scoring.functions import WeightedReward
-dying = InProcess(lambda calls: calls == 5 and os.kill(os.getpid(), signal.SIGKILL))
-config = small_config(Path(sys.argv[2]), checkpoint={"every": 2, "keep": 9}, model={"lora": {"rank": 4}},
-                      learner={"learning_rate": 0.02})
-Trainer(sys.argv[1], ROWS, [WeightedReward("letters", dying)], config=config).train()
-"""
-
-
 def test_a_killed_run_resumes_from_its_last_adapter(straight: Path, tiny: Path, tmp_path: Path) -> None:
-    path = os.pathsep.join(filter(None, sys.path))  # tests/support is on it
-    command = [sys.executable, "-c", CHILD, str(tiny), str(tmp_path)]
-    assert subprocess.run(command, env={**os.environ, "PYTHONPATH": path}).returncode == -signal.SIGKILL
+    dying = InProcess(lambda calls: calls == 5 and os.kill(os.getpid(), signal.SIGKILL))
+    often = {"every": 2, "keep": 9}
+    with forked(lambda: run(tiny, tmp_path, reward=dying, checkpoint=often)) as killed:
+        assert killed.wait() == -signal.SIGKILL
     assert checkpoint_names(tmp_path / "run") == ["step-000002", "step-000004"]
-    resumed = run(tiny, tmp_path, resume=True, checkpoint={"every": 2, "keep": 9})
+    resumed = run(tiny, tmp_path, resume=True, checkpoint=often)
     assert_same_run(straight, resumed.directory)
 
 

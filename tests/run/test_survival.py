@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import re
@@ -68,6 +69,15 @@ def straight(make: Make, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
     return run
 
 
+@pytest.fixture(scope="module")
+def logged(make: Make, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """The folder of a run that nobody stopped, and all its changes."""
+    folder = tmp_path_factory.mktemp("logged")
+    (folder / "runs").mkdir()
+    assert make(folder / "runs", "grpo", log=folder / "log")[0] == 0
+    return folder / "runs", list(read_log(folder / "log"))
+
+
 def assert_survived(run: Path, whole: Path) -> None:
     """Everything in two run directories is the same, times and the page that shows them apart."""
     for step in range(1, 7):  # as a reader finds it, before anything else has opened the database
@@ -92,11 +102,13 @@ def content(run: Path) -> dict[str, Any]:
     return found
 
 
-def killed_again_and_again(make: Make, runs: Path, setting: str, whole: Path, changes: int, draw: random.Random) -> int:
-    """Kills a run before random changes until it has ended; gives the number of kills."""
+def killed_again_and_again(
+    make: Make, runs: Path, setting: str, whole: Path, changes: int, draw: random.Random, most: int
+) -> int:
+    """Kills a run before random changes, so often at most, until it has ended; gives the number of kills."""
     kills = 0
     while not RunDirectory(runs / "run").is_finished(6):
-        at = draw.randint(1, changes)
+        at = draw.randint(1, changes) if kills < most else 0
         status, _ = make(runs, setting, kill_at=at)
         assert status in (0, -9), f"a run that dies before change {at} ended with {status}"
         kills += status != 0
@@ -110,25 +122,27 @@ def test_a_run_that_is_killed_at_random_ends_as_if_nobody_had(
 ) -> None:
     whole, changes = straight(setting)
     draw, kills, run = random.Random(f"{SEED} {setting}"), 0, 0
-    while kills < KILLS / 3:
+    wanted = math.ceil(KILLS / 3)
+    while kills < wanted:
         run += 1
-        kills += killed_again_and_again(make, tmp_path / str(run), setting, whole, changes, draw)
+        kills += killed_again_and_again(make, tmp_path / str(run), setting, whole, changes, draw, wanted - kills)
         shutil.rmtree(tmp_path / str(run))
 
 
 @pytest.mark.parametrize("names_last", [False, True], ids=["nothing unsynced lasts", "names last, bytes do not"])
 def test_a_run_that_loses_power_ends_as_if_it_had_not(
-    make: Make, straight: Callable[[str], tuple[Path, int]], tmp_path: Path, names_last: bool
+    make: Make,
+    straight: Callable[[str], tuple[Path, int]],
+    logged: tuple[Path, list[Any]],
+    tmp_path: Path,
+    names_last: bool,
 ) -> None:
     whole, _ = straight("grpo")
-    (tmp_path / "runs").mkdir()
-    log = tmp_path / "log"
-    assert make(tmp_path / "runs", "grpo", log=log)[0] == 0
-    made = list(read_log(log))
+    runs, made = logged
     draw, resumed = random.Random(f"{SEED} power"), 0
     count = max(3, KILLS // 10)
     for at in [int(len(made) * (part + draw.random()) / count) for part in range(count)]:
-        disk = Disk((tmp_path / "runs").resolve())
+        disk = Disk(runs.resolve())
         for change in made[:at]:
             disk.make(change)
         left = tmp_path / str(at)
@@ -142,12 +156,10 @@ def test_a_run_that_loses_power_ends_as_if_it_had_not(
     assert resumed  # a disk that keeps nothing would prove nothing
 
 
-def test_the_disk_of_this_test_is_the_real_one(make: Make, tmp_path: Path) -> None:
+def test_the_disk_of_this_test_is_the_real_one(logged: tuple[Path, list[Any]]) -> None:
     """Without a loss of power, the changes that were seen give every file that is there."""
-    runs, log = tmp_path / "runs", tmp_path / "log"
-    runs.mkdir()
-    make(runs, "grpo", log=log)
+    runs, made = logged
     disk = Disk(runs.resolve())
-    for change in read_log(log):
+    for change in made:
         disk.make(change)
     assert disk.files() == {name: text for name, text in tree(runs).items() if text is not None}

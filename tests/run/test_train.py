@@ -7,10 +7,9 @@ import math
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from forked import command, forked
 from grouprl import Run, Trainer, UserError
 from grouprl.config.run import RunConfig, load_config
 from grouprl.curriculum.order import UniformOrder
@@ -169,55 +169,38 @@ def test_a_stop_before_the_first_step_leaves_something_to_resume(tiny: Path, tmp
     assert_same_run(straight.directory, resumed.directory)
 
 
-# What a child process does at step 5 (of 6, saved after steps 2 and 4), or while it saves step 4.
-DEATHS = {
-    "between checkpoints": """
-dying = InProcess(lambda calls: calls == 5 and os.kill(os.getpid(), signal.SIGKILL))
-""",
-    "while saving": """
-rename = Path.rename
-def killed(path, target):
-    if target.name == "step-000004":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return rename(path, target)
-Path.rename = killed
-dying = letters
-""",
-}
-CHILD = """
-import os, signal, sys
-from pathlib import Path
-from letter_rewards import InProcess, letters
-from small_runs import ROWS, small_config
-from grouprl import Trainer
-from grouprl.scoring.functions import WeightedReward
-{death}
-config = small_config(Path(sys.argv[2]), checkpoint={{"every": 2, "keep": 9}})
-Trainer(sys.argv[1], ROWS, [WeightedReward("letters", dying)], config=config).train()
-"""
+def at_step_5(model: Path, config: RunConfig) -> None:
+    dying = InProcess(lambda calls: calls == 5 and os.kill(os.getpid(), signal.SIGKILL))
+    run(model, config, rewards=[WeightedReward("letters", dying)])
 
 
-@pytest.mark.slow
+def while_step_4_is_saved(model: Path, config: RunConfig) -> None:
+    rename = Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        if target.name == "step-000004":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rename(path, target)
+
+    Path.rename = killed  # type: ignore[assignment,method-assign]
+    run(model, config)
+
+
 @pytest.mark.parametrize(
     ("death", "survivors"),
-    [("between checkpoints", ["step-000002", "step-000004"]), ("while saving", ["step-000002", "step-000004.tmp"])],
+    [(at_step_5, ["step-000002", "step-000004"]), (while_step_4_is_saved, ["step-000002", "step-000004.tmp"])],
 )
 def test_a_killed_run_goes_on_from_its_last_whole_checkpoint(
-    straight: Path, tiny: Path, tmp_path: Path, death: str, survivors: list[str]
+    straight: Path, tiny: Path, tmp_path: Path, death: Callable[[Path, RunConfig], None], survivors: list[str]
 ) -> None:
-    script = CHILD.format(death=DEATHS[death])
-    child = subprocess.run([sys.executable, "-c", script, str(tiny), str(tmp_path)], env=child_environment())
-    assert child.returncode == -signal.SIGKILL
+    config = small_config(tmp_path, checkpoint={"every": 2, "keep": 9})
+    with forked(lambda: death(tiny, config)) as child:
+        assert child.wait() == -signal.SIGKILL
     assert checkpoint_names(tmp_path / "run") == survivors
     assert len(metrics(tmp_path / "run")) == 4  # step 5 was not recorded; what the resumed run repeats is dropped
-    resumed = run(tiny, small_config(tmp_path, checkpoint={"every": 2, "keep": 9}), resume=True)
+    resumed = run(tiny, config, resume=True)
     assert_same_run(straight, resumed.directory)
     assert checkpoint_names(resumed.directory) == ["step-000002", "step-000004", "step-000006"]
-
-
-def child_environment() -> dict[str, str]:
-    path = os.pathsep.join(filter(None, sys.path))  # tests/support is on it
-    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def cpu_seconds(process: int) -> float:
@@ -230,26 +213,17 @@ def test_two_ctrl_c_end_the_command_at_once(tiny: Path, tmp_path: Path) -> None:
     # One step of minutes, so that nothing but the second signal can end it soon.
     endless = {"problems_per_step": 500, "group_size": 64, "max_tokens": 150}
     settings = small_settings(tmp_path, rollout=endless, evaluation={"problems": 1, "samples": 1}, name="run")
-    command = [sys.executable, "-m", "grouprl", "train", "--model", str(tiny), "task.name=gsm8k", *settings]
-    with subprocess.Popen(
-        [*command, f"task.path={data}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=child_environment(),
-    ) as child:  # fmt: skip
-        try:
-            assert child.stdout is not None
-            assert child.stderr is not None
-            assert any(line.split()[:2] == ["step", "reward"] for line in child.stdout)
-            # A signal before the first step saves step 0. A second of work after the heading is inside that step.
-            heading = cpu_seconds(child.pid)
-            while cpu_seconds(child.pid) < heading + 1:
-                time.sleep(0.05)
-            child.send_signal(signal.SIGINT)
-            assert any("Stopping after this step is saved. Press Ctrl-C again" in line for line in child.stdout)
-            child.send_signal(signal.SIGINT)
-            assert child.wait(timeout=20) == 130
-            assert "Traceback" not in child.stderr.read()
-        finally:
-            child.kill()
+    with forked(command("train", "--model", tiny, "task.name=gsm8k", f"task.path={data}", *settings)) as child:
+        assert any(line.split()[:2] == ["step", "reward"] for line in child.out)
+        # A signal before the first step saves step 0. A second of work after the heading is inside that step.
+        heading = cpu_seconds(child.pid)
+        while cpu_seconds(child.pid) < heading + 1:
+            time.sleep(0.05)
+        os.kill(child.pid, signal.SIGINT)
+        assert any("Stopping after this step is saved. Press Ctrl-C again" in line for line in child.out)
+        os.kill(child.pid, signal.SIGINT)
+        assert child.wait(20) == 130
+        assert "Traceback" not in child.err.read()
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 

@@ -83,10 +83,12 @@ def learner_of(
     return Learner(model, reference, optimizer, algorithm, CPU, dtype, 60)
 
 
-def run(start: Path | str, runs: Path, name: str = "run", *, resume: bool = False, **changes: Any) -> Run:
+def run(
+    start: Path | str, runs: Path, name: str = "run", *, reward: Any = letters, resume: bool = False, **changes: Any
+) -> Run:
     given = {"model": {"lora": {"rank": 4}}, "learner": {"learning_rate": 0.02}, **changes}
     config = small_config(runs, name, **given)
-    return Trainer(start, ROWS, [WeightedReward("letters", letters)], config=config).train(resume=resume)
+    return Trainer(start, ROWS, [WeightedReward("letters", reward)], config=config).train(resume=resume)
 
 
 def newest(directory: Path) -> Path:
