@@ -224,10 +224,32 @@ class DistributedConfig(Section):
     seconds: float = Field(1800.0, gt=0.0, le=86_400.0, description="longest wait of a rank for the others")
 
 
+class ClusterConfig(Section):
+    """Where groups are sampled and scored: in this process, or by the actors of a Ray cluster (docs/scaling.md)."""
+
+    backend: Literal["none", "ray"] = Field("none", description="ray = samplers and scorers are actors")
+    address: Text | None = Field(None, description="of an existing cluster, HOST:PORT; null = start one here")
+    samplers: int = Field(1, ge=1, le=4096, description="actors that sample groups")
+    scorers: int = Field(0, ge=0, le=4096, description="actors that call rewards; 0 = this process does")
+    cpus: int = Field(1, ge=1, le=1024, description="CPU cores of an actor")
+    gpus: float = Field(0.0, ge=0.0, le=64.0, description="GPUs of a sampler")
+    seconds: float = Field(600.0, gt=0.0, le=86_400.0, description="longest time for an answer; then it is replaced")
+
+    @model_validator(mode="after")
+    def _fits_its_backend(self) -> Self:
+        given = [name for name in self.model_fields_set if getattr(self, name) != type(self).model_fields[name].default]
+        if self.backend == "none" and given:
+            raise UserError(
+                f"cluster.{min(given)}: expected cluster.backend=ray with it, got none: set it or remove this"
+            )
+        return self
+
+
 class Placement(Section):
     """Where a run computes."""
 
     distributed: DistributedConfig = DistributedConfig()
+    cluster: ClusterConfig = ClusterConfig()
 
 
 class RunConfig(Placement):
