@@ -237,11 +237,10 @@ class ClusterConfig(Section):
 
     @model_validator(mode="after")
     def _fits_its_backend(self) -> Self:
-        given = [name for name in self.model_fields_set if getattr(self, name) != type(self).model_fields[name].default]
-        if self.backend == "none" and given:
-            raise UserError(
-                f"cluster.{min(given)}: expected cluster.backend=ray with it, got none: set it or remove this"
-            )
+        usual = type(self).model_fields
+        changed = [name for name in sorted(self.model_fields_set) if getattr(self, name) != usual[name].default]
+        if self.backend == "none" and changed:
+            raise UserError(f"cluster.{changed[0]}: expected backend=ray with it, got none: set it, or remove this")
         return self
 
 

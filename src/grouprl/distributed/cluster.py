@@ -88,8 +88,9 @@ def _probe(ray: Any, address: str) -> None:
         said, failed = f"no answer within {_PROBE_SECONDS:g} s", True
     if failed:
         lines = [_PREFIX.sub("", line.strip()) for line in said.splitlines() if line.strip()] or ["no reason"]
+        reason = lines[-1][:120].rstrip(". ")
         raise UserError(
             f"cluster.address: expected a Ray {ray.__version__} cluster at {address} that takes this process and its "
-            f"token, got: {lines[-1][:120].rstrip('. ')}. Start it with `ray start --head`, check address, version and "
+            f"token, got: {reason}. Start it with `ray start --head`, check address, version and "
             "RAY_AUTH_TOKEN, or leave the address out to start a cluster here"
         )

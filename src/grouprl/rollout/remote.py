@@ -130,13 +130,13 @@ class _Sampler:
     def _pull(self, weights: ShippedWeights) -> None:
         if self._start != weights.start:
             raise UserError(
-                f"a sampler's {self._path}: expected the model that the run started with (fingerprint {weights.start}), "
+                f"a sampler's {self._path}: expected the model that the run started with ({weights.start}), "
                 f"got another ({self._start}): give every machine of the cluster the same one"
             )
         data = self._ray.get(weights.bytes)
         if (digest := hashlib.sha256(data).hexdigest()) != weights.digest:
             raise UserError(
-                f"weights of version {weights.version}: expected the bytes with SHA-256 {weights.digest}, got some with "
+                f"weights of version {weights.version}: expected the bytes with SHA-256 {weights.digest}, got "
                 f"{digest}: check the cluster's memory and disks"
             )
         lacking, unknown = self._model.load_state_dict(safetensors.torch.load(data), strict=False)
