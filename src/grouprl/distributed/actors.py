@@ -89,7 +89,6 @@ class ActorPool(Generic[Job, Result]):
         count: the number of actors.
         at_once: jobs that an actor computes side by side, in threads.
         seconds: longest time of a job; the actor is then replaced.
-        say: gets a sentence for each actor that is lost.
     """
 
     def __init__(
@@ -100,17 +99,17 @@ class ActorPool(Generic[Job, Result]):
         *,
         count: int,
         seconds: float,
-        say: Callable[[str], None],
         at_once: int = 1,
     ) -> None:
-        self._ray, self._what, self._at_once, self._seconds, self._say = cluster.ray, what, at_once, seconds, say
-        self._made = self._ray.remote(_Actor).options(
+        self.ray, self._what, self._at_once, self._seconds, self._say = cluster.ray, what, at_once, seconds, cluster.say
+        self._made = self.ray.remote(_Actor).options(
             num_cpus=cluster.settings.cpus, num_gpus=cluster.settings.gpus, max_concurrency=at_once
         )
         self._build = build
         self._waiting: deque[_Asked[Job, Result]] = deque()
         self._turns: dict[Any, _Turn] = {}
         self._members: list[_Member] = []
+        self.count = count
         self._failed = [0] * count  # starts of each place in a row that failed
         self._error: UserError | None = None  # why the pool can do nothing any more
         self._over = threading.Event()
@@ -154,7 +153,7 @@ class ActorPool(Generic[Job, Result]):
             while not self._over.is_set() and self._error is None:
                 self._give()
                 if self._turns:
-                    done, _ = self._ray.wait(list(self._turns), timeout=_TICK)
+                    done, _ = self.ray.wait(list(self._turns), timeout=_TICK)
                     for one in done:
                         self._take(one)
                     now = time.monotonic()
@@ -184,23 +183,23 @@ class ActorPool(Generic[Job, Result]):
             return
         member = turn.member
         try:
-            found = self._ray.get(reference, timeout=self._seconds)
-        except self._ray.exceptions.RayActorError as error:
+            found = self.ray.get(reference, timeout=self._seconds)
+        except self.ray.exceptions.RayActorError as error:
             self._lose(member, f"ended ({_first_line(error)})")
             return
         del self._turns[reference]
         if turn.asked is None:
-            pid, host, error = found
-            if error:
-                raise UserError(f"{self._what} {member.place} on {host}: {error}")
+            pid, host, reason = found
+            if reason:
+                raise UserError(f"{self._what} {member.place} on {host}: {reason}")
             member.process, member.started = (pid, host), True
             member.name = f"{self._what} {member.place} (process {pid} on {host})"
             return
         member.busy -= 1
         self._failed[member.place] = 0
-        error, result = found
-        if error:
-            turn.asked.future.set_exception(UserError(error))
+        reason, result = found
+        if reason:
+            turn.asked.future.set_exception(UserError(reason))
         else:
             turn.asked.future.set_result(result)
 
@@ -239,7 +238,7 @@ class ActorPool(Generic[Job, Result]):
     def _kill(self, member: _Member) -> None:
         # Ray asks the process to end, which one that was stopped never does.
         with suppress(Exception):
-            self._ray.kill(member.actor, no_restart=True)
+            self.ray.kill(member.actor, no_restart=True)
         pid, host = member.process
         if pid and host == socket.gethostname():
             with suppress(ProcessLookupError, PermissionError):

@@ -7,12 +7,13 @@ import re
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from grouprl.config.run import ClusterConfig
+from grouprl.distributed.ranks import Ranks
 from grouprl.types import UserError, import_extra
 
 _PROBE = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level='error'); ray.nodes()"
@@ -32,10 +33,11 @@ class Cluster:
 
     ray: Any  # the module, connected
     settings: ClusterConfig
+    say: Callable[[str], None]  # gets a sentence for each actor that is lost
 
 
 @contextmanager
-def open_cluster(settings: ClusterConfig) -> Iterator[Cluster]:
+def open_cluster(settings: ClusterConfig, say: Callable[[str], None], ranks: Ranks) -> Iterator[Cluster]:
     """Connects to the cluster at `settings.address`, or starts one on this machine, which ends with the block.
 
     A cluster that is started here has no dashboard, and a token of its own that every connection must show. It
@@ -45,6 +47,11 @@ def open_cluster(settings: ClusterConfig) -> Iterator[Cluster]:
     Raises:
         UserError: Ray is not installed, or there is no cluster of this version, or with this token, at the address.
     """
+    if settings.address is None and ranks.world > 1:
+        raise UserError(
+            f"cluster.address: expected the address of a cluster for {ranks.world} ranks, got none: start one with "
+            "`ray start --head`, and name it"
+        )
     before = {name: os.environ.get(name) for name in (*_SET, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
     os.environ.update(_SET)
     if settings.address is None:
@@ -52,7 +59,7 @@ def open_cluster(settings: ClusterConfig) -> Iterator[Cluster]:
     ray = import_extra("ray", "ray", "cluster.backend=ray")
     try:
         _connect(ray, settings)
-        yield Cluster(ray, settings)
+        yield Cluster(ray, settings, say)
     finally:
         ray.shutdown()
         for name, value in before.items():

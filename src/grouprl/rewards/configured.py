@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 
 from grouprl.config.run import RewardConfig, RunConfig
 from grouprl.distributed import Ranks
+from grouprl.distributed.cluster import Cluster
 from grouprl.models.packing import pack_tokens
 from grouprl.models.precision import resolve_device
 from grouprl.rewards.learned import learned_reward
@@ -60,6 +61,7 @@ def configured_scorer(
     *,
     max_invalid: float | None = None,
     ranks: Ranks | None = None,
+    cluster: Cluster | None = None,
 ) -> AbstractContextManager[Scorer]:
     """Opens the scorer of a run with its worker processes and the algorithm's length penalty: see `open_scorer`.
 
@@ -72,6 +74,7 @@ def configured_scorer(
         limits=scoring if max_invalid is None else scoring.model_copy(update={"max_invalid": max_invalid}),
         overlong=Overlong(buffer, config.rollout.max_tokens) if buffer else None,
         ranks=ranks,
+        cluster=cluster,
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -45,22 +46,27 @@ class SamplerJob:
     sampling: Sampling
 
 
+Samplers = ActorPool[SamplerJob, list[Group]]
+
+
+@contextmanager
+def open_samplers(cluster: Cluster, config: RunConfig) -> Iterator[Samplers]:
+    """Starts the samplers of a run, which load its model while the learner does; they end with the block."""
+    model, rows = config.model, config.rollout.max_rows
+    build = partial(_Sampler, model.path, model.dtype, model.lora, config.seed, rows)
+    settings = cluster.settings
+    with Samplers(cluster, "sampler", build, count=settings.samplers, seconds=settings.seconds) as pool:
+        yield pool
+
+
 class RemoteEngine:
     """An `Engine` on sampler actors. Completions do not depend on which actor samples them, nor how often."""
 
-    def __init__(
-        self, cluster: Cluster, config: RunConfig, policy: PreTrainedModel, start: str, say: Callable[[str], None]
-    ) -> None:
-        """`policy` is the learner's, `start` the fingerprint of its first weights; `say` gets what befalls actors."""
-        self._ray, self._policy, self._start = cluster.ray, policy, start
-        self._max_rows, self._count = config.rollout.max_rows, cluster.settings.samplers
+    def __init__(self, samplers: Samplers, policy: PreTrainedModel, start: str, max_rows: int) -> None:
+        """`policy` is the learner's, `start` the fingerprint of its first weights."""
+        self._samplers, self._policy, self._start, self._max_rows = samplers, policy, start, max_rows
         self._weights: ShippedWeights | None = None
         self._version = 0
-        build = partial(_Sampler, config.model.path, config.model.dtype, config.model.lora, config.seed, self._max_rows)
-        settings = cluster.settings
-        self.pool = ActorPool[SamplerJob, list[Group]](
-            cluster, "sampler", build, count=settings.samplers, seconds=settings.seconds, say=say
-        )
 
     def load_weights(self, version: int) -> None:
         """See `Engine.load_weights`; the samplers pull the weights before they sample the next group."""
@@ -76,9 +82,9 @@ class RemoteEngine:
     ) -> list[Group]:
         """See `Engine.generate`."""
         self._weights = self._weights or self._shipped()
-        parts = _parts([request.completions for request in requests], self._count, self._max_rows)
+        parts = _parts([request.completions for request in requests], self._samplers.count, self._max_rows)
         jobs = {
-            self.pool.submit(SamplerJob(self._weights, tuple(requests[n] for n in part), sampling)): part
+            self._samplers.submit(SamplerJob(self._weights, tuple(requests[n] for n in part), sampling)): part
             for part in parts
         }
         groups: dict[int, Group] = {}
@@ -95,7 +101,9 @@ class RemoteEngine:
 
     def _shipped(self) -> ShippedWeights:
         data = safetensors.torch.save(plain_tensors(self._policy, learned_only=has_adapter(self._policy)))
-        return ShippedWeights(self._version, hashlib.sha256(data).hexdigest(), self._ray.put(data), self._start)
+        return ShippedWeights(
+            self._version, hashlib.sha256(data).hexdigest(), self._samplers.ray.put(data), self._start
+        )
 
 
 def _parts(completions: Sequence[int], samplers: int, max_rows: int) -> list[list[int]]:

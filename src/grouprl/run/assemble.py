@@ -23,6 +23,7 @@ from grouprl.models.recompute import recompute_activations
 from grouprl.record.layout import Checkpoint
 from grouprl.rewards.configured import check_rewards
 from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine
+from grouprl.rollout.remote import RemoteEngine, Samplers
 from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint
 from grouprl.scoring.scorer import Scorer
 from grouprl.step import StepParts
@@ -46,6 +47,7 @@ def assemble(
     *,
     saved: tuple[Checkpoint, TrainerState] | None = None,
     ranks: Ranks | None = None,
+    samplers: Samplers | None = None,
 ) -> RunParts:
     """Loads and checks the parts of a run.
 
@@ -55,6 +57,7 @@ def assemble(
         scorer: scores the completions.
         saved: checkpoint and state of the run to resume; None = a new run.
         ranks: those that compute the run together; None = a single process.
+        samplers: the actors that sample; None = this process does.
 
     Raises:
         UserError: model, data or rewards do not fit the run.
@@ -69,7 +72,8 @@ def assemble(
     _refuse_changes(state, found, data)
     tokenizer = load_tokenizer(config.model.path)
     learner = make_learner(config, start, saved, ranks)
-    parts = _parts(config, task, scorer, learner, tokenizer)
+    engine = _engine(config, learner, tokenizer, found, samplers)
+    parts = _parts(config, task, scorer, learner, tokenizer, engine)
     held_out = [
         Request(problem, prompt_token_ids(problem, tokenizer, longest=parts.longest_prompt), 1)
         for problem in task.problems(config.evaluation.split)[: config.evaluation.problems]
@@ -137,8 +141,20 @@ def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel)
     )
 
 
+def _engine(
+    config: RunConfig, learner: Learner, tokenizer: PreTrainedTokenizerBase, start: str, samplers: Samplers | None
+) -> Engine:
+    policy, rows = learner.policy, config.rollout.max_rows
+    engine: Engine
+    if samplers is not None:
+        engine = RemoteEngine(samplers, policy, start, rows)
+    else:
+        engine = NativeEngine(policy, tokenizer, seed=config.seed, max_rows=rows, dtype=config.model.dtype)
+    return engine if learner.ranks.world == 1 else SpreadEngine(engine, learner.ranks)
+
+
 def _parts(
-    config: RunConfig, task: Task, scorer: Scorer, learner: Learner, tokenizer: PreTrainedTokenizerBase
+    config: RunConfig, task: Task, scorer: Scorer, learner: Learner, tokenizer: PreTrainedTokenizerBase, engine: Engine
 ) -> StepParts:
     policy, rollout = learner.policy, config.rollout
     longest_prompt = context_length(policy) - rollout.max_tokens
@@ -147,13 +163,10 @@ def _parts(
             f"rollout.max_tokens: expected less than the model's context of {context_length(policy)} tokens, "
             f"got {rollout.max_tokens}: lower it"
         )
-    engine: Engine = NativeEngine(
-        policy, tokenizer, seed=config.seed, max_rows=rollout.max_rows, dtype=config.model.dtype
-    )
     return StepParts(
         task=task,
         scorer=scorer,
-        engine=engine if learner.ranks.world == 1 else SpreadEngine(engine, learner.ranks),
+        engine=engine,
         learner=learner,
         tokenizer=tokenizer,
         sampling=rollout.sampling,

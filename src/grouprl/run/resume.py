@@ -18,7 +18,7 @@ from grouprl.types import UserError
 # All other settings determine problems, completions or updates.
 _FREE = (
     *("name", "runs_dir", "steps", "model.threads", "rollout.scoring", "evaluation", "checkpoint"),
-    "distributed.seconds",
+    *("distributed.seconds", "cluster"),
 )
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from grouprl.config.run import RunConfig, dump_config
 from grouprl.curriculum.pass_rates import PassRates, curriculum_metrics, update, verdicts
 from grouprl.distributed import open_ranks
+from grouprl.distributed.cluster import open_cluster
 from grouprl.evaluation.evaluate import Evaluation, evaluate
 from grouprl.models.kernels.build import setting, why_no_library
 from grouprl.models.precision import is_emulated, resolve_device
@@ -31,6 +32,7 @@ from grouprl.report.watch import Explosion, Health
 from grouprl.report.write import write_report
 from grouprl.rewards.configured import configured_scorer
 from grouprl.rewards.learned import LearnedReward
+from grouprl.rollout.remote import open_samplers
 from grouprl.run.assemble import RunParts, assemble
 from grouprl.run.checkpoint import prune_checkpoints, save_checkpoint
 from grouprl.run.health import broken_weight, go_back, record_going_back
@@ -95,9 +97,13 @@ def train(
             check_resumable(directory, config)
             choose = partial(choose_checkpoint, directory, config, step=step, announce=terminal.say)
             saved = chosen_on_all(choose, ranks)
-        scorer = stack.enter_context(configured_scorer(config, task, rewards, ranks=ranks))
+        cluster = samplers = None
+        if config.cluster.backend == "ray":
+            cluster = stack.enter_context(open_cluster(config.cluster, terminal.say, ranks))
+            samplers = stack.enter_context(open_samplers(cluster, config))
+        scorer = stack.enter_context(configured_scorer(config, task, rewards, ranks=ranks, cluster=cluster))
         with terminal.status("loading the model"):
-            parts = assemble(config, task, scorer, saved=saved, ranks=ranks)
+            parts = assemble(config, task, scorer, saved=saved, ranks=ranks, samplers=samplers)
         verifier = [] if scorer.verifier is None else [scorer.verifier]
         code = code_of([*scorer.rewards, *verifier], parts.step_parts.tokenizer)
         if resume:
@@ -117,7 +123,7 @@ def train(
                 found, saved = explosion.finding, chosen_on_all(partial(go_back, directory, explosion, terminal), ranks)
             # Outside of the except block, whose traceback holds the weights that exploded.
             del parts
-            parts = assemble(config, task, scorer, saved=saved, ranks=ranks)
+            parts = assemble(config, task, scorer, saved=saved, ranks=ranks, samplers=samplers)
             with _reopen(directory, config, parts, lock, terminal) as record:
                 record_going_back(record, found, parts.state.step)
                 return _RunLoop(config, parts, record, terminal, stop).run()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -29,13 +29,10 @@ class _Call:
 class RemoteRewards:
     """Does what `RewardPool` does, with scorer actors in the place of this process."""
 
-    def __init__(
-        self, cluster: Cluster, functions: Mapping[str, Source], limits: ScoringConfig, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, cluster: Cluster, functions: Mapping[str, Source], limits: ScoringConfig) -> None:
         settings = cluster.settings
         at_once = limits.workers or settings.cpus
         limits = limits.model_copy(update={"workers": at_once})
-        # A call that fails is made again for each completion alone.
         self._pool = ActorPool[_Call | None, Any](
             cluster,
             "scorer",
@@ -43,10 +40,8 @@ class RemoteRewards:
             count=settings.scorers,
             at_once=at_once,
             seconds=settings.seconds,
-            say=say,
         )
         self._signatures: Mapping[str, Signature] | None = None
-        self._seconds = settings.seconds
 
     def signatures(self) -> Mapping[str, Signature]:
         """See `RewardPool.signatures`."""

@@ -15,6 +15,7 @@ import torch
 from grouprl.algorithms import overlong_penalty
 from grouprl.config.run import ScoringConfig
 from grouprl.distributed import Ranks
+from grouprl.distributed.cluster import Cluster
 from grouprl.models.progress import PROGRESS
 from grouprl.scoring.calling import OWN_KEYWORDS, Signature, Value, call, describe, run_in_thread, signature
 from grouprl.scoring.functions import SOFT_OVERLONG, FromFile, WeightedReward
@@ -22,6 +23,7 @@ from grouprl.scoring.invalid import Invalid, InvalidCount
 from grouprl.scoring.parcels import ParcelError, pack
 from grouprl.scoring.pool import PendingValues, RewardPool, cores, gather
 from grouprl.scoring.reasoning_steps import step_rewards
+from grouprl.scoring.remote import RemoteRewards
 from grouprl.scoring.zygote import Source
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, UserError
 
@@ -83,6 +85,7 @@ def open_scorer(
     limits: ScoringConfig | None = None,
     overlong: Overlong | None = None,
     ranks: Ranks | None = None,
+    cluster: Cluster | None = None,
 ) -> Iterator[Scorer]:
     """Opens a scorer with its worker processes, which load the functions in the background and end with the block.
 
@@ -92,6 +95,7 @@ def open_scorer(
         limits: limits of one call in a worker, and the share of invalid completions beyond which the run stops.
         overlong: the length penalty of each completion; None = there is none.
         ranks: those that score together; None = a single process. The ranks of a machine share its cores.
+        cluster: whose scorers run the workers; None = this machine does.
 
     Raises:
         UserError: a function cannot be sent to a worker, or may need longer than `limits` for one completion.
@@ -110,9 +114,12 @@ def open_scorer(
                 f"got {limits.seconds:g}: raise it, or lower the reward's"
             )
     sources = {name: _source(reward) for name, reward in known.items() if not reward.in_process}
-    if not limits.workers:
-        limits = limits.model_copy(update={"workers": max(1, cores() // ranks.on_machine)})
-    with RewardPool(sources, limits) as pool:
+    if cluster is not None and cluster.settings.scorers:
+        opened: RemoteRewards | RewardPool = RemoteRewards(cluster, sources, limits)
+    else:
+        workers = limits.workers or max(1, cores() // ranks.on_machine)
+        opened = RewardPool(sources, limits.model_copy(update={"workers": workers}))
+    with opened as pool:
         yield Scorer(tuple(rewards), verifier, pool, limits.max_invalid, overlong, ranks)
 
 
@@ -123,7 +130,7 @@ class Scorer:
         self,
         rewards: tuple[WeightedReward, ...],
         verifier: WeightedReward | None,
-        pool: RewardPool,
+        pool: RewardPool | RemoteRewards,
         max_invalid: float,
         overlong: Overlong | None = None,
         ranks: Ranks | None = None,
