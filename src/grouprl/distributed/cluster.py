@@ -57,6 +57,9 @@ def open_cluster(settings: ClusterConfig, say: Callable[[str], None], ranks: Ran
     if settings.address is None:
         os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
     ray = import_extra("ray", "ray", "cluster.backend=ray")
+    # Both were read when Ray was imported, which a program may have done before, or for an earlier cluster.
+    ray._raylet.Config.initialize("")
+    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
     try:
         _connect(ray, settings)
         yield Cluster(ray, settings, say)
