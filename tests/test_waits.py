@@ -27,6 +27,8 @@ BOUNDED: dict[tuple[str, str], str] = {
     ("grouprl.scoring.calling", "ThreadPoolExecutor(1, thread_name_prefix='reward-coroutine')"): WATCHDOG,
     ("grouprl.scoring.calling", "result.result()"): "the rewards' own time limits; " + WATCHDOG,
     ("grouprl.scoring.calling", "running.result()"): "set before the coroutine's first await",
+    ("grouprl.rollout.remote", "done.result()"): "as_completed gave it",
+    ("grouprl.scoring.remote", "self._pool.submit(None).result()"): "each job of an actor has cluster.seconds",
     ("grouprl.scoring.calling", "receive_frame(channel)"): PARENT,
     ("grouprl.scoring.zygote", "receive_frame(control)"): PARENT,
     ("grouprl.scoring.zygote", "socket.recv_fds(zygote.control, _NUMBER.size, 1)"): PARENT,

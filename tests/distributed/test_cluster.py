@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from grouprl.rollout.remote import _parts
 from grouprl.types import UserError
 from small_runs import ROWS, assert_same_run, grouprl, metrics, rollouts, small_settings, write_rows
 
-pytest.importorskip("ray")
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
 LETTERS = Path(__file__).parents[1] / "support" / "letter_rewards.py"
 
 
@@ -93,6 +94,7 @@ def said() -> list[str]:
 @pytest.fixture(scope="module")
 def cluster(said: list[str]) -> Iterator[Cluster]:
     with open_cluster(ClusterConfig(backend="ray", samplers=3), said.append, Ranks()) as opened:
+        opened.ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which actors cannot import
         yield opened
     until = time.monotonic() + 20
     while ray_processes() and time.monotonic() < until:
@@ -106,10 +108,11 @@ def test_jobs_survive_actors_that_are_killed_and_stopped(cluster: Cluster, said:
     with ActorPool[Any, int](cluster, "sampler", partial(Squares, str(tmp_path)), count=3, seconds=2.0) as pool:
         assert pool.submit(3).result(60) == 9
         answers = [pool.submit(number) for number in range(60)]
+        struck = set[int]()
         for sent in (signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL):
             time.sleep(chance.uniform(0.3, 0.8))
-            pid, host = chance.choice(pool.processes)
-            assert host == socket.gethostname()
+            pid = chance.choice([pid for pid, host in pool.processes if pid not in struck])
+            struck.add(pid)
             os.kill(pid, sent)
         assert [answer.result(60) for answer in answers] == [number**2 for number in range(60)]
         assert sum("it is replaced" in text for text in said) == 3

@@ -159,6 +159,16 @@ def test_a_resume_with_another_tokenizer_or_template_is_refused(tmp_path: Path, 
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_cluster_of_a_run_that_was_received_is_not_connected_to(got: Path) -> None:
+    config = got / "run" / "config.yaml"
+    config.write_text(
+        f"{config.read_text().partition('cluster:')[0]}cluster: {{backend: ray, address: '127.0.0.1:9'}}\n"
+    )
+    ended = grouprl(*verbs(got)["train"], "--trust-code", got / "evil.py")
+    assert ended.code == 2
+    assert "names the server 127.0.0.1:9, to which no run of yours has sent anything" in ended.text
+
+
 def test_a_server_of_a_run_that_was_received_gets_nothing(got: Path, tmp_path: Path) -> None:
     """The configuration names the variable of the key too: an unknown server would be sent any secret by its name."""
     with ChatServer(lambda asked: scores(1.0)) as server:

@@ -244,15 +244,8 @@ class ClusterConfig(Section):
         return self
 
 
-class Placement(Section):
-    """Where a run computes."""
-
-    distributed: DistributedConfig = DistributedConfig()
-    cluster: ClusterConfig = ClusterConfig()
-
-
-class RunConfig(Placement):
-    """A reinforcement-learning run. No rewards means the task's own."""
+class Experiment(Section):
+    """What a run computes. No rewards means the task's own."""
 
     name: Name = Field("run", description="folder of the run: letters, digits, '.', '_' and '-'")
     runs_dir: Text = Field("runs", description="where the folders of runs are")
@@ -275,6 +268,13 @@ class RunConfig(Placement):
                 f"rewards: expected every name once, got {', '.join(names)}; merge or rename the repeated ones"
             )
         return self
+
+
+class RunConfig(Experiment):
+    """A reinforcement-learning run: what it computes, and where."""
+
+    distributed: DistributedConfig = DistributedConfig()
+    cluster: ClusterConfig = ClusterConfig()
 
 
 def check_sections(config: RunConfig) -> None:

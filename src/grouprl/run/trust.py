@@ -108,7 +108,9 @@ def record_code(directory: Path, code: Mapping[str, Any], config: RunConfig) -> 
 def servers(config: RunConfig) -> set[str]:
     """The servers of a configuration, as `ADDRESS  VARIABLE` with the variable of the key that they get, or nothing."""
     arguments = [reward.arguments for reward in config.rewards] + [config.task.arguments]
-    return {f"{one['base_url']}  {one.get('api_key_env') or ''}" for one in arguments if "base_url" in one}
+    found = {f"{one['base_url']}  {one.get('api_key_env') or ''}" for one in arguments if "base_url" in one}
+    # What a Ray cluster answers is unpickled.
+    return found | ({f"{config.cluster.address}  "} if config.cluster.address else set())
 
 
 def _named(config: RunConfig) -> set[Path]:
