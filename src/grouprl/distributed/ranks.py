@@ -26,7 +26,7 @@ from grouprl.types import UserError
 
 Value = TypeVar("Value")
 _SHARDS = 8  # parts of the packs whose gradients are added in a fixed tree; a power of 2
-_LAST_WORD = 1.0  # seconds in which the others may report too, after a connection broke
+_LAST_WORD = 1.0  # seconds in which the others may notice too that a connection broke
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,21 @@ class Ranks:
         """Returns the value of JSON that rank 0 decides; the others do not call the function."""
         return self.gather(decide() if self.leads else None, what)[0]
 
+    def agree(self, text: str, what: str) -> None:
+        """Checks that a text is the same on every rank.
+
+        Raises:
+            UserError: it is not.
+        """
+        texts = self.gather(text, what)
+        for rank, other in enumerate(texts):
+            for ours, theirs in zip(texts[0].splitlines(), other.splitlines(), strict=False):
+                if ours != theirs:
+                    raise UserError(
+                        f"expected the same {what} on every rank, got {ours.strip()!r} on rank 0 and "
+                        f"{theirs.strip()!r} on rank {rank}: start all ranks with the same command and the same files"
+                    )
+
     def combine(self, parts: Tensor, what: str) -> Tensor:
         """Adds the tensors of all ranks, in place. Where all others hold 0, a value stays as it is to the bit."""
         if self.world > 1:
@@ -134,31 +149,36 @@ class Ranks:
     @contextmanager
     def _meeting(self, what: str) -> Iterator[None]:
         """Names the ranks that do not come to a collective operation."""
-        assert self.store is not None
         number = next(self._meetings)
-        self.store.set(f"rank {self.rank}", json.dumps([number, what, os.getpid(), socket.gethostname()]))
+        self._say(number, what, reports=False)
         began = time.monotonic()
         try:
             with PROGRESS.doing(lambda: f"waiting for the {what} of the other ranks"):
                 yield
         except RuntimeError as error:
             waited = time.monotonic() - began
-            raise self._absent(number, what, waited, error) from error
+            raise UserError(
+                f"expected the {what} of {self.world} ranks within {self.seconds:g} s (distributed.seconds), got none "
+                f"from {self._absent(number, what)} after {waited:.1f} s: see its output; a slower machine needs more "
+                "seconds; continue the run with --resume"
+            ) from error
 
-    def _absent(self, number: int, what: str, waited: float, error: Exception) -> UserError:
-        assert self.store is not None
-        time.sleep(_LAST_WORD)
-        behind = []
+    def _say(self, number: int, what: str, *, reports: bool) -> None:
+        self.store.set(f"rank {self.rank}", json.dumps([number, what, reports, os.getpid(), socket.gethostname()]))
+
+    def _absent(self, number: int, what: str) -> str:
+        """Names the ranks that did not come to a meeting, or broke off in it."""
+        behind, silent = [], []
         try:
+            self._say(number, what, reports=True)
+            time.sleep(_LAST_WORD)
             for rank in range(self.world):
-                reached, last, process, host = json.loads(self.store.get(f"rank {rank}"))
+                reached, last, reports, process, host = json.loads(self.store.get(f"rank {rank}"))
+                name = f"rank {rank} (process {process} on {host}, last seen at the {last})"
                 if reached < number:
-                    behind.append(f"rank {rank} (process {process} on {host}, last seen at the {last})")
+                    behind.append(name)
+                elif not reports:
+                    silent.append(name)
         except RuntimeError:  # the store is gone with the machine that held it
-            behind = []
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return UserError(
-            f"expected the {what} of {self.world} ranks within {self.seconds:g} s (distributed.seconds), got none from "
-            f"{', '.join(behind) or 'a rank that could not be named'} after {waited:.1f} s ({reason}): see its output; "
-            "a slower machine needs more seconds; continue the run with --resume"
-        )
+            return "a rank on the machine of rank 0"
+        return ", ".join(behind or silent) or "a rank that cannot be named"

@@ -68,6 +68,7 @@ def assemble(
     device = resolve_device(config.model.device)
     start = load_model(config.model.path, device=device)
     found = fingerprint(start)
+    (ranks or Ranks()).agree(f"model: {found}\nproblems: {data}", "model and problems")
     _, state = saved or (None, TrainerState(start=found, data=data, kl_coef=config.algorithm.kl_coef))
     _refuse_changes(state, found, data)
     tokenizer = load_tokenizer(config.model.path)

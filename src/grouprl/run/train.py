@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from rich.console import Console
 
+from grouprl import __version__
 from grouprl.config.run import RunConfig, dump_config
 from grouprl.curriculum.pass_rates import PassRates, curriculum_metrics, update, verdicts
 from grouprl.distributed import open_ranks
@@ -89,6 +90,9 @@ def train(
         ranks = stack.enter_context(open_ranks(config))
         if not ranks.leads:
             terminal = Terminal(Console(quiet=True))
+        ranks.agree(
+            f"{dump_config(config)}torch: {torch.__version__}\ngrouprl: {__version__}\n", "settings and versions"
+        )
         lock, saved = None, None
         if resume:  # the lock comes first: nobody else may add a step after the checkpoint is read
             if ranks.leads:

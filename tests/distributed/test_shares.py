@@ -1,0 +1,51 @@
+"""How work is divided, and in what order partial sums are added."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grouprl.distributed import Ranks, TreeSum, shares
+from grouprl.types import UserError
+
+
+@given(st.lists(st.integers(1, 1000), max_size=40), st.integers(1, 8))
+def test_shares_hold_every_place_once_and_are_even(costs: list[int], count: int) -> None:
+    taken = shares(costs, count)
+    assert sorted(place for one in taken for place in one) == list(range(len(costs)))
+    loads = [sum(costs[place] for place in one) for one in taken]
+    assert max(loads) - min(loads) <= max(costs, default=0)
+
+
+def test_a_tree_adds_neighbors_first() -> None:
+    tree = TreeSum[str](lambda left, right: f"({left}{right})")
+    for letter in "abcdefgh":
+        tree.push(letter)
+    assert tree.total() == "(((ab)(cd))((ef)(gh)))"
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+def test_ranks_with_exact_add_the_parts_of_one_tree(world: int) -> None:
+    costs = [7, 3, 3, 9, 1, 1, 1, 4, 4, 2]
+    together = TreeSum[str](lambda left, right: f"({left}+{right})")
+    for rank in range(world):
+        own = TreeSum[str](lambda left, right: f"({left}+{right})")
+        for shard in Ranks(rank, world, exact=True).shards(costs):
+            own.push(str(shard))
+        together.push(own.total())
+    alone = TreeSum[str](lambda left, right: f"({left}+{right})")
+    for shard in Ranks(exact=True).shards(costs):
+        alone.push(str(shard))
+    assert together.total() == alone.total()
+
+
+def test_every_piece_of_work_is_some_ranks_own() -> None:
+    for exact in (False, True):
+        parts = [Ranks(rank, 4, exact=exact).own([5] * 11) for rank in range(4)]
+        assert sorted(place for part in parts for place in part) == list(range(11))
+
+
+def test_exact_needs_a_number_of_ranks_that_divides_the_tree() -> None:
+    with pytest.raises(UserError, match=r"distributed\.exact: expected 1, 2, 4 or 8 ranks, got 3"):
+        Ranks(0, 3, exact=True)
