@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from grouprl.learner import Learner
 from grouprl.models.save import not_finite
@@ -11,14 +13,25 @@ from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.record.write import RunRecord
 from grouprl.report.health import Finding
 from grouprl.report.terminal import Terminal
-from grouprl.report.watch import WENT_BACK, Explosion
+from grouprl.report.watch import WENT_BACK, Explosion, Health
 from grouprl.run.checkpoint import TrainerState
 from grouprl.run.resume import newest_good
 
 
-def broken_weight(learner: Learner) -> str | None:
-    """The name of a weight of policy or critic that is not finite; None when all are."""
-    return not_finite(learner.policy) or (None if learner.critic is None else not_finite(learner.critic))
+def look_on_all(health: Health, step: int, metrics: Mapping[str, float], learner: Learner) -> None:
+    """Rank 0 looks at a step: see `Health.after`. The `Explosion` that it finds is raised on every rank."""
+    own = not_finite(learner.policy) or (None if learner.critic is None else not_finite(learner.critic))
+    broken = next(filter(None, learner.ranks.gather(own, "weights that are not finite")), None)
+
+    def look() -> Any:
+        try:
+            health.after(step, metrics, broken)
+        except Explosion as explosion:
+            return asdict(explosion.finding), explosion.step
+        return None
+
+    if (found := learner.ranks.decided(look, "health of the run")) is not None:
+        raise Explosion(Finding(**found[0]), found[1])
 
 
 def go_back(run: Path, explosion: Explosion, terminal: Terminal) -> tuple[Checkpoint, TrainerState] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -26,7 +26,6 @@ from grouprl.record.layout import RunDirectory, lock_directory
 from grouprl.record.read import Example, read_examples, read_json_lines, read_run
 from grouprl.record.rollouts import recorded_verdicts
 from grouprl.record.write import NoRecord, RunRecord
-from grouprl.report.health import Finding
 from grouprl.report.terminal import Terminal, TrainingBars
 from grouprl.report.verdict import verdict
 from grouprl.report.watch import Explosion, Health
@@ -36,7 +35,7 @@ from grouprl.rewards.learned import LearnedReward
 from grouprl.rollout.remote import open_samplers
 from grouprl.run.assemble import RunParts, assemble
 from grouprl.run.checkpoint import prune_checkpoints, save_checkpoint
-from grouprl.run.health import broken_weight, go_back, record_going_back
+from grouprl.run.health import go_back, look_on_all, record_going_back
 from grouprl.run.machine import machine_facts, peak_rss_mib
 from grouprl.run.process import StopRequest, stop_on_signal
 from grouprl.run.resume import check_resumable, choose_checkpoint, chosen_on_all, saved_path, with_run_dtype
@@ -232,7 +231,7 @@ class _RunLoop:
         self._terminal.step(step, self._config.steps, metrics)
         flat = [outcome for row in record.outcomes for outcome in row]
         self._terminal.invalid([outcome.reason for outcome in flat if not outcome.valid], len(flat))
-        self._look_for_explosion(step, metrics)
+        look_on_all(self._health, step, metrics, learner)
         self._state = replace(
             self._state,
             step=step,
@@ -243,19 +242,6 @@ class _RunLoop:
             completion_tokens=self._state.completion_tokens + int(metrics["completion_tokens"]),
             peak_rss_mib=max(self._state.peak_rss_mib, peak_rss_mib()),
         )
-
-    def _look_for_explosion(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Raises the `Explosion` that rank 0 finds, on every rank."""
-
-        def look() -> Any:
-            try:
-                self._health.after(step, metrics, broken_weight(self._parts.step_parts.learner))
-            except Explosion as explosion:
-                return asdict(explosion.finding), explosion.step
-            return None
-
-        if (found := self._ranks.decided(look, "health of the run")) is not None:
-            raise Explosion(Finding(**found[0]), found[1])
 
     def _sampled(self, bars: TrainingBars, count: int) -> None:
         self._stop.check()
