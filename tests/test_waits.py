@@ -22,9 +22,11 @@ BOUNDED: dict[tuple[str, str], str] = {
     ("grouprl.models.kernels.calibration", "ThreadPoolExecutor(1)"): "measures for _SECONDS",
     ("grouprl.models.kernels.calibration", "pool.submit(_measure, contest).result()"): "measures for _SECONDS",
     ("grouprl.models.kernels.calibration", "fcntl.flock(opened, fcntl.LOCK_UN)"): "releases",
+    ("grouprl.rollout.vllm", "found.get()"): "each call has rollout.engine.seconds; " + WATCHDOG,
+    ("grouprl.rollout.vllm", "running.result()"): "the coroutine has ended",
     ("grouprl.scoring.pool", "scored.result()"): "each call has scoring.seconds, then the worker is killed; "
     + WATCHDOG,
-    ("grouprl.scoring.calling", "ThreadPoolExecutor(1, thread_name_prefix='reward-coroutine')"): WATCHDOG,
+    ("grouprl.scoring.calling", "ThreadPoolExecutor(1, thread_name_prefix=name)"): WATCHDOG,
     ("grouprl.scoring.calling", "result.result()"): "the rewards' own time limits; " + WATCHDOG,
     ("grouprl.scoring.calling", "running.result()"): "set before the coroutine's first await",
     ("grouprl.rollout.remote", "done.result()"): "as_completed gave it",

@@ -11,6 +11,7 @@ from grouprl.config.comparison import CompareConfig
 from grouprl.config.run import (
     CheckpointConfig,
     CurriculumConfig,
+    EngineConfig,
     EvaluationConfig,
     Experiment,
     LearnerConfig,
@@ -21,6 +22,7 @@ from grouprl.config.run import (
     RunConfig,
     ScoringConfig,
     TaskConfig,
+    check_sections,
     dump_config,
     load_config,
 )
@@ -445,3 +447,51 @@ sfts = st.builds(
 def test_what_is_written_reads_back_equal(tmp_path_factory: pytest.TempPathFactory, config: RunConfig | SftConfig):
     path = written(tmp_path_factory.getbasetemp(), dump_config(config), "dumped.yaml")
     assert load_config(type(config), [path], []) == config
+
+
+# The engine
+
+
+VLLM = ("rollout.engine.name=vllm", "rollout.engine.address=http://127.0.0.1:8000")
+
+
+def test_an_engine_is_native_or_a_server():
+    assert run().rollout.engine == EngineConfig()
+    chosen = run(*VLLM, "rollout.engine.token_env=VLLM_API_KEY").rollout.engine
+    assert chosen == EngineConfig(name="vllm", address="http://127.0.0.1:8000", token_env="VLLM_API_KEY")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ((VLLM[0], "rollout.engine.address=127.0.0.1:8000"), "expected an address without path"),
+        ((VLLM[0], "rollout.engine.address=http://a:s3cret@b"), "got another (not shown, it may hold a secret)"),
+        ((VLLM[0], "rollout.engine.address=http://b/v1?key=s3cret"), "got another (not shown, it may hold a secret)"),
+        ((VLLM[0], "rollout.engine.address=http://b:99999"), "got another (not shown, it may hold a secret)"),
+        (
+            (*VLLM, "rollout.engine.token_env=hf-s3cret"),
+            "rollout.engine.token_env: expected the NAME of an",
+        ),
+        (VLLM[1:], "rollout.engine.address: expected name=vllm with it, got native"),
+        (("rollout.engine.token_env=A",), "rollout.engine.token_env: expected name=vllm with it, got native"),
+        ((*VLLM, "rollout.engine.seconds=0"), "rollout.engine.seconds: expected greater than 0"),
+        (("rollout.engine.name=sglang",), "rollout.engine.name: expected 'native' or 'vllm', got 'sglang'"),
+        (("rollout.engine=vllm",), "did you mean rollout.engine.name=vllm?"),
+    ],
+)
+def test_an_engine_that_cannot_be_is_refused_and_no_secret_is_shown(changes: tuple[str, ...], expected: str):
+    (line,) = mistakes(*changes)
+    assert expected in line
+    assert "s3cret" not in line.partition(": ")[2]  # before it stands the override, as the user wrote it
+
+
+def test_a_server_needs_an_address():
+    with pytest.raises(UserError, match=r"rollout.engine.address: expected the address of the server .* got none"):
+        check_sections(run(VLLM[0]))
+
+
+def test_vllm_refuses_sampling_in_another_order():
+    with pytest.raises(UserError, match=r"rollout.min_p: expected 0 with top_p below 1 and engine.name=vllm, got 0.1"):
+        check_sections(run(*VLLM, "rollout.min_p=0.1", "rollout.top_p=0.9"))
+    check_sections(run(*VLLM, "rollout.min_p=0.1", "rollout.top_k=5"))
+    check_sections(run("rollout.min_p=0.1", "rollout.top_p=0.9"))

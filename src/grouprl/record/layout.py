@@ -86,6 +86,7 @@ class RunDirectory:
         self.summary = path / "summary.json"  # the results of the run, written when it ends
         self.report = path / "report.html"  # the page of the run with its data inside
         self.plots = path / "plots"  # pictures that older versions drew
+        self.published = path / "published"  # the two newest versions of the weights, for samplers in other processes
         self.forked = path / "forked.json"  # the run and the step from which this run was forked
         self.pairs = path / "pairs.jsonl"  # the preference pairs that a supervised run learned from
         self.model = path / "model"  # the model of a supervised run, in Hugging Face layout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -20,10 +21,11 @@ from grouprl.models.load import context_length, fingerprint, frozen_copy, load_m
 from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.recompute import recompute_activations
-from grouprl.record.layout import Checkpoint
+from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.rewards.configured import check_rewards
 from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine
 from grouprl.rollout.remote import RemoteEngine, Samplers
+from grouprl.rollout.vllm import VllmEngine
 from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint
 from grouprl.scoring.scorer import Scorer
 from grouprl.step import StepParts
@@ -145,12 +147,23 @@ def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel)
 def _engine(
     config: RunConfig, learner: Learner, tokenizer: PreTrainedTokenizerBase, start: str, samplers: Samplers | None
 ) -> Engine:
-    policy, rows = learner.policy, config.rollout.max_rows
+    """Makes the engine that samples; a server is checked now, before the run directory is touched."""
+    policy, rows, seed = learner.policy, config.rollout.max_rows, config.seed
     engine: Engine
+    if config.rollout.engine.name == "vllm":
+        folder = RunDirectory(Path(config.runs_dir) / config.name).published
+        server = VllmEngine(config.rollout.engine, policy, tokenizer, seed=seed, max_rows=rows, folder=folder)
+        if learner.ranks.world > 1 or samplers is not None:
+            raise UserError(
+                f"rollout.engine.name: expected native with {learner.ranks.world} ranks and "
+                f"cluster.backend={config.cluster.backend}, got vllm: it takes one process and no cluster; set one of them"
+            )
+        server.check_server()
+        return server
     if samplers is not None:
         engine = RemoteEngine(samplers, policy, start, rows)
     else:
-        engine = NativeEngine(policy, tokenizer, seed=config.seed, max_rows=rows, dtype=config.model.dtype)
+        engine = NativeEngine(policy, tokenizer, seed=seed, max_rows=rows, dtype=config.model.dtype)
     return engine if learner.ranks.world == 1 else SpreadEngine(engine, learner.ranks)
 
 

@@ -19,6 +19,7 @@ from grouprl.types import UserError
 _FREE = (
     *("name", "runs_dir", "steps", "model.threads", "rollout.scoring", "evaluation", "checkpoint"),
     *("distributed.seconds", "cluster"),
+    *("rollout.engine.address", "rollout.engine.token_env", "rollout.engine.seconds"),
 )
 
 

@@ -110,7 +110,9 @@ def servers(config: RunConfig) -> set[str]:
     arguments = [reward.arguments for reward in config.rewards] + [config.task.arguments]
     found = {f"{one['base_url']}  {one.get('api_key_env') or ''}" for one in arguments if "base_url" in one}
     # What a Ray cluster answers is unpickled.
-    return found | ({f"{config.cluster.address}  "} if config.cluster.address else set())
+    found |= {f"{config.cluster.address}  "} if config.cluster.address else set()
+    engine = config.rollout.engine
+    return found | ({f"{engine.address}  {engine.token_env or ''}"} if engine.address else set())
 
 
 def _named(config: RunConfig) -> set[Path]:

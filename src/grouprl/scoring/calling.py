@@ -11,9 +11,9 @@ import resource
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -96,16 +96,23 @@ async def _awaited(awaitable: Any) -> Any:
 
 def run_in_thread(main: Coroutine[Any, Any, _T]) -> _T:
     """Runs a coroutine in a new thread, because a notebook's thread already runs an event loop."""
+    with started_in_thread(main, name="reward-coroutine") as result:
+        return result.result()
+
+
+@contextmanager
+def started_in_thread(main: Coroutine[Any, Any, _T], *, name: str) -> Iterator[Future[_T]]:
+    """Starts a coroutine in a new thread; at the end of the block it is cancelled when it still runs."""
     running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = Future()
 
     async def started() -> _T:
         running.set_result((asyncio.get_running_loop(), asyncio.current_task()))
         return await main
 
-    with ThreadPoolExecutor(1, thread_name_prefix="reward-coroutine") as threads:
+    with ThreadPoolExecutor(1, thread_name_prefix=name) as threads:
         result = threads.submit(asyncio.run, started())
         try:
-            return result.result()
+            yield result
         finally:
             if not result.done():  # Ctrl-C: cancel the requests instead of waiting for replies
                 loop, task = running.result()

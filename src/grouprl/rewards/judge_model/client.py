@@ -9,16 +9,15 @@ import random
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from grouprl.rewards.judge_model.cost import Meter
 from grouprl.rewards.rules import check_arguments, is_finite
 from grouprl.scoring.calling import run_in_thread
+from grouprl.scoring.http import is_loopback, parsed_json, printable, read_bounded
 from grouprl.scoring.invalid import Invalid
 from grouprl.types import UserError
 
@@ -147,7 +146,7 @@ async def _ask(server: Server, bodies: Sequence[_Body], meter: Meter) -> list[st
         headers=headers,
         timeout=None,  # one limit for the whole request instead, which a slow server cannot extend byte by byte
         limits=httpx2.Limits(max_connections=server.concurrency),
-        trust_env=not _is_loopback(httpx2.URL(server.url).host),  # to a proxy, this name means another machine
+        trust_env=not is_loopback(httpx2.URL(server.url).host),  # to a proxy, this name means another machine
     )
     failed: list[UserError] = []
     async with client:
@@ -199,7 +198,7 @@ class _Requests:
         try:
             async with asyncio.timeout(min(seconds_left, self._server.timeout)):
                 async with self._client.stream("POST", self._server.url, content=body) as reply:
-                    content = await _bounded(reply)
+                    content = await read_bounded(reply, LONGEST_REPLY)
         except TimeoutError:
             return _Retry("no reply in time")
         except httpx2.TransportError as error:
@@ -220,7 +219,7 @@ class _Requests:
         return Invalid(f"got a reply of more than {LONGEST_REPLY} bytes") if content is None else self._text(content)
 
     def _text(self, content: bytes) -> str | Invalid:
-        body = _parsed(content)
+        body = parsed_json(content)
         match body:
             case {"usage": {"prompt_tokens": int(prompt), "completion_tokens": int(completion)}} if (
                 0 <= prompt < 1 << 40 and 0 <= completion < 1 << 40
@@ -242,7 +241,7 @@ class _Requests:
         """Extracts a server's error message."""
         if content is None:
             return f"more than {LONGEST_REPLY} bytes"
-        match _parsed(content):
+        match parsed_json(content):
             case {"error": {"message": str(words)}} | {"error": str(words)} | {"message": str(words)}:
                 return self._printable(words)
             case {"detail": str(words)}:
@@ -251,34 +250,10 @@ class _Requests:
 
     def _printable(self, words: str) -> str:
         """Makes a server's text safe for a terminal: one short printable line, without the key."""
-        line = "".join(letter if letter.isprintable() else " " for letter in self._without_key(words))
-        return " ".join(line.split())[:300] or "nothing"
+        return printable(self._without_key(words))
 
     def _without_key(self, words: str) -> str:
         return words.replace(self._key, "[key]") if self._key else words
-
-
-async def _bounded(reply: httpx2.Response) -> bytes | None:
-    """Reads the whole reply; None when it is longer than LONGEST_REPLY."""
-    content = bytearray()
-    async for part in reply.aiter_raw():
-        content += part
-        if len(content) > LONGEST_REPLY:
-            return None
-    return bytes(content)
-
-
-def _parsed(content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _is_loopback(host: str) -> bool:
-    with suppress(ValueError):  # a name
-        return ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def is_count(value: object, least: int, most: int) -> bool:

@@ -1,0 +1,111 @@
+"""Runs whose completions a vLLM server samples: the record of a native run, and a run that ends in a sentence."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grouprl import Run, Trainer, UserError
+from grouprl.config.run import RunConfig
+from grouprl.record.read import read_rollouts
+from grouprl.rollout import vllm_client
+from grouprl.run.trust import refuse_foreign_code
+from grouprl.scoring.functions import WeightedReward
+from letter_rewards import letters
+from small_runs import ROWS, checkpoint_names, metrics, rollouts, small_config, tree
+from vllm_server import Call, Reply, VllmServer
+
+LETTERS = WeightedReward("letters", letters)
+TOKEN = "s3cret-token"
+ROLLOUT = {"problems_per_step": 2, "group_size": 4, "max_tokens": 8, "temperature": 0.8}
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", TOKEN)
+    monkeypatch.setattr(vllm_client, "FIRST_WAIT", 0.01)
+
+
+def config_of(runs: Path, server: VllmServer, name: str = "run", engine: Any = (), **changes: Any) -> RunConfig:
+    given = {"name": "vllm", "address": server.address, "token_env": "VLLM_API_KEY", "seconds": 5.0, **dict(engine)}
+    return small_config(runs, name, **{"steps": 2, "rollout": {**ROLLOUT, "engine": given}, **changes})
+
+
+def run(model: Path, config: Any, *, resume: bool = False) -> Run:
+    return Trainer(model, ROWS, [LETTERS], config=config).train(resume=resume)
+
+
+def shape(rows: list[dict[str, Any]]) -> list[list[str]]:
+    return [sorted(row) for row in rows]
+
+
+def test_a_run_leaves_the_record_of_a_native_run(tiny: Path, tmp_path: Path):
+    with VllmServer(tiny, token=TOKEN) as server:
+        ours = run(tiny, config_of(tmp_path, server, "ours")).directory
+        updates = len(server.asked("/pause"))
+        theirs = run(tiny, config_of(tmp_path, server, "theirs", rollout=ROLLOUT)).directory
+    assert updates == 3  # before each step, and before the last evaluation
+    assert sorted(path.name for path in (ours / "published").iterdir()) == ["version-000001", "version-000002"]
+    others = {path.name for path in ours.iterdir()} - {"published"}
+    assert others == {path.name for path in theirs.iterdir()}
+    assert shape(metrics(ours)) == shape(metrics(theirs))
+    assert max(row["sampler_learner_gap"] for row in metrics(ours)) < 1e-4
+    count = "SELECT step, weights_version, COUNT(*) FROM completions GROUP BY 1, 2"
+    assert rollouts(ours, count) == rollouts(theirs, count) == [(1, 0, 8), (2, 1, 8)]
+    recorded = read_rollouts(ours, step=2)[0].group.completions
+    assert all(math.isnan(value) for one in recorded for value in one.plain_logprobs)
+    assert "NaN" not in (ours / "report.html").read_text().partition("<script")[0]
+    assert [path for path, content in tree(ours).items() if TOKEN.encode() in (content or b"")] == []
+
+
+def test_a_server_that_dies_ends_the_run_in_a_sentence_and_a_resume_loses_nothing(tiny: Path, tmp_path: Path):
+    def die_in_step_two(call: Call, reply: Reply) -> Reply:
+        dead = call.path.startswith("/inference") and len(call.server.asked("/pause")) == 2
+        return Reply({"error": {"message": "EngineDeadError"}}, 500) if dead else reply
+
+    with VllmServer(tiny, token=TOKEN) as server:
+        whole = run(tiny, config_of(tmp_path, server, "whole")).directory
+    died = pytest.raises(UserError, match=r"vLLM server .*: expected 4 completions of problem .*EngineDeadError")
+    with VllmServer(tiny, token=TOKEN, fault=die_in_step_two) as server, died:
+        run(tiny, config_of(tmp_path, server, checkpoint={"every": 1}))
+    directory = tmp_path / "run"
+    assert checkpoint_names(directory) == ["step-000001"]
+    assert [row["step"] for row in metrics(directory)] == [1]
+    with VllmServer(tiny, token=TOKEN) as server:  # at another address
+        run(tiny, config_of(tmp_path, server), resume=True)
+    assert rollouts(directory) == rollouts(whole)
+    assert metrics(directory) == metrics(whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"address": "http://127.0.0.1:9", "seconds": 0.2}, "expected its models (GET /v1/models) within 0.2 s, got"),
+        ({"token_env": None}, "got status 401, Unauthorized: export the token that the server was started with"),
+        ({"token_env": "NOT_SET"}, "expected a token in the environment variable NOT_SET, got none: export NOT_SET="),
+    ],
+)
+def test_a_server_is_checked_before_the_run_directory_is_touched(
+    tiny: Path, tmp_path: Path, change: dict[str, Any], sentence: str
+):
+    with VllmServer(tiny, token=TOKEN) as server, pytest.raises(UserError) as caught:
+        run(tiny, config_of(tmp_path, server, engine=change))
+    assert sentence in str(caught.value)
+    assert tree(tmp_path) == {}
+
+
+def test_a_server_that_only_a_received_run_names_gets_nothing(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with VllmServer(tiny, token=TOKEN) as server:
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "theirs"))
+        theirs = run(tiny, config_of(tmp_path, server, steps=1)).directory
+        config = config_of(tmp_path, server, steps=1)
+        refuse_foreign_code(config, [theirs / "config.yaml"], [])  # their own user has run it
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "ours"))
+        with pytest.raises(UserError, match=r"names the server http://127.* with the key in VLLM_API_KEY: it"):
+            refuse_foreign_code(config, [theirs / "config.yaml"], [])
+        refuse_foreign_code(config, [theirs / "config.yaml"], [server.address])
