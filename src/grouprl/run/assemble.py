@@ -155,8 +155,8 @@ def _engine(
         server = VllmEngine(config.rollout.engine, policy, tokenizer, seed=seed, max_rows=rows, folder=folder)
         if learner.ranks.world > 1 or samplers is not None:
             raise UserError(
-                f"rollout.engine.name: expected native with {learner.ranks.world} ranks and "
-                f"cluster.backend={config.cluster.backend}, got vllm: it takes one process and no cluster; set one of them"
+                f"rollout.engine.name: expected native with {learner.ranks.world} ranks and cluster.backend="
+                f"{config.cluster.backend}, got vllm: it takes one process and no cluster; change either"
             )
         server.check_server()
         return server
