@@ -139,7 +139,7 @@ class EngineConfig(Section):
 
     name: Literal["native", "vllm"] = Field("native", description="native shares the learner's weights in memory")
     address: str | None = Field(
-        None, pattern=r"^https?://[^/?#@\s]+/?$", description="of vllm: its server, such as http://127.0.0.1:8000"
+        None, pattern=r"^https?://[^/?#@:\s]+(:[0-9]{1,5})?/?$", description="of vllm, such as http://127.0.0.1:8000"
     )
     token_env: Text | None = Field(None, description="of vllm: NAME of the environment variable with its token")
     seconds: float = Field(600.0, gt=0.0, le=86_400.0, description="of vllm: longest time of one call, with retries")
