@@ -34,6 +34,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model_folder(tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.fixture
+def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs end without their page, a third of the time of a small run: for tests of everything else."""
+    monkeypatch.setattr("grouprl.run.train.write_report", lambda directory: directory / "report.html")
+
+
 @pytest.fixture(scope="session")
 def shared_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """`lab_browser.Lab` of a folder to which test modules add runs; what they added nobody changes."""

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
@@ -443,6 +443,7 @@ sfts = st.builds(
 )
 
 
+@settings(max_examples=40)
 @given(config=runs | sfts)
 def test_what_is_written_reads_back_equal(tmp_path_factory: pytest.TempPathFactory, config: RunConfig | SftConfig):
     path = written(tmp_path_factory.getbasetemp(), dump_config(config), "dumped.yaml")

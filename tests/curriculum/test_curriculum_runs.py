@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from grouprl.curriculum.pass_rates import (
     PassRates,
     curriculum_metrics,
@@ -13,6 +15,8 @@ from grouprl.curriculum.pass_rates import (
 from grouprl.record.read import read_run
 from grouprl.record.rollouts import recorded_verdicts
 from small_runs import assert_same_run, grouprl, rollouts, small_settings
+
+pytestmark = pytest.mark.usefixtures("no_page")
 
 NOTHING = PassRates()
 

@@ -16,7 +16,7 @@ import torch
 from grouprl.algorithms import group_advantages
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_rollouts
-from hostile_run import TEXTS, make_hostile_run
+from hostile_run import LONGEST, TEXTS, make_hostile_run
 from lab_browser import Lab, Opened, needs_chromium, opened
 
 pytestmark = [needs_chromium, pytest.mark.timeout(240)]
@@ -148,8 +148,25 @@ ADDRESSES = [
 ]  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def huge(root: Path) -> None:
+    """The same with texts of 100,000 signs."""
+    make_hostile_run(root / "huge", longest=LONGEST)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("huge")
+@pytest.mark.parametrize("address", ["/runs/huge/groups/1", *(f"/runs/huge/groups/1/{group}" for group in range(5))])
+def test_long_hostile_text_too(browser: Opened, page: Any, address: str):
+    assert_text_that_can_be_used(browser, page, address)
+
+
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_hostile_text_is_only_ever_text_and_everything_can_be_used(browser: Opened, page: Any, address: str):
+    assert_text_that_can_be_used(browser, page, address)
+
+
+def assert_text_that_can_be_used(browser: Opened, page: Any, address: str) -> None:
     browser.go(address)
     page.wait_for_timeout(300)
     for button in page.get_by_role("button", name=re.compile("Next:|Tokens")).all()[:4]:

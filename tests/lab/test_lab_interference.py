@@ -106,6 +106,7 @@ def test_a_run_that_ended_is_no_zombie(client: TestClient, root: Path):
         time.sleep(0.05)
 
 
+@pytest.mark.slow  # tests/run/test_process.py has the same of the process that the lab starts
 def test_a_file_of_the_folder_is_no_library(client: TestClient, root: Path, monkeypatch: pytest.MonkeyPatch):
     elsewhere = root.parent / "downloaded"
     elsewhere.mkdir()

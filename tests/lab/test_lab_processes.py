@@ -107,13 +107,31 @@ def completions(directory: Path, where: str) -> list[dict[str, Any]]:
         ({"recipe": "demo", "name": "a", "changes": ["name=b"]}, "lies where its name says"),
         ({"recipe": "demo"}, "name: expected a text"),
         ({"recipe": "demo", "name": "taken"}, "there is such a folder already"),
-        ({"recipe": "demo", "name": "a", "changes": ["task.name=nowhere"]}, "nowhere"),
+        pytest.param(
+            {"recipe": "demo", "name": "a", "changes": ["task.name=nowhere"]}, "nowhere", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_what_cannot_be_started_says_why(client: TestClient, root: Path, body: dict[str, Any], expected: str):
     (root / "taken").mkdir()
     answer = client.post("/api/runs", json=body)
     assert (answer.status_code, expected in answer.json()["error"]) == (400, True), answer.text
+    assert not (root / "a" / "metrics.jsonl").exists()
+
+
+def test_what_a_run_says_when_it_ends_at_once_is_the_answer(
+    client: TestClient, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A program in place of Python that ends as a run does which finds its mistake late: the case above in a moment."""
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho 'error: task.name: expected one of these, got nowhere' >&2\nexit 2\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(program))
+    answer = client.post("/api/runs", json={"recipe": "demo", "name": "a", "changes": ["task.name=nowhere"]})
+    assert (answer.status_code, "task.name: expected one of these, got nowhere" in answer.json()["error"]) == (
+        400,
+        True,
+    )
     assert not (root / "a" / "metrics.jsonl").exists()
 
 

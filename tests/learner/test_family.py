@@ -13,9 +13,12 @@ from safetensors.torch import load_file
 from grouprl import Algorithm, Run, Trainer, UserError, WeightedReward
 from grouprl.algorithms.named import NAMED
 from grouprl.record.read import read_rollouts
+from grouprl.report.write import write_report
 from letter_rewards import letters, rarely, words
 from small_runs import ROWS, assert_same_run, assert_same_weights, metrics, rollouts, small_config
 from variants import variant
+
+pytestmark = pytest.mark.usefixtures("no_page")
 
 LETTERS, WORDS = WeightedReward("letters", letters), WeightedReward("words", words, 0.5, per_step=True)
 
@@ -38,7 +41,7 @@ def test_every_name_trains_and_leaves_its_figures(name: str, tiny: Path, tmp_pat
     assert all(row["groups/kept"] <= row["groups/sampled"] for row in rows)
     assert ("kl" in rows[0]) == (NAMED[name].kl is not None)
     assert ("value_loss" in rows[0]) == (NAMED[name].critic is not None)
-    assert (directory / "report.html").is_file()
+    assert write_report(directory).is_file()
     before = tiny / "model.safetensors", directory / "checkpoints" / "step-000002" / "model.safetensors"
     left, right = map(load_file, before)
     assert any(not left[key].equal(right[key]) for key in right)

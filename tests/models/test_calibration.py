@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from counting import count_kernels
+from forked import forked
 from grouprl.models.attention import hidden_states
 from grouprl.models.kernels import build, calibration
 from grouprl.models.kernels.build import library, library_file
@@ -358,19 +357,17 @@ def test_two_processes_that_start_at_once_share_the_times(tmp_path: Path):
     (tmp_path / "grouprl").mkdir()
     for path in (compiled, compiled.with_suffix(".sha256")):  # without its digest each process compiles it again
         shutil.copy(path, tmp_path / "grouprl")
-    program = (
-        "from grouprl.models.kernels.calibration import timings\n"
-        "from grouprl.models.kernels.functions import ADD_NORM\n"
-        "print(timings(ADD_NORM))"
-    )
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "GROUPRL_KERNELS": ""}
-    running = [
-        subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    one, other = (process.communicate()[0] for process in running)
-    assert [process.returncode for process in running] == [0, 0]
-    assert one == other
+
+    def ask() -> None:
+        os.environ |= {"XDG_CACHE_HOME": str(tmp_path), "GROUPRL_KERNELS": ""}
+        for kept in (library, library_file):
+            kept.cache_clear()
+        calibration._KNOWN.clear()
+        print(timings(ADD_NORM))
+
+    with forked(ask) as one, forked(ask) as other:
+        assert one.out.read() == other.out.read() != ""
+        assert [one.wait(), other.wait()] == [0, 0]
     written = times((tmp_path / "grouprl" / compiled.name).with_suffix(".json"))
     assert [line["width"] for line in written[ADD_NORM.name][:3]] == list(ADD_NORM.widths)
 

@@ -39,6 +39,8 @@ from small_runs import grouprl, metrics, small_settings
 from tiny import tiny_model_folder
 from variants import variant
 
+pytestmark = pytest.mark.usefixtures("no_page")
+
 DOCS = Path(__file__).parents[2] / "docs" / "lora.md"
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,18 @@ SAFE = (
 )
 
 
-def judge_all(folder: Path, limit: int, *names: str) -> dict[str, Any]:
-    """Name of the entry -> its values by reward, each with the seconds it took, and what was seen to be run."""
-    command = [sys.executable, str(Path(__file__).parents[1] / "support" / "hostile.py"), str(limit), *names]
+@pytest.fixture(scope="module")
+def judged(folder: Path) -> list[dict[str, Any]]:
+    """Name of the entry -> its values by reward, each with the seconds it took, and what was seen to be run.
+
+    For the rules with 10 seconds each, and for math_verify with one; nothing else of its takes half of that.
+    """
+    pytest.importorskip("jsonschema")
+    sets = [f"10:{','.join(SAFE)}"] + ["1:math_verify"] * (find_spec("math_verify") is not None)
+    command = [sys.executable, str(Path(__file__).parents[1] / "support" / "hostile.py"), *sets]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, env={**os.environ})
     assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return [json.loads(line) for line in done.stdout.splitlines()[-len(sets) :]]
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +53,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> dict[str, Any]:
-    pytest.importorskip("jsonschema")
-    return judge_all(folder, 10, *SAFE)
+def found(judged: list[dict[str, Any]]) -> dict[str, Any]:
+    return judged[0]
 
 
 @pytest.fixture(scope="module")
-def symbolic(folder: Path) -> dict[str, Any]:
+def symbolic(judged: list[dict[str, Any]]) -> dict[str, Any]:
     pytest.importorskip("math_verify")
-    return judge_all(folder, 2, "math_verify")
+    return judged[1]
 
 
 def test_the_corpus_is_a_corpus() -> None:

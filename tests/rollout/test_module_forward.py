@@ -98,7 +98,7 @@ def drawn(setting: Setting) -> list[Group]:
 @pytest.mark.parametrize(
     ("recorder", "max_rows"),
     [
-        (GuardedRecorder, 1),
+        pytest.param(GuardedRecorder, 1, marks=pytest.mark.slow),  # one row at a time: three times as many steps
         (TapeRecorder, 3),
         (TapeRecorder, 9),
         (TapeRecorder, 64),
@@ -110,6 +110,13 @@ def test_completions_are_those_of_the_modules(
     setting: Setting, drawn: list[Group], recorder: type[Recorder], max_rows: int
 ):
     assert_same(StaticEngine(setting, max_rows, recorder()).generate(setting.requests(), DRAWN), drawn)
+
+
+def test_completions_of_one_row_at_a_time(one: Setting):
+    requests = [one.request(0, 2), one.request(1, 1)]
+    assert_same(
+        StaticEngine(one, 1, GuardedRecorder()).generate(requests, DRAWN), one.engine().generate(requests, DRAWN)
+    )
 
 
 def test_most_steps_are_played_from_few_recordings(setting: Setting, drawn: list[Group]):

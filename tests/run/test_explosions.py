@@ -23,6 +23,8 @@ from grouprl.models.save import save_model
 from letter_rewards import letters
 from small_runs import ROWS, assert_same_weights, metrics, small_config
 
+pytestmark = pytest.mark.usefixtures("no_page")
+
 Loss = Callable[[Learner, TokenGrid], tuple[Tensor, dict[str, Tensor]]]
 EVERY = {"every": 1, "keep": 99}
 

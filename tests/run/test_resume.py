@@ -27,6 +27,8 @@ from grouprl.scoring.functions import WeightedReward
 from letter_rewards import InProcess
 from small_runs import ROWS, assert_same_run, checkpoint_names, small_config, tree
 
+pytestmark = pytest.mark.usefixtures("no_page")
+
 SIX = {"checkpoint": {"every": 2, "keep": 9}, "evaluation": {"every": 2, "problems": 3, "samples": 2}}
 
 

@@ -14,6 +14,8 @@ from grouprl.scoring.functions import WeightedReward
 from letter_rewards import letters
 from small_runs import ROWS, assert_same_run, small_config
 
+pytestmark = pytest.mark.usefixtures("no_page")
+
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:

@@ -44,6 +44,8 @@ from small_runs import (
 )
 from variants import variant
 
+pytestmark = pytest.mark.usefixtures("no_page")  # `straight` has one
+
 LETTERS = WeightedReward("letters", letters)
 # Everything with a state of its own: moments, warm-up, weight decay, several updates a step, no reference.
 STATEFUL: dict[str, Any] = {

@@ -23,7 +23,6 @@ from grouprl.types import Completion, Group, Message, Problem, RewardOutcome, St
 SCRIPT = "<script>window.hostile = 1; alert(1)</script>"
 IMAGE = "<img src=/fetched/image onerror=\"window.hostile=1;alert('image')\">"
 LONGEST = 100_000  # signs
-MOST_TOKENS = 6_000  # the page skips the rest of longer texts: 15 completions with 100,000 tokens are 50 MB
 
 # By name, so that a test can say which of them it looks for.
 TEXTS: Mapping[str, str] = {
@@ -53,11 +52,11 @@ IDENTIFIERS = (
 )
 
 
-def make_hostile_run(directory: Path, steps: int = 3) -> None:
+def make_hostile_run(directory: Path, steps: int = 3, *, longest: int = LONGEST // 5) -> None:
     """Records a finished run with 5 groups of 16 completions a step in `directory`, which must not hold one."""
     with RunRecord.create(directory, _config()) as record:
         for step in range(1, steps + 1):
-            groups = [_group(problem, step) for problem in _problems()]
+            groups = [_group(problem, step, longest) for problem in _problems(longest)]
             outcomes = [[_outcome(place + step, name) for place, name in enumerate(TEXTS)] for _ in groups]
             pairs = zip(groups, outcomes, strict=True)
             advantages = [list(map(_advantages, group.completions, scored)) for group, scored in pairs]
@@ -78,15 +77,20 @@ def _config() -> str:
     return yaml.safe_dump(config)
 
 
-def _problems() -> list[Problem]:
+def _problems(longest: int) -> list[Problem]:
     prompts: list[str | tuple[Message, ...]] = [
         tuple({"role": f"{role}", "content": TEXTS[name]} for role, name in zip(_ROLES, TEXTS, strict=False)),
         TEXTS["image"],
-        TEXTS["unbroken"],
+        TEXTS["unbroken"][:longest],
         ({"role": "user", "content": TEXTS["bidi"]}, {"role": "assistant", "content": TEXTS["marks"]}),
         TEXTS["empty"],
     ]
-    columns = {"answer": TEXTS["script"], IMAGE: TEXTS["link"], "": TEXTS["unbroken"], "__proto__": TEXTS["ansi"]}
+    columns = {
+        "answer": TEXTS["script"],
+        IMAGE: TEXTS["link"],
+        "": TEXTS["unbroken"][:longest],
+        "__proto__": TEXTS["ansi"],
+    }
     nested: dict[str, Any] = {"lists": [SCRIPT, {IMAGE: [math.nan, None, TEXTS["bidi"]]}], "number": 10**30}
     return [Problem(name, prompt, {**columns, **nested}) for name, prompt in zip(IDENTIFIERS, prompts, strict=True)]
 
@@ -95,10 +99,12 @@ _ROLES = ("system", "user", "assistant", SCRIPT, IMAGE, "\u202eresu", "", "tool"
 _TOKENIZER = Tokenizer.from_file(str(Path(grouprl.models.__file__).parent / "assets" / "abacus" / "tokenizer.json"))
 
 
-def _group(problem: Problem, step: int) -> Group:
+def _group(problem: Problem, step: int, longest: int) -> Group:
     completions = []
-    for index, text in enumerate(TEXTS.values()):
-        ids = tuple(_TOKENIZER.encode(text, add_special_tokens=False).ids[:MOST_TOKENS]) or (0,)
+    for index, text in enumerate(text[:longest] for text in TEXTS.values()):
+        # The page shows 2,000 and skips the rest: 15 completions with 100,000 tokens are 50 MB.
+        most = max(2_500, longest * 6 // 100)
+        ids = tuple(_TOKENIZER.encode(text, add_special_tokens=False).ids[:most]) or (0,)
         logprobs = tuple(-0.01 * (1 + (index + place) % 300) for place in range(len(ids)))
         stop = (StopReason.END, StopReason.STOP_STRING, StopReason.LENGTH)[index % 3]
         completions.append(Completion(index, ids, logprobs, logprobs, text, stop, step - 1))

@@ -91,10 +91,16 @@ class Opened:
     home: str  # where the page lies
 
     def go(self, address: str) -> None:
-        """To another page of the lab, by what stands after the #."""
-        self.page.goto("about:blank")  # or a change of what stands after the # would load nothing to wait for
-        self.page.goto(f"{self.home}#{address}")
-        self.page.wait_for_selector("main .page")
+        """To another page of the lab, by what stands after the #, as its links lead there."""
+        before = self.page.url
+        if before.partition("#")[0] == self.home and before != f"{self.home}#{address}":
+            # Five times as fast as to load everything anew.
+            self.page.evaluate("document.querySelector('main .page')?.setAttribute('data-left', '')")
+            self.page.evaluate("(address) => { location.hash = address; }", address)
+        else:
+            self.page.goto("about:blank")  # or nothing would be loaded that can be waited for
+            self.page.goto(f"{self.home}#{address}")
+        self.page.wait_for_selector("main .page:not([data-left])")
 
 
 @contextmanager
