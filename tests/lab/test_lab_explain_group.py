@@ -30,7 +30,16 @@ LETTERS = (WeightedReward("letters", letters), WeightedReward("rarely", rarely, 
 
 @pytest.fixture(scope="module")
 def train(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[TestClient, Path]]:
+    made: dict[Algorithm, tuple[TestClient, Path]] = {}  # of those that only differ in their algorithm
+
     def run(algorithm: Algorithm, rewards: Any = LETTERS, **changes: Any) -> tuple[TestClient, Path]:
+        if rewards is LETTERS and not changes:
+            if algorithm not in made:
+                made[algorithm] = trained(algorithm, rewards)
+            return made[algorithm]
+        return trained(algorithm, rewards, **changes)
+
+    def trained(algorithm: Algorithm, rewards: Any, **changes: Any) -> tuple[TestClient, Path]:
         root = tmp_path_factory.mktemp("runs")
         config = small_config(root, steps=2, **changes)
         return lab(root), Trainer(tiny, ROWS, list(rewards), algorithm, config).train().directory

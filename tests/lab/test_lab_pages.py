@@ -57,6 +57,7 @@ def page(lab: Opened) -> Iterator[Any]:
 
 
 def show(lab: Opened, address: str, sign: str = "main .page") -> Any:
+    """Loads everything anew."""
     lab.page.goto("about:blank")
     lab.page.goto(f"{lab.home}#{address}")
     lab.page.wait_for_selector(sign)
@@ -307,6 +308,6 @@ def test_controls_are_large_enough_for_a_finger(lab: Opened, page: Any) -> None:
       .filter(([, box]) => box.height < 23.9 || box.width < 23.9)
       .map(([text, box]) => `${text} ${box.width} ${box.height}`)"""
     for address in ("/", "/runs/one", "/runs/one/groups/3", "/runs/one/groups/3/1", "/compare/one,two"):
-        show(lab, address)
+        lab.go(address)
         page.wait_for_timeout(300)
         assert page.evaluate(small) == []

@@ -60,9 +60,10 @@ def test_the_ratio_is_dragged_over_the_clip(browser: Opened, page: Any, place: i
         page.locator("label.field", has_text=name).locator("select").select_option(**chosen)
     page.wait_for_timeout(500)
     advantage, sides = (1.0, -1.0)[place], set()
+    handle.focus()
     for key, times in (("Home", 1), ("PageUp", 2), ("PageUp", 2), ("ArrowRight", 7), ("PageUp", 3), ("End", 1)):
         for _ in range(times):
-            handle.press(key)
+            page.keyboard.press(key)
         ratio = float(handle.get_attribute("aria-valuenow"))
         objective, gradient = clipped(ratio, advantage, low, high)
         told = page.locator(".read").first.inner_text()

@@ -117,6 +117,37 @@ def padded_logprobs(model: PreTrainedModel, folder: Path, batch: Batch) -> Tenso
     return grid
 
 
+def loss_by_hand_and_learned(
+    tiny: Path, batch: Batch, logprobs: Tensor, reference: Tensor, options: dict[str, Any]
+) -> tuple[float, float]:
+    """Of an algorithm with these options, from padded log-probs and from the learner."""
+    chosen = {"kl_coef": 0.1, **options}
+    expected, _ = policy_loss(
+        logprobs,
+        batch.old_logprobs_NT,
+        ADVANTAGES,
+        token_weights(batch.mask_NT),
+        ref_logprobs_NT=reference,
+        **chosen,
+    )
+    figures = learn(learner_of(loaded(tiny), variant(**chosen), micro_batch_tokens=45), batch)
+    return float(expected), figures["loss"]
+
+
+@pytest.fixture(scope="module")
+def padded(tiny: Path, groups: list[Group]) -> tuple[Batch, Tensor, Tensor]:
+    """A batch with padded log-probs of policy and reference."""
+    model, batch = loaded(tiny), moved(batch_of(groups))
+    return batch, padded_logprobs(model, tiny, batch), padded_logprobs(other_reference(model), tiny, batch)
+
+
+@pytest.fixture(scope="module")
+def usual(tiny: Path, padded: tuple[Batch, Tensor, Tensor]) -> float:
+    expected, loss = loss_by_hand_and_learned(tiny, *padded, {})
+    assert loss == pytest.approx(expected, abs=1e-5)
+    return loss
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -131,24 +162,12 @@ def padded_logprobs(model: PreTrainedModel, folder: Path, batch: Batch) -> Tenso
     ],
     ids=str,
 )
-def test_every_field_of_the_algorithm_reaches_the_loss(tiny: Path, groups: list[Group], options: dict[str, Any]):
-    model = loaded(tiny)
-    batch = moved(batch_of(groups))
-    logprobs, reference = (padded_logprobs(m, tiny, batch) for m in (model, other_reference(model)))
-    losses = []
-    for chosen in ({}, options):
-        expected, _ = policy_loss(
-            logprobs,
-            batch.old_logprobs_NT,
-            ADVANTAGES,
-            token_weights(batch.mask_NT),
-            ref_logprobs_NT=reference,
-            **{"kl_coef": 0.1, **chosen},
-        )
-        figures = learn(learner_of(model, variant(**{"kl_coef": 0.1, **chosen}), micro_batch_tokens=45), batch)
-        assert figures["loss"] == pytest.approx(float(expected), abs=1e-5)
-        losses.append(figures["loss"])
-    assert abs(losses[0] - losses[1]) > 1e-3
+def test_every_field_of_the_algorithm_reaches_the_loss(
+    tiny: Path, padded: tuple[Batch, Tensor, Tensor], usual: float, options: dict[str, Any]
+):
+    expected, loss = loss_by_hand_and_learned(tiny, *padded, options)
+    assert loss == pytest.approx(expected, abs=1e-5)
+    assert abs(usual - loss) > 1e-3
 
 
 @pytest.mark.parametrize("algorithm", [variant(kl_coef=0.3), variant(kl_coef=0.0, ratio="sequence")], ids=named)
