@@ -18,12 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from grouprl.config.run import ClusterConfig
+from grouprl.config.run import ClusterConfig, RunConfig, load_config
+from grouprl.curriculum.order import UniformOrder
+from grouprl.curriculum.pass_rates import PassRates
 from grouprl.distributed import Ranks
 from grouprl.distributed.actors import ActorPool
 from grouprl.distributed.cluster import Cluster, open_cluster
+from grouprl.models.load import load_model, load_tokenizer
+from grouprl.rollout import NativeEngine, requests
 from grouprl.rollout.remote import _parts
+from grouprl.tasks import load_task
 from grouprl.types import UserError
 from small_runs import ROWS, assert_same_run, grouprl, metrics, rollouts, small_settings, write_rows
 
@@ -224,3 +230,46 @@ def test_a_cluster_that_is_not_there_is_one_sentence(place: list[str]):
     assert "cluster.address: expected a Ray 2" in ended.text
     assert "Traceback" not in ended.text
     assert len(ended.err.strip().splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def late(place: list[str]) -> list[str]:
+    """A run whose groups are sampled while the learner updates."""
+    late = ["cluster.backend=ray", "cluster.samplers=2", "cluster.max_staleness=1", "algorithm.correction=truncate"]
+    return [*place, *late]
+
+
+@pytest.mark.slow
+def test_a_run_that_samples_ahead_is_one_version_behind_and_resumes_exactly(late: list[str], tiny: Path):
+    runs = Path(next(one for one in late if one.startswith("runs_dir=")).partition("=")[2].strip('"'))
+    assert grouprl(*late, "name=whole").code == 0
+    assert [row["staleness"] for row in metrics(runs / "whole")] == [0] + [1] * 7
+
+    command = [sys.executable, "-m", "grouprl", *late, "name=broken"]
+    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    until = time.monotonic() + 120
+    while not (runs / "broken" / "checkpoints" / "step-000004").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    run.kill()
+    run.wait(10)
+    assert grouprl(*late, "name=broken", "--resume").code == 0
+    assert_same_run(runs / "whole", runs / "broken", step=8)
+
+    # The weights after step 2 sampled step 4; an engine of this process with those weights writes the same.
+    policy = load_model(str(runs / "whole" / "checkpoints" / "step-000002"), device=torch.device("cpu"))
+    config = load_config(RunConfig, [runs / "whole" / "config.yaml"], [])
+    task = load_task(**config.task.model_dump())
+    visits = UniformOrder(4, config.seed).visits(task.problems("train"), step=4, rates=PassRates())
+    tokenizer = load_tokenizer(str(tiny))
+    engine = NativeEngine(policy, tokenizer, seed=config.seed, max_rows=256)
+    groups = engine.generate(requests(visits, tokenizer, completions=4, longest_prompt=500), config.rollout.sampling)
+    query = "SELECT text FROM completions WHERE step = 4 ORDER BY rowid"
+    recorded = [text for (text,) in rollouts(runs / "whole", query)]
+    assert recorded == [one.text for group in groups for one in group.completions]
+
+
+def test_sampling_ahead_needs_a_correction_and_problems_that_are_known(tmp_path: Path):
+    ahead = ["train", "demo", f"runs_dir={tmp_path}", "cluster.backend=ray", "cluster.max_staleness=1"]
+    assert "algorithm.correction: expected truncate or mask with max_staleness=1" in grouprl(*ahead).text
+    edge = [*ahead, "algorithm.correction=mask", "rollout.curriculum.order=edge"]
+    assert "rollout.curriculum.order: expected uniform with max_staleness=1" in grouprl(*edge).text

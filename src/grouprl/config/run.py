@@ -259,6 +259,7 @@ class ClusterConfig(Section):
     cpus: int = Field(1, ge=1, le=1024, description="CPU cores of an actor")
     gpus: float = Field(0.0, ge=0.0, le=64.0, description="GPUs of a sampler")
     seconds: float = Field(600.0, gt=0.0, le=86_400.0, description="longest time for an answer; then it is replaced")
+    max_staleness: int = Field(0, ge=0, le=1, description="steps; 1 = the next step is sampled during an update")
 
     @model_validator(mode="after")
     def _fits_its_backend(self) -> Self:
@@ -330,6 +331,15 @@ def check_sections(config: RunConfig) -> None:
             f"rollout.min_p: expected 0 with top_p below 1 and engine.name=vllm, got {config.rollout.min_p}: vLLM "
             "applies min_p before top_p, GroupRL after it; set one of the two, or engine.name=native"
         )
+    if config.cluster.max_staleness:
+        wanted = "with max_staleness=1, whose groups the policy before the last update sampled"
+        if algorithm.correction is None:
+            raise UserError(f"algorithm.correction: expected truncate or mask {wanted}, got none: set one")
+        if config.rollout.curriculum.order != "uniform":
+            raise UserError(
+                f"rollout.curriculum.order: expected uniform {wanted}, got {config.rollout.curriculum.order}: the "
+                "verdicts that it needs come too late; set it to uniform"
+            )
     chosen, usual = config.rollout.curriculum, CurriculumConfig()
     for field in ("floor", "sharpness"):
         if chosen.order == "uniform" and getattr(chosen, field) != getattr(usual, field):

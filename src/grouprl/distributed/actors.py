@@ -118,13 +118,13 @@ class ActorPool(Generic[Job, Result]):
             self._start(place)
         self._thread.start()
 
-    def submit(self, job: Job) -> Future[Result]:
-        """Gives a job to the next free actor.
+    def submit(self, job: Job, *, now: bool = False) -> Future[Result]:
+        """Gives a job to the next free actor, after the jobs that wait; with `now`, before them.
 
         The future raises UserError when the job does, and when too many actors are lost.
         """
         asked = _Asked[Job, Result](job)
-        self._waiting.append(asked)
+        (self._waiting.appendleft if now else self._waiting.append)(asked)
         if self._over.is_set():
             self._refuse_all()
         return asked.future

@@ -47,6 +47,10 @@ def open_cluster(settings: ClusterConfig, say: Callable[[str], None], ranks: Ran
     Raises:
         UserError: Ray is not installed, or there is no cluster of this version, or with this token, at the address.
     """
+    if settings.max_staleness and ranks.world > 1:
+        raise UserError(
+            f"cluster.max_staleness: expected 0 with {ranks.world} ranks, got 1: set it to 0, or use one rank"
+        )
     if settings.address is None and ranks.world > 1:
         raise UserError(
             f"cluster.address: expected the address of a cluster for {ranks.world} ranks, got none: start one with "

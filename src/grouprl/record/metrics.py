@@ -265,6 +265,10 @@ METRICS: tuple[Metric, ...] = (
         meaning=_CORRECTION_MEAN,
         worry=_CORRECTION_MEAN_WORRY,
         formula="max of the correction's weight", section="correction"),
+    Metric("staleness", "Staleness", "",
+        meaning="updates that were made between the weights that sampled the oldest completion of the step, and the"
+        " first update from it; with `cluster.max_staleness`",
+        worry="never above cluster.max_staleness times the updates of a step", section="correction"),
     Metric("sampler_learner_gap", "Sampler and learner gap", "nats",
         meaning="largest absolute difference between a token's log-prob at sampling and at learning, in the first"
         " update",

@@ -91,7 +91,10 @@ def explosion(rows: Sequence[Row]) -> tuple[Finding, int] | None:
     Returns:
         The finding, and the first step after which the weights were bad: a metric describes those before its step.
     """
+    stale = any(row.get("staleness") for row in rows[-1:])  # sampler and learner then differ by an update
     for limit in _LIMITS:
+        if stale and limit.metric == "sampler_learner_gap":
+            continue
         newest = [row for row in rows[-limit.steps :] if _finite(row, limit.metric)]
         before = rows[-_HISTORY - limit.steps : -limit.steps]
         usual = [abs(row[limit.metric]) for row in before if _finite(row, limit.metric) and row[limit.metric]]
@@ -192,7 +195,7 @@ def _hacking(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
 
 def _gap(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
     now = _last(rows, "sampler_learner_gap")
-    if now is not None and now > 0.5:
+    if now is not None and now > 0.5 and not rows[-1].get("staleness"):
         yield (
             "sampler_learner_gap",
             f"sampler and learner differ by up to {now:.2g} nats on one token: the ratio is wrong before any update.",

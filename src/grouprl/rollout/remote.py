@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import as_completed
+from concurrent.futures import Future, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +48,12 @@ class SamplerJob:
 
 
 Samplers = ActorPool[SamplerJob, list[Group]]
+_Key = tuple[str, str, int, Sampling]
+
+
+def _key(request: Request, sampling: Sampling) -> _Key:
+    """What determines a group, but for the weights."""
+    return request.problem.id, request.stream, request.completions, sampling
 
 
 @contextmanager
@@ -67,10 +74,31 @@ class RemoteEngine:
         self._samplers, self._policy, self._start, self._max_rows = samplers, policy, start, max_rows
         self._weights: ShippedWeights | None = None
         self._version = 0
+        self._begun: dict[_Key, tuple[Future[list[Group]], int]] = {}  # with the group's place in the result
 
     def load_weights(self, version: int) -> None:
-        """See `Engine.load_weights`; the samplers pull the weights before they sample the next group."""
+        """See `Engine.load_weights`; what was begun keeps its weights, and samplers pull new ones for the next job."""
         self._version, self._weights = version, None
+
+    def begin(self, requests: Sequence[Request], sampling: Sampling, *, now: bool = False) -> None:
+        """Starts to sample groups from the weights of now, for a later `generate`; those that were begun stay.
+
+        With `now` they come before all that was begun.
+        """
+        fresh = [request for request in requests if _key(request, sampling) not in self._begun]
+        if not fresh:
+            return
+        self._weights = self._weights or self._shipped()
+        for part in _parts([request.completions for request in fresh], self._samplers.count, self._max_rows):
+            job = SamplerJob(self._weights, tuple(fresh[place] for place in part), sampling)
+            future = self._samplers.submit(job, now=now)
+            self._begun |= {_key(one, sampling): (future, place) for place, one in enumerate(job.requests)}
+
+    def restore(self, requests: Sequence[Request], sampling: Sampling, groups: Sequence[Group]) -> None:
+        """Takes groups that were sampled before, for a later `generate`."""
+        done = Future[list[Group]]()
+        done.set_result(list(groups))
+        self._begun |= {_key(one, sampling): (done, place) for place, one in enumerate(requests)}
 
     def generate(
         self,
@@ -81,22 +109,24 @@ class RemoteEngine:
         on_group: Callable[[int, Group], None] | None = None,
     ) -> list[Group]:
         """See `Engine.generate`."""
-        self._weights = self._weights or self._shipped()
-        parts = _parts([request.completions for request in requests], self._samplers.count, self._max_rows)
-        jobs = {
-            self._samplers.submit(SamplerJob(self._weights, tuple(requests[n] for n in part), sampling)): part
-            for part in parts
-        }
+        self.begin(requests, sampling, now=True)
+        keys = [_key(request, sampling) for request in requests]
+        wanted = defaultdict[Future[list[Group]], list[tuple[int, int]]](list)
+        for place, key in enumerate(keys):
+            future, inside = self._begun[key]
+            wanted[future].append((place, inside))
         groups: dict[int, Group] = {}
         with PROGRESS.doing(lambda: f"waiting for samplers, {len(requests) - len(groups)} groups"):
-            for done in as_completed(jobs):
+            for done in as_completed(wanted):
                 PROGRESS.mark()
-                for place, group in zip(jobs[done], done.result(), strict=True):
-                    groups[place] = group
+                for place, inside in wanted[done]:
+                    groups[place] = done.result()[inside]
                     if on_finished is not None:
-                        on_finished(len(group.completions))
+                        on_finished(len(groups[place].completions))
                     if on_group is not None:
-                        on_group(place, group)
+                        on_group(place, groups[place])
+        for key in keys:
+            self._begun.pop(key, None)
         return [groups[place] for place in range(len(requests))]
 
     def _shipped(self) -> ShippedWeights:

@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.algorithms.values import SharedCritic
-from grouprl.config.run import RunConfig, check_sections
+from grouprl.config.run import RunConfig
 from grouprl.curriculum.edge import EdgeOrder
 from grouprl.curriculum.order import ProblemOrder, UniformOrder
 from grouprl.curriculum.pass_rates import PassRates
@@ -26,6 +26,7 @@ from grouprl.rewards.configured import check_rewards
 from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine
 from grouprl.rollout.remote import RemoteEngine, Samplers
 from grouprl.rollout.vllm import VllmEngine
+from grouprl.run.ahead import Ahead
 from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint
 from grouprl.scoring.scorer import Scorer
 from grouprl.step import StepParts
@@ -40,6 +41,7 @@ class RunParts:
     step_parts: StepParts
     held_out: Sequence[Request]
     state: TrainerState
+    ahead: Ahead | None  # of a cluster whose samplers work ahead
 
 
 def assemble(
@@ -64,7 +66,6 @@ def assemble(
     Raises:
         UserError: model, data or rewards do not fit the run.
     """
-    check_sections(config)
     check_rewards(config, scorer.rewards)
     data = problems_fingerprint(task.problems("train"))
     device = resolve_device(config.model.device)
@@ -90,7 +91,7 @@ def assemble(
     parts.order.visits(task.problems("train"), step=1, rates=PassRates())  # raises for too few problems
     scorer.check_columns(task.problems("train")[: parts.problems_per_step])
     parts.engine.load_weights(state.updates)
-    return RunParts(parts, held_out, state)
+    return RunParts(parts, held_out, state, _ahead(config, parts, saved))
 
 
 def make_learner(
@@ -165,6 +166,15 @@ def _engine(
     else:
         engine = NativeEngine(policy, tokenizer, seed=seed, max_rows=rows, dtype=config.model.dtype)
     return engine if learner.ranks.world == 1 else SpreadEngine(engine, learner.ranks)
+
+
+def _ahead(config: RunConfig, parts: StepParts, saved: tuple[Checkpoint, TrainerState] | None) -> Ahead | None:
+    if not config.cluster.max_staleness or not isinstance(parts.engine, RemoteEngine):
+        return None
+    ahead = Ahead(parts, parts.engine, config.steps)
+    if saved is not None:
+        ahead.load(saved[1].step + 1, saved[0].ahead)
+    return ahead
 
 
 def _parts(

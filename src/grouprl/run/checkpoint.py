@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -39,9 +39,18 @@ class TrainerState:
 
 
 def save_checkpoint(
-    run: Path, state: TrainerState, learner: Learner, tokenizer: PreTrainedTokenizerBase, *, keep: int
+    run: Path,
+    state: TrainerState,
+    learner: Learner,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    keep: int,
+    ahead: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Writes a complete checkpoint or none, then removes all but the newest `keep`."""
+    """Writes a complete checkpoint or none, then removes all but the newest `keep`.
+
+    `ahead` writes the groups of the next step that were sampled already into a file.
+    """
     finished = RunDirectory(run).checkpoint(state.step)
     with atomic_directory(finished.path) as folder:
         unfinished = Checkpoint(folder, state.step)
@@ -49,6 +58,8 @@ def save_checkpoint(
         unfinished.trainer.mkdir()
         for name, tensors in _tensors(learner):
             save_file(tensors, unfinished.tensors(name))
+        if ahead is not None:
+            ahead(unfinished.ahead)
         unfinished.state.write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
         write_manifest(folder)
     prune_checkpoints(run, keep)

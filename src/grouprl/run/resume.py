@@ -18,8 +18,9 @@ from grouprl.types import UserError
 # All other settings determine problems, completions or updates.
 _FREE = (
     *("name", "runs_dir", "steps", "model.threads", "rollout.scoring", "evaluation", "checkpoint"),
-    *("distributed.seconds", "cluster"),
     *("rollout.engine.address", "rollout.engine.token_env", "rollout.engine.seconds"),
+    *("distributed.seconds", "cluster.backend", "cluster.address", "cluster.samplers", "cluster.scorers"),
+    *("cluster.cpus", "cluster.gpus", "cluster.seconds"),
 )
 
 

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from grouprl import __version__
-from grouprl.config.run import RunConfig, dump_config
+from grouprl.config.run import RunConfig, check_sections, dump_config
 from grouprl.curriculum.pass_rates import PassRates, curriculum_metrics, update, verdicts
 from grouprl.distributed import open_ranks
 from grouprl.distributed.cluster import open_cluster
@@ -82,6 +82,7 @@ def train(
         UserError: model, data or run directory do not fit the configuration; nothing is overwritten.
     """
     terminal, config = terminal or Terminal(), with_run_dtype(config, resume=resume)
+    check_sections(config)
     directory = Path(config.runs_dir) / config.name
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
@@ -219,7 +220,9 @@ class _RunLoop:
 
     def _one_step(self, bars: TrainingBars) -> None:
         began = time.perf_counter()
-        step, learner = self._state.step + 1, self._parts.step_parts.learner
+        step, learner, ahead = self._state.step + 1, self._parts.step_parts.learner, self._parts.ahead
+        if ahead is not None:
+            ahead.begin(step)
         finished = partial(self._sampled, bars)
         record = grpo_step(self._parts.step_parts, step, self._rates, on_finished=finished)
         bars.stepped()
@@ -227,6 +230,9 @@ class _RunLoop:
         self._rates = update(self._rates, found, half_life=self._config.rollout.curriculum.half_life)
         known = curriculum_metrics(self._rates) if self._parts.step_parts.task.verifier else {}
         metrics = {**record.metrics, **known, "rss_mib": peak_rss_mib()}
+        if ahead is not None:
+            versions = [one.weights_version for group in record.groups for one in group.completions]
+            metrics["staleness"] = self._state.updates - min(versions)
         self._record.step(replace(record, metrics=metrics))
         self._terminal.step(step, self._config.steps, metrics)
         flat = [outcome for row in record.outcomes for outcome in row]
@@ -253,12 +259,14 @@ class _RunLoop:
 
     def _save(self) -> int:
         if self._ranks.leads:
+            ahead = self._parts.ahead
             save_checkpoint(
                 self._record.directory,
                 self._state,
                 self._parts.step_parts.learner,
                 self._parts.step_parts.tokenizer,
                 keep=self._config.checkpoint.keep,
+                ahead=None if ahead is None else partial(ahead.save, self._state.step + 1),
             )
         return self._state.step
 

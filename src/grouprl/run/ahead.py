@@ -1,0 +1,63 @@
+"""Samples the next step on a cluster while the learner updates, so that neither waits for the other.
+
+The groups of a step are then sampled from the weights before the last update: one version behind, always, so that
+the run is the same however fast its machines are. A checkpoint holds the groups that were begun: a resumed run learns
+from the same.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+from grouprl.curriculum.pass_rates import PassRates
+from grouprl.rollout import Request, requests
+from grouprl.rollout.remote import RemoteEngine
+from grouprl.step import StepParts
+from grouprl.types import Completion, Group, StopReason
+
+
+class Ahead:
+    """Begins the groups of steps before they are asked for."""
+
+    def __init__(self, parts: StepParts, engine: RemoteEngine, last: int) -> None:
+        """`last` is the run's last step."""
+        self._parts, self._engine, self._last = parts, engine, last
+
+    def begin(self, step: int) -> None:
+        """Begins this step and the next from the weights of now; what was begun already stays as it is."""
+        for coming in (step, step + 1):
+            if coming <= self._last:
+                self._engine.begin(self._requests(coming), self._parts.sampling)
+
+    def save(self, step: int, path: Path) -> None:
+        """Waits for the groups that were begun for this step, and writes them; writes nothing after the last step."""
+        if step <= self._last:
+            asked = self._requests(step)
+            groups = self._engine.generate(asked, self._parts.sampling)
+            self._engine.restore(asked, self._parts.sampling, groups)
+            rows = [[astuple(one) for one in group.completions] for group in groups]
+            path.write_text(json.dumps(rows) + "\n", encoding="utf-8")
+
+    def load(self, step: int, path: Path) -> None:
+        """Takes the groups that `save` wrote, if it did."""
+        if path.exists():
+            asked = self._requests(step)
+            rows = json.loads(path.read_text(encoding="utf-8"))
+            groups = [
+                Group(one.problem, one.prompt_ids, tuple(map(_completion, row)))
+                for one, row in zip(asked, rows, strict=True)
+            ]
+            self._engine.restore(asked, self._parts.sampling, groups)
+
+    def _requests(self, step: int) -> list[Request]:
+        parts = self._parts
+        visits = parts.order.visits(parts.task.problems("train"), step=step, rates=PassRates())
+        return requests(visits, parts.tokenizer, completions=parts.group_size, longest_prompt=parts.longest_prompt)
+
+
+def _completion(row: list[Any]) -> Completion:
+    index, token_ids, logprobs, plain, text, reason, version = row
+    return Completion(index, tuple(token_ids), tuple(logprobs), tuple(plain), text, StopReason(reason), version)
