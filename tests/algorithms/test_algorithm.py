@@ -10,7 +10,7 @@ from grouprl.algorithms.option import hints
 from grouprl.algorithms.steps import StepAdvantage
 from grouprl.algorithms.values import SharedCritic
 from grouprl.config.algorithm import KINDS, as_tree, options, with_options
-from grouprl.config.run import check_sections
+from grouprl.config.checks import check_sections
 from variants import variant
 
 CONTRADICTIONS = [

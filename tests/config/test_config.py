@@ -7,6 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
+from grouprl.config.checks import check_sections
 from grouprl.config.comparison import CompareConfig
 from grouprl.config.run import (
     CheckpointConfig,
@@ -22,7 +23,6 @@ from grouprl.config.run import (
     RunConfig,
     ScoringConfig,
     TaskConfig,
-    check_sections,
     dump_config,
     load_config,
 )

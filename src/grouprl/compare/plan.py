@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from grouprl.compare.read import run_folder
+from grouprl.config.checks import check_sections
 from grouprl.config.comparison import CompareConfig
-from grouprl.config.run import RunConfig, check_sections, load_config
+from grouprl.config.run import RunConfig, load_config
 from grouprl.record.layout import RunDirectory
 from grouprl.rewards.configured import configured_rewards
 from grouprl.run.resume import differences, with_run_dtype

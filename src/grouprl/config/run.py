@@ -26,7 +26,7 @@ from pydantic import (
 
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
-from grouprl.config.algorithm import as_tree, flat, options, with_options
+from grouprl.config.algorithm import as_tree, flat, with_options
 from grouprl.config.files import dump_config as dump_config
 from grouprl.config.files import load_config as load_config
 from grouprl.config.files import move_keys
@@ -301,56 +301,3 @@ class RunConfig(Experiment):
 
     distributed: DistributedConfig = DistributedConfig()
     cluster: ClusterConfig = ClusterConfig()
-
-
-def check_sections(config: RunConfig) -> None:
-    """Checks that sections fit each other. This is no validator, because `Trainer` sets the algorithm later.
-
-    Raises:
-        UserError: a critic's setting without a critic, a reference that an adapter cannot replace, or groups too
-            small for the baseline.
-    """
-    algorithm, size, rate = config.algorithm, config.rollout.group_size, config.learner.critic_learning_rate
-    if rate is not None and algorithm.critic is None:
-        raise UserError(
-            f"learner.critic_learning_rate: expected none with algorithm.critic='none', got {rate}: "
-            "set algorithm=ppo, or remove it"
-        )
-    if config.model.lora is not None and algorithm.kl is not None and algorithm.kl.refresh_reference:
-        raise UserError(
-            f"algorithm.refresh_reference: expected 0 with model.lora, got {algorithm.kl.refresh_reference}: a "
-            "reference that is the model without its adapter cannot change; remove it, or set model.lora=null"
-        )
-    if config.rollout.engine.name == "vllm" and config.rollout.engine.address is None:
-        raise UserError(
-            "rollout.engine.address: expected the address of the server with name=vllm, got none: give it, such as "
-            "http://127.0.0.1:8000"
-        )
-    if config.rollout.engine.name == "vllm" and config.rollout.min_p > 0 and config.rollout.top_p < 1:
-        raise UserError(
-            f"rollout.min_p: expected 0 with top_p below 1 and engine.name=vllm, got {config.rollout.min_p}: vLLM "
-            "applies min_p before top_p, GroupRL after it; set one of the two, or engine.name=native"
-        )
-    if config.cluster.max_staleness:
-        wanted = "with max_staleness=1, whose groups the policy before the last update sampled"
-        if algorithm.correction is None:
-            raise UserError(f"algorithm.correction: expected truncate or mask {wanted}, got none: set one")
-        if config.rollout.curriculum.order != "uniform":
-            raise UserError(
-                f"rollout.curriculum.order: expected uniform {wanted}, got {config.rollout.curriculum.order}: the "
-                "verdicts that it needs come too late; set it to uniform"
-            )
-    chosen, usual = config.rollout.curriculum, CurriculumConfig()
-    for field in ("floor", "sharpness"):
-        if chosen.order == "uniform" and getattr(chosen, field) != getattr(usual, field):
-            raise UserError(f"rollout.curriculum.{field}: expected order=edge, which has it, got uniform: remove it")
-    alone = {"mean", "leave_one_out", "group_std"} if size == 1 else set()
-    if size * config.rollout.problems_per_step == 1 and algorithm.advantage.credit == "completion":
-        alone |= {"batch_mean", "batch_std"}
-    chosen_options = options(algorithm)
-    for field in ("baseline", "scale"):
-        if chosen_options.get(field) in alone:
-            raise UserError(
-                f"rollout.group_size: expected 2 or more with algorithm.{field}={chosen_options[field]!r}, "
-                f"got {size}: a completion is compared with the others of its group; raise it"
-            )

@@ -268,7 +268,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("staleness", "Staleness", "",
         meaning="updates that were made between the weights that sampled the oldest completion of the step, and the"
         " first update from it; with `cluster.max_staleness`",
-        worry="never above cluster.max_staleness times the updates of a step", section="correction"),
+        worry="above the updates of one step: the policy learns from groups of an older one", section="correction"),
     Metric("sampler_learner_gap", "Sampler and learner gap", "nats",
         meaning="largest absolute difference between a token's log-prob at sampling and at learning, in the first"
         " update",

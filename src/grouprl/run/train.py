@@ -15,7 +15,8 @@ import torch
 from rich.console import Console
 
 from grouprl import __version__
-from grouprl.config.run import RunConfig, check_sections, dump_config
+from grouprl.config.checks import check_sections
+from grouprl.config.run import RunConfig, dump_config
 from grouprl.curriculum.pass_rates import PassRates, curriculum_metrics, update, verdicts
 from grouprl.distributed import open_ranks
 from grouprl.distributed.cluster import open_cluster
