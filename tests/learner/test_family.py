@@ -62,11 +62,12 @@ STATEFUL = {
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_run_with_a_break_is_bit_for_bit_the_run_without(name: str, tiny: Path, tmp_path: Path) -> None:
     algorithm = STATEFUL[name]
-    whole = run(tiny, tmp_path / "whole", algorithm, checkpoint={"every": 3, "keep": 2})
-    run(tiny, tmp_path / "broken", algorithm, steps=3)
-    resumed = run(tiny, tmp_path / "broken", algorithm, resume=True, checkpoint={"every": 3, "keep": 2})
-    assert_same_run(whole.directory, resumed.directory)
-    ends = [directory / "checkpoints" / "step-000006" for directory in (whole.directory, resumed.directory)]
+    saved = {"checkpoint": {"every": 3, "keep": 2}, "evaluation": {"problems": 1, "samples": 1}}
+    whole = run(tiny, tmp_path / "whole", algorithm, steps=5, **saved)
+    run(tiny, tmp_path / "broken", algorithm, **{**saved, "steps": 3})
+    resumed = run(tiny, tmp_path / "broken", algorithm, resume=True, steps=5, **saved)
+    assert_same_run(whole.directory, resumed.directory, step=5)
+    ends = [directory / "checkpoints" / "step-000005" for directory in (whole.directory, resumed.directory)]
     assert_same_weights(*ends)
     files = [sorted(path.name for path in (end / "trainer").iterdir()) for end in ends]
     assert files[0] == files[1]

@@ -50,9 +50,15 @@ def trained(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return newest(run(tiny, tmp_path_factory.mktemp("trained")).directory)
 
 
+@pytest.fixture(scope="module")
+def made(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(shaken(adapted(tiny)), tiny, tmp_path_factory.mktemp("made") / "adapter")
+
+
 @pytest.fixture
-def adapter(tiny: Path, tmp_path: Path) -> Path:
-    return saved(shaken(adapted(tiny)), tiny, tmp_path / "adapter")
+def adapter(made: Path, tmp_path: Path) -> Path:
+    """A copy, which a test may damage."""
+    return shutil.copytree(made, tmp_path / "adapter")
 
 
 # Folders
