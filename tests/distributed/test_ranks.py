@@ -11,13 +11,24 @@ from ranked_runs import Place, torchrun, torchrun_all
 from small_runs import assert_same_run, grouprl, metrics, rollouts
 
 EXACT = {"distributed": {"exact": True}}
+SHARD = {"distributed": {"shard": True}}
 PPO = {"algorithm": {"name": "ppo"}}
+ALMOST = ("plain-1", "plain-2", "shard-2")
 
 
 def ends_well(place: Place, *commands: list[str]) -> None:
     for command in commands:
         one = grouprl(*command)
         assert one.code == 0, one.text
+
+
+def assert_almost_same_run(left: Path, right: Path) -> None:
+    """Equal but for the rounding of sums: the same tokens, and metrics near each other."""
+    ours, theirs = metrics(left), metrics(right)
+    assert [row["loss"] for row in theirs] == pytest.approx([row["loss"] for row in ours], abs=1e-5)
+    assert [row["grad_norm"] for row in theirs] == pytest.approx([row["grad_norm"] for row in ours], rel=1e-3)
+    ids = "SELECT step, group_index, completion_index, token_ids FROM completions ORDER BY 1, 2, 3"
+    assert rollouts(left, ids) == rollouts(right, ids)
 
 
 def test_two_ranks_are_one_process(tiny: Path, tmp_path: Path) -> None:
@@ -27,6 +38,7 @@ def test_two_ranks_are_one_process(tiny: Path, tmp_path: Path) -> None:
         [
             place.arguments("exact-2", **EXACT),
             place.arguments("plain-2"),
+            place.arguments("shard-2", **SHARD),
             place.arguments("ppo-2", **PPO, **EXACT),
         ],
     )
@@ -36,11 +48,13 @@ def test_two_ranks_are_one_process(tiny: Path, tmp_path: Path) -> None:
     )
     for name in ("exact", "ppo"):
         assert_same_run(place.runs / f"{name}-1", place.runs / f"{name}-2", step=3)
-    one, two = (metrics(place.runs / f"plain-{ranks}") for ranks in (1, 2))
-    assert [row["loss"] for row in two] == pytest.approx([row["loss"] for row in one], abs=1e-5)
-    ids = "SELECT step, group_index, completion_index, token_ids FROM completions WHERE step = 1 ORDER BY 1, 2, 3"
-    assert rollouts(place.runs / "plain-1", ids) == rollouts(place.runs / "plain-2", ids)
-    assert many.out.count("Report:") == 3  # rank 0 alone writes
+    for name in ("plain-2", "shard-2"):
+        assert_almost_same_run(place.runs / "plain-1", place.runs / name)
+    assert many.out.count("Report:") == 4  # rank 0 alone writes
+    memory = {name: json.loads((place.runs / name / "summary.json").read_text())["networks_mib"] for name in ALMOST}
+    for network in ("policy", "reference", "optimizer"):
+        assert memory["plain-2"][network] == memory["plain-1"][network]
+        assert memory["shard-2"][network] == pytest.approx(memory["plain-1"][network] / 2, rel=0.01)
 
 
 @pytest.mark.slow

@@ -26,6 +26,11 @@ def check_sections(config: RunConfig) -> None:
             "reference that is the model without its adapter cannot change; remove it, or set model.lora=null"
         )
     _check_engine(config)
+    if config.distributed.exact and config.distributed.shard:
+        raise UserError(
+            "distributed: expected exact or shard, got both: the backend adds gradients of sharded weights in an order "
+            "of its own; remove one"
+        )
     chosen, usual = config.rollout.curriculum, CurriculumConfig()
     for field in ("floor", "sharpness"):
         if chosen.order == "uniform" and getattr(chosen, field) != getattr(usual, field):

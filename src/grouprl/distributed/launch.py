@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from grouprl.config.run import RunConfig
 from grouprl.distributed.ranks import Ranks
@@ -60,9 +61,17 @@ def open_ranks(config: RunConfig) -> Iterator[Ranks]:
             f"expected {world} ranks at {os.environ['MASTER_ADDR']} within {seconds:g} s, got {error}: see the "
             "output of the others"
         ) from error
-    yield Ranks(rank, world, on_machine, config.distributed.exact, seconds, store)
+    mesh = _mesh("cuda" if "cuda" in backend else "cpu", world, on_machine) if config.distributed.shard else None
+    yield Ranks(rank, world, on_machine, config.distributed.exact, seconds, store, mesh)
     # Not after an error: the others must not see a closed connection before this rank has reported it.
     dist.destroy_process_group()
+
+
+def _mesh(device: str, world: int, on_machine: int) -> DeviceMesh:
+    """All ranks shard the weights; on several machines the ranks of each, because links between machines are slow."""
+    if on_machine == 1 or world == on_machine or world % on_machine:
+        return init_device_mesh(device, (world,))
+    return init_device_mesh(device, (world // on_machine, on_machine), mesh_dim_names=("machines", "ranks"))
 
 
 def is_restarted() -> bool:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from grouprl.distributed.shares import TreeSum, shares
 from grouprl.models.progress import PROGRESS
@@ -39,6 +40,7 @@ class Ranks:
     exact: bool = False  # add gradients in an order that does not depend on the number of ranks
     seconds: float = 0.0  # longest wait for another rank
     store: Any = None  # of torch.distributed, where each rank says what it waits for
+    mesh: DeviceMesh | None = None  # the ranks that keep a part of the weights each; None = each keeps all
     _meetings: Iterator[int] = field(default_factory=lambda: count(1), repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -69,6 +71,17 @@ class Ranks:
     def own(self, costs: Sequence[int]) -> list[int]:
         """The places of the work that this rank does, ascending."""
         return sorted(chain.from_iterable(self.shards(costs)))
+
+    def passes(self, costs: Sequence[int]) -> list[int]:
+        """The places of `own`, and repetitions of the cheapest one whose result does not count.
+
+        Ranks that keep a part of the weights each must all make as many passes, because a pass gathers weights.
+        """
+        own = self.own(costs)
+        if self.mesh is None or not costs:
+            return own
+        most = max(map(len, shares(costs, self.world)))
+        return own + [costs.index(min(costs))] * (most - len(own))
 
     # What all ranks get
 

@@ -45,6 +45,8 @@ def add_gradients(
     """
     shards = ranks.shards(costs)
     weights = [weight for network in networks for weight in network.parameters() if weight.requires_grad]
+    if ranks.mesh is not None:
+        return _add_sharded(losses, ranks.own(costs), ranks.passes(costs))
     if ranks.exact:
         return _add_in_a_tree(losses, shards, weights, workers, ranks)
     places = list(chain.from_iterable(shards))
@@ -58,6 +60,17 @@ def add_gradients(
     if ranks.world > 1:
         _set(weights, _over_ranks([weight.grad for weight in weights], weights, ranks))
     return dict(zip(places, results, strict=True))
+
+
+def _add_sharded(losses: Sequence[Loss[Result]], own: Sequence[int], passes: Sequence[int]) -> dict[int, Result]:
+    """Adds with FSDP2, whose backward pass adds the gradients of all ranks, one pass after the other."""
+    done: dict[int, Result] = {}
+    for number, place in enumerate(passes):
+        counts = number < len(own)
+        result = _backward(losses[place], 1.0 if counts else 0.0)
+        if counts:
+            done[place] = result
+    return done
 
 
 def _add_in_a_tree(
@@ -129,9 +142,9 @@ def _accumulate(weights: Sequence[Tensor], gradients: _Gradients) -> None:
             weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
 
 
-def _backward(loss: Loss[Result]) -> Result:
+def _backward(loss: Loss[Result], factor: float = 1.0) -> Result:
     total, result = loss()
-    total.backward()  # type: ignore[no-untyped-call]
+    (total if factor == 1.0 else total * factor).backward()  # type: ignore[no-untyped-call]
     PROGRESS.mark()
     return result
 

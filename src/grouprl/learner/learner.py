@@ -33,6 +33,7 @@ from grouprl.models.adapters import as_reference
 from grouprl.models.critic import Critic
 from grouprl.models.precision import autocast
 from grouprl.models.progress import PROGRESS
+from grouprl.models.shard import own_part, reshard
 from grouprl.models.workers import side_by_side, worker_count
 from grouprl.record.rows import is_watched
 from grouprl.types import Batch, TokenTrace
@@ -98,14 +99,22 @@ class Learner:
                 return columns(pack)
 
         packs = self._packs(batch, range(len(batch.group_of_N)))
-        own = [packs[place] for place in self.ranks.own([pack.tokens for pack in packs])]
+        tokens = [pack.tokens for pack in packs]
+        own, counted = [packs[place] for place in self.ranks.passes(tokens)], len(self.ranks.own(tokens))
         found: dict[str, Tensor] = defaultdict(lambda: torch.zeros(batch.mask_NT.shape, device=self.device))
         results = side_by_side([partial(evaluate, pack) for pack in own], worker_count(self.policy, len(own)))
-        for pack, values in zip(own, results, strict=True):
-            for name, values_C in values.items():
+        for number, (pack, values) in enumerate(zip(own, results, strict=True)):
+            for name, values_C in values.items() if number < counted else ():
                 found[name][list(pack.rows), : pack.width] = to_grid(pack, values_C)
+        self._reshard()
         names = chain.from_iterable(self.ranks.gather(list(found), "evaluations"))
         return {name: self.ranks.combine(found[name], "evaluations") for name in dict.fromkeys(names)}
+
+    def _reshard(self) -> None:
+        if self.ranks.mesh is not None:
+            for network in (self.policy, self.reference, self.critic):
+                if network is not None:
+                    reshard(network)
 
     def _own_columns(self, batch: Batch, pack: Pack, *, policy_too: bool) -> dict[str, Tensor]:
         columns: dict[str, Tensor] = {}
@@ -160,6 +169,7 @@ class Learner:
             self.kl_coef = self.algorithm.kl.next_coef(self.kl_coef, metrics["kl"])
         watched = watched_group(batch, work.advantages_NT) if is_watched(step) and not critic_only else []
         again = [self._evaluate_again(batch, pack) for pack in self._packs(batch, watched)] if watched else []
+        self._reshard()
         traces = token_traces(batch, before, [part for _, parts in passes[-1] for part in parts], again)
         advantages_NT = credit.advantages_NT.nan_to_num(0.0, 0.0, 0.0)  # the record has no place for other values
         unused = self._unused(work, passes[-1], critic_only)
@@ -191,8 +201,9 @@ class Learner:
         counted: set[int] = set()
         shares = {}
         for name, network in networks.items():
-            own = [] if network is None else [w for w in network.parameters() if w.data_ptr() not in counted]
-            counted |= {weight.data_ptr() for weight in own}
+            parts = [] if network is None else list(map(own_part, network.parameters()))
+            own = [part for part in parts if part.data_ptr() not in counted]
+            counted |= {part.data_ptr() for part in own}
             shares[name] = mib(own)
         for name, optimizer in {"optimizer": self.optimizer, "critic_optimizer": self.critic_optimizer}.items():
             shares[name] = 0.0 if optimizer is None else optimizer.mib

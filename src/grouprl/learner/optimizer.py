@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from grouprl.config.run import UpdateConfig
+from grouprl.models.save import plain
+from grouprl.models.shard import own_part, part_like, whole
 from grouprl.models.workers import one_thread, worker_count
 from grouprl.types import UserError
 
@@ -70,7 +72,7 @@ class Optimizer:
         """
         # A sum in parts, one for each thread, would round in another way for each number of threads.
         with one_thread() if self._small else nullcontext():
-            norm = float(nn.utils.clip_grad_norm_(self._named.values(), self._config.max_grad_norm))
+            norm = float(whole(nn.utils.clip_grad_norm_(self._named.values(), self._config.max_grad_norm)))
         if not math.isfinite(norm):
             raise FloatingPointError(
                 f"expected a finite gradient in update {self.updates + 1}, got a norm of {norm}; "
@@ -93,12 +95,13 @@ class Optimizer:
         """The memory of the moments, in MiB."""
         return mib(value for state in self._adamw.state.values() for value in state.values())
 
-    def state(self) -> dict[str, Tensor]:
-        """Returns every tensor of the optimizer, named `<weight>/<moment>`."""
+    def state(self, *, keep: bool = True) -> dict[str, Tensor]:
+        """Returns every tensor of the optimizer, named `<weight>/<moment>`; see `models.save.plain_tensors`."""
         return {
-            f"{name}/{moment}": value.detach().cpu().contiguous().clone()
+            f"{name}/{moment}": value
             for name, weight in self._named.items()
-            for moment, value in self._adamw.state[weight].items()
+            for moment, sharded in self._adamw.state[weight].items()
+            if (value := plain(sharded, keep=keep)) is not None
         }
 
     def load_state(self, state: Mapping[str, Tensor], updates: int) -> None:
@@ -116,10 +119,10 @@ class Optimizer:
             name, _, moment = key.rpartition("/")
             weight = self._named[name]
             # Fused AdamW keeps the step count too on the weight's device.
-            self._adamw.state[weight][moment] = value.to(weight.device).clone()
+            self._adamw.state[weight][moment] = part_like(value, weight).clone()
         self.updates = updates
 
 
 def mib(tensors: Iterable[Tensor]) -> float:
-    """Returns the memory of tensors, in MiB."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors) / (1 << 20)
+    """Returns the memory of tensors on this rank, in MiB."""
+    return sum(part.numel() * part.element_size() for part in map(own_part, tensors)) / (1 << 20)

@@ -6,7 +6,7 @@ One copy of the model serves as policy and as reference: the reference is the po
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from grouprl.config.run import ALL_LINEAR, LoraConfig
@@ -79,11 +79,15 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     return model
 
 
-def save_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Writes adapter_config.json and adapter_model.safetensors, without the base model's weights."""
+def save_adapter(model: PreTrainedModel, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
+    """Writes adapter_config.json and adapter_model.safetensors, without the base model's weights.
+
+    `tensors` are the whole weights of a sharded model by name.
+    """
     # Not model.save_pretrained, which queries the hub for the base model at each save.
-    tensors = import_extra("peft", "lora", "LoRA").get_peft_model_state_dict(model, save_embedding_layers=False)
-    plain = {f"base_model.model.{name}": value.detach().cpu().contiguous() for name, value in tensors.items()}
+    peft = import_extra("peft", "lora", "LoRA")
+    own = peft.get_peft_model_state_dict(model, state_dict=tensors, save_embedding_layers=False)
+    plain = {f"base_model.model.{name}": value.detach().cpu().contiguous() for name, value in own.items()}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(plain, folder / WEIGHTS, metadata={"format": "pt"})
     model.peft_config[_NAME].save_pretrained(folder)

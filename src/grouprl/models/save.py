@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -10,38 +11,60 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.models.adapters import has_adapter, save_adapter
 from grouprl.models.load import hide_progress_bars
+from grouprl.models.shard import own_part, whole
 from grouprl.types import UserError
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def save_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    *,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> None:
     """Writes config.json, model.safetensors and the tokenizer's files into a folder.
 
     A model with an adapter gives only adapter_config.json and adapter_model.safetensors.
 
+    Args:
+        model: the model.
+        tokenizer: its tokenizer.
+        folder: the folder.
+        tensors: of a sharded model, its whole weights by name.
+
     Raises:
         UserError: a weight is not finite; nothing is written.
     """
-    if (name := not_finite(model)) is not None:
+    if (name := not_finite(model.named_parameters() if tensors is None else tensors.items())) is not None:
         raise UserError(
             f"{folder}: expected finite weights to save, got NaN or infinity in {name}: lower the learning rate, and "
             "start from an earlier checkpoint"
         )
     with hide_progress_bars():
         if has_adapter(model):
-            save_adapter(model, folder)
+            save_adapter(model, folder, tensors)
         else:
-            model.save_pretrained(folder)
+            model.save_pretrained(folder, state_dict=tensors)
         tokenizer.save_pretrained(folder)
 
 
 @torch.no_grad()
-def not_finite(model: nn.Module) -> str | None:
+def not_finite(weights: Iterable[tuple[str, Tensor]]) -> str | None:
     """The name of the first weight that has a value that is not finite; None when all are finite."""
-    return next((name for name, weight in model.named_parameters() if not bool(weight.isfinite().all())), None)
+    return next((name for name, weight in weights if not bool(own_part(weight).isfinite().all())), None)
 
 
-def plain_tensors(module: nn.Module, *, learned_only: bool = False) -> dict[str, Tensor]:
-    """Weights by name on the CPU, each with its own memory, which safetensors needs; all, or only the trained ones."""
+def plain_tensors(module: nn.Module, *, learned_only: bool = False, keep: bool = True) -> dict[str, Tensor]:
+    """Weights by name on the CPU, each with its own memory, which safetensors needs; all, or only the trained ones.
+
+    All ranks gather sharded weights together; those that do not write them `keep` none.
+    """
     frozen = {name for name, weight in module.named_parameters() if learned_only and not weight.requires_grad}
     own = {name: value for name, value in module.state_dict().items() if name not in frozen}
-    return {name: value.detach().cpu().contiguous().clone() for name, value in own.items()}
+    return {name: value for name, sharded in own.items() if (value := plain(sharded, keep=keep)) is not None}
+
+
+def plain(tensor: Tensor, *, keep: bool) -> Tensor | None:
+    """The whole tensor on the CPU, with memory of its own; None on a rank that keeps none."""
+    value = whole(tensor.detach())
+    return value.cpu().contiguous().clone() if keep else None

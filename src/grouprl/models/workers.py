@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from grouprl.models.packing import workers_on_cpu
 
@@ -28,9 +29,12 @@ def worker_count(model: nn.Module, parts: int) -> int:
 
     Returns:
         1 or more = each on one thread, so that the result is the same bits on any number of threads. 0 = none, with all
-        of torch's threads inside each operation: on a GPU, and for a large model, whose products keep all threads busy.
+        of torch's threads inside each operation: on a GPU, for a large model, whose products keep all threads busy, and
+        for sharded weights, which all ranks gather in one order.
     """
     weights = list(model.parameters())
+    if any(isinstance(weight, DTensor) for weight in weights):
+        return 0
     size = sum(weight.numel() for weight in weights)
     return workers_on_cpu(size, parts, torch.get_num_threads()) if weights[0].device.type == "cpu" else 0
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import astuple
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from grouprl.distributed import Ranks
+from grouprl.models.shard import gathered
 from grouprl.rollout.engine import Engine, Request
 from grouprl.types import Completion, Group, Sampling, StopReason
 
@@ -14,8 +18,9 @@ from grouprl.types import Completion, Group, Sampling, StopReason
 class SpreadEngine:
     """An `Engine` whose calls all ranks make together; each of them has an engine with the same weights."""
 
-    def __init__(self, engine: Engine, ranks: Ranks) -> None:
-        self._engine, self._ranks = engine, ranks
+    def __init__(self, engine: Engine, ranks: Ranks, policy: PreTrainedModel) -> None:
+        """`policy` is the model that `engine` samples from."""
+        self._engine, self._ranks, self._policy = engine, ranks, policy
 
     def load_weights(self, version: int) -> None:
         """See `Engine.load_weights`."""
@@ -38,7 +43,8 @@ class SpreadEngine:
                 on_group(own[place], group)
 
         asked = [requests[place] for place in own]
-        sampled = self._engine.generate(asked, sampling, on_finished=on_finished, on_group=finished)
+        with gathered(self._policy) if self._ranks.mesh is not None else nullcontext():
+            sampled = self._engine.generate(asked, sampling, on_finished=on_finished, on_group=finished)
         completions = self._ranks.merged(
             zip(own, (group.completions for group in sampled), strict=True), "sampled groups", write=_rows, read=_read
         )

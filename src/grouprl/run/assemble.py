@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.algorithms.values import SharedCritic
@@ -21,6 +22,7 @@ from grouprl.models.load import context_length, fingerprint, frozen_copy, load_m
 from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.recompute import recompute_activations
+from grouprl.models.shard import shard_model, shard_module
 from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.rewards.configured import check_rewards
 from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine
@@ -102,8 +104,8 @@ def make_learner(
 ) -> Learner:
     """Makes the learner of a run as it was after a checkpoint; without one, as it begins from the start model."""
     checkpoint, state = saved or (None, None)
-    learner = _learner(config, _policy(config, start, checkpoint), start)
-    learner.ranks = ranks or Ranks(exact=config.distributed.exact)
+    ranks = ranks or Ranks(exact=config.distributed.exact)
+    learner = _learner(config, _policy(config, start, checkpoint), start, ranks)
     if checkpoint is not None and state is not None:
         load_learner(checkpoint, learner, state)
     return learner
@@ -118,7 +120,7 @@ def _policy(config: RunConfig, start: PreTrainedModel, checkpoint: Checkpoint | 
     return start if checkpoint is None else load_model(str(checkpoint.path), device=resolve_device(config.model.device))
 
 
-def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel) -> Learner:
+def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel, ranks: Ranks) -> Learner:
     algorithm, settings = config.algorithm, config.learner
     reference, critic, critic_optimizer, device = None, None, None, resolve_device(config.model.device)
     if algorithm.kl is not None and config.model.lora is not None:
@@ -129,6 +131,9 @@ def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel)
         recompute_activations(policy)
     if algorithm.critic is not None:
         critic = Critic(policy, shared=isinstance(algorithm.critic, SharedCritic))
+    if ranks.mesh is not None:
+        _shard(ranks.mesh, config.model.dtype, policy, None if reference is policy else reference, critic)
+    if critic is not None:
         rate = settings.learning_rate if settings.critic_learning_rate is None else settings.critic_learning_rate
         changed = settings.model_copy(update={"learning_rate": rate})
         critic_optimizer = Optimizer(critic, changed, rate_name="learner.critic_learning_rate")
@@ -142,7 +147,18 @@ def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel)
         micro_batch_tokens=settings.micro_batch_tokens,
         critic=critic,
         critic_optimizer=critic_optimizer,
+        ranks=ranks,
     )
+
+
+def _shard(
+    mesh: DeviceMesh, dtype: str, policy: PreTrainedModel, reference: PreTrainedModel | None, critic: Critic | None
+) -> None:
+    for network in (policy, reference, None if critic is None else critic.trunk):
+        if network is not None:
+            shard_model(network, mesh, dtype)
+    if critic is not None:
+        shard_module(critic.head, mesh)
 
 
 def _engine(
@@ -165,7 +181,7 @@ def _engine(
         engine = RemoteEngine(samplers, policy, start, rows)
     else:
         engine = NativeEngine(policy, tokenizer, seed=seed, max_rows=rows, dtype=config.model.dtype)
-    return engine if learner.ranks.world == 1 else SpreadEngine(engine, learner.ranks)
+    return engine if learner.ranks.world == 1 else SpreadEngine(engine, learner.ranks, policy)
 
 
 def _ahead(config: RunConfig, parts: StepParts, saved: tuple[Checkpoint, TrainerState] | None) -> Ahead | None:

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from grouprl.learner import Learner
 from grouprl.models.manifest import check_manifest, write_manifest
 from grouprl.models.save import plain_tensors, save_model
+from grouprl.models.shard import is_sharded, load_whole
 from grouprl.record.files import atomic_directory, remove_directory
 from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.record.strict import read_json
@@ -49,12 +50,18 @@ def save_checkpoint(
 ) -> Path:
     """Writes a complete checkpoint or none, then removes all but the newest `keep`.
 
-    `ahead` writes the groups of the next step that were sampled already into a file.
+    `ahead` writes the groups of the next step that were sampled already into a file. All ranks call this function,
+    because sharded weights are gathered from all; rank 0 writes.
     """
-    finished = RunDirectory(run).checkpoint(state.step)
+    finished, sharded = RunDirectory(run).checkpoint(state.step), is_sharded(learner.policy)
+    policy = plain_tensors(learner.policy, keep=learner.ranks.leads) if sharded else None
+    if not learner.ranks.leads:
+        for _ in _tensors(learner) if sharded else ():
+            pass
+        return finished.path
     with atomic_directory(finished.path) as folder:
         unfinished = Checkpoint(folder, state.step)
-        save_model(learner.policy, tokenizer, folder)
+        save_model(learner.policy, tokenizer, folder, tensors=policy)
         unfinished.trainer.mkdir()
         for name, tensors in _tensors(learner):
             save_file(tensors, unfinished.tensors(name))
@@ -74,12 +81,13 @@ def prune_checkpoints(run: Path, keep: int) -> None:
 
 def _tensors(learner: Learner) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yields what a resume needs in addition to the policy, by file name; one file at a time to save memory."""
-    yield "optimizer", learner.optimizer.state()
+    keep = learner.ranks.leads
+    yield "optimizer", learner.optimizer.state(keep=keep)
     if learner.critic is not None and learner.critic_optimizer is not None:
-        yield "critic", plain_tensors(learner.critic, learned_only=True)
-        yield "critic_optimizer", learner.critic_optimizer.state()
+        yield "critic", plain_tensors(learner.critic, learned_only=True, keep=keep)
+        yield "critic_optimizer", learner.critic_optimizer.state(keep=keep)
     if learner.reference is not None and learner.algorithm.moves_reference:
-        yield "reference", plain_tensors(learner.reference)
+        yield "reference", plain_tensors(learner.reference, keep=keep)
 
 
 def read_state(checkpoint: Checkpoint) -> TrainerState:
@@ -111,10 +119,10 @@ def load_learner(checkpoint: Checkpoint, learner: Learner, state: TrainerState) 
     learner.optimizer.load_state(saved("optimizer"), state.updates)
     learner.kl_coef = state.kl_coef
     if learner.critic is not None and learner.critic_optimizer is not None:
-        learner.critic.load_state_dict(learner.critic.state_dict() | saved("critic"))  # frozen weights are not saved
+        load_whole(learner.critic, saved("critic"))  # frozen weights are not saved
         learner.critic_optimizer.load_state(saved("critic_optimizer"), state.critic_updates)
     if learner.reference is not None and learner.algorithm.moves_reference:
-        learner.reference.load_state_dict(saved("reference"))
+        load_whole(learner.reference, saved("reference"))
 
 
 def problems_fingerprint(problems: Sequence[Problem]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from grouprl.run.resume import newest_good
 
 def look_on_all(health: Health, step: int, metrics: Mapping[str, float], learner: Learner) -> None:
     """Rank 0 looks at a step: see `Health.after`. The `Explosion` that it finds is raised on every rank."""
-    own = not_finite(learner.policy) or (None if learner.critic is None else not_finite(learner.critic))
+    networks = [learner.policy, *([learner.critic] if learner.critic is not None else [])]
+    own = not_finite(chain.from_iterable(network.named_parameters() for network in networks))
     broken = next(filter(None, learner.ranks.gather(own, "weights that are not finite")), None)
 
     def look() -> Any:

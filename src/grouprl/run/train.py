@@ -259,16 +259,15 @@ class _RunLoop:
         return bool(every) and self._state.step % every == 0 and self._state.step < self._config.steps
 
     def _save(self) -> int:
-        if self._ranks.leads:
-            ahead = self._parts.ahead
-            save_checkpoint(
-                self._record.directory,
-                self._state,
-                self._parts.step_parts.learner,
-                self._parts.step_parts.tokenizer,
-                keep=self._config.checkpoint.keep,
-                ahead=None if ahead is None else partial(ahead.save, self._state.step + 1),
-            )
+        ahead = self._parts.ahead
+        save_checkpoint(
+            self._record.directory,
+            self._state,
+            self._parts.step_parts.learner,
+            self._parts.step_parts.tokenizer,
+            keep=self._config.checkpoint.keep,
+            ahead=None if ahead is None else partial(ahead.save, self._state.step + 1),
+        )
         return self._state.step
 
     def _recorded_evaluation(self, when: str | None) -> dict[str, Any] | None:
