@@ -19,7 +19,14 @@ from grouprl.types import UserError
 _FREE = (
     *("name", "runs_dir", "steps", "model.threads", "rollout.scoring", "evaluation", "checkpoint"),
     *("rollout.engine.address", "rollout.engine.token_env", "rollout.engine.seconds"),
-    *("distributed.shard", "distributed.seconds", "cluster.backend", "cluster.address", "cluster.samplers", "cluster.scorers"),
+    *(
+        "distributed.shard",
+        "distributed.seconds",
+        "cluster.backend",
+        "cluster.address",
+        "cluster.samplers",
+        "cluster.scorers",
+    ),
     *("cluster.cpus", "cluster.gpus", "cluster.seconds"),
 )
 
