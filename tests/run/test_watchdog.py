@@ -12,11 +12,15 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from forked import command, forked
 from grouprl.models.progress import PROGRESS
+from grouprl.rollout.decoding import Decoding
 from grouprl.run.watchdog import end_when_stalled, stall_seconds
+from grouprl.scoring.pool import RewardPool
 from grouprl.types import UserError
 from small_runs import checkpoint_names, grouprl, metrics, small_settings, write_rows
 
@@ -69,27 +73,24 @@ def test_a_limit_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPa
 
 # Whole runs in a process of their own. The second decoding of step 3 never returns, or every reward thread hangs.
 
+
+def hangs_after(calls: int, owner: Any, name: str) -> None:
+    """From then on, the method never returns."""
+    right, made = getattr(owner, name), [0]
+
+    def wrong(*arguments: Any) -> Any:
+        made[0] += 1
+        if made[0] > calls:
+            threading.Event().wait()
+        return right(*arguments)
+
+    setattr(owner, name, wrong)
+
+
 STALLS = {
-    "sampler": """
-from grouprl.rollout.decoding import Decoding
-right, made = Decoding.advance, [0]
-def wrong(self):
-    made[0] += 1
-    if made[0] > 30:
-        threading.Event().wait()
-    return right(self)
-Decoding.advance = wrong
-""",
-    "reward": """
-from grouprl.scoring.pool import RewardPool
-right, made = RewardPool._run, [0]
-def wrong(self, job, worker):
-    made[0] += 1
-    if made[0] > 8:
-        threading.Event().wait()
-    return right(self, job, worker)
-RewardPool._run = wrong
-""",
+    "sampler": (30, Decoding, "advance"),
+    "reward": (8, RewardPool, "_run"),
+    "nothing": (10**9, Decoding, "advance"),
 }
 
 
@@ -109,27 +110,25 @@ def test_a_run_that_stalls_ends_and_resumes_from_its_checkpoint(tiny: Path, tmp_
         f"rewards={json.dumps([{'name': 'letters', 'path': str(reward)}])}",
     ]
 
-    def train(program: str, *more: str) -> subprocess.CompletedProcess[str]:
-        call = f"from grouprl.cli import main\nsys.argv[1:] = {[*more, *settings]!r}\nmain()"
-        command = f"import sys, threading\n{program}\n{call}"
-        return subprocess.run(
-            [sys.executable, "-c", command],
-            env={**os.environ, "GROUPRL_STALL_SECONDS": "3"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+    def train(stall: str, *more: str) -> tuple[int, str]:
+        def run() -> None:
+            os.environ["GROUPRL_STALL_SECONDS"] = "3"
+            hangs_after(*STALLS[stall])
+            command(*more, *settings)()
 
-    ended = train(STALLS[kind], "train")
-    assert ended.returncode == 1, ended.stderr
-    assert "no progress for 3 s" in ended.stderr
-    assert re.search(named, ended.stderr)
-    assert "stage " in ended.stderr
-    assert "in wrong" in ended.stderr  # the stack of the thread that waits
+        with forked(run) as process:
+            said = process.err.read()
+            return process.wait(), said
+
+    code, said = train(kind, "train")
+    assert code == 1, said
+    assert "no progress for 3 s" in said
+    assert re.search(named, said)
+    assert "stage " in said
+    assert "in wrong" in said  # the stack of the thread that waits
     assert len(checkpoint_names(tmp_path / "run")) >= 1
-    again = train("", "train", "--resume")
-    assert again.returncode == 0, again.stderr
+    code, said = train("nothing", "train", "--resume")
+    assert code == 0, said
     assert [row["step"] for row in metrics(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
 
 
