@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: demo test test-slow chaos check bench abacus clean help
+.PHONY: demo test test-slow chaos check bench cluster abacus clean help
 
 BIN := .venv/bin
 # What a run needs beside the core, and who changes the code: make demo EXTRAS=lora, make test DEV=dev,gym
@@ -43,6 +43,9 @@ check: $(DEVELOPED)  ## lint, formatting and types
 
 bench: $(INSTALLED)  ## measure speed and memory beside peers and the machine's floor (ten minutes); ARGS="--smoke"
 	$(BIN)/python benchmarks/speed.py $(ARGS)
+
+cluster: .venv/.installed-ray  ## the demo on 2 ranks, and on a Ray cluster with an actor killed: equal weights (2 minutes)
+	$(BIN)/python benchmarks/cluster.py $(ARGS)
 
 abacus: $(INSTALLED)  ## rebuild the bundled model (half an hour)
 	$(BIN)/grouprl sft abacus_practice

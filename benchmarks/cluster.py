@@ -1,0 +1,129 @@
+"""One run on several layouts: one process, ranks of torchrun, a Ray cluster with an actor killed on the way.
+
+python benchmarks/cluster.py
+
+With distributed.exact=true all of them end with the same weights, to the bit. On a machine with few cores none of them
+is faster than one process: the table shows what each costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+RAY = ("cluster.backend=ray", "cluster.samplers=2", "cluster.scorers=2")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+LAYOUTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    # arguments of python before `-m grouprl`, settings
+    "one process": ((), ()),
+    "2 ranks": ((*TORCHRUN, "2"), ()),
+    "Ray, 2 samplers, 2 scorers, one killed": ((), RAY),
+}
+SMOKE = ("steps=3", "evaluation.problems=4", "rollout.problems_per_step=4", "rollout.group_size=4")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a layout ended."""
+
+    layout: str
+    weights: str  # SHA-256 of the policy
+    reward: float  # of the last step
+    step_seconds: float  # mean over the steps after the first
+    wall_seconds: float  # of the whole command, with start and evaluations
+    cpu_seconds: float  # of all its processes that ended by themselves
+    lost: int  # actors that were replaced
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--smoke", action="store_true", help="a few small steps: whether it runs")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    given = parser.parse_args()
+    size = SMOKE if given.smoke else (f"steps={given.steps}", "evaluation.problems=100")
+    settings = (*size, "evaluation.samples=0", "checkpoint.every=0", "distributed.exact=true", "model.threads=1")
+    with tempfile.TemporaryDirectory(prefix="grouprl-cluster-") as folder:
+        ended = [run(name, Path(folder), settings) for name in LAYOUTS]
+    show(ended)
+    if given.json:
+        given.json.write_text(json.dumps([asdict(one) for one in ended], indent=2) + "\n", encoding="utf-8")
+    if len({one.weights for one in ended}) > 1:
+        sys.exit("the layouts ended with different weights")
+
+
+def run(name: str, folder: Path, settings: Sequence[str]) -> Ended:
+    """Makes the run of a layout; with Ray, kills an actor after the second step."""
+    prefix, own = LAYOUTS[name]
+    place = name.partition(",")[0].replace(" ", "-")
+    arguments = ["-m", "grouprl", "train", "demo", *settings, *own, f"name={place}", f"runs_dir={folder}"]
+    began, before = time.perf_counter(), cpu_seconds()
+    process = subprocess.Popen(
+        [sys.executable, *prefix, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    metrics = folder / place / "metrics.jsonl"
+    if own:
+        kill_an_actor(process, metrics)
+    text, _ = process.communicate()
+    if process.returncode:
+        sys.exit(f"{name}: ended with {process.returncode}\n{text}")
+    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    seconds = [row["time/total"] for row in rows[1:]]
+    (model,) = (folder / place / "checkpoints").glob("*/model.safetensors")
+    return Ended(
+        layout=name,
+        weights=hashlib.sha256(model.read_bytes()).hexdigest(),
+        reward=rows[-1]["reward"],
+        step_seconds=sum(seconds) / len(seconds),
+        wall_seconds=time.perf_counter() - began,
+        cpu_seconds=cpu_seconds() - before,
+        lost=text.count("it is replaced"),
+    )
+
+
+def kill_an_actor(process: subprocess.Popen[str], metrics: Path) -> None:
+    """Waits for the second step, then ends an actor of this user as the kernel would when memory is short."""
+    while process.poll() is None:
+        if metrics.exists() and len(metrics.read_text(encoding="utf-8").splitlines()) >= 2:
+            listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+            for line in listed.splitlines():
+                if "ray::_Actor" in line:
+                    os.kill(int(line.split()[0]), signal.SIGKILL)
+                    return
+        time.sleep(0.01)
+
+
+def cpu_seconds() -> float:
+    """Of all processes that this one waited for, and theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def show(ended: Sequence[Ended]) -> None:
+    table = Table("layout", "weights", "reward", "s a step", "s in all", "CPU s", "replaced")
+    for one in ended:
+        figures = (f"{one.reward:.3f}", f"{one.step_seconds:.2f}", f"{one.wall_seconds:.0f}", f"{one.cpu_seconds:.0f}")
+        table.add_row(one.layout, one.weights[:16], *figures, str(one.lost))
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    main()
