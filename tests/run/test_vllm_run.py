@@ -9,14 +9,18 @@ from typing import Any
 import pytest
 
 from grouprl import Run, Trainer, UserError
-from grouprl.config.run import RunConfig
+from grouprl.config.run import RunConfig, load_config
+from grouprl.distributed import Ranks
 from grouprl.record.read import read_rollouts
+from grouprl.rewards.configured import configured_scorer
 from grouprl.rollout import vllm_client
+from grouprl.run.assemble import assemble
 from grouprl.run.trust import refuse_foreign_code
 from grouprl.scoring.functions import WeightedReward
+from grouprl.tasks import task_from_list
 from letter_rewards import letters
 from small_runs import ROWS, checkpoint_names, metrics, rollouts, small_config, tree
-from vllm_server import Call, Reply, VllmServer
+from vllm_server import Answer, Call, Reply, VllmServer
 
 LETTERS = WeightedReward("letters", letters)
 TOKEN = "s3cret-token"
@@ -42,32 +46,37 @@ def shape(rows: list[dict[str, Any]]) -> list[list[str]]:
     return [sorted(row) for row in rows]
 
 
-def test_a_run_leaves_the_record_of_a_native_run(tiny: Path, tmp_path: Path):
-    with VllmServer(tiny, token=TOKEN) as server:
-        ours = run(tiny, config_of(tmp_path, server, "ours")).directory
-        updates = len(server.asked("/pause"))
-        theirs = run(tiny, config_of(tmp_path, server, "theirs", rollout=ROLLOUT)).directory
-    assert updates == 3  # before each step, and before the last evaluation
-    assert sorted(path.name for path in (ours / "published").iterdir()) == ["version-000001", "version-000002"]
-    others = {path.name for path in ours.iterdir()} - {"published"}
-    assert others == {path.name for path in theirs.iterdir()}
-    assert shape(metrics(ours)) == shape(metrics(theirs))
-    assert max(row["sampler_learner_gap"] for row in metrics(ours)) < 1e-4
+@pytest.fixture(scope="module")
+def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps on a server."""
+    runs = tmp_path_factory.mktemp("whole")
+    with VllmServer(tiny, token=TOKEN) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_API_KEY", TOKEN)
+        directory = run(tiny, config_of(runs, server)).directory
+        assert len(server.asked("/pause")) == 3  # before each step, and before the last evaluation
+    return directory
+
+
+def test_a_run_leaves_the_record_of_a_native_run(whole: Path, tiny: Path, tmp_path: Path):
+    theirs = run(tiny, small_config(tmp_path, steps=2, rollout=ROLLOUT)).directory
+    assert sorted(path.name for path in (whole / "published").iterdir()) == ["version-000001", "version-000002"]
+    assert {path.name for path in whole.iterdir()} - {"published"} == {path.name for path in theirs.iterdir()}
+    assert shape(metrics(whole)) == shape(metrics(theirs))
+    assert max(row["sampler_learner_gap"] for row in metrics(whole)) < 1e-4
     count = "SELECT step, weights_version, COUNT(*) FROM completions GROUP BY 1, 2"
-    assert rollouts(ours, count) == rollouts(theirs, count) == [(1, 0, 8), (2, 1, 8)]
-    recorded = read_rollouts(ours, step=2)[0].group.completions
+    assert rollouts(whole, count) == rollouts(theirs, count) == [(1, 0, 8), (2, 1, 8)]
+    recorded = read_rollouts(whole, step=2)[0].group.completions
     assert all(math.isnan(value) for one in recorded for value in one.plain_logprobs)
-    assert "NaN" not in (ours / "report.html").read_text().partition("<script")[0]
-    assert [path for path, content in tree(ours).items() if TOKEN.encode() in (content or b"")] == []
+    assert [path for path, content in tree(whole).items() if TOKEN.encode() in (content or b"")] == []
 
 
-def test_a_server_that_dies_ends_the_run_in_a_sentence_and_a_resume_loses_nothing(tiny: Path, tmp_path: Path):
-    def die_in_step_two(call: Call, reply: Reply) -> Reply:
+def test_a_server_that_dies_ends_the_run_in_a_sentence_and_a_resume_loses_nothing(
+    whole: Path, tiny: Path, tmp_path: Path
+):
+    def die_in_step_two(call: Call, answer: Answer) -> Reply:
         dead = call.path.startswith("/inference") and len(call.server.asked("/pause")) == 2
-        return Reply({"error": {"message": "EngineDeadError"}}, 500) if dead else reply
+        return Reply({"error": {"message": "EngineDeadError"}}, 500) if dead else answer()
 
-    with VllmServer(tiny, token=TOKEN) as server:
-        whole = run(tiny, config_of(tmp_path, server, "whole")).directory
     died = pytest.raises(UserError, match=r"vLLM server .*: expected 4 completions of problem .*EngineDeadError")
     with VllmServer(tiny, token=TOKEN, fault=die_in_step_two) as server, died:
         run(tiny, config_of(tmp_path, server, checkpoint={"every": 1}))
@@ -97,15 +106,22 @@ def test_a_server_is_checked_before_the_run_directory_is_touched(
     assert tree(tmp_path) == {}
 
 
+def test_several_ranks_keep_the_native_engine(tiny: Path, tmp_path: Path):
+    task = task_from_list(ROWS)
+    with VllmServer(tiny) as server:
+        config = config_of(tmp_path, server, model={"path": str(tiny)})
+        refused = pytest.raises(UserError, match=r"rollout.engine.name: expected native with 2 ranks, got vllm")
+        with configured_scorer(config, task, [LETTERS]) as scorer, refused:
+            assemble(config, task, scorer, ranks=Ranks(world=2))
+        assert server.calls == []
+
+
 def test_a_server_that_only_a_received_run_names_gets_nothing(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    with VllmServer(tiny, token=TOKEN) as server:
-        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "theirs"))
-        theirs = run(tiny, config_of(tmp_path, server, steps=1)).directory
-        config = config_of(tmp_path, server, steps=1)
-        refuse_foreign_code(config, [theirs / "config.yaml"], [])  # their own user has run it
-        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "ours"))
-        with pytest.raises(UserError, match=r"names the server http://127.* with the key in VLLM_API_KEY: it"):
-            refuse_foreign_code(config, [theirs / "config.yaml"], [])
-        refuse_foreign_code(config, [theirs / "config.yaml"], [server.address])
+    received = whole / "config.yaml"
+    config = load_config(RunConfig, [received], [])
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # of somebody who has not run it
+    with pytest.raises(UserError, match=r"names the server http://127.* with the key in VLLM_API_KEY: it"):
+        refuse_foreign_code(config, [received], [])
+    refuse_foreign_code(config, [received], [str(config.rollout.engine.address)])

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
@@ -63,7 +63,8 @@ class Reply:
     lost: bool = False  # the connection is reset instead
 
 
-Fault = Callable[[Call, Reply], Reply]
+Answer = Callable[[], Reply]  # what a real server replies
+Fault = Callable[[Call, Answer], Reply]
 
 
 class Worker(PublishedWeightsWorker):
@@ -96,7 +97,7 @@ class VllmServer:
         self,
         folder: Path,
         *,
-        fault: Fault = lambda call, reply: reply,
+        fault: Fault = lambda call, answer: answer(),
         token: str = "",
         lora: bool = False,
         rows: int = 64,
@@ -162,11 +163,11 @@ class VllmServer:
             self.calls.append(call)
         if self._token and place.path.startswith(GUARDED) and headers.get("Authorization") != f"Bearer {self._token}":
             return Reply({"error": "Unauthorized"}, 401)
-        reply = self.fault(call, self._answer(method, call))
+        reply = self.fault(call, partial(self.answer, method, call))
         self._over.wait(reply.seconds)
         return reply
 
-    def _answer(self, method: str, call: Call) -> Reply:
+    def answer(self, method: str, call: Call) -> Reply:
         match method, call.path:
             case "GET", "/v1/models":
                 names = [self.worker.name, *self.adapters]
@@ -270,12 +271,9 @@ class VllmServer:
 
 def _own_forward(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """[N, V] logits after the last token, by transformers' own attention."""
-    attention = model.config._attn_implementation
-    model.set_attn_implementation("sdpa")
-    try:
-        logits: Tensor = model(ids, use_cache=False).logits[:, -1]
-    finally:
-        model.set_attn_implementation(attention)
+    if model.config._attn_implementation != "eager":
+        model.set_attn_implementation("eager")
+    logits: Tensor = model(ids, use_cache=False, logits_to_keep=1).logits[:, -1]
     return logits
 
 

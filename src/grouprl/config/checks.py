@@ -54,6 +54,8 @@ def _check_engine(config: RunConfig) -> None:
             "rollout.engine.address: expected the address of the server with name=vllm, got none: give it, such as "
             "http://127.0.0.1:8000"
         )
+    if config.rollout.engine.name == "vllm" and config.cluster.backend != "none":
+        raise UserError("rollout.engine.name: expected native with cluster.backend=ray, got vllm: set one of the two")
     if config.rollout.engine.name == "vllm" and config.rollout.min_p > 0 and config.rollout.top_p < 1:
         raise UserError(
             f"rollout.min_p: expected 0 with top_p below 1 and engine.name=vllm, got {config.rollout.min_p}: vLLM "

@@ -58,10 +58,8 @@ class PublishedWeightsWorker:
         On a CPU it computes with a packed copy of the weight. vLLM 0.32 packs only what was loaded by its own name, so
         that the copy stayed that of the start: log-probs were wrong by 0.06 nats after one update, without an error.
         """
-        from vllm.model_executor.layers.vocab_parallel_embedding import (  # type: ignore[import-not-found, unused-ignore]
-            ParallelLMHead,
-        )
-        from vllm.platforms import current_platform  # type: ignore[import-not-found, unused-ignore]
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+        from vllm.platforms import current_platform
 
         for module in self.get_model().modules() if current_platform.is_cpu() else ():
             if isinstance(module, ParallelLMHead):

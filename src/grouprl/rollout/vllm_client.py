@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -107,18 +108,19 @@ class Connection:
         Raises:
             UserError: the server refuses the request, gives no whole reply of JSON within the time or the retries.
         """
-        client, last, started = self._client, "no reply", time.monotonic()
+        client, last, failures, started = self._client, "no reply", 0, time.monotonic()
         expected = f"{what} ({method} {path.partition('?')[0]}) within {client._seconds:g} s"
         try:
             async with asyncio.timeout(client._seconds):
-                for attempt in range(1 << 30):
+                for attempt in itertools.count():
                     if attempt and before_retry is not None:
                         await before_retry()
                     try:
                         return await self._attempt(method, path, body, expected, is_json)
                     except _AgainError as error:
                         last = str(error)
-                        if attempt >= RETRIES and not (error.lost and client._reached):
+                        failures += not (error.lost and client._reached)
+                        if failures > RETRIES:
                             break
                     wait = min(FIRST_WAIT * 2.0 ** min(attempt, 9), LONGEST_WAIT)
                     await asyncio.sleep(wait * (1 + client._chance.random()) / 2)
@@ -128,7 +130,7 @@ class Connection:
                 expected, f"{last} {waited}", "look at the server's output, or raise rollout.engine.seconds"
             ) from None
         raise client.wrong(
-            expected, f"{last} to {attempt + 1} requests", "start the server (docs/vllm.md), or look at its output"
+            expected, f"{last} {failures} times", "start the server (docs/vllm.md), or look at its output"
         )
 
     async def _attempt(

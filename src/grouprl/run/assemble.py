@@ -68,6 +68,11 @@ def assemble(
     Raises:
         UserError: model, data or rewards do not fit the run.
     """
+    if config.rollout.engine.name == "vllm" and ranks is not None and ranks.world > 1:
+        raise UserError(
+            f"rollout.engine.name: expected native with {ranks.world} ranks, got vllm, which one process uses: set "
+            "native, or start the run without torchrun"
+        )
     check_rewards(config, scorer.rewards)
     data = problems_fingerprint(task.problems("train"))
     device = resolve_device(config.model.device)
@@ -170,11 +175,6 @@ def _engine(
     if config.rollout.engine.name == "vllm":
         folder = RunDirectory(Path(config.runs_dir) / config.name).published
         server = VllmEngine(config.rollout.engine, policy, tokenizer, seed=seed, max_rows=rows, folder=folder)
-        if learner.ranks.world > 1 or samplers is not None:
-            raise UserError(
-                f"rollout.engine.name: expected native with {learner.ranks.world} ranks and cluster.backend="
-                f"{config.cluster.backend}, got vllm: it takes one process and no cluster; change either"
-            )
         server.check_server()
         return server
     if samplers is not None:
