@@ -31,6 +31,7 @@ LAYOUTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     # arguments of python before `-m grouprl`, settings
     "one process": ((), ()),
     "2 ranks": ((*TORCHRUN, "2"), ()),
+    "4 ranks": ((*TORCHRUN, "4"), ()),
     "Ray, 2 samplers, 2 scorers, one killed": ((), RAY),
 }
 SMOKE = ("steps=3", "evaluation.problems=4", "rollout.problems_per_step=4", "rollout.group_size=4")

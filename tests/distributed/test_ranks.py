@@ -8,27 +8,17 @@ from pathlib import Path
 import pytest
 
 from ranked_runs import Place, torchrun, torchrun_all
-from small_runs import assert_same_run, grouprl, metrics, rollouts
+from small_runs import assert_almost_same_run, assert_same_run, grouprl
 
 EXACT = {"distributed": {"exact": True}}
 SHARD = {"distributed": {"shard": True}}
-PPO = {"algorithm": {"name": "ppo"}}
 ALMOST = ("plain-1", "plain-2", "shard-2")
 
 
-def ends_well(place: Place, *commands: list[str]) -> None:
+def ends_well(*commands: list[str]) -> None:
     for command in commands:
         one = grouprl(*command)
         assert one.code == 0, one.text
-
-
-def assert_almost_same_run(left: Path, right: Path) -> None:
-    """Equal but for the rounding of sums: the same tokens, and metrics near each other."""
-    ours, theirs = metrics(left), metrics(right)
-    assert [row["loss"] for row in theirs] == pytest.approx([row["loss"] for row in ours], abs=1e-5)
-    assert [row["grad_norm"] for row in theirs] == pytest.approx([row["grad_norm"] for row in ours], rel=1e-3)
-    ids = "SELECT step, group_index, completion_index, token_ids FROM completions ORDER BY 1, 2, 3"
-    assert rollouts(left, ids) == rollouts(right, ids)
 
 
 def test_two_ranks_are_one_process(tiny: Path, tmp_path: Path) -> None:
@@ -39,18 +29,14 @@ def test_two_ranks_are_one_process(tiny: Path, tmp_path: Path) -> None:
             place.arguments("exact-2", **EXACT),
             place.arguments("plain-2"),
             place.arguments("shard-2", **SHARD),
-            place.arguments("ppo-2", **PPO, **EXACT),
         ],
     )
     assert many.code == 0, many.text
-    ends_well(
-        place, place.arguments("exact-1", **EXACT), place.arguments("plain-1"), place.arguments("ppo-1", **PPO, **EXACT)
-    )
-    for name in ("exact", "ppo"):
-        assert_same_run(place.runs / f"{name}-1", place.runs / f"{name}-2", step=3)
+    ends_well(place.arguments("exact-1", **EXACT), place.arguments("plain-1"))
+    assert_same_run(place.runs / "exact-1", place.runs / "exact-2", step=3)
     for name in ("plain-2", "shard-2"):
         assert_almost_same_run(place.runs / "plain-1", place.runs / name)
-    assert many.out.count("Report:") == 4  # rank 0 alone writes
+    assert many.out.count("Report:") == 3  # rank 0 alone writes
     memory = {name: json.loads((place.runs / name / "summary.json").read_text())["networks_mib"] for name in ALMOST}
     for network in ("policy", "reference", "optimizer"):
         assert memory["plain-2"][network] == memory["plain-1"][network]
@@ -59,10 +45,13 @@ def test_two_ranks_are_one_process(tiny: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 4, 8])
-def test_any_number_of_ranks_is_one_process(tiny: Path, tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_any_number_of_ranks_is_one_process(tiny: Path, tmp_path: Path, ranks: int, algorithm: str) -> None:
     place = Place(tiny, tmp_path)
-    many = torchrun(ranks, place.arguments("many", steps=20, **EXACT))
+    # 20 steps at the rate of the other tests end in an explosion.
+    changes = {**EXACT, "algorithm": {"name": algorithm}, "learner": {"learning_rate": 1e-4, "micro_batch_tokens": 48}}
+    many = torchrun(ranks, place.arguments("many", steps=20, **changes))
     assert many.code == 0, many.text
-    ends_well(place, place.arguments("one", steps=20, **EXACT))
+    ends_well(place.arguments("one", steps=20, **changes))
     assert_same_run(place.runs / "one", place.runs / "many", step=20)
     assert json.loads((place.runs / "many" / "summary.json").read_text())["steps"] == 20

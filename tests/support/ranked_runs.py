@@ -44,12 +44,15 @@ class Place:
         return ["train", "--model", str(self.model), "--name", name, "--reward", reward, *more, *data, *settings]
 
 
-def start(ranks: int, program: Sequence[str], *, options: Sequence[str] = ()) -> subprocess.Popen[str]:
+def start(
+    ranks: int, program: Sequence[str], *, options: Sequence[str] = (), standalone: bool = True
+) -> subprocess.Popen[str]:
     """`torchrun` with this program on some ranks."""
     paths = os.pathsep.join([str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+    alone = ["--standalone"] if standalone else []
     return subprocess.Popen(
-        [*launcher, *options, *program],
+        [*launcher, *alone, *options, *program],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -78,8 +81,30 @@ def torchrun_all(ranks: int, commands: Sequence[Sequence[str]]) -> Ended:
     return ended(start(ranks, [str(Path(__file__)), json.dumps(commands)]))
 
 
+def save_again(run: Path, target: Path, *changes: str) -> None:
+    """Loads the learner of a run's newest checkpoint on the ranks of this process, and saves it into `target`."""
+    from grouprl.config.run import RunConfig, load_config
+    from grouprl.distributed import open_ranks
+    from grouprl.models.load import load_model, load_tokenizer
+    from grouprl.models.precision import resolve_device
+    from grouprl.record.layout import RunDirectory
+    from grouprl.run.assemble import make_learner
+    from grouprl.run.checkpoint import read_state, save_checkpoint
+
+    config = load_config(RunConfig, [run / "config.yaml"], changes)
+    checkpoint = RunDirectory(run).checkpoints()[-1]
+    state = read_state(checkpoint)
+    with open_ranks(config) as ranks:
+        model = load_model(config.model.path, device=resolve_device(config.model.device))
+        learner = make_learner(config, model, (checkpoint, state), ranks)
+        save_checkpoint(target, state, learner, load_tokenizer(config.model.path), keep=1)
+
+
 if __name__ == "__main__":
     from grouprl.cli import app
 
     for command in json.loads(sys.argv[1]):
-        app(command, standalone_mode=False)
+        if command[0] == "save_again":
+            save_again(Path(command[1]), Path(command[2]), *command[3:])
+        else:
+            app(command, standalone_mode=False)
