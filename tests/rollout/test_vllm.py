@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine_setting import ENDS, PROMPTS, Setting, all_of, setting_of
+from engine_setting import ENDS, Setting, all_of, setting_of
 from grouprl.config.run import EngineConfig
 from grouprl.models.adapters import add_adapter
 from grouprl.rollout import Request, vllm_client
@@ -33,6 +33,14 @@ DRAWN = Sampling(max_tokens=8)
 @pytest.fixture(scope="module")
 def setting(tiny: Path) -> Setting:
     return setting_of(tiny)
+
+
+@pytest.fixture(scope="module")
+def adapted(tiny: Path) -> Setting:
+    """With an adapter whose B is 0: the completions are those of the base."""
+    own = setting_of(tiny)
+    add_adapter(own.model, LORA, seed=0)
+    return own
 
 
 def engine_of(
@@ -77,13 +85,13 @@ def choice(change: Any) -> Any:
         GREEDY,
         replace(GREEDY, max_tokens=3),
         replace(GREEDY, max_tokens=1),
-        replace(GREEDY, max_tokens=40, stop=("e",)),
-        replace(GREEDY, max_tokens=40, stop=("ar", "15")),
+        replace(GREEDY, max_tokens=20, stop=("e",)),
+        replace(GREEDY, max_tokens=20, stop=("ar", "15")),
     ],
     ids=["ends", "length", "one token", "a stop text", "several stop texts"],
 )
 def test_greedy_completions_are_those_of_the_native_engine(setting: Setting, tmp_path: Path, sampling: Sampling):
-    requests = [setting.request(number, 1) for number in range(len(PROMPTS))]
+    requests = [setting.request(number, 1) for number in range(4)]
     with VllmServer(Path(setting.model.name_or_path)) as server:
         got = engine_of(setting, server, tmp_path).generate(requests, sampling)
     expected = setting.engine().generate(requests, sampling)
@@ -96,7 +104,7 @@ def test_greedy_completions_are_those_of_the_native_engine(setting: Setting, tmp
 def test_every_stop_reason_was_compared(setting: Setting, tmp_path: Path):
     with VllmServer(Path(setting.model.name_or_path)) as server:
         engine = engine_of(setting, server, tmp_path)
-        got = engine.generate(setting.requests(), Sampling(max_tokens=12, stop=("e",)))
+        got = engine.generate(setting.requests()[:3], Sampling(max_tokens=12, stop=("e",)))
     reasons = {completion.stop_reason for completion in all_of(got)}
     assert reasons == set(StopReason)
     for completion in all_of(got):
@@ -112,7 +120,7 @@ def test_every_stop_reason_was_compared(setting: Setting, tmp_path: Path):
 def test_logprobs_are_those_of_the_distribution_that_was_drawn_from(
     setting: Setting, tmp_path: Path, sampling: Sampling
 ):
-    request = setting.request(0, 3)
+    request = setting.request(0, 2)
     with VllmServer(Path(setting.model.name_or_path)) as server:
         (group,) = engine_of(setting, server, tmp_path).generate([request], sampling)
     with torch.no_grad():
@@ -170,28 +178,42 @@ def test_a_repeated_call_gives_the_same_group(setting: Setting, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["all weights", "adapter"])
-def test_a_server_that_is_killed_on_the_way_gets_the_weights_again(tiny: Path, tmp_path: Path, whole: Any, lora: bool):
-    own = setting_of(tiny)
-    if lora:
-        add_adapter(own.model, LORA, seed=0)  # B is 0: the completions are those of the base
-    killed = threading.Event()
+@pytest.mark.parametrize("noticed", [True, False], ids=["in a call", "between two calls"])
+def test_a_server_that_is_killed_on_the_way_gets_the_weights_again(
+    setting: Setting, adapted: Setting, tmp_path: Path, whole: Any, lora: bool, noticed: bool
+):
+    own, killed = adapted if lora else setting, threading.Event()
 
     def kill_once(call: Call, answer: Answer) -> Reply:
-        if call.path != GENERATE or call.number != 2:
+        if call.path != GENERATE or killed.is_set():
             return answer()
-        threading.Thread(target=lambda: (call.server.kill(), killed.set())).start()
-        return Reply(seconds=5.0)
+        killed.set()
+        if noticed:
+            threading.Thread(target=call.server.kill).start()
+            return Reply(seconds=5.0)
+        call.server.forget()  # it answers, from its first weights, or that it has no such adapter
+        return answer()
 
-    with VllmServer(tiny, fault=kill_once, lora=lora) as server:
+    with VllmServer(Path(setting.model.name_or_path), fault=kill_once, lora=lora) as server:
         engine = engine_of(own, server, tmp_path)
         engine.load_weights(4)
         got = engine.generate(groups_of(own), DRAWN)
-        assert killed.is_set()
-        assert server.version == engine._published.label  # type: ignore[union-attr]
-        label = server.worker.grouprl_describe()["label"]
-    assert label.startswith("4-")
+        assert server.version.startswith("4-")
+        assert server.worker.grouprl_describe()["label"] == server.version
     assert tokens(got) == whole
     assert {one.weights_version for one in all_of(got)} == {4}
+
+
+def test_a_server_that_is_killed_while_its_weights_are_replaced_is_not_believed(setting: Setting, tmp_path: Path):
+    def forget(call: Call, answer: Answer) -> Reply:
+        if call.path == "/update_weight_version":
+            call.server.forget()
+        return answer()
+
+    with VllmServer(Path(setting.model.name_or_path), fault=forget) as server:
+        with pytest.raises(UserError, match=r"expected the weights 0-\w+, got ''"):
+            engine_of(setting, server, tmp_path).generate(groups_of(setting), DRAWN)
+        assert server.asked(GENERATE) == []
 
 
 def test_the_same_callbacks_as_the_native_engine(setting: Setting, tmp_path: Path):
@@ -267,9 +289,7 @@ def test_the_server_samples_from_the_newest_weights(tiny: Path, tmp_path: Path, 
     assert (tmp_path / "published" / "version-000002" / "model.safetensors").exists() != lora
 
 
-def test_weights_that_changed_on_the_way_are_not_loaded(tiny: Path, tmp_path: Path):
-    own = setting_of(tiny)
-
+def test_weights_that_changed_on_the_way_are_not_loaded(tiny: Path, setting: Setting, tmp_path: Path):
     def flip_a_byte(call: Call, answer: Answer) -> Reply:
         if call.path == "/pause":
             (weights,) = tmp_path.glob("published/*/model.safetensors")
@@ -279,9 +299,9 @@ def test_weights_that_changed_on_the_way_are_not_loaded(tiny: Path, tmp_path: Pa
         return answer()
 
     with VllmServer(tiny, fault=flip_a_byte) as server:
-        engine = engine_of(own, server, tmp_path)
+        engine = engine_of(setting, server, tmp_path)
         with pytest.raises(UserError, match=r"expected the published weights loaded, got .*model.safetensors of \d+"):
-            engine.generate([own.request(0, 1)], GREEDY)
+            engine.generate([setting.request(0, 1)], GREEDY)
         assert server.version == "default"
 
 
@@ -408,7 +428,7 @@ def fits(setting: Setting, tmp_path: Path, server: VllmServer) -> None:
         engine_of(setting, server, tmp_path).check_server()
 
 
-def test_a_server_that_does_not_fit_is_refused(tiny: Path, setting: Setting, tmp_path: Path):
+def test_a_server_that_does_not_fit_is_refused(tiny: Path, setting: Setting, adapted: Setting, tmp_path: Path):
     other = tiny_model_folder(tmp_path, kv_heads=4)
     with pytest.raises(UserError, match=r"expected the model .*, with num_key_value_heads=4 instead of 2: start it"):
         fits(setting, tmp_path, VllmServer(other))
@@ -417,10 +437,8 @@ def test_a_server_that_does_not_fit_is_refused(tiny: Path, setting: Setting, tmp
     save_tokenizer(setting, tmp_path / "other")
     with pytest.raises(UserError, match=r"expected the tokenizer of .*, got another one: start it"):
         fits(setting, tmp_path, VllmServer(tiny, tokenizer=tmp_path / "other"))
-    own = setting_of(tiny)
-    add_adapter(own.model, LORA, seed=0)
     with pytest.raises(UserError, match=r"expected --enable-lora for a run with model.lora, got a server without it"):
-        fits(own, tmp_path, VllmServer(tiny))
+        fits(adapted, tmp_path, VllmServer(tiny))
 
 
 def save_tokenizer(setting: Setting, folder: Path) -> None:

@@ -111,10 +111,10 @@ class VllmServer:
         self._tokenizer = _tokenizer(tokenizer or folder)
         self._lock, self._computing = threading.Lock(), threading.Lock()
         self._over, self._resumed = threading.Event(), threading.Event()
-        self._forget()
+        self.forget()
         self._listen(0)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """The state of a server that has just started."""
         self.worker = Worker(copy.deepcopy(_model(self._folder)), str(self._folder), **self._options)  # type: ignore[arg-type]
         self.version, self.resets, self.adapters = "default", 0, dict[str, PreTrainedModel]()
@@ -129,7 +129,7 @@ class VllmServer:
         """Ends the server, whose calls are lost; a new one listens at the same place after some seconds."""
         self._close()
         time.sleep(seconds)
-        self._forget()
+        self.forget()
         self._listen(self._port)
 
     def _close(self) -> None:

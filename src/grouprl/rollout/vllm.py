@@ -68,7 +68,7 @@ class VllmEngine:
         self._published: PublishedWeights | None = None  # of `_version`; None = to be published
         self._served = ""  # label of the weights that the server confirmed
         self._base: PublishedWeights | None = None  # of a policy with an adapter
-        self._name, self._adapter = "", ""  # the server's names of the model, and of the newest adapter
+        self._name, self._adapter = "", ""  # the server's names of the model, and of the adapter that it has
         self._context = self._rows = 0  # the server's limits: tokens of a row, rows of a request
 
     def load_weights(self, version: int) -> None:
@@ -152,15 +152,16 @@ class VllmEngine:
     ) -> list[Completion]:
         """Samples the completions of one unit; sends it again after the server was restarted."""
         assert self._published is not None
+        adapter = _adapter_name(self._published)
         seed = (row_key(self._seed, request.stream, request.problem.id, 0) & _SEEDS) + unit.first
         what = f"{unit.count} completions of problem {request.problem.id!r}"
         stale = ""
         for _ in range(_RELOADS):
-            body = self._body(request, unit.count, seed, sampling)
+            body = self._body(request, unit.count, seed, sampling, adapter)
             try:
                 reply = await server.call("POST", "/inference/v1/generate", body, what=what, before_retry=restore)
             except NotFoundError:
-                if not self._adapter:
+                if not adapter:
                     raise
                 stale = _FRESH  # a server that was started again has no adapter
                 await restore()
@@ -168,7 +169,7 @@ class VllmEngine:
             expected = Expected(
                 count=unit.count,
                 first=unit.first,
-                model=self._adapter or self._name,
+                model=adapter or self._name,
                 label=self._published.label,
                 version=self._version,
                 vocabulary=self._policy.config.vocab_size,
@@ -188,7 +189,7 @@ class VllmEngine:
             "give every run a server of its own, of vLLM 0.32 or newer, and look at its output",
         )
 
-    def _body(self, request: Request, count: int, seed: int, sampling: Sampling) -> dict[str, Any]:
+    def _body(self, request: Request, count: int, seed: int, sampling: Sampling, adapter: str) -> dict[str, Any]:
         """The body of one call: everything that decides its completions, so that a repeated call is the same call."""
         parameters = {
             "n": count,
@@ -205,7 +206,7 @@ class VllmEngine:
             "logprobs": 0,  # of the sampled token alone
         }
         body = {"token_ids": list(request.prompt_ids), "sampling_params": parameters}
-        return body | ({"model": self._adapter} if self._adapter else {})
+        return body | ({"model": adapter} if adapter else {})
 
     def _check_lengths(self, requests: Sequence[Request], sampling: Sampling) -> None:
         longest = max(requests, key=lambda request: len(request.prompt_ids))
@@ -279,7 +280,7 @@ class VllmEngine:
         self._served = weights.label
 
     async def _replace_adapter(self, server: Connection, weights: PublishedWeights) -> None:
-        old, self._adapter = self._adapter, f"grouprl-{weights.label}"
+        old, self._adapter = self._adapter, _adapter_name(weights)
         body = {"lora_name": self._adapter, "lora_path": str(weights.folder), "load_inplace": True}
         await server.call("POST", "/v1/load_lora_adapter", body, what="the adapter loaded", is_json=False)
         if old not in ("", self._adapter):
@@ -295,6 +296,11 @@ class VllmEngine:
         if errors := [str(one["error"]) for one in results if "error" in one]:
             raise self._client.wrong(what, errors[0], "start it with the model of this run (docs/vllm.md)")
         return list(results)
+
+
+def _adapter_name(weights: PublishedWeights) -> str:
+    """The name of published weights on the server; '' = they are a whole model."""
+    return f"grouprl-{weights.label}" if weights.is_adapter else ""
 
 
 async def _label(server: Connection) -> str:

@@ -55,6 +55,7 @@ class VllmClient:
             headers["Authorization"] = f"Bearer {self._token}"
         async with httpx2.AsyncClient(
             headers=headers,
+            verify=self.address.startswith("https:"),  # to read the certificates takes as long as a small step
             timeout=None,  # one limit for the whole call instead, which a slow server cannot extend byte by byte
             limits=httpx2.Limits(max_connections=None),
             trust_env=not is_loopback(httpx2.URL(self.address).host),
