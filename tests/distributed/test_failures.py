@@ -119,3 +119,16 @@ def test_bad_input_is_one_sentence(tiny: Path, tmp_path: Path) -> None:
     assert three.text.count("error: distributed.exact: expected 1, 2, 4 or 8 ranks, got 3") == 1
     assert not (place.runs / "three").exists()
     assert left_behind(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_signal_to_torchrun_stops_the_run_after_its_step(tiny: Path, tmp_path: Path) -> None:
+    place = Place(tiny, tmp_path)
+    process = start(2, ["-m", "grouprl", *place.arguments("stopped", steps=500)])
+    wait_for(lambda: recorded(place.runs / "stopped") >= 2)
+    process.terminate()
+    end = ended(process)
+    made = recorded(place.runs / "stopped")
+    assert f"Stopped after step {made} of 500. Continue with --resume." in end.text
+    assert [path.name for path in (place.runs / "stopped" / "checkpoints").iterdir()] == [f"step-{made:06d}"]
+    assert left_behind(tmp_path) == []
