@@ -247,7 +247,7 @@ class DistributedConfig(Section):
 
     exact: bool = Field(False, description="bit-identical results on 1, 2, 4 and 8 ranks, at the price of memory")
     shard: bool = Field(False, description="each rank keeps a part of weights, gradients and optimizer (FSDP2)")
-    seconds: float = Field(1800.0, gt=0.0, le=86_400.0, description="longest wait of a rank for the others")
+    seconds: float = Field(1500.0, gt=0.0, le=86_400.0, description="longest wait of a rank for the others")
 
 
 class ClusterConfig(Section):
