@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -70,9 +71,20 @@ class RealVllm:
         raise AssertionError(self.output.read_text()[-3000:])
 
     def kill(self) -> None:
-        """Kills the server and all its processes at once."""
+        """Kills the server and all its processes at once; its shared memory stays in /dev/shm."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(30)
+            self._process = None
+
+    def stop(self) -> None:
+        """Ends the server in its own way, which frees its shared memory."""
+        if self._process is not None:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(30)
+            with suppress(ProcessLookupError):  # all of its processes have ended
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(30)
             self._process = None
 
@@ -81,4 +93,4 @@ class RealVllm:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
-        self.kill()
+        self.stop()
