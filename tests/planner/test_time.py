@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -54,6 +55,10 @@ def test_one_token_is_given_by_the_prompt_alone() -> None:
     assert floor_of_step(TINY, GRPO, StepShape(2, 3, 5, 1, device="cpu"), SECOND).decoding == 0
 
 
+def peak_of(shape: ModelShape, networks: Networks) -> Callable[[StepShape], int]:
+    return lambda step: plan_memory(shape, networks, step).peak
+
+
 @pytest.mark.parametrize("networks", [GRPO, PPO])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_next_larger_one_does_not_fit(networks: Networks, device: Literal["cpu", "cuda"]) -> None:
@@ -63,7 +68,8 @@ def test_the_next_larger_one_does_not_fit(networks: Networks, device: Literal["c
         return plan_memory(shape, networks, replace(step, **changes)).peak <= memory
 
     memory = plan_memory(shape, networks, step).peak
-    size, length = largest_group(shape, networks, step, memory), longest_completion(shape, networks, step, memory)
+    peak = peak_of(shape, networks)
+    size, length = largest_group(step, memory, peak), longest_completion(step, memory, peak)
     assert size >= 16
     assert length >= 512
     assert [fits(group_size=count) for count in (size, size + 1)] == [True, size == MOST_COMPLETIONS]
@@ -71,5 +77,5 @@ def test_the_next_larger_one_does_not_fit(networks: Networks, device: Literal["c
 
 
 def test_nothing_fits_in_no_memory() -> None:
-    assert largest_group(SHAPES["Llama-3.1-70B"], GRPO, StepShape(), 80 << 30) == 0
-    assert longest_completion(SHAPES["Llama-3.1-70B"], GRPO, StepShape(), 80 << 30) == 0
+    assert largest_group(StepShape(), 80 << 30, peak_of(SHAPES["Llama-3.1-70B"], GRPO)) == 0
+    assert longest_completion(StepShape(), 80 << 30, peak_of(SHAPES["Llama-3.1-70B"], GRPO)) == 0

@@ -276,6 +276,7 @@ def plan(
     flops: Annotated[float | None, typer.Option(help="FLOPs per second, such as 4e14.")] = None,
     bandwidth: Annotated[float | None, typer.Option(help="Memory bandwidth in bytes per second, such as 3e12.")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="PPO and GRPO for models of 1.5B to 70B.")] = False,
+    gpus: Annotated[str | None, typer.Option(help="Layouts of several GPUs, such as 8xH100.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Estimate, before a run, its memory by part, the largest group that fits, and the least time of a step.
@@ -287,6 +288,8 @@ def plan(
     Example: grouprl plan --model Qwen2.5-7B model.device=cuda --memory 80GiB --flops 4e14 --bandwidth 3e12
 
     Example: grouprl plan --compare model.device=cuda model.dtype=bfloat16
+
+    Example: grouprl plan --model Qwen2.5-7B --gpus 8xH100 model.dtype=bfloat16
     """
     from grouprl.config.run import RunConfig
     from grouprl.planner.screen import parse_memory, plan_run, show_comparison, show_plan
@@ -295,6 +298,11 @@ def plan(
     if (flops is None) != (bandwidth is None):
         raise UserError("--flops, --bandwidth: expected both or neither, got one: add the other")
     config = config_of(RunConfig, settings, {"model.path": model})
+    if gpus is not None:
+        from grouprl.planner.layouts_screen import show_layouts
+
+        show_layouts(config, gpus, prompt_tokens, as_json=as_json)
+        return
     if compare:
         show_comparison(config, prompt_tokens, as_json=as_json)
         return

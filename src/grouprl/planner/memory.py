@@ -289,18 +289,17 @@ def _logits(shape: ModelShape, step: StepShape, predicted: int, head_learns: boo
     return logits + dtype * (predicted * shape.hidden + weights)
 
 
-def largest_group(shape: ModelShape, networks: Networks, step: StepShape, memory: int) -> int:
-    """Returns the completions of a problem that fit in `memory` bytes, at most MOST_COMPLETIONS; 0 = none fits."""
-    return _largest(
-        lambda size: plan_memory(shape, networks, replace(step, group_size=size)).peak <= memory, MOST_COMPLETIONS
-    )
+def largest_group(step: StepShape, memory: int, peak: Callable[[StepShape], int]) -> int:
+    """Returns the completions of a problem that fit in `memory` bytes, at most MOST_COMPLETIONS; 0 = none fits.
+
+    `peak` gives the bytes of a step.
+    """
+    return _largest(lambda size: peak(replace(step, group_size=size)) <= memory, MOST_COMPLETIONS)
 
 
-def longest_completion(shape: ModelShape, networks: Networks, step: StepShape, memory: int) -> int:
+def longest_completion(step: StepShape, memory: int, peak: Callable[[StepShape], int]) -> int:
     """Returns the tokens of a completion that fit in `memory` bytes, at most MOST_TOKENS; 0 = none fits."""
-    return _largest(
-        lambda tokens: plan_memory(shape, networks, replace(step, completion_tokens=tokens)).peak <= memory, MOST_TOKENS
-    )
+    return _largest(lambda tokens: peak(replace(step, completion_tokens=tokens)) <= memory, MOST_TOKENS)
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:

@@ -86,6 +86,10 @@ def plan_run(config: RunConfig, *, prompt_tokens: int, available: int | None, ra
     """
     shape, networks, step = shape_of(config.model.path), networks_of(config), step_of(config, prompt_tokens)
     memory = plan_memory(shape, networks, step)
+
+    def peak(tried: StepShape) -> int:
+        return plan_memory(shape, networks, tried).peak
+
     if available is None:
         available = total_memory(step.device)
     if rates is None and (step.device == "cpu" or torch.cuda.is_available()):
@@ -96,8 +100,8 @@ def plan_run(config: RunConfig, *, prompt_tokens: int, available: int | None, ra
         step=step,
         memory=memory,
         available=available,
-        largest_group=largest_group(shape, networks, step, available),
-        longest_completion=longest_completion(shape, networks, step, available),
+        largest_group=largest_group(step, available, peak),
+        longest_completion=longest_completion(step, available, peak),
         time=None
         if rates is None
         else floor_of_step(shape, networks, step, rates, passes=config.algorithm.updates.passes),
@@ -165,8 +169,8 @@ def show_plan(plan: RunPlan, algorithm: str, *, as_json: bool, console: Console 
     console.print(_memory_table(plan.memory))
     verdict = "[green]fits in[/]" if plan.fits else "[red]does not fit in[/]"
     console.print(f"\nThe peak of {_gib(plan.memory.peak)} GiB {verdict} {_gib(plan.available)} GiB.")
-    console.print(f"Largest group that fits: {_most(plan.largest_group, MOST_COMPLETIONS, 'completions')}.")
-    console.print(f"Longest completion that fits: {_most(plan.longest_completion, MOST_TOKENS, 'tokens')}.\n")
+    console.print(f"Largest group that fits: {most(plan.largest_group, MOST_COMPLETIONS, 'completions')}.")
+    console.print(f"Longest completion that fits: {most(plan.longest_completion, MOST_TOKENS, 'tokens')}.\n")
     if plan.time is None or plan.rates is None:
         console.print("Time: set the rates of the target machine with --flops and --bandwidth.")
         return
@@ -189,7 +193,7 @@ def show_comparison(config: RunConfig, prompt_tokens: int, *, as_json: bool, con
         return
     console = console or Console(highlight=False)
     columns = [f"{which}\n{part}" for which in ("GRPO", "PPO") for part in ("held", "update", "rollout")]
-    table = _table("memory in GiB", *columns, "peak\nratio")
+    table = table_of("memory in GiB", *columns, "peak\nratio")
     for name, pair in plans.items():
         cells = [f"{value / GIB:,.0f}" for plan in pair for value in (plan.held, plan.learning, plan.sampling)]
         table.add_row(name, *cells, f"{pair[1].peak / pair[0].peak:.2f}")
@@ -209,20 +213,21 @@ def _memory_table(plan: MemoryPlan) -> Table:
         ("peak of an update", plan.learning, asdict(plan.update) | rounded),
         ("peak of sampling", plan.sampling, drawing if on_gpu else graphs | drawing | rounded),
     )
-    table = _table("memory", "GiB")
+    table = table_of("memory", "GiB")
     for name, total, parts in blocks:
         _add_sum(table, name, _gib(total), {_PARTS[part]: _gib(value) for part, value in parts.items() if value})
     return table
 
 
 def _time_table(found: StepTime) -> Table:
-    table = _table("least time of a step", "seconds")
+    table = table_of("least time of a step", "seconds")
     phases = {name.replace("_", " "): f"{seconds:,.3g}" for name, seconds in asdict(found).items() if seconds}
     _add_sum(table, "step", f"{found.total:,.3g}", phases)
     return table
 
 
-def _table(first: str, *others: str) -> Table:
+def table_of(first: str, *others: str) -> Table:
+    """A table with a first column of names, and numbers."""
     table = Table(header_style="bold", show_edge=False, pad_edge=False)
     table.add_column(first, no_wrap=True)
     for heading in others:
@@ -240,10 +245,11 @@ def _sums(plan: MemoryPlan) -> dict[str, int]:
     return {name: getattr(plan, name) for name in ("held", "learning", "sampling", "peak")}
 
 
-def _most(found: int, most: int, unit: str) -> str:
+def most(found: int, limit: int, unit: str) -> str:
+    """A number that fits; `limit` is the largest that was tried."""
     if not found:
         return "none"
-    return f"{found:,} {unit}" + (" or more" if found == most else "")
+    return f"{found:,} {unit}".strip() + (" or more" if found == limit else "")
 
 
 def _gib(size: int) -> str:
