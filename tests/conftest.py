@@ -70,7 +70,7 @@ HERE = Path(__file__).parent
 LONG = (
     *("run/test_train", "learner/test_family", "lab/test_lab_browser", "lab/test_lab_pages", "lab/test_lab_formulas"),
     *("lab/test_lab_walk", "models/test_lora", "run/test_trainer", "rewards/test_hostile"),
-    *("sandbox/", "lab/", "scoring/", "benchmarks/", "compare/"),
+    *("sandbox/", "lab/", "scoring/", "benchmarks/", "compare/", "distributed/"),
 )
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grouprl.distributed import Ranks, TreeSum, shares
+from grouprl.config.checks import check_sections
+from grouprl.config.run import RunConfig
+from grouprl.distributed import Ranks, TreeSum, open_ranks, shares
 from grouprl.types import UserError
 
 
@@ -49,3 +53,26 @@ def test_every_piece_of_work_is_some_ranks_own() -> None:
 def test_exact_needs_a_number_of_ranks_that_divides_the_tree() -> None:
     with pytest.raises(UserError, match=r"distributed\.exact: expected 1, 2, 4 or 8 ranks, got 3"):
         Ranks(0, 3, exact=True)
+
+
+def test_sharded_weights_have_no_exact_sums() -> None:
+    with pytest.raises(UserError, match="distributed: expected exact or shard, got both"):
+        check_sections(RunConfig(distributed={"exact": True, "shard": True}))
+
+
+@pytest.mark.parametrize(("variables", "message"), [({"WORLD_SIZE": "2"}, "RANK"), ({"WORLD_SIZE": "two"}, "'two'")])
+def test_variables_that_torchrun_did_not_set_are_named(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"WORLD_SIZE.*expected.*{message}"), open_ranks(RunConfig()):
+        pass
+
+
+def test_a_rank_with_less_work_repeats_the_cheapest_where_weights_are_sharded() -> None:
+    """3 pieces on 2 ranks: 9 and 5 + 4; the mesh stands for sharding and is not asked anything."""
+    costs, mesh = [9, 5, 4], cast(Any, object())
+    assert [Ranks(rank, 2, mesh=mesh).passes(costs) for rank in (0, 1)] == [[0, 2], [1, 2]]
+    assert [Ranks(rank, 2).passes(costs) for rank in (0, 1)] == [[0], [1, 2]]
+    assert [Ranks(rank, 4, mesh=mesh).passes(costs) for rank in range(4)] == [[0], [1], [2], [2]]
