@@ -1,4 +1,4 @@
-"""docs/scaling.md: its Slurm script is shell, with options that torchrun has and settings that a run has."""
+"""docs/scaling.md: its Slurm script and its Ray job have options that torchrun has and settings that a run has."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import yaml
 from torch.distributed.run import get_args_parser
 
 from grouprl.config.run import RunConfig, load_config
 
-TEXT = (Path(__file__).parent.parent / "docs" / "scaling.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
 (SCRIPT,) = re.findall(r"^```bash\n(#!/bin/bash\n.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
@@ -37,3 +39,18 @@ def test_torchrun_and_grouprl_know_its_options() -> None:
     assert words[words.index("--name") + 1] == "qwen-7b"
     config = load_config(RunConfig, [], [word for word in words if "=" in word])
     assert (config.distributed.shard, config.model.dtype, config.runs_dir) == (True, "bfloat16", "/shared/runs")
+
+
+def test_the_ray_job_is_yaml_with_settings_of_a_run_and_a_gpu_for_each_sampler() -> None:
+    (text,) = re.findall(r"^```yaml\n(apiVersion: ray.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    job = yaml.safe_load(text)["spec"]
+    program, verb, *words = shlex.split(job["entrypoint"])
+    assert (program, verb) == ("grouprl", "train")
+    config = load_config(RunConfig, [], [word for word in words if "=" in word])
+    (workers,) = job["rayClusterSpec"]["workerGroupSpecs"]
+    (sampler,) = workers["template"]["spec"]["containers"]
+    assert config.cluster.samplers == workers["replicas"] == workers["maxReplicas"]
+    assert config.cluster.gpus == int(sampler["resources"]["limits"]["nvidia.com/gpu"])
+    assert config.runs_dir.startswith(sampler["volumeMounts"][0]["mountPath"])
+    (pinned,) = re.findall(r"^ray==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert job["rayClusterSpec"]["rayVersion"] == pinned
