@@ -113,14 +113,17 @@ def test_jobs_survive_actors_that_are_killed_and_stopped(cluster: Cluster, said:
     chance = random.Random(0)
     with ActorPool[Any, int](cluster, "sampler", partial(Squares, str(tmp_path)), count=3, seconds=2.0) as pool:
         assert pool.submit(3).result(60) == 9
-        answers = [pool.submit(number) for number in range(60)]
+        answers = [pool.submit(number) for number in range(200)]
         struck = set[int]()
         for sent in (signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL):
             time.sleep(chance.uniform(0.3, 0.8))
-            pid = chance.choice([pid for pid, host in pool.processes if pid not in struck])
+            until = time.monotonic() + 60  # an actor that replaces another takes seconds to start
+            while not (left := [pid for pid, _ in pool.processes if pid not in struck]) and time.monotonic() < until:
+                time.sleep(0.01)
+            pid = chance.choice(left)
             struck.add(pid)
             os.kill(pid, sent)
-        assert [answer.result(60) for answer in answers] == [number**2 for number in range(60)]
+        assert [answer.result(60) for answer in answers] == [number**2 for number in range(200)]
         assert sum("it is replaced" in text for text in said) == 3
         with pytest.raises(UserError, match="expected a number, got bad"):
             pool.submit("bad").result(60)
