@@ -88,6 +88,7 @@ class ActorPool(Generic[Job, Result]):
         build: called once in each actor; returns the function that computes a job.
         count: the number of actors.
         at_once: jobs that an actor computes side by side, in threads.
+        gpus: of an actor; may be a part of one.
         seconds: longest time of a job; the actor is then replaced.
     """
 
@@ -100,10 +101,11 @@ class ActorPool(Generic[Job, Result]):
         count: int,
         seconds: float,
         at_once: int = 1,
+        gpus: float = 0.0,
     ) -> None:
         self.ray, self._what, self._at_once, self._seconds, self._say = cluster.ray, what, at_once, seconds, cluster.say
         self._made = self.ray.remote(_Actor).options(
-            num_cpus=cluster.settings.cpus, num_gpus=cluster.settings.gpus, max_concurrency=at_once
+            num_cpus=cluster.settings.cpus, num_gpus=gpus, max_concurrency=at_once
         )
         self._build = build
         self._waiting: deque[_Asked[Job, Result]] = deque()

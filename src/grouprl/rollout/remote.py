@@ -60,9 +60,12 @@ def _key(request: Request, sampling: Sampling) -> _Key:
 def open_samplers(cluster: Cluster, config: RunConfig) -> Iterator[Samplers]:
     """Starts the samplers of a run, which load its model while the learner does; they end with the block."""
     model, rows = config.model, config.rollout.max_rows
-    build = partial(_Sampler, model.path, model.dtype, model.lora, config.seed, rows)
     settings = cluster.settings
-    with Samplers(cluster, "sampler", build, count=settings.samplers, seconds=settings.seconds) as pool:
+    device = "auto" if settings.gpus else "cpu"
+    build = partial(_Sampler, model.path, device, model.dtype, model.lora, config.seed, rows)
+    with Samplers(
+        cluster, "sampler", build, count=settings.samplers, seconds=settings.seconds, gpus=settings.gpus
+    ) as pool:
         yield pool
 
 
@@ -149,11 +152,11 @@ def _parts(completions: Sequence[int], samplers: int, max_rows: int) -> list[lis
 class _Sampler:
     """In an actor: the policy and an engine."""
 
-    def __init__(self, path: str, dtype: str, lora: Any, seed: int, max_rows: int) -> None:
+    def __init__(self, path: str, device: str, dtype: str, lora: Any, seed: int, max_rows: int) -> None:
         import ray
 
         self._ray, self._path = ray, path
-        model = load_model(path, device=resolve_device("auto"))
+        model = load_model(path, device=resolve_device(device))
         self._start = fingerprint(model)
         self._model = model if lora is None else add_adapter(model, lora, seed=seed)
         self._engine = NativeEngine(self._model, load_tokenizer(path), seed=seed, max_rows=max_rows, dtype=dtype)

@@ -46,7 +46,10 @@ class SpreadEngine:
         with gathered(self._policy) if self._ranks.mesh is not None else nullcontext():
             sampled = self._engine.generate(asked, sampling, on_finished=on_finished, on_group=finished)
         completions = self._ranks.merged(
-            zip(own, (group.completions for group in sampled), strict=True), "sampled groups", write=_rows, read=_read
+            zip(own, (group.completions for group in sampled), strict=True),
+            "sampled groups",
+            write=completion_rows,
+            read=completions_of,
         )
         groups = [Group(one.problem, one.prompt_ids, made) for one, made in zip(requests, completions, strict=True)]
         if on_finished is not None:
@@ -54,11 +57,13 @@ class SpreadEngine:
         return groups
 
 
-def _rows(completions: Sequence[Completion]) -> list[tuple[Any, ...]]:
+def completion_rows(completions: Sequence[Completion]) -> list[tuple[Any, ...]]:
+    """Makes JSON of the completions of a group."""
     return [astuple(one) for one in completions]
 
 
-def _read(rows: Sequence[Sequence[Any]]) -> tuple[Completion, ...]:
+def completions_of(rows: Sequence[Sequence[Any]]) -> tuple[Completion, ...]:
+    """The completions of which `completion_rows` made JSON."""
     return tuple(
         Completion(index, tuple(token_ids), tuple(logprobs), tuple(plain), text, StopReason(reason), version)
         for index, token_ids, logprobs, plain, text, reason, version in rows

@@ -8,15 +8,14 @@ from the same.
 from __future__ import annotations
 
 import json
-from dataclasses import astuple
 from pathlib import Path
-from typing import Any
 
 from grouprl.curriculum.pass_rates import PassRates
 from grouprl.rollout import Request, requests
 from grouprl.rollout.remote import RemoteEngine
+from grouprl.rollout.spread import completion_rows, completions_of
 from grouprl.step import StepParts
-from grouprl.types import Completion, Group, StopReason
+from grouprl.types import Group
 
 
 class Ahead:
@@ -38,7 +37,7 @@ class Ahead:
             asked = self._requests(step)
             groups = self._engine.generate(asked, self._parts.sampling)
             self._engine.restore(asked, self._parts.sampling, groups)
-            rows = [[astuple(one) for one in group.completions] for group in groups]
+            rows = [completion_rows(group.completions) for group in groups]
             path.write_text(json.dumps(rows) + "\n", encoding="utf-8")
 
     def load(self, step: int, path: Path) -> None:
@@ -47,8 +46,7 @@ class Ahead:
             asked = self._requests(step)
             rows = json.loads(path.read_text(encoding="utf-8"))
             groups = [
-                Group(one.problem, one.prompt_ids, tuple(map(_completion, row)))
-                for one, row in zip(asked, rows, strict=True)
+                Group(one.problem, one.prompt_ids, completions_of(row)) for one, row in zip(asked, rows, strict=True)
             ]
             self._engine.restore(asked, self._parts.sampling, groups)
 
@@ -56,8 +54,3 @@ class Ahead:
         parts = self._parts
         visits = parts.order.visits(parts.task.problems("train"), step=step, rates=PassRates())
         return requests(visits, parts.tokenizer, completions=parts.group_size, longest_prompt=parts.longest_prompt)
-
-
-def _completion(row: list[Any]) -> Completion:
-    index, token_ids, logprobs, plain, text, reason, version = row
-    return Completion(index, tuple(token_ids), tuple(logprobs), tuple(plain), text, StopReason(reason), version)
