@@ -19,7 +19,7 @@ from grouprl.evaluation.ledger import token_ledger
 from grouprl.evaluation.metrics import Clock, step_metrics
 from grouprl.learner import Learner, ScoredGroups, TokenGrid, assign_credit, make_batch, token_record
 from grouprl.learner.learner import LearnResult, TokenLoss
-from grouprl.rollout import Engine, requests
+from grouprl.rollout import Engine, refilling, requests
 from grouprl.scoring.scorer import Scorer, Scoring
 from grouprl.tasks import Task
 from grouprl.types import Group, RewardOutcome, Sampling, StepRecord
@@ -52,31 +52,29 @@ def grpo_step(
         rates: pass rate of each problem in earlier steps, for the curriculum.
         on_finished: see `Engine.generate`.
     """
-    learner, algorithm, train = parts.learner, parts.learner.algorithm, parts.task.problems("train")
-    clock = Clock("rollout", "reward", "reference", "learn")
+    learner, selection, train = parts.learner, parts.learner.algorithm.groups, parts.task.problems("train")
+    engine, tokenizer, clock = parts.engine, parts.tokenizer, Clock("rollout", "reward", "reference", "learn")
     groups, outcomes, kept = list[Group](), list[tuple[RewardOutcome, ...]](), list[bool]()
 
     # Sample G completions of each of P problems from the current policy, and score each completion. Groups of further
     # problems may replace those that the filter drops (DAPO's dynamic sampling).
-    missing, refills = lambda: parts.problems_per_step - sum(kept), algorithm.groups.refills
-    for visits in rounds(parts.order, train, step=step, rates=rates, refills=refills, missing=missing):
-        scoring = Scoring(parts.scorer)
-        asked = requests(visits, parts.tokenizer, completions=parts.group_size, longest_prompt=parts.longest_prompt)
-        with clock("rollout"):  # workers score a group while the engine samples the others
-            groups += parts.engine.generate(asked, parts.sampling, on_finished=on_finished, on_group=scoring.begin)
-        with clock("reward"):
-            scored = scoring.finish(parts.tokenizer)
-        outcomes += scored
-        kept += algorithm.groups.kept([[outcome.earned for outcome in group] for group in scored])
+    ask = partial(requests, tokenizer=tokenizer, completions=parts.group_size, longest_prompt=parts.longest_prompt)
+    for visits, further in rounds(parts.order, train, step=step, rates=rates, refills=selection.refills, kept=kept):
+        scoring = Scoring(parts.scorer, tokenizer)
+        with refilling(engine, parts.sampling, scoring.known, selection.kept, further, ask):
+            with clock("rollout"):  # workers score a group while the engine samples the others
+                groups += engine.generate(ask(visits), parts.sampling, on_finished=on_finished, on_group=scoring.begin)
+            with clock("reward"):
+                outcomes += (scored := scoring.finish())
+        kept += selection.kept([[outcome.earned for outcome in group] for group in scored])
 
     batch = ScoredGroups(step, groups, outcomes, kept, parts.scorer.weights, parts.sampling)
     result = update_policy(learner, batch, clock, partial(token_loss, learner))
-    parts.engine.load_weights(learner.optimizer.updates)  # the engine samples the next step from the new weights
+    engine.load_weights(learner.optimizer.updates)  # the engine samples the next step from the new weights
 
     metrics = {**step_metrics(parts.task, groups, outcomes), **parts.scorer.usage(), **result.metrics}
     metrics |= {**token_ledger(groups, outcomes, kept, result.unused), **clock.metrics(metrics["completion_tokens"])}
-    advantages, traces = token_record(groups, kept, result.tokens)
-    return StepRecord(step, metrics, groups, outcomes, advantages, traces, kept)
+    return StepRecord(step, metrics, groups, outcomes, *token_record(groups, kept, result.tokens), kept)
 
 
 def update_policy(learner: Learner, scored: ScoredGroups, clock: Clock, loss: TokenLoss) -> LearnResult:

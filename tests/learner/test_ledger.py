@@ -17,7 +17,7 @@ from torch import Tensor
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
-from grouprl.evaluation.ledger import token_ledger
+from grouprl.evaluation.ledger import lengths_by_filter, token_ledger
 from grouprl.evaluation.metrics import Clock
 from grouprl.learner import Optimizer, ScoredGroups, TokenGrid, assign_credit, make_batch
 from grouprl.models.critic import Critic
@@ -209,3 +209,11 @@ def test_a_step_without_a_kept_group_is_dropped_whole(groups: list[Group]) -> No
     found = token_ledger(groups, outcomes, [False] * 3, {})
     total = sum(len(one) for group in groups for one in group.completions)
     assert {name: count for name, count in found.items() if count} == {"groups/sampled": 3, "tokens/dropped": total}
+
+
+def test_dropped_groups_have_their_length_beside_the_kept():
+    # Worked by hand: (2 + 4 + 6) / 3 and (10 + 20) / 2.
+    found = lengths_by_filter([[2, 4], [10, 20], [6]], [True, False, True])
+    assert found == {"completions/kept_mean_length": 4.0, "completions/dropped_mean_length": 15.0}
+    assert lengths_by_filter([[2], [3]], [True, True]) == {}
+    assert lengths_by_filter([[2], [3]], [False, False]) == {}

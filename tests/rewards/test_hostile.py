@@ -114,7 +114,7 @@ def test_the_pool_survives_the_corpus() -> None:
     weighted = [replace(reward, per_step=reward.name == "equation_steps") for reward in weighted]
     limits = ScoringConfig(workers=2, seconds=3.0, max_invalid=1.0)
     with open_scorer(weighted, limits=limits) as scorer:
-        scoring = Scoring(scorer)
+        scoring = Scoring(scorer, load_tokenizer("abacus"))
         for place in range(0, len(CORPUS), 8):
             texts = [good, *(entry.text for entry in CORPUS[place : place + 8])]
             completions = tuple(
@@ -122,7 +122,7 @@ def test_the_pool_survives_the_corpus() -> None:
                 for n, text in enumerate(texts)
             )
             scoring.begin(place, Group(Problem("p", "3 + 4 = ?", {"answer": "7"}), (1,), completions))
-        outcomes = scoring.finish(load_tokenizer("abacus"))
+        outcomes = scoring.finish()
         deadline = time.monotonic() + 2.0
         while len(scorer.pool.pids) < 2:
             assert time.monotonic() < deadline

@@ -9,7 +9,8 @@ import pytest
 from grouprl.config.run import RunConfig, load_config
 from grouprl.rewards.configured import configured_scorer
 from grouprl.scoring.functions import WeightedReward
-from grouprl.scoring.scorer import Overlong, open_scorer
+from grouprl.scoring.overlong import Overlong
+from grouprl.scoring.scorer import open_scorer
 from grouprl.tasks import load_task
 from grouprl.types import Completion, Group, Problem, StopReason
 from judging import judged

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Protocol
 
 from grouprl.curriculum.pass_rates import PassRates
@@ -28,6 +28,8 @@ class ProblemOrder(Protocol):
         self, problems: Sequence[Problem], count: int, *, step: int, round_: int, rates: PassRates, visited: int
     ) -> list[Visit]:
         """Further problems for a step whose groups were dropped by the algorithm's filter.
+
+        Those of a smaller `count` begin those of a larger one, so that they can be sampled before all are known.
 
         Args:
             problems: of the train split.
@@ -49,9 +51,12 @@ def rounds(
     step: int,
     rates: PassRates,
     refills: int,
-    missing: Callable[[], int],
-) -> Iterator[list[Visit]]:
+    kept: Sequence[bool],
+) -> Iterator[tuple[list[Visit], Callable[[int], list[Visit]] | None]]:
     """The visits of a step round by round: its problems first, then replacements for problems of dropped groups.
+
+    With each round comes a function that gives the next round's first visits for a number of groups that were dropped
+    so far; None after the last round.
 
     Args:
         order: chooses the problems.
@@ -59,18 +64,18 @@ def rounds(
         step: 1, 2, ...
         rates: the pass rates before this step.
         refills: most rounds after the first.
-        missing: gives the number of groups still to replace; called before each further round.
+        kept: whether each group of the rounds so far enters the loss; whoever takes a round extends it.
     """
-    visits = order.visits(problems, step=step, rates=rates)
-    yield visits
-    visited = len(visits)
+    visits, visited = order.visits(problems, step=step, rates=rates), 0
+    wanted = len(visits)
     for round_ in range(1, refills + 1):
-        count = missing()
-        if not count:
-            return
-        visits = order.refill(problems, count, step=step, round_=round_, rates=rates, visited=visited)
         visited += len(visits)
-        yield visits
+        further = partial(order.refill, problems, step=step, round_=round_, rates=rates, visited=visited)
+        yield visits, further
+        if not (count := wanted - sum(kept)):
+            return
+        visits = further(count)
+    yield visits, None
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ class UniformOrder:
     def refill(
         self, problems: Sequence[Problem], count: int, *, step: int, round_: int, rates: PassRates, visited: int
     ) -> list[Visit]:
-        """Random problems, each at most once in a round; those of a smaller `count` begin those of a larger one."""
+        """Random problems, each at most once in a round; see `ProblemOrder.refill`."""
         rng = random.Random(f"refill/{self.seed}/{step}/{round_}")
         places: dict[int, None] = {}
         while len(places) < min(count, len(problems)):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import compress
+from itertools import chain, compress
+from operator import not_
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -20,7 +22,8 @@ def token_ledger(
 ) -> Mapping[str, float]:
     """Counts the groups of a step, and its tokens by what became of them.
 
-    These are the metrics `groups/...` and `tokens/...`; the latter add up to the tokens that were sampled.
+    These are the metrics `groups/...` and `tokens/...`; the latter add up to the tokens that were sampled. The mean
+    lengths of kept and of dropped completions come where there are both.
 
     Args:
         groups: all groups of the step.
@@ -42,4 +45,11 @@ def token_ledger(
                 left_NT = left_NT & ~reasons[name]
         counts["used"] = int(left_NT.sum())
     sampled = {"groups/sampled": len(groups), "groups/kept": sum(kept)}
-    return sampled | {f"tokens/{name}": count for name, count in counts.items()}
+    return sampled | lengths_by_filter(lengths, kept) | {f"tokens/{name}": count for name, count in counts.items()}
+
+
+def lengths_by_filter(lengths: Sequence[Sequence[int]], kept: Sequence[bool]) -> dict[str, float]:
+    """The mean lengths [P][G] of completions in kept groups and in dropped ones, where there are both."""
+    parts = {"kept": compress(lengths, kept), "dropped": compress(lengths, map(not_, kept))}
+    means = {f"completions/{name}_mean_length": list(chain.from_iterable(part)) for name, part in parts.items()}
+    return {name: fmean(part) for name, part in means.items()} if all(means.values()) else {}

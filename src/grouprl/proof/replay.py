@@ -31,7 +31,7 @@ from grouprl.run.assemble import make_learner
 from grouprl.run.machine import machine_facts
 from grouprl.run.resume import differences, newest_good
 from grouprl.scoring.functions import SOFT_OVERLONG
-from grouprl.scoring.scorer import Overlong
+from grouprl.scoring.overlong import Overlong
 from grouprl.step import token_loss, update_policy
 from grouprl.tasks import load_task
 from grouprl.types import Group, RewardOutcome, TokenTrace, UserError

@@ -1,4 +1,4 @@
-"""What became of every sampled token: the categories, in the order in which they are tried, and their metrics."""
+"""What became of every sampled token: the categories in the order in which they are tried; metrics of the filter."""
 
 from __future__ import annotations
 
@@ -24,6 +24,18 @@ CATEGORIES: Mapping[str, str] = MappingProxyType(
 )
 _LEAD = "; the first category that applies takes a token, so that all `tokens/...` add up to `completion_tokens`"
 LEDGER = tuple(
+    Metric(
+        f"completions/{name}_mean_length",
+        f"Completion length, {name} groups",
+        "tokens",
+        meaning="mean length of the completions in groups that enter the loss (kept), and in those that the filter "
+        "dropped; absent in a step without one or the other",
+        worry="when they drift apart: the filter then selects by length, and the policy learns from short or long ones",
+        formula=f"sum(T_i) / N of {name} groups",
+        section="filters",
+    )
+    for name in ("kept", "dropped")
+) + tuple(
     Metric(
         f"tokens/{name}",
         "What became of the tokens" if name == "used" else f"Tokens: {name.replace('_', ' ')}",

@@ -13,7 +13,8 @@ from grouprl.models.precision import resolve_device
 from grouprl.rewards.learned import learned_reward
 from grouprl.rewards.resolve import built_in, resolve_rewards, verifier_of
 from grouprl.scoring.functions import FromFile, WeightedReward
-from grouprl.scoring.scorer import Overlong, Scorer, open_scorer
+from grouprl.scoring.overlong import Overlong
+from grouprl.scoring.scorer import Scorer, open_scorer
 from grouprl.tasks import Task
 from grouprl.types import UserError
 

@@ -3,8 +3,9 @@
 In: requests and sampling parameters. Out: groups. They never score or update.
 """
 
+from grouprl.rollout.early import refilling
 from grouprl.rollout.engine import Engine, Request, requests
 from grouprl.rollout.native import NativeEngine
 from grouprl.rollout.spread import SpreadEngine
 
-__all__ = ["Engine", "NativeEngine", "Request", "SpreadEngine", "requests"]
+__all__ = ["Engine", "NativeEngine", "Request", "SpreadEngine", "refilling", "requests"]

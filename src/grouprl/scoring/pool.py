@@ -304,6 +304,13 @@ def gather(scored: PendingValues) -> list[Value]:
     return [gather(item)[0] if isinstance(item, Future) else item for item in scored.result()]
 
 
+def is_known(scored: PendingValues) -> bool:
+    """Whether `gather` would return values at once."""
+    if not scored.done() or scored.exception() is not None:
+        return False
+    return all(is_known(item) for item in scored.result() if isinstance(item, Future))
+
+
 def _user_error(error: BaseException) -> BaseException:
     """The error that stops the run when no process can make a call."""
     if isinstance(error, ParcelError):

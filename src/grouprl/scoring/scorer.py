@@ -10,9 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from grouprl.algorithms import overlong_penalty
 from grouprl.config.run import ScoringConfig
 from grouprl.distributed import Ranks
 from grouprl.distributed.cluster import Cluster
@@ -21,8 +18,9 @@ from grouprl.scoring.calling import Signature, Value, call, describe, run_in_thr
 from grouprl.scoring.functions import SOFT_OVERLONG, FromFile, WeightedReward
 from grouprl.scoring.invalid import Invalid, InvalidCount
 from grouprl.scoring.keywords import call_keywords
+from grouprl.scoring.overlong import Overlong
 from grouprl.scoring.parcels import ParcelError, pack
-from grouprl.scoring.pool import PendingValues, RewardPool, cores, gather
+from grouprl.scoring.pool import PendingValues, RewardPool, cores, gather, is_known
 from grouprl.scoring.reasoning_steps import step_rewards
 from grouprl.scoring.remote import RemoteRewards
 from grouprl.scoring.zygote import Source
@@ -45,37 +43,29 @@ class PendingGroup:
 
 
 class Scoring:
-    """Scores the groups of one step while others are still sampled; of several ranks, each those that it sampled."""
+    """The groups of one round of sampling; of several ranks, each scores those that it sampled."""
 
-    def __init__(self, scorer: Scorer) -> None:
-        self._scorer = scorer
+    def __init__(self, scorer: Scorer, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+        """The tokenizer is needed for process rewards, whose steps end at a token."""
+        self._scorer, self._tokenizer = scorer, tokenizer
         self._pending: dict[int, PendingGroup] = {}
+        self._known: dict[int, list[float]] = {}
 
     def begin(self, place: int, group: Group) -> None:
         """Starts the calls for a group in the workers; `place` is the group's place in the result."""
         self._pending[place] = self._scorer.begin(group)
 
-    def finish(self, tokenizer: PreTrainedTokenizerBase | None = None) -> list[tuple[RewardOutcome, ...]]:
+    def known(self) -> list[list[float]]:
+        """What the completions of each group earned, for the groups that are scored by now; waits for nothing."""
+        for place, pending in list(self._pending.items()):
+            if place not in self._known and (earned := self._scorer.earned(pending, self._tokenizer)) is not None:
+                self._known[place] = earned
+        return list(self._known.values())
+
+    def finish(self) -> list[tuple[RewardOutcome, ...]]:
         """Waits for all started groups: see `Scorer.finish`."""
         places = sorted(self._pending)
-        return self._scorer.finish([self._pending[place] for place in places], tokenizer, places=places)
-
-
-@dataclass(frozen=True)
-class Overlong:
-    """The length penalty of an algorithm: DAPO's soft overlong punishment, see `algorithms.overlong_penalty`."""
-
-    buffer: float  # share of max_tokens over which the penalty goes from 0 to -1
-    max_tokens: int
-
-    def penalized(self, group: Group, outcomes: Sequence[RewardOutcome]) -> list[RewardOutcome]:
-        """Adds the penalty to the outcomes [G] of a group, also as the component `soft_overlong`."""
-        lengths_G = torch.tensor([len(completion) for completion in group.completions])
-        penalties_G = overlong_penalty(lengths_G, max_tokens=self.max_tokens, buffer=self.buffer)
-        return [
-            replace(outcome, penalty=penalty, components={**outcome.components, SOFT_OVERLONG: penalty})
-            for outcome, penalty in zip(outcomes, penalties_G.tolist(), strict=True)
-        ]
+        return self._scorer.finish([self._pending[place] for place in places], self._tokenizer, places=places)
 
 
 @contextmanager
@@ -217,6 +207,14 @@ class Scorer:
             outcomes.append(tuple(found))
         count.close()
         return outcomes
+
+    def earned(self, pending: PendingGroup, tokenizer: PreTrainedTokenizerBase | None) -> list[float] | None:
+        """What `finish` will find for the completions of a group before the length penalty; None = not known yet."""
+        calls = pending.calls.values()
+        if len(calls) < len(self._called) or not all(map(is_known, calls)):  # a reward of this process comes last
+            return None
+        ((group, rows),) = self._gathered([pending], self._called)
+        return [one.earned for one in map(self._outcome, rows, group.completions, repeat(tokenizer))]
 
     def _count(self, window: deque[tuple[int, int]], pending: Sequence[PendingGroup]) -> InvalidCount:
         own = sum(len(one.group.completions) for one in pending)
