@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: demo test test-slow test-cluster chaos vllm-env test-vllm check bench cluster abacus clean help
+.PHONY: demo test test-slow chaos vllm-env test-vllm check bench cluster abacus clean help
 
 BIN := .venv/bin
 # What a run needs beside the core, and who changes the code: make demo EXTRAS=lora, make test DEV=dev,gym
@@ -29,12 +29,9 @@ demo: $(INSTALLED)  ## train the bundled model on the bundled task and show what
 test: $(DEVELOPED)  ## run the test suite (minutes); ARGS=tests/algorithms or ARGS="-k config" chooses
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-slow: $(DEVELOPED)  ## run what takes longer: whole comparisons, rebuilds, benchmarks, no kernels
-	$(PYTEST) -m slow --ignore=tests/distributed $(ARGS)
+test-slow: $(DEVELOPED)  ## run what takes longer: whole comparisons, rebuilds, benchmarks, killed ranks, no kernels
+	$(PYTEST) -m slow $(ARGS)
 	GROUPRL_KERNELS=off $(PYTEST) -m "not slow" $(WITHOUT_KERNELS)
-
-test-cluster: $(DEVELOPED)  ## run what starts ranks of torchrun and Ray clusters, and kills them (a quarter of an hour)
-	$(PYTEST) -m slow tests/distributed $(ARGS)
 
 chaos: $(DEVELOPED)  ## kill a run before 500 random changes to its files, and cut its power 50 times (half an hour)
 	GROUPRL_KILLS=$${GROUPRL_KILLS:-500} OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout=0 tests/run/test_survival.py $(ARGS)

@@ -101,13 +101,17 @@ def run(name: str, folder: Path, settings: Sequence[str]) -> Ended:
 
 
 def kill_an_actor(process: subprocess.Popen[str], metrics: Path) -> None:
-    """Waits for the second step, then ends an actor of this user as the kernel would when memory is short."""
+    """Waits for the second step, then ends an actor of this run as the kernel would when memory is short."""
     while process.poll() is None:
         if metrics.exists() and len(metrics.read_text(encoding="utf-8").splitlines()) >= 2:
-            listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-            for line in listed.splitlines():
-                if "ray::_Actor" in line:
-                    os.kill(int(line.split()[0]), signal.SIGKILL)
+            listed = subprocess.run(
+                ["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+            ).stdout
+            rows = [line.split(maxsplit=2) for line in listed.splitlines()]
+            parents = {int(pid): int(parent) for pid, parent, *_ in rows}
+            for pid, parent, *command in rows:  # the run starts the raylet, which starts the actors
+                if "ray::_Actor" in str(command) and parents.get(int(parent)) == process.pid:
+                    os.kill(int(pid), signal.SIGKILL)
                     return
         time.sleep(0.01)
 

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
+import select
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+from safetensors.torch import load_file
 
-from ranked_runs import Place, ended, start, torchrun
-from small_runs import assert_same_run, grouprl
+from grouprl import Trainer, UserError
+from grouprl.distributed import launch
+from processes import wait_for
+from ranked_runs import SUPPORT, Place, ended, start
+from small_runs import Ended, assert_same_run, grouprl, small_config, tree
 
+Processes = Callable[[], dict[int, str]]
 EXACT = {"exact": True}
 
 
@@ -33,57 +43,57 @@ def ranks_of(process: subprocess.Popen[str]) -> dict[int, int]:
     return found
 
 
-def left_behind(folder: Path) -> list[str]:
-    """Commands of living processes that name the folder."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            try:
-                words = (entry / "cmdline").read_text().replace("\0", " ")
-            except OSError:
-                continue
-            found += [words] if str(folder) in words else []
-    return found
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 90.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "waited too long"
-        time.sleep(0.05)
-
-
 def recorded(run: Path) -> int:
     lines = run / "metrics.jsonl"
     return len(lines.read_text().splitlines()) if lines.exists() else 0
 
 
+def begun(place: Place, name: str, process: subprocess.Popen[str], steps: int) -> None:
+    """Waits until a run has made some steps."""
+    wait_for(lambda: recorded(place.runs / name) >= steps or process.poll() is not None)
+    assert process.poll() is None, process.communicate()[0]
+
+
+@pytest.fixture(scope="module")
+def place(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tiny, tmp_path_factory.mktemp("failures"))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_torchrun_resumes_after_a_kill_and_the_run_is_the_same(tiny: Path, tmp_path: Path, victim: int) -> None:
-    place = Place(tiny, tmp_path)
-    long = {
-        "steps": 30,
-        "checkpoint": {"every": 4, "keep": 2},
-        "learner": {"learning_rate": 1e-4},
-        "distributed": EXACT,
-    }
-    process = start(2, ["-m", "grouprl", *place.arguments("killed", **long)], options=["--max-restarts=1"])
-    wait_for(lambda: recorded(place.runs / "killed") >= 6)
-    os.kill(ranks_of(process)[victim], signal.SIGKILL)
+def test_torchrun_resumes_after_each_kill_and_the_run_is_the_same(place: Place) -> None:
+    """Rank 1 is killed, then rank 0, and rank 0 again when all steps are made."""
+    settings = {"steps": 10, "checkpoint": {"every": 3, "keep": 2}, "learner": {"learning_rate": 1e-4}}
+    whole = grouprl(*place.arguments("whole", **settings, distributed=EXACT))
+    assert whole.code == 0, whole.text
+    program = [str(SUPPORT / "faulty_rank.py"), "killed_while_closing"]
+    arguments = place.arguments("killed", **settings, distributed=EXACT)
+    process = start(2, [*program, *arguments], options=["--max-restarts=3"])
+    for victim, steps in ((1, 4), (0, 7)):
+        wait_for(lambda steps=steps: recorded(place.runs / "killed") >= steps or process.poll() is not None)
+        os.kill(ranks_of(process)[victim], signal.SIGKILL)
     end = ended(process)
     assert end.code == 0, end.text
-    whole = grouprl(*place.arguments("whole", **long))
-    assert whole.code == 0, whole.text
-    assert_same_run(place.runs / "whole", place.runs / "killed", step=30)
-    assert left_behind(tmp_path) == []
+    assert end.text.count("killed while closing") == 1
+    assert "error:" not in end.text
+    assert_same_run(place.runs / "whole", place.runs / "killed", step=10)
+    assert (place.runs / "killed" / "report.html").exists()
 
 
 @pytest.mark.slow
-def test_a_stopped_rank_is_named_within_the_limit(tiny: Path, tmp_path: Path) -> None:
-    place = Place(tiny, tmp_path)
-    process = start(2, ["-m", "grouprl", *place.arguments("stopped", steps=500, distributed={"seconds": 4.0})])
-    wait_for(lambda: recorded(place.runs / "stopped") >= 2)
+def test_ranks_end_when_torchrun_is_killed(place: Place, processes: Processes) -> None:
+    process = start(2, ["-m", "grouprl", *place.arguments("orphaned", steps=500)])
+    begun(place, "orphaned", process, 2)
+    assert len(processes()) >= 3
+    process.kill()
+    process.communicate(timeout=10)  # to the end of the pipe, which the ranks hold
+    wait_for(lambda: not processes(), seconds=5)
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_named_within_the_limit(place: Place) -> None:
+    settings = {"steps": 500, "distributed": {"seconds": 3.0}}
+    process = start(2, ["-m", "grouprl", *place.arguments("stopped", **settings)], options=["--shutdown-timeout=3"])
+    begun(place, "stopped", process, 2)
     pid = ranks_of(process)[1]
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
@@ -91,44 +101,157 @@ def test_a_stopped_rank_is_named_within_the_limit(tiny: Path, tmp_path: Path) ->
     assert end.code == 1
     assert f"rank 1 (process {pid} on " in end.text
     assert end.text.count("error: expected the ") == 1
-    assert time.monotonic() - began < 4 + 1 + 30 + 15  # the limit, the last word, torchrun's patience, its end
-    assert left_behind(tmp_path) == []
-    resumed = torchrun(2, place.arguments("stopped", "--resume", steps=recorded(place.runs / "stopped") + 2))
+    assert time.monotonic() - began < 3 + 1 + 3 + 25  # the limit, the last word, torchrun's patience, its end
+    steps = recorded(place.runs / "stopped")
+    resumed = grouprl(*place.arguments("stopped", "--resume", steps=steps + 1, distributed={"seconds": 3.0}))
     assert resumed.code == 0, resumed.text
 
 
 @pytest.mark.slow
-def test_a_killed_rank_is_named(tiny: Path, tmp_path: Path) -> None:
-    place = Place(tiny, tmp_path)
-    process = start(4, ["-m", "grouprl", *place.arguments("killed", steps=500)])
-    wait_for(lambda: recorded(place.runs / "killed") >= 2)
-    pid = ranks_of(process)[2]
+def test_a_killed_rank_is_named(place: Place) -> None:
+    process = start(2, ["-m", "grouprl", *place.arguments("named", steps=500)])
+    begun(place, "named", process, 2)
+    pid = ranks_of(process)[1]
     os.kill(pid, signal.SIGKILL)
     end = ended(process)
     assert end.code == 1
     assert str(pid) in end.text
     assert end.text.count("error: expected the ") <= 1  # torchrun may end the others before they notice
-    assert left_behind(tmp_path) == []
+
+
+def assert_exploded(end: Ended, run: Path, said: str) -> None:
+    """One rank said so, the run stopped, and no checkpoint has what exploded."""
+    assert end.code == 1
+    (sentence,) = [line for line in end.out.splitlines() if "error: " in line]
+    assert re.fullmatch(f"error: .*{said}.*", sentence)
+    assert recorded(run) < 20
+    saved = sorted((run / "checkpoints").glob("*/**/*.safetensors"))
+    assert saved
+    for file in saved:
+        assert all(tensor.isfinite().all() for tensor in load_file(file).values()), file
 
 
 @pytest.mark.slow
-def test_bad_input_is_one_sentence(tiny: Path, tmp_path: Path) -> None:
-    place = Place(tiny, tmp_path)
-    three = torchrun(3, place.arguments("three", distributed=EXACT))
-    assert three.code == 1
-    assert three.text.count("error: distributed.exact: expected 1, 2, 4 or 8 ranks, got 3") == 1
-    assert not (place.runs / "three").exists()
-    assert left_behind(tmp_path) == []
+def test_a_rank_whose_loss_explodes_ends_all(place: Place) -> None:
+    arguments = place.arguments("gradients", steps=20, checkpoint={"every": 1, "keep": 99})
+    end = ended(start(2, [str(SUPPORT / "faulty_rank.py"), "broken_gradients", *arguments]))
+    assert_exploded(end, place.runs / "gradients", "not finite: loss, grad_norm.*stops after several such steps")
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from faulty_rank import broken_weights
+from grouprl import Trainer
+from letter_rewards import letters
+from small_runs import ROWS, small_config
+broken_weights()
+config = small_config(Path(sys.argv[2]), "weights", steps=20, checkpoint={"every": 1, "keep": 99})
+Trainer(sys.argv[1], ROWS, [letters], config=config).train()
+"""
 
 
 @pytest.mark.slow
-def test_a_signal_to_torchrun_stops_the_run_after_its_step(tiny: Path, tmp_path: Path) -> None:
-    place = Place(tiny, tmp_path)
-    process = start(2, ["-m", "grouprl", *place.arguments("stopped", steps=500)])
-    wait_for(lambda: recorded(place.runs / "stopped") >= 2)
+def test_a_rank_whose_weights_explode_ends_all_ranks_of_a_program(place: Place) -> None:
+    program = place.folder / "program.py"
+    program.write_text(PROGRAM)
+    end = ended(start(2, [str(program), str(place.model), str(place.runs)]))
+    said = "NaN or infinity into .* went back to an earlier checkpoint before, so it stops"
+    assert_exploded(end, place.runs / "weights", said)
+    assert "exitcode : 2" in end.text  # of the rank; torchrun's own is 1
+    assert "UserError" not in end.text  # no traceback
+
+
+@pytest.mark.slow
+def test_a_signal_to_torchrun_stops_the_run_after_its_step(place: Place) -> None:
+    process = start(2, ["-m", "grouprl", *place.arguments("asked", steps=500)])
+    begun(place, "asked", process, 2)
     process.terminate()
     end = ended(process)
-    made = recorded(place.runs / "stopped")
+    made = recorded(place.runs / "asked")
     assert f"Stopped after step {made} of 500. Continue with --resume." in end.text
-    assert [path.name for path in (place.runs / "stopped" / "checkpoints").iterdir()] == [f"step-{made:06d}"]
-    assert left_behind(tmp_path) == []
+    assert [path.name for path in (place.runs / "asked" / "checkpoints").iterdir()] == [f"step-{made:06d}"]
+
+
+@pytest.fixture
+def under_torchrun(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """This process is as one that torchrun started, with a store that answers."""
+    kept = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(kept.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, value in {**variables, "TORCHELASTIC_RESTART_COUNT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    launch._whole_store.cache_clear()
+    yield monkeypatch
+    launch._whole_store.cache_clear()
+
+
+def test_a_rank_ends_with_the_process_that_started_it() -> None:
+    (begun, begins), (lives, alive) = os.pipe(), os.pipe()
+    started = os.fork()
+    if started == 0:  # as torchrun
+        if os.fork() == 0:  # as a rank
+            launch._end_with_torchrun()
+            os.write(begins, b".")
+            time.sleep(60)
+        os.read(begun, 1)
+        os._exit(0)
+    os.close(alive)
+    os.waitpid(started, 0)
+    ends, _, _ = select.select([lives], [], [], 20)
+    assert ends == [lives]  # closed by the last process that held it
+    for end in (begun, begins, lives):
+        os.close(end)
+
+
+def test_what_torchrun_starts_again_continues_only_its_own_run(
+    tiny: Path, tmp_path: Path, under_torchrun: pytest.MonkeyPatch
+) -> None:
+    place = Place(tiny, tmp_path)
+    first, others = place.arguments("first", steps=2), place.arguments("others", steps=2)
+    with under_torchrun.context() as without:
+        without.delenv("TORCHELASTIC_RESTART_COUNT")
+        assert grouprl(*others).code == 0
+    assert grouprl(*first).code == 0
+    before = tree(place.runs / "others")
+    weights = tree(place.runs / "first" / "checkpoints")
+    under_torchrun.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    again = grouprl(*first)
+    assert again.code == 0, again.text
+    assert tree(place.runs / "first" / "checkpoints") == weights
+    assert recorded(place.runs / "first") == 2
+    refused = grouprl(*others)
+    assert refused.code == 2
+    assert tree(place.runs / "others") == before
+    asked = grouprl(*others, "--resume")
+    assert "has made all of its 2 steps" in asked.text
+
+
+def test_an_error_of_a_program_on_ranks_is_shown_by_one(
+    tmp_path: Path, under_torchrun: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    under_torchrun.setattr(sys, "excepthook", sys.excepthook)  # as it was, after the test
+    under_torchrun.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError) as caught:
+        Trainer(task="nowhere", config=small_config(tmp_path)).train()
+    hook = partial(sys.excepthook, UserError, caught.value, caught.tb)
+    for shown in ([f"error: {caught.value}"], []):  # the first rank, and another
+        with pytest.raises(SystemExit, match="2"):
+            hook()
+        assert capsys.readouterr().err.splitlines() == shown
+
+
+def test_a_number_of_ranks_that_does_not_fit_is_one_sentence(
+    tiny: Path, tmp_path: Path, under_torchrun: pytest.MonkeyPatch
+) -> None:
+    place = Place(tiny, tmp_path)
+    for name, value in (("WORLD_SIZE", "3"), ("LOCAL_WORLD_SIZE", "3"), ("LOCAL_RANK", "0")):
+        under_torchrun.setenv(name, value)
+    said = []
+    for rank in ("0", "1"):
+        under_torchrun.setenv("RANK", rank)
+        end = grouprl(*place.arguments("three", distributed=EXACT))
+        assert end.code == 2
+        said.append(end.text)
+    assert said[0].startswith("error: distributed.exact: expected 1, 2, 4 or 8 ranks, got 3")
+    assert said[1] == ""
+    assert not (place.runs / "three").exists()

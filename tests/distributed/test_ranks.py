@@ -3,55 +3,139 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-from ranked_runs import Place, torchrun, torchrun_all
-from small_runs import assert_almost_same_run, assert_same_run, grouprl
+from ranked_runs import Place, torchrun_all
+from small_runs import (
+    ROWS,
+    Ended,
+    assert_almost_same_run,
+    assert_same_run,
+    grouprl,
+    small_settings,
+    write_rows,
+)
 
 EXACT = {"distributed": {"exact": True}}
 SHARD = {"distributed": {"shard": True}}
+REWARD = "def one(completions, **columns): return [1.0] * len(completions)\n"
+ALGORITHMS = ("grpo", "ppo")
 ALMOST = ("plain-1", "plain-2", "shard-2")
 
 
-def ends_well(*commands: list[str]) -> None:
-    for command in commands:
-        one = grouprl(*command)
-        assert one.code == 0, one.text
+def different_folders(place: Place) -> Path:
+    """A folder for each of two ranks, in which the files differ: model, problems, code."""
+    for rank in range(2):
+        folder = place.folder / "ranks" / str(rank)
+        for name in ("same", "other"):
+            shutil.copytree(place.model, folder / name / "model")
+            write_rows(folder / name / "rows.jsonl", ROWS)
+            (folder / name / "reward.py").write_text(
+                "def one(completions, **columns): return [1.0] * len(completions)\n"
+            )
+    other = place.folder / "ranks" / "1" / "other"
+    weights = load_file(other / "model" / "model.safetensors")
+    next(iter(weights.values())).view(-1)[0] += 1.0
+    save_file(weights, other / "model" / "model.safetensors", {"format": "pt"})
+    write_rows(other / "rows.jsonl", [{**row, "prompt": f"Do {row['prompt']}"} for row in ROWS])
+    with (other / "reward.py").open("a") as code:
+        code.write("# another\n")
+    return place.folder / "ranks"
 
 
-def test_two_ranks_are_one_process(tiny: Path, tmp_path: Path) -> None:
-    place = Place(tiny, tmp_path)
-    many = torchrun_all(
-        2,
-        [
-            place.arguments("exact-2", **EXACT),
-            place.arguments("plain-2"),
-            place.arguments("shard-2", **SHARD),
-        ],
-    )
-    assert many.code == 0, many.text
-    ends_well(place.arguments("exact-1", **EXACT), place.arguments("plain-1"))
+def command(
+    place: Place, name: str, *more: str, model: str = "same", rows: str = "same", code: str = "same"
+) -> list[str]:
+    data = ["task=jsonl", f"task.path={rows}/rows.jsonl", *small_settings(place.runs, steps=1)]
+    files = ["--model", f"{model}/model", "--reward", f"{code}/reward.py:one"]
+    return ["train", *files, "--name", name, *data, *more]
+
+
+@pytest.fixture(scope="module")
+def place(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tiny, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module")
+def two_ranks(place: Place) -> Ended:
+    """Runs of two ranks, and what they refuse, one after the other in the same processes."""
+    runs: list[list[str]] = [
+        place.arguments("exact-2", **EXACT),
+        place.arguments("plain-2"),
+        place.arguments("shard-2", **SHARD),
+    ]
+    refused = [
+        command(place, "settings", "seed={rank}"),
+        command(place, "model", model="other"),
+        command(place, "problems", rows="other"),
+        command(place, "code", code="other"),
+    ]
+    folders = str(different_folders(place))
+    end = torchrun_all(2, [*runs, *(["refused", folders, *one] for one in refused)])
+    assert end.code == 0, end.out
+    return end
+
+
+def test_two_ranks_are_one_process(place: Place, two_ranks: Ended) -> None:
+    for alone in (place.arguments("exact-1", **EXACT), place.arguments("plain-1")):
+        assert grouprl(*alone).code == 0
     assert_same_run(place.runs / "exact-1", place.runs / "exact-2", step=3)
     for name in ("plain-2", "shard-2"):
         assert_almost_same_run(place.runs / "plain-1", place.runs / name)
-    assert many.out.count("Report:") == 3  # rank 0 alone writes
+    assert two_ranks.out.count("Report:") == 3  # rank 0 alone writes
     memory = {name: json.loads((place.runs / name / "summary.json").read_text())["networks_mib"] for name in ALMOST}
     for network in ("policy", "reference", "optimizer"):
         assert memory["plain-2"][network] == memory["plain-1"][network]
         assert memory["shard-2"][network] == pytest.approx(memory["plain-1"][network] / 2, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("name", "what", "values"),
+    [
+        ("settings", "settings and versions", r"'seed: 0' on rank 0 and 'seed: 1'"),
+        ("model", "model and problems", r"'model: (\S+)' on rank 0 and 'model: (?!\1)\S+'"),
+        ("problems", "model and problems", r"'problems: (\S+)' on rank 0 and 'problems: (?!\1)\S+'"),
+        ("code", "code", r"'\"other/reward.py\": (\S+)' on rank 0 and '\"other/reward.py\": (?!\1)\S+'"),
+    ],
+)
+def test_ranks_that_differ_are_refused(place: Place, two_ranks: Ended, name: str, what: str, values: str) -> None:
+    for rank in (0, 1):  # each knows it; of the ranks of a real run one says it
+        said = f"rank {rank} refuses {name}: expected the same {what} on every rank, got {values} on rank 1: start all"
+        assert re.search(said, two_ranks.text), two_ranks.text
+    assert not (place.runs / name).exists()
+
+
+@pytest.fixture(scope="module")
+def alone(place: Place) -> Path:
+    """The runs of one process that those of many ranks equal."""
+    for name in ALGORITHMS:
+        end = grouprl(*place.arguments(f"{name}-one", **many_steps(name)))
+        assert end.code == 0, end.text
+    return place.runs
+
+
+def many_steps(algorithm: str) -> dict[str, Any]:
+    # The rate of the other tests ends in an explosion.
+    return {
+        **EXACT,
+        "steps": 8,
+        "algorithm": {"name": algorithm},
+        "learner": {"learning_rate": 1e-4, "micro_batch_tokens": 48},
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 4, 8])
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-def test_any_number_of_ranks_is_one_process(tiny: Path, tmp_path: Path, ranks: int, algorithm: str) -> None:
-    place = Place(tiny, tmp_path)
-    # 20 steps at the rate of the other tests end in an explosion.
-    changes = {**EXACT, "algorithm": {"name": algorithm}, "learner": {"learning_rate": 1e-4, "micro_batch_tokens": 48}}
-    many = torchrun(ranks, place.arguments("many", steps=20, **changes))
+def test_any_number_of_ranks_is_one_process(place: Place, alone: Path, ranks: int) -> None:
+    names = {name: f"{name}-{ranks}-ranks" for name in ALGORITHMS}
+    many = torchrun_all(ranks, [place.arguments(run, **many_steps(name)) for name, run in names.items()])
     assert many.code == 0, many.text
-    ends_well(place.arguments("one", steps=20, **changes))
-    assert_same_run(place.runs / "one", place.runs / "many", step=20)
-    assert json.loads((place.runs / "many" / "summary.json").read_text())["steps"] == 20
+    for name, run in names.items():
+        assert_same_run(alone / f"{name}-one", alone / run, step=8)
+        assert json.loads((alone / run / "summary.json").read_text())["steps"] == 8

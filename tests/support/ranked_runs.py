@@ -77,7 +77,11 @@ def torchrun(ranks: int, arguments: Sequence[str], *, options: Sequence[str] = (
 
 
 def torchrun_all(ranks: int, commands: Sequence[Sequence[str]]) -> Ended:
-    """Several commands of `grouprl` in the same processes, because each start takes seconds."""
+    """Several commands of `grouprl` in the same processes, because each start takes seconds.
+
+    `refused FOLDER` before one says that the ranks refuse it: they work in FOLDER/0, FOLDER/1, ..., print the reason,
+    and go on. {rank} in its arguments is the rank.
+    """
     return ended(start(ranks, [str(Path(__file__)), json.dumps(commands)]))
 
 
@@ -100,11 +104,32 @@ def save_again(run: Path, target: Path, *changes: str) -> None:
         save_checkpoint(target, state, learner, load_tokenizer(config.model.path), keep=1)
 
 
+def refused(folder: str, command: Sequence[str]) -> None:
+    """A command that every rank refuses; rank R works in FOLDER/R."""
+    import torch.distributed as dist
+
+    from grouprl import UserError
+    from grouprl.cli import app
+
+    rank = os.environ["RANK"]
+    os.chdir(Path(folder) / rank)
+    try:
+        app([argument.replace("{rank}", rank) for argument in command], standalone_mode=False)
+    except UserError as error:
+        name = command[command.index("--name") + 1]
+        print(f"rank {rank} refuses {name}: {error}", flush=True)
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
 if __name__ == "__main__":
     from grouprl.cli import app
 
     for command in json.loads(sys.argv[1]):
         if command[0] == "save_again":
             save_again(Path(command[1]), Path(command[2]), *command[3:])
+        elif command[0] == "refused":
+            refused(command[1], command[2:])
         else:
             app(command, standalone_mode=False)

@@ -4,8 +4,8 @@ In: the environment variables of torchrun and the section `distributed`. Out: on
 process has world 1, and its operations change nothing. Never knows what it divides, and never starts a process.
 """
 
-from grouprl.distributed.launch import is_restarted, may_report, open_ranks
+from grouprl.distributed.launch import may_report, note_begun, open_ranks, show_errors_once, was_begun
 from grouprl.distributed.ranks import Ranks
 from grouprl.distributed.shares import TreeSum, shares
 
-__all__ = ["Ranks", "TreeSum", "is_restarted", "may_report", "open_ranks", "shares"]
+__all__ = ["Ranks", "TreeSum", "may_report", "note_begun", "open_ranks", "shares", "show_errors_once", "was_begun"]

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from itertools import count
+from pathlib import Path
+from types import TracebackType
 from typing import Any, cast
 
 import torch
@@ -19,7 +24,9 @@ from grouprl.distributed.ranks import Ranks
 from grouprl.types import UserError
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 _STORE_SECONDS = timedelta(seconds=60)
+_PARENT_SECONDS = 0.5
 _RUNS = count()  # of this process: a second run must not meet the addresses of the first one's connections
 
 
@@ -42,6 +49,7 @@ def open_ranks(config: RunConfig) -> Iterator[Ranks]:
             "unset WORLD_SIZE"
         )
     Ranks(world=world, exact=config.distributed.exact)  # raises for a wrong number, before anything is started
+    _end_with_torchrun()
     backend, local, on_machine = "gloo", _number("LOCAL_RANK"), _number("LOCAL_WORLD_SIZE")
     if config.model.device != "cpu" and torch.cuda.is_available():
         if local >= torch.cuda.device_count() or config.model.device not in ("auto", "cuda"):
@@ -74,9 +82,43 @@ def _mesh(device: str, world: int, on_machine: int) -> DeviceMesh:
     return init_device_mesh(device, (world // on_machine, on_machine), mesh_dim_names=("machines", "ranks"))
 
 
-def is_restarted() -> bool:
-    """Whether torchrun started this process again after a rank failed (--max-restarts)."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+@cache
+def _end_with_torchrun() -> None:
+    """Ends this process when its parent ends: a torchrun that is killed cannot end its ranks."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="torchrun").start()
+
+
+def note_begun(run: Path) -> None:
+    """Notes for the ranks that torchrun may start again (--max-restarts) that this run directory is theirs."""
+    if _RESTARTS in os.environ:
+        _whole_store().set(f"grouprl/begun/{run}", "")
+
+
+def was_begun(run: Path) -> bool:
+    """Whether torchrun started this process again after a rank failed, and ranks before it had begun this run."""
+    return os.environ.get(_RESTARTS, "0") != "0" and bool(_whole_store().check([f"grouprl/begun/{run}"]))
+
+
+def show_errors_once() -> None:
+    """Makes an error of the user that ends a program on several ranks one message of one of them, and code 2."""
+    if _number("WORLD_SIZE") > 1:
+        sys.excepthook = _show_error
+
+
+def _show_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not isinstance(error, UserError):
+        sys.__excepthook__(kind, error, trace)
+        return
+    if may_report():
+        print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
 
 
 def may_report() -> bool:
@@ -91,7 +133,7 @@ def may_report() -> bool:
 
 def _store(name: str) -> Any:
     """A part of the store of all ranks, new after each restart."""
-    restarts, made = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), cast(Any, dist)  # whose types lack the stores
+    restarts, made = os.environ.get(_RESTARTS, "0"), cast(Any, dist)  # whose types lack the stores
     return made.PrefixStore(f"grouprl/{restarts}/{name}", _whole_store())
 
 

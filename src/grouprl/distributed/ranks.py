@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import chain, count, zip_longest
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -133,7 +133,7 @@ class Ranks:
         """
         texts = self.gather(text, what)
         for rank, other in enumerate(texts):
-            for ours, theirs in zip(texts[0].splitlines(), other.splitlines(), strict=False):
+            for ours, theirs in zip_longest(texts[0].splitlines(), other.splitlines(), fillvalue=""):
                 if ours != theirs:
                     raise UserError(
                         f"expected the same {what} on every rank, got {ours.strip()!r} on rank 0 and "

@@ -8,7 +8,7 @@ from typing import Any
 
 from grouprl.config.algorithm import all_options
 from grouprl.config.run import RunConfig, load_config
-from grouprl.distributed import Ranks, is_restarted
+from grouprl.distributed import Ranks, was_begun
 from grouprl.models.precision import with_dtype
 from grouprl.record.complete import incomplete_steps
 from grouprl.record.layout import Checkpoint, RunDirectory
@@ -33,7 +33,7 @@ _FREE = (
 
 def resumes(directory: Path, *, asked: bool) -> bool:
     """Whether to continue a run: when the user asked, or when torchrun starts the ranks of the run again."""
-    return asked or (is_restarted() and RunDirectory(directory).exists)
+    return asked or (was_begun(directory) and RunDirectory(directory).exists)
 
 
 def saved_path(directory: Path) -> Path:
@@ -59,7 +59,8 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
     """Checks that the run in `directory` can be resumed with this configuration.
 
     Raises:
-        UserError: earlier steps depend on a setting that differs, or the run has made all its steps.
+        UserError: earlier steps depend on a setting that differs, or the run has made all its steps, unless torchrun
+            starts its ranks again: the kill came while they ended.
     """
     changed = differences(_begun(directory, config), config, _FREE)
     if changed:
@@ -67,7 +68,7 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
             f"--resume: expected the settings that {directory} was started with, got {'; '.join(changed)}: "
             f"leave them as they were (only {', '.join(_FREE)} may change), or start a new run under another name"
         )
-    if RunDirectory(directory).is_finished(config.steps):
+    if RunDirectory(directory).is_finished(config.steps) and not was_begun(directory):
         raise UserError(
             f"--resume: {directory} has made all of its {config.steps} steps: give a larger number with steps=N"
         )

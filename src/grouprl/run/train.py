@@ -18,7 +18,7 @@ from grouprl import __version__
 from grouprl.config.checks import check_sections
 from grouprl.config.run import RunConfig, dump_config
 from grouprl.curriculum.pass_rates import PassRates, curriculum_metrics, update, verdicts
-from grouprl.distributed import open_ranks
+from grouprl.distributed import note_begun, open_ranks
 from grouprl.distributed.cluster import open_cluster
 from grouprl.evaluation.evaluate import Evaluation, evaluate
 from grouprl.models.kernels.build import setting, why_no_library
@@ -109,8 +109,7 @@ def train(
         scorer = stack.enter_context(configured_scorer(config, task, rewards, ranks=ranks, cluster=cluster))
         with terminal.status("loading the model"):
             parts = assemble(config, task, scorer, saved=saved, ranks=ranks, samplers=samplers)
-        verifier = [] if scorer.verifier is None else [scorer.verifier]
-        code = code_of([*scorer.rewards, *verifier], parts.step_parts.tokenizer)
+        code = code_of([*scorer.rewards, *filter(None, [scorer.verifier])], parts.step_parts.tokenizer, ranks)
         if resume:
             refuse_changed_code(directory, code, trust_code)
         for warning in _warnings(parts, config):
@@ -159,6 +158,8 @@ def _reward_weights(rewards: Sequence[WeightedReward]) -> tuple[dict[str, float]
 def _create(directory: Path, config: RunConfig, parts: RunParts) -> RunRecord:
     if not parts.step_parts.learner.ranks.leads:
         return NoRecord(directory)
+    if not RunDirectory(directory).exists:  # else it is refused, to ranks that are started again too
+        note_begun(directory)
     return RunRecord.create(directory, dump_config(config))
 
 
@@ -166,6 +167,7 @@ def _reopen(directory: Path, config: RunConfig, parts: RunParts, lock: int | Non
     if not parts.step_parts.learner.ranks.leads:
         return NoRecord(directory)
     step = parts.state.step
+    note_begun(directory)
     for path in RunDirectory(directory).set_aside_after(step):
         terminal.say(f"{path} is after step {step}: renamed to {path.name}.aside.")
     prune_checkpoints(directory, config.checkpoint.keep)  # a kill may have come between a save and this

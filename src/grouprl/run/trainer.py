@@ -10,6 +10,7 @@ from typing import Any, cast
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import RewardConfig, RunConfig
+from grouprl.distributed import show_errors_once
 from grouprl.rewards import resolve_rewards
 from grouprl.rewards.configured import configured_rewards
 from grouprl.run.resume import resumes, with_run_dtype
@@ -39,6 +40,7 @@ class Trainer:
 
     def train(self, *, resume: bool = False, step: int | None = None) -> Run:
         """Trains: see `grouprl.run.train.train`."""
+        show_errors_once()
         resume = resumes(Path(self.config.runs_dir) / self.config.name, asked=resume)
         task = self._task()
         changes: dict[str, Any] = {"task": self.config.task.model_copy(update={"name": task.name})}

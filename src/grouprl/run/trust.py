@@ -24,6 +24,8 @@ from grouprl.types import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from grouprl.distributed import Ranks
+
 
 def refuse_foreign_code(config: RunConfig, files: Sequence[Path], trusted: Collection[str]) -> None:
     """Checks the code files and the servers of a configuration that come from the config.yaml of a run.
@@ -58,16 +60,22 @@ def refuse_foreign_code(config: RunConfig, files: Sequence[Path], trusted: Colle
                 )
 
 
-def code_of(rewards: Sequence[WeightedReward], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Returns the digests of a run's code files by path, of its tokenizer and of its chat template."""
+def code_of(rewards: Sequence[WeightedReward], tokenizer: PreTrainedTokenizerBase, ranks: Ranks) -> dict[str, Any]:
+    """Returns the digests of a run's code files by path, of its tokenizer and of its chat template.
+
+    Raises:
+        UserError: they are not the same on every rank.
+    """
     functions = [reward.function for reward in rewards]
     files = {function.path: _digest(Path(function.path)) for function in functions if isinstance(function, FromFile)}
     template = tokenizer.chat_template
-    return {
+    code = {
         "files": files,
         "tokenizer": _sha256(tokenizer.backend_tokenizer.to_str().encode()),
         "chat_template": None if template is None else _sha256(str(template).encode()),
     }
+    ranks.agree(json_text(code, indent=2), "code")
+    return code
 
 
 def refuse_changed_code(directory: Path, code: Mapping[str, Any], trusted: Collection[str]) -> None:
