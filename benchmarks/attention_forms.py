@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grouprl.models.attention import merged_attention
+from grouprl.models.attention import Rule, merged_attention
 
 HEADS, D = 4, 32
 
@@ -61,7 +61,7 @@ class Layer:
 
     def shared(self) -> Tensor:
         query, prompt, own = self.query.transpose(2, 3), self.prompt.transpose(1, 2), self.own.transpose(2, 3)
-        return merged_attention(query, prompt, prompt, own, own, self.bias).transpose(2, 3)
+        return merged_attention(query, prompt, prompt, own, own, self.bias, Rule(1.0)).transpose(2, 3)
 
     def copied_sdpa(self) -> Tensor:
         keys = self.copied_keys()

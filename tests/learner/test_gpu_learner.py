@@ -13,8 +13,8 @@ from grouprl.config.run import UpdateConfig
 from grouprl.learner import Learner, Optimizer, assign_credit
 from grouprl.learner.learner import LearnResult
 from grouprl.models.critic import Critic
-from grouprl.models.load import verify
 from grouprl.models.recompute import recompute_activations
+from grouprl.models.verify import TOLERANCE, gap_to_own
 from grouprl.types import Batch, RewardOutcome
 from learner_setting import CPU, SAMPLING, batch_of, gap, learn, learner_of, loaded, other_reference, sampled
 from losses import loss_of
@@ -102,7 +102,7 @@ def test_bfloat16_is_off_by_its_rounding(tiny: Path, batch: Batch, monkeypatch: 
 
 def test_a_loaded_model_is_verified(tiny: Path, monkeypatch: pytest.MonkeyPatch):
     with pretend_gpu(monkeypatch):
-        verify("tiny", on_gpu(loaded(tiny)))
+        assert gap_to_own("tiny", on_gpu(loaded(tiny))) < TOLERANCE
 
 
 def test_tensors_of_two_devices_are_refused(monkeypatch: pytest.MonkeyPatch):

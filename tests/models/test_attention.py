@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
-from grouprl.models.attention import NAME, hidden_states
+from grouprl.models.attention import NAME, Rule, hidden_states
 from grouprl.models.layouts import TreeLayout
 from grouprl.models.load import load_model
 from grouprl.types import UserError
@@ -90,7 +90,7 @@ def test_the_worked_example_of_the_docstring():
     layout = TreeLayout((2,), ((2, 1),), CPU)
     assert layout.position_ids_S.tolist() == [0, 1, 2, 3, 2]
     assert (layout.size, layout.longest) == (5, 4)
-    seen = [[bool(layout.sees(None, None, torch.tensor(q), torch.tensor(k))) for k in range(5)] for q in range(5)]
+    seen = [[bool(layout.sees(None)(None, None, torch.tensor(q), torch.tensor(k))) for k in range(5)] for q in range(5)]
     assert [[k for k in range(5) if row[k]] for row in seen] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4]]
 
 
@@ -101,21 +101,23 @@ def test_sizes_of_uneven_groups():
     assert TreeLayout((4, 1), ((), ()), CPU).longest == 4
 
 
-def visible(layout: TreeLayout) -> Tensor:
+def visible(layout: TreeLayout, window: int | None = None) -> Tensor:
     """[S, S] by walking over every pair that a branch reads."""
     mask = torch.zeros(layout.size, layout.size, dtype=torch.bool)
     for read, own in sequences(layout):
         for query in own:
-            mask[query, [key for key in read if key <= query]] = True
+            before = [key for key in read if key <= query]
+            mask[query, before if window is None else before[-window:]] = True
     return mask
 
 
+@pytest.mark.parametrize("window", [None, 1, 3])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_the_mask_function_agrees_with_every_pair(shape: Shape):
+def test_the_mask_function_agrees_with_every_pair(shape: Shape, window: int | None):
     layout = TreeLayout(*shape, CPU)
-    pairs = itertools.product(range(layout.size), repeat=2)
-    seen = [layout.sees(None, None, torch.tensor(query), torch.tensor(key)) for query, key in pairs]
-    assert torch.equal(torch.stack(seen).view(layout.size, layout.size), visible(layout))
+    sees, pairs = layout.sees(window), itertools.product(range(layout.size), repeat=2)
+    seen = [sees(None, None, torch.tensor(query), torch.tensor(key)) for query, key in pairs]
+    assert torch.equal(torch.stack(seen).view(layout.size, layout.size), visible(layout, window))
 
 
 def random_qkv(layout: TreeLayout, heads: int, kv_heads: int, dtype: torch.dtype) -> list[Tensor]:
@@ -126,25 +128,41 @@ def random_qkv(layout: TreeLayout, heads: int, kv_heads: int, dtype: torch.dtype
     ]
 
 
-def dense_attention(layout: TreeLayout, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-    """One query head at a time over all S keys, with the brute-force mask."""
+def dense_attention(layout: TreeLayout, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+    """One query head at a time over all S keys, with the brute-force mask; a sink is a key whose value is 0."""
     heads_per_key = query.shape[1] // key.shape[1]
     results = []
     for head in range(query.shape[1]):
-        scores = query[:, head] @ key[:, head // heads_per_key].T * scaling
-        weights = scores.masked_fill(~visible(layout), -torch.inf).softmax(-1)
-        results.append(weights @ value[:, head // heads_per_key])
+        scores = query[:, head] @ key[:, head // heads_per_key].T * rule.scaling
+        if rule.softcap is not None:
+            scores = (scores / rule.softcap).tanh() * rule.softcap
+        scores = scores.masked_fill(~visible(layout, rule.window), -torch.inf)
+        values = value[:, head // heads_per_key]
+        if rule.sinks is not None:
+            scores = torch.cat([scores, rule.sinks[head].to(scores.dtype).expand(len(scores), 1)], dim=1)
+            values = torch.cat([values, torch.zeros_like(values[:1])])
+        results.append(scores.softmax(-1) @ values)
     return torch.stack(results, dim=1)
 
 
+RULES = {
+    "plain": Rule(0.4),
+    "window": Rule(0.4, window=3),
+    "soft-cap": Rule(0.4, softcap=0.7),
+    "sinks": Rule(0.4, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])),
+    "all": Rule(0.4, window=2, softcap=0.7, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])),
+}
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_attention_and_its_gradient_equal_dense_attention(shape: Shape, kv_heads: int):
+def test_attention_and_its_gradient_equal_dense_attention(shape: Shape, kv_heads: int, rule: Rule):
     layout = TreeLayout(*shape, CPU)
     results = []
     for function in (layout.attend, None):
         qkv = random_qkv(layout, 4, kv_heads, torch.float64)
-        attended = dense_attention(layout, *qkv, 0.4) if function is None else function(0, *qkv, 0.4)
+        attended = dense_attention(layout, *qkv, rule) if function is None else function(0, *qkv, rule)
         (attended * torch.linspace(-1, 1, attended.numel()).view(attended.shape)).sum().backward()
         results.append([attended.detach(), *(tensor.grad for tensor in qkv)])
     torch.testing.assert_close(results[0], results[1], atol=1e-10, rtol=1e-8)
@@ -159,14 +177,15 @@ def eager_flex(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("eager_flex")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("shape", [SHAPES["uneven groups"], SHAPES["a prompt alone among groups"]])
-def test_the_path_of_a_gpu_and_its_gradient_equal_dense_attention(shape: Shape, kv_heads: int):
+def test_the_path_of_a_gpu_and_its_gradient_equal_dense_attention(shape: Shape, kv_heads: int, rule: Rule):
     layout = TreeLayout(*shape, CPU)
     results = []
     for function in (layout._flex, partial(dense_attention, layout)):
         qkv = random_qkv(layout, 4, kv_heads, torch.float32)
-        attended = function(*qkv, 0.4)
+        attended = function(*qkv, rule)
         (attended * torch.linspace(-1, 1, attended.numel()).view(attended.shape)).sum().backward()
         results.append([attended.detach(), *(tensor.grad for tensor in qkv)])
     torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=0)
@@ -206,16 +225,8 @@ def test_a_forward_without_a_layout_is_refused(tiny: Path):
         load_model(str(tiny), device=CPU)(torch.tensor([[5, 6]]), use_cache=False)
 
 
-@pytest.mark.parametrize(
-    ("asked", "value"), [("softcap", 30.0), ("dropout", 0.1), ("s_aux", torch.zeros(4)), ("sliding_window", 8)]
-)
-def test_unsupported_attention_is_refused(asked: str, value: object):
+def test_dropout_is_refused():
     layout = TreeLayout(*UNEVEN, CPU)
-    query, key, value_ = (t.transpose(0, 1)[None] for t in random_qkv(layout, 4, 2, torch.float32))
-    module = torch.nn.Module()
-    module.layer_idx = 0
-    attention = AttentionInterface()[NAME]
-    with pytest.raises(UserError, match=r"softcap|dropout|sinks|window of 8 tokens"):
-        attention(module, query, key, value_, None, scaling=0.4, layout=layout, **{asked: value})
-    if asked == "sliding_window":  # the longest sequence has 9 tokens
-        attention(module, query, key, value_, None, scaling=0.4, layout=layout, sliding_window=9)
+    qkv = (tensor.transpose(0, 1)[None] for tensor in random_qkv(layout, 4, 2, torch.float32))
+    with pytest.raises(UserError, match=r"dropout=0\.1"):
+        AttentionInterface()[NAME](torch.nn.Module(), *qkv, None, scaling=0.4, layout=layout, dropout=0.1)

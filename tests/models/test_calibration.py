@@ -175,7 +175,7 @@ def test_a_kernel_of_decoding_that_sleeps_is_left_to_torch(
     assert completions() == expected
     assert not called[name]
     assert {"draw", "decode step"} <= set(times(file))
-    assert has_llama_form(model.get_decoder())
+    assert has_llama_form(model.get_decoder(), 1)
 
 
 def test_a_model_in_llamas_form_computes_in_torch_what_its_modules_compute(tiny: Path, monkeypatch: pytest.MonkeyPatch):
@@ -185,7 +185,7 @@ def test_a_model_in_llamas_form_computes_in_torch_what_its_modules_compute(tiny:
     for modules in (False, True):
         model = load_model(str(tiny), device=CPU)
         if modules:
-            monkeypatch.setattr("grouprl.models.attention.has_llama_form", lambda _: False)
+            monkeypatch.setattr("grouprl.models.attention.has_llama_form", lambda *_: False)
         hidden = hidden_states(model, torch.arange(20), layout.position_ids_S, layout)
         hidden.pow(2).sum().backward()
         found.append([hidden, *(weight.grad for weight in model.get_decoder().parameters())])

@@ -157,7 +157,7 @@ def _capture(graph: TapeGraph, *, pool: object, stream: _Stream) -> Iterator[Non
     graph.tape.spoil()
 
 
-def eager_flex(q: Tensor, k: Tensor, v: Tensor, *, block_mask: Any, scale: float, enable_gqa: bool) -> Tensor:
+def eager_flex(q: Tensor, k: Tensor, v: Tensor, *, block_mask: Any, **named: Any) -> Tensor:
     """flex_attention itself, on the CPU, with the mask function that the GPU would compile."""
     assert q.dtype == k.dtype == v.dtype, "flex_attention takes one dtype"
     see = block_mask.mask_mod
@@ -165,9 +165,7 @@ def eager_flex(q: Tensor, k: Tensor, v: Tensor, *, block_mask: Any, scale: float
     sees = types.FunctionType(see.__code__, see.__globals__, closure=cells)
     mask = flex.create_block_mask(sees, None, None, q.shape[2], k.shape[2], device="cpu")
     with torch.autocast("cpu", enabled=False):
-        attended = flex.flex_attention(
-            *(tensor.cpu() for tensor in (q, k, v)), block_mask=mask, scale=scale, enable_gqa=enable_gqa
-        )
+        attended = flex.flex_attention(*(tensor.cpu() for tensor in (q, k, v)), block_mask=mask, **named)
     return _ToGpu.apply(attended)
 
 

@@ -118,7 +118,7 @@ def test_with_any_numbers_some_may_be_left_but_none_used_twice() -> None:
 
 def test_splits_share_no_numbers_and_target_whatever_the_order_and_the_seed() -> None:
     for difficulty in (2, 3):
-        tasks = [Countdown(difficulty=difficulty, train_problems=2000, eval_problems=200, seed=seed) for seed in (0, 1)]
+        tasks = [Countdown(difficulty=difficulty, train_problems=600, eval_problems=100, seed=seed) for seed in (0, 1)]
         keys = {
             split: {
                 (tuple(sorted(p.columns["numbers"])), p.columns["target"]) for t in tasks for p in t.problems(split)

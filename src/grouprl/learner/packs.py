@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from grouprl.models.attention import hidden_states
+from grouprl.models.head import output_head
 from grouprl.models.layouts import TreeLayout
 from grouprl.models.logprobs import token_logprobs
 from grouprl.models.packing import GroupSize, pack_groups
@@ -128,9 +129,8 @@ class Forward:
 def pack_forward(model: PreTrainedModel, pack: Pack, sampling: Sampling, *, entropy_gradient: bool = False) -> Forward:
     """Computes log-probs and entropies of the pack's completion tokens under `sampling`."""
     hidden_CH = pack_hidden(model, pack)
-    head: nn.Module = model.get_output_embeddings()
     logprobs_C, entropies_C = token_logprobs(
-        head, hidden_CH, pack.token_ids_C, sampling, entropy_gradient=entropy_gradient
+        output_head(model), hidden_CH, pack.token_ids_C, sampling, entropy_gradient=entropy_gradient
     )
     return Forward(logprobs_C, entropies_C, hidden_CH)
 

@@ -6,6 +6,7 @@ One copy of the model serves as policy and as reference: the reference is the po
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from grouprl.config.run import ALL_LINEAR, LoraConfig
 from grouprl.types import UserError, import_extra
@@ -47,14 +49,23 @@ def add_adapter(model: PreTrainedModel, lora: LoraConfig, *, seed: int) -> PreTr
             "model.lora: expected null for a model that is an adapter already, got settings of a new one: "
             "remove them to continue with that adapter, or merge it into its base model first (docs/lora.md)"
         )
+    names, transposed = _layers(model, lora.targets)
     config = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
-        target_modules=_layers(model, lora.targets),
+        target_modules=names,
+        exclude_modules=_beside_decoder(model),
+        fan_in_fan_out=transposed,
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
-    _inject(model, config, seed)
+    try:
+        _inject(model, config, seed)
+    except ValueError as error:  # PEFT knows layers that read weights without calling their module
+        got = ", ".join(names)
+        raise UserError(
+            f"model.lora.targets: expected layers that PEFT adapts, got {got}: name others ({_reason(error)})"
+        ) from error
     return model
 
 
@@ -153,17 +164,33 @@ def _refuse_heads(model: PreTrainedModel, folder: Path) -> None:
         raise _not_an_adapter(folder, "an adapter of the decoder's layers", f"one of {' and '.join(adapted)}")
 
 
-def _layers(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
-    """Names of the decoder's layers that get an adapter; `_refuse_heads` gives the reason for the decoder alone."""
-    modules = model.get_decoder().named_modules()
-    known = sorted({name.rpartition(".")[2] for name, module in modules if isinstance(module, nn.Linear)})
-    unknown = [name for name in targets if name not in (*known, ALL_LINEAR)]
-    if unknown or not known:
+def _layers(model: PreTrainedModel, targets: Sequence[str]) -> tuple[list[str], bool]:
+    """Names of the decoder's layers that get an adapter, and whether one keeps its weights transposed (GPT-2).
+
+    `_refuse_heads` gives the reason for the decoder alone.
+    """
+    modules = [(name.rpartition(".")[2], module) for name, module in model.get_decoder().named_modules()]
+    linear = {name: type(module) is Conv1D for name, module in modules if isinstance(module, nn.Linear | Conv1D)}
+    unknown = [name for name in targets if name not in (*linear, ALL_LINEAR)]
+    if unknown or not linear:
         raise UserError(
             f"model.lora.targets: expected {ALL_LINEAR} or linear layers of the decoder, which has "
-            f"{', '.join(known) or 'none'}, got {', '.join(unknown or targets)}: choose some of these"
+            f"{', '.join(sorted(linear)) or 'none'}, got {', '.join(unknown or targets)}: choose some of these"
         )
-    return known if ALL_LINEAR in targets else list(targets)
+    names = list(targets)
+    if ALL_LINEAR in targets:
+        # Beside a convolution Mamba's fast path reads out_proj's weights without calling it; PEFT finds names by their
+        # ends, so that a number would name a layer.
+        read = {"out_proj"} if any(name == "conv1d" for name, _ in modules) else set()
+        names = sorted(name for name in linear if name not in read and not name.isdigit())
+    return names, any(linear[name] for name in names)
+
+
+def _beside_decoder(model: PreTrainedModel) -> str | None:
+    """A pattern of the layers outside the decoder, as those that see images; None for a model of text alone."""
+    decoder = model.get_decoder()
+    [name] = [name for name, module in model.named_modules() if module is decoder]
+    return rf"(?!{re.escape(name)}\.).*" if "." in name else None
 
 
 def _saved_config(peft: Any, folder: Path) -> Any:

@@ -7,6 +7,7 @@ each attention module as a keyword argument of the model's forward.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
@@ -14,21 +15,46 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from grouprl.models.llama_form import RotatingLayout, has_llama_form, llama_hidden_states
+from grouprl.models.unpacked import unpacked_hidden_states
 from grouprl.types import UserError
 
 NAME = "grouprl"
 
 
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """What a layer computes from queries, keys and values: softmax of scaled scores over the past, or a variant."""
+
+    scaling: float  # multiplies the scores
+    window: int | None = None  # a token sees this many tokens, itself included; None = all before it
+    softcap: float | None = None  # scores become softcap * tanh(score / softcap): Gemma 2, arXiv:2408.00118, section 2
+    sinks: Tensor | None = None  # [heads] scores of a key without a value: GPT-OSS, arXiv:2508.10925, section 2.2
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing but the scaling is asked for."""
+        return self.window is None and self.softcap is None and self.sinks is None
+
+    def windowed(self, window: int | None) -> Rule:
+        """The same rule with another window."""
+        return Rule(self.scaling, window, self.softcap, self.sinks)
+
+
 class Layout(Protocol):
     """The rule by which the packed tokens of one forward pass attend to each other."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        ...
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """Attention of one layer.
 
         Args:
             layer: index of the layer, for layouts that cache keys and values.
             query: [S, heads, d]; key, value: [S, kv_heads, d], with positions applied.
-            scaling: multiplies the scores.
+            rule: of the layer; a window is shorter than `longest`.
 
         Returns:
             [S, heads, d].
@@ -54,25 +80,19 @@ def _grouprl_attention(
     """The attention function in Hugging Face's form: query [1, heads, S, d] -> [1, S, heads, d].
 
     Raises:
-        UserError: no layout was given, or the model needs attention that layouts do not support.
+        UserError: no layout was given, or dropout was asked for.
     """
     if layout is None:
         raise UserError("expected a token layout for this forward pass, got none: call grouprl.models.hidden_states")
-    unsupported = {"dropout": dropout or None, "softcap": softcap, "attention sinks": s_aux}
-    asked = [name for name, value in unsupported.items() if value is not None]
-    if sliding_window is not None and sliding_window < getattr(layout, "longest", sliding_window):
-        asked.append(f"sliding window of {sliding_window} tokens, shorter than the longest sequence")
-    if asked:
-        raise UserError(
-            f"expected plain causal attention, got a model with {', '.join(asked)}: choose another model, "
-            "or shorter prompts and completions where the window is the reason"
-        )
+    if dropout:
+        raise UserError(f"expected attention without dropout, got dropout={dropout}: put the model into eval mode")
+    window = sliding_window if sliding_window is not None and sliding_window < layout.longest else None
     attended = layout.attend(
         module.layer_idx,  # type: ignore[arg-type]
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
-        scaling,
+        Rule(scaling, window, softcap, s_aux),
     )
     return attended.unsqueeze(0), None
 
@@ -80,10 +100,17 @@ def _grouprl_attention(
 AttentionInterface.register(NAME, _grouprl_attention)
 
 
+def is_packed(model: Any) -> bool:
+    """Whether the model's layers attend by layouts; if not, each sequence is a row of its own, see `unpacked`."""
+    return model.get_decoder().config._attn_implementation == NAME  # type: ignore[no-any-return]
+
+
 def hidden_states(model: PreTrainedModel, input_ids_S: Tensor, position_ids_S: Tensor, layout: Layout) -> Tensor:
-    """Last hidden states [S, H] of packed tokens under a layout."""
-    decoder = model.get_decoder()
-    if has_llama_form(decoder):
+    """Last hidden states [S, H] of packed tokens under a layout; of a model that is not packed, under a tree."""
+    decoder: Any = model.get_decoder()
+    if not is_packed(model):
+        return unpacked_hidden_states(decoder, input_ids_S, layout)
+    if has_llama_form(decoder, layout.longest):
         return llama_hidden_states(decoder, input_ids_S, position_ids_S, cast(RotatingLayout, layout))
     hidden: Tensor = decoder(
         input_ids=input_ids_S[None],
@@ -94,8 +121,37 @@ def hidden_states(model: PreTrainedModel, input_ids_S: Tensor, position_ids_S: T
     return hidden
 
 
+class _Noting:
+    """Notes heads and sizes of keys and values instead of attending."""
+
+    longest = 1
+
+    def __init__(self) -> None:
+        self.found: dict[int, tuple[int, int, int]] = {}  # of each layer
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+        """See `Layout.attend`."""
+        self.found[layer] = (key.shape[1], key.shape[2], value.shape[2])
+        return query.new_zeros(*query.shape[:2], value.shape[2])
+
+
+@torch.no_grad()
+def cached_shapes(model: PreTrainedModel) -> list[tuple[int, int, int]]:
+    """Key/value heads, key size and value size of each layer of a packed model, as its layers pass them."""
+    layout, device = _Noting(), model.get_input_embeddings().weight.device
+    token = torch.zeros(1, 1, dtype=torch.long, device=device)
+    model.get_decoder()(input_ids=token, position_ids=token, use_cache=False, layout=layout)
+    return [layout.found[layer] for layer in sorted(layout.found)]
+
+
 def merged_attention(
-    query: Tensor, prompt_key: Tensor, prompt_value: Tensor, own_key: Tensor, own_value: Tensor, bias: Tensor
+    query: Tensor,
+    prompt_key: Tensor,
+    prompt_value: Tensor,
+    own_key: Tensor,
+    own_value: Tensor,
+    bias: Tensor,
+    rule: Rule,
 ) -> Tensor:
     """Softmax attention over two blocks of keys: the prompt's, shared by its group, and each completion's own.
 
@@ -104,6 +160,7 @@ def merged_attention(
         prompt_key, prompt_value: [P, kv_heads, L, d].
         own_key, own_value: [P, G, kv_heads, K, d].
         bias: added to the scores [P, G, T, L + K] (broadcast over heads): 0 for visible keys, -inf for masked ones.
+        rule: its soft-cap and sinks are applied here; its window is in the bias.
 
     Returns:
         [P, G, kv_heads, T, r, d].
@@ -113,8 +170,22 @@ def merged_attention(
     on_prompt = query.transpose(1, 2).reshape(P, heads, G * T * r, d) @ prompt_key.mT
     on_own = query.reshape(P, G, heads, T * r, d) @ own_key.mT
     on_own = on_own.view(P, G, heads, T, r, K).transpose(1, 2)
-    scores = torch.cat([on_prompt.view(P, heads, G, T, r, L), on_own], dim=-1)
-    weights = torch.softmax(scores + bias[:, None, :, :, None], dim=-1)
+    scores = capped(torch.cat([on_prompt.view(P, heads, G, T, r, L), on_own], dim=-1), rule.softcap)
+    sinks = None if rule.sinks is None else rule.sinks.view(heads, 1, 1, r, 1)
+    weights = softmax_beside(scores + bias[:, None, :, :, None], sinks)
     from_prompt = weights[..., :L].reshape(P, heads, G * T * r, L) @ prompt_value
     from_own = weights[..., L:].transpose(1, 2).reshape(P, G, heads, T * r, K) @ own_value
     return from_prompt.view(P, heads, G, T, r, d).transpose(1, 2) + from_own.view(query.shape)
+
+
+def capped(scores: Tensor, softcap: float | None) -> Tensor:
+    """Scores of any shape under the soft-cap of a rule."""
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+
+
+def softmax_beside(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Attention weights [..., K] of scores [..., K] beside sinks [..., 1], which take weight but have no value."""
+    if sinks is None:
+        return torch.softmax(scores, dim=-1)
+    beside = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
+    return torch.softmax(torch.cat([scores, beside], dim=-1), dim=-1)[..., :-1]

@@ -22,7 +22,9 @@ class Critic(nn.Module):
         # The frozen weights beside an adapter are shared with the policy: deepcopy skips what its memo holds.
         frozen = {id(weight): weight for weight in policy.parameters() if not weight.requires_grad}
         self.trunk: PreTrainedModel | None = None if shared else copy.deepcopy(policy.get_decoder(), frozen)
-        self.head = nn.Linear(policy.config.hidden_size, 1, device=embedding.device, dtype=embedding.dtype)
+        self.head = nn.Linear(
+            policy.config.get_text_config().hidden_size, 1, device=embedding.device, dtype=embedding.dtype
+        )
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.eval()

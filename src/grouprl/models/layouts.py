@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grouprl.models.attention import merged_attention
+from grouprl.models.attention import Rule, capped, merged_attention
 from grouprl.models.kernels.calibration import Contest, Form, grid, uses_kernel, with_gradient
 from grouprl.models.kernels.functions import tree_attention
 
@@ -85,22 +85,28 @@ class TreeLayout:
         return (place_S + torch.where(branch_S == 0, group_S * L, row_S)).to(self.device)
 
     @cached_property
-    def _bias(self) -> Tensor:
-        """[P, 1, T, L + T]: completions attend to the unpadded tokens of their prompt, and to their own past."""
-        L, T = self.prompt_index_PL.shape[1], self.completion_index_PGT.shape[2]
-        lengths_P = torch.tensor(self.prompt_lengths, device=self.device)
-        prompt_PTL = (torch.arange(L, device=self.device) < lengths_P[:, None])[:, None].expand(-1, T, -1)
-        own_TT = torch.ones(T, T, dtype=torch.bool, device=self.device).tril()
-        seen = torch.cat([prompt_PTL, own_TT.expand(len(lengths_P), -1, -1)], dim=-1)
-        return torch.zeros(seen.shape, device=self.device).masked_fill(~seen, -torch.inf)[:, None]
+    def _biases(self) -> dict[int | None, Tensor]:
+        return {}  # of each window
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def _bias(self, window: int | None) -> Tensor:
+        """[P, 1, T, L + T]: completions attend to the unpadded tokens of their prompt, and to their own past."""
+        if window not in self._biases:
+            L, T = self.prompt_index_PL.shape[1], self.completion_index_PGT.shape[2]
+            lengths_P = torch.tensor(self.prompt_lengths, device=self.device)
+            prompt_PTL = (torch.arange(L, device=self.device) < lengths_P[:, None])[:, None].expand(-1, T, -1)
+            if window is not None:
+                prompt_PTL = prompt_PTL & (_ages(T, L, self.device) + lengths_P[:, None, None] < window)
+            seen = torch.cat([prompt_PTL, _past(T, window, self.device).expand(len(lengths_P), -1, -1)], dim=-1)
+            self._biases[window] = _bias_of(seen)[:, None]
+        return self._biases[window]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """See `Layout.attend`."""
         if query.is_cuda and any(self.completion_lengths):
-            return self._flex(query, key, value, scaling)
-        attended = self._attend_prompts(query, key, value, scaling).flatten(0, 1)
+            return self._flex(query, key, value, rule)
+        attended = self._attend_prompts(query, key, value, rule).flatten(0, 1)
         if any(self.completion_lengths):
-            completions = self._attend_completions(query, key, value, scaling)
+            completions = self._attend_completions(query, key, value, rule)
             attended = torch.cat([attended, completions.flatten(0, 2)])
         return _take(attended, self._slot_S)
 
@@ -110,52 +116,96 @@ class TreeLayout:
         """See `RotatingLayout.attend_rotated`."""
         if uses_kernel(TREE_ATTENTION, query.shape[-1], query.dtype):
             return tree_attention(query, key, value, cosine, sine, self.tree, scaling)
-        attended = self.attend(layer, _rotate(query, cosine, sine), _rotate(key, cosine, sine), value, scaling)
+        rotated = (_rotate(query, cosine, sine), _rotate(key, cosine, sine))
+        attended = self.attend(layer, *rotated, value, Rule(scaling))
         return F.pad(attended, (0, 0, 0, 0, 0, len(query) - self.size))  # the padding of a pack sees nothing
 
-    def _attend_prompts(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def _attend_prompts(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         # Padding is right of the prompt, where the causal mask hides it.
         q, k, v = (_take(tensor, self.prompt_index_PL).transpose(1, 2) for tensor in (query, key, value))
-        gqa = q.shape[1] != k.shape[1]
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=gqa).transpose(1, 2)
+        if rule.plain:
+            gqa = q.shape[1] != k.shape[1]
+            return F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=rule.scaling, enable_gqa=gqa
+            ).transpose(1, 2)
+        P, L = self.prompt_index_PL.shape  # as the only completion of no prompt
+        nothing, bias = k[:, :, :0], _bias_of(_past(L, rule.window, self.device)).to(query.dtype)
+        grouped = (q * rule.scaling).reshape(P, k.shape[1], -1, L, q.shape[3]).transpose(2, 3)[:, None]
+        attended = merged_attention(grouped, nothing, nothing, k[:, None], v[:, None], bias[None, None], rule)
+        return attended[:, 0].permute(0, 2, 1, 3, 4).reshape(P, L, *query.shape[1:])
 
-    def _attend_completions(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def _attend_completions(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         index, (_, heads, d), kv_heads = self.completion_index_PGT, query.shape, key.shape[1]
         attended = merged_attention(
-            (_take(query, index) * scaling).view(*index.shape, kv_heads, heads // kv_heads, d).transpose(2, 3),
+            (_take(query, index) * rule.scaling).view(*index.shape, kv_heads, heads // kv_heads, d).transpose(2, 3),
             _take(key, self.prompt_index_PL).transpose(1, 2),
             _take(value, self.prompt_index_PL).transpose(1, 2),
             _take(key, index).transpose(2, 3),
             _take(value, index).transpose(2, 3),
-            self._bias.to(query.dtype),
+            self._bias(rule.window).to(query.dtype),
+            rule,
         )
         return attended.transpose(2, 3).reshape(*index.shape, heads, d)
 
-    @cached_property
-    def sees(self) -> Callable[[Any, Any, Tensor, Tensor], Tensor]:
-        """The tree mask for flex_attention, (batch, head, query, key) -> bool: whether token query attends to key.
-
-        Not a method: flex_attention counts `self` among the arguments and misreads a function of five.
-        """
+    def sees(self, window: int | None) -> Callable[[Any, Any, Tensor, Tensor], Tensor]:
+        """The tree mask for flex_attention, (batch, head, query, key) -> bool: whether token query attends to key."""
         group_S, branch_S, _ = (column.to(self.device) for column in self._tokens)
+        position_S = self.position_ids_S
 
         def mask(_batch: Any, _head: Any, query: Tensor, key: Tensor) -> Tensor:
             related = (branch_S[key] == 0) | (branch_S[key] == branch_S[query])
-            return (group_S[key] == group_S[query]) & related & (key <= query)
+            seen = (group_S[key] == group_S[query]) & related & (key <= query)
+            return seen if window is None else seen & (position_S[query] - position_S[key] < window)
 
         return mask
 
     @cached_property
-    def _block_mask(self) -> Any:
+    def _block_masks(self) -> dict[int | None, Any]:
+        return {}  # of each window
+
+    def _block_mask(self, window: int | None) -> Any:
         from torch.nn.attention.flex_attention import create_block_mask
 
-        return create_block_mask(self.sees, None, None, self.size, self.size, device=self.device)
+        if window not in self._block_masks:
+            mask = create_block_mask(self.sees(window), None, None, self.size, self.size, device=self.device)
+            self._block_masks[window] = mask
+        return self._block_masks[window]
 
-    def _flex(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def _flex(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         # Under autocast rotations leave queries and keys in float32; flex_attention takes one dtype.
         q, k, v = (tensor.to(value.dtype).transpose(0, 1)[None] for tensor in (query, key, value))
-        attended = _compiled_flex()(q, k, v, block_mask=self._block_mask, scale=scaling, enable_gqa=True)
-        return attended[0].transpose(0, 1)  # type: ignore[no-any-return]
+        score_mod = None if rule.softcap is None else _cap(rule.softcap)
+        mask, flex = self._block_mask(rule.window), _compiled_flex()
+        named = {"score_mod": score_mod, "block_mask": mask, "scale": rule.scaling, "enable_gqa": True}
+        if rule.sinks is None:
+            return flex(q, k, v, **named)[0].transpose(0, 1)  # type: ignore[no-any-return]
+        from torch.nn.attention.flex_attention import AuxRequest
+
+        attended, aux = flex(q, k, v, **named, return_aux=AuxRequest(lse=True))
+        # A sink leaves this share of the weights for the values: exp(lse) / (exp(lse) + exp(sink)).
+        share = torch.sigmoid(aux.lse - rule.sinks[:, None]).to(attended.dtype)
+        return (attended * share[..., None])[0].transpose(0, 1)  # type: ignore[no-any-return]
+
+
+@cache
+def _cap(softcap: float) -> Callable[..., Tensor]:
+    """The soft-cap for flex_attention; one function of each cap, because it compiles each function anew."""
+    return lambda score, *_place: capped(score, softcap)
+
+
+def _ages(queries: int, keys: int, device: torch.device) -> Tensor:
+    """[queries, keys] places of queries minus those of keys."""
+    return torch.arange(queries, device=device)[:, None] - torch.arange(keys, device=device)
+
+
+def _past(tokens: int, window: int | None, device: torch.device) -> Tensor:
+    """[tokens, tokens]: whether a token sees another one of its own sequence."""
+    ages = _ages(tokens, tokens, device)
+    return (ages >= 0) & (ages < (tokens if window is None else window))
+
+
+def _bias_of(seen: Tensor) -> Tensor:
+    return torch.zeros(seen.shape, device=seen.device).masked_fill(~seen, -torch.inf)
 
 
 def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -170,7 +220,7 @@ def _attention_forms(width: int, dtype: torch.dtype) -> tuple[Form, Form]:
     rotation = [grid(layout.size, width).detach() for _ in range(2)]
 
     def in_torch(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return layout.attend(0, _rotate(query, *rotation), _rotate(key, *rotation), value, 0.1)
+        return layout.attend(0, _rotate(query, *rotation), _rotate(key, *rotation), value, Rule(0.1))
 
     return with_gradient(tree_attention, *inputs, *rotation, layout.tree, 0.1), with_gradient(in_torch, *inputs)
 

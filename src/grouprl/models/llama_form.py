@@ -1,6 +1,6 @@
 """The forward pass of decoders in Llama's form on the CPU, with compiled kernels for the per-token operations.
 
-The modules and weights are the model's own; this file only repeats their order of calls. `load.verify` compares it with
+The modules and weights are the model's own; this file only repeats their order of calls. `verify` compares it with
 the model's own forward pass when a model is loaded.
 """
 
@@ -39,8 +39,8 @@ class RotatingLayout(Protocol):
         ...
 
 
-def has_llama_form(decoder: nn.Module) -> bool:
-    """Whether `llama_hidden_states` computes this decoder's forward pass on this machine."""
+def has_llama_form(decoder: nn.Module, longest: int) -> bool:
+    """Whether `llama_hidden_states` computes this decoder's forward pass here, for up to longest tokens in a row."""
     if type(decoder).__name__ not in _DECODERS or not all(map(_is_untouched, decoder.modules())):
         return False
     config: Any = decoder.config
@@ -49,7 +49,7 @@ def has_llama_form(decoder: nn.Module) -> bool:
         decoder.embed_tokens.weight.device.type == "cpu"  # type: ignore[union-attr]
         and decoder.embed_tokens.weight.dtype == torch.float32  # type: ignore[union-attr]
         and config.hidden_act == "silu"
-        and getattr(config, "sliding_window", None) is None
+        and longest <= (getattr(config, "sliding_window", None) or longest)
         and getattr(decoder.rotary_emb, "rope_type", "") not in _CHANGING_ROTATIONS
         and head <= 512
         and fits(config.hidden_size, config.intermediate_size, head)

@@ -12,7 +12,11 @@ from typing import Any
 
 import torch
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -22,15 +26,14 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import find_adapter_config_file, logging
 
 from grouprl.models.adapters import attach_adapter, base_of, is_adapter
-from grouprl.models.attention import NAME, hidden_states
-from grouprl.models.layouts import TreeLayout
 from grouprl.models.manifest import check_manifest, has_manifest
+from grouprl.models.verify import in_right_form
 from grouprl.types import UserError
 
 BUNDLED = {"abacus": Path(__file__).parent / "assets" / "abacus"}
 
-# Settings that change logits after the output embedding: log-probs come from hidden states and would miss them.
-_LOGIT_CHANGES = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
+# Configurations of language models, and of models that see images.
+_SPEAKS, _SEES = MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 # Tokenizer classes that their tokenizer.json defines completely.
 _PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -50,23 +53,52 @@ def load_model(path: str, *, device: torch.device) -> PreTrainedModel:
         check_manifest(Path(folder))
     if is_adapter(folder):
         base, what = _base(folder), f"{what}, the base of the adapter {path!r}"
-    model = load_pretrained(AutoModelForCausalLM, base, what)[0].to(device).eval()
-    if is_adapter(folder):
-        attach_adapter(model, Path(folder))
-    _check_logits(path, model.config)
-    verify(path, model)
+    auto = _auto_class(base, what)
+
+    def load(attention: str) -> PreTrainedModel:
+        model = load_pretrained(auto, base, what, attention)[0].to(device).eval()
+        return attach_adapter(model, Path(folder)) if is_adapter(folder) else model
+
+    model = in_right_form(path, load)
+    _freeze_beside_text(model)
     return model
 
 
+def _auto_class(path: str, what: str) -> Any:
+    """The Auto class of transformers for a checkpoint: of language models, or of those that see images, too."""
+    try:
+        config = AutoConfig.from_pretrained(_resolve(path), trust_remote_code=False)
+    except Exception as error:  # whatever a damaged or hostile file makes transformers raise
+        raise _not_loadable(path, what, error) from error
+    return (
+        AutoModelForImageTextToText if type(config) in _SEES and type(config) not in _SPEAKS else AutoModelForCausalLM
+    )
+
+
+def _freeze_beside_text(model: PreTrainedModel) -> None:
+    """Only the text tower of a model that sees learns: text gives the rest no gradient."""
+    parts = (model.get_decoder(), model.get_output_embeddings())
+    learned = {id(weight) for part in parts for weight in part.parameters()}
+    for weight in model.parameters():
+        if id(weight) not in learned:
+            weight.requires_grad_(False)
+
+
 def load_pretrained(
-    auto: Any, path: str, what: str, options: Mapping[str, Any] = MappingProxyType({}), heads: Set[str] = frozenset()
+    auto: Any,
+    path: str,
+    what: str,
+    attention: str,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    heads: Set[str] = frozenset(),
 ) -> tuple[PreTrainedModel, set[str]]:
-    """Loads a checkpoint as float32 weights on GroupRL's attention.
+    """Loads a checkpoint as float32 weights.
 
     Args:
         auto: the Auto class of transformers.
         path: bundled name, folder or hub id.
         what: description of the expected model, for the error.
+        attention: name of the attention implementation, GroupRL's or one of transformers'.
         options: changes to the model's configuration.
         heads: names of weights that the checkpoint may lack, or have in excess: those of another head.
 
@@ -87,7 +119,7 @@ def load_pretrained(
             model, info = auto.from_pretrained(
                 _resolve(path),
                 dtype=torch.float32,
-                attn_implementation=NAME,
+                attn_implementation=attention,
                 use_safetensors=True,
                 output_loading_info=True,
                 trust_remote_code=False,  # None would ask on a terminal
@@ -166,7 +198,7 @@ def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 def context_length(model: PreTrainedModel) -> int:
     """The most tokens of a prompt and its completion that the model's positions allow."""
-    return int(getattr(model.config, "max_position_embeddings", 1 << 30))
+    return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30)
 
 
 def fingerprint(model: PreTrainedModel) -> str:
@@ -174,35 +206,8 @@ def fingerprint(model: PreTrainedModel) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-@torch.no_grad()
-def verify(path: str, model: PreTrainedModel) -> None:
-    """Checks on two tiny completions of one prompt that packed hidden states equal the model's own.
-
-    An architecture that keeps state outside attention, or with unknown positions, fails here instead of training with
-    wrong log-probs.
-
-    Raises:
-        UserError: hidden states differ by more than 1e-3.
-    """
-    device = model.get_input_embeddings().weight.device
-    ids = [torch.tensor(row, device=device) for row in ([3, 5, 7, 9], [4, 6, 8], [2, 1])]
-    layout = TreeLayout((4,), ((3, 2),), device)
-    packed_SH = hidden_states(model, torch.cat(ids), layout.position_ids_S, layout)
-    model.set_attn_implementation("sdpa")
-    whole = [torch.cat([ids[0], branch])[None] for branch in ids[1:]]
-    rows = [model.get_decoder()(input_ids=row, use_cache=False).last_hidden_state[0] for row in whole]
-    model.set_attn_implementation(NAME)
-    expected_SH = torch.cat([rows[0], rows[1][4:]])
-    gap = float((packed_SH - expected_SH).abs().max())
-    if not gap < 1e-3:
-        raise UserError(
-            f"model {path!r}: expected packed hidden states equal to the model's own, got a difference of {gap:.2g}: "
-            f"{type(model).__name__} processes tokens in a way that GroupRL does not support; choose another model"
-        )
 
 
 def _resolve(path: str) -> str:
@@ -221,15 +226,6 @@ def _base(adapter: str) -> str:
             f"folder into base_model_name_or_path of {adapter}/adapter_config.json"
         )
     return named
-
-
-def _check_logits(path: str, config: Any) -> None:
-    for name, neutral in _LOGIT_CHANGES.items():
-        value = getattr(config, name, None)
-        if value not in (None, neutral):
-            raise UserError(
-                f"model {path!r}: expected logits straight from the output embedding, got {name}={value}: not supported"
-            )
 
 
 def _not_loadable(path: str, what: str, error: Exception) -> UserError:

@@ -6,14 +6,22 @@ Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv:1604.06174.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+
+def decoder_layers(model: PreTrainedModel) -> list[Any]:
+    """The layers of a model's decoder, whatever it calls their list."""
+    modules = model.get_decoder().modules()
+    return [module for module in modules if isinstance(module, GradientCheckpointingLayer)]
 
 
 def recompute_activations(model: PreTrainedModel) -> None:
     """Makes the model keep only the inputs of each layer, and run its forward pass again in the backward pass."""
-    for layer in model.get_decoder().layers:
+    for layer in decoder_layers(model):
         layer.gradient_checkpointing = True
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
         # transformers checkpoints only layers in training mode; the modules inside stay in eval mode, without dropout.

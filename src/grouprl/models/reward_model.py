@@ -15,7 +15,8 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 
 from grouprl.models.attention import hidden_states
 from grouprl.models.layouts import TreeLayout
-from grouprl.models.load import hide_warnings, load_pretrained, verify
+from grouprl.models.load import hide_warnings, load_pretrained
+from grouprl.models.verify import in_right_form
 from grouprl.types import UserError
 
 _HEAD = "score.weight"
@@ -65,22 +66,27 @@ def load_reward_model(path: str, *, device: torch.device) -> PreTrainedModel:
 def _classifier(
     path: str, device: torch.device, options: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[PreTrainedModel, set[str]]:
-    with hide_warnings():  # transformers warns about a missing head, which is expected
-        model, missing = load_pretrained(
-            AutoModelForSequenceClassification,
-            path,
-            "a model with a sequence classifier in safetensors",
-            options,
-            heads={_HEAD, "lm_head.weight"},
-        )
-    if not isinstance(getattr(model, "score", None), nn.Linear):
-        raise UserError(
-            f"model {path!r}: expected a decoder with a classifier in transformers, got {type(model).__name__} "
-            "(without a head named score): choose another model"
-        )
-    model = model.to(device).eval()
-    verify(path, model)
-    return model, missing
+    missing: set[str] = set()
+
+    def load(attention: str) -> PreTrainedModel:
+        with hide_warnings():  # transformers warns about a missing head, which is expected
+            model, lacks = load_pretrained(
+                AutoModelForSequenceClassification,
+                path,
+                "a model with a sequence classifier in safetensors",
+                attention,
+                options,
+                heads={_HEAD, "lm_head.weight"},
+            )
+        missing.update(lacks)
+        if not isinstance(getattr(model, "score", None), nn.Linear):
+            raise UserError(
+                f"model {path!r}: expected a decoder with a classifier in transformers, got {type(model).__name__} "
+                "(without a head named score): choose another model"
+            )
+        return model.to(device).eval()
+
+    return in_right_form(path, load), missing
 
 
 def _padding_token_id(path: str, tokenizer: PreTrainedTokenizerBase) -> int:

@@ -17,6 +17,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
+from grouprl.models.recompute import decoder_layers
+
 
 def shard_model(model: PreTrainedModel, mesh: DeviceMesh, dtype: str) -> None:
     """Shards the layers of a decoder and its embeddings, in place; with two axes the first one replicates (HSDP).
@@ -39,7 +41,7 @@ def shard_model(model: PreTrainedModel, mesh: DeviceMesh, dtype: str) -> None:
         model.set_output_embeddings(_TiedHead(embedding))
     elif head is not None:
         _shard(head, mesh, narrow, reshard_after_forward=False)
-    for layer in decoder.layers:
+    for layer in decoder_layers(model):
         _shard(layer, mesh, narrow, reshard_after_forward=True)
     _shard(decoder, mesh, MixedPrecisionPolicy(cast_forward_inputs=False), reshard_after_forward=False)
 
@@ -84,15 +86,15 @@ def is_sharded(model: nn.Module) -> bool:
 def gathered(model: PreTrainedModel) -> Iterator[None]:
     """Keeps all weights whole on every rank while the block runs: they are gathered once, not once a token."""
     parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    decoder: Any = model.get_decoder()
+    layers = decoder_layers(model)
     for part in parts:
         part.unshard()
-    for layer in decoder.layers:
+    for layer in layers:
         layer.set_reshard_after_forward(False, recurse=False)
     try:
         yield
     finally:
-        for layer in decoder.layers:
+        for layer in layers:
             layer.set_reshard_after_forward(True, recurse=False)
         for part in parts:
             part.reshard()

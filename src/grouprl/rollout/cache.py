@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from grouprl.models.attention import Rule, capped, softmax_beside
 from grouprl.models.layouts import TreeLayout
 
 
@@ -71,13 +71,13 @@ class PrefillLayout:
         """Tokens of the longest prompt."""
         return self.tree.longest
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """See `Layout.attend`."""
         index_PL = self.tree.prompt_index_PL
         slots = slice(self.first, self.first + index_PL.shape[0])
         for kept, new in ((self.cache.prompt_keys, key), (self.cache.prompt_values, value)):
             kept[layer, slots, :, : index_PL.shape[1]] = new[index_PL].transpose(1, 2).to(kept.dtype)
-        return self.tree.attend(layer, query, key, value, scaling)
+        return self.tree.attend(layer, query, key, value, rule)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class StepSize:
     members: int  # most rows of a group
     prompt_tokens: int
     own_tokens: int
-    longest: int  # tokens of the longest prompt with its completion; 0 = it does not matter, without a window
+    longest: int  # tokens of the longest prompt with its completion
 
 
 class DecodeLayout:
@@ -102,34 +102,42 @@ class DecodeLayout:
     def __init__(self, cache: GroupCache, size: StepSize, place_n: Tensor, prompt_n: Tensor, length_n: Tensor) -> None:
         """`place_n`, `prompt_n`, `length_n`: see `Rows`; the lengths include the new token."""
         device = place_n.device
-        seen = torch.cat(
-            [
-                torch.arange(size.prompt_tokens, device=device) < prompt_n[:, None],
-                torch.arange(size.own_tokens, device=device) < length_n[:, None],
-            ],
-            dim=1,
-        )
         self.longest = size.longest
         self._cache, self._size = cache, size
+        self._prompt_n, self._length_n = prompt_n, length_n
+        self._biases: dict[int | None, Tensor] = {}  # of each window
         self._rows_n, self._position_n = torch.arange(size.rows, device=device), length_n - 1
         self._slot_n = (place_n // size.members).clamp(max=size.groups)  # size.groups = padding
         self._member_n = place_n % size.members
-        self._bias = torch.zeros(seen.shape, device=device).masked_fill_(~seen, -torch.inf)[:, None, None]
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def _bias(self, window: int | None) -> Tensor:
+        """[n, 1, 1, L + K]: 0 for the tokens of prompt and row that the new token sees, -inf for others."""
+        if window not in self._biases:
+            prompt_n1, length_n1, device = self._prompt_n[:, None], self._length_n[:, None], self._prompt_n.device
+            place_L = torch.arange(self._size.prompt_tokens, device=device)
+            place_K = torch.arange(self._size.own_tokens, device=device)
+            on_prompt, on_own = place_L < prompt_n1, place_K < length_n1
+            if window is not None:
+                on_prompt = on_prompt & (place_L >= prompt_n1 + length_n1 - window)
+                on_own = on_own & (place_K >= length_n1 - window)
+            seen = torch.cat([on_prompt, on_own], dim=1)
+            self._biases[window] = torch.zeros(seen.shape, device=device).masked_fill_(~seen, -torch.inf)[:, None, None]
+        return self._biases[window]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """See `Layout.attend`."""
         cache, (n, heads, d), kv = self._cache, query.shape, key.shape[1]
         L, K, groups = self._size.prompt_tokens, self._size.own_tokens, self._size.groups
         dtype = cache.own_keys.dtype
         cache.own_keys[layer, self._rows_n, :, self._position_n] = key.to(dtype)
         cache.own_values[layer, self._rows_n, :, self._position_n] = value.to(dtype)
-        query = (query * scaling).to(dtype).view(n, kv, heads // kv, d)
+        query = (query * rule.scaling).to(dtype).view(n, kv, heads // kv, d)
         on_prompt = self._with_prompts(query, cache.prompt_keys[layer, :groups, :, :L].transpose(-1, -2))
         on_own = query @ cache.own_keys[layer, :n, :, :K].transpose(-1, -2)
-        scores = torch.empty(n, kv, heads // kv, L + K, device=query.device)
-        torch.add(on_prompt, self._bias[..., :L], out=scores[..., :L])
-        torch.add(on_own, self._bias[..., L:], out=scores[..., L:])
-        weights = F.softmax(scores, dim=-1)
+        scores, bias = torch.empty(n, kv, heads // kv, L + K, device=query.device), self._bias(rule.window)
+        torch.add(capped(on_prompt, rule.softcap), bias[..., :L], out=scores[..., :L])
+        torch.add(capped(on_own, rule.softcap), bias[..., L:], out=scores[..., L:])
+        weights = softmax_beside(scores, None if rule.sinks is None else rule.sinks.view(kv, heads // kv, 1))
         attended: Tensor = weights[..., L:].to(dtype) @ cache.own_values[layer, :n, :, :K]
         prompt_values = cache.prompt_values[layer, :groups, :, :L]
         attended = attended + self._with_prompts(weights[..., :L].to(dtype), prompt_values)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from grouprl.models.attention import NAME
+from grouprl.models.attention import NAME, is_packed
 from grouprl.models.kernels.calibration import Contest, Form, uses_kernel
 from grouprl.models.kernels.functions import kernels, pointers
 from grouprl.models.layouts import TreeLayout
@@ -237,10 +237,12 @@ class CompiledForward:
                 own[target, :, :, :filled] = own[source, :, :, :filled]
 
 
-def is_faster(model: PreTrainedModel, dtype: torch.dtype) -> bool:
-    """Whether `CompiledForward` decodes this model on this machine, and no slower than the model's modules."""
+def is_faster(model: PreTrainedModel, dtype: torch.dtype, longest: int) -> bool:
+    """Whether `CompiledForward` decodes sequences of this model up to longest on this machine, and no slower than its
+    modules.
+    """
     decoder: Any = model.get_decoder()
-    possible = has_llama_form(decoder) and has_plain_products(model)
+    possible = is_packed(model) and has_llama_form(decoder, longest) and has_plain_products(model)
     return possible and uses_kernel(DECODE_STEP, decoder.layers[0].self_attn.head_dim, dtype)
 
 

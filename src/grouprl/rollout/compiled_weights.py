@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from grouprl.models.head import output_head
+
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 # In C: create a tensor from memory, destroy it, out = left @ right, out = beta * added + alpha * left @ right.
 _FUNCTIONS = (
@@ -82,7 +84,7 @@ def has_plain_products(model: PreTrainedModel) -> bool:
     layers: Any = model.get_decoder().layers
     projections = (getattr(layer.self_attn, f"{name}_proj") for layer in layers for name in "qkvo")
     mlp = (getattr(layer.mlp, f"{name}_proj") for layer in layers for name in ("gate", "up", "down"))
-    return all(map(_is_plain, (*projections, *mlp, model.get_output_embeddings())))
+    return all(map(_is_plain, (*projections, *mlp, output_head(model))))
 
 
 def _is_plain(module: Any) -> bool:

@@ -13,6 +13,7 @@ from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from grouprl.models.attention import Layout
+from grouprl.models.head import output_head
 from grouprl.rollout.cache import CacheShape, DecodeLayout, GroupCache, PrefillLayout, StepSize, pack_prompts
 from grouprl.rollout.recorders import HostReads, Recorder
 from grouprl.rollout.rows import Rows
@@ -71,10 +72,9 @@ class ModuleForward:
         """`recorder` records the decode steps; None = every step runs in Python, in the exact sizes of its rows."""
         self.shape = shape
         self._model, self._decoder = model, model.get_decoder()
-        self._head: nn.Module = model.get_output_embeddings()
+        self._head = output_head(model)
         self._device: torch.device = model.get_input_embeddings().weight.device
         self._recorder, self._dtype = recorder, dtype
-        self._has_window = getattr(model.config, "sliding_window", None) is not None
         self._room = shape if recorder is None else _round_up(shape)
         self._cache = GroupCache(self._room, self._device, dtype)
         self._addresses = _addresses(model)
@@ -83,7 +83,7 @@ class ModuleForward:
         # Of each row: newest token, place, prompt tokens and own tokens, see `Rows`.
         self._columns = torch.zeros(4, self._room.rows, dtype=torch.long, device=self._device)
         kept = 0 if recorder is None else self._room.rows
-        vocabulary = int(self._head.weight.shape[0])
+        vocabulary = int(self._head.weight.shape[0])  # type: ignore[index]
         self._logits = torch.empty(kept, vocabulary, device=self._device, dtype=dtype)  # of recorded steps
         self._replays: dict[StepSize, Callable[[], None]] = {}
         self._step_counts: dict[StepSize, int] = {}  # steps so far of each size
@@ -150,7 +150,7 @@ class ModuleForward:
             members=members,
             prompt_tokens=room.prompt_tokens,
             own_tokens=min(_round_up_to(own, _OWN), room.own_tokens),
-            longest=self.shape.prompt_tokens + self.shape.own_tokens if self._has_window else 0,
+            longest=room.prompt_tokens + room.own_tokens,
         )
 
     def _replay(self, size: StepSize, recorder: Recorder) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grouprl.models.attention import cached_shapes, is_packed
 from grouprl.models.load import end_token_ids
 from grouprl.models.precision import autocast
 from grouprl.models.progress import PROGRESS
@@ -24,6 +25,7 @@ from grouprl.rollout.engine import Request
 from grouprl.rollout.forward import Forward, ModuleForward
 from grouprl.rollout.recorders import CudaGraphs
 from grouprl.rollout.sampler import row_key
+from grouprl.rollout.unpacked_forward import UnpackedForward
 from grouprl.types import Completion, Group, Sampling
 
 # Fewest rows of a part that a thread of its own decodes: products of fewer take as long as products of these.
@@ -51,6 +53,7 @@ class NativeEngine:
         self._device: torch.device = model.get_input_embeddings().weight.device
         self._version = 0
         self._recorded: ModuleForward | None = None
+        self._layers: list[tuple[int, int, int]] = []  # see `cached_shapes`
 
     def load_weights(self, version: int) -> None:
         """See `Engine.load_weights`; the weights are shared with the learner, so only the version changes."""
@@ -68,7 +71,8 @@ class NativeEngine:
         """See `Engine.generate`."""
         if not requests:
             return []
-        workers = self._workers(requests)
+        longest = max(len(request.prompt_ids) for request in requests) + sampling.max_tokens
+        workers = self._workers(requests, longest)
         lanes = max(1, workers)
         rows = self._max_rows // lanes
         units = [
@@ -106,9 +110,9 @@ class NativeEngine:
             while decoding.going:
                 yield decoding.advance()
 
-    def _workers(self, requests: Sequence[Request]) -> int:
+    def _workers(self, requests: Sequence[Request], longest: int) -> int:
         """The number of parts of the rows that are decoded side by side, with a cache each; see `worker_count`."""
-        if not is_faster(self._model, getattr(torch, self._dtype)):
+        if not is_faster(self._model, getattr(torch, self._dtype), longest):
             return 0
         rows = min(self._max_rows, sum(request.completions for request in requests))
         return worker_count(self._model, rows // _LANE_ROWS)
@@ -121,19 +125,21 @@ class NativeEngine:
 
     def _forwards(self, units: Sequence[Unit], sampling: Sampling, rows: int, count: int) -> list[Forward]:
         """The model with large enough caches; on a CPU for one call only, so that the learner gets their memory."""
-        config = self._model.config
-        heads = config.num_attention_heads
+        packed = is_packed(self._model)
+        layers = self._layers = self._layers or (cached_shapes(self._model) if packed else [(0, 0, 0)])
         shape = CacheShape(
-            layers=config.num_hidden_layers,
-            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            layers=len(layers),
+            kv_heads=layers[0][0],
+            head_size=layers[0][1],
             groups=min(len(units), _SLOTS * max(1, rows // min(len(unit.keys) for unit in units))),
             rows=rows,
             prompt_tokens=max(len(unit.prompt_ids) for unit in units),
             own_tokens=sampling.max_tokens,
         )
+        if not packed:
+            return [UnpackedForward(self._model, shape)]
         dtype = torch.bfloat16 if self._dtype == "bfloat16" else torch.float32
-        if is_faster(self._model, dtype):
+        if is_faster(self._model, dtype, shape.prompt_tokens + shape.own_tokens):
             weights = CompiledWeights(self._model, dtype)
             return [CompiledForward(weights, shape) for _ in range(count)]
         if self._device.type != "cuda":

@@ -1,0 +1,67 @@
+"""Models whose layers do not attend by layouts: each completion with its prompt is a row, in transformers' own hands.
+
+Layers that keep a state between tokens (Mamba, linear attention), or have an attention of their own, run as they are.
+Slow: the learner reads the prompt again for every completion. Right: padding stands after a row's tokens, where a
+causal model does not see it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+_STATES = ("past_key_values", "cache_params", "state")  # names of the argument for what was read
+
+
+def unpacked_hidden_states(decoder: Any, input_ids_S: Tensor, layout: Any) -> Tensor:
+    """Last hidden states [S, H] of the packed tokens of a `TreeLayout`.
+
+    A prompt's states are those of its first row.
+    """
+    starts, lengths = layout.tree
+    rows = [
+        torch.cat([torch.arange(start, start + tokens) for start, tokens in spans])
+        for spans in _rows(starts.tolist(), lengths.tolist())
+    ]
+    width = max(map(len, rows))
+    index_NT = torch.stack([torch.cat([row, row.new_full((width - len(row),), -1)]) for row in rows])
+    ids_NT = input_ids_S[index_NT.clamp(min=0).to(input_ids_S.device)]
+    hidden_NTH = decoder(input_ids=ids_NT, use_cache=False).last_hidden_state
+    place_S = _first_places(index_NT.flatten(), len(input_ids_S)).to(hidden_NTH.device)
+    return cast(Tensor, hidden_NTH.flatten(0, 1).index_select(0, place_S))
+
+
+def _rows(starts: list[list[int]], lengths: list[list[int]]) -> Iterator[list[tuple[int, int]]]:
+    """Start and tokens of the prompt and of the completion of each row; a group may be a prompt alone."""
+    for group in (list(zip(*pair, strict=True)) for pair in zip(starts, lengths, strict=True)):
+        yield from [[group[0], own] for own in group[1:] if own[1]] or [group[:1]]
+
+
+def _first_places(index: Tensor, size: int) -> Tensor:
+    """[size]: where each of 0, 1, ... size - 1 first stands in index."""
+    places = torch.full((size,), len(index))
+    real = index >= 0
+    return places.scatter_reduce(0, index[real], torch.arange(len(index))[real], "amin")
+
+
+def read_on(decoder: Any, ids_NT: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+    """Last hidden states [N, H] after more tokens of each row, and the state after them; None = nothing was read yet.
+
+    A state may change in place.
+    """
+    known = inspect.signature(decoder.forward).parameters
+    name = next(name for name in _STATES if name in known)
+    made = decoder(input_ids=ids_NT, use_cache=True, **{name: state})
+    return made.last_hidden_state[:, -1], getattr(made, name)
+
+
+def picked_rows(state: Any, index_N: Tensor) -> Any:
+    """The state of these rows, each any number of times."""
+    if isinstance(state, list):  # RWKV's
+        return [part.index_select(0, index_N) for part in state]
+    state.reorder_cache(index_N)
+    return state

@@ -1,0 +1,170 @@
+"""Compares what GroupRL computes with the model's own forward pass at loading, and chooses packed tokens or rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from grouprl.models.attention import NAME, cached_shapes, hidden_states, is_packed
+from grouprl.models.head import output_head
+from grouprl.models.layouts import TreeLayout
+from grouprl.models.unpacked import picked_rows, read_on
+from grouprl.types import UserError
+
+TOLERANCE = 1e-4
+"""Largest difference of log-probs, as a part of their spread, that counts as rounding."""
+# What layers raise that cannot take another attention; whatever else is wrong, is raised again with their own.
+_OTHER_LAYERS = (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, UserError)
+_TOKENS = 4  # of the prompt
+_SMALL_WINDOW = 64  # a window up to this is filled, so that its effect is compared too
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """A prompt with two completions, and what the model's own forward pass gives for their tokens."""
+
+    ids: tuple[Tensor, Tensor, Tensor]  # of the prompt and the completions
+    layout: TreeLayout
+    own_SX: Tensor  # log-probs over the vocabulary; without an output embedding hidden states
+
+    @property
+    def spread(self) -> float:
+        """Largest less smallest value."""
+        return float(self.own_SX.max() - self.own_SX.min())
+
+
+def in_right_form(path: str, load: Callable[[str], PreTrainedModel]) -> PreTrainedModel:
+    """The model on GroupRL's attention if packed tokens get the model's own log-probs, otherwise as it is, row by row.
+
+    Args:
+        path: of the model, for errors.
+        load: loads it with an attention implementation.
+
+    Raises:
+        UserError: it cannot be loaded, or neither form gives the log-probs of the model's own forward pass.
+    """
+    try:
+        model = load(NAME)
+        if _is_right_packed(path, model):
+            return model
+    except _OTHER_LAYERS:
+        pass
+    model = load("eager")
+    probe = _probe(path, model)
+    try:
+        gap = max(_gap(model, probe), _state_gap(model, probe))
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise _unsupported(path, model, f"{type(error).__name__}: {reason}") from error
+    if not gap <= TOLERANCE:
+        raise _unsupported(path, model, f"a difference of {gap:.2g} of their spread")
+    return model
+
+
+def _is_right_packed(path: str, model: PreTrainedModel) -> bool:
+    # Each model's own reference is "eager": scaled_dot_product_attention has no soft-cap.
+    model.set_attn_implementation("eager")
+    exchanged = not is_packed(model)
+    probe = _probe(path, model)
+    model.set_attn_implementation(NAME)
+    shapes = set(cached_shapes(model))
+    alike = len(shapes) == 1 and all(key == value for _, key, value in shapes)  # as the engine's cache is made
+    return exchanged and alike and _gap(model, probe) <= TOLERANCE and not _leaks(model, probe)
+
+
+def gap_to_own(path: str, model: PreTrainedModel) -> float:
+    """The largest difference to the model's own log-probs, as a part of their spread; below `TOLERANCE` if right."""
+    packed = is_packed(model)
+    model.set_attn_implementation("eager")
+    probe = _probe(path, model)
+    if packed:
+        model.set_attn_implementation(NAME)
+    return _gap(model, probe)
+
+
+@torch.no_grad()
+def _probe(path: str, model: PreTrainedModel) -> _Probe:
+    embedding: Any = model.get_input_embeddings()
+    device, most = embedding.weight.device, min(64, embedding.weight.shape[0])
+    config: Any = model.config.get_text_config()
+    windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    fill = max((window for window in windows if window is not None and window <= _SMALL_WINDOW), default=0)
+    prompt = torch.tensor([(3 + 2 * at) % most for at in range(_TOKENS + fill)], device=device)
+    branches = [torch.tensor(ids, device=device) % most for ids in ([4, 6, 8], [2, 1])]
+    layout = TreeLayout((len(prompt),), ((3, 2),), device)
+    try:
+        rows = [_own(model, torch.cat([prompt, branch])) for branch in branches]
+    except Exception as error:
+        raise _unsupported(path, model, f"{type(error).__name__} in its own forward pass") from error
+    return _Probe((prompt, *branches), layout, torch.cat([rows[0], rows[1][len(prompt) :]]))
+
+
+def _own(model: PreTrainedModel, ids_T: Tensor) -> Tensor:
+    if model.get_output_embeddings() is None:
+        return model.get_decoder()(input_ids=ids_T[None], use_cache=False).last_hidden_state[0].float()  # type: ignore[no-any-return]
+    return torch.log_softmax(model(input_ids=ids_T[None], use_cache=False).logits[0].float(), dim=-1)
+
+
+def _found(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    if model.get_output_embeddings() is None:
+        return hidden.float()
+    return torch.log_softmax(output_head(model)(hidden).float(), dim=-1)
+
+
+@torch.no_grad()
+def _gap(model: PreTrainedModel, probe: _Probe) -> float:
+    hidden_SH = hidden_states(model, torch.cat(probe.ids), probe.layout.position_ids_S, probe.layout)
+    return float((_found(model, hidden_SH) - probe.own_SX).abs().max()) / probe.spread
+
+
+def _leaks(model: PreTrainedModel, probe: _Probe) -> bool:
+    """Whether a token depends on one that it must not see: by gradients, which are 0 only without any dependence.
+
+    Convolutions and states of little effect would pass a comparison of numbers.
+    """
+    embedded: list[Tensor] = []
+
+    def catch(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        embedded.append(output.detach().requires_grad_())
+        return embedded[0]
+
+    prompt, first, _ = map(len, probe.ids)
+    handle = model.get_input_embeddings().register_forward_hook(catch)
+    try:
+        with torch.enable_grad():
+            hidden_SH = hidden_states(model, torch.cat(probe.ids), probe.layout.position_ids_S, probe.layout)
+            weights_H = torch.linspace(0.5, 1.5, hidden_SH.shape[1], device=hidden_SH.device)  # a norm fixes plain sums
+            seen = [
+                torch.autograd.grad((hidden_SH[part] * weights_H).sum(), embedded[0], retain_graph=True)[0]
+                for part in (slice(prompt), slice(prompt, prompt + first), slice(prompt + first, None))
+            ]
+    finally:
+        handle.remove()
+    after, between = seen[0][0, prompt:], (seen[1][0, prompt + first :], seen[2][0, prompt : prompt + first])
+    return any(bool(gradient.any()) for gradient in (after, *between))
+
+
+@torch.no_grad()
+def _state_gap(model: PreTrainedModel, probe: _Probe) -> float:
+    """The same of a sampler that reads the prompt, copies its state, and reads the completions token by token."""
+    decoder, (prompt, *branches) = model.get_decoder(), probe.ids
+    _, state = read_on(decoder, prompt[None])
+    state = picked_rows(state, torch.zeros(2, dtype=torch.long, device=prompt.device))
+    ids_NT, at, worst = torch.stack([branch[:2] for branch in branches]), len(prompt), 0.0
+    starts = torch.tensor([at, at + len(branches[0])], device=prompt.device)
+    for step in range(2):
+        hidden_NH, state = read_on(decoder, ids_NT[:, step : step + 1], state)
+        worst = max(worst, float((_found(model, hidden_NH) - probe.own_SX[starts + step]).abs().max()))
+    return worst / probe.spread
+
+
+def _unsupported(path: str, model: PreTrainedModel, got: str) -> UserError:
+    return UserError(
+        f"model {path!r}: expected the log-probs of the model's own forward pass, got {got}: GroupRL does not support "
+        f"{type(model).__name__}; choose another model"
+    )
