@@ -1,9 +1,5 @@
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: demo test test-slow chaos vllm-env test-vllm check bench cluster abacus clean help
-=======
-.PHONY: demo test test-slow test-cluster models chaos vllm-env test-vllm check bench cluster abacus clean help
->>>>>>> fadf641 (models: windows, soft-caps, sinks, logit scales, text towers, states)
+.PHONY: demo test test-slow models chaos vllm-env test-vllm check bench cluster abacus clean help
 
 BIN := .venv/bin
 # What a run needs beside the core, and who changes the code: make demo EXTRAS=lora, make test DEV=dev,gym
@@ -37,15 +33,9 @@ test-slow: $(DEVELOPED)  ## run what takes longer: whole comparisons, rebuilds, 
 	$(PYTEST) -m slow $(ARGS)
 	GROUPRL_KERNELS=off $(PYTEST) -m "not slow" $(WITHOUT_KERNELS)
 
-<<<<<<< HEAD
-=======
-test-cluster: $(DEVELOPED)  ## run what starts ranks of torchrun and Ray clusters, and kills them (a quarter of an hour)
-	$(PYTEST) -m slow tests/distributed $(ARGS)
-
 models: $(DEVELOPED)  ## load, compare, adapt and train a tiny model of each family that docs/models.md names (2 minutes)
 	$(PYTEST) tests/models/test_families.py $(ARGS)
 
->>>>>>> fadf641 (models: windows, soft-caps, sinks, logit scales, text towers, states)
 chaos: $(DEVELOPED)  ## kill a run before 500 random changes to its files, and cut its power 50 times (half an hour)
 	GROUPRL_KILLS=$${GROUPRL_KILLS:-500} OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout=0 tests/run/test_survival.py $(ARGS)
 
