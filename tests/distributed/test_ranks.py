@@ -30,7 +30,7 @@ ALMOST = ("plain-1", "plain-2", "shard-2")
 
 
 def different_folders(place: Place) -> Path:
-    """A folder for each of two ranks, in which the files differ: model, problems, code."""
+    """A folder for each of two ranks, in which the files differ: model, code."""
     for rank in range(2):
         folder = place.folder / "ranks" / str(rank)
         for name in ("same", "other"):
@@ -43,16 +43,13 @@ def different_folders(place: Place) -> Path:
     weights = load_file(other / "model" / "model.safetensors")
     next(iter(weights.values())).view(-1)[0] += 1.0
     save_file(weights, other / "model" / "model.safetensors", {"format": "pt"})
-    write_rows(other / "rows.jsonl", [{**row, "prompt": f"Do {row['prompt']}"} for row in ROWS])
     with (other / "reward.py").open("a") as code:
         code.write("# another\n")
     return place.folder / "ranks"
 
 
-def command(
-    place: Place, name: str, *more: str, model: str = "same", rows: str = "same", code: str = "same"
-) -> list[str]:
-    data = ["task=jsonl", f"task.path={rows}/rows.jsonl", *small_settings(place.runs, steps=1)]
+def command(place: Place, name: str, *more: str, model: str = "same", code: str = "same") -> list[str]:
+    data = ["task=jsonl", "task.path=same/rows.jsonl", *small_settings(place.runs, steps=1)]
     files = ["--model", f"{model}/model", "--reward", f"{code}/reward.py:one"]
     return ["train", *files, "--name", name, *data, *more]
 
@@ -73,7 +70,6 @@ def two_ranks(place: Place) -> Ended:
     refused = [
         command(place, "settings", "seed={rank}"),
         command(place, "model", model="other"),
-        command(place, "problems", rows="other"),
         command(place, "code", code="other"),
     ]
     folders = str(different_folders(place))
@@ -100,7 +96,6 @@ def test_two_ranks_are_one_process(place: Place, two_ranks: Ended) -> None:
     [
         ("settings", "settings and versions", r"'seed: 0' on rank 0 and 'seed: 1'"),
         ("model", "model and problems", r"'model: (\S+)' on rank 0 and 'model: (?!\1)\S+'"),
-        ("problems", "model and problems", r"'problems: (\S+)' on rank 0 and 'problems: (?!\1)\S+'"),
         ("code", "code", r"'\"other/reward.py\": (\S+)' on rank 0 and '\"other/reward.py\": (?!\1)\S+'"),
     ],
 )
