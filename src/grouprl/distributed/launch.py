@@ -117,7 +117,7 @@ def _show_error(kind: type[BaseException], error: BaseException, trace: Tracebac
         sys.__excepthook__(kind, error, trace)
         return
     if may_report():
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.__stderr__)  # torch's own hook, which calls this one, replaces sys.stderr
     sys.exit(2)
 
 
