@@ -76,7 +76,7 @@ def test_torchrun_resumes_after_each_kill_and_the_run_is_the_same(place: Place) 
     end = ended(process)
     assert end.code == 0, end.text
     assert end.text.count("killed while closing") == 1
-    assert "error:" not in end.text
+    assert end.text.count("error: ") <= 3  # one for each kill, unless torchrun ends the other rank before it notices
     assert_same_run(place.runs / "whole", place.runs / "killed", step=16)
     assert (place.runs / "killed" / "report.html").exists()
 
@@ -93,20 +93,20 @@ def test_ranks_end_when_torchrun_is_killed(place: Place, processes: Processes) -
 
 @pytest.mark.slow
 def test_a_stopped_rank_is_named_within_the_limit(place: Place) -> None:
-    settings = {"steps": 500, "distributed": {"seconds": 3.0}}
+    settings = {"steps": 500, "distributed": {"seconds": 8.0}}  # the ranks begin within it, too
     process = start(2, ["-m", "grouprl", *place.arguments("stopped", **settings)])
     begun(place, "stopped", process, 2)
     pid = ranks_of(process)[1]
     os.kill(pid, signal.SIGSTOP)
     # Rank 0 waits for the limit, then for the last word of the others; torchrun would wait 30 s for the stopped one.
-    wait_for(lambda: 0 not in ranks_of(process), seconds=3 + 1 + 20)
+    wait_for(lambda: 0 not in ranks_of(process), seconds=8 + 1 + 20)
     os.kill(pid, signal.SIGKILL)
     end = ended(process)
     assert end.code == 1
     assert f"rank 1 (process {pid} on " in end.text
     assert end.text.count("error: expected the ") == 1
     steps = recorded(place.runs / "stopped")
-    resumed = grouprl(*place.arguments("stopped", "--resume", steps=steps + 1, distributed={"seconds": 3.0}))
+    resumed = grouprl(*place.arguments("stopped", "--resume", steps=steps + 1, distributed={"seconds": 8.0}))
     assert resumed.code == 0, resumed.text
 
 
