@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: demo test test-slow models chaos vllm-env test-vllm check bench cluster abacus clean help
+.PHONY: demo test test-slow test-cluster models chaos vllm-env test-vllm check bench cluster abacus clean help
 
 BIN := .venv/bin
 # What a run needs beside the core, and who changes the code: make demo EXTRAS=lora, make test DEV=dev,gym
@@ -16,6 +16,9 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 
 WITHOUT_KERNELS := $(addprefix tests/,$(addprefix rollout/test_,rollout.py) $(addprefix learner/test_,learner.py packs.py) \
   $(addprefix models/test_,attention.py logprobs.py recompute.py))
 
+# Of tests/distributed, what test-slow runs too: ranks and Ray actors that are killed, and the run is the same.
+KILLS := after_each_kill or (actors_are_killed and not adapter)
+
 # The first one that is new enough; `make PYTHON=/path/to/python3` names another.
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON = $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -30,11 +33,15 @@ test: $(DEVELOPED)  ## run the test suite (minutes); ARGS=tests/algorithms or AR
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: $(DEVELOPED)  ## run what takes longer: whole comparisons, rebuilds, benchmarks, killed ranks, no kernels
-	$(PYTEST) -m slow $(ARGS)
+	$(PYTEST) -m slow --ignore=tests/distributed $(ARGS)
+	$(PYTEST) -m slow tests/distributed -k "$(KILLS)"
 	GROUPRL_KERNELS=off $(PYTEST) -m "not slow" $(WITHOUT_KERNELS)
 
 models: $(DEVELOPED)  ## load, compare, adapt and train a tiny model of each family that docs/models.md names (2 minutes)
 	$(PYTEST) tests/models/test_families.py $(ARGS)
+
+test-cluster: $(DEVELOPED)  ## run all that starts ranks of torchrun and Ray clusters, and kills them (minutes)
+	$(PYTEST) -m slow tests/distributed $(ARGS)
 
 chaos: $(DEVELOPED)  ## kill a run before 500 random changes to its files, and cut its power 50 times (half an hour)
 	GROUPRL_KILLS=$${GROUPRL_KILLS:-500} OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout=0 tests/run/test_survival.py $(ARGS)
