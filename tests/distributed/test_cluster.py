@@ -125,6 +125,18 @@ def test_a_run_whose_actors_are_killed_is_the_run_of_one_process(place: list[str
 
 
 @pytest.mark.slow
+def test_a_run_that_replaces_dropped_groups_is_the_run_of_one_process(place: list[str]):
+    """Samplers begin replacements before the round ends; `tests/rollout/test_early.py` shows that they do."""
+    runs = Path(next(one for one in place if one.startswith("runs_dir=")).partition("=")[2].strip('"'))
+    dapo = ["algorithm=dapo", "algorithm.refills=4", "algorithm.drop_below=0.3", "steps=3"]
+    assert grouprl(*place, *dapo, "name=dapo-alone").code == 0
+    on_ray = ["cluster.backend=ray", "cluster.samplers=2", "cluster.scorers=1"]
+    assert grouprl(*place, *dapo, *on_ray, "name=dapo-cluster").code == 0
+    assert_same_run(runs / "dapo-alone", runs / "dapo-cluster", step=3)
+    assert any(row["groups/sampled"] > row["groups/kept"] for row in metrics(runs / "dapo-alone"))
+
+
+@pytest.mark.slow
 def test_a_cluster_that_is_not_there_is_one_sentence(place: list[str]):
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from io import StringIO
 from typing import Any
 
@@ -155,6 +157,15 @@ def test_the_doctor_on_one_screen(width: int) -> None:
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+def test_the_doctor_names_the_address_where_a_cluster_listens() -> None:
+    (found,) = (one for one in doctor.findings() if one.topic == "cluster")
+    address = found.found.partition("listens on ")[2].partition(",")[0]
+    with socket.socket() as one:
+        one.bind((address, 0))  # it is this machine's own
+    assert "with a token" in found.found
+
+
 def test_the_doctor_as_json() -> None:
     ended = command("doctor", "--json")
     assert ended.code == 0, ended.err

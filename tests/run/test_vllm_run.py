@@ -10,17 +10,24 @@ import pytest
 
 from grouprl import Run, Trainer, UserError
 from grouprl.config.run import RunConfig, load_config
-from grouprl.distributed import Ranks
-from grouprl.record.read import read_rollouts
-from grouprl.rewards.configured import configured_scorer
+from grouprl.record.read import read_json_lines, read_rollouts
 from grouprl.rollout import vllm_client
-from grouprl.run.assemble import assemble
 from grouprl.run.trust import refuse_foreign_code
 from grouprl.scoring.functions import WeightedReward
-from grouprl.tasks import task_from_list
 from letter_rewards import letters
-from small_runs import ROWS, checkpoint_names, metrics, rollouts, small_config, tree
-from vllm_server import Answer, Call, Reply, VllmServer
+from ranked_runs import SECTIONS, Place, torchrun_all
+from small_runs import (
+    ROWS,
+    assert_almost_same_run,
+    assert_same_run,
+    checkpoint_names,
+    grouprl,
+    metrics,
+    rollouts,
+    small_config,
+    tree,
+)
+from vllm_server import Answer, Call, Reply, VllmServer, Worker
 
 LETTERS = WeightedReward("letters", letters)
 TOKEN = "s3cret-token"
@@ -106,14 +113,69 @@ def test_a_server_is_checked_before_the_run_directory_is_touched(
     assert tree(tmp_path) == {}
 
 
-def test_several_ranks_keep_the_native_engine(tiny: Path, tmp_path: Path):
-    task = task_from_list(ROWS)
+def test_there_are_not_more_servers_than_ranks(tiny: Path, tmp_path: Path):
+    several = ["http://127.0.0.1:8000", "http://127.0.0.1:8001"]
     with VllmServer(tiny) as server:
-        config = config_of(tmp_path, server, model={"path": str(tiny)})
-        refused = pytest.raises(UserError, match=r"rollout.engine.name: expected native with 2 ranks, got vllm")
-        with configured_scorer(config, task, [LETTERS]) as scorer, refused:
-            assemble(config, task, scorer, ranks=Ranks(world=2))
+        for address, said in ((None, "addresses: expected at most 1, one for each rank"), (server.address, "got both")):
+            with pytest.raises(UserError, match=said):
+                run(tiny, config_of(tmp_path, server, engine={"address": address, "addresses": several}))
         assert server.calls == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", [False, True], ids=["whole", "sharded"])
+def test_ranks_sample_from_a_server_each_or_from_one(tiny: Path, tmp_path: Path, shard: bool):
+    """The run is that of one process, and each server gets each version once."""
+    place, exact = Place(tiny, tmp_path), {"exact": True}
+
+    def settings(name: str, *, sharded: bool = False, **engine: Any) -> list[str]:
+        given = {"name": "vllm", "token_env": "VLLM_API_KEY", "seconds": 30.0, **engine}
+        rollout = {**SECTIONS["rollout"], "problems_per_step": 8, "engine": given}  # with `exact` for 8 shards
+        return place.arguments(name, rollout=rollout, distributed={"shard": True} if sharded else exact)
+
+    with VllmServer(tiny, token=TOKEN) as first, VllmServer(tiny, token=TOKEN) as second:
+        alone = grouprl(*settings("alone", address=first.address))
+        assert alone.code == 0, alone.text
+        published = len(first.asked("/pause"))
+        first.calls.clear()
+        servers = [first.address, second.address]
+        two = settings("two", sharded=shard, addresses=servers)
+        many = torchrun_all(2, [two, settings("shared", sharded=shard, address=first.address)])
+        assert many.code == 0, many.text
+        assert (len(first.asked("/pause")), len(second.asked("/pause"))) == (2 * published, published)
+        assert len(second.asked("/inference/v1/generate")) >= 3
+    for name in ("two", "shared"):
+        if shard:
+            assert_almost_same_run(place.runs / "alone", place.runs / name)
+        else:
+            assert_same_run(place.runs / "alone", place.runs / name, step=3)
+
+
+def test_a_server_with_other_log_probs_is_a_warning_in_the_first_step(tiny: Path, tmp_path: Path):
+    def off(call: Call, answer: Answer) -> Reply:
+        reply = answer()
+        for choice in (reply.value or {}).get("choices", []):
+            for one in choice["logprobs"]["content"]:
+                one["logprob"] -= 0.7
+        return reply
+
+    with VllmServer(tiny, token=TOKEN, fault=off) as server:
+        directory = run(tiny, config_of(tmp_path, server, steps=1)).directory
+    (warning,) = read_json_lines(directory / "warnings.jsonl")
+    assert (warning["step"], warning["kind"]) == (1, "sampler_learner_gap")
+    assert "differ by up to 0.7 nats" in warning["sentence"]
+
+
+def test_a_server_that_keeps_old_weights_is_a_warning(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It confirms the new version, and samples from the weights of the start."""
+    monkeypatch.setattr(Worker, "reload_weights", lambda self, weights_iterator, is_checkpoint_format: None)
+    with VllmServer(tiny, token=TOKEN) as server:
+        directory = run(tiny, config_of(tmp_path, server)).directory
+    first, second = (row["sampler_learner_gap"] for row in metrics(directory))
+    assert first < 1e-4 < 0.04 < second
+    found = [row for row in read_json_lines(directory / "warnings.jsonl") if row["kind"] == "sampler_learner_gap"]
+    assert [row["step"] for row in found] == [2]
+    assert "in the first step" in found[0]["sentence"]
 
 
 def test_a_server_that_only_a_received_run_names_gets_nothing(

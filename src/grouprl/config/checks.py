@@ -49,13 +49,17 @@ def check_sections(config: RunConfig) -> None:
 
 def _check_engine(config: RunConfig) -> None:
     """Checks that what samples the completions fits the algorithm and the sampling parameters."""
-    if config.rollout.engine.name == "vllm" and config.rollout.engine.address is None:
+    engine = config.rollout.engine
+    if engine.name == "vllm" and (engine.address is None) == (not engine.addresses):
         raise UserError(
-            "rollout.engine.address: expected the address of the server with name=vllm, got none: give it, such as "
-            "http://127.0.0.1:8000"
+            "rollout.engine.address: expected the address of the server with name=vllm, or addresses of several, got "
+            f"{'both' if engine.address else 'none'}: give it, such as http://127.0.0.1:8000"
         )
-    if config.rollout.engine.name == "vllm" and config.cluster.backend != "none":
-        raise UserError("rollout.engine.name: expected native with cluster.backend=ray, got vllm: set one of the two")
+    if engine.name == "vllm" and config.cluster.backend != "none":
+        raise UserError(
+            "rollout.engine.name: expected native with cluster.backend=ray, got vllm, whose servers need no sampler "
+            "actors: leave cluster out; several servers are rollout.engine.addresses, for ranks of torchrun"
+        )
     if config.rollout.engine.name == "vllm" and config.rollout.min_p > 0 and config.rollout.top_p < 1:
         raise UserError(
             f"rollout.min_p: expected 0 with top_p below 1 and engine.name=vllm, got {config.rollout.min_p}: vLLM "

@@ -134,20 +134,24 @@ class CurriculumConfig(Section):
         return {"order": given["sampler"], **{key: value for key, value in given.items() if key != "sampler"}}
 
 
+Address = Annotated[str, Field(pattern=r"^https?://[^/?#@:\s]+(:[0-9]{1,5})?/?$")]
+
+
 class EngineConfig(Section):
     """What samples the completions: GroupRL's own engine on the learner's weights, or a vLLM server (docs/vllm.md)."""
 
     name: Literal["native", "vllm"] = Field("native", description="native shares the learner's weights in memory")
-    address: str | None = Field(
-        None, pattern=r"^https?://[^/?#@:\s]+(:[0-9]{1,5})?/?$", description="of vllm, such as http://127.0.0.1:8000"
+    address: Address | None = Field(None, description="of vllm, such as http://127.0.0.1:8000; all ranks share it")
+    addresses: tuple[Address, ...] = Field(
+        (), strict=False, description="of vllm: instead of address, servers of ranks 0, 1, ... in turn"
     )
     token_env: Text | None = Field(None, description="of vllm: NAME of the environment variable with its token")
     seconds: float = Field(600.0, gt=0.0, le=86_400.0, description="of vllm: longest time of one call, with retries")
 
     @model_validator(mode="after")
     def _fits_its_name(self) -> Self:
-        for field in ("address", "token_env"):
-            if self.name == "native" and getattr(self, field) is not None:
+        for field in ("address", "addresses", "token_env"):
+            if self.name == "native" and getattr(self, field):
                 raise UserError(f"rollout.engine.{field}: expected name=vllm with it, got native: set it, or remove it")
         if self.token_env is not None and not re.fullmatch("[A-Z][A-Z0-9_]*", self.token_env):
             raise UserError(

@@ -46,7 +46,15 @@ class Finding:
 
 def findings() -> list[Finding]:
     """Collects all findings in the order of the screen; measuring speeds takes a few seconds."""
-    parts: tuple[Callable[[], Iterator[Finding]], ...] = (_devices, _kernels, _sandbox, _extras, _versions, _room)
+    parts: tuple[Callable[[], Iterator[Finding]], ...] = (
+        _devices,
+        _kernels,
+        _sandbox,
+        _extras,
+        _cluster,
+        _versions,
+        _room,
+    )
     return [finding for part in parts for finding in part()]
 
 
@@ -152,6 +160,14 @@ def _extras() -> Iterator[Finding]:
             yield Finding("extras", name, f"not installed: {missing}", False, f"pip install 'grouprl[{name}]'")
         else:
             yield Finding("extras", name, ", ".join(f"{need.name} {_version(need.name)}" for need in needs))
+
+
+def _cluster() -> Iterator[Finding]:
+    if _version("ray") is not None:
+        from ray.util import get_node_ip_address
+
+        said = f"cluster.backend=ray listens on {get_node_ip_address()}, which other machines may reach, with a token"
+        yield Finding("cluster", "ray", said)
 
 
 def _versions() -> Iterator[Finding]:

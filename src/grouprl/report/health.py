@@ -102,7 +102,9 @@ def explosion(rows: Sequence[Row]) -> tuple[Finding, int] | None:
         if before and len(newest) == limit.steps and all(abs(row[limit.metric]) > least for row in newest):
             row, compared = newest[-1], f", usually {median(usual):.3g}" if usual else ""
             what = limit.what.format(row[limit.metric])
-            sentence = f"Step {row['step']}: {what}{compared}. {_CAUSE}"
+            sampler = limit.metric == "sampler_learner_gap"
+            cause = "The learning rate, or a sampler with other weights, is the likely cause." if sampler else _CAUSE
+            sentence = f"Step {row['step']}: {what}{compared}. {cause}"
             return Finding(row["step"], "explosion", limit.metric, sentence, _LOWER), row["step"] - limit.steps
     return None
 
@@ -194,12 +196,16 @@ def _hacking(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
 
 
 def _gap(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
-    now = _last(rows, "sampler_learner_gap")
-    if now is not None and now > 0.5 and not rows[-1].get("staleness"):
+    # From the first step on, unlike the others: before any update the two policies are the same. A server that missed
+    # an update, or kept a part of the old weights, begins with rounding and then differs by hundredths.
+    start, now = _mean(rows[:1], "sampler_learner_gap"), _mean(rows[-WINDOW:], "sampler_learner_gap")
+    grew = start is not None and now is not None and now > max(0.02, 20 * start)
+    if now is not None and (now > 0.5 or grew) and not rows[-1].get("staleness"):
         yield (
             "sampler_learner_gap",
-            f"sampler and learner differ by up to {now:.2g} nats on one token: the ratio is wrong before any update.",
-            "model.dtype=float32, or algorithm.correction=truncate",
+            f"sampler and learner differ by up to {now:.2g} nats on one token"
+            f"{f', {start:.1g} in the first step' if grew else ''}: the ratio is wrong before any update.",
+            "model.dtype=float32, or algorithm.correction=truncate; of a vLLM server, its --dtype and its weights",
         )
 
 

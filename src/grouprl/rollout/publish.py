@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.models.manifest import write_manifest
@@ -17,7 +19,13 @@ from grouprl.record.files import atomic_directory, remove_directory
 _NAME = re.compile(r"version-([0-9]{6,})")
 
 
-def publish(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, version: int) -> PublishedWeights:
+def publish(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    version: int,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> PublishedWeights:
     """Writes a version into `folder`, and removes all versions but it and the one before.
 
     Readers see all of a version or none of it. A version that exists is written again: its run may have gone back.
@@ -27,24 +35,26 @@ def publish(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: 
         tokenizer: its tokenizer.
         folder: for versions of this run alone; made when it is missing.
         version: updates made before.
+        tensors: of a sharded model, its whole weights by name.
 
     Raises:
         UserError: a weight is not finite; nothing is written.
     """
     target = folder.resolve() / f"version-{version:06d}"
     with atomic_directory(target) as new:
-        save_model(model, tokenizer, new)
+        save_model(model, tokenizer, new, tensors=tensors)
         _seal(new, version)
     _keep_newest(target, version)
     return PublishedWeights(target, version, digest_of(target))
 
 
-def publish_base(model: PreTrainedModel, folder: Path) -> PublishedWeights:
+def publish_base(model: PreTrainedModel, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> PublishedWeights:
     """Writes the weights below an adapter, which do not change, as version 0 into `folder`/base."""
     target = folder.resolve() / "base"
     with atomic_directory(target) as new:
-        tensors = {name.replace(".base_layer.", "."): one for name, one in plain_tensors(model).items()}
-        save_file({name: one for name, one in tensors.items() if ".lora_" not in name}, new / "model.safetensors")
+        whole = plain_tensors(model) if tensors is None else tensors
+        base = {name.replace(".base_layer.", "."): one for name, one in whole.items() if ".lora_" not in name}
+        save_file(base, new / "model.safetensors")
         _seal(new, 0)
     return PublishedWeights(target, 0, digest_of(target))
 

@@ -18,8 +18,8 @@ from grouprl.types import Completion, Group, Sampling, StopReason
 class SpreadEngine:
     """An `Engine` whose calls all ranks make together; each of them has an engine with the same weights."""
 
-    def __init__(self, engine: Engine, ranks: Ranks, policy: PreTrainedModel) -> None:
-        """`policy` is the model that `engine` samples from."""
+    def __init__(self, engine: Engine, ranks: Ranks, policy: PreTrainedModel | None) -> None:
+        """`policy` is the model that `engine` samples from in memory; None = it samples elsewhere."""
         self._engine, self._ranks, self._policy = engine, ranks, policy
 
     def load_weights(self, version: int) -> None:
@@ -43,7 +43,8 @@ class SpreadEngine:
                 on_group(own[place], group)
 
         asked = [requests[place] for place in own]
-        with gathered(self._policy) if self._ranks.mesh is not None else nullcontext():
+        whole = self._policy if self._ranks.mesh is not None else None
+        with gathered(whole) if whole is not None else nullcontext():
             sampled = self._engine.generate(asked, sampling, on_finished=on_finished, on_group=finished)
         completions = self._ranks.merged(
             zip(own, (group.completions for group in sampled), strict=True),

@@ -13,17 +13,20 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.config.run import EngineConfig
+from grouprl.distributed import Ranks
 from grouprl.models.adapters import has_adapter
 from grouprl.models.load import end_token_ids
 from grouprl.models.progress import PROGRESS
 from grouprl.models.published import PublishedWeights, shape_difference, shape_of
+from grouprl.models.save import plain_tensors
+from grouprl.models.shard import is_sharded
 from grouprl.rollout.engine import Request
 from grouprl.rollout.publish import publish, publish_base
 from grouprl.rollout.sampler import row_key
 from grouprl.rollout.vllm_client import Connection, NotFoundError, VllmClient
 from grouprl.rollout.vllm_reply import Expected, StaleReplyError, completions_of
 from grouprl.scoring.calling import run_in_thread, started_in_thread
-from grouprl.types import Completion, Group, Sampling
+from grouprl.types import Completion, Group, Sampling, UserError
 
 _SEEDS = (1 << 62) - 1  # vLLM adds a completion's place to the seed, and takes -1 for none
 _FRESH = "default"  # the version of a vLLM server that has loaded no other weights since its start
@@ -44,7 +47,7 @@ _Found = tuple[int, list[Completion]] | None
 
 
 class VllmEngine:
-    """An `Engine` on a vLLM server that this run has for itself."""
+    """An `Engine` on a vLLM server that this run has for itself; each rank samples its groups on its server."""
 
     def __init__(
         self,
@@ -55,13 +58,21 @@ class VllmEngine:
         seed: int,
         max_rows: int,
         folder: Path,
+        ranks: Ranks | None = None,
     ) -> None:
         """`max_rows`: completions under way at once; `seed`: of the run; `folder`: where weights are published.
 
         Raises:
-            UserError: the variable that the configuration names holds no token.
+            UserError: the variable that the configuration names holds no token, or there are more servers than ranks.
         """
-        self._client = VllmClient(settings)
+        self._ranks, servers = ranks or Ranks(), settings.addresses or (settings.address or "",)
+        if len(servers) > self._ranks.world:
+            raise UserError(
+                f"rollout.engine.addresses: expected at most {self._ranks.world}, one for each rank, got "
+                f"{len(servers)}: start as many ranks with torchrun, or name fewer"
+            )
+        self._updates_server = self._ranks.rank < len(servers)  # the first rank of a server updates its weights
+        self._client = VllmClient(settings, servers[self._ranks.rank % len(servers)])
         self._policy, self._tokenizer, self._folder = model, tokenizer, folder
         self._seed, self._max_rows, self._version = seed, max_rows, 0
         self._ends = end_token_ids(model, tokenizer)
@@ -92,9 +103,10 @@ class VllmEngine:
         on_group: Callable[[int, Group], None] | None = None,
     ) -> list[Group]:
         """See `Engine.generate`."""
+        if self._published is None and (requests or self._ranks.world > 1):
+            self._publish()
         if not requests:
             return []
-        self._published = self._published or publish(self._policy, self._tokenizer, self._folder, self._version)
         made: list[list[Completion]] = [[] for _ in requests]
         groups: dict[int, Group] = {}
         found = SimpleQueue[_Found]()  # to this thread, in which the callbacks run
@@ -117,6 +129,29 @@ class VllmEngine:
                         on_group(index, groups[index])
             running.result()
         return [groups[index] for index in range(len(requests))]
+
+    def _publish(self) -> None:
+        """Writes the weights, by rank 0 alone; with several ranks, brings them to each server before any samples."""
+        ranks, policy = self._ranks, self._policy
+        tensors = plain_tensors(policy, keep=ranks.leads) if is_sharded(policy) else None
+
+        def write() -> list[tuple[str, int, str]]:
+            made = [publish(policy, self._tokenizer, self._folder, self._version, tensors)]
+            if made[0].is_adapter and self._base is None:
+                made.append(publish_base(policy, self._folder, tensors))
+            return [(str(one.folder), one.version, one.digest) for one in made]
+
+        made = [PublishedWeights(Path(path), *rest) for path, *rest in ranks.decided(write, "published weights")]
+        self._published, self._base = made[0], made[1] if len(made) > 1 else self._base
+        if ranks.world > 1:
+            if self._updates_server:
+                run_in_thread(self._bring())
+            ranks.gather(None, "weights on the servers")
+            self._served = self._published.label
+
+    async def _bring(self) -> None:
+        async with self._client.connected() as server:
+            await self._restore(server, asyncio.Lock())
 
     async def _sample(self, requests: Sequence[Request], sampling: Sampling, put: Callable[[_Found], None]) -> None:
         """Samples all requests; gives the completions of each call, and None at the end."""
@@ -229,8 +264,7 @@ class VllmEngine:
             if label != self._served:
                 self._adapter = ""
                 await self._check_model(server)
-                if self._published.is_adapter:  # an earlier run may have left other weights below it
-                    self._base = self._base or publish_base(self._policy, self._folder)
+                if self._base is not None:  # an earlier run may have left other weights below the adapter
                     await self._update(server, self._base)
             await self._update(server, self._published)
 

@@ -33,13 +33,13 @@ _REMEDIES = {
 class VllmClient:
     """One server and this run's settings of it; it can be used in one event loop after another."""
 
-    def __init__(self, settings: EngineConfig) -> None:
+    def __init__(self, settings: EngineConfig, address: str) -> None:
         """Reads the token from the environment.
 
         Raises:
             UserError: the variable that the configuration names holds no token.
         """
-        self.address = (settings.address or "").rstrip("/")
+        self.address = address.rstrip("/")
         self._seconds = settings.seconds
         self._token = _token(settings.token_env)
         self._reached = False  # whether the server has ever answered

@@ -68,11 +68,6 @@ def assemble(
     Raises:
         UserError: model, data or rewards do not fit the run.
     """
-    if config.rollout.engine.name == "vllm" and ranks is not None and ranks.world > 1:
-        raise UserError(
-            f"rollout.engine.name: expected native with {ranks.world} ranks, got vllm, which one process uses: set "
-            "native, or start the run without torchrun"
-        )
     check_rewards(config, scorer.rewards)
     data = problems_fingerprint(task.problems("train"))
     device = resolve_device(config.model.device)
@@ -174,9 +169,11 @@ def _engine(
     engine: Engine
     if config.rollout.engine.name == "vllm":
         folder = RunDirectory(Path(config.runs_dir) / config.name).published
-        server = VllmEngine(config.rollout.engine, policy, tokenizer, seed=seed, max_rows=rows, folder=folder)
+        server = VllmEngine(
+            config.rollout.engine, policy, tokenizer, seed=seed, max_rows=rows, folder=folder, ranks=learner.ranks
+        )
         server.check_server()
-        return server
+        return server if learner.ranks.world == 1 else SpreadEngine(server, learner.ranks, None)
     if samplers is not None:
         engine = RemoteEngine(samplers, policy, start, rows)
     else:

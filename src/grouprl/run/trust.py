@@ -120,7 +120,8 @@ def servers(config: RunConfig) -> set[str]:
     # What a Ray cluster answers is unpickled.
     found |= {f"{config.cluster.address}  "} if config.cluster.address else set()
     engine = config.rollout.engine
-    return found | ({f"{engine.address}  {engine.token_env or ''}"} if engine.address else set())
+    addresses = [engine.address, *engine.addresses]
+    return found | {f"{address}  {engine.token_env or ''}" for address in addresses if address}
 
 
 def _named(config: RunConfig) -> set[Path]:
