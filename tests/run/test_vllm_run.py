@@ -166,13 +166,18 @@ def test_a_server_with_other_log_probs_is_a_warning_in_the_first_step(tiny: Path
     assert "differ by up to 0.7 nats" in warning["sentence"]
 
 
-def test_a_server_that_keeps_old_weights_is_a_warning(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_server_that_keeps_old_weights_is_a_warning_or_the_end(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """It confirms the new version, and samples from the weights of the start."""
     monkeypatch.setattr(Worker, "reload_weights", lambda self, weights_iterator, is_checkpoint_format: None)
     with VllmServer(tiny, token=TOKEN) as server:
-        directory = run(tiny, config_of(tmp_path, server)).directory
+        directory = run(tiny, config_of(tmp_path, server, learner={"learning_rate": 5e-4})).directory
+        stopped = pytest.raises(UserError, match="or a sampler with other weights, is the likely cause")
+        with stopped:  # updates of 0.01 are a gap of 6 nats
+            run(tiny, config_of(tmp_path, server, "far"))
     first, second = (row["sampler_learner_gap"] for row in metrics(directory))
-    assert first < 1e-4 < 0.04 < second
+    assert first < 1e-4 < 0.02 < second
     found = [row for row in read_json_lines(directory / "warnings.jsonl") if row["kind"] == "sampler_learner_gap"]
     assert [row["step"] for row in found] == [2]
     assert "in the first step" in found[0]["sentence"]
