@@ -309,8 +309,8 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     library.cache_clear()
 
 
-def kept_per_layer(dtype: str, tokens: int) -> float:
-    """Bytes a token that autograd keeps of one more layer, weights apart, on the path that a GPU takes."""
+def kept_per_layer(dtype: str, layout: TreeLayout) -> float:
+    """Bytes that autograd keeps of one more layer, weights apart, where the compiled kernels do not run."""
     totals = []
     for layers in (2, 3):
         model = small(ModelShape("", layers, 128, 4, 2, 32, 304, 512, tied=True))
@@ -323,13 +323,12 @@ def kept_per_layer(dtype: str, tokens: int) -> float:
                 kept[tensor.untyped_storage().data_ptr()] = tensor
             return tensor
 
-        layout = TreeLayout((tokens,), ((),), CPU)
         rounding = torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16")
         with rounding, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            hidden_states(model, torch.arange(tokens), layout.position_ids_S, layout)
+            hidden_states(model, torch.arange(layout.size) % 500, layout.position_ids_S, layout)
         # Rounded weights are counted by themselves; no activation has as many elements as one.
         totals.append(sum(t.untyped_storage().nbytes() for t in kept.values() if t.numel() not in sizes))
-    return (totals[1] - totals[0]) / tokens
+    return totals[1] - totals[0]
 
 
 @pytest.mark.usefixtures("without_kernels")
@@ -341,7 +340,20 @@ def test_what_a_gpu_keeps_of_a_layer(dtype: str) -> None:
         assert step.largest_pack.tokens == 101
         return plan_memory(shape, GRPO, step).update.activations
 
-    assert (planned(3) - planned(2)) / 101 == pytest.approx(kept_per_layer(dtype, 101), rel=0.001)
+    assert planned(3) - planned(2) == pytest.approx(kept_per_layer(dtype, TreeLayout((101,), ((),), CPU)), rel=0.001)
+
+
+@pytest.mark.usefixtures("without_kernels")
+@pytest.mark.parametrize(("prompt", "length"), [(48, 64), (96, 32), (16, 160)])
+def test_what_a_sharded_layer_keeps_on_a_cpu(prompt: int, length: int) -> None:
+    """Its hooks keep the compiled kernels out, and torch's attention keeps scores for each token that is seen."""
+
+    def planned(layers: int) -> int:
+        shape = ModelShape("", layers, 128, 4, 2, 32, 304, 512, tied=True)
+        return plan_memory(shape, GRPO, StepShape(1, 8, prompt, length, device="cpu", sharded=True)).update.activations
+
+    kept = kept_per_layer("float32", TreeLayout((prompt,), ((length - 1,) * 8,), CPU))
+    assert planned(3) - planned(2) == pytest.approx(kept, rel=0.1)
 
 
 @torch.no_grad()

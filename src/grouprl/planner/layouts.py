@@ -156,7 +156,7 @@ def plan_layout(
 
 def memory_of_rank(shape: ModelShape, networks: Networks, own: StepShape, layout: Layout) -> MemoryPlan:
     """Bytes of a rank, without whole weights beside its shards; `own` is its part of the batch."""
-    whole = plan_memory(shape, networks, own)
+    whole = plan_memory(shape, networks, replace(own, sharded=layout.shard > 1))
     if layout.shard == 1:
         return whole
     held = {

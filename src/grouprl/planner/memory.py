@@ -64,6 +64,7 @@ class StepShape:
     device: Device = "cuda"
     recompute: bool = False  # whether layers run again in the backward pass
     threads: int = 1  # on a CPU, where each works on a pack of its own
+    sharded: bool = False  # a CPU's compiled kernels then do not run
 
     def __post_init__(self) -> None:
         for name in ("problems", "group_size", "prompt_tokens", "completion_tokens", "max_rows", "minibatches"):
@@ -256,7 +257,7 @@ def _activations(shape: ModelShape, step: StepShape, pack: Pack) -> tuple[int, i
     """Bytes that a forward pass keeps for the backward pass, and further bytes of one layer's backward pass."""
     dtype, half = SIZES[step.dtype], step.dtype == "bfloat16"
     hidden, queries, keys = shape.hidden, shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-    if step.device == "cpu":
+    if step.device == "cpu" and not step.sharded:
         # The compiled kernels keep both sums before a norm and its inverse; both norms, queries, keys, values, the
         # output of attention, gate, up and their product.
         layer = _NUMBERS * (2 * hidden + 2) + dtype * (2 * hidden + 2 * queries + 2 * keys + 3 * shape.intermediate)
@@ -271,6 +272,10 @@ def _activations(shape: ModelShape, step: StepShape, pack: Pack) -> tuple[int, i
         between = _NUMBERS * hidden
         around = _NUMBERS * (2 * hidden + 2 * shape.head_size + 1)
     backward = _NUMBERS * 2 * hidden + dtype * 2 * shape.intermediate
+    if step.device == "cpu" and step.sharded:  # attention in torch alone keeps its weights twice
+        own = pack.completions * (step.completion_tokens - 1)
+        seen = step.prompt_tokens + step.completion_tokens - 1
+        layer += dtype * 2 * shape.heads * seen * own // pack.tokens
     kept, beside = (between, layer + backward) if step.recompute else (layer, backward)
     predicting = pack.completions * step.completion_tokens * hidden * (_NUMBERS + (dtype if half else 0))
     return pack.tokens * (shape.layers * kept + around) + predicting, pack.tokens * beside
