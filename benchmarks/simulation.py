@@ -208,8 +208,9 @@ def show_clusters(
     steps = [[tuple(length() for _ in range(GROUP)) for _ in range(problems)] for _ in range(STEPS)]
     mean = statistics.mean(one for step in steps for group in step for one in group)
     print(
-        f"SIMULATED. {problems} problems x {GROUP} completions of {mean:,.0f} tokens in the mean, at most {LONGEST:,};\n"
-        f"prompts of {PROMPT}; {SCORERS} scorers. learner = its GPUs. In brackets: with cluster.max_staleness=1."
+        f"SIMULATED. {problems} problems x {GROUP} completions of {mean:,.0f} tokens in the mean,\n"
+        f"at most {LONGEST:,}; prompts of {PROMPT}; {SCORERS} scorers. learner = its GPUs.\n"
+        "In brackets: with cluster.max_staleness=1."
     )
     table = Table(
         "model", "samplers", "learner", "s a step", "samplers idle", "learner idle", "last 10 %", "takes most"

@@ -350,7 +350,8 @@ def test_what_a_sharded_layer_keeps_on_a_cpu(prompt: int, length: int) -> None:
 
     def planned(layers: int) -> int:
         shape = ModelShape("", layers, 128, 4, 2, 32, 304, 512, tied=True)
-        return plan_memory(shape, GRPO, StepShape(1, 8, prompt, length, device="cpu", sharded=True)).update.activations
+        step = StepShape(1, 8, prompt, length, device="cpu")
+        return plan_memory(shape, GRPO, step, sharded=True).update.activations
 
     kept = kept_per_layer("float32", TreeLayout((prompt,), ((length - 1,) * 8,), CPU))
     assert planned(3) - planned(2) == pytest.approx(kept, rel=0.1)

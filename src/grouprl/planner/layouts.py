@@ -46,7 +46,7 @@ def _gpu(memory_gb: float, bfloat16: float, float32: float, bandwidth: float, li
 
 
 GPUS: Mapping[str, Gpu] = MappingProxyType(
-    {  # NVIDIA's data sheets; float32 outside the tensor cores, which is what torch uses by default
+    {  # NVIDIA's data sheets, dense, no sparsity; float32 outside the tensor cores, which torch uses by default
         "RTX4090": _gpu(25.7, 165, 82.6, 1.01, 32, 2),
         "L40S": _gpu(48, 362, 91.6, 0.864, 32),
         "A100": _gpu(80, 312, 19.5, 2.04, 300),
@@ -156,7 +156,7 @@ def plan_layout(
 
 def memory_of_rank(shape: ModelShape, networks: Networks, own: StepShape, layout: Layout) -> MemoryPlan:
     """Bytes of a rank, without whole weights beside its shards; `own` is its part of the batch."""
-    whole = plan_memory(shape, networks, replace(own, sharded=layout.shard > 1))
+    whole = plan_memory(shape, networks, own, sharded=layout.shard > 1)
     if layout.shard == 1:
         return whole
     held = {

@@ -64,7 +64,6 @@ class StepShape:
     device: Device = "cuda"
     recompute: bool = False  # whether layers run again in the backward pass
     threads: int = 1  # on a CPU, where each works on a pack of its own
-    sharded: bool = False  # a CPU's compiled kernels then do not run
 
     def __post_init__(self) -> None:
         for name in ("problems", "group_size", "prompt_tokens", "completion_tokens", "max_rows", "minibatches"):
@@ -192,11 +191,14 @@ class MemoryPlan:
         return max(self.learning, self.sampling)
 
 
-def plan_memory(shape: ModelShape, networks: Networks = GRPO, step: StepShape = StepShape()) -> MemoryPlan:
+def plan_memory(
+    shape: ModelShape, networks: Networks = GRPO, step: StepShape = StepShape(), *, sharded: bool = False
+) -> MemoryPlan:
     """Computes the bytes of a run by part.
 
     It counts what the code keeps: weights, gradients and moments in float32; activations that autograd keeps for the
     backward pass, layer by layer; log-probs in chunks of 2^25 logits; keys and values of a prompt once for its group.
+    Of a `sharded` model only the activations differ: on a CPU its hooks keep the compiled kernels out.
 
     Raises:
         UserError: an adapter's rank is below 1.
@@ -211,7 +213,7 @@ def plan_memory(shape: ModelShape, networks: Networks = GRPO, step: StepShape = 
     critic = trunk + value_head if networks.critic else 0
     token = shape.cached_numbers * SIZES[step.dtype]
     own = step.rows * step.completion_tokens
-    activations, layer = _activations(shape, step, pack)
+    activations, layer = _activations(shape, step, pack, sharded)
     on_gpu = step.device == "cuda"
     # Each pack that runs beside others holds a gradient until it is added.
     at_once = 1 if on_gpu else max(1, workers_on_cpu(shape.parameters, len(step.packs), step.threads))
@@ -253,11 +255,11 @@ def plan_memory(shape: ModelShape, networks: Networks = GRPO, step: StepShape = 
     )
 
 
-def _activations(shape: ModelShape, step: StepShape, pack: Pack) -> tuple[int, int]:
+def _activations(shape: ModelShape, step: StepShape, pack: Pack, sharded: bool) -> tuple[int, int]:
     """Bytes that a forward pass keeps for the backward pass, and further bytes of one layer's backward pass."""
     dtype, half = SIZES[step.dtype], step.dtype == "bfloat16"
     hidden, queries, keys = shape.hidden, shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-    if step.device == "cpu" and not step.sharded:
+    if step.device == "cpu" and not sharded:
         # The compiled kernels keep both sums before a norm and its inverse; both norms, queries, keys, values, the
         # output of attention, gate, up and their product.
         layer = _NUMBERS * (2 * hidden + 2) + dtype * (2 * hidden + 2 * queries + 2 * keys + 3 * shape.intermediate)
@@ -272,7 +274,7 @@ def _activations(shape: ModelShape, step: StepShape, pack: Pack) -> tuple[int, i
         between = _NUMBERS * hidden
         around = _NUMBERS * (2 * hidden + 2 * shape.head_size + 1)
     backward = _NUMBERS * 2 * hidden + dtype * 2 * shape.intermediate
-    if step.device == "cpu" and step.sharded:  # attention in torch alone keeps its weights twice
+    if step.device == "cpu" and sharded:  # attention in torch alone keeps its weights twice
         own = pack.completions * (step.completion_tokens - 1)
         seen = step.prompt_tokens + step.completion_tokens - 1
         layer += dtype * 2 * shape.heads * seen * own // pack.tokens
