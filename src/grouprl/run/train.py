@@ -21,6 +21,7 @@ from grouprl.curriculum.pass_rates import PassRates, curriculum_metrics, update,
 from grouprl.distributed import note_begun, open_ranks
 from grouprl.distributed.cluster import open_cluster
 from grouprl.evaluation.evaluate import Evaluation, evaluate
+from grouprl.models.attention import is_packed
 from grouprl.models.kernels.build import setting, why_no_library
 from grouprl.models.precision import is_emulated, resolve_device
 from grouprl.record.layout import RunDirectory, lock_directory
@@ -139,6 +140,12 @@ def _warnings(parts: RunParts, config: RunConfig) -> Iterator[str]:
         yield (
             "the model has a chat template, but plain-text prompts do not use it. Write prompts as messages, "
             '[{"role": "user", "content": ...}], or set task.arguments.messages=true.'
+        )
+    policy = parts.step_parts.learner.policy
+    if not is_packed(policy):
+        yield (
+            f"the layers of {type(policy).__name__} run as they are, each completion as a row of its own: slower and "
+            "with more memory than packed tokens (docs/models.md)."
         )
     if is_emulated(parts.step_parts.learner.device, config.model.dtype):
         yield (
