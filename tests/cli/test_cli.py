@@ -19,7 +19,7 @@ from tiny import tiny_model_folder
 ROWS = [gsm8k_row(number) for number in range(30)]
 VERBS = (
     *("train", "sft", "dpo", "reward-model", "eval", "sample", "compare"),
-    *("tasks", "check-reward", "export", "report", "lab", "plan", "doctor", "replay", "selftest"),
+    *("tasks", "check-reward", "export", "report", "lab", "plan", "doctor", "replay", "selftest", "check-model"),
 )
 
 

@@ -13,6 +13,7 @@ from grouprl.config.run import RunConfig
 from grouprl.models.load import load_tokenizer
 from grouprl.proof.changes import as_values, completion_changes, cosine, norm, not_finite, token_changes
 from grouprl.proof.checks import Check
+from grouprl.proof.model_check import check_model
 from grouprl.proof.replay import Difference, Replay
 from grouprl.proof.selftest import selftest
 from grouprl.record.files import atomic_write_text, json_text
@@ -122,6 +123,21 @@ def show_selftest(config: RunConfig) -> bool:
     failed = sum(not check.passed for check in checks)
     terminal.say(f"{counted(len(checks), 'check')}, {failed or 'none'} failed, in {sum(seconds):.0f} s.")
     return not failed
+
+
+def show_model_check(config: RunConfig) -> bool:
+    """Prints what there is to know about a model; returns whether a run can train it."""
+    terminal = Terminal()
+    with terminal.status("loading the model"):
+        findings = list(check_model(config))
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for one in findings:
+        mark = (
+            Text("FAIL", "bold red") if one.stops else Text("note", "yellow") if one.remedy else Text("fine", "green")
+        )
+        table.add_row(one.name, mark, Text(": ".join(filter(None, (one.found, one.remedy)))))
+    terminal.console.print(table)
+    return not any(one.stops for one in findings)
 
 
 def _table(*columns: str) -> Table:

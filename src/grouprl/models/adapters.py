@@ -49,7 +49,7 @@ def add_adapter(model: PreTrainedModel, lora: LoraConfig, *, seed: int) -> PreTr
             "model.lora: expected null for a model that is an adapter already, got settings of a new one: "
             "remove them to continue with that adapter, or merge it into its base model first (docs/lora.md)"
         )
-    names, transposed = _layers(model, lora.targets)
+    names, transposed = linear_layers(model, lora.targets)
     config = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -164,10 +164,13 @@ def _refuse_heads(model: PreTrainedModel, folder: Path) -> None:
         raise _not_an_adapter(folder, "an adapter of the decoder's layers", f"one of {' and '.join(adapted)}")
 
 
-def _layers(model: PreTrainedModel, targets: Sequence[str]) -> tuple[list[str], bool]:
+def linear_layers(model: PreTrainedModel, targets: Sequence[str]) -> tuple[list[str], bool]:
     """Names of the decoder's layers that get an adapter, and whether one keeps its weights transposed (GPT-2).
 
     `_refuse_heads` gives the reason for the decoder alone.
+
+    Raises:
+        UserError: the decoder has no such layers.
     """
     modules = [(name.rpartition(".")[2], module) for name, module in model.get_decoder().named_modules()]
     linear = {name: type(module) is Conv1D for name, module in modules if isinstance(module, nn.Linear | Conv1D)}

@@ -59,7 +59,8 @@ def load_model(path: str, *, device: torch.device) -> PreTrainedModel:
         model = load_pretrained(auto, base, what, attention)[0].to(device).eval()
         return attach_adapter(model, Path(folder)) if is_adapter(folder) else model
 
-    model = in_right_form(path, load)
+    with hide_warnings():  # about masks and fast kernels of single architectures, whose numbers are compared here
+        model = in_right_form(path, load)
     _freeze_beside_text(model)
     return model
 

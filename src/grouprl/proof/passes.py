@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from grouprl.learner.packs import make_packs, pack_forward
-from grouprl.models.attention import NAME
+from grouprl.models.attention import NAME, is_packed
 from grouprl.types import Batch, Group
 
 
@@ -20,11 +20,12 @@ def plain_logprobs(model: PreTrainedModel, groups: Sequence[Group]) -> list[Tens
     width, device = max(len(prompt) + len(own) for prompt, own in rows), model.device
     ids = torch.tensor([[*prompt, *own, *[0] * (width - len(prompt) - len(own))] for prompt, own in rows]).to(device)
     mask = torch.tensor([[n < len(prompt) + len(own) for n in range(width)] for prompt, own in rows]).to(device).long()
-    model.set_attn_implementation("sdpa")
+    chosen = NAME if is_packed(model) else "eager"
+    model.set_attn_implementation("eager")  # each model's own reference
     try:
         logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float().log_softmax(-1)
     finally:
-        model.set_attn_implementation(NAME)
+        model.set_attn_implementation(chosen)
     found = logits[:, :-1].gather(2, ids[:, 1:, None])[..., 0]
     return [row[len(prompt) - 1 : len(prompt) + len(own) - 1] for row, (prompt, own) in zip(found, rows, strict=True)]
 
