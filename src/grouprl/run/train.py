@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,9 +21,7 @@ from grouprl.curriculum.pass_rates import PassRates, curriculum_metrics, update,
 from grouprl.distributed import note_begun, open_ranks
 from grouprl.distributed.cluster import open_cluster
 from grouprl.evaluation.evaluate import Evaluation, evaluate
-from grouprl.models.attention import is_packed
-from grouprl.models.kernels.build import setting, why_no_library
-from grouprl.models.precision import is_emulated, resolve_device
+from grouprl.models.precision import resolve_device
 from grouprl.record.layout import RunDirectory, lock_directory
 from grouprl.record.read import Example, read_examples, read_json_lines, read_run
 from grouprl.record.rollouts import recorded_verdicts
@@ -42,6 +40,7 @@ from grouprl.run.machine import machine_facts, peak_rss_mib
 from grouprl.run.process import StopRequest, stop_on_signal
 from grouprl.run.resume import check_resumable, choose_checkpoint, chosen_on_all, saved_path, with_run_dtype
 from grouprl.run.trust import code_of, record_code, refuse_changed_code
+from grouprl.run.warnings import warnings_of
 from grouprl.scoring.functions import WeightedReward
 from grouprl.step import grpo_step
 from grouprl.tasks import Task
@@ -113,7 +112,7 @@ def train(
         code = code_of([*scorer.rewards, *filter(None, [scorer.verifier])], parts.step_parts.tokenizer, ranks)
         if resume:
             refuse_changed_code(directory, code, trust_code)
-        for warning in _warnings(parts, config):
+        for warning in warnings_of(parts, config):
             terminal.say(f"Warning: {warning}")
         with stop_on_signal(terminal.say) as stop:
             try:
@@ -132,28 +131,6 @@ def train(
             with _reopen(directory, config, parts, lock, terminal) as record:
                 record_going_back(record, found, parts.state.step)
                 return _RunLoop(config, parts, record, terminal, stop).run()
-
-
-def _warnings(parts: RunParts, config: RunConfig) -> Iterator[str]:
-    tokenizer, problems = parts.step_parts.tokenizer, parts.step_parts.task.problems("train")
-    if tokenizer.chat_template is not None and isinstance(problems[0].prompt, str):
-        yield (
-            "the model has a chat template, but plain-text prompts do not use it. Write prompts as messages, "
-            '[{"role": "user", "content": ...}], or set task.arguments.messages=true.'
-        )
-    policy = parts.step_parts.learner.policy
-    if not is_packed(policy):
-        yield (
-            f"the layers of {type(policy).__name__} run as they are, each completion as a row of its own: slower and "
-            "with more memory than packed tokens (docs/models.md)."
-        )
-    if is_emulated(parts.step_parts.learner.device, config.model.dtype):
-        yield (
-            "this processor emulates bfloat16 matrix products in software, several times slower than float32 "
-            "products. Set model.dtype=float32."
-        )
-    if parts.step_parts.learner.device.type == "cpu" and setting() != "off" and (reason := why_no_library()):
-        yield f"without the compiled kernels this run takes 1.3 to 3 times as long. The reason: {reason}."
 
 
 def _reward_weights(rewards: Sequence[WeightedReward]) -> tuple[dict[str, float], dict[str, float]]:
