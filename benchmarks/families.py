@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -18,8 +19,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import cloudpickle
 import torch
 import transformers
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
@@ -35,6 +38,8 @@ from grouprl.rollout import NativeEngine, Request
 from grouprl.types import Batch, Group, Problem, Sampling, UserError
 
 CPU = torch.device("cpu")
+# The reward travels to its worker as it is: a worker that imported this file would load torch, for seconds.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 WINDOW = 8
 # Sizes under the names that most configurations share, or map to their own.
 _SIZES = {
@@ -224,7 +229,7 @@ def examine(name: str, tmp: Path) -> Found:
     form = "packed" if is_packed(model) else "rows"
     learner_gap, sampler_gap = gaps(folder, model)
     return Found(
-        name, form, str(window or ""), learner_gap, sampler_gap, lora=adapted(folder), trains=trained(folder, tmp)
+        name, form, str(window or ""), learner_gap, sampler_gap, lora=adapted(model), trains=trained(folder, tmp)
     )
 
 
@@ -261,10 +266,10 @@ def _own_logprobs(folder: Path, groups: Sequence[Group], batch: Batch) -> tuple[
     return own_NT, spread
 
 
-def adapted(folder: Path) -> str:
+def adapted(model: PreTrainedModel) -> str:
     """Whether all linear layers can have an adapter."""
     try:
-        add_adapter(load_model(str(folder), device=CPU), LoraConfig(rank=2, alpha=4), seed=0)
+        add_adapter(model, LoraConfig(rank=2, alpha=4), seed=0)
     except UserError as error:
         return f"no: {error}"
     return "yes"
@@ -287,9 +292,8 @@ def trained(folder: Path, tmp: Path) -> str:
             run = Trainer(str(folder), rows, [variety], config=config).train()
     except UserError as error:
         return f"no: {error}"
-    before, after = (
-        load_model(str(one), device=CPU).state_dict() for one in (folder, run.directory / "checkpoints" / "step-000002")
-    )
+    saved = run.directory / "checkpoints" / "step-000002"
+    before, after = (load_file(one / "model.safetensors") for one in (folder, saved))
     moved = any(not torch.equal(before[name], weight) for name, weight in after.items())
     return "yes" if run.finished and moved else "no: the weights stayed"
 
