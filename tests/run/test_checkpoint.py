@@ -107,7 +107,7 @@ def test_a_checkpoint_gives_back_state_weights_and_optimizer_to_the_last_bit(pol
 class FullDisk(Optimizer):
     """Breaks off when the weights are written and the optimizer is not."""
 
-    def state(self, *, keep: bool = True) -> dict[str, Tensor]:
+    def moments(self) -> dict[str, Tensor]:
         raise OSError(28, "No space left on device")
 
 

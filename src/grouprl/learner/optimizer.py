@@ -95,14 +95,14 @@ class Optimizer:
         """The memory of the moments, in MiB."""
         return mib(value for state in self._adamw.state.values() for value in state.values())
 
-    def state(self, *, keep: bool = True) -> dict[str, Tensor]:
-        """Returns every tensor of the optimizer, named `<weight>/<moment>`; see `models.save.plain_tensors`."""
-        return {
-            f"{name}/{moment}": value
-            for name, weight in self._named.items()
-            for moment, sharded in self._adamw.state[weight].items()
-            if (value := plain(sharded, keep=keep)) is not None
-        }
+    def state(self) -> dict[str, Tensor]:
+        """Returns every tensor of the optimizer, named `<weight>/<moment>`, as a copy on the CPU."""
+        return {name: value for name, part in self.moments().items() if (value := plain(part, keep=True)) is not None}
+
+    def moments(self) -> dict[str, Tensor]:
+        """The same tensors themselves, sharded ones as they are."""
+        states = ((name, self._adamw.state[weight].items()) for name, weight in self._named.items())
+        return {f"{name}/{moment}": value for name, state in states for moment, value in state}
 
     def load_state(self, state: Mapping[str, Tensor], updates: int) -> None:
         """Loads tensors that `state` returned.

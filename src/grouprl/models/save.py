@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +16,8 @@ from grouprl.models.adapters import has_adapter, save_adapter
 from grouprl.models.load import hide_progress_bars
 from grouprl.models.shard import own_part, whole
 from grouprl.types import UserError
+
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float64: "F64", torch.int64: "I64", torch.uint8: "U8"}
 
 
 def save_model(
@@ -59,9 +64,37 @@ def plain_tensors(module: nn.Module, *, learned_only: bool = False, keep: bool =
 
     All ranks gather sharded weights together; those that do not write them `keep` none.
     """
-    frozen = {name for name, weight in module.named_parameters() if learned_only and not weight.requires_grad}
-    own = {name: value for name, value in module.state_dict().items() if name not in frozen}
+    own = trained_tensors(module) if learned_only else module.state_dict()
     return {name: value for name, sharded in own.items() if (value := plain(sharded, keep=keep)) is not None}
+
+
+def save_tensors(path: Path | None, tensors: Mapping[str, Tensor]) -> None:
+    """Writes a safetensors file one tensor after the other, so that one whole tensor is in memory at a time.
+
+    All ranks gather sharded tensors together; those that write no file give None. The bytes are `save_file`'s.
+    """
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header, at = dict[str, Any](), 0
+    for name in names:
+        tensor = tensors[name]
+        end = at + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with nullcontext() if path is None else path.open("wb") as file:
+        if file is not None:
+            file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            value = plain(tensors[name], keep=file is not None)
+            if file is not None and value is not None:
+                file.write(value.flatten().view(torch.uint8).numpy().data)
+
+
+def trained_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a module by name, without the weights that take no gradient; sharded ones as they are."""
+    frozen = {name for name, weight in module.named_parameters() if not weight.requires_grad}
+    return {name: value for name, value in module.state_dict().items() if name not in frozen}
 
 
 def plain(tensor: Tensor, *, keep: bool) -> Tensor | None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.learner import Learner
 from grouprl.models.manifest import check_manifest, write_manifest
-from grouprl.models.save import plain_tensors, save_model
+from grouprl.models.save import plain_tensors, save_model, save_tensors, trained_tensors
 from grouprl.models.shard import is_sharded, load_whole
 from grouprl.record.files import atomic_directory, remove_directory
 from grouprl.record.layout import Checkpoint, RunDirectory
@@ -56,15 +57,15 @@ def save_checkpoint(
     finished, sharded = RunDirectory(run).checkpoint(state.step), is_sharded(learner.policy)
     policy = plain_tensors(learner.policy, keep=learner.ranks.leads) if sharded else None
     if not learner.ranks.leads:
-        for _ in _tensors(learner) if sharded else ():
-            pass
+        for _, tensors in _tensors(learner) if sharded else ():
+            save_tensors(None, tensors)
         return finished.path
     with atomic_directory(finished.path) as folder:
         unfinished = Checkpoint(folder, state.step)
         save_model(learner.policy, tokenizer, folder, tensors=policy)
         unfinished.trainer.mkdir()
         for name, tensors in _tensors(learner):
-            save_file(tensors, unfinished.tensors(name))
+            save_tensors(unfinished.tensors(name), tensors)
         if ahead is not None:
             ahead(unfinished.ahead)
         unfinished.state.write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
@@ -80,14 +81,13 @@ def prune_checkpoints(run: Path, keep: int) -> None:
 
 
 def _tensors(learner: Learner) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yields what a resume needs in addition to the policy, by file name; one file at a time to save memory."""
-    keep = learner.ranks.leads
-    yield "optimizer", learner.optimizer.state(keep=keep)
+    """Yields what a resume needs in addition to the policy, by file name."""
+    yield "optimizer", learner.optimizer.moments()
     if learner.critic is not None and learner.critic_optimizer is not None:
-        yield "critic", plain_tensors(learner.critic, learned_only=True, keep=keep)
-        yield "critic_optimizer", learner.critic_optimizer.state(keep=keep)
+        yield "critic", trained_tensors(learner.critic)
+        yield "critic_optimizer", learner.critic_optimizer.moments()
     if learner.reference is not None and learner.algorithm.moves_reference:
-        yield "reference", plain_tensors(learner.reference, keep=keep)
+        yield "reference", learner.reference.state_dict()
 
 
 def read_state(checkpoint: Checkpoint) -> TrainerState:
@@ -110,11 +110,28 @@ def read_state(checkpoint: Checkpoint) -> TrainerState:
     return TrainerState(**state)
 
 
+class _Stored(Mapping[str, Tensor]):
+    """The tensors of a file, each read when it is asked for: every rank loads, and needs its part alone."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: Any = safe_open(path, framework="pt")
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file.keys())
+
+    def __len__(self) -> int:
+        return len(self._file.keys())
+
+
 def load_learner(checkpoint: Checkpoint, learner: Learner, state: TrainerState) -> None:
     """Restores everything but the policy's weights: optimizers, critic, KL coefficient, reference."""
 
-    def saved(name: str) -> dict[str, Tensor]:
-        return load_file(checkpoint.tensors(name))
+    def saved(name: str) -> _Stored:
+        return _Stored(checkpoint.tensors(name))
 
     learner.optimizer.load_state(saved("optimizer"), state.updates)
     learner.kl_coef = state.kl_coef
