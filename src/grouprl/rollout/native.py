@@ -126,7 +126,10 @@ class NativeEngine:
     def _forwards(self, units: Sequence[Unit], sampling: Sampling, rows: int, count: int) -> list[Forward]:
         """The model with large enough caches; on a CPU for one call only, so that the learner gets their memory."""
         packed = is_packed(self._model)
-        layers = self._layers = self._layers or (cached_shapes(self._model) if packed else [(0, 0, 0)])
+        if not self._layers:
+            with autocast(self._device, self._dtype):
+                self._layers = cached_shapes(self._model) if packed else [(0, 0, 0)]
+        layers = self._layers
         shape = CacheShape(
             layers=len(layers),
             kv_heads=layers[0][0],
