@@ -26,6 +26,12 @@ def check_sections(config: RunConfig) -> None:
             "reference that is the model without its adapter cannot change; remove it, or set model.lora=null"
         )
     _check_engine(config)
+    if config.model.weights == "bfloat16" and (config.model.dtype == "float32" or config.distributed.shard):
+        got = "distributed.shard=true" if config.distributed.shard else "float32"
+        raise UserError(
+            f"model.weights: expected float32 with {got}, got bfloat16: set model.dtype=bfloat16 and "
+            "distributed.shard=false, or model.weights=float32"
+        )
     if config.distributed.exact and config.distributed.shard:
         raise UserError(
             "distributed: expected exact or shard, got both: the backend adds gradients of sharded weights in an order "

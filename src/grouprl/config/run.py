@@ -58,7 +58,7 @@ class ModelConfig(Section):
 
     path: Text = Field("abacus", description="a built-in model, a hub id or a folder in Hugging Face layout")
     dtype: Literal["float32", "bfloat16", "auto"] = Field(
-        "float32", description="of the computation, auto = bfloat16 if its products are faster; weights stay float32"
+        "float32", description="of the computation; auto = bfloat16 if its products are faster"
     )
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:1")
     threads: int = Field(0, ge=0, le=1024, description="CPU threads; 0 = all cores")
@@ -80,6 +80,9 @@ class LoraConfig(Section):
 class PolicyConfig(ModelConfig):
     """The model of reinforcement learning, which may train an adapter alone."""
 
+    weights: Literal["float32", "bfloat16"] = Field(
+        "float32", description="bfloat16 = half the memory, updates are rounded at random; an adapter stays float32"
+    )
     lora: LoraConfig | None = Field(None, description="train an adapter instead of all weights; null = all weights")
 
 

@@ -121,7 +121,7 @@ def _over_ranks(own: _Gradients, weights: Sequence[Tensor], ranks: Ranks) -> _Gr
     sizes = [weights[place].numel() for place in places]
     sums: list[Tensor | None] = [None] * len(own)
     for place, total in zip(places, torch.split(ranks.add(flat, "gradients"), sizes), strict=True):
-        sums[place] = total.view_as(weights[place])
+        sums[place] = total.view_as(weights[place]).to(weights[place].dtype)
     return sums
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from grouprl.config.run import UpdateConfig
+from grouprl.learner.rounded_adamw import RoundedAdamW
 from grouprl.models.save import plain
 from grouprl.models.shard import own_part, part_like, whole
 from grouprl.models.workers import one_thread, worker_count
@@ -26,10 +27,12 @@ class Optimizer:
         *,
         total_updates: int | None = None,
         rate_name: str = "learner.learning_rate",
+        seed: int = 0,
     ) -> None:
         """With `total_updates` the learning rate decays to 0 along a cosine; without it, the rate is constant.
 
-        `rate_name` is the name of the learning rate's setting, for error messages.
+        `rate_name` is the name of the learning rate's setting, for error messages. `seed` is of the rounding of
+        bfloat16 weights.
         """
         self._rate_name = rate_name
         self._named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -40,12 +43,13 @@ class Optimizer:
         # Norms and biases keep their scale, as in transformers' Trainer and so in TRL; embeddings decay in both.
         matrices = [weight for weight in self._named.values() if weight.ndim > 1]
         vectors = [weight for weight in self._named.values() if weight.ndim <= 1]
-        self._adamw = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-            lr=config.learning_rate,
-            betas=config.betas,
-            fused=True,
-        )
+        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        rate, betas = config.learning_rate, config.betas
+        self._adamw: torch.optim.AdamW | RoundedAdamW
+        if any(weight.dtype == torch.bfloat16 for weight in self._named.values()):
+            self._adamw = RoundedAdamW(groups, rate, betas, {one: name for name, one in self._named.items()}, seed)
+        else:
+            self._adamw = torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True)
         self.updates = 0
 
     @property
@@ -72,7 +76,10 @@ class Optimizer:
         """
         # A sum in parts, one for each thread, would round in another way for each number of threads.
         with one_thread() if self._small else nullcontext():
-            norm = float(whole(nn.utils.clip_grad_norm_(self._named.values(), self._config.max_grad_norm)))
+            if isinstance(self._adamw, RoundedAdamW):
+                norm = self._adamw.clip(self._config.max_grad_norm)
+            else:
+                norm = float(whole(nn.utils.clip_grad_norm_(self._named.values(), self._config.max_grad_norm)))
         if not math.isfinite(norm):
             raise FloatingPointError(
                 f"expected a finite gradient in update {self.updates + 1}, got a norm of {norm}; "

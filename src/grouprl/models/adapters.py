@@ -153,6 +153,9 @@ def _inject(model: PreTrainedModel, config: Any, seed: int) -> None:
     base = Path(model.name_or_path)
     # A relative path would name another folder when the adapter is loaded from another working directory.
     config.base_model_name_or_path = str(base.resolve()) if base.is_dir() else model.name_or_path
+    for weight in model.parameters():
+        if weight.requires_grad and weight.dtype == torch.bfloat16:  # PEFT takes the dtype of the layer
+            weight.data = weight.data.float()
     model.eval()
 
 

@@ -22,9 +22,8 @@ class Critic(nn.Module):
         # The frozen weights beside an adapter are shared with the policy: deepcopy skips what its memo holds.
         frozen = {id(weight): weight for weight in policy.parameters() if not weight.requires_grad}
         self.trunk: PreTrainedModel | None = None if shared else copy.deepcopy(policy.get_decoder(), frozen)
-        self.head = nn.Linear(
-            policy.config.get_text_config().hidden_size, 1, device=embedding.device, dtype=embedding.dtype
-        )
+        dtype = torch.promote_types(embedding.dtype, torch.float32)  # a bfloat16 weight near 0.01 has steps of 1e-4
+        self.head = nn.Linear(policy.config.get_text_config().hidden_size, 1, device=embedding.device, dtype=dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.eval()

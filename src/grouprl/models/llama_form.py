@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from grouprl.models.kernels.functions import add_norm, fits, swiglu
-from grouprl.models.precision import padded_rows
+from grouprl.models.precision import as_float32, padded_rows
 
 # Decoders of exactly these parts: attention with rotary positions, RMS norms before attention and MLP (and, in Qwen3,
 # of each head's queries and keys), silu(gate) * up.
@@ -47,7 +47,7 @@ def has_llama_form(decoder: nn.Module, longest: int) -> bool:
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return (
         decoder.embed_tokens.weight.device.type == "cpu"  # type: ignore[union-attr]
-        and decoder.embed_tokens.weight.dtype == torch.float32  # type: ignore[union-attr]
+        and decoder.embed_tokens.weight.dtype in (torch.float32, torch.bfloat16)  # type: ignore[union-attr, operator]
         and config.hidden_act == "silu"
         and longest <= (getattr(config, "sliding_window", None) or longest)
         and getattr(decoder.rotary_emb, "rope_type", "") not in _CHANGING_ROTATIONS
@@ -57,8 +57,9 @@ def has_llama_form(decoder: nn.Module, longest: int) -> bool:
 
 
 def _is_untouched(module: nn.Module) -> bool:
-    """Whether a module is of a known class and has no hooks."""
-    return type(module).__module__.startswith(_KNOWN) and not (module._forward_hooks or module._forward_pre_hooks)
+    """Whether a module is of a known class and has no hooks but the one of rounded embeddings."""
+    hooks = {*module._forward_hooks.values(), *module._forward_pre_hooks.values()} - {as_float32}
+    return type(module).__module__.startswith(_KNOWN) and not hooks
 
 
 def llama_hidden_states(decoder: Any, input_ids_S: Tensor, position_ids_S: Tensor, layout: RotatingLayout) -> Tensor:

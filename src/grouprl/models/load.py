@@ -27,6 +27,7 @@ from transformers.utils import find_adapter_config_file, logging
 
 from grouprl.models.adapters import attach_adapter, base_of, is_adapter
 from grouprl.models.manifest import check_manifest, has_manifest
+from grouprl.models.precision import round_weights
 from grouprl.models.verify import in_right_form
 from grouprl.types import UserError
 
@@ -39,8 +40,11 @@ _SPEAKS, _SEES = MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPI
 _PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
-def load_model(path: str, *, device: torch.device) -> PreTrainedModel:
+def load_model(path: str, *, device: torch.device, weights: str = "float32") -> PreTrainedModel:
     """A causal language model with float32 weights, in eval mode, on GroupRL's attention.
+
+    With `weights` "bfloat16" it is loaded and checked in float32 on the CPU, then rounded (see `round_weights`) and
+    moved, so that the device never holds more than half of it.
 
     The model stays in eval mode in training, because dropout would make learner and sampler disagree. The folder of a
     LoRA adapter gives its base model with the adapter, which alone takes gradients.
@@ -55,14 +59,19 @@ def load_model(path: str, *, device: torch.device) -> PreTrainedModel:
         base, what = _base(folder), f"{what}, the base of the adapter {path!r}"
     auto = _auto_class(base, what)
 
+    rounded = weights == "bfloat16"
+    place = torch.device("cpu") if rounded else device
+
     def load(attention: str) -> PreTrainedModel:
-        model = load_pretrained(auto, base, what, attention)[0].to(device).eval()
+        model = load_pretrained(auto, base, what, attention)[0].to(place).eval()
         return attach_adapter(model, Path(folder)) if is_adapter(folder) else model
 
     with hide_warnings():  # about masks and fast kernels of single architectures, whose numbers are compared here
         model = in_right_form(path, load)
     _freeze_beside_text(model)
-    return model
+    if rounded:
+        round_weights(model)
+    return model.to(device)
 
 
 def _auto_class(path: str, what: str) -> Any:

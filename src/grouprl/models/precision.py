@@ -1,4 +1,4 @@
-"""The device of the computation and its precision, float32 or bfloat16; weights are always float32."""
+"""The device of the computation, and the precision, float32 or bfloat16, of computation and weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from grouprl.config.run import RunConfig
 from grouprl.config.supervised import PreferenceLearningConfig, SftConfig
@@ -31,6 +32,21 @@ _SECONDS, _GAIN = 0.05, 1.2  # for each of them; bfloat16 must be this many time
 def autocast(device: torch.device, dtype: str) -> AbstractContextManager[object]:
     """A context with matrix products in bfloat16 over float32 weights; without effect for float32."""
     return torch.autocast(device.type, torch.bfloat16) if dtype == "bfloat16" else nullcontext()
+
+
+def round_weights(model: PreTrainedModel) -> None:
+    """Rounds matrices to bfloat16, in place; the sums between the layers stay float32. An adapter is not rounded."""
+    trained_alone = any("lora_" in name for name, _ in model.named_parameters())
+    for weight in model.parameters():
+        # Norms and biases are a thousandth of the memory. Near 1 a step of bfloat16 is 2^-7: a norm would hardly learn.
+        if weight.ndim > 1 and not (trained_alone and weight.requires_grad):
+            weight.data = weight.data.bfloat16()
+    model.get_input_embeddings().register_forward_hook(as_float32)
+
+
+def as_float32(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+    """Widens the output of an embedding."""
+    return output.float()
 
 
 def is_emulated(device: torch.device, dtype: str) -> bool:
@@ -57,10 +73,12 @@ def resolve_device(name: str) -> torch.device:
 
 
 def with_dtype(config: _Config, begun: str | None = None) -> _Config:
-    """Replaces model.dtype=auto by `begun`, or by the faster dtype on this machine where that is None."""
+    """Replaces model.dtype=auto by bfloat16 for such weights, by `begun`, or else by the faster dtype here."""
     if config.model.dtype != "auto":
         return config
     dtype = begun or faster_dtype(resolve_device(config.model.device))
+    if isinstance(config, RunConfig) and config.model.weights == "bfloat16":
+        dtype = "bfloat16"
     return config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
 
 

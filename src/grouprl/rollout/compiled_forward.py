@@ -119,7 +119,9 @@ class _Step(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("layer_count", "hidden")),
         *((name, ctypes.c_void_p) for name in ("prompt_keys", "own")),
         ("prompt_bytes", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("embeddings", "newest")),
+        ("embeddings", ctypes.c_void_p),
+        ("embeddings_half", ctypes.c_int64),
+        ("newest", ctypes.c_void_p),
         ("norm", Norm),
         ("head", Product),
         *((name, ctypes.c_int64) for name in ("rows", "padded")),
@@ -136,7 +138,7 @@ class CompiledForward:
         self._cache = CompiledCache(shape, dtype)
         attention = weights.decoder.layers[0].self_attn
         positions = torch.arange(shape.prompt_tokens + shape.own_tokens)
-        rotation = weights.decoder.rotary_emb(weights.embeddings[None, :1], positions[None])
+        rotation = weights.decoder.rotary_emb(weights.embeddings[None, :1].float(), positions[None])
         self._rotation = [angles[0].contiguous() for angles in rotation]
         cosine, sine = pointers(*self._rotation)
         self._attention = _DecodeStep(
@@ -176,6 +178,7 @@ class CompiledForward:
             prompt_keys=ctypes.addressof(self._prompt_keys),
             prompt_bytes=kept[0][0].nbytes,
             embeddings=weights.embeddings.data_ptr(),
+            embeddings_half=weights.embeddings.dtype == torch.bfloat16,
             norm=weights.norm,
             head=weights.head,
             **{name: tensor.data_ptr() for name, tensor in room.items()},

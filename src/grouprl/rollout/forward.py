@@ -222,12 +222,13 @@ def _padded_rows(count: int) -> int:
 
 
 def _bfloat16_copies(part: nn.Module) -> dict[str, Tensor]:
-    """Copies in bfloat16 of the weights and biases of its linear layers, by name."""
+    """Copies in bfloat16 of the weights and biases of its linear layers that are not, by name."""
     return {
         f"{prefix}.{name}" if prefix else name: weight.detach().to(torch.bfloat16)
         for prefix, module in part.named_modules()
         if type(module) is nn.Linear
         for name, weight in module.named_parameters(recurse=False)
+        if weight.dtype != torch.bfloat16
     }
 
 

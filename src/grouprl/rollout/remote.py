@@ -15,7 +15,7 @@ from typing import Any
 import safetensors.torch
 from transformers import PreTrainedModel
 
-from grouprl.config.run import RunConfig
+from grouprl.config.run import PolicyConfig, RunConfig
 from grouprl.distributed.actors import ActorPool
 from grouprl.distributed.cluster import Cluster
 from grouprl.models.adapters import add_adapter, has_adapter
@@ -62,7 +62,7 @@ def open_samplers(cluster: Cluster, config: RunConfig) -> Iterator[Samplers]:
     model, rows = config.model, config.rollout.max_rows
     settings = cluster.settings
     device = "auto" if settings.gpus else "cpu"
-    build = partial(_Sampler, model.path, device, model.dtype, model.lora, config.seed, rows)
+    build = partial(_Sampler, model, device, config.seed, rows)
     with Samplers(
         cluster, "sampler", build, count=settings.samplers, seconds=settings.seconds, gpus=settings.gpus
     ) as pool:
@@ -152,11 +152,12 @@ def _parts(completions: Sequence[int], samplers: int, max_rows: int) -> list[lis
 class _Sampler:
     """In an actor: the policy and an engine."""
 
-    def __init__(self, path: str, device: str, dtype: str, lora: Any, seed: int, max_rows: int) -> None:
+    def __init__(self, config: PolicyConfig, device: str, seed: int, max_rows: int) -> None:
         import ray
 
+        path, lora, dtype = config.path, config.lora, config.dtype
         self._ray, self._path = ray, path
-        model = load_model(path, device=resolve_device(device))
+        model = load_model(path, device=resolve_device(device), weights=config.weights)
         self._start = fingerprint(model)
         self._model = model if lora is None else add_adapter(model, lora, seed=seed)
         self._engine = NativeEngine(self._model, load_tokenizer(path), seed=seed, max_rows=max_rows, dtype=dtype)

@@ -71,7 +71,7 @@ def assemble(
     check_rewards(config, scorer.rewards)
     data = problems_fingerprint(task.problems("train"))
     device = resolve_device(config.model.device)
-    start = load_model(config.model.path, device=device)
+    start = load_model(config.model.path, device=device, weights=config.model.weights)
     found = fingerprint(start)
     (ranks or Ranks()).agree(f"model: {found}\nproblems: {data}", "model and problems")
     _, state = saved or (None, TrainerState(start=found, data=data, kl_coef=config.algorithm.kl_coef))
@@ -117,7 +117,9 @@ def _policy(config: RunConfig, start: PreTrainedModel, checkpoint: Checkpoint | 
         if checkpoint is not None:
             return attach_adapter(start, checkpoint.path)
         return add_adapter(start, config.model.lora, seed=config.seed)
-    return start if checkpoint is None else load_model(str(checkpoint.path), device=resolve_device(config.model.device))
+    if checkpoint is None:
+        return start
+    return load_model(str(checkpoint.path), device=resolve_device(config.model.device), weights=config.model.weights)
 
 
 def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel, ranks: Ranks) -> Learner:
@@ -136,11 +138,11 @@ def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel,
     if critic is not None:
         rate = settings.learning_rate if settings.critic_learning_rate is None else settings.critic_learning_rate
         changed = settings.model_copy(update={"learning_rate": rate})
-        critic_optimizer = Optimizer(critic, changed, rate_name="learner.critic_learning_rate")
+        critic_optimizer = Optimizer(critic, changed, rate_name="learner.critic_learning_rate", seed=config.seed)
     return Learner(
         policy=policy,
         reference=reference,
-        optimizer=Optimizer(policy, settings),
+        optimizer=Optimizer(policy, settings, seed=config.seed),
         algorithm=algorithm,
         device=device,
         dtype=config.model.dtype,

@@ -43,7 +43,8 @@ typedef struct {
   int64_t layer_count, hidden;
   void *const *prompt_keys, *const *own; /* [layers] of the cache */
   int64_t prompt_bytes;                  /* from a layer's prompt keys to its prompt values */
-  const float *embeddings;
+  const void *embeddings;
+  int64_t embeddings_half; /* whether they are bfloat16 */
   const int64_t *newest; /* [rows] tokens to read */
   Norm norm;
   Product head;
@@ -113,7 +114,8 @@ int64_t grouprl_decode_step(const Step *s, int64_t parts) {
   const void *delta = 0;
   int32_t failed = 0;
   for (int64_t row = 0; row < s->rows; row++)
-    memcpy(s->x + row * s->hidden, s->embeddings + s->newest[row] * s->hidden, s->hidden * sizeof(float));
+    for (int64_t c = 0; c < s->hidden; c += W)
+      store(s->x, row * s->hidden + c, load(s->embeddings, s->newest[row] * s->hidden + c, s->embeddings_half), 0);
   a->q = s->query, a->k = s->key, a->v = s->value, a->out = s->attended;
   for (int64_t i = 0; i < s->layer_count && !failed; i++) {
     const Layer *layer = s->layers + i;
