@@ -31,9 +31,10 @@ def train(tiny: Path, config: RunConfig, *, resume: bool = False) -> Path:
     return Trainer(tiny, ROWS, [WeightedReward("letters", letters)], config=config).train(resume=resume).directory
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-def test_a_resumed_run_is_the_same_to_the_bit(tiny: Path, tmp_path: Path, algorithm: str) -> None:
-    chosen = {"algorithm": NAMED[algorithm], "learner": {"learning_rate": 1e-3, "micro_batch_tokens": 60}}
+@pytest.mark.parametrize(("algorithm", "moments"), [("grpo", "bfloat16"), ("ppo", "float32")])
+def test_a_resumed_run_is_the_same_to_the_bit(tiny: Path, tmp_path: Path, algorithm: str, moments: str) -> None:
+    learner = {"learning_rate": 1e-3, "micro_batch_tokens": 60, "moments": moments}
+    chosen = {"algorithm": NAMED[algorithm], "learner": learner}
     whole = train(tiny, config_of(tmp_path, "whole", **chosen))
     again = tmp_path / "again"
     shutil.copytree(whole, again)  # as a kill left it after step 2

@@ -26,6 +26,8 @@ def check_sections(config: RunConfig) -> None:
             "reference that is the model without its adapter cannot change; remove it, or set model.lora=null"
         )
     _check_engine(config)
+    if config.learner.moments == "bfloat16" and config.distributed.shard:
+        raise UserError("learner.moments: expected float32 with distributed.shard=true, got bfloat16: leave it out")
     if config.model.weights == "bfloat16" and (config.model.dtype == "float32" or config.distributed.shard):
         got = "distributed.shard=true" if config.distributed.shard else "float32"
         raise UserError(

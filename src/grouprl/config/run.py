@@ -192,6 +192,7 @@ class UpdateConfig(Section):
     learning_rate: float = Field(1e-6, ge=0.0, description="after the warm-up; constant")
     warmup_steps: int = Field(0, ge=0, le=10**9, description="updates over which the learning rate rises from 0")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), strict=False, description="decay of the two moments")
+    moments: Literal["float32", "bfloat16"] = Field("float32", description="kept so; bfloat16 is rounded at random")
     weight_decay: float = Field(0.0, ge=0.0, description="decoupled, times the learning rate")
     max_grad_norm: float = Field(1.0, gt=0.0, description="the gradient is scaled down to this norm")
     micro_batch_tokens: int = Field(

@@ -46,8 +46,9 @@ class Optimizer:
         groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         rate, betas = config.learning_rate, config.betas
         self._adamw: torch.optim.AdamW | RoundedAdamW
-        if any(weight.dtype == torch.bfloat16 for weight in self._named.values()):
-            self._adamw = RoundedAdamW(groups, rate, betas, {one: name for name, one in self._named.items()}, seed)
+        if config.moments == "bfloat16" or any(weight.dtype == torch.bfloat16 for weight in self._named.values()):
+            names = {one: name for name, one in self._named.items()}
+            self._adamw = RoundedAdamW(groups, rate, betas, names, seed, getattr(torch, config.moments))
         else:
             self._adamw = torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True)
         self.updates = 0

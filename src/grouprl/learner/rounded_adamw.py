@@ -1,4 +1,4 @@
-"""AdamW for weights in bfloat16: each update is computed in float32 and rounded at random, up or down.
+"""AdamW for weights and moments in bfloat16: each update is computed in float32 and rounded at random, up or down.
 
 An update is often far below half a step of bfloat16. Rounded to the nearest number it would be lost every time; rounded
 up with a probability equal to its part of the step it is kept in expectation, without float32 copies of the weights.
@@ -31,10 +31,11 @@ class RoundedAdamW(torch.optim.Optimizer):
         betas: tuple[float, float],
         names: Mapping[Tensor, str],
         seed: int,
+        moments: torch.dtype,
     ) -> None:
         """Each group has `params` and a `weight_decay`; `names` are those of all weights."""
         super().__init__(groups, {"lr": rate, "betas": betas, "weight_decay": 0.0})
-        self._names, self._seed, self._scale = names, seed, 1.0
+        self._names, self._seed, self._moments, self._scale = names, seed, moments, 1.0
 
     def clip(self, most: float) -> float:
         """The gradient's norm; the next step scales the gradient down to `most`, in float32."""
@@ -56,7 +57,7 @@ class RoundedAdamW(torch.optim.Optimizer):
         state = self.state[weight]
         if not state:
             state["step"] = torch.zeros(())
-            state |= {name: torch.zeros_like(weight, dtype=torch.float32) for name in ("exp_avg", "exp_avg_sq")}
+            state |= {name: torch.zeros_like(weight, dtype=self._moments) for name in ("exp_avg", "exp_avg_sq")}
         state["step"] += 1
         update, rate, (beta, beta_sq) = int(state["step"]), group["lr"], group["betas"]
         generator = torch.Generator(weight.device).manual_seed(_key(self._seed, self._names[weight], update))
