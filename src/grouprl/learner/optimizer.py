@@ -47,7 +47,7 @@ class Optimizer:
         rate, betas = config.learning_rate, config.betas
         self._adamw: torch.optim.AdamW | RoundedAdamW
         if config.moments == "bfloat16" or any(weight.dtype == torch.bfloat16 for weight in self._named.values()):
-            names = {one: name for name, one in self._named.items()}
+            names: dict[Tensor, str] = {one: name for name, one in self._named.items()}
             self._adamw = RoundedAdamW(groups, rate, betas, names, seed, getattr(torch, config.moments))
         else:
             self._adamw = torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True)
