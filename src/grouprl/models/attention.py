@@ -8,7 +8,7 @@ each attention module as a keyword argument of the model's forward.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -121,23 +121,32 @@ def hidden_states(model: PreTrainedModel, input_ids_S: Tensor, position_ids_S: T
     return hidden
 
 
-class _Noting:
-    """Notes heads and sizes of keys and values instead of attending."""
+class AttentionLayer(NamedTuple):
+    """What a layer passes to its attention, whatever the configuration calls it."""
 
-    longest = 1
+    kv_heads: int
+    key_size: int
+    value_size: int
+    window: int | None
+
+
+class _Noting:
+    """Notes what layers pass instead of attending."""
+
+    longest = 1 << 62  # longer than any window
 
     def __init__(self) -> None:
-        self.found: dict[int, tuple[int, int, int]] = {}  # of each layer
+        self.found: dict[int, AttentionLayer] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """See `Layout.attend`."""
-        self.found[layer] = (key.shape[1], key.shape[2], value.shape[2])
+        self.found[layer] = AttentionLayer(key.shape[1], key.shape[2], value.shape[2], rule.window)
         return query.new_zeros(*query.shape[:2], value.shape[2])
 
 
 @torch.no_grad()
-def cached_shapes(model: PreTrainedModel) -> list[tuple[int, int, int]]:
-    """Key/value heads, key size and value size of each layer of a packed model, as its layers pass them."""
+def attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
+    """The attention layers of a packed model, by a forward pass of one token."""
     layout, device = _Noting(), model.get_input_embeddings().weight.device
     token = torch.zeros(1, 1, dtype=torch.long, device=device)
     model.get_decoder()(input_ids=token, position_ids=token, use_cache=False, layout=layout)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from grouprl.models.attention import NAME, cached_shapes, hidden_states, is_packed
+from grouprl.models.attention import NAME, attention_layers, hidden_states, is_packed
 from grouprl.models.head import output_head
 from grouprl.models.layouts import TreeLayout
 from grouprl.models.unpacked import picked_rows, read_on
@@ -72,9 +72,18 @@ def _is_right_packed(path: str, model: PreTrainedModel) -> bool:
     exchanged = not is_packed(model)
     probe = _probe(path, model)
     model.set_attn_implementation(NAME)
-    shapes = set(cached_shapes(model))
-    alike = len(shapes) == 1 and all(key == value for _, key, value in shapes)  # as the engine's cache is made
-    return exchanged and alike and _gap(model, probe) <= TOLERANCE and not _leaks(model, probe)
+    fits = exchanged and _fit_the_cache(model)
+    return fits and _gap(model, probe) <= TOLERANCE and not _leaks(model, probe)
+
+
+def _fit_the_cache(model: PreTrainedModel) -> bool:
+    """Whether all layers have keys and values of one size, and those of a window pass it: a mask is not read."""
+    layers, config = attention_layers(model), model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
+    asks = getattr(config, "sliding_window", None) is not None and "sliding_attention" in kinds
+    alike = len({layer[:3] for layer in layers}) == 1 and all(layer.key_size == layer.value_size for layer in layers)
+    known = kinds <= {"full_attention", "sliding_attention"}
+    return alike and known and (not asks or any(layer.window is not None for layer in layers))
 
 
 def gap_to_own(path: str, model: PreTrainedModel) -> float:
