@@ -6,6 +6,7 @@ In: tensors. Out: tensors. No device, no I/O, no configuration object.
 from grouprl.algorithms.advantages import group_advantages
 from grouprl.algorithms.corrections import mismatch_weights
 from grouprl.algorithms.entropy import high_entropy_mask
+from grouprl.algorithms.experts import balance_loss
 from grouprl.algorithms.filters import kept_groups, overlong_penalty
 from grouprl.algorithms.kl import kl_estimate, steered_kl_coef
 from grouprl.algorithms.losses import clipped_tokens, policy_loss, policy_ratios, token_weights
@@ -17,6 +18,7 @@ from grouprl.algorithms.values import value_loss
 
 __all__ = [
     "Statistics",
+    "balance_loss",
     "bradley_terry_loss",
     "clipped_tokens",
     "dpo_loss",

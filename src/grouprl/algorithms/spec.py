@@ -9,6 +9,7 @@ from grouprl.algorithms.advantages import CompletionAdvantage, GroupAdvantage
 from grouprl.algorithms.corrections import Correction
 from grouprl.algorithms.credit import Advantage
 from grouprl.algorithms.entropy import Entropy
+from grouprl.algorithms.experts import Experts
 from grouprl.algorithms.filters import Filter
 from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.losses import Clip, Objective
@@ -43,6 +44,7 @@ class Algorithm:
     critic: CriticPart | None = None  # the network that PPO uses as baseline instead of the group
     correction: Correction | None = None  # for a sampler whose log-probs differ from the learner's
     entropy: Entropy | None = None  # an entropy bonus, or advantages for high-entropy tokens alone
+    experts: Experts | None = None  # a loss that balances the experts of a mixture
     updates: Updates = Updates()  # the number of updates per batch
 
     def __post_init__(self) -> None:
@@ -76,6 +78,11 @@ class Algorithm:
     def spread(self) -> Entropy:
         """The entropy part; one that changes nothing when the algorithm has none."""
         return self.entropy or Entropy()
+
+    @property
+    def router_aux_coef(self) -> float:
+        """Weight of the loss that balances experts; 0 without one."""
+        return 0.0 if self.experts is None else self.experts.router_aux_coef
 
 
 def _misfits(a: Algorithm) -> Iterator[tuple[str, str, str]]:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 from grouprl.algorithms.advantages import BatchAdvantage, ConstantAdvantage, GroupAdvantage
 from grouprl.algorithms.corrections import Correction
 from grouprl.algorithms.entropy import Entropy
+from grouprl.algorithms.experts import Experts
 from grouprl.algorithms.filters import Filter
 from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.losses import Cispo, Clip, Plain
@@ -37,6 +38,7 @@ KINDS: Mapping[str, tuple[type[Part], ...]] = {
     "critic": (CopiedCritic, SharedCritic),
     "correction": (Correction,),
     "entropy": (Entropy,),
+    "experts": (Experts,),
     "updates": (Updates,),
 }
 """The kinds of each part; a named algorithm may define one more kind."""

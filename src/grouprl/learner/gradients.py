@@ -5,7 +5,9 @@ Of several ranks each computes some packs, and all get the sum and the results o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import TypeVar
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from grouprl.distributed import Ranks, TreeSum
+from grouprl.learner.optimizer import Optimizer
 from grouprl.models.progress import PROGRESS
 from grouprl.models.workers import side_by_side
 
@@ -60,6 +63,15 @@ def add_gradients(
     if ranks.world > 1:
         _set(weights, _over_ranks([weight.grad for weight in weights], weights, ranks))
     return dict(zip(places, results, strict=True))
+
+
+def step_if_finite(optimizer: Optimizer, loss: float) -> float:
+    """Makes an update and returns the gradient's norm; without an update NaN, if the loss or the norm is not finite."""
+    with suppress(FloatingPointError):
+        if math.isfinite(loss):
+            return optimizer.step()
+    optimizer.discard()
+    return math.nan
 
 
 def _add_sharded(losses: Sequence[Loss[Result]], own: Sequence[int], passes: Sequence[int]) -> dict[int, Result]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -21,7 +20,8 @@ from grouprl.algorithms.values import SharedCritic
 from grouprl.distributed import Ranks
 from grouprl.learner.batch import AT_REFERENCE, PolicyEvaluation
 from grouprl.learner.credit import token_rows
-from grouprl.learner.gradients import Loss, Result, add_gradients
+from grouprl.learner.experts import ExpertShares, choices
+from grouprl.learner.gradients import Loss, Result, add_gradients, step_if_finite
 from grouprl.learner.optimizer import Optimizer, mib
 from grouprl.learner.pack_metrics import averaged, combined, pack_metrics
 from grouprl.learner.packs import Pack, make_packs, minibatches, pack_forward, pack_hidden, to_grid
@@ -31,6 +31,7 @@ from grouprl.learner.work import TokenLoss as TokenLoss
 from grouprl.learner.work import UpdateWork
 from grouprl.models.adapters import as_reference
 from grouprl.models.critic import Critic
+from grouprl.models.experts import noted_routing, watch_routers
 from grouprl.models.precision import autocast
 from grouprl.models.progress import PROGRESS
 from grouprl.models.shard import own_part, reshard
@@ -69,6 +70,8 @@ class Learner:
 
     def __post_init__(self) -> None:
         self.kl_coef = self.algorithm.kl_coef
+        if self.algorithm.router_aux_coef > 0:
+            watch_routers(self.policy)
 
     def evaluate(self, batch: Batch) -> PolicyEvaluation:
         """Makes one forward pass of every network that the algorithm needs before the first update on a batch."""
@@ -91,24 +94,28 @@ class Learner:
 
     def _evaluated(self, batch: Batch, columns: Callable[[Pack], dict[str, Tensor]]) -> dict[str, Tensor]:
         """[N, T] tensors of the columns [C] that a function gives for each pack."""
-
-        @torch.no_grad()
-        def evaluate(pack: Pack) -> dict[str, Tensor]:
-            PROGRESS.mark()
-            with autocast(self.device, self.dtype):
-                return columns(pack)
-
-        packs = self._packs(batch, range(len(batch.group_of_N)))
-        tokens = [pack.tokens for pack in packs]
-        own, counted = [packs[place] for place in self.ranks.passes(tokens)], len(self.ranks.own(tokens))
         found: dict[str, Tensor] = defaultdict(lambda: torch.zeros(batch.mask_NT.shape, device=self.device))
-        results = side_by_side([partial(evaluate, pack) for pack in own], worker_count(self.policy, len(own)))
-        for number, (pack, values) in enumerate(zip(own, results, strict=True)):
-            for name, values_C in values.items() if number < counted else ():
+        for pack, values in self._without_gradient(self._packs(batch, range(len(batch.group_of_N))), columns):
+            for name, values_C in values.items():
                 found[name][list(pack.rows), : pack.width] = to_grid(pack, values_C)
-        self._reshard()
         names = chain.from_iterable(self.ranks.gather(list(found), "evaluations"))
         return {name: self.ranks.combine(found[name], "evaluations") for name in dict.fromkeys(names)}
+
+    def _without_gradient(self, packs: Sequence[Pack], compute: Callable[[Pack], Result]) -> list[tuple[Pack, Result]]:
+        """Packs of this rank, and what a function gives for each."""
+
+        @torch.no_grad()
+        def evaluate(pack: Pack) -> Result:
+            PROGRESS.mark()
+            with autocast(self.device, self.dtype):
+                return compute(pack)
+
+        tokens = [pack.tokens for pack in packs]
+        own, counted = [packs[place] for place in self.ranks.passes(tokens)], len(self.ranks.own(tokens))
+        results = side_by_side([partial(evaluate, pack) for pack in own], worker_count(self.policy, len(own)))
+        found = list(zip(own, results, strict=True))[:counted]
+        self._reshard()
+        return found
 
     def _reshard(self) -> None:
         if self.ranks.mesh is not None:
@@ -221,9 +228,8 @@ class Learner:
         shared = self.critic is not None and self.critic.trunk is None
         moving = [] if critic_only else self._moving(work, rows, weights_NT)
         packs = self._packs(batch, sorted({*moving, *valued}) if shared else moving)
-        losses = [
-            partial(self._policy_loss, work, pack, weights_NT, value_weights_NT if shared else None) for pack in packs
-        ]
+        shares, value_weights = self._expert_shares(packs, weights_NT), value_weights_NT if shared else None
+        losses = [partial(self._policy_loss, work, pack, weights_NT, value_weights, shares) for pack in packs]
         networks = [self.policy, *([self.critic] if self.critic is not None and shared else [])]
         done = self._add_gradients(losses, packs, networks)
         metrics = combined(list(self.ranks.merged(((place, one) for place, (one, _) in done.items()), "metrics")))
@@ -235,9 +241,9 @@ class Learner:
             metrics |= combined(list(self.ranks.merged(valuations.items(), "metrics")))
         # Without any signal there is no gradient: skip the optimizer, whose decay and momentum would move the weights.
         loss = metrics.get("loss", 0.0) + metrics.get("value_loss", 0.0)
-        norm = _step(self.optimizer, loss) if packs else 0.0
+        norm = step_if_finite(self.optimizer, loss) if packs else 0.0
         if self.critic_optimizer is not None:
-            metrics["critic_grad_norm"] = _step(self.critic_optimizer, loss) if valued else 0.0
+            metrics["critic_grad_norm"] = step_if_finite(self.critic_optimizer, loss) if valued else 0.0
         return {**metrics, "grad_norm": norm, "learning_rate": learning_rate}, passes
 
     def _add_gradients(
@@ -254,15 +260,28 @@ class Learner:
         """Rows with a gradient: an advantage of 0 gives none without a KL in the loss, which is 0 at the reference."""
         a = self.algorithm
         pulled = a.kl is not None and a.kl.kl_in == "loss" and (work.has_signal or not work.before.at_reference)
-        everyone = pulled or a.spread.entropy_coef > 0
+        everyone = pulled or a.spread.entropy_coef > 0 or a.router_aux_coef > 0
         moving_N = (weights_NT > 0).any(1) & (everyone | (work.advantages_NT != 0).any(1))
         return [row for row in rows if moving_N[row]]
 
+    def _expert_shares(self, packs: Sequence[Pack], weights_NT: Tensor) -> ExpertShares | None:
+        if not packs or not self.algorithm.router_aux_coef:
+            return None
+        found = self._without_gradient(packs, lambda pack: choices(self.policy, pack, self._cut(pack, weights_NT)))
+        counts = chain.from_iterable(self.ranks.gather([counts_LE.tolist() for _, counts_LE in found], "experts"))
+        tokens = int((weights_NT > 0).sum())
+        return ExpertShares(torch.tensor(list(counts), device=self.device).sum(0) / tokens, tokens)
+
     def _policy_loss(
-        self, work: UpdateWork, pack: Pack, weights_NT: Tensor, value_weights_NT: Tensor | None
+        self,
+        work: UpdateWork,
+        pack: Pack,
+        weights_NT: Tensor,
+        value_weights_NT: Tensor | None,
+        shares: ExpertShares | None,
     ) -> tuple[Tensor, tuple[dict[str, float], TokenPass]]:
         a, batch = self.algorithm, work.batch
-        with autocast(self.device, self.dtype):
+        with autocast(self.device, self.dtype), noted_routing() as noted:
             forward = pack_forward(self.policy, pack, batch.sampling, entropy_gradient=a.spread.entropy_coef > 0)
         logprobs_nT = to_grid(pack, forward.logprobs_C)
         mask_nT, weights_nT = self._cut(pack, batch.mask_NT), self._cut(pack, weights_NT)
@@ -280,6 +299,9 @@ class Learner:
         )
         if a.spread.entropy_coef > 0:
             loss = loss - a.spread.entropy_coef * (weights_nT * to_grid(pack, forward.entropies_C)).sum()
+        if shares is not None:
+            aux = shares.loss(noted, pack, weights_nT)
+            loss, stats = loss + a.router_aux_coef * aux, stats | {"router_aux_loss": aux}
         if value_weights_NT is not None and isinstance(a.critic, SharedCritic):
             cost, value_stats = self._value_loss(work, pack, forward.hidden_CH, value_weights_NT)
             loss, stats = loss + a.critic.value_coef * cost, stats | value_stats
@@ -318,12 +340,3 @@ class Learner:
 
     def _cut(self, pack: Pack, whole_NT: Tensor) -> Tensor:
         return whole_NT[list(pack.rows), : pack.width].to(self.device)
-
-
-def _step(optimizer: Optimizer, loss: float) -> float:
-    """Makes an update and returns the gradient's norm; without an update NaN, if the loss or the norm is not finite."""
-    with suppress(FloatingPointError):
-        if math.isfinite(loss):
-            return optimizer.step()
-    optimizer.discard()
-    return math.nan

@@ -20,7 +20,7 @@ def combined(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
     combined: dict[str, float] = {}
     for name in metrics[0] if metrics else ():
         values = [pack[name] for pack in metrics]
-        if name in ("loss", "value_loss"):
+        if name in ("loss", "value_loss", "router_aux_loss"):
             combined[name] = sum(values)
         elif name in ("sampler_learner_gap", "ratio_max"):
             combined[name] = max(values)

@@ -14,6 +14,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from grouprl.models.experts import reorder_noted
+
 _STATES = ("past_key_values", "cache_params", "state")  # names of the argument for what was read
 
 
@@ -32,6 +34,7 @@ def unpacked_hidden_states(decoder: Any, input_ids_S: Tensor, layout: Any) -> Te
     ids_NT = input_ids_S[index_NT.clamp(min=0).to(input_ids_S.device)]
     hidden_NTH = decoder(input_ids=ids_NT, use_cache=False).last_hidden_state
     place_S = _first_places(index_NT.flatten(), len(input_ids_S)).to(hidden_NTH.device)
+    reorder_noted(place_S)
     return cast(Tensor, hidden_NTH.flatten(0, 1).index_select(0, place_S))
 
 

@@ -232,6 +232,8 @@ METRICS: tuple[Metric, ...] = (
         meaning="smallest entropy of the tokens with advantages, for `entropy_share` below 1",
         worry="when it is near 0: the loss then includes tokens without a real choice",
         section="entropy_threshold"),
+    Metric("router_aux_loss", "Balance of experts", "", trl="aux_loss", formula="experts * sum(share * probability)",
+        meaning="loss that balances a mixture's experts (`router_aux_coef`)", worry="when it rises: fewer get more"),
     Metric("grad_norm", "Gradient norm", "",
         meaning="norm of the gradient before clipping; 0 when no completion moved the policy",
         worry="when it is always above learner.max_grad_norm, so that every update is scaled down, or when spikes "
