@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from grouprl.models.attention import hidden_states
 from grouprl.models.layouts import TreeLayout
 from grouprl.models.load import load_model
-from grouprl.models.recompute import recompute_activations
+from grouprl.models.recompute import recompute_activations, recomputes
 from tiny import Kind, tiny_model_folder
 
 CPU = torch.device("cpu")
@@ -56,3 +56,9 @@ def test_the_gradient_is_the_same_and_less_is_kept(
         assert torch.equal(value, expected_gradient[name]), name
     assert few_bytes < 0.6 * all_bytes
     assert not any(module.training for layer in model.get_decoder().layers for module in layer.children())
+
+
+def test_layers_run_again_on_a_gpu_unless_it_is_set() -> None:
+    assert [recomputes(None, device) for device in ("cpu", "cuda")] == [False, True]
+    assert recomputes(True, "cpu")
+    assert not recomputes(False, "cuda")

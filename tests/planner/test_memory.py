@@ -38,6 +38,7 @@ from grouprl.models.critic import Critic
 from grouprl.models.kernels.build import library
 from grouprl.models.layouts import TreeLayout
 from grouprl.models.load import frozen_copy, load_model
+from grouprl.models.precision import round_weights
 from grouprl.models.recompute import recompute_activations
 from grouprl.planner import GRPO, PPO, SHAPES, ModelShape, Networks, StepShape, plan_memory, shape_of
 from grouprl.rollout.cache import CacheShape, GroupCache
@@ -236,15 +237,20 @@ def small(shape: ModelShape = SMALL) -> PreTrainedModel:
     return model.eval()
 
 
-def peak_of_an_update(step: StepShape) -> int:
-    """Bytes of the tensors that live at once while a small model learns from a batch, which is not its first."""
-    model = small()
+def peak_of_an_update(step: StepShape, networks: Networks = GRPO, shape: ModelShape = SMALL) -> tuple[int, float]:
+    """Bytes of the tensors that live at once while a small model learns from a batch, and those that it keeps.
+
+    The batch is not its first.
+    """
+    model = small(shape)
+    if networks.weights == "bfloat16":
+        round_weights(model)
     if step.recompute:
         recompute_activations(model)
     learner = Learner(
         policy=model,
         reference=frozen_copy(model),
-        optimizer=Optimizer(model, UpdateConfig()),
+        optimizer=Optimizer(model, UpdateConfig(moments=networks.moments)),
         algorithm=Algorithm(),
         device=CPU,
         dtype=step.dtype,
@@ -259,7 +265,26 @@ def peak_of_an_update(step: StepShape) -> int:
         seen = learner.evaluate(batch)
         with Costs() as costs:
             learner.learn(batch, credit, seen, loss_of(learner), step=2)
-    return costs.peak
+    return costs.peak, sum(learner.networks_mib().values()) * MIB
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ModelShape("", 2, 128, 4, 2, 32, 304, 512, tied=True),
+        SMALL,
+        ModelShape("", 3, 256, 4, 2, 64, 512, 2048, tied=True),
+    ],
+    ids=["small", "medium", "large"],
+)
+def test_what_a_learner_in_bfloat16_takes(shape: ModelShape) -> None:
+    networks = Networks(weights="bfloat16", moments="bfloat16")
+    step = StepShape(2, 4, 24, 40, micro_batch_tokens=190, dtype="bfloat16", device="cpu")
+    plan = plan_memory(shape, networks, step)
+    peak, kept = peak_of_an_update(step, networks, shape)
+    assert plan.held == pytest.approx(kept, rel=0.01)
+    assert plan.learning == pytest.approx(kept + peak, rel=0.1)
 
 
 @needs_kernels
@@ -296,7 +321,7 @@ def test_the_peak_of_an_update(
         recompute=recompute,  # type: ignore[arg-type]
     )
     plan = plan_memory(SMALL, GRPO, step)
-    ratio = (plan.learning - plan.held) / peak_of_an_update(step)
+    ratio = (plan.learning - plan.held) / peak_of_an_update(step)[0]
     assert low <= ratio <= high
 
 

@@ -39,7 +39,7 @@ def written(console: Console) -> str:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_plan_on_one_screen(width: int) -> None:
-    config, console = config_of(RunConfig, ["demo", *GPU]), screen(width)
+    config, console = config_of(RunConfig, ["demo", *GPU, "learner.recompute=false"]), screen(width)
     plan = plan_run(config, prompt_tokens=256, available=80 << 30, rates=RATES)
     show_plan(plan, "grpo", as_json=False, console=console)
     text = written(console)
@@ -221,3 +221,33 @@ def test_the_version_and_the_module() -> None:
     assert command("--version").out == f"grouprl {grouprl.__version__}\n"
     ran = subprocess.run([sys.executable, "-m", "grouprl", "--version"], capture_output=True, text=True, check=True)
     assert ran.stdout == f"grouprl {grouprl.__version__}\n"
+
+
+BATCH = [
+    *("model.device=cuda", "model.dtype=bfloat16", "rollout.problems_per_step=16", "rollout.group_size=8"),
+    *("rollout.max_tokens=1024", "learner.moments=bfloat16"),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "gib", "settings"),
+    [
+        ("Qwen2.5-1.5B", 24, []),
+        ("Qwen2.5-7B", 24, ["model.lora={}", "rollout.max_rows=64", "learner.micro_batch_tokens=4096"]),
+        ("Qwen2.5-7B", 80, ["model.reference=cpu"]),
+        ("Qwen2.5-14B", 139, ["model.reference=cpu", "rollout.max_rows=64"]),
+    ],
+)
+def test_gpus_that_people_have_hold_these_models(model: str, gib: int, settings: list[str]) -> None:
+    """16 problems x 8 completions of up to 1,024 tokens, with prompts of 256: docs/memory.md."""
+    common = [f"model.path={model}", *BATCH, *settings]
+    fits = {
+        weights: plan_run(
+            config_of(RunConfig, [*common, f"model.weights={weights}"]),
+            prompt_tokens=256,
+            available=gib << 30,
+            rates=RATES,
+        ).fits
+        for weights in ("bfloat16", "float32")
+    }
+    assert fits == {"bfloat16": True, "float32": False}

@@ -16,7 +16,7 @@ from grouprl.config.run import RunConfig
 from grouprl.record.layout import RunDirectory
 from grouprl.scoring.functions import WeightedReward
 from letter_rewards import letters
-from small_runs import ROWS, assert_same_run, small_config
+from small_runs import ROWS, assert_same_run, assert_same_weights, small_config
 
 pytestmark = pytest.mark.usefixtures("no_page")
 MODEL = {"weights": "bfloat16", "dtype": "bfloat16"}
@@ -55,6 +55,15 @@ def test_a_checkpoint_is_in_bfloat16_and_others_load_it(tiny: Path, tmp_path: Pa
     assert theirs.config.dtype == torch.bfloat16
     embedding = theirs.get_input_embeddings().weight.detach()
     assert torch.equal(embedding.bfloat16(), saved["model.embed_tokens.weight"])
+
+
+def test_a_reference_on_the_cpu_gives_the_same_run(tiny: Path, tmp_path: Path) -> None:
+    """As far as a machine without a GPU can tell: the reference is where it was asked for already."""
+    for place in ("device", "cpu"):
+        train(tiny, small_config(tmp_path, place, steps=2, model={"reference": place}))
+    assert_same_weights(
+        RunDirectory(tmp_path / "device").checkpoint(2).path, RunDirectory(tmp_path / "cpu").checkpoint(2).path
+    )
 
 
 def test_a_float32_computation_is_refused(tiny: Path, tmp_path: Path) -> None:

@@ -26,14 +26,7 @@ def check_sections(config: RunConfig) -> None:
             "reference that is the model without its adapter cannot change; remove it, or set model.lora=null"
         )
     _check_engine(config)
-    if config.learner.moments == "bfloat16" and config.distributed.shard:
-        raise UserError("learner.moments: expected float32 with distributed.shard=true, got bfloat16: leave it out")
-    if config.model.weights == "bfloat16" and (config.model.dtype == "float32" or config.distributed.shard):
-        got = "distributed.shard=true" if config.distributed.shard else "float32"
-        raise UserError(
-            f"model.weights: expected float32 with {got}, got bfloat16: set model.dtype=bfloat16 and "
-            "distributed.shard=false, or model.weights=float32"
-        )
+    _check_memory(config)
     if config.distributed.exact and config.distributed.shard:
         raise UserError(
             "distributed: expected exact or shard, got both: the backend adds gradients of sharded weights in an order "
@@ -53,6 +46,22 @@ def check_sections(config: RunConfig) -> None:
                 f"rollout.group_size: expected 2 or more with algorithm.{field}={chosen_options[field]!r}, "
                 f"got {size}: a completion is compared with the others of its group; raise it"
             )
+
+
+def _check_memory(config: RunConfig) -> None:
+    """Checks that what saves memory fits the computation."""
+    model, shard = config.model, config.distributed.shard
+    for name, small in (
+        ("model.weights", model.weights == "bfloat16"),
+        ("learner.moments", config.learner.moments == "bfloat16"),
+        ("model.reference", model.reference == "cpu"),
+    ):
+        if small and shard:
+            raise UserError(f"{name}: expected its default with distributed.shard=true, got another: remove one")
+    if model.weights == "bfloat16" and model.dtype == "float32":
+        raise UserError(
+            "model.weights: expected float32 with model.dtype=float32, got bfloat16: set model.dtype=bfloat16"
+        )
 
 
 def _check_engine(config: RunConfig) -> None:

@@ -83,6 +83,9 @@ class PolicyConfig(ModelConfig):
     weights: Literal["float32", "bfloat16"] = Field(
         "float32", description="bfloat16 = half the memory, updates are rounded at random; an adapter stays float32"
     )
+    reference: Literal["device", "cpu"] = Field(
+        "device", description="where a GPU's frozen reference is kept; cpu = it visits the GPU for its pass of a step"
+    )
     lora: LoraConfig | None = Field(None, description="train an adapter instead of all weights; null = all weights")
 
 
@@ -201,7 +204,9 @@ class UpdateConfig(Section):
         le=10**9,
         description="packed tokens in one backward pass; affects memory, not results; 0 = by device and groups",
     )
-    recompute: bool = Field(False, description="run layers again in the backward pass: less memory, more time")
+    recompute: bool | None = Field(
+        None, description="run layers again in the backward pass: less memory, more time; null = on a GPU"
+    )
 
 
 class LearnerConfig(UpdateConfig):

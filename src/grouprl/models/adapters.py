@@ -131,12 +131,23 @@ def base_of(folder: str) -> str:
 
 @contextmanager
 def as_reference(reference: PreTrainedModel, policy: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """The reference model inside the block: a copy as it is, or the policy itself with its adapter switched off.
+    """The reference model inside the block: a copy, or the policy itself with its adapter switched off.
 
-    The adapter is switched on again after the block, also after an error.
+    A copy that is kept on the CPU visits the policy's device. After the block, also after an error, it is gone from
+    there, or the adapter is switched on again.
     """
     if reference is not policy:
-        yield reference
+        device = policy.get_input_embeddings().weight.device
+        home = [(tensor, tensor.data) for tensor in (*reference.parameters(), *reference.buffers())]
+        try:
+            for tensor, own in home:
+                if own.device != device:
+                    tensor.data = own.to(device)
+            yield reference
+        finally:
+            for tensor, own in home:  # the memory that never left: nothing is copied back
+                if tensor.device != own.device:
+                    tensor.data = own
         return
     policy.disable_adapters()
     try:

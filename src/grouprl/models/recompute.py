@@ -19,6 +19,11 @@ def decoder_layers(model: PreTrainedModel) -> list[Any]:
     return [module for module in modules if isinstance(module, GradientCheckpointingLayer)]
 
 
+def recomputes(setting: bool | None, device_type: str) -> bool:
+    """What `learner.recompute` means: None is yes on a GPU, whose memory is the bound."""
+    return device_type == "cuda" if setting is None else setting
+
+
 def recompute_activations(model: PreTrainedModel) -> None:
     """Makes the model keep only the inputs of each layer, and run its forward pass again in the backward pass."""
     for layer in decoder_layers(model):

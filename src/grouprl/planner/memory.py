@@ -25,7 +25,7 @@ Dtype = Literal["float32", "bfloat16"]
 MOST_COMPLETIONS, MOST_TOKENS = 1024, 131_072
 """Upper bounds of the largest group and the longest completion that are searched for."""
 
-_WEIGHT = 4  # bytes: weights, gradients and moments are float32 whatever the computation's dtype
+_WEIGHT = 4  # bytes of a float32 weight; those of adapters, value heads and reward models are always float32
 SIZES: Mapping[Dtype, int] = MappingProxyType({"float32": 4, "bfloat16": 2})
 _NUMBERS = 4  # bytes of the float32 in which norms, rotations and logits are computed
 _LOGITS = 1 << 25  # logits in a chunk of log-probs (models/logprobs.py)
@@ -41,6 +41,9 @@ class Networks:
     critic: bool = False  # a trunk of its own, as large as the policy
     reward_model: bool = False  # as large as the policy
     lora_rank: int | None = None  # None = all weights learn
+    weights: Dtype = "float32"  # of policy, reference and critic; vectors, which stay float32, count as matrices
+    moments: Dtype = "float32"
+    reference_on_cpu: bool = False  # visits a GPU when there are no gradients, which are as large
 
 
 GRPO, PPO = Networks(), Networks(critic=True, reward_model=True)
@@ -196,7 +199,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """Computes the bytes of a run by part.
 
-    It counts what the code keeps: weights, gradients and moments in float32; activations that autograd keeps for the
+    It counts what the code keeps: weights, gradients and moments in their dtypes; activations of autograd for the
     backward pass, layer by layer; log-probs in chunks of 2^25 logits; keys and values of a prompt once for its group.
     Of a `sharded` model only the activations differ: on a CPU its hooks keep the compiled kernels out.
 
@@ -206,10 +209,12 @@ def plan_memory(
     rank, pack, half = networks.lora_rank, step.largest_pack, step.dtype == "bfloat16"
     if rank is not None and rank < 1:
         raise UserError(f"lora_rank: expected 1 or more, got {rank}: set lora_rank=None to train all weights")
+    weight = SIZES[networks.weights]
     adapter = 0 if rank is None else _WEIGHT * shape.lora_parameters(rank)
     value_head = _WEIGHT * (shape.hidden + 1)
-    trunk = _WEIGHT * shape.decoder_parameters if rank is None else adapter  # it shares the policy's frozen weights
-    learning = _WEIGHT * shape.parameters if rank is None else adapter
+    trunk = weight * shape.decoder_parameters if rank is None else adapter  # it shares the policy's frozen weights
+    learning = weight * shape.parameters if rank is None else adapter
+    moments = 2 * SIZES[networks.moments] / (weight if rank is None else _WEIGHT)  # bytes for each of a weight's
     critic = trunk + value_head if networks.critic else 0
     token = shape.cached_numbers * SIZES[step.dtype]
     own = step.rows * step.completion_tokens
@@ -218,22 +223,25 @@ def plan_memory(
     # Each pack that runs beside others holds a gradient until it is added.
     at_once = 1 if on_gpu else max(1, workers_on_cpu(shape.parameters, len(step.packs), step.threads))
     gradients = 1 if at_once == 1 else 1 + at_once
-    copies = SIZES[step.dtype] * (shape.linear_parameters + shape.embedding_parameters) if half else 0
+    rounds = half and networks.weights == "float32"
+    copies = SIZES[step.dtype] * (shape.linear_parameters + shape.embedding_parameters) if rounds else 0
     rounded = copies
     if (
-        half and rank is not None and step.recompute
+        rounds and rank is not None and step.recompute
     ):  # autocast keeps no frozen weights: those of one layer live at once
         rounded -= SIZES[step.dtype] * shape.linear_parameters * (shape.layers - 1) // shape.layers
     return MemoryPlan(
         networks=NetworkMemory(
-            policy=_WEIGHT * shape.parameters,
+            policy=weight * shape.parameters,
             adapter=adapter,
             # With an adapter, the reference is the policy without the adapter.
-            reference=_WEIGHT * shape.parameters if networks.reference and rank is None else 0,
+            reference=weight * shape.parameters
+            if networks.reference and rank is None and not (networks.reference_on_cpu and on_gpu)
+            else 0,
             reward_model=_WEIGHT * (shape.decoder_parameters + shape.hidden) if networks.reward_model else 0,
             critic=critic,
-            moments=2 * learning,
-            critic_moments=2 * critic,
+            moments=int(moments * learning),
+            critic_moments=int(moments * critic),
         ),
         update=UpdateMemory(
             gradients=gradients * learning,

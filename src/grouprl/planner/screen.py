@@ -14,6 +14,7 @@ from rich.table import Table
 from grouprl.algorithms.values import CopiedCritic
 from grouprl.config.run import RunConfig
 from grouprl.models.precision import faster_dtype
+from grouprl.models.recompute import recomputes
 from grouprl.planner.machine import measured_rates, total_memory
 from grouprl.planner.memory import (
     MOST_COMPLETIONS,
@@ -33,7 +34,7 @@ COMPARED = ("Qwen2.5-1.5B", "Qwen2.5-7B", "Qwen2.5-14B", "Llama-3.1-70B")
 GIB = 1 << 30
 _UNITS = {"MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _PARTS = {
-    "policy": "weights of the policy, float32",
+    "policy": "weights of the policy",
     "adapter": "LoRA adapter",
     "reference": "weights of the frozen reference",
     "reward_model": "weights of the reward model",
@@ -117,12 +118,16 @@ def networks_of(config: RunConfig) -> Networks:
         critic=isinstance(config.algorithm.critic, CopiedCritic),
         reward_model=any(reward.path and not reward.path.endswith(".py") for reward in config.rewards),
         lora_rank=None if lora is None else lora.rank,
+        weights=config.model.weights,
+        moments=config.learner.moments,
+        reference_on_cpu=config.model.reference == "cpu",
     )
 
 
 def step_of(config: RunConfig, prompt_tokens: int) -> StepShape:
     """Returns the step of a configuration."""
     rollout, device, dtype = config.rollout, config.model.device, config.model.dtype
+    dtype = "bfloat16" if config.model.weights == "bfloat16" else dtype
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     return StepShape(
         problems=rollout.problems_per_step,
@@ -134,7 +139,7 @@ def step_of(config: RunConfig, prompt_tokens: int) -> StepShape:
         micro_batch_tokens=config.learner.micro_batch_tokens,
         dtype=faster_dtype(torch.device("cuda" if on_gpu else "cpu")) if dtype == "auto" else dtype,
         device="cuda" if on_gpu else "cpu",
-        recompute=config.learner.recompute,
+        recompute=recomputes(config.learner.recompute, "cuda" if on_gpu else "cpu"),
         threads=config.model.threads or torch.get_num_threads(),
     )
 

@@ -21,7 +21,7 @@ from grouprl.models.critic import Critic
 from grouprl.models.load import context_length, fingerprint, frozen_copy, load_model, load_tokenizer
 from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
-from grouprl.models.recompute import recompute_activations
+from grouprl.models.recompute import recompute_activations, recomputes
 from grouprl.models.shard import shard_model, shard_module
 from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.rewards.configured import check_rewards
@@ -129,7 +129,9 @@ def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel,
         reference = policy  # the policy without its adapter, see `grouprl.models.adapters.as_reference`
     elif algorithm.kl is not None:
         reference = frozen_copy(start) if start is policy else start.requires_grad_(False)
-    if settings.recompute:
+    if reference is not None and reference is not policy and config.model.reference == "cpu":
+        reference.to("cpu")
+    if recomputes(settings.recompute, device.type):
         recompute_activations(policy)
     if algorithm.critic is not None:
         critic = Critic(policy, shared=isinstance(algorithm.critic, SharedCritic))

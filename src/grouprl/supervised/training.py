@@ -18,7 +18,7 @@ from grouprl.learner.packs import Pack, make_packs
 from grouprl.models.packing import pack_tokens
 from grouprl.models.precision import autocast, resolve_device
 from grouprl.models.progress import PROGRESS
-from grouprl.models.recompute import recompute_activations
+from grouprl.models.recompute import recompute_activations, recomputes
 from grouprl.record.layout import RunDirectory
 from grouprl.record.write import RunRecord
 from grouprl.report.terminal import Terminal
@@ -88,7 +88,7 @@ def fit(
     Returns:
         The number of updates.
     """
-    if loss.config.learner.recompute:
+    if recomputes(loss.config.learner.recompute, model.get_input_embeddings().weight.device.type):
         recompute_activations(model)
     config = loss.config
     orders = [order for epoch in range(config.epochs) for order in _batches(len(groups), config, epoch)]
