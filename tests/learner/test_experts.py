@@ -20,6 +20,7 @@ from variants import variant
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import families
+import routing
 
 PLAIN = Sampling(max_tokens=12)
 NOTHING = torch.zeros(11)  # no advantage: the balance alone moves the policy
@@ -118,3 +119,12 @@ def test_other_families(name: str, tmp_path: Path) -> None:
     batch = make_batch(sampled(folder, PLAIN), PLAIN)
     metrics = learn(learner_of(loaded(folder), BALANCED), batch, NOTHING)
     assert metrics["router_aux_loss"] == pytest.approx(float(own_loss(folder, batch)[0].detach()), rel=1e-5)
+
+
+def test_replayed_choices_bring_a_perturbed_learner_nearer_to_its_sampler(tmp_path: Path) -> None:
+    folder = families.family_folder(tmp_path, "mixtral", **routing.EXPERTS)
+    equal, other = (routing.routing_gap(folder, "float32", noise, 3) for noise in (0.0, routing.NOISE))
+    assert equal.other_experts == 0
+    assert equal.logprobs < 1e-5
+    assert other.other_experts > 0.2
+    assert other.replayed < 0.6 * other.logprobs

@@ -36,7 +36,7 @@ def watch_routers(model: PreTrainedModel) -> None:
     Raises:
         UserError: the model has no routers, or none of the usual form.
     """
-    found = [module for module in model.get_decoder().modules() if isinstance(module, _router_classes(model))]
+    found = routers(model)
     if not found:
         raise UserError(
             "algorithm.router_aux_coef: expected a model with experts whose routers give logits and choices, got "
@@ -46,11 +46,12 @@ def watch_routers(model: PreTrainedModel) -> None:
         router.register_forward_hook(_note)
 
 
-def _router_classes(model: PreTrainedModel) -> tuple[type[nn.Module], ...]:
-    """As each family tells transformers; index 0 = (logits, weights, experts), the form of nearly all of them."""
+def routers(model: PreTrainedModel) -> list[nn.Module]:
+    """The routers, as each family tells transformers; index 0 = (logits, weights, experts), the form of nearly all."""
     parts: list[Any] = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     recorders = [(getattr(part, "_can_record_outputs", None) or {}).get("router_logits") for part in parts]
-    return tuple({one.target_class for one in recorders if one is not None and one.index == 0})
+    classes = tuple({one.target_class for one in recorders if one is not None and one.index == 0})
+    return [module for module in model.get_decoder().modules() if isinstance(module, classes)]
 
 
 def _note(_router: nn.Module, _inputs: object, output: tuple[Tensor, Tensor, Tensor]) -> None:
