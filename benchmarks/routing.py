@@ -84,7 +84,7 @@ def routing_gap(folder: Path, dtype: str, noise: float, completions: int = 16) -
         layers = len(noted) // len(groups[-1].completions[0])
         # One pass over the prompt, then one for each token but the last; the last position of each predicts a token.
         last = torch.stack([one.experts_SK[-1] for one in noted])
-        sampled.append(last.unflatten(0, (-1, layers)))
+        sampled.append(last.view(-1, layers, last.shape[-1]))
     batch = make_batch(groups, SAMPLING)
     (pack,) = make_packs(batch, range(completions), 10**6, CPU)
     sampled_CLK = torch.stack(
