@@ -69,7 +69,7 @@ def try_rewards(config: RunConfig, task: Task, rewards: Sequence[WeightedReward]
     golds = [task.gold(problem) for problem in asked]
     texts = trial_completions(asked, golds, config.task.format)
     with configured_scorer(config, task, rewards, max_invalid=1.0) as scorer:
-        tokenizer = load_tokenizer(config.model.path)
+        tokenizer = load_tokenizer(config.model)
         scorer.check_columns(asked)
         with Terminal().progress("check", 2 * sum(map(len, texts))) as advance:
             trials = score_trials(scorer, tokenizer, asked, texts, advance)

@@ -326,6 +326,6 @@ def doctor(
 
 
 def _run_of(checkpoint: str) -> list[str]:
-    """Returns the configuration file of the run that contains a checkpoint, if there is one."""
+    """Returns the settings of the run that contains a checkpoint, if there is one; a checkpoint has its template."""
     run = run_of_checkpoint(Path(checkpoint))
-    return [] if run is None else [str(run.config)]
+    return [] if run is None else [str(run.config), "model.chat_template=null"]

@@ -35,11 +35,13 @@ from grouprl.types import Sampling, UserError
 # Types are strict, because YAML distinguishes 8 from "8" and true; but a run may be named 7.
 Text = Annotated[str, Field(strict=False, coerce_numbers_to_str=True, min_length=1)]
 Name = Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Variable = Annotated[Text, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 # A list of one item may be written without brackets.
 Names = Annotated[tuple[Text, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)]
 
 ALL_LINEAR = "all-linear"
+PLAIN = "plain"  # the built-in chat template
 
 
 class Section(BaseModel):
@@ -57,6 +59,12 @@ class ModelConfig(Section):
     """A model, and how this machine computes it."""
 
     path: Text = Field("abacus", description="a built-in model, a hub id or a folder in Hugging Face layout")
+    chat_template: Text | None = Field(
+        None, description="null = the tokenizer's; plain = built-in, for base models; or a file with a Jinja template"
+    )
+    chat_template_kwargs: dict[Variable, bool | int | float | str] = Field(
+        {}, description="variables of the chat template, such as enable_thinking: false"
+    )
     dtype: Literal["float32", "bfloat16", "auto"] = Field(
         "float32", description="of the computation; auto = bfloat16 if its products are faster"
     )

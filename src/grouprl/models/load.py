@@ -25,9 +25,11 @@ from transformers import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import find_adapter_config_file, logging
 
+from grouprl.config.run import ModelConfig
 from grouprl.models.adapters import attach_adapter, base_of, is_adapter
 from grouprl.models.manifest import check_manifest, has_manifest
 from grouprl.models.precision import round_weights
+from grouprl.models.templates import prepare_template
 from grouprl.models.verify import in_right_form
 from grouprl.types import UserError
 
@@ -173,13 +175,16 @@ def hide_warnings() -> Iterator[None]:
         logging.set_verbosity(level)
 
 
-def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(model: str | ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of a model; an adapter that was saved without one has the tokenizer of its base model.
 
+    A configuration gives it another chat template, or arguments for it: see `prepare_template`.
+
     Raises:
-        UserError: there is no such tokenizer, or it has no end token.
+        UserError: there is no such tokenizer, it has no end token, or the chat template cannot be used.
     """
-    folder = _resolve(path)
+    config = ModelConfig(path=model) if isinstance(model, str) else model
+    path, folder = config.path, _resolve(config.path)
     if is_adapter(folder) and not (Path(folder) / "tokenizer_config.json").is_file():
         folder = _resolve(_base(folder))
     try:
@@ -191,6 +196,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
         raise _not_loadable(path, "a tokenizer", error) from error
     if tokenizer.eos_token_id is None:
         raise UserError(f"model {path!r}: expected a tokenizer with an end token (eos_token), got none: set one")
+    prepare_template(tokenizer, config)
     return tokenizer
 
 

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
-import resource
-import signal
-import time
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from grouprl.models.templates import try_template
 from grouprl.types import Completion, Problem, StopReason, UserError
 
-_TEMPLATE_SECONDS, _TEMPLATE_BYTES = 2, 256 << 20
-_TEMPLATE_WALL_SECONDS = 60.0  # a forked process can inherit a lock that no thread of it releases
 _TRIED: set[str] = set()  # templates that stayed within the limits
 
 
@@ -36,7 +30,7 @@ def prompt_token_ids(problem: Problem, tokenizer: PreTrainedTokenizerBase, *, lo
         if tokenizer.chat_template is None:
             raise UserError(
                 f"problem {problem.id!r}: its prompt is chat messages, and the model's tokenizer has no chat template: "
-                "use an instruction-tuned model, or a task whose prompts are plain text"
+                "set model.chat_template=plain, or use an instruction-tuned model or a task with plain-text prompts"
             )
         ids = _rendered(problem.id, [dict(message) for message in problem.prompt], tokenizer)
     if not 1 <= len(ids) <= longest:
@@ -49,7 +43,7 @@ def prompt_token_ids(problem: Problem, tokenizer: PreTrainedTokenizerBase, *, lo
 
 def _rendered(problem_id: str, messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     if (template := str(tokenizer.chat_template)) not in _TRIED:
-        _try_template(messages, tokenizer)
+        try_template(messages, tokenizer)
         _TRIED.add(template)
     try:
         ids: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
@@ -58,44 +52,7 @@ def _rendered(problem_id: str, messages: list[dict[str, Any]], tokenizer: PreTra
             f"problem {problem_id!r}: expected a chat template that renders its messages, got {type(error).__name__}: "
             f"{error}: use a template that has these roles, or another model"
         ) from error
-    return ids
-
-
-def _try_template(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Renders in a process of its own, which the kernel ends at a limit: one loop or product can hang or fill memory.
-
-    Raises:
-        UserError: the template reached a limit.
-    """
-    if not hasattr(os, "fork"):
-        return
-    child = os.fork()
-    if not child:
-        try:
-            resource.setrlimit(resource.RLIMIT_CPU, (_TEMPLATE_SECONDS, _TEMPLATE_SECONDS))
-            if (memory := Path("/proc/self/statm")).exists():
-                held = int(memory.read_text().split()[5]) * resource.getpagesize()
-                resource.setrlimit(resource.RLIMIT_DATA, (held + _TEMPLATE_BYTES, held + _TEMPLATE_BYTES))
-            tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        except MemoryError:
-            os._exit(1)
-        finally:  # other errors are reported when this process renders
-            os._exit(0)
-    if _status(child):
-        raise UserError(
-            f"the model's chat template: expected a text within {_TEMPLATE_SECONDS} s of CPU time and "
-            f"{_TEMPLATE_BYTES >> 20} MiB, got none: the template is damaged or hostile; use another model"
-        )
-
-
-def _status(child: int) -> int:
-    """Waits for a process and returns its status; kills one that sleeps, which uses no CPU time."""
-    until = time.monotonic() + _TEMPLATE_WALL_SECONDS
-    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
-        if time.monotonic() > until:
-            os.kill(child, signal.SIGKILL)
-        time.sleep(0.001)
-    return ended[1]
+    return _one_bos(ids, tokenizer)
 
 
 def _text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -104,8 +61,13 @@ def _text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     ids: list[int] = tokenizer(text)["input_ids"]
     if ids[-len(own) - 1 :] == [*own, tokenizer.eos_token_id]:
         ids = ids[:-1]  # the tokenizer added it: the policy would write after an end
+    return _one_bos(ids, tokenizer)
+
+
+def _one_bos(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The ids without a second BOS: the text or the template may write one besides the tokenizer's."""
     bos = tokenizer.bos_token_id
-    return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids  # the text has one of its own
+    return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
 
 def authored_completion(

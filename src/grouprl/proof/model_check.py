@@ -15,6 +15,7 @@ from grouprl.models.attention import is_packed
 from grouprl.models.load import context_length, end_token_ids, load_model, load_tokenizer
 from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
+from grouprl.models.templates import folds_system
 from grouprl.models.verify import TOLERANCE, gap_to_own
 from grouprl.planner.machine import total_memory
 from grouprl.planner.memory import plan_memory
@@ -46,7 +47,7 @@ def check_model(config: RunConfig) -> Iterator[Finding]:
         UserError: the model or its tokenizer cannot be loaded, or its forward pass cannot be reproduced.
     """
     model = load_model(config.model.path, device=resolve_device(config.model.device))
-    tokenizer = load_tokenizer(config.model.path)
+    tokenizer = load_tokenizer(config.model)
     yield _sizes(model)
     yield _form(model)
     yield _gap("learner", gap_to_own(config.model.path, model))
@@ -135,7 +136,8 @@ def _template(tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
             continue
         text: Any = tokenizer.decode(ids)
         lost = [message["content"] for message in messages if str(message["content"]) not in text]
-        yield Finding(name, f"renders {len(ids)} tokens", f"drops {lost[0]!r}" if lost else "", stops=bool(lost))
+        own = "" if name == "chat template" or not folds_system(tokenizer) else "in the first user message, "
+        yield Finding(name, f"{own}renders {len(ids)} tokens", f"drops {lost[0]!r}" if lost else "", stops=bool(lost))
 
 
 def _memory(config: RunConfig, prompt: int) -> Finding:

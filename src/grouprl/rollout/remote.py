@@ -160,7 +160,7 @@ class _Sampler:
         model = load_model(path, device=resolve_device(device), weights=config.weights)
         self._start = fingerprint(model)
         self._model = model if lora is None else add_adapter(model, lora, seed=seed)
-        self._engine = NativeEngine(self._model, load_tokenizer(path), seed=seed, max_rows=max_rows, dtype=dtype)
+        self._engine = NativeEngine(self._model, load_tokenizer(config), seed=seed, max_rows=max_rows, dtype=dtype)
         self._digest = ""
 
     def __call__(self, job: SamplerJob) -> list[Group]:

@@ -76,7 +76,7 @@ def assemble(
     (ranks or Ranks()).agree(f"model: {found}\nproblems: {data}", "model and problems")
     _, state = saved or (None, TrainerState(start=found, data=data, kl_coef=config.algorithm.kl_coef))
     _refuse_changes(state, found, data)
-    tokenizer = load_tokenizer(config.model.path)
+    tokenizer = load_tokenizer(config.model)
     learner = make_learner(config, start, saved, ranks)
     engine = _engine(config, learner, tokenizer, found, samplers)
     parts = _parts(config, task, scorer, learner, tokenizer, engine)

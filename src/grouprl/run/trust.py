@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grouprl.config.run import RunConfig, load_config
+from grouprl.config.run import PLAIN, RunConfig, load_config
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory, is_config_of_a_run
 from grouprl.record.strict import read_json
@@ -104,6 +104,7 @@ def record_code(directory: Path, code: Mapping[str, Any], config: RunConfig) -> 
     """Writes the digests into the run directory, and remembers the code files and the servers for this user."""
     atomic_write_text(RunDirectory(directory).code, json_text(code, indent=2) + "\n")
     lines = {f"{digest}  {Path(path).resolve()}" for path, digest in code["files"].items()} | servers(config)
+    lines |= {f"{_digest(path)}  {path}" for path in _templates(config)}
     new = sorted(lines - _remembered())
     # A home that cannot be written has no list: its user names the files with --trust-code.
     with suppress(OSError):
@@ -125,10 +126,15 @@ def servers(config: RunConfig) -> set[str]:
 
 
 def _named(config: RunConfig) -> set[Path]:
-    """The code files of a configuration: of rewards, and of verifiers such as FILE.py:FUNCTION."""
+    """The code files of a configuration: of rewards, of verifiers such as FILE.py:FUNCTION, and a chat template."""
     paths = {reward.path for reward in config.rewards if reward.path is not None}
     paths |= {value.rpartition(":")[0] for value in config.task.arguments.values() if isinstance(value, str)}
-    return _real({path for path in paths if path.endswith(".py")})
+    return _real({path for path in paths if path.endswith(".py")}) | _templates(config)
+
+
+def _templates(config: RunConfig) -> set[Path]:
+    template = config.model.chat_template
+    return _real({template} - {PLAIN}) if template is not None else set()
 
 
 def _real(paths: Collection[str]) -> set[Path]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+from transformers import PreTrainedTokenizerBase
 
 from grouprl.config.run import RunConfig
 from grouprl.models.attention import is_packed
 from grouprl.models.kernels.build import setting, why_no_library
 from grouprl.models.precision import is_emulated
+from grouprl.models.templates import folds_system, lost_contents
 from grouprl.run.assemble import RunParts
+from grouprl.types import Problem
+
+_PROMPTS = 64  # train problems whose messages are compared with their rendering
 
 
 def warnings_of(parts: RunParts, config: RunConfig) -> Iterator[str]:
@@ -19,6 +25,7 @@ def warnings_of(parts: RunParts, config: RunConfig) -> Iterator[str]:
             "the model has a chat template, but plain-text prompts do not use it. Write prompts as messages, "
             '[{"role": "user", "content": ...}], or set task.arguments.messages=true.'
         )
+    yield from _about_messages(problems[:_PROMPTS], tokenizer)
     policy = parts.step_parts.learner.policy
     if not is_packed(policy):
         yield (
@@ -32,3 +39,19 @@ def warnings_of(parts: RunParts, config: RunConfig) -> Iterator[str]:
         )
     if parts.step_parts.learner.device.type == "cpu" and setting() != "off" and (reason := why_no_library()):
         yield f"without the compiled kernels this run takes 1.3 to 3 times as long. The reason: {reason}."
+
+
+def _about_messages(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    chats = {problem.id: problem.prompt for problem in problems if not isinstance(problem.prompt, str)}
+    if folds_system(tokenizer) and any(message["role"] == "system" for chat in chats.values() for message in chat):
+        yield (
+            "the model's chat template has no system role: the system message stands at the start of the first user "
+            "message (docs/models.md)."
+        )
+    for name, chat in chats.items():
+        if lost := lost_contents(chat, tokenizer):
+            yield (
+                f"the model's chat template drops or rewrites messages: the prompt of problem {name!r} lacks "
+                f"{lost[0]!r:.60}. The policy does not see it. Set model.chat_template, or change the prompts."
+            )
+            return

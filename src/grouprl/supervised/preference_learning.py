@@ -106,7 +106,7 @@ def learn_preferences(what: str, config: PreferenceLearningConfig, begin: Begin)
         UserError: pairs cannot be read or do not fit the model, or the run directory is in use. Then it writes nothing.
     """
     config, out = with_dtype(config), model_folder(config)
-    tokenizer = load_tokenizer(config.model.path)
+    tokenizer = load_tokenizer(config.model)
     preferences = load_preferences(config.preferences, tokenizer)
     train, test = split_preferences(preferences, config.eval_share)
     torch.set_num_threads(config.model.threads or torch.get_num_threads())

@@ -1,0 +1,149 @@
+"""Chat templates as a run uses them: the built-in one, a file, their arguments, models without a system role.
+
+What a run changes becomes a part of the template, so that a saved checkpoint renders what its policy was trained on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from grouprl.config.run import PLAIN, ModelConfig
+from grouprl.types import Message, UserError
+
+_SECONDS, _BYTES = 2, 256 << 20
+_WALL_SECONDS = 60.0  # a forked process can inherit a lock that no thread of it releases
+
+# For base models, in the form of R1-Zero's prompt (arXiv:2501.12948, table 1), whose instruction is the system message.
+_PLAIN_TEMPLATE = (
+    "A conversation between User and Assistant. The user asks a question, and the Assistant solves it."
+    "{% for message in messages %}{% if message['role'] == 'system' %}{{ ' ' + message['content'] }}"
+    "{% else %}{{ '\\n' + ('Assistant' if message['role'] == 'assistant' else 'User') + ': ' + message['content'] }}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '\\nAssistant:' }}{% endif %}"
+)
+# Ends with an expression, because the newline after a block would be trimmed from the template that follows.
+_FOLD = (
+    "{% if messages[0]['role'] == 'system' %}{% if messages | length > 1 and messages[1]['role'] == 'user' %}"
+    "{% set messages = [{'role': 'user', 'content': messages[0]['content'] + '\\n\\n' + messages[1]['content']}]"
+    " + messages[2:] %}{% else %}"
+    "{% set messages = [{'role': 'user', 'content': messages[0]['content']}] + messages[1:] %}"
+    "{% endif %}{% endif %}{{ '' }}"
+)
+_SYSTEM: Message = {"role": "system", "content": "Answer with a number."}
+_USER: Message = {"role": "user", "content": "What is 2 + 3?"}
+_FOLDED: dict[str, bool] = {}  # by template: whether it gets _FOLD
+
+
+def prepare_template(tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> None:
+    """Gives a tokenizer, in place, the chat template of a configuration with its arguments.
+
+    A template without a system role, which raises or drops the message, gets the system message at the start of the
+    first user message.
+
+    Raises:
+        UserError: the file cannot be read, the template has no such arguments, or it hangs or fills memory.
+    """
+    if model.chat_template == PLAIN:
+        ids = tokenizer("")["input_ids"]
+        begins = tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
+        tokenizer.chat_template = "{{ bos_token }}" * begins + _PLAIN_TEMPLATE
+    elif model.chat_template is not None:
+        try:
+            tokenizer.chat_template = Path(model.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            raise UserError(
+                f"model.chat_template: expected null, {PLAIN} or a file with a Jinja template, got "
+                f"{model.chat_template} ({error}): check the path"
+            ) from error
+    _set_arguments(tokenizer, model)
+    if tokenizer.chat_template is not None and _lacks_system(tokenizer):
+        tokenizer.chat_template = _FOLD + tokenizer.get_chat_template()
+
+
+def _set_arguments(tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> None:
+    if not model.chat_template_kwargs:
+        return
+    template = "" if tokenizer.chat_template is None else tokenizer.get_chat_template()
+    known = set(re.findall(r"\w+", template)) - {"messages", "add_generation_prompt"}
+    unknown = [name for name in model.chat_template_kwargs if name not in known]
+    if unknown:
+        raise UserError(
+            f"model.chat_template_kwargs: expected variables of the chat template of {model.path}, got "
+            f"{', '.join(unknown)}, which {'it does not read' if template else 'has none'}: check the names"
+        )
+    # A caller's own value comes first, as with any variable that a template sets where it is not defined.
+    given = "".join(
+        f"{{% if {name} is not defined %}}{{% set {name} = {json.dumps(value, ensure_ascii=False)} %}}{{% endif %}}"
+        for name, value in model.chat_template_kwargs.items()
+    )
+    tokenizer.chat_template = given + "{{ '' }}" + template
+
+
+def _lacks_system(tokenizer: PreTrainedTokenizerBase) -> bool:
+    template = str(tokenizer.chat_template)
+    if template not in _FOLDED:
+        for messages in ((_SYSTEM, _USER), (_USER,)):
+            try_template(messages, tokenizer)
+        # A template that fails without a system message, too, is reported where a prompt is rendered.
+        fails = lost_contents((_USER,), tokenizer)
+        _FOLDED[template] = not fails and _SYSTEM["content"] in lost_contents((_SYSTEM, _USER), tokenizer)
+    return _FOLDED[template]
+
+
+def folds_system(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the system message stands in the first user message, because the template has no system role."""
+    return _FOLD in str(tokenizer.chat_template)
+
+
+def lost_contents(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The contents of messages that the template drops or rewrites; all where it fails. White space does not count."""
+    contents, text = [message["content"] for message in messages], ""
+    with suppress(Exception):  # a template is a program, which can raise anything
+        text = str(tokenizer.apply_chat_template([*map(dict, messages)], add_generation_prompt=True, tokenize=False))
+    return [content for content in contents if content.strip() not in text]
+
+
+def try_template(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Renders in a process of its own, which the kernel ends at a limit: one loop or product can hang or fill memory.
+
+    Raises:
+        UserError: the template reached a limit.
+    """
+    if not hasattr(os, "fork"):
+        return
+    child = os.fork()
+    if not child:
+        try:
+            resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
+            if (memory := Path("/proc/self/statm")).exists():
+                held = int(memory.read_text().split()[5]) * resource.getpagesize()
+                resource.setrlimit(resource.RLIMIT_DATA, (held + _BYTES, held + _BYTES))
+            tokenizer.apply_chat_template([*map(dict, messages)], add_generation_prompt=True, tokenize=False)
+        except MemoryError:
+            os._exit(1)
+        finally:  # other errors are reported when this process renders
+            os._exit(0)
+    if _status(child):
+        raise UserError(
+            f"the model's chat template: expected a text within {_SECONDS} s of CPU time and "
+            f"{_BYTES >> 20} MiB, got none: the template is damaged or hostile; use another model"
+        )
+
+
+def _status(child: int) -> int:
+    """Waits for a process and returns its status; kills one that sleeps, which uses no CPU time."""
+    until = time.monotonic() + _WALL_SECONDS
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > until:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.001)
+    return ended[1]

@@ -1,0 +1,111 @@
+"""Chat templates of a configuration: the built-in one, a file, arguments, no system role, one BOS."""
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from grouprl.config.run import ModelConfig
+from grouprl.models.load import load_tokenizer
+from grouprl.models.prompts import prompt_token_ids
+from grouprl.models.templates import folds_system, lost_contents, prepare_template
+from grouprl.types import Message, Problem, UserError
+from templates import BOS, styled_tokenizer
+
+SYSTEM: Message = {"role": "system", "content": "Think first."}
+USER: Message = {"role": "user", "content": "4 + 5 = ?"}
+TURNS: tuple[Message, ...] = (USER, {"role": "assistant", "content": "9"}, {"role": "user", "content": "And 9 + 1?"})
+WITHOUT_SYSTEM = {
+    "raises": "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] }}{% endfor %}",
+    "drops": "{% for m in messages if m['role'] != 'system' %}{{ '<' + m['role'] + '>' + m['content'] }}{% endfor %}",
+}
+
+
+def rendered(tokenizer: PreTrainedTokenizerBase, *messages: Message) -> str:
+    ids = prompt_token_ids(Problem("p", messages), tokenizer, longest=1000)
+    return str(tokenizer.decode(ids))
+
+
+def of_file(tmp_path: Path, model: Path, template: str, **settings: object) -> PreTrainedTokenizerBase:
+    (tmp_path / "own.jinja").write_text(template)
+    return load_tokenizer(ModelConfig(path=str(model), chat_template=str(tmp_path / "own.jinja"), **settings))  # type: ignore[arg-type]
+
+
+def test_plain_has_the_form_of_r1_zeros_prompt(tiny: Path) -> None:
+    tokenizer = load_tokenizer(ModelConfig(path=str(tiny), chat_template="plain"))
+    assert rendered(tokenizer, SYSTEM, *TURNS) == (
+        "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. Think first."
+        "\nUser: 4 + 5 = ?\nAssistant: 9\nUser: And 9 + 1?\nAssistant:"
+    )
+    assert rendered(tokenizer, USER).endswith("solves it.\nUser: 4 + 5 = ?\nAssistant:")
+
+
+def test_plain_begins_with_bos_where_the_tokenizer_begins_a_text_with_it() -> None:
+    for adds, begins in ((f"{BOS} $A", True), ("$A", False)):
+        tokenizer = styled_tokenizer(adds=adds)
+        prepare_template(tokenizer, ModelConfig(chat_template="plain"))
+        assert rendered(tokenizer, USER).startswith(f"{BOS}A conversation" if begins else "A conversation")
+        assert rendered(tokenizer, USER).count(BOS) == begins
+
+
+@pytest.mark.parametrize("adds", ["$A", f"{BOS} $A"])
+def test_a_template_that_writes_bos_twice_gives_it_once(adds: str) -> None:
+    tokenizer = styled_tokenizer(adds=adds)
+    tokenizer.chat_template = "{{ bos_token + '<s>' + messages[-1].content }}"
+    assert rendered(tokenizer, USER) == f"{BOS}4 + 5 = ?"
+
+
+@pytest.mark.parametrize("template", WITHOUT_SYSTEM.values(), ids=WITHOUT_SYSTEM)
+def test_a_system_message_without_a_role_stands_in_the_first_user_message(
+    tiny: Path, tmp_path: Path, template: str
+) -> None:
+    tokenizer = of_file(tmp_path, tiny, "\n" + template)
+    assert folds_system(tokenizer)
+    assert rendered(tokenizer, SYSTEM, *TURNS) == "\n<user>Think first.\n\n4 + 5 = ?<assistant>9<user>And 9 + 1?"
+    assert rendered(tokenizer, *TURNS) == "\n<user>4 + 5 = ?<assistant>9<user>And 9 + 1?"
+    assert rendered(tokenizer, SYSTEM) == "\n<user>Think first."
+    # It is a part of what is saved, and nothing is folded twice.
+    tokenizer.save_pretrained(tmp_path / "saved")
+    again = load_tokenizer(str(tmp_path / "saved"))
+    assert again.chat_template == tokenizer.chat_template
+
+
+def test_templates_with_a_system_role_stay_as_they_are(tiny: Path) -> None:
+    assert load_tokenizer(str(tiny)).chat_template == AutoTokenizer.from_pretrained(tiny).chat_template
+    for style in ("qwen", "llama", "mistral", "gemma", "deepseek"):
+        tokenizer = styled_tokenizer(style)
+        before = tokenizer.chat_template
+        prepare_template(tokenizer, ModelConfig())
+        assert tokenizer.chat_template == before
+
+
+def test_arguments_reach_every_rendering(tiny: Path, tmp_path: Path) -> None:
+    template = (
+        "{% macro turn(m) %}{{ m.content + ('!' if loud else '') }}{% endmacro %}"
+        "{% for m in messages %}{{ m.role + ': ' + turn(m) + '\n' }}{% endfor %}"
+        "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think></think>' + note }}{% endif %}"
+    )
+    given = {"enable_thinking": False, "loud": True, "note": 'ä "quoted" \\ %} 🙂'}
+    tokenizer = of_file(tmp_path, tiny, template, chat_template_kwargs=given)
+    expected = tokenizer.apply_chat_template([dict(USER)], tokenize=False, chat_template=template, **given)
+    assert expected == 'user: 4 + 5 = ?!\n<think></think>ä "quoted" \\ %} 🙂'
+    assert rendered(tokenizer, USER) == expected
+    tokenizer.save_pretrained(tmp_path / "saved")
+    saved = ModelConfig(path=str(tmp_path / "saved"))
+    assert rendered(load_tokenizer(saved), USER) == expected
+    louder = saved.model_copy(update={"chat_template_kwargs": {"loud": False}})
+    assert rendered(load_tokenizer(louder), USER).startswith("user: 4 + 5 = ?\n")  # the newest value counts
+
+
+def test_arguments_and_files_that_cannot_be_used_are_one_sentence(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"expected variables of the chat template.*enable_thinkng, which it does not"):
+        of_file(tmp_path, tiny, "{{ enable_thinking }}", chat_template_kwargs={"enable_thinkng": False})
+    with pytest.raises(UserError, match=r"model.chat_template: expected null, plain or a file.*nowhere.jinja"):
+        load_tokenizer(ModelConfig(path=str(tiny), chat_template=str(tmp_path / "nowhere.jinja")))
+
+
+def test_what_a_template_does_to_the_history_is_found() -> None:
+    messages = (USER, {"role": "assistant", "content": "<think>4 and 5</think>9"}, TURNS[2])
+    assert lost_contents(messages, styled_tokenizer("deepseek")) == ["<think>4 and 5</think>9"]
+    assert lost_contents(messages, styled_tokenizer("mistral")) == []
