@@ -37,6 +37,7 @@ from grouprl.run.assemble import RunParts, assemble
 from grouprl.run.checkpoint import prune_checkpoints, save_checkpoint
 from grouprl.run.health import go_back, look_on_all, record_going_back
 from grouprl.run.machine import machine_facts, peak_rss_mib
+from grouprl.run.needs import needs_of
 from grouprl.run.process import StopRequest, stop_on_signal
 from grouprl.run.resume import check_resumable, choose_checkpoint, chosen_on_all, saved_path, with_run_dtype
 from grouprl.run.trust import code_of, record_code, refuse_changed_code
@@ -102,6 +103,8 @@ def train(
             check_resumable(directory, config)
             choose = partial(choose_checkpoint, directory, config, step=step, announce=terminal.say)
             saved = chosen_on_all(choose, ranks)
+        for need in needs_of(config, task, ranks.world):
+            terminal.say(need)
         cluster = samplers = None
         if config.cluster.backend == "ray":
             cluster = stack.enter_context(open_cluster(config.cluster, terminal.say, ranks))

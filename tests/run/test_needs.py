@@ -1,0 +1,42 @@
+"""What a run says before its model is loaded, and a model that cannot fit is refused there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from grouprl import Trainer, UserError
+from grouprl.run.needs import needs_of
+from grouprl.scoring.functions import WeightedReward
+from grouprl.tasks import task_from_list
+from letter_rewards import letters
+from small_runs import ROWS, small_config
+
+
+def test_the_memory_and_the_tokens_of_evaluations(tmp_path: Path) -> None:
+    """Abacus has 1,188,736 weights in float32: weights, reference, gradient and two moments take 5 x 4 bytes each."""
+    evaluation = {"every": 2, "problems": 3, "samples": 2}
+    config = small_config(tmp_path, model={"path": "abacus", "device": "cpu"}, evaluation=evaluation)
+    memory, tokens = needs_of(config, task_from_list(ROWS), 1)
+    assert re.match(rf"Memory: {1_188_736 * 20 / 2**30:.2f} GiB .* at most 0\.0[2-9] GiB .* on this cpu\.$", memory)
+    # Before, after steps 2 and 4 of 6, and after: 4 x 3 x (1 + 2) x 8 = 288. Training: 6 x 2 x 4 x 8 = 384.
+    assert tokens == (
+        "Evaluations: 4 of 3 problems x (1 greedy + 2 sampled) x at most 8 tokens, 288 in all; training: at most 384."
+    )
+
+
+def test_a_model_that_cannot_fit_is_refused_before_it_is_loaded(tiny: Path, tmp_path: Path) -> None:
+    """100,000 layers of 3 x 4096 x 14336 weights and more take petabytes."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny, model)
+    given = json.loads((model / "config.json").read_text())
+    larger = {"num_hidden_layers": 100_000, "hidden_size": 4096, "intermediate_size": 14_336}
+    (model / "config.json").write_text(json.dumps(given | larger))
+    config = small_config(tmp_path)
+    with pytest.raises(UserError, match=r"set model\.weights=bfloat16 .*learner\.moments=bfloat16, model\.lora={}"):
+        Trainer(model, ROWS, [WeightedReward("letters", letters)], config=config).train()
+    assert not (tmp_path / "run").exists()
