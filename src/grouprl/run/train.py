@@ -103,8 +103,7 @@ def train(
             check_resumable(directory, config)
             choose = partial(choose_checkpoint, directory, config, step=step, announce=terminal.say)
             saved = chosen_on_all(choose, ranks)
-        for need in needs_of(config, task, ranks.world):
-            terminal.say(need)
+        terminal.say("\n".join(needs_of(config, task, ranks.world)))
         cluster = samplers = None
         if config.cluster.backend == "ray":
             cluster = stack.enter_context(open_cluster(config.cluster, terminal.say, ranks))
