@@ -19,7 +19,8 @@ from tiny import tiny_model_folder
 ROWS = [gsm8k_row(number) for number in range(30)]
 VERBS = (
     *("train", "sft", "dpo", "reward-model", "eval", "sample", "compare"),
-    *("tasks", "check-reward", "export", "report", "lab", "plan", "doctor", "replay", "selftest", "check-model"),
+    *("tasks", "check-reward", "export", "report", "lab", "plan", "doctor", "check-model", "merge"),
+    *("replay", "selftest"),
 )
 
 
@@ -258,7 +259,10 @@ def test_bad_settings(place: Path, guesser: Path, change: tuple[str, ...], parts
 def test_a_model_without_a_chat_template(place: Path, tmp_path: Path) -> None:
     model = tiny_model_folder(tmp_path, chat_template=False)
     before = tree(place)
-    parts = ("its prompt is chat messages", "has no chat template: use an instruction-tuned model, or a task whose")
+    parts = (
+        "its prompt is chat messages",
+        "has no chat template: set model.chat_template=plain, or use an instruction-tuned",
+    )
     refused(train(place, model, "--name", "new"), *parts)
     assert tree(place) == before
 

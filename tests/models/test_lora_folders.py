@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -16,13 +15,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from grouprl import UserError
-from grouprl.config.run import LoraConfig
-from grouprl.models.adapters import attach_adapter
+from grouprl.config.run import LoraConfig, ModelConfig
+from grouprl.models.adapters import add_adapter, attach_adapter
 from grouprl.models.load import BUNDLED, fingerprint, load_model, load_tokenizer
 from grouprl.models.reward_model import load_reward_model
 from lora_models import (
     CORRECTED,
     CPU,
+    LORA,
     PROJECTIONS,
     adapted,
     assert_same_run,
@@ -36,12 +36,15 @@ from lora_models import (
 )
 from oracles import own_model
 from small_runs import grouprl, metrics, small_settings
+from source_tree import ROOT
 from tiny import tiny_model_folder
 from variants import variant
 
-pytestmark = pytest.mark.usefixtures("no_page")
+sys.path.insert(0, str(ROOT / "benchmarks"))
 
-DOCS = Path(__file__).parents[2] / "docs" / "lora.md"
+import families
+
+pytestmark = pytest.mark.usefixtures("no_page")
 
 
 @pytest.fixture(scope="module")
@@ -158,18 +161,34 @@ def test_an_adapter_is_trained_on_and_held_to_where_it_started(trained: Path, tm
     assert_same_run(ours.directory, run(str(start), tmp_path, "parts", model={}, steps=4, resume=True).directory)
 
 
-def test_the_merge_of_the_docs_is_the_policy(adapter: Path, tiny: Path, tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?merge_and_unload.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
-    names = {"Qwen/Qwen2.5-0.5B-Instruct": tiny, "runs/lora/checkpoints/step-000100": adapter, "merged": tmp_path / "m"}
-    for name, path in names.items():
-        assert f'"{name}"' in code
-        code = code.replace(f'"{name}"', repr(str(path)))
-    exec(code, {})
-    merged, policy = (load_model(str(path), device=CPU) for path in (tmp_path / "m", adapter))
-    batch = sampled(policy, tiny)
-    ours, theirs = (learner_of(one, None, CORRECTED).evaluate(batch) for one in (policy, merged))
-    torch.testing.assert_close(theirs.policy_NT, ours.policy_NT, atol=5e-5, rtol=0)  # rounding on both sides
-    assert load_tokenizer(str(tmp_path / "m"))("2 + 2")["input_ids"] == load_tokenizer(str(tiny))("2 + 2")["input_ids"]
+@pytest.mark.parametrize("family", ["qwen2", "gpt2"])
+def test_a_merged_adapter_is_the_policy(tiny: Path, tmp_path: Path, family: str) -> None:
+    """Of GPT-2 too, whose layers keep their weights transposed."""
+    base = tiny if family == "qwen2" else families.family_folder(tmp_path, family)
+    policy = shaken(adapted(base))
+    folder, out = saved(policy, base, tmp_path / "adapter"), tmp_path / "merged"
+    ended = grouprl("merge", folder, out)
+    assert ended.code == 0, ended.text
+    merged = load_model(str(out), device=CPU)
+    batch = sampled(policy, base)
+    ours, theirs, before = (
+        learner_of(one, None, CORRECTED).evaluate(batch).policy_NT
+        for one in (policy, merged, load_model(str(base), device=CPU))
+    )
+    torch.testing.assert_close(theirs, ours, atol=5e-5, rtol=0)  # rounding on both sides
+    assert (before - ours).abs().max() > 1e-2
+    plain, info = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not info["missing_keys"] | info["unexpected_keys"]
+    assert fingerprint(plain) == fingerprint(merged)
+    assert load_tokenizer(str(out))("2 + 2")["input_ids"] == load_tokenizer(str(base))("2 + 2")["input_ids"]
+    again = grouprl("merge", folder, out)
+    assert (again.code, "expected a new or empty folder" in again.text) == (2, True)
+
+
+def test_only_an_adapter_is_merged(tiny: Path, tmp_path: Path) -> None:
+    ended = grouprl("merge", tiny, tmp_path / "out")
+    assert (ended.code, (tmp_path / "out").exists()) == (2, False)
+    assert "expected the folder of a LoRA adapter" in ended.text
 
 
 # Refusals
@@ -223,6 +242,35 @@ def test_an_adapter_on_the_hub_is_never_loaded_implicitly(
     assert ended.code == 2
     assert "model 'someone/adapter': expected a causal language model" in ended.text
     assert "got an adapter: merge it into its base model (docs/lora.md); train, eval" in ended.text
+
+
+def test_a_revision_of_the_hub_reaches_config_weights_and_tokenizer(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tiny_model_folder(tmp_path / "other", kind="llama", chat_template=False)
+    repository = tmp_path / "hub/models--someone--model"
+    (repository / "refs").mkdir(parents=True)
+    for name, folder, commit in (("main", tiny, "a" * 40), ("old", other, "b" * 40)):
+        shutil.copytree(folder, repository / "snapshots" / commit)
+        (repository / "refs" / name).write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for revision, folder in ((None, tiny), ("main", tiny), ("old", other), ("b" * 40, other)):
+        config = ModelConfig(path="someone/model", revision=revision)
+        assert fingerprint(load_model(config, device=CPU)) == fingerprint(load_model(str(folder), device=CPU))
+        assert (load_tokenizer(config).chat_template is None) == (folder == other)
+    # An adapter names the commit of its base: the main branch may have moved when it is loaded again.
+    policy = shaken(add_adapter(load_model(config, device=CPU), LORA, seed=0))
+    folder = saved(policy, other, tmp_path / "adapter")
+    assert json.loads((folder / "adapter_config.json").read_text())["revision"] == "b" * 40
+    assert fingerprint(load_model(str(folder), device=CPU)) == fingerprint(policy)
+
+
+@pytest.mark.parametrize("local", ["abacus", "folder"])
+def test_a_model_on_this_machine_has_no_revision(tiny: Path, local: str) -> None:
+    ended = grouprl("sample", local if local == "abacus" else tiny, "model.revision=old")
+    assert ended.code == 2
+    assert "model.revision: expected null for" in ended.text
 
 
 def pickled(folder: Path) -> None:

@@ -148,7 +148,7 @@ def _own(prompt: str, tokenizer: PreTrainedTokenizerBase) -> Problem:
 
 def _engine(config: RunConfig) -> tuple[NativeEngine, PreTrainedTokenizerBase, int]:
     torch.set_num_threads(config.model.threads or torch.get_num_threads())
-    model = load_model(config.model.path, device=resolve_device(config.model.device), weights=config.model.weights)
+    model = load_model(config.model, device=resolve_device(config.model.device), weights=config.model.weights)
     tokenizer = load_tokenizer(config.model)
     engine = NativeEngine(
         model, tokenizer, seed=config.seed, max_rows=config.rollout.max_rows, dtype=config.model.dtype

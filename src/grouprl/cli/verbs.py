@@ -328,4 +328,4 @@ def doctor(
 def _run_of(checkpoint: str) -> list[str]:
     """Returns the settings of the run that contains a checkpoint, if there is one; a checkpoint has its template."""
     run = run_of_checkpoint(Path(checkpoint))
-    return [] if run is None else [str(run.config), "model.chat_template=null"]
+    return [] if run is None else [str(run.config), "model.chat_template=null", "model.revision=null"]

@@ -67,25 +67,3 @@ def selftest(
 
     if not show_selftest(config):
         raise typer.Exit(1)
-
-
-@app.command("check-model")
-@watched
-def check_model(
-    model: Annotated[str, typer.Argument(help="A bundled name, a folder in Hugging Face layout, or a hub id.")],
-    settings: Settings = None,
-    trust_code: TrustOption = None,
-) -> None:
-    """Check a checkpoint before a run: forward passes, context, window, template, end tokens, LoRA, memory.
-
-    Exit code 1 when a run under these settings would be refused or wrong (docs/models.md).
-
-    Example: grouprl check-model ./my-model
-
-    Example: grouprl check-model Qwen/Qwen2.5-0.5B-Instruct rollout.max_tokens=1024
-    """
-    config = run_config(settings, {"model.path": model}, trust=trust_code)
-    from grouprl.cli.proofs import show_model_check
-
-    if not show_model_check(config):
-        raise typer.Exit(1)

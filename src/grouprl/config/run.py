@@ -59,6 +59,7 @@ class ModelConfig(Section):
     """A model, and how this machine computes it."""
 
     path: Text = Field("abacus", description="a built-in model, a hub id or a folder in Hugging Face layout")
+    revision: Text | None = Field(None, description="branch, tag or commit of a hub id; null = its main branch")
     chat_template: Text | None = Field(
         None, description="null = the tokenizer's; plain = built-in, for base models; or a file with a Jinja template"
     )

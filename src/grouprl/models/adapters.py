@@ -114,19 +114,20 @@ def is_adapter(folder: str) -> bool:
     return (Path(folder) / CONFIG).is_file()
 
 
-def base_of(folder: str) -> str:
-    """Folder or hub id of an adapter's base model, from its adapter_config.json.
+def base_of(folder: str) -> tuple[str, str]:
+    """Folder or hub id of an adapter's base model and its hub revision, from its adapter_config.json.
 
     Raises:
         UserError: the file cannot be read, or names no base model.
     """
     try:
-        named = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+        found = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
+        named, revision = found.get("base_model_name_or_path"), found.get("revision") or "main"
     except (OSError, ValueError, AttributeError) as error:
         raise _not_an_adapter(Path(folder), f"a readable {CONFIG}", _reason(error)) from error
     if not isinstance(named, str) or not named:
         raise _not_an_adapter(Path(folder), "the name of a base model", f"base_model_name_or_path={named!r}")
-    return named
+    return named, str(revision)
 
 
 @contextmanager
@@ -167,7 +168,17 @@ def _inject(model: PreTrainedModel, config: Any, seed: int) -> None:
     for weight in model.parameters():
         if weight.requires_grad and weight.dtype == torch.bfloat16:  # PEFT takes the dtype of the layer
             weight.data = weight.data.float()
+    config.revision = getattr(model.config, "_commit_hash", None)  # of a base from the hub, which may change there
     model.eval()
+
+
+def merge_adapter(model: PreTrainedModel) -> None:
+    """Adds an adapter's change to its base's weights, in place, and removes the adapter."""
+    for name, layer in [(name, layer) for name, layer in model.named_modules() if hasattr(layer, "lora_A")]:
+        layer.merge()
+        model.set_submodule(name, layer.base_layer)
+    del model.peft_config
+    model._hf_peft_config_loaded = False  # the mark by which save_pretrained writes an adapter alone
 
 
 def _refuse_heads(model: PreTrainedModel, folder: Path) -> None:

@@ -23,7 +23,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
-from transformers.utils import find_adapter_config_file, logging
+from transformers.utils import CONFIG_NAME, cached_file, extract_commit_hash, find_adapter_config_file, logging
 
 from grouprl.config.run import ModelConfig
 from grouprl.models.adapters import attach_adapter, base_of, is_adapter
@@ -42,7 +42,7 @@ _SPEAKS, _SEES = MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPI
 _PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
-def load_model(path: str, *, device: torch.device, weights: str = "float32") -> PreTrainedModel:
+def load_model(source: str | ModelConfig, *, device: torch.device, weights: str = "float32") -> PreTrainedModel:
     """A causal language model with float32 weights, in eval mode, on GroupRL's attention.
 
     With `weights` "bfloat16" it is loaded and checked in float32 on the CPU, then rounded (see `round_weights`) and
@@ -54,18 +54,22 @@ def load_model(path: str, *, device: torch.device, weights: str = "float32") -> 
     Raises:
         UserError: there is no such model, or GroupRL does not reproduce its forward pass.
     """
+    path, revision = located(source)
     folder, base, what = _resolve(path), path, "a causal language model in safetensors"
     if has_manifest(Path(folder)):
         check_manifest(Path(folder))
     if is_adapter(folder):
-        base, what = _base(folder), f"{what}, the base of the adapter {path!r}"
-    auto = _auto_class(base, what)
+        (base, revision), what = _base(folder), f"{what}, the base of the adapter {path!r}"
+    auto = _auto_class(base, what, revision)
 
     rounded = weights == "bfloat16"
     place = torch.device("cpu") if rounded else device
 
     def load(attention: str) -> PreTrainedModel:
-        model = load_pretrained(auto, base, what, attention)[0].to(place).eval()
+        model = load_pretrained(auto, base, what, attention, {"revision": revision})[0].to(place).eval()
+        model.config._commit_hash = extract_commit_hash(
+            cached_file(_resolve(base), CONFIG_NAME, revision=revision), None
+        )
         return attach_adapter(model, Path(folder)) if is_adapter(folder) else model
 
     with hide_warnings():  # about masks and fast kernels of single architectures, whose numbers are compared here
@@ -76,15 +80,26 @@ def load_model(path: str, *, device: torch.device, weights: str = "float32") -> 
     return model.to(device)
 
 
-def _auto_class(path: str, what: str) -> Any:
+def _auto_class(path: str, what: str, revision: str) -> Any:
     """The Auto class of transformers for a checkpoint: of language models, or of those that see images, too."""
     try:
-        config = AutoConfig.from_pretrained(_resolve(path), trust_remote_code=False)
+        _refuse_adapter(path, what, revision)
+        config = AutoConfig.from_pretrained(_resolve(path), revision=revision, trust_remote_code=False)
+    except UserError:
+        raise
     except Exception as error:  # whatever a damaged or hostile file makes transformers raise
         raise _not_loadable(path, what, error) from error
     return (
         AutoModelForImageTextToText if type(config) in _SEES and type(config) not in _SPEAKS else AutoModelForCausalLM
     )
+
+
+def _refuse_adapter(path: str, what: str, revision: str) -> None:
+    if find_adapter_config_file(_resolve(path), revision=revision) is not None:
+        raise UserError(
+            f"model {path!r}: expected {what}, got an adapter: merge it into its base model (docs/lora.md); "
+            "train, eval, sample, sft and dpo accept a local folder with an adapter"
+        )
 
 
 def _freeze_beside_text(model: PreTrainedModel) -> None:
@@ -111,7 +126,7 @@ def load_pretrained(
         path: bundled name, folder or hub id.
         what: description of the expected model, for the error.
         attention: name of the attention implementation, GroupRL's or one of transformers'.
-        options: changes to the model's configuration.
+        options: changes to the model's configuration, and the hub's revision.
         heads: names of weights that the checkpoint may lack, or have in excess: those of another head.
 
     Returns:
@@ -123,11 +138,7 @@ def load_pretrained(
     """
     with hide_progress_bars():
         try:
-            if find_adapter_config_file(_resolve(path)) is not None:
-                raise UserError(
-                    f"model {path!r}: expected {what}, got an adapter: merge it into its base model (docs/lora.md); "
-                    "train, eval, sample, sft and dpo accept a local folder with an adapter"
-                )
+            _refuse_adapter(path, what, options.get("revision", "main"))
             model, info = auto.from_pretrained(
                 _resolve(path),
                 dtype=torch.float32,
@@ -184,20 +195,38 @@ def load_tokenizer(model: str | ModelConfig) -> PreTrainedTokenizerBase:
         UserError: there is no such tokenizer, it has no end token, or the chat template cannot be used.
     """
     config = ModelConfig(path=model) if isinstance(model, str) else model
-    path, folder = config.path, _resolve(config.path)
+    path, revision = located(config)
+    folder = _resolve(path)
     if is_adapter(folder) and not (Path(folder) / "tokenizer_config.json").is_file():
-        folder = _resolve(_base(folder))
+        base, revision = _base(folder)
+        folder = _resolve(base)
     try:
-        declared = get_tokenizer_config(folder).get("tokenizer_class")
+        declared = get_tokenizer_config(folder, revision=revision).get("tokenizer_class")
         # AutoTokenizer replaces a Qwen2 model's own tokenizer by Qwen2Tokenizer, which splits text in another way.
         loader = PreTrainedTokenizerFast if declared in _PLAIN_TOKENIZERS else AutoTokenizer
-        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder, trust_remote_code=False)
+        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder, revision=revision, trust_remote_code=False)
     except Exception as error:  # whatever a damaged or hostile file makes transformers raise
         raise _not_loadable(path, "a tokenizer", error) from error
     if tokenizer.eos_token_id is None:
         raise UserError(f"model {path!r}: expected a tokenizer with an end token (eos_token), got none: set one")
     prepare_template(tokenizer, config)
     return tokenizer
+
+
+def located(model: str | ModelConfig) -> tuple[str, str]:
+    """Path and hub revision of a model.
+
+    Raises:
+        UserError: a model on this machine has no revisions.
+    """
+    if isinstance(model, str):
+        return model, "main"
+    if model.revision is not None and (model.path in BUNDLED or Path(model.path).is_dir()):
+        raise UserError(
+            f"model.revision: expected null for {model.path}, which is on this machine, got {model.revision}: leave it "
+            "out, or give a hub id as model.path"
+        )
+    return model.path, model.revision or "main"
 
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
@@ -230,18 +259,18 @@ def _resolve(path: str) -> str:
     return str(BUNDLED.get(path, path))
 
 
-def _base(adapter: str) -> str:
-    """The present folder or hub id of an adapter's base model."""
-    named = base_of(adapter)
+def _base(adapter: str) -> tuple[str, str]:
+    """The present folder or hub id of an adapter's base model, and its hub revision."""
+    named, revision = base_of(adapter)
     for bundled in BUNDLED.values():
         if Path(named).parts[-4:] == bundled.parts[-4:]:  # the bundled model of another installation
-            return str(bundled)
+            return str(bundled), "main"
     if Path(named).is_absolute() and not Path(named).is_dir():
         raise UserError(
             f"adapter {adapter!r}: expected its base model in {named}, found none: put it back, or write its new "
             f"folder into base_model_name_or_path of {adapter}/adapter_config.json"
         )
-    return named
+    return named, revision
 
 
 def _not_loadable(path: str, what: str, error: Exception) -> UserError:

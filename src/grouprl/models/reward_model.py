@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
+from grouprl.config.run import ModelConfig
 from grouprl.models.attention import hidden_states
 from grouprl.models.layouts import TreeLayout
-from grouprl.models.load import hide_warnings, load_pretrained
+from grouprl.models.load import hide_warnings, load_pretrained, located
 from grouprl.models.verify import in_right_form
 from grouprl.types import UserError
 
@@ -23,7 +24,7 @@ _HEAD = "score.weight"
 
 
 def new_reward_model(
-    path: str, tokenizer: PreTrainedTokenizerBase, *, seed: int, device: torch.device
+    source: str | ModelConfig, tokenizer: PreTrainedTokenizerBase, *, seed: int, device: torch.device
 ) -> PreTrainedModel:
     """The decoder of a model with a score on top; a checkpoint that is already a reward model keeps its head.
 
@@ -34,8 +35,9 @@ def new_reward_model(
     Raises:
         UserError: there is no such model, it cannot score, or the tokenizer has no token to pad with.
     """
+    path, revision = located(source)
     padding = _padding_token_id(path, tokenizer)
-    model, missing = _classifier(path, device, {"num_labels": 1})
+    model, missing = _classifier(path, device, {"num_labels": 1, "revision": revision})
     if _HEAD in missing:
         weight = model.score.weight
         noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))

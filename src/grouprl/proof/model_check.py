@@ -46,7 +46,7 @@ def check_model(config: RunConfig) -> Iterator[Finding]:
     Raises:
         UserError: the model or its tokenizer cannot be loaded, or its forward pass cannot be reproduced.
     """
-    model = load_model(config.model.path, device=resolve_device(config.model.device))
+    model = load_model(config.model, device=resolve_device(config.model.device))
     tokenizer = load_tokenizer(config.model)
     yield _sizes(model)
     yield _form(model)

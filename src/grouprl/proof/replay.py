@@ -146,7 +146,7 @@ def _learner_before(run: Path, config: RunConfig, step: int) -> tuple[Learner, i
             f"{run}: expected a checkpoint before step {step}, found none, and steps up to {forked} were made by the "
             f"run that this one was forked from: replay them there, or keep more checkpoints with checkpoint.keep"
         )
-    start = load_model(config.model.path, device=resolve_device(config.model.device), weights=config.model.weights)
+    start = load_model(config.model, device=resolve_device(config.model.device), weights=config.model.weights)
     known = None if newest is None else newest[1].start
     if known not in (None, fingerprint(start)):
         raise UserError(
@@ -296,7 +296,7 @@ def _changed_learner(learner: Learner, config: RunConfig, changed: RunConfig) ->
     elif other.reference is None and config.model.lora is not None:
         other.reference = other.policy
     elif other.reference is None:
-        start = load_model(config.model.path, device=learner.device, weights=config.model.weights)
+        start = load_model(config.model, device=learner.device, weights=config.model.weights)
         other.reference = start.requires_grad_(False)
     return other
 

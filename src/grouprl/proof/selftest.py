@@ -53,7 +53,7 @@ def selftest(config: RunConfig) -> Iterator[Check]:
 
 def _on_groups(config: RunConfig) -> Iterator[Check]:
     still = config.learner.model_copy(update={"learning_rate": 0.0, "critic_learning_rate": None, "warmup_steps": 0})
-    start = load_model(config.model.path, device=resolve_device(config.model.device), weights=config.model.weights)
+    start = load_model(config.model, device=resolve_device(config.model.device), weights=config.model.weights)
     tokenizer = load_tokenizer(config.model)
     learner = make_learner(config.model_copy(update={"learner": still}), start, None)
     sampling = _short(config).sampling

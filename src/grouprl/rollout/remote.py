@@ -157,7 +157,7 @@ class _Sampler:
 
         path, lora, dtype = config.path, config.lora, config.dtype
         self._ray, self._path = ray, path
-        model = load_model(path, device=resolve_device(device), weights=config.weights)
+        model = load_model(config, device=resolve_device(device), weights=config.weights)
         self._start = fingerprint(model)
         self._model = model if lora is None else add_adapter(model, lora, seed=seed)
         self._engine = NativeEngine(self._model, load_tokenizer(config), seed=seed, max_rows=max_rows, dtype=dtype)

@@ -71,7 +71,7 @@ def assemble(
     check_rewards(config, scorer.rewards)
     data = problems_fingerprint(task.problems("train"))
     device = resolve_device(config.model.device)
-    start = load_model(config.model.path, device=device, weights=config.model.weights)
+    start = load_model(config.model, device=device, weights=config.model.weights)
     found = fingerprint(start)
     (ranks or Ranks()).agree(f"model: {found}\nproblems: {data}", "model and problems")
     _, state = saved or (None, TrainerState(start=found, data=data, kl_coef=config.algorithm.kl_coef))

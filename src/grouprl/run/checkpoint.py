@@ -9,11 +9,14 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.learner import Learner
+from grouprl.models.adapters import is_adapter, merge_adapter
+from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.manifest import check_manifest, write_manifest
 from grouprl.models.save import plain_tensors, save_model, save_tensors, trained_tensors
 from grouprl.models.shard import is_sharded, load_whole
@@ -72,6 +75,22 @@ def save_checkpoint(
         write_manifest(folder)
     prune_checkpoints(run, keep)
     return finished.path
+
+
+def merge_checkpoint(adapter: str, out: Path) -> None:
+    """Writes the model of an adapter's folder with the adapter merged into its weights.
+
+    Raises:
+        UserError: the folder holds no adapter, or `out` is there already.
+    """
+    if not is_adapter(adapter):
+        raise UserError(f"{adapter}: expected the folder of a LoRA adapter, got none: check the path")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out}: expected a new or empty folder, got one with files: choose another one")
+    model = load_model(adapter, device=torch.device("cpu"))
+    merge_adapter(model)
+    with atomic_directory(out) as folder:
+        save_model(model, load_tokenizer(adapter), folder)
 
 
 def prune_checkpoints(run: Path, keep: int) -> None:

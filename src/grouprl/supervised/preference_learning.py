@@ -38,7 +38,7 @@ def dpo(config: DpoConfig) -> Path:
     """
 
     def begin(_: PreTrainedTokenizerBase, device: torch.device) -> tuple[PreTrainedModel, PackMetrics]:
-        policy = load_model(config.model.path, device=device)
+        policy = load_model(config.model, device=device)
         return policy, dpo_metrics(policy, frozen_copy(policy), beta=config.beta)
 
     return learn_preferences("dpo", config, begin)
@@ -74,7 +74,7 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     """
 
     def begin(tokenizer: PreTrainedTokenizerBase, device: torch.device) -> tuple[PreTrainedModel, PackMetrics]:
-        model = new_reward_model(config.model.path, tokenizer, seed=config.seed, device=device)
+        model = new_reward_model(config.model, tokenizer, seed=config.seed, device=device)
         return model, reward_metrics(model)
 
     return learn_preferences("reward model", config, begin)

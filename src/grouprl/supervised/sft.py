@@ -79,7 +79,7 @@ def _model(
     config: SftConfig, pairs: Sequence[Pair], device: torch.device
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if config.new_model is None:
-        return load_model(config.model.path, device=device), load_tokenizer(config.model)
+        return load_model(config.model, device=device), load_tokenizer(config.model)
     texts = [text for problem, written in pairs[:_TOKENIZER_PAIRS] for text in (problem.prompt_text, written)]
     tokenizer = new_tokenizer(texts, config.new_model.vocabulary)
     return new_model(config.new_model, tokenizer, seed=config.seed).to(device), tokenizer

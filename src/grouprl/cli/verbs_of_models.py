@@ -1,0 +1,48 @@
+"""The verbs of model folders: `check-model` and `merge`. They import what they call when they are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from grouprl.cli.words import Settings, TrustOption, app, run_config, watched
+
+
+@app.command("check-model")
+@watched
+def check_model(
+    model: Annotated[str, typer.Argument(help="A bundled name, a folder in Hugging Face layout, or a hub id.")],
+    settings: Settings = None,
+    trust_code: TrustOption = None,
+) -> None:
+    """Check a checkpoint before a run: forward passes, context, window, template, end tokens, LoRA, memory.
+
+    Exit code 1 when a run under these settings would be refused or wrong (docs/models.md).
+
+    Example: grouprl check-model ./my-model
+
+    Example: grouprl check-model Qwen/Qwen2.5-0.5B-Instruct rollout.max_tokens=1024
+    """
+    config = run_config(settings, {"model.path": model}, trust=trust_code)
+    from grouprl.cli.proofs import show_model_check
+
+    if not show_model_check(config):
+        raise typer.Exit(1)
+
+
+@app.command()
+@watched
+def merge(
+    adapter: Annotated[str, typer.Argument(help="Folder of a LoRA adapter, such as a checkpoint.")],
+    out: Annotated[Path, typer.Argument(help="New folder of the merged model.")],
+) -> None:
+    """Merge a LoRA adapter into its base model: an ordinary model in Hugging Face layout, float32 (docs/lora.md).
+
+    Example: grouprl merge runs/lora/checkpoints/step-000100 merged
+    """
+    from grouprl.run.checkpoint import merge_checkpoint
+
+    merge_checkpoint(adapter, out)
+    typer.echo(f"Model: {out}")
