@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from grouprl.learner import make_batch
+from grouprl.models.attention import Rule
 from grouprl.models.layouts import TreeLayout
 from grouprl.models.precision import autocast
 from grouprl.planner import ModelShape
@@ -53,7 +54,7 @@ def tree_mask(bench: Bench, dtype: str, head_size: int) -> dict[str, float]:
         for precise, own in ((torch.float64, False), (DTYPES[dtype], True)):
             q, k, v = inputs = [tensor.to(precise, copy=True).requires_grad_() for tensor in exact]
             if own:
-                out = layout.attend(0, q, k, v, head_size**-0.5)
+                out = layout.attend(0, q, k, v, Rule(head_size**-0.5))
             else:
                 q, k, v = (
                     tensor.transpose(0, 1) for tensor in (q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1))

@@ -27,6 +27,7 @@ import gpu_correctness  # noqa: E402
 import gpu_speed  # noqa: E402
 import gpu_work  # noqa: E402
 
+from grouprl.models.attention import Rule  # noqa: E402
 from grouprl.models.layouts import TreeLayout  # noqa: E402
 from grouprl.planner import ModelShape, Networks  # noqa: E402
 from grouprl.types import Completion, Group, Problem, StopReason  # noqa: E402
@@ -141,10 +142,10 @@ def test_after_a_fault_of_the_gpu_the_next_stage_runs_in_another_process(
 def test_a_wrong_mask_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Completions that also attend to those before them."""
 
-    def causal(self: TreeLayout, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def causal(self: TreeLayout, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         q, k, v = (tensor.transpose(0, 1) for tensor in (query, key, value))
         attended = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=scaling, enable_gqa=True
+            q, k, v, is_causal=True, scale=rule.scaling, enable_gqa=True
         )
         return attended.transpose(0, 1)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from small_runs import Ended, grouprl
+from small_runs import Ended, grouprl, small_settings
 
 
 def checked(folder: Path, *settings: str) -> tuple[Ended, dict[str, str]]:
@@ -57,6 +57,12 @@ def test_a_tokenizer_with_more_tokens_than_embeddings(copied: Path) -> None:
     ended, lines = checked(copied, "rollout.max_tokens=16")
     assert ended.code == 1
     assert lines["vocabulary"] == "FAIL  321 tokens, 320 embeddings: use the model's own tokenizer"
+    ended = grouprl("train", "--model", copied, *small_settings(copied / "runs"))
+    assert ended.code == 2
+    assert (
+        "expected a tokenizer of at most 320 tokens, as many as the model has embeddings, got one of 321" in ended.text
+    )
+    assert not (copied / "runs").exists()
 
 
 def test_no_model(tmp_path: Path) -> None:

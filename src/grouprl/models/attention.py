@@ -146,11 +146,14 @@ class _Noting:
 
 @torch.no_grad()
 def attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
-    """The attention layers of a packed model, by a forward pass of one token."""
-    layout, device = _Noting(), model.get_input_embeddings().weight.device
-    token = torch.zeros(1, 1, dtype=torch.long, device=device)
-    model.get_decoder()(input_ids=token, position_ids=token, use_cache=False, layout=layout)
-    return [layout.found[layer] for layer in sorted(layout.found)]
+    """The attention layers of a packed model, by one forward pass of one token."""
+    decoder: Any = model.get_decoder()
+    if not hasattr(decoder, "_grouprl_layers"):  # asked first when the model is loaded
+        layout, device = _Noting(), model.get_input_embeddings().weight.device
+        token = torch.zeros(1, 1, dtype=torch.long, device=device)
+        decoder(input_ids=token, position_ids=token, use_cache=False, layout=layout)
+        decoder._grouprl_layers = [layout.found[layer] for layer in sorted(layout.found)]
+    return decoder._grouprl_layers  # type: ignore[no-any-return]
 
 
 def merged_attention(

@@ -213,6 +213,16 @@ def load_tokenizer(model: str | ModelConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises UserError for a tokenizer with tokens that the model has no embedding of."""
+    rows, known = model.get_input_embeddings().weight.shape[0], len(tokenizer)
+    if known > rows:
+        raise UserError(
+            f"model {model.name_or_path!r}: expected a tokenizer of at most {rows} tokens, as many as the model has "
+            f"embeddings, got one of {known}: use the model's own tokenizer"
+        )
+
+
 def located(model: str | ModelConfig) -> tuple[str, str]:
     """Path and hub revision of a model.
 

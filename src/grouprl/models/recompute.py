@@ -6,15 +6,18 @@ Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv:1604.06174.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def decoder_layers(model: PreTrainedModel) -> list[Any]:
     """The layers of a model's decoder, whatever it calls their list."""
+    from transformers.modeling_layers import GradientCheckpointingLayer  # the planner needs only `recomputes`
+
     modules = model.get_decoder().modules()
     return [module for module in modules if isinstance(module, GradientCheckpointingLayer)]
 

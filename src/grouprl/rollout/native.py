@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grouprl.models.attention import AttentionLayer, attention_layers, is_packed
+from grouprl.models.attention import attention_layers, is_packed
 from grouprl.models.load import end_token_ids
 from grouprl.models.precision import autocast
 from grouprl.models.progress import PROGRESS
@@ -53,7 +53,6 @@ class NativeEngine:
         self._device: torch.device = model.get_input_embeddings().weight.device
         self._version = 0
         self._recorded: ModuleForward | None = None
-        self._layers: list[AttentionLayer] = []  # of a packed model
 
     def load_weights(self, version: int) -> None:
         """See `Engine.load_weights`; the weights are shared with the learner, so only the version changes."""
@@ -126,13 +125,11 @@ class NativeEngine:
     def _forwards(self, units: Sequence[Unit], sampling: Sampling, rows: int, count: int) -> list[Forward]:
         """The model with large enough caches; on a CPU for one call only, so that the learner gets their memory."""
         packed = is_packed(self._model)
-        if packed and not self._layers:
-            with autocast(self._device, self._dtype):
-                self._layers = attention_layers(self._model)
+        layers = attention_layers(self._model) if packed else []
         shape = CacheShape(
-            layers=len(self._layers),
-            kv_heads=self._layers[0].kv_heads if packed else 0,
-            head_size=self._layers[0].key_size if packed else 0,
+            layers=len(layers),
+            kv_heads=layers[0].kv_heads if packed else 0,
+            head_size=layers[0].key_size if packed else 0,
             groups=min(len(units), _SLOTS * max(1, rows // min(len(unit.keys) for unit in units))),
             rows=rows,
             prompt_tokens=max(len(unit.prompt_ids) for unit in units),

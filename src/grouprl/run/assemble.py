@@ -18,7 +18,7 @@ from grouprl.distributed import Ranks
 from grouprl.learner import Learner, Optimizer
 from grouprl.models.adapters import add_adapter, attach_adapter
 from grouprl.models.critic import Critic
-from grouprl.models.load import context_length, fingerprint, frozen_copy, load_model, load_tokenizer
+from grouprl.models.load import check_tokens, context_length, fingerprint, frozen_copy, load_model, load_tokenizer
 from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.recompute import recompute_activations, recomputes
@@ -77,6 +77,7 @@ def assemble(
     _, state = saved or (None, TrainerState(start=found, data=data, kl_coef=config.algorithm.kl_coef))
     _refuse_changes(state, found, data)
     tokenizer = load_tokenizer(config.model)
+    check_tokens(start, tokenizer)
     learner = make_learner(config, start, saved, ranks)
     engine = _engine(config, learner, tokenizer, found, samplers)
     parts = _parts(config, task, scorer, learner, tokenizer, engine)
