@@ -7,17 +7,19 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from grouprl.config.run import RunConfig
 from grouprl.config.supervised import PreferenceLearningConfig, SftConfig
 from grouprl.models.workers import one_thread
 from grouprl.types import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _Config = TypeVar("_Config", RunConfig, SftConfig, PreferenceLearningConfig)
 
