@@ -192,7 +192,8 @@ def test_the_path_of_a_gpu_and_its_gradient_equal_dense_attention(shape: Shape, 
 
 
 @pytest.mark.slow
-def test_layouts_of_other_sizes_are_not_compiled_again(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("rule", [RULES["plain"], RULES["window"]], ids=["plain", "window"])
+def test_layouts_of_other_sizes_are_not_compiled_again(rule: Rule, monkeypatch: pytest.MonkeyPatch):
     """Torch compiles a function 8 times; afterwards it would run without, and hold the scores of all pairs of tokens.
 
     Traced as for a GPU, but run by torch without a kernel.
@@ -211,9 +212,9 @@ def test_layouts_of_other_sizes_are_not_compiled_again(monkeypatch: pytest.Monke
     ):
         layout = TreeLayout(*shape, CPU)
         qkv = random_qkv(layout, 4, 2, torch.float32)
-        attended = layout._flex(*qkv, 0.4)
+        attended = layout._flex(*qkv, rule)
         attended.sum().backward()
-        torch.testing.assert_close(attended, dense_attention(layout, *qkv, 0.4), atol=1e-5, rtol=0)
+        torch.testing.assert_close(attended, dense_attention(layout, *qkv, rule), atol=1e-5, rtol=0)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
 
 
