@@ -149,7 +149,7 @@ def _ended(child: _Process, terminal: Terminal, stop: StopRequest) -> list[str]:
         return []
     last = " ".join(console.read_text(encoding="utf-8", errors="replace").split("\n")[-3:]).strip()
     if code == 2 and not run.newest:
-        raise UserError(f"{run.directory}: {last.removeprefix('error: ')}")
+        raise UserError(f"{run.directory}: {last.rpartition('error: ')[2]}")
     terminal.say(f"{run.config.name}: failed with code {code}: {last[-300:]} (all of it: {console})")
     return [run.config.name]
 
