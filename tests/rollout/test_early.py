@@ -133,7 +133,7 @@ def test_dropped_groups_are_replaced_while_others_are_sampled_and_scored(tiny: P
     assert (many.groups, many.outcomes, many.kept) == (alone.groups, alone.outcomes, alone.kept)
     assert without_times(many) == without_times(alone)
     asked = [(request.problem.id, request.stream) for job in samplers.jobs for request in job.requests]
-    assert len(asked) == len(set(asked)) == len(alone.groups)  # nothing was sampled in vain
+    assert len(asked) == len(set(asked)) == len(alone.groups)  # each group was asked for once, and all are used
 
 
 @pytest.mark.parametrize("order", [UniformOrder(4, 3), EdgeOrder(4, 3, 8)], ids=["uniform", "edge"])

@@ -80,7 +80,7 @@ def torchrun_all(ranks: int, commands: Sequence[Sequence[str]]) -> Ended:
     """Several commands of `grouprl` in the same processes, because each start takes seconds.
 
     `refused FOLDER` before one says that the ranks refuse it: they work in FOLDER/0, FOLDER/1, ..., print the reason,
-    and go on. {rank} in its arguments is the rank.
+    and begin the next command. Its arguments may contain {rank}.
     """
     return ended(start(ranks, [str(Path(__file__)), json.dumps(commands)]))
 

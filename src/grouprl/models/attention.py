@@ -191,7 +191,7 @@ def merged_attention(
 
 
 def capped(scores: Tensor, softcap: float | None) -> Tensor:
-    """Scores of any shape under the soft-cap of a rule."""
+    """Scores or logits of any shape under a soft-cap; None = as they are."""
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 

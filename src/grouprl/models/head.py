@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from grouprl.models.attention import capped
 
 
 class _ChangedLogits(nn.Module):
@@ -23,8 +24,7 @@ class _ChangedLogits(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., H]."""
-        logits: Tensor = self.embedding(hidden) * self._factor
-        return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
+        return capped(self.embedding(hidden) * self._factor, self._softcap)
 
 
 def output_head(model: PreTrainedModel) -> nn.Module:

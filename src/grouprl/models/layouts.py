@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grouprl.models.attention import Rule, merged_attention
+from grouprl.models.attention import Rule, capped, merged_attention
 from grouprl.models.kernels.calibration import Contest, Form, grid, uses_kernel, with_gradient
 from grouprl.models.kernels.functions import tree_attention
 
@@ -192,7 +192,7 @@ def _cap(softcap: float) -> Callable[..., Tensor]:
     """The soft-cap for flex_attention; one function of each cap, because it compiles each function anew."""
 
     def cap(score: Tensor, _batch: Any, _head: Any, _query: Any, _key: Any) -> Tensor:
-        return softcap * torch.tanh(score / softcap)
+        return capped(score, softcap)
 
     return cap
 

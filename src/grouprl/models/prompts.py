@@ -65,7 +65,7 @@ def _text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def _one_bos(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids without a second BOS: the text or the template may write one besides the tokenizer's."""
+    """The ids without a second BOS: the text or the template may write one where the tokenizer adds its own."""
     bos = tokenizer.bos_token_id
     return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 

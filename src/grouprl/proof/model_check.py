@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.config.run import ALL_LINEAR, RunConfig
 from grouprl.models.adapters import linear_layers
 from grouprl.models.attention import is_packed
-from grouprl.models.load import context_length, end_token_ids, load_model, load_tokenizer
+from grouprl.models.load import check_tokens, context_length, end_token_ids, load_model, load_tokenizer
 from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.templates import folds_system
@@ -117,11 +117,12 @@ def _window(config: RunConfig, model: PreTrainedModel, prompt: int) -> Finding:
 
 def _tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Finding:
     rows, known = model.get_input_embeddings().weight.shape[0], len(tokenizer)
-    if known > rows:
-        return Finding(
-            "vocabulary", f"{known:,} tokens, {rows:,} embeddings", "use the model's own tokenizer", stops=True
-        )
-    return Finding("vocabulary", f"{known:,} tokens, {rows - known:,} embeddings without one")
+    found = f"{known:,} tokens, {rows:,} embeddings"
+    try:
+        check_tokens(model, tokenizer)
+    except UserError as error:
+        return Finding("vocabulary", found, str(error), stops=True)
+    return Finding("vocabulary", found)
 
 
 def _template(tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
