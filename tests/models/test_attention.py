@@ -192,7 +192,7 @@ def test_the_path_of_a_gpu_and_its_gradient_equal_dense_attention(shape: Shape, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [RULES["plain"], RULES["window"]], ids=["plain", "window"])
+@pytest.mark.parametrize("rule", [RULES["plain"], RULES["all"]], ids=["plain", "all"])
 def test_layouts_of_other_sizes_are_not_compiled_again(rule: Rule, monkeypatch: pytest.MonkeyPatch):
     """Torch compiles a function 8 times; afterwards it would run without, and hold the scores of all pairs of tokens.
 

@@ -35,10 +35,6 @@ class Rule:
         """Whether nothing but the scaling is asked for."""
         return self.window is None and self.softcap is None and self.sinks is None
 
-    def windowed(self, window: int | None) -> Rule:
-        """The same rule with another window."""
-        return Rule(self.scaling, window, self.softcap, self.sinks)
-
 
 class Layout(Protocol):
     """The rule by which the packed tokens of one forward pass attend to each other."""

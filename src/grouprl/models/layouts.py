@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grouprl.models.attention import Rule, capped, merged_attention
+from grouprl.models.attention import Rule, merged_attention
 from grouprl.models.kernels.calibration import Contest, Form, grid, uses_kernel, with_gradient
 from grouprl.models.kernels.functions import tree_attention
 
@@ -174,7 +174,7 @@ class TreeLayout:
     def _flex(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         # Under autocast rotations leave queries and keys in float32; flex_attention takes one dtype.
         q, k, v = (tensor.to(value.dtype).transpose(0, 1)[None] for tensor in (query, key, value))
-        score_mod = None if rule.softcap is None else _cap(rule.softcap)
+        score_mod = None if rule.softcap is None else _cap(rule.softcap, q.device)
         mask, flex = self._block_mask(rule.window), _compiled_flex()
         named = {"score_mod": score_mod, "block_mask": mask, "scale": rule.scaling, "enable_gqa": True}
         if rule.sinks is None:
@@ -188,11 +188,16 @@ class TreeLayout:
 
 
 @cache
-def _cap(softcap: float) -> Callable[..., Tensor]:
-    """The soft-cap for flex_attention; one function of each cap, because it compiles each function anew."""
+def _cap(softcap: float, device: torch.device) -> Callable[..., Tensor]:
+    """The soft-cap for flex_attention; one function of each cap, because it compiles each function anew.
+
+    The cap is a tensor: a number that a function holds becomes a symbol when it is traced for all sizes, and the
+    backward pass fails on its missing gradient (torch 2.13).
+    """
+    limit = torch.tensor(softcap, device=device)
 
     def cap(score: Tensor, _batch: Any, _head: Any, _query: Any, _key: Any) -> Tensor:
-        return capped(score, softcap)
+        return limit * torch.tanh(score / limit)
 
     return cap
 
