@@ -12,6 +12,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from grouprl import Algorithm
 from grouprl.algorithms import balance_loss
 from grouprl.learner import make_batch
+from grouprl.models.recompute import recompute_activations
 from grouprl.types import Batch, Sampling, UserError
 from learner_setting import gap, learn, learner_of, loaded, sampled
 from source_tree import ROOT
@@ -105,6 +106,21 @@ def test_several_packs_give_the_gradient_of_one(folders: dict[str, Path], batche
         found[tokens] = learn(learner, batches["mixtral"]), learner.optimizer.gradient
     assert found[45][0]["router_aux_loss"] == pytest.approx(found[10**6][0]["router_aux_loss"], rel=1e-5)
     assert gap(found[45][1], found[10**6][1]) < 2e-5
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
+def test_recomputed_layers_give_the_same_gradient(
+    folders: dict[str, Path], batches: dict[str, Batch], name: str
+) -> None:
+    found = []
+    for recompute in (False, True):
+        model = loaded(folders[name])
+        if recompute:
+            recompute_activations(model)
+        learner = learner_of(model, variant(router_aux_coef=0.5))
+        found.append((learn(learner, batches[name]), learner.optimizer.gradient))
+    assert found[1][0]["router_aux_loss"] == pytest.approx(found[0][0]["router_aux_loss"], rel=1e-6)
+    assert gap(found[1][1], found[0][1]) < 1e-6
 
 
 def test_a_model_without_experts_is_refused(tiny: Path) -> None:
