@@ -1,7 +1,9 @@
 """Loading: tokenizer and weights equal the saved ones, and models that packing would falsify are refused."""
 
+import gc
 import json
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -235,6 +237,21 @@ def test_a_model_that_mixes_tokens_is_not_packed_however_little_it_does(tiny: Pa
 
     assert is_packed(load_model(str(tiny), device=CPU))
     assert not is_packed(in_right_form("tiny", load))
+
+
+def test_two_attempts_are_never_in_memory_together(tiny: Path):
+    tried: list[weakref.ref[PreTrainedModel]] = []
+
+    def load(attention: str) -> PreTrainedModel:
+        gc.collect()
+        assert all(one() is None for one in tried)
+        model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32, attn_implementation=attention)
+        model.model.layers[1].mlp = ShortMemory(model.model.layers[1].mlp)
+        tried.append(weakref.ref(model))
+        return model.eval()
+
+    in_right_form("tiny", load)
+    assert len(tried) == 2
 
 
 def windowed(tiny: Path, to: Path, window: int) -> str:

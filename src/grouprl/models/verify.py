@@ -48,12 +48,8 @@ def in_right_form(path: str, load: Callable[[str], PreTrainedModel]) -> PreTrain
     Raises:
         UserError: it cannot be loaded, or neither form gives the log-probs of the model's own forward pass.
     """
-    try:
-        model = load(NAME)
-        if _is_right_packed(path, model):
-            return model
-    except _OTHER_LAYERS:
-        pass
+    if (packed := _packed(path, load)) is not None:
+        return packed
     model = load("eager")
     probe = _probe(path, model)
     try:
@@ -64,6 +60,17 @@ def in_right_form(path: str, load: Callable[[str], PreTrainedModel]) -> PreTrain
     if not gap <= TOLERANCE:
         raise _unsupported(path, model, f"a difference of {gap:.2g} of their spread")
     return model
+
+
+def _packed(path: str, load: Callable[[str], PreTrainedModel]) -> PreTrainedModel | None:
+    """The model on GroupRL's attention; None = it is wrong there, and its memory is free for the next attempt."""
+    try:
+        model = load(NAME)
+        return model if _is_right_packed(path, model) else None
+    except torch.OutOfMemoryError:
+        raise
+    except _OTHER_LAYERS:
+        return None
 
 
 def _is_right_packed(path: str, model: PreTrainedModel) -> bool:
