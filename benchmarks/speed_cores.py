@@ -26,6 +26,7 @@ from speed_rows import Row, child, finish, in_turns, say, section_parser, smalle
 CORES = os.cpu_count() or 1
 THREADS = [count for count in (1, 2, 4, 8) if count == 1 or count <= CORES]
 ROUNDS = 2
+SMOKE = ("rollout.problems_per_step=2", "rollout.group_size=2")
 PARTS = {"sampling": "time/rollout", "reference": "time/reference", "learning": "time/learn", "step": "time/total"}
 # One process whose threads hash without Python's lock.
 BUSY = """
@@ -40,11 +41,11 @@ for _ in range(os.cpu_count()):
 Seconds = dict[str, float]
 
 
-def demo(steps: int, threads: int) -> Seconds:
+def demo(steps: int, sizes: Sequence[str], threads: int) -> Seconds:
     """Seconds of a step of the recipe and of its parts; medians without the first step."""
     # Not what the section itself is limited to: the thread count is the configuration's.
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    few = ("evaluation.problems=1", "evaluation.samples=1", f"steps={steps}", f"model.threads={threads}")
+    few = ("evaluation.problems=1", "evaluation.samples=1", f"steps={steps}", f"model.threads={threads}", *sizes)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "grouprl", "train", "demo", f"runs_dir={folder}", "--name", "demo", *few]
         run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -104,14 +105,14 @@ def by_threads(name: str, step: Callable[[int], Seconds], rounds: int) -> tuple[
     return rows, found
 
 
-def busy(steps: int, rounds: int) -> tuple[list[Row], dict[str, Seconds]]:
+def busy(step: Callable[[int], Seconds], rounds: int) -> tuple[list[Row], dict[str, Seconds]]:
     """The demo with and without another process on all cores."""
 
     def disturbed() -> Seconds:
         with busy_cores():
-            return demo(steps, 0)
+            return step(0)
 
-    found = medians({"quiet": partial(demo, steps, 0), "busy": disturbed}, rounds)
+    found = medians({"quiet": partial(step, 0), "busy": disturbed}, rounds)
     seconds, quiet = found["busy"]["step"], found["quiet"]["step"]
     say(f"quiet {quiet:.2f} s, busy {seconds:.2f} s")
     return [smaller("demo, all cores busy, step", "s", seconds, quiet, "quiet machine")], found
@@ -122,12 +123,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=("demo", "small", "wide", "busy"))
     given = parser.parse_args()
     steps, rounds = (2, 1) if given.smoke else (6, ROUNDS)
+    run = partial(demo, steps, SMOKE if given.smoke else ())
     words = ("--smoke", "--steps", "1") if given.smoke else ("--steps", "1")
     sections = {
-        "demo": lambda: by_threads("demo", partial(demo, steps), rounds),
+        "demo": lambda: by_threads("demo", run, rounds),
         "small": lambda: by_threads("small", partial(random_weights, "small", words), rounds),
         "wide": lambda: by_threads("wide", partial(random_weights, "wide", words), rounds),
-        "busy": lambda: busy(steps, rounds),
+        "busy": lambda: busy(run, rounds),
     }
     rows: list[Row] = []
     found: dict[str, Any] = {}
