@@ -22,8 +22,9 @@ from grouprl.learner import make_batch
 from grouprl.models.attention import Rule
 from grouprl.models.layouts import TreeLayout
 from grouprl.models.precision import autocast
+from grouprl.models.verify import plain_logprobs
 from grouprl.planner import ModelShape
-from grouprl.proof.passes import gradients, packed_logprobs, plain_logprobs, relative
+from grouprl.proof.passes import gradients, packed_logprobs, relative
 from grouprl.rollout import NativeEngine, Request
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason
 

@@ -75,6 +75,8 @@ def test_without_a_verifier_a_step_has_no_share_of_correct_ones_and_a_table_what
     assert re.search(r"mean length +│ +- │ +12\.3", text)
     assert re.search(r"unverified share │ +50\.0% │ +-", text)
     assert "greedy" not in text
+    shown.comparison({"problems": 7}, {"problems": 7})
+    assert written.getvalue() == text
 
 
 def test_text_is_never_taken_for_markup() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from transformers import PreTrainedModel
 
 from grouprl import Trainer, UserError
+from grouprl.rollout import NativeEngine
 from grouprl.run.needs import needs_of
 from grouprl.scoring.functions import WeightedReward
 from grouprl.tasks import task_from_list
@@ -39,4 +44,23 @@ def test_a_model_that_cannot_fit_is_refused_before_it_is_loaded(tiny: Path, tmp_
     config = small_config(tmp_path)
     with pytest.raises(UserError, match=r"set model\.weights=bfloat16 .*learner\.moments=bfloat16, model\.lora={}"):
         Trainer(model, ROWS, [WeightedReward("letters", letters)], config=config).train()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_sampler_that_computes_another_model_is_refused(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine decodes a copy in which one matrix of a layer is a tenth larger."""
+    right = NativeEngine.__init__
+
+    def wrong(self: NativeEngine, model: PreTrainedModel, *arguments: Any, **options: Any) -> None:
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            other.get_decoder().layers[0].self_attn.v_proj.weight.mul_(1.1)
+        right(self, other, *arguments, **options)
+
+    monkeypatch.setattr(NativeEngine, "__init__", wrong)
+    trainer = Trainer(tiny, ROWS, [WeightedReward("letters", letters)], config=small_config(tmp_path))
+    with pytest.raises(UserError, match=r"got a difference of [\d.e-]+ of the largest: the sampler does not support"):
+        trainer.train()
     assert not (tmp_path / "run").exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from grouprl.models.attention import NAME, attention_layers, hidden_states, is_p
 from grouprl.models.head import output_head
 from grouprl.models.layouts import TreeLayout
 from grouprl.models.unpacked import picked_rows, read_on
-from grouprl.types import UserError
+from grouprl.types import Group, UserError
 
 TOLERANCE = 1e-4
 """Largest difference of log-probs, as a part of their spread, that counts as rounding."""
@@ -177,6 +177,22 @@ def _state_gap(model: PreTrainedModel, probe: _Probe) -> float:
         hidden_NH, state = read_on(decoder, ids_NT[:, step : step + 1], state)
         worst = max(worst, float((_found(model, hidden_NH) - probe.own_SX[starts + step]).abs().max()))
     return worst / probe.spread
+
+
+def plain_logprobs(model: PreTrainedModel, groups: Sequence[Group]) -> list[Tensor]:
+    """Log-probs of each completion's tokens: one padded row for each completion, transformers' own forward pass."""
+    rows = [(group.prompt_ids, one.token_ids) for group in groups for one in group.completions]
+    width, device = max(len(prompt) + len(own) for prompt, own in rows), model.device
+    ids = torch.tensor([[*prompt, *own, *[0] * (width - len(prompt) - len(own))] for prompt, own in rows]).to(device)
+    mask = torch.tensor([[n < len(prompt) + len(own) for n in range(width)] for prompt, own in rows]).to(device).long()
+    chosen = NAME if is_packed(model) else "eager"
+    model.set_attn_implementation("eager")  # each model's own reference
+    try:
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float().log_softmax(-1)
+    finally:
+        model.set_attn_implementation(chosen)
+    found = logits[:, :-1].gather(2, ids[:, 1:, None])[..., 0]
+    return [row[len(prompt) - 1 : len(prompt) + len(own) - 1] for row, (prompt, own) in zip(found, rows, strict=True)]
 
 
 def _unsupported(path: str, model: PreTrainedModel, got: str) -> UserError:

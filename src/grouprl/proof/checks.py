@@ -23,7 +23,8 @@ from grouprl.models.adapters import add_adapter, has_adapter
 from grouprl.models.load import load_model
 from grouprl.models.precision import autocast
 from grouprl.models.save import save_model
-from grouprl.proof.passes import gradients, packed_logprobs, plain_logprobs, relative
+from grouprl.models.verify import plain_logprobs
+from grouprl.proof.passes import gradients, packed_logprobs, relative
 from grouprl.proof.replay import make_update
 from grouprl.types import Group, RewardOutcome, Sampling, StepReward
 

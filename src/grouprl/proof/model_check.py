@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.config.run import ALL_LINEAR, RunConfig
@@ -21,13 +20,12 @@ from grouprl.planner.machine import total_memory
 from grouprl.planner.memory import plan_memory
 from grouprl.planner.screen import networks_of, step_of
 from grouprl.planner.shapes import shape_of
-from grouprl.proof.passes import plain_logprobs
-from grouprl.rollout import NativeEngine, Request
-from grouprl.types import Message, Problem, Sampling, UserError
+from grouprl.rollout import NativeEngine
+from grouprl.rollout.verify import sampler_gap
+from grouprl.types import Message, Problem, UserError
 
 _QUESTION: Message = {"role": "user", "content": "What is 2 + 3?"}
 _SYSTEM: Message = {"role": "system", "content": "Answer with a number."}
-_TOKENS = 16  # of each sampled completion
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ def check_model(config: RunConfig) -> Iterator[Finding]:
     yield _form(model)
     yield _gap("learner", gap_to_own(config.model.path, model))
     prompt = _prompt(tokenizer)
-    yield _gap("sampler", _sampler_gap(model, tokenizer, prompt))
+    yield _gap("sampler", sampler_gap(NativeEngine(model, tokenizer, seed=0, max_rows=2), model, prompt))
     yield _context(config, model, len(prompt))
     yield _window(config, model, len(prompt))
     yield _tokens(model, tokenizer)
@@ -87,16 +85,6 @@ def _prompt(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     return prompt_token_ids(
         Problem("check", str(_QUESTION["content"]) if plain else (_QUESTION,)), tokenizer, longest=1 << 30
     )
-
-
-@torch.no_grad()
-def _sampler_gap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: tuple[int, ...]) -> float:
-    sampling = Sampling(max_tokens=_TOKENS)
-    request = Request(Problem("check", "check"), prompt, 2)
-    [group] = NativeEngine(model, tokenizer, seed=0, max_rows=2).generate([request], sampling)
-    own = torch.cat(plain_logprobs(model, [group])).cpu()
-    found = torch.tensor([value for one in group.completions for value in one.logprobs])
-    return float((found - own).abs().max() / own.abs().max())
 
 
 def _context(config: RunConfig, model: PreTrainedModel, prompt: int) -> Finding:

@@ -1,4 +1,4 @@
-"""The same log-probs and gradients by different ways: transformers' own padded rows, and the learner's packs."""
+"""Log-probs by the learner's packs, gradients from log-probs, and how far two of them are apart."""
 
 from __future__ import annotations
 
@@ -10,24 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from grouprl.learner.packs import make_packs, pack_forward
-from grouprl.models.attention import NAME, is_packed
-from grouprl.types import Batch, Group
-
-
-def plain_logprobs(model: PreTrainedModel, groups: Sequence[Group]) -> list[Tensor]:
-    """Log-probs of each completion's tokens: one padded row for each completion, transformers' own forward pass."""
-    rows = [(group.prompt_ids, one.token_ids) for group in groups for one in group.completions]
-    width, device = max(len(prompt) + len(own) for prompt, own in rows), model.device
-    ids = torch.tensor([[*prompt, *own, *[0] * (width - len(prompt) - len(own))] for prompt, own in rows]).to(device)
-    mask = torch.tensor([[n < len(prompt) + len(own) for n in range(width)] for prompt, own in rows]).to(device).long()
-    chosen = NAME if is_packed(model) else "eager"
-    model.set_attn_implementation("eager")  # each model's own reference
-    try:
-        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float().log_softmax(-1)
-    finally:
-        model.set_attn_implementation(chosen)
-    found = logits[:, :-1].gather(2, ids[:, 1:, None])[..., 0]
-    return [row[len(prompt) - 1 : len(prompt) + len(own) - 1] for row, (prompt, own) in zip(found, rows, strict=True)]
+from grouprl.types import Batch
 
 
 def packed_logprobs(model: PreTrainedModel, batch: Batch, budget: int) -> list[Tensor]:

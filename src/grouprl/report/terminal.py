@@ -162,7 +162,8 @@ class Terminal:
                 form = "{:.1f}" if name == "mean_length" else "{:.1%}"
                 # A resumed run may be judged with more samples than it was before its first step.
                 table.add_row(name.replace("_", " "), _cell(before.get(name), form), _cell(after.get(name), form))
-        self.console.print(table)
+        if table.row_count:  # without a verifier nothing was judged
+            self.console.print(table)
 
 
 def visible(text: str) -> str:

@@ -27,6 +27,7 @@ from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.rewards.configured import check_rewards
 from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine
 from grouprl.rollout.remote import RemoteEngine, Samplers
+from grouprl.rollout.verify import check_sampler
 from grouprl.rollout.vllm import VllmEngine
 from grouprl.run.ahead import Ahead
 from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint
@@ -94,6 +95,8 @@ def assemble(
     parts.order.visits(task.problems("train"), step=1, rates=PassRates())  # raises for too few problems
     scorer.check_columns(task.problems("train")[: parts.problems_per_step])
     parts.engine.load_weights(state.updates)
+    if isinstance(engine, NativeEngine) and {config.model.dtype, config.model.weights} == {"float32"}:
+        check_sampler(engine, learner.policy, most_tokens=config.rollout.max_tokens)
     return RunParts(parts, held_out, state, _ahead(config, parts, saved))
 
 

@@ -1,0 +1,36 @@
+"""Compares what an engine samples with the model's own forward pass, before a run begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from grouprl.models.verify import TOLERANCE, plain_logprobs
+from grouprl.rollout.engine import Engine, Request
+from grouprl.types import Problem, Sampling, UserError
+
+_TOKENS = 16  # of each of the two completions
+
+
+@torch.no_grad()
+def sampler_gap(engine: Engine, model: PreTrainedModel, prompt_ids: Sequence[int], max_tokens: int = _TOKENS) -> float:
+    """The largest difference of sampled tokens' log-probs to the model's own, as a part of the largest of those."""
+    request = Request(Problem("check", "check"), tuple(prompt_ids), 2)
+    [group] = engine.generate([request], Sampling(max_tokens=max_tokens))
+    own = torch.cat(plain_logprobs(model, [group])).cpu()
+    found = torch.tensor([value for one in group.completions for value in one.logprobs])
+    return float((found - own).abs().max() / own.abs().max())
+
+
+def check_sampler(engine: Engine, model: PreTrainedModel, *, most_tokens: int) -> None:
+    """Raises UserError if a float32 engine in this process does not sample from the model that is trained."""
+    most = model.get_input_embeddings().weight.shape[0]
+    gap = sampler_gap(engine, model, [at % most for at in (3, 5, 7, 9)], min(_TOKENS, most_tokens))
+    if not gap <= TOLERANCE:
+        raise UserError(
+            f"expected sampled log-probs within {TOLERANCE} of the model's own forward pass, got a difference of "
+            f"{gap:.2g} of the largest: the sampler does not support {type(model).__name__} on this machine; set "
+            "GROUPRL_KERNELS=off, and if that does not help choose another model"
+        )
