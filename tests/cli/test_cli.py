@@ -19,7 +19,7 @@ from tiny import tiny_model_folder
 ROWS = [gsm8k_row(number) for number in range(30)]
 VERBS = (
     *("train", "sft", "dpo", "reward-model", "eval", "sample", "compare"),
-    *("tasks", "check-reward", "export", "report", "lab", "plan", "doctor", "check-model", "merge"),
+    *("check-reward", "export", "report", "lab", "plan", "tasks", "settings", "doctor", "check-model", "merge"),
     *("replay", "selftest"),
 )
 
@@ -102,6 +102,15 @@ def test_eval_of_a_checkpoint_uses_its_run_and_finds_what_the_run_found(finished
     assert found == json.loads((finished / "summary.json").read_text())["after"]
     other = json.loads(grouprl("eval", finished / "checkpoints/step-000002", "--json", "evaluation.problems=2").out)
     assert other["problems"] == 2
+
+
+def test_a_run_stands_for_its_newest_checkpoint(finished: Path, tmp_path: Path) -> None:
+    named, newest = (grouprl("eval", model, "--json") for model in (finished, finished / "checkpoints/step-000002"))
+    assert (named.code, json.loads(named.out)) == (0, json.loads(newest.out))
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(finished / "config.yaml", bare)
+    refused(grouprl("sample", bare), "expected a run with a checkpoint, got one without")
 
 
 def test_eval_shows_a_table(finished: Path, guesser: Path, place: Path) -> None:
@@ -239,8 +248,14 @@ def test_bad_data(place: Path, guesser: Path, prepare: Prepare, parts: tuple[str
         (("rewards=[{name: boxed_fromat}]",), ("rewards: expected one of", "did you mean 'boxed_format'?")),
         (("--task", "gsmk8"), ("word_problems, got 'gsmk8': did you mean 'gsm8k'?",)),
         (("--task", "word_problems"), ("task.path: the task word_problems has no such option", "remove it")),
-        (("--model", "./no-such-model"), ("model './no-such-model': expected a causal language model", "abacus")),
-        (("--model", "/no/such/model"), ("model '/no/such/model'", "local folder in Hugging Face layout")),
+        (("--model", "./no-such-model"), ("model './no-such-model': expected a folder", "check the path")),
+        (("--model", "/no/such/model"), ("model '/no/such/model'", "no such folder")),
+        (("--model", "abacuss"), ("model 'abacuss'", "did you mean 'abacus'?")),
+        (("learning_rate=1",), ("learning_rate: unknown key; did you mean learner.learning_rate?",)),
+        (("learner.lr=1",), ("learner.lr: unknown key; TRL's or verl's lr is here learner.learning_rate",)),
+        (("num_generations=4",), ("TRL's or verl's num_generations is here rollout.group_size",)),
+        (("--steps", "5"), ("--steps: expected an option that --help lists", "write steps=5")),
+        (("compare_famly",), ("expected one of demo, r1_zero, got 'compare_famly'",)),
         (("rollout.max_tokens=300",), ("rollout.max_tokens: expected less than the model's context of 256", "lower")),
         (("rollout.max_tokens=250",), ("expected a prompt of 1 to 6 tokens", "got", "lower rollout.max_tokens")),
         (("model.device=cuda:9",), ("model.device: expected a GPU 'cuda:9', found", "use model.device=auto or cpu")),
@@ -354,8 +369,8 @@ def test_resume_of_what_is_not_there_any_more(
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (("eval", "./no-such-model"), ("model './no-such-model': expected a causal language model",)),
-        (("sample", "./no-such-model"), ("model './no-such-model': expected a causal language model",)),
+        (("eval", "./no-such-model"), ("model './no-such-model': expected a folder",)),
+        (("sample", "./no-such-model"), ("model './no-such-model': expected a folder",)),
         (("sample", "GUESSER", "--problem", "500"), ("--problem: expected less than 500", "got 500")),
         (("report", "no-such-run"), ("no-such-run: expected a run directory", "such as runs/NAME")),
         (("sft", "--task", "gsm8k"), ("task gsm8k: makes no pairs to imitate: give a file with pairs.path=",)),

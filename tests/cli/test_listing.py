@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from grouprl.cli.listing import show_tasks
+from grouprl.cli.settings import show_settings
+from grouprl.config.other_names import HERE
+from grouprl.config.run import RunConfig, dump_config
+from grouprl.config.yaml_text import read_yaml
 from grouprl.tasks.named import TASKS
 from grouprl.types import UserError
 
@@ -51,6 +58,40 @@ def test_reasoning_gym_lists_its_data_sets_and_their_arguments() -> None:
     text = screen("reasoning_gym:spell_backward")
     assert text.count("Spell this word backward") == 3
     assert "task.arguments.max_word_len" in text
+
+
+def test_every_setting_of_a_run_is_listed_with_its_default() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    show_settings(console=console)
+    assert isinstance(console.file, io.StringIO)
+    rows = [re.split(r" {2,}", line.strip()) for line in console.file.getvalue().splitlines()[1:]]
+    shown = {row[0]: row[1] for row in rows}
+    tree = read_yaml(dump_config(RunConfig()))
+
+    def leaves(part: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+        for name, value in part.items():
+            if isinstance(value, dict) and value:
+                yield from leaves(value, f"{above}{name}." if above != "algorithm." else above)
+            elif value is not None or above != "algorithm.":
+                yield f"{above}{name}", value
+
+    for key, value in leaves(tree):
+        assert read_yaml(shown[key]) == value, key
+    assert shown["model.lora"] == "null"
+    assert "model.lora.rank" in shown
+    with pytest.raises(UserError, match="did you mean 'rollout'"):
+        show_settings("rolout")
+
+
+def test_names_of_other_trainers_lead_to_settings_that_exist() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    show_settings(console=console)
+    assert isinstance(console.file, io.StringIO)
+    known = {line.split()[0] for line in console.file.getvalue().splitlines()}
+    for name, here in HERE.items():
+        if not here.startswith("no setting"):
+            key = re.split(r"[=, ]", here)[0]
+            assert key in known or key.rpartition(".")[0] in known or key == "algorithm", name
 
 
 @pytest.mark.slow

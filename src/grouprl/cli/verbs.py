@@ -15,7 +15,7 @@ from grouprl.record.layout import RunDirectory, run_of_checkpoint
 from grouprl.types import UserError
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})  # --steps reaches `settings_file`, which knows settings
 @watched
 def train(
     settings: Settings = None,
@@ -121,7 +121,7 @@ def reward_model(settings: Settings = None, model: ModelOption = None) -> None:
 @app.command("eval")
 @watched
 def evaluate(
-    checkpoint: Annotated[str, typer.Argument(help="Checkpoint folder, built-in name or hub id.")],
+    checkpoint: Annotated[str, typer.Argument(help="Run or checkpoint folder, built-in name or hub id.")],
     settings: Settings = None,
     task: TaskOption = None,
     trust_code: TrustOption = None,
@@ -131,8 +131,11 @@ def evaluate(
 
     A checkpoint of a run is evaluated on that run's task by default.
 
+    Example: grouprl eval runs/demo
+
     Example: grouprl eval runs/demo/checkpoints/step-000060 evaluation.samples=16
     """
+    checkpoint = _newest(checkpoint)
     options = {"model.path": checkpoint, "task.name": task}
     config = run_config([*_run_of(checkpoint), *(settings or [])], options, trust=trust_code)
     from grouprl.cli.inspection import show_evaluation
@@ -143,7 +146,7 @@ def evaluate(
 @app.command()
 @watched
 def sample(
-    model: Annotated[str, typer.Argument(help="Checkpoint folder, built-in name or hub id.")] = "abacus",
+    model: Annotated[str, typer.Argument(help="Run or checkpoint folder, built-in name or hub id.")] = "abacus",
     settings: Settings = None,
     task: TaskOption = None,
     problem: Annotated[int, typer.Option(min=0, help="Index of a problem in evaluation.split.")] = 0,
@@ -154,6 +157,7 @@ def sample(
 
     Example: grouprl sample abacus --problem 3 rollout.group_size=8
     """
+    model = _newest(model)
     options = {"model.path": model, "task.name": task}
     config = run_config([*_run_of(model), *(settings or [])], options, trust=trust_code)
     from grouprl.cli.inspection import show_group
@@ -188,17 +192,6 @@ def compare(
         raise typer.Exit(1)
     if not compared.finished:
         raise typer.Exit(130)
-
-
-@app.command()
-def tasks(name: Annotated[str | None, typer.Argument(help="One task, with examples.")] = None) -> None:
-    """List the tasks: their problems, verifiers and an example of each.
-
-    Example: grouprl tasks countdown
-    """
-    from grouprl.cli.listing import show_tasks
-
-    show_tasks(name)
 
 
 @app.command("check-reward")
@@ -312,17 +305,15 @@ def plan(
     show_plan(found, config.algorithm.name, as_json=as_json)
 
 
-@app.command()
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
-) -> None:
-    """Show what this machine can run: devices and their speed, kernels, sandbox, extras, versions, memory and disk.
-
-    Example: grouprl doctor
-    """
-    from grouprl.planner.doctor import show_doctor
-
-    show_doctor(as_json=as_json)
+def _newest(model: str) -> str:
+    """The newest checkpoint where a run is named; any other model as it is."""
+    run = RunDirectory(Path(model))
+    if not run.exists:
+        return model
+    checkpoints = run.checkpoints()
+    if not checkpoints:
+        raise UserError(f"{model}: expected a run with a checkpoint, got one without: continue it with --resume")
+    return str(checkpoints[-1].path)
 
 
 def _run_of(checkpoint: str) -> list[str]:

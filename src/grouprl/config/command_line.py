@@ -34,26 +34,45 @@ def config_of(
     from grouprl.config.files import load_config  # brings in torch, which --help does not need
 
     given = settings or []
-    files = [settings_file(text) for text in given if "=" not in text]
+    _refuse_options(given)
+    files = [settings_file(text, kind) for text in given if "=" not in text]
     changes = [text for text in given if "=" in text]
     # As JSON, so that --name 007 stays text and a path may contain any character.
     changes += [f"{key}={json.dumps(value)}" for key, value in (options or {}).items() if value is not None]
     return load_config(kind, files, changes)
 
 
-def settings_file(text: str) -> Path:
+def _refuse_options(given: Sequence[str]) -> None:
+    for at, text in enumerate(given):
+        if text.startswith("-"):
+            name, equals, value = text.lstrip("-").partition("=")
+            value = value if equals else next(iter(given[at + 1 :]), "VALUE")
+            raise UserError(
+                f"{text}: expected an option that --help lists; a setting has no dashes: write {name}={value} "
+                "(`grouprl settings` lists them)"
+            )
+
+
+def settings_file(text: str, kind: type[BaseModel] | None = None) -> Path:
     """Returns the file for a path or for the name of a built-in recipe.
 
     Raises:
-        UserError: it is neither.
+        UserError: it is neither; the error names the recipes for this kind of configuration.
     """
     path, built_in = Path(text), RECIPES / f"{text}.yaml"
     if path.is_file() or path.suffix:
         return path
     if not built_in.is_file():
-        recipes = {recipe.stem: recipe for recipe in RECIPES.glob("*.yaml")}
+        recipes = [recipe.stem for recipe in RECIPES.glob("*.yaml") if kind is None or _is_for(kind, recipe)]
         raise unknown_name("settings (a file, a built-in recipe or a change such as steps=10)", text, recipes)
     return built_in
+
+
+def _is_for(kind: type[BaseModel], recipe: Path) -> bool:
+    from grouprl.config.yaml_text import read_yaml
+
+    keys = set(read_yaml(recipe.read_text(encoding="utf-8")))
+    return keys <= kind.model_fields.keys()
 
 
 def reward_settings(given: Sequence[str] | None) -> list[dict[str, object]] | None:

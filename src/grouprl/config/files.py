@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from grouprl.algorithms.option import hints
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import KINDS, flat
+from grouprl.config.other_names import HERE
 from grouprl.config.yaml_text import read_yaml, write_yaml
 from grouprl.types import UserError
 
@@ -284,8 +285,12 @@ def _all_keys(kind: Any, above: _Key = ()) -> Iterable[_Key]:
 
 
 def _nearest(kind: type[BaseModel], key: _Key) -> str:
+    if key[-1] in HERE and "steps" in kind.model_fields:  # the configuration of a run
+        return f"TRL's or verl's {key[-1]} is here {HERE[key[-1]]}"
     siblings = {name: (*key[:-1], name) for name in _fields(_field(kind, key[:-1])[0])}
     anywhere = {other[-1]: other for other in _all_keys(kind)}
+    if key[-1] in anywhere:
+        return f"did you mean {'.'.join(anywhere[key[-1]])}?"
     for valid in (siblings, anywhere):
         for name in difflib.get_close_matches(key[-1], valid, n=1):
             return f"did you mean {'.'.join(valid[name])}?"

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import hashlib
+import socket
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
+from huggingface_hub import constants
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -55,6 +61,7 @@ def load_model(source: str | ModelConfig, *, device: torch.device, weights: str 
         UserError: there is no such model, or GroupRL does not reproduce its forward pass.
     """
     path, revision = located(source)
+    find_model(path)
     folder, base, what = _resolve(path), path, "a causal language model in safetensors"
     if has_manifest(Path(folder)):
         check_manifest(Path(folder))
@@ -223,6 +230,36 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
         )
 
 
+def find_model(path: str) -> None:
+    """Looks for a model before anything is loaded; without a network the hub's cache alone is asked.
+
+    The hub's library asks an unknown host again for 90 s.
+
+    Raises:
+        UserError: it names a folder that is not there.
+    """
+    if path in BUNDLED or Path(path).expanduser().is_dir():
+        return
+    first = Path(path).parts[0] if Path(path).parts else ""
+    local = path.startswith((".", "/", "~")) or path.count("/") > 1 or (first != path and Path(first).is_dir())
+    if local:
+        raise UserError(f"model {path!r}: expected a folder in Hugging Face layout, got no such folder: check the path")
+    if not _hub_is_known():
+        constants.HF_HUB_OFFLINE = True
+
+
+@cache
+def _hub_is_known() -> bool:
+    """Whether this machine can find the hub's address; one behind a proxy need not."""
+    if constants.HF_HUB_OFFLINE or getproxies():
+        return True
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
+
+
 def located(model: str | ModelConfig) -> tuple[str, str]:
     """Path and hub revision of a model.
 
@@ -285,7 +322,9 @@ def _base(adapter: str) -> tuple[str, str]:
 
 def _not_loadable(path: str, what: str, error: Exception) -> UserError:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    near = difflib.get_close_matches(path, BUNDLED, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
     return UserError(
-        f"model {path!r}: expected {what}, could not load it ({reason}): "
+        f"model {path!r}: expected {what}, could not load it ({reason}): {hint}"
         f"give a bundled name ({', '.join(BUNDLED)}), a local folder in Hugging Face layout, or a hub id with a network"
     )

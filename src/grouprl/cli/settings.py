@@ -1,0 +1,71 @@
+"""The screen of `grouprl settings`: every key of a run with its default and its meaning."""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from grouprl.algorithms.spec import Algorithm
+from grouprl.config.algorithm import KINDS, options, plain
+from grouprl.config.run import RunConfig
+from grouprl.types import unknown_name
+
+Row = tuple[str, str, str]
+"""Key, default, meaning."""
+
+
+def show_settings(prefix: str = "", console: Console | None = None) -> None:
+    """Prints the keys that begin with `prefix`.
+
+    Raises:
+        UserError: there is none.
+    """
+    rows = list(_of_section(RunConfig))
+    found = [row for row in rows if row[0] == prefix or row[0].startswith(prefix.rstrip(".") + "." if prefix else "")]
+    found = found or [row for row in rows if row[0].startswith(prefix)]
+    if not found:
+        raise unknown_name("grouprl settings", prefix, {row[0].partition(".")[0] for row in rows})
+    table = Table("key", "default", "meaning", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for key, default, meaning in found:
+        table.add_row(Text(key, "bold"), Text(default, "dim"), Text(meaning))
+    (console or Console()).print(table)
+
+
+def _of_section(section: type[BaseModel], above: str = "") -> Iterator[Row]:
+    for name, field in section.model_fields.items():
+        key, default = f"{above}{name}", field.get_default(call_default_factory=True)
+        inner = [kind for kind in (field.annotation, *typing.get_args(field.annotation)) if isinstance(kind, type)]
+        if inner and inner[0] is Algorithm:
+            yield from _of_algorithm(default, f"{key}.")
+        elif inner and issubclass(inner[0], BaseModel):
+            several = typing.get_origin(field.annotation) is tuple
+            if several or default is None:
+                yield key, _written(default), field.description or ""
+            yield from _of_section(inner[0], f"{key}.0." if several else f"{key}.")
+        else:
+            yield key, _written(default), field.description or ""
+
+
+def _of_algorithm(default: Algorithm, above: str) -> Iterator[Row]:
+    yield f"{above}name", default.name, "grpo, dapo, ppo or another: docs/presets.md"
+    own = options(default)
+    for part, kinds in KINDS.items():
+        known = {one.name: one for kind in reversed(kinds) for one in fields(kind)}
+        off = kinds[0].absent if getattr(default, part) is None else {}
+        for name, one in known.items():
+            value = own.get(name, off.get(name, one.default))
+            yield f"{above}{name}", plain(value), one.metadata.get("about", "")
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, tuple):
+        value = list(value)
+    return value if isinstance(value, str) else json.dumps(value, default=str)

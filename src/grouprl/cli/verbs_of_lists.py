@@ -1,0 +1,46 @@
+"""The verbs that list what there is: tasks, settings, and what this machine can run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from grouprl.cli.words import app
+
+
+@app.command()
+def tasks(name: Annotated[str | None, typer.Argument(help="One task, with examples.")] = None) -> None:
+    """List the tasks: their problems, verifiers and an example of each.
+
+    Example: grouprl tasks countdown
+    """
+    from grouprl.cli.listing import show_tasks
+
+    show_tasks(name)
+
+
+@app.command()
+def settings(
+    prefix: Annotated[str, typer.Argument(help="A section or the beginning of a key, such as rollout.")] = "",
+) -> None:
+    """List the settings of a run: key, default, meaning.
+
+    Example: grouprl settings rollout
+    """
+    from grouprl.cli.settings import show_settings
+
+    show_settings(prefix)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
+) -> None:
+    """Show what this machine can run: devices and their speed, kernels, sandbox, extras, versions, memory and disk.
+
+    Example: grouprl doctor
+    """
+    from grouprl.planner.doctor import show_doctor
+
+    show_doctor(as_json=as_json)

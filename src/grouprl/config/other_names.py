@@ -1,0 +1,62 @@
+"""What settings of TRL and verl are called here: hints for keys that do not exist."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+HERE = MappingProxyType(
+    {
+        "adam_beta1": "learner.betas.0",
+        "adam_beta2": "learner.betas.1",
+        "attn_implementation": "no setting: the attention that agrees with the model's own is taken (docs/models.md)",
+        "beta": "algorithm.kl_coef",
+        "bf16": "model.dtype=bfloat16",
+        "cliprange": "algorithm.clip_high and clip_low",
+        "clip_ratio": "algorithm.clip_high and clip_low",
+        "clip_ratio_high": "algorithm.clip_high",
+        "clip_ratio_low": "algorithm.clip_low",
+        "dataset_name": "task.path with task.name=jsonl",
+        "epsilon": "algorithm.clip_low",
+        "epsilon_high": "algorithm.clip_high",
+        "eval_steps": "evaluation.every",
+        "generation_batch_size": "rollout.problems_per_step x rollout.group_size",
+        "gradient_accumulation_steps": "no setting: rollout.problems_per_step is the batch, packs need no setting",
+        "gradient_checkpointing": "learner.recompute",
+        "kl_coef": "algorithm.kl_coef",
+        "kl_loss_coef": "algorithm.kl_coef",
+        "loss_type": "algorithm, such as algorithm=dapo",
+        "lora_alpha": "model.lora.alpha",
+        "lora_rank": "model.lora.rank",
+        "lr": "learner.learning_rate",
+        "mask_truncated_completions": "algorithm.mask_overlong",
+        "max_completion_length": "rollout.max_tokens",
+        "max_new_tokens": "rollout.max_tokens",
+        "max_response_length": "rollout.max_tokens",
+        "max_steps": "steps",
+        "mini_batch_size": "algorithm.minibatches, the number of updates of a batch",
+        "model_name_or_path": "model.path",
+        "num_generations": "rollout.group_size",
+        "num_iterations": "algorithm.passes",
+        "optim": "no setting: the optimizer is AdamW; learner.moments=bfloat16 saves memory",
+        "output_dir": "runs_dir, the folder of the runs, and name",
+        "per_device_train_batch_size": "rollout.problems_per_step, groups in a step (TRL counts completions)",
+        "ppo_epochs": "algorithm.passes",
+        "ppo_micro_batch_size_per_gpu": "learner.micro_batch_tokens, in tokens",
+        "ppo_mini_batch_size": "algorithm.minibatches, the number of updates of a batch",
+        "report_to": "no setting yet: metrics.jsonl, the report and grouprl lab show a run",
+        "reward_weights": "rewards.0.weight, or --reward NAME=WEIGHT",
+        "run_name": "name",
+        "save_steps": "checkpoint.every",
+        "save_total_limit": "checkpoint.keep",
+        "scale_rewards": "algorithm.scale",
+        "sync_ref_model": "algorithm.refresh_reference, in steps",
+        "total_epochs": "steps",
+        "total_training_steps": "steps",
+        "train_batch_size": "rollout.problems_per_step",
+        "use_peft": "model.lora={}",
+        "use_vllm": "rollout.engine.name=vllm",
+        "vllm_importance_sampling_correction": "algorithm.correction_kind",
+        "wandb": "no setting yet: metrics.jsonl, the report and grouprl lab show a run",
+    }
+)
+"""The last part of a name there -> the setting here."""
