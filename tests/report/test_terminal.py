@@ -10,7 +10,7 @@ import re
 import pytest
 from rich.console import Console
 
-from grouprl.report.terminal import Terminal
+from grouprl.report.terminal import COLUMNS, Terminal
 
 METRICS = {
     "reward": 0.75,
@@ -77,6 +77,14 @@ def test_without_a_verifier_a_step_has_no_share_of_correct_ones_and_a_table_what
     assert "greedy" not in text
     shown.comparison({"problems": 7}, {"problems": 7})
     assert written.getvalue() == text
+
+
+def test_the_legend_names_columns_that_exist() -> None:
+    shown, written = terminal()
+    shown.legend()
+    named = re.findall(r"(?:^|\. )([\w, ]+):", written.getvalue())
+    assert {one for names in named for one in names.split(", ")} <= {heading for heading, *_ in COLUMNS}
+    assert len(named) == 4
 
 
 def test_text_is_never_taken_for_markup() -> None:

@@ -37,6 +37,10 @@ COLUMNS = (
     ("sample", "time/rollout", "{:.2f}s", 6),
     ("learn", "learn", "{:.2f}s", 6),
 )
+LEGEND = (
+    "signal: groups whose rewards differ. KL: nats a token from the reference. gap: largest difference of a token's "
+    "log-prob, sampler to learner. sample, learn: seconds."
+)
 
 
 class Advance(Protocol):
@@ -135,6 +139,10 @@ class Terminal:
         """The names of a step line's columns."""
         names = [f"{heading:>{width}}" for heading, _, _, width in COLUMNS]
         self.console.print("[dim]" + "  ".join(["    step", *names]) + "[/dim]")
+
+    def legend(self) -> None:
+        """What the columns of the step lines mean."""
+        self.console.print(f"[dim]{LEGEND}[/dim]")
 
     def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
         """One line: what the policy did, and where the time went."""

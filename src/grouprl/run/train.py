@@ -329,6 +329,7 @@ class _RunLoop:
             with self._terminal.status("writing the report"):
                 report = write_report(directory)
             self._terminal.say(verdict(read_run(directory)))
+            self._terminal.legend()
             self._terminal.say(f"Report: {report}")
             if not finished:
                 self._terminal.say(f"Stopped after step {state.step} of {config.steps}. Continue with --resume.")
