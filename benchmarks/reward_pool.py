@@ -12,8 +12,8 @@ from functools import partial
 import cloudpickle
 
 from grouprl.config.run import ScoringConfig
-from grouprl.scoring.calling import call, signature
-from grouprl.scoring.pool import RewardPool, gather
+from grouprl.scoring.calling import call, gather, signature
+from grouprl.scoring.pool import RewardPool
 
 COMPLETIONS, ROUNDS = 1024, 15
 

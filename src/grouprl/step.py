@@ -54,6 +54,7 @@ def grpo_step(
     """
     learner, selection, train = parts.learner, parts.learner.algorithm.groups, parts.task.problems("train")
     engine, tokenizer, clock = parts.engine, parts.tokenizer, Clock("rollout", "reward", "reference", "learn")
+    parts.scorer.begin_step(step)
     groups, outcomes, kept = list[Group](), list[tuple[RewardOutcome, ...]](), list[bool]()
 
     # Sample G completions of each of P problems from the current policy, and score each completion. Groups of further
@@ -72,7 +73,8 @@ def grpo_step(
     result = update_policy(learner, batch, clock, partial(token_loss, learner))
     engine.load_weights(learner.optimizer.updates)  # the engine samples the next step from the new weights
 
-    metrics = {**step_metrics(parts.task, groups, outcomes), **parts.scorer.usage(), **result.metrics}
+    scorer, found = parts.scorer, step_metrics(parts.task, groups, outcomes)
+    metrics = {**found, **scorer.logged(), **scorer.usage(), **result.metrics}
     metrics |= {**token_ledger(groups, outcomes, kept, result.unused), **clock.metrics(metrics["completion_tokens"])}
     return StepRecord(step, metrics, groups, outcomes, *token_record(groups, kept, result.tokens), kept)
 

@@ -181,6 +181,7 @@ class RewardOutcome:
     steps: tuple[StepReward, ...] = ()  # process rewards of its reasoning steps; not part of the total
     correct: bool | None = None  # the verdict of the task's verifier; None = it failed, or the task has none
     penalty: float = 0.0  # length penalty, from -1 to 0; also recorded as a component
+    extra: Mapping[str, Any] = field(default_factory=dict)  # what rewards logged, by REWARD/COLUMN
 
     @property
     def total(self) -> float:

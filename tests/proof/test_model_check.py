@@ -68,4 +68,4 @@ def test_a_tokenizer_with_more_tokens_than_embeddings(copied: Path) -> None:
 def test_no_model(tmp_path: Path) -> None:
     ended, _ = checked(tmp_path / "nothing")
     assert ended.code == 2
-    assert "expected a causal language model in safetensors, could not load it" in ended.text
+    assert "expected a folder in Hugging Face layout, got no such folder" in ended.text

@@ -85,6 +85,7 @@ def noted(path: Path) -> Any:
     """A reward that writes down what it is called with."""
 
     def reward(completions: list[Any], **others: Any) -> list[float]:
+        others = {name: values for name, values in others.items() if isinstance(values, list)}
         with path.open("a") as file:
             print(json.dumps({**others, "completions": completions}), file=file)
         return [float(n) for n in range(len(completions))]

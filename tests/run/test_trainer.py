@@ -55,6 +55,7 @@ def noting(path: Path) -> Callable[..., list[float]]:
     """A reward that writes down what it is called with."""
 
     def spy(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
+        columns = {name: values for name, values in columns.items() if isinstance(values, list)}
         with path.open("a") as file:
             print(json.dumps({"prompts": prompts, "completions": completions, **columns}), file=file)
         return [float(len(str(completion))) for completion in completions]

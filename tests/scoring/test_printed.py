@@ -6,7 +6,8 @@ import pytest
 
 from grouprl.config.run import ScoringConfig
 from grouprl.scoring import pool
-from grouprl.scoring.pool import RewardPool, gather
+from grouprl.scoring.calling import gather
+from grouprl.scoring.pool import RewardPool
 from grouprl.scoring.printed import MOST
 from grouprl.types import UserError
 
@@ -33,7 +34,7 @@ def test_the_first_bytes_of_each_call_are_printed(tmp_path: Path, capfd: pytest.
     file.write_text(LOUD)
     with RewardPool({name: (str(file), name, {}) for name in ("loud", "quiet")}, ONE) as rewards:
         for name, value in (("loud", 1.0), ("quiet", 2.0), ("loud", 1.0), ("quiet", 2.0)):
-            assert gather(rewards.submit(name, {"completions": [name]})) == [value]
+            assert gather(rewards.submit(name, {"completions": [name]})).values == [value]
     out, err = capfd.readouterr()
     assert out == ""
     assert err.count("first line of loud") == err.count("a word about quiet") == 2

@@ -18,8 +18,9 @@ import cloudpickle
 import pytest
 
 from grouprl.config.run import ScoringConfig
+from grouprl.scoring.calling import gather
 from grouprl.scoring.invalid import Invalid
-from grouprl.scoring.pool import RewardPool, gather
+from grouprl.scoring.pool import RewardPool
 from grouprl.types import UserError
 from misbehaving import DEEDS, STAYING, misbehaves
 
@@ -70,7 +71,7 @@ def pool() -> Iterator[RewardPool]:
 
 
 def scored(pool: RewardPool, *texts: str) -> list[Any]:
-    return gather(pool.submit("it", {"completions": list(texts)}))
+    return gather(pool.submit("it", {"completions": list(texts)})).values
 
 
 def test_every_deed_has_its_verdict() -> None:
@@ -109,7 +110,7 @@ def test_the_pool_is_whole_again_within_two_seconds_of_a_kill(pool: RewardPool) 
     while before & set(pool.pids) or len(pool.pids) < LIMITS.workers:  # while nothing is asked of it
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert [gather(pool.submit("it", {"completions": ["fine"]})) for _ in range(20)] == [[1.0]] * 20
+    assert [gather(pool.submit("it", {"completions": ["fine"]})).values for _ in range(20)] == [[1.0]] * 20
     assert not before & set(pool.pids)
 
 
@@ -151,7 +152,7 @@ def test_the_first_failures_are_not_hidden_behind_other_groups() -> None:
         alone = calls[0].result()
         for name, call in (("group", calls[2]), ("alone", alone[0]), ("alone", alone[1])):
             call.add_done_callback(lambda _, name=name: order.append(name))
-        assert [gather(call) for call in calls[1:]] == [[1.0, 1.0]] * 2
+        assert [gather(call).values for call in calls[1:]] == [[1.0, 1.0]] * 2
     assert order[0] == "alone"
 
 
@@ -172,7 +173,8 @@ def test_a_killed_run_takes_its_workers_along() -> None:
     import cloudpickle
     from misbehaving import misbehaves
     from grouprl.config.run import ScoringConfig
-    from grouprl.scoring.pool import RewardPool, gather
+    from grouprl.scoring.calling import gather
+    from grouprl.scoring.pool import RewardPool
     pool = RewardPool({"it": cloudpickle.dumps(misbehaves)}, ScoringConfig(workers=2))
     calls = [pool.submit("it", {"completions": ["fine"]}) for _ in range(64)]
     [gather(call) for call in calls]
@@ -214,7 +216,7 @@ def test_functions_of_all_forms_are_called_with_what_they_ask_for() -> None:
         instance=Length(4),
     ) as pool:
         keywords = {"prompts": ["?", "?"], "completions": ["a", "bb"], "completion_ids": [[1], [2]], "other": [1, 2]}
-        got = {name: gather(pool.submit(name, keywords)) for name in pool.signatures()}
+        got = {name: gather(pool.submit(name, keywords)).values for name in pool.signatures()}
     assert got == {
         "plain": [1.0, 2.0],
         "column": [True, True],

@@ -8,7 +8,6 @@ import hashlib
 import socket
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -248,7 +247,6 @@ def find_model(path: str) -> None:
         constants.HF_HUB_OFFLINE = True
 
 
-@cache
 def _hub_is_known() -> bool:
     """Whether this machine can find the hub's address; one behind a proxy need not."""
     if constants.HF_HUB_OFFLINE or getproxies():

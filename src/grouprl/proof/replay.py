@@ -310,6 +310,7 @@ def _rescored(scored: ScoredGroups, config: RunConfig, changed: RunConfig) -> Sc
         check_rewards(changed, rewards)
         # max_invalid=1, because nothing is trained on these rewards.
         with configured_scorer(changed, task, rewards, max_invalid=1.0) as scorer:
+            scorer.begin_step(scored.step)
             outcomes = scorer.finish([scorer.begin(group) for group in scored.groups], tokenizer)
             return replace(scored, outcomes=outcomes, kept=_kept(changed, outcomes), weights=scorer.weights)
     groups, buffer = changed.algorithm.groups, changed.algorithm.groups.overlong_buffer

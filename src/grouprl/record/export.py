@@ -96,6 +96,7 @@ def _schema(pa: ModuleType) -> Any:
             pa.field("updated_logprobs", numbers),
             pa.field("earned", pa.float64()),
             pa.field("kept", pa.bool_()),
+            pa.field("extra", pa.string()),
         ]
     )
 

@@ -232,7 +232,8 @@ def _outcome(path: Path, row: sqlite3.Row) -> RewardOutcome:
     penalty = components.get("soft_overlong") or 0.0
     earned = math.nan if row["reward"] is None else earned_reward(row["reward"], row["earned"], penalty)
     steps = tuple(StepReward(end, reward) for end, reward in parsed(path, row, "step_rewards") or ())
-    return RewardOutcome(earned, components, row["invalid_reason"] or "", steps, truth(row["correct"]), penalty)
+    extra = parsed(path, row, "extra") or {}
+    return RewardOutcome(earned, components, row["invalid_reason"] or "", steps, truth(row["correct"]), penalty, extra)
 
 
 def earned_reward(reward: float, earned: float | None, penalty: float) -> float:

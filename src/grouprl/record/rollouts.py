@@ -50,6 +50,7 @@ CREATE TABLE IF NOT EXISTS completions (
   updated_logprobs BLOB,              -- little-endian float32, after the update; NULL = not looked at again
   earned REAL,                        -- the reward before the length penalty; NULL = invalid, or not recorded
   kept INTEGER,                       -- 1 = its group was learned from, 0 = dropped; NULL = not recorded
+  extra TEXT,                         -- JSON object: what rewards logged, by REWARD/COLUMN; NULL = nothing
   PRIMARY KEY (step, group_index, completion_index)
 );
 -- One entry for each group: where a problem came, without reading every completion.
@@ -71,7 +72,7 @@ CREATE VIEW IF NOT EXISTS steps AS
 
 # Columns that an older version did not have, with their types: reading such a database finds NULL in every row. A
 # database that lacks any other column is refused.
-_LATER = {"earned": "REAL", "kept": "INTEGER"}
+_LATER = {"earned": "REAL", "kept": "INTEGER", "extra": "TEXT"}
 
 
 def open_rollouts(location: str) -> sqlite3.Connection:
@@ -105,14 +106,14 @@ def write_step(database: sqlite3.Connection, record: StepRecord) -> None:
     kept = [None] * len(record.groups) if record.kept is None else [int(keep) for keep in record.kept]
     columns = (record.groups, record.outcomes, record.token_advantages, traces, kept)
     completions = [
-        (*_completion_row(record.step, group_index, group.problem.id, *member), keep)
+        (*_completion_row(record.step, group_index, group.problem.id, *member), keep, _extra(member[1]))
         for group_index, (group, *scores, keep) in enumerate(zip(*columns, strict=True))
         for member in zip(group.completions, *scores, strict=True)
     ]
     with database:
         problems = [_problem_row(group) for group in record.groups]
         database.executemany("INSERT OR IGNORE INTO problems VALUES (?, ?, ?, ?, ?)", problems)
-        database.executemany(f"INSERT INTO completions VALUES ({', '.join('?' * 24)})", completions)
+        database.executemany(f"INSERT INTO completions VALUES ({', '.join('?' * 25)})", completions)
 
 
 def drop_after(database: sqlite3.Connection, step: int) -> None:
@@ -280,6 +281,10 @@ def _completion_row(
         *(None if numbers is None else _blob(numbers, "<f4") for numbers in traced),
         outcome.earned if outcome.valid else None,
     )
+
+
+def _extra(outcome: RewardOutcome) -> str | None:
+    return json_text(outcome.extra) if outcome.extra else None
 
 
 def _blob(numbers: Sequence[float], dtype: str) -> bytes:

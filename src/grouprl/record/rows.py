@@ -15,7 +15,7 @@ _TOKENS = ("token_ids", "logprobs", "plain_logprobs")
 _TRACES = ("token_advantages", "learner_logprobs", "entropies", "reference_logprobs", "updated_logprobs")
 _KINDS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("problem_id", "text", "components", "stop_reason", "prompt", "columns"), (str,)),
-    **dict.fromkeys(("invalid_reason", "step_rewards", "messages"), (str, type(None))),
+    **dict.fromkeys(("invalid_reason", "step_rewards", "messages", "extra"), (str, type(None))),
     **dict.fromkeys(("step", "group_index", "completion_index", "length", "weights_version"), (int,)),
     "correct": (int, type(None)),
     "kept": (int, type(None)),

@@ -79,8 +79,8 @@ def one_group(folder: Path, step: int, group: int) -> dict[str, Any]:
     with recorded(folder) as database:
         rows = database.execute(
             "SELECT completion_index, problem_id, text, reward, components, invalid_reason, correct, advantage, "
-            "length, stop_reason, weights_version, step_rewards FROM completions WHERE step = ? AND group_index = ? "
-            "ORDER BY completion_index",
+            "length, stop_reason, weights_version, step_rewards, extra FROM completions "
+            "WHERE step = ? AND group_index = ? ORDER BY completion_index",
             (step, group),
         ).fetchall()
         if not rows:
@@ -182,6 +182,7 @@ def _whole(path: Path, row: sqlite3.Row, weights: Mapping[str, float]) -> dict[s
         "components": components,
         "weights": {name: weights.get(name) for name in components},
         "step_rewards": parsed(path, row, "step_rewards"),
+        "extra": parsed(path, row, "extra"),
     }
 
 

@@ -76,6 +76,7 @@ def configured_scorer(
         overlong=Overlong(buffer, config.rollout.max_tokens) if buffer else None,
         ranks=ranks,
         cluster=cluster,
+        steps=config.steps,
     )
 
 

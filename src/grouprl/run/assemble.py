@@ -95,7 +95,8 @@ def assemble(
     parts.order.visits(task.problems("train"), step=1, rates=PassRates())  # raises for too few problems
     scorer.check_columns(task.problems("train")[: parts.problems_per_step])
     parts.engine.load_weights(state.updates)
-    if isinstance(engine, NativeEngine) and {config.model.dtype, config.model.weights} == {"float32"}:
+    # Only of the start model: after an explosion rounding alone is larger.
+    if saved is None and isinstance(engine, NativeEngine) and {config.model.dtype, config.model.weights} == {"float32"}:
         check_sampler(engine, learner.policy, most_tokens=config.rollout.max_tokens)
     return RunParts(parts, held_out, state, _ahead(config, parts, saved))
 

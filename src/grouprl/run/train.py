@@ -272,6 +272,7 @@ class _RunLoop:
         if recorded is not None:
             return recorded
         config, prompts = self._config.evaluation, self._parts.held_out
+        self._parts.step_parts.scorer.begin_step(self._state.step + 1)
         moment = when or f"step {self._state.step}"
         with self._terminal.progress(f"evaluate {moment}", len(prompts) * (config.samples + 1)) as advance:
             found = evaluate(

@@ -23,8 +23,9 @@ from grouprl.scoring.frames import receive_frame, send_frame
 from grouprl.scoring.invalid import Invalid
 from grouprl.scoring.parcels import unpack
 from grouprl.scoring.printed import Printed
+from grouprl.scoring.reward_logs import PROVIDED, Extra, RewardLog, TrainingState
 
-OWN_KEYWORDS = ("prompts", "completions", "completion_ids")
+OWN_KEYWORDS = ("prompts", "completions", "completion_ids", *PROVIDED)
 LARGEST = 1e30  # largest value: squares of rewards and their sums must stay finite
 _MIB = 1 << 20
 _HERE = Path(__file__).parent
@@ -33,6 +34,19 @@ _dumps = json.dumps  # a reference taken now, because a reward function may repl
 _T = TypeVar("_T")
 Value = float | None | Invalid | tuple[tuple[int, float], ...]
 """The value of one completion; a process reward gives pairs of (end, value)."""
+
+
+@dataclass(frozen=True)
+class Called:
+    """What a call gave."""
+
+    values: Sequence[Value]  # one for each completion
+    extra: Mapping[str, Sequence[Extra]]  # columns that it logged, with a value for each completion
+    metrics: Sequence[tuple[str, float]] = ()  # numbers that it logged, by name
+
+
+PendingValues = Future[Any]
+"""The `Called` of one call; after a failure, a list of `PendingValues`, one for each completion, called alone."""
 
 
 class WrongCountError(ValueError):
@@ -45,6 +59,11 @@ class Signature:
 
     required: tuple[str, ...]  # columns that it needs
     accepted: tuple[str, ...] | None  # None = all columns
+
+    @property
+    def provided(self) -> tuple[str, ...]:
+        """Those of PROVIDED that it accepts."""
+        return tuple(name for name in PROVIDED if self.accepted is None or name in self.accepted)
 
     def arguments(self, keywords: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
         """Selects the accepted keywords; a required column that a problem lacks is None, as in TRL's data sets."""
@@ -70,15 +89,19 @@ def call(
     arguments: Mapping[str, Sequence[Any]],
     completions: Sequence[Any],
     *,
+    provided: Sequence[str] = (),
+    state: TrainingState | None = None,
     per_step: bool = False,
     run: Callable[[Coroutine[Any, Any, Any]], Any],
-) -> list[Value]:
+) -> Called:
     """Calls a function; returns one value per completion. A result that is not a number becomes `Invalid`.
 
-    `run` runs a coroutine to its end. Raises the function's exceptions, and WrongCountError unless it returns a list
-    with one value per completion.
+    `provided` names those of PROVIDED that the function gets; `run` runs a coroutine to its end. Raises the function's
+    exceptions, and WrongCountError unless it returns a list with one value per completion.
     """
-    given = function(**arguments)
+    log = RewardLog(len(completions))
+    offered = dict(zip(PROVIDED, (state or TrainingState(), log.log_extra, log.log_metric), strict=True))
+    given = function(**arguments, **{name: offered[name] for name in provided})
     values = run(_awaited(given)) if inspect.isawaitable(given) else given
     values = values.tolist() if hasattr(values, "tolist") else values  # an array or a tensor
     count = len(completions)
@@ -86,8 +109,10 @@ def call(
         got = f"{len(values)}" if isinstance(values, list | tuple) else type(values).__name__
         raise WrongCountError(f"expected a list of {count} values, one per completion, got {got}")
     if per_step:
-        return [_steps(value, text) for value, text in zip(values, completions, strict=True)]
-    return [_number(value) for value in values]
+        checked = [_steps(value, text) for value, text in zip(values, completions, strict=True)]
+    else:
+        checked = [_number(value) for value in values]
+    return Called(checked, log.extra, log.metrics)
 
 
 async def _awaited(awaitable: Any) -> Any:
@@ -180,6 +205,7 @@ def work(
     held = _data_mib()
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_DATA, (held + memory_mib) * _MIB)
+    provided = {name: signature(function).provided for name, function in functions.items()}
     own = os.getpid()
     runner = asyncio.Runner()  # one event loop for all calls, so that connections opened in it stay usable
     while True:
@@ -190,7 +216,7 @@ def work(
         used = resource.getrusage(resource.RUSAGE_SELF)
         _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + cpu_seconds)
         printed.begin_call()
-        reply = _answer(message, functions, runner.run)
+        reply = _answer(message, functions, provided, runner.run)
         del message
         if os.getpid() != own:  # a function that forked returns in both processes
             os._exit(0)
@@ -199,23 +225,55 @@ def work(
 
 
 def _answer(
-    message: bytes, functions: Mapping[str, Callable[..., Any]], run: Callable[[Coroutine[Any, Any, Any]], Any]
+    message: bytes,
+    functions: Mapping[str, Callable[..., Any]],
+    provided: Mapping[str, Sequence[str]],
+    run: Callable[[Coroutine[Any, Any, Any]], Any],
 ) -> dict[str, Any]:
     try:
-        name, per_step, arguments, completions = unpack(message)
-        values = call(functions[name], arguments, completions, per_step=per_step, run=run)
-        return {"values": [{"invalid": str(v.reason)} if isinstance(v, Invalid) else v for v in values]}
+        name, per_step, state, arguments, completions = unpack(message)
+        function, names = functions[name], provided[name]
+        found = call(function, arguments, completions, provided=names, state=state, per_step=per_step, run=run)
+        values = [{"invalid": str(v.reason)} if isinstance(v, Invalid) else v for v in found.values]
+        return {"values": values, "extra": found.extra, "metrics": found.metrics}
     except WrongCountError as error:
         return {"error": f"gave a wrong result: {error}"}
     except BaseException as error:  # noqa: BLE001  user code: report any exception, never turn it into a reward
         return {"error": f"raised {describe(error)}", "memory": isinstance(error, MemoryError)}
 
 
-def decode(values: object, count: int) -> list[Value]:
-    """Decodes the values of `count` completions from JSON. Raises ValueError for anything else."""
+def decode(reply: Mapping[str, Any], count: int) -> Called:
+    """Decodes the reply about `count` completions from JSON. Raises ValueError, or the like, for anything else."""
+    values, log = reply["values"], RewardLog(count)
     if not isinstance(values, list) or len(values) != count:
         raise ValueError(f"expected {count} values")
-    return [_decoded(value) for value in values]
+    for column, given in reply["extra"].items():
+        log.log_extra(column, given)
+    for name, number in reply["metrics"]:
+        log.log_metric(name, number)
+    return Called([_decoded(value) for value in values], log.extra, log.metrics)
+
+
+def gather(scored: PendingValues) -> Called:
+    """Waits for a call and returns what it gave, in the order of its completions."""
+    found = scored.result()
+    if isinstance(found, Called):
+        return found
+    alone = [gather(item) for item in found]
+    columns = dict.fromkeys(name for one in alone for name in one.extra)
+    return Called(
+        [one.values[0] for one in alone],
+        {name: [one.extra.get(name, [None])[0] for one in alone] for name in columns},
+        [pair for one in alone for pair in one.metrics],
+    )
+
+
+def is_known(scored: PendingValues) -> bool:
+    """Whether `gather` would return values at once."""
+    if not scored.done() or scored.exception() is not None:
+        return False
+    found = scored.result()
+    return isinstance(found, Called) or all(map(is_known, found))
 
 
 def _decoded(value: object) -> Value:

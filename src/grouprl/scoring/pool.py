@@ -21,10 +21,11 @@ from typing import Any, Self
 
 from grouprl.config.run import ScoringConfig
 from grouprl.models.progress import PROGRESS
-from grouprl.scoring.calling import Signature, Value, decode, readable
+from grouprl.scoring.calling import Called, PendingValues, Signature, decode, readable
 from grouprl.scoring.frames import is_quiet, receive_frame, send_frame
 from grouprl.scoring.invalid import Invalid
 from grouprl.scoring.parcels import ParcelError, pack, unpack
+from grouprl.scoring.reward_logs import TrainingState
 from grouprl.scoring.zygote import Source, request
 from grouprl.types import UserError
 
@@ -38,8 +39,6 @@ _START = (
 )
 
 Keywords = Mapping[str, Sequence[Any]]
-PendingValues = Future[list[Any]]
-"""The values of one call; after a failure, one `PendingValues` for each completion, which is called alone."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ class _Job:
     keywords: Keywords
     completions: Sequence[Any]
     about: str  # the problem, for messages
+    state: TrainingState
     future: PendingValues = field(default_factory=Future)
 
 
@@ -104,7 +104,15 @@ class RewardPool:
                 thread.start()
         return self._signatures
 
-    def submit(self, name: str, keywords: Keywords, *, per_step: bool = False, about: str = "") -> PendingValues:
+    def submit(
+        self,
+        name: str,
+        keywords: Keywords,
+        *,
+        per_step: bool = False,
+        about: str = "",
+        state: TrainingState | None = None,
+    ) -> PendingValues:
         """Starts one call on the completions of a group; see `gather`. Raises ValueError when the pool is closed.
 
         `about` names the problem, for messages.
@@ -112,7 +120,8 @@ class RewardPool:
         if self._closed:
             raise ValueError("expected an open pool of rewards, got a closed one")
         arguments = self.signatures()[name].arguments(keywords)
-        return self._put(_Job(name, per_step, arguments, keywords["completions"], about), priority=1)
+        job = _Job(name, per_step, arguments, keywords["completions"], about, state or TrainingState())
+        return self._put(job, priority=1)
 
     @property
     def pids(self) -> list[int]:
@@ -216,27 +225,27 @@ class RewardPool:
                 self._end(worker)
             job.future.set_result(self._apart(job, found))
         else:
-            values, grown = found
+            called, grown = found
             if grown > self._limits.memory_mib // 2:
                 self._end(worker)
-            job.future.set_result(values)
+            job.future.set_result(called)
         return worker
 
-    def _apart(self, job: _Job, failure: _Failure) -> list[Any]:
+    def _apart(self, job: _Job, failure: _Failure) -> Called | list[PendingValues]:
         """Starts a call for each completion of a failed call; for a single completion, returns the reason."""
         if len(job.completions) == 1:
-            return [Invalid(readable(failure.reason))]
+            return Called([Invalid(readable(failure.reason))], {})
         singles = [{name: [values[n]] for name, values in job.keywords.items()} for n in range(len(job.completions))]
         # Before further groups, because they may stop the run.
         return [
-            self._put(_Job(job.name, job.per_step, keywords, [completion], job.about), priority=0)
+            self._put(_Job(job.name, job.per_step, keywords, [completion], job.about, job.state), priority=0)
             for keywords, completion in zip(singles, job.completions, strict=True)
         ]
 
-    def _attempt(self, job: _Job, worker: _Worker) -> tuple[list[Value], int] | _Failure:
-        """Makes a call; returns its values and the growth of the worker in MiB."""
+    def _attempt(self, job: _Job, worker: _Worker) -> tuple[Called, int] | _Failure:
+        """Makes a call; returns what it gave and the growth of the worker in MiB."""
         limits = self._limits
-        message = pack((job.name, job.per_step, job.keywords, job.completions))
+        message = pack((job.name, job.per_step, job.state, job.keywords, job.completions))
         started = time.monotonic()
         try:
             send_frame(worker.channel, message, seconds=limits.seconds)
@@ -246,7 +255,7 @@ class RewardPool:
                 return _Failure(f"needed more than {limits.memory_mib} MiB of memory", died=True)
             if "values" not in reply:
                 return _Failure(str(reply["error"]))
-            return decode(reply["values"], len(job.completions)), int(reply["grown"])
+            return decode(reply, len(job.completions)), int(reply["grown"])
         except TimeoutError:
             return _Failure(f"took longer than {limits.seconds:g} s", hung=True, died=True)
         except (EOFError, OSError):
@@ -297,18 +306,6 @@ class RewardPool:
 
 def _described(job: _Job, worker: _Worker | None) -> str:
     return f"reward {job.name} of problem {job.about or 'unknown'}, worker {worker.pid if worker else 'not started'}"
-
-
-def gather(scored: PendingValues) -> list[Value]:
-    """Waits for the values of a call and returns them in the order of its completions."""
-    return [gather(item)[0] if isinstance(item, Future) else item for item in scored.result()]
-
-
-def is_known(scored: PendingValues) -> bool:
-    """Whether `gather` would return values at once."""
-    if not scored.done() or scored.exception() is not None:
-        return False
-    return all(is_known(item) for item in scored.result() if isinstance(item, Future))
 
 
 def _user_error(error: BaseException) -> BaseException:

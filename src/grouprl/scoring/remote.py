@@ -11,8 +11,9 @@ from typing import Any, Self
 from grouprl.config.run import ScoringConfig
 from grouprl.distributed.actors import ActorPool
 from grouprl.distributed.cluster import Cluster
-from grouprl.scoring.calling import Signature, Value
-from grouprl.scoring.pool import Keywords, PendingValues, RewardPool, gather
+from grouprl.scoring.calling import Called, PendingValues, Signature, gather
+from grouprl.scoring.pool import Keywords, RewardPool
+from grouprl.scoring.reward_logs import TrainingState
 from grouprl.scoring.zygote import Source
 
 
@@ -24,6 +25,7 @@ class _Call:
     keywords: Keywords
     per_step: bool
     about: str  # the problem, for messages
+    state: TrainingState
 
 
 class RemoteRewards:
@@ -49,9 +51,17 @@ class RemoteRewards:
             self._signatures = self._pool.submit(None).result()
         return self._signatures
 
-    def submit(self, name: str, keywords: Keywords, *, per_step: bool = False, about: str = "") -> PendingValues:
+    def submit(
+        self,
+        name: str,
+        keywords: Keywords,
+        *,
+        per_step: bool = False,
+        about: str = "",
+        state: TrainingState | None = None,
+    ) -> PendingValues:
         """See `RewardPool.submit`."""
-        return self._pool.submit(_Call(name, keywords, per_step, about))
+        return self._pool.submit(_Call(name, keywords, per_step, about, state or TrainingState()))
 
     @property
     def processes(self) -> list[tuple[int, str]]:
@@ -71,8 +81,10 @@ class _Scorer:
     def __init__(self, functions: Mapping[str, Source], limits: ScoringConfig) -> None:
         self._pool = RewardPool(functions, limits)
 
-    def __call__(self, call: _Call | None) -> Mapping[str, Signature] | list[Value]:
+    def __call__(self, call: _Call | None) -> Mapping[str, Signature] | Called:
         if call is None:
             return self._pool.signatures()
-        pending: Future[Any] = self._pool.submit(call.name, call.keywords, per_step=call.per_step, about=call.about)
+        pending: Future[Any] = self._pool.submit(
+            call.name, call.keywords, per_step=call.per_step, about=call.about, state=call.state
+        )
         return gather(pending)

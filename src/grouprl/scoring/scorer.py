@@ -6,7 +6,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -14,24 +14,42 @@ from grouprl.config.run import ScoringConfig
 from grouprl.distributed import Ranks
 from grouprl.distributed.cluster import Cluster
 from grouprl.models.progress import PROGRESS
-from grouprl.scoring.calling import Signature, Value, call, describe, run_in_thread, signature
+from grouprl.scoring.calling import (
+    Called,
+    PendingValues,
+    Signature,
+    call,
+    describe,
+    gather,
+    is_known,
+    run_in_thread,
+    signature,
+)
+from grouprl.scoring.completions import (
+    Row,
+    Scored,
+    extras_of,
+    failure,
+    is_correct,
+    read,
+    rows_of,
+    shared_out,
+    written,
+)
 from grouprl.scoring.functions import SOFT_OVERLONG, FromFile, WeightedReward
-from grouprl.scoring.invalid import Invalid, InvalidCount
+from grouprl.scoring.invalid import InvalidCount
 from grouprl.scoring.keywords import call_keywords
 from grouprl.scoring.overlong import Overlong
 from grouprl.scoring.parcels import ParcelError, pack
-from grouprl.scoring.pool import PendingValues, RewardPool, cores, gather, is_known
+from grouprl.scoring.pool import RewardPool, cores
 from grouprl.scoring.reasoning_steps import step_rewards
 from grouprl.scoring.remote import RemoteRewards
+from grouprl.scoring.reward_logs import TrainingState
 from grouprl.scoring.zygote import Source
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-_Row = Mapping[str, Value]  # the values of one completion by reward name
-_Scored = tuple[Sequence[RewardOutcome], Sequence[str]]  # a group's outcomes, and why completions are invalid
 
 
 @dataclass(frozen=True)
@@ -77,6 +95,7 @@ def open_scorer(
     overlong: Overlong | None = None,
     ranks: Ranks | None = None,
     cluster: Cluster | None = None,
+    steps: int = 0,
 ) -> Iterator[Scorer]:
     """Opens a scorer with its worker processes, which load the functions in the background and end with the block.
 
@@ -87,6 +106,7 @@ def open_scorer(
         overlong: the length penalty of each completion; None = there is none.
         ranks: those that score together; None = a single process. The ranks of a machine share its cores.
         cluster: whose scorers run the workers; None = this machine does.
+        steps: of the run, for rewards that ask for `trainer_state`.
 
     Raises:
         UserError: a function cannot be sent to a worker, or may need longer than `limits` for one completion.
@@ -111,7 +131,7 @@ def open_scorer(
         workers = limits.workers or max(1, cores() // ranks.on_machine)
         opened = RewardPool(sources, limits.model_copy(update={"workers": workers}))
     with opened as pool:
-        yield Scorer(tuple(rewards), verifier, pool, limits.max_invalid, overlong, ranks)
+        yield Scorer(tuple(rewards), verifier, pool, limits.max_invalid, overlong, ranks, steps)
 
 
 class Scorer:
@@ -125,8 +145,10 @@ class Scorer:
         max_invalid: float,
         overlong: Overlong | None = None,
         ranks: Ranks | None = None,
+        steps: int = 0,
     ) -> None:
         self._ranks = ranks or Ranks()
+        self._state, self._logged = TrainingState(0, steps), list[tuple[str, float]]()
         self.rewards, self.verifier, self.pool, self.overlong = rewards, verifier, pool, overlong
         self._max_invalid = max_invalid
         self._window: deque[tuple[int, int]] = deque()  # (completions, invalid ones) of the last steps
@@ -138,6 +160,17 @@ class Scorer:
         """The weight of each component of the total, by name; the length penalty comes first."""
         penalty = {} if self.overlong is None else {SOFT_OVERLONG: 1.0}
         return penalty | {reward.name: reward.weight for reward in self.rewards if not reward.per_step}
+
+    def begin_step(self, step: int) -> None:
+        """Sets what rewards get as `trainer_state`; forgets what they logged."""
+        self._state, self._logged = replace(self._state, global_step=step - 1), []
+
+    def logged(self) -> dict[str, float]:
+        """Returns the mean over the calls since `begin_step` of each number that rewards logged."""
+        values: dict[str, list[float]] = {}
+        for name, value in self._logged:
+            values.setdefault(f"reward_logs/{name}", []).append(value)
+        return {name: math.fsum(given) / len(given) for name, given in values.items()}
 
     def usage(self) -> dict[str, float]:
         """Returns the usage metrics of rewards that count their requests, on all ranks since the run began."""
@@ -167,7 +200,9 @@ class Scorer:
         return PendingGroup(
             group,
             {
-                one.name: self.pool.submit(one.name, keywords, per_step=one.per_step, about=group.problem.id)
+                one.name: self.pool.submit(
+                    one.name, keywords, per_step=one.per_step, about=group.problem.id, state=self._state
+                )
                 for one in in_workers
             },
         )
@@ -194,16 +229,20 @@ class Scorer:
             UserError: too many completions are invalid.
         """
 
-        def scored() -> Iterator[_Scored]:
-            for group, rows in self._gathered(pending, self._called):
+        def scored() -> Iterator[Scored]:
+            for group, calls in self._gathered(pending, self._called):
+                rows = rows_of(calls, group)
                 found = list(map(self._outcome, rows, group.completions, repeat(tokenizer)))
-                reasons = [one.reason or _failure(self.verifier, row) for one, row in zip(found, rows, strict=True)]
-                yield found if self.overlong is None else self.overlong.penalized(group, found), reasons
+                found = [replace(one, extra=extra) for one, extra in zip(found, extras_of(calls, group), strict=True)]
+                reasons = [one.reason or failure(self.verifier, row) for one, row in zip(found, rows, strict=True)]
+                logged = [pair for called in calls.values() for pair in called.metrics]
+                yield found if self.overlong is None else self.overlong.penalized(group, found), reasons, logged
 
         count, outcomes = self._count(self._window, pending), []
         own = enumerate(scored()) if places is None else zip(places, scored(), strict=True)
-        for found, reasons in self._ranks.merged(own, "rewards", write=_written, read=_read):
+        for found, reasons, logged in self._ranks.merged(own, "rewards", write=written, read=read):
             count.add(reasons)
+            self._logged += logged
             outcomes.append(tuple(found))
         count.close()
         return outcomes
@@ -213,8 +252,8 @@ class Scorer:
         calls = pending.calls.values()
         if len(calls) < len(self._called) or not all(map(is_known, calls)):  # a reward of this process comes last
             return None
-        ((group, rows),) = self._gathered([pending], self._called)
-        return [one.earned for one in map(self._outcome, rows, group.completions, repeat(tokenizer))]
+        ((group, found),) = self._gathered([pending], self._called)
+        return [one.earned for one in map(self._outcome, rows_of(found, group), group.completions, repeat(tokenizer))]
 
     def _count(self, window: deque[tuple[int, int]], pending: Sequence[PendingGroup]) -> InvalidCount:
         own = sum(len(one.group.completions) for one in pending)
@@ -232,8 +271,8 @@ class Scorer:
         places = self._ranks.own([len(group.completions) for group in groups])
         pending = [self.begin(groups[place], (verifier,)) for place in places]
         found = (
-            ([_is_correct(row[verifier.name]) for row in rows], [_failure(verifier, row) for row in rows])
-            for _, rows in self._gathered(pending, (verifier,))
+            ([is_correct(row[verifier.name]) for row in rows], [failure(verifier, row) for row in rows])
+            for rows in (rows_of(calls, group) for group, calls in self._gathered(pending, (verifier,)))
         )
         count, verdicts = self._count(deque(), pending), []
         for verdict, reasons in self._ranks.merged(zip(places, found, strict=True), "verdicts"):
@@ -243,33 +282,39 @@ class Scorer:
 
     def _gathered(
         self, pending: Sequence[PendingGroup], rewards: Sequence[WeightedReward]
-    ) -> Iterator[tuple[Group, list[_Row]]]:
-        """Yields each group with the values of its completions [G], as soon as they are there."""
+    ) -> Iterator[tuple[Group, dict[str, Called]]]:
+        """Yields each group with what its calls gave, by reward name, as soon as all are there."""
         groups = [waiting.group for waiting in pending]
         together = {reward.name: self._together(reward, groups) for reward in rewards if reward.in_process}
         for place, waiting in enumerate(pending):
             PROGRESS.mark()
-            values = {name: gather(scored) for name, scored in waiting.calls.items()}
-            values |= {name: column[place] for name, column in together.items()}
-            count = len(waiting.group.completions)
-            yield waiting.group, [{name: column[n] for name, column in values.items()} for n in range(count)]
+            calls = {name: gather(scored) for name, scored in waiting.calls.items()}
+            yield waiting.group, calls | {name: called[place] for name, called in together.items()}
 
-    def _together(self, reward: WeightedReward, groups: Sequence[Group]) -> list[list[Value]]:
-        """Returns the values [P][G] of a reward that runs in this process, on all completions at once."""
-        keywords = call_keywords(groups)
+    def _together(self, reward: WeightedReward, groups: Sequence[Group]) -> list[Called]:
+        """Returns for each group what a reward of this process gave, which is called on all completions at once."""
+        keywords, accepts = call_keywords(groups), self._signature(reward)
         function: Any = reward.function
-        arguments, texts = self._signature(reward).arguments(keywords), keywords["completions"]
+        arguments, texts = accepts.arguments(keywords), keywords["completions"]
         try:
-            values = iter(call(function, arguments, texts, per_step=reward.per_step, run=run_in_thread))
+            found = call(
+                function,
+                arguments,
+                texts,
+                provided=accepts.provided,
+                state=self._state,
+                per_step=reward.per_step,
+                run=run_in_thread,
+            )
         except UserError:
             raise
         except Exception as error:
             raise UserError(
                 f"reward {reward.name}: expected values, got {describe(error)}: fix the function"
             ) from error
-        return [[next(values) for _ in group.completions] for group in groups]
+        return shared_out(found, groups)
 
-    def _outcome(self, row: _Row, completion: Completion, tokenizer: PreTrainedTokenizerBase | None) -> RewardOutcome:
+    def _outcome(self, row: Row, completion: Completion, tokenizer: PreTrainedTokenizerBase | None) -> RewardOutcome:
         """Combines the rewards of one completion. The steps of a process reward do not enter the total."""
         components: dict[str, float | None] = {}
         terms: list[float] = []
@@ -283,9 +328,9 @@ class Scorer:
             elif isinstance(value, float | int):
                 components[reward.name] = value
                 terms.append(reward.weight * value)
-        failures = "; ".join(filter(None, (_failure(reward, row) for reward in self.rewards)))
+        failures = "; ".join(filter(None, (failure(reward, row) for reward in self.rewards)))
         reason = failures or ("" if terms else "no reward applies")
-        correct = _is_correct(row[self.verifier.name]) if self.verifier else None
+        correct = is_correct(row[self.verifier.name]) if self.verifier else None
         return RewardOutcome(math.nan if reason else math.fsum(terms), components, reason, steps, correct=correct)
 
     def _signature(self, reward: WeightedReward) -> Signature:
@@ -303,26 +348,3 @@ def _source(reward: WeightedReward) -> Source:
             f"reward {reward.name}: expected a function that can be sent to another process, got {error}: put it, "
             "and the values it uses, into a file such as my_rewards.py"
         ) from error
-
-
-def _written(scored: _Scored) -> tuple[list[dict[str, Any]], Sequence[str]]:
-    outcomes, reasons = scored
-    return [asdict(replace(one, components=dict(one.components))) for one in outcomes], reasons
-
-
-def _read(written: Sequence[Any]) -> _Scored:
-    outcomes, reasons = written
-    return [
-        RewardOutcome(**{**row, "steps": tuple(StepReward(**step) for step in row["steps"])}) for row in outcomes
-    ], reasons
-
-
-def _failure(reward: WeightedReward | None, row: _Row) -> str:
-    """Why a reward failed for a completion; '' = it did not."""
-    if reward is None or not isinstance(value := row[reward.name], Invalid):
-        return ""
-    return f"{reward.name} {value.reason}"
-
-
-def _is_correct(value: Value) -> bool | None:
-    return value >= 1.0 if isinstance(value, float | int) else None

@@ -246,20 +246,23 @@ function components(completion) {
     return h("p", { class: "bad" }, "Invalid reward: ", written(completion.invalid_reason));
   }
   return h("table", { class: "components" },
-    h("tbody", {}, Object.entries(completion.components).map(([name, value]) => {
-      const weight = completion.weights[name];
-      return h("tr", {}, h("td", {}, written(name)),
-        h("td", { class: "number" }, value === null ? "does not apply" : times(value, weight)));
-    })),
+    h("tbody", {}, Object.entries(completion.components).map(([name, value]) => h("tr", {}, h("td", {}, written(name)),
+      h("td", { class: "number" }, value === null ? "does not apply" : times(value, completion.weights[name]))))),
     h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "reward"),
       h("td", { class: "number" }, h("b", {}, number(completion.reward))))),
-    stepRewards(completion.step_rewards));
+    stepRewards(completion.step_rewards), logged(completion.extra));
 }
 
 // A run that was recorded without its weights has none of a task's own rewards.
 function times(value, weight) {
   if (weight !== null) return `${number(value)} \u00d7 ${number(weight)}`;
   return [`${number(value)} `, h("span", { class: "note" }, "\u00d7 the task's weight")];
+}
+
+// What the reward functions logged beside the completion: a model's text may be among it.
+function logged(extra) {
+  return h("tbody", {}, Object.entries(extra ?? {}).map(([name, value]) =>
+    h("tr", {}, h("td", { class: "note" }, written(name)), h("td", {}, value === null ? "" : written(String(value))))));
 }
 
 function stepRewards(pairs) {
