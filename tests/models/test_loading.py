@@ -3,6 +3,7 @@
 import gc
 import json
 import shutil
+import socket
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from grouprl.models import load
 from grouprl.models.attention import hidden_states, is_packed
 from grouprl.models.layouts import TreeLayout
 from grouprl.models.load import fingerprint, frozen_copy, load_model, load_tokenizer
@@ -268,3 +271,22 @@ def test_a_window_is_the_model_s_own(tiny: Path, tmp_path: Path, window: int):
     ids = torch.arange(5, 21)
     packed = hidden_states(load_model(path, device=CPU), ids, layout.position_ids_S, layout)
     torch.testing.assert_close(packed, own.model(ids[None], use_cache=False).last_hidden_state[0], atol=1e-5, rtol=0)
+
+
+def test_an_unknown_hub_is_not_asked_and_a_known_one_is_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object) -> None:
+        raise socket.gaierror("no network")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(load, "_OFFLINE", False)
+    monkeypatch.setattr(load, "getproxies", dict)
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(UserError, match="could not load it"):
+        load_model("someone/nothing", device=CPU)
+    assert constants.HF_HUB_OFFLINE
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [])
+    with pytest.raises(UserError):
+        load_model("./someone/nothing", device=CPU)  # a folder: the hub does not matter
+    assert constants.HF_HUB_OFFLINE
+    load._look_for("someone/nothing")
+    assert not constants.HF_HUB_OFFLINE

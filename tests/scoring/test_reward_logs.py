@@ -1,4 +1,4 @@
-"""What rewards get and give besides columns and values, under TRL's names: trainer_state, log_extra, log_metric."""
+"""Rewards use `trainer_state`, `log_extra` and `log_metric` as with TRL, and the run records their logs."""
 
 from __future__ import annotations
 

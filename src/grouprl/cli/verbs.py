@@ -15,7 +15,7 @@ from grouprl.record.layout import RunDirectory, run_of_checkpoint
 from grouprl.types import UserError
 
 
-@app.command(context_settings={"ignore_unknown_options": True})  # --steps reaches `settings_file`, which knows settings
+@app.command(context_settings={"ignore_unknown_options": True})  # for `config_of`'s hint about --steps
 @watched
 def train(
     settings: Settings = None,

@@ -40,6 +40,8 @@ from grouprl.types import UserError
 
 BUNDLED = {"abacus": Path(__file__).parent / "assets" / "abacus"}
 
+_OFFLINE = constants.HF_HUB_OFFLINE  # as the user's environment asks
+
 # Configurations of language models, and of models that see images.
 _SPEAKS, _SEES = MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
@@ -60,7 +62,6 @@ def load_model(source: str | ModelConfig, *, device: torch.device, weights: str 
         UserError: there is no such model, or GroupRL does not reproduce its forward pass.
     """
     path, revision = located(source)
-    find_model(path)
     folder, base, what = _resolve(path), path, "a causal language model in safetensors"
     if has_manifest(Path(folder)):
         check_manifest(Path(folder))
@@ -101,6 +102,7 @@ def _auto_class(path: str, what: str, revision: str) -> Any:
 
 
 def _refuse_adapter(path: str, what: str, revision: str) -> None:
+    _look_for(path)
     if find_adapter_config_file(_resolve(path), revision=revision) is not None:
         raise UserError(
             f"model {path!r}: expected {what}, got an adapter: merge it into its base model (docs/lora.md); "
@@ -229,35 +231,6 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
         )
 
 
-def find_model(path: str) -> None:
-    """Looks for a model before anything is loaded; without a network the hub's cache alone is asked.
-
-    The hub's library asks an unknown host again for 90 s.
-
-    Raises:
-        UserError: it names a folder that is not there.
-    """
-    if path in BUNDLED or Path(path).expanduser().is_dir():
-        return
-    first = Path(path).parts[0] if Path(path).parts else ""
-    local = path.startswith((".", "/", "~")) or path.count("/") > 1 or (first != path and Path(first).is_dir())
-    if local:
-        raise UserError(f"model {path!r}: expected a folder in Hugging Face layout, got no such folder: check the path")
-    if not _hub_is_known():
-        constants.HF_HUB_OFFLINE = True
-
-
-def _hub_is_known() -> bool:
-    """Whether this machine can find the hub's address; one behind a proxy need not."""
-    if constants.HF_HUB_OFFLINE or getproxies():
-        return True
-    try:
-        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
-    except OSError:
-        return False
-    return True
-
-
 def located(model: str | ModelConfig) -> tuple[str, str]:
     """Path and hub revision of a model.
 
@@ -298,6 +271,30 @@ def fingerprint(model: PreTrainedModel) -> str:
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _look_for(path: str) -> None:
+    """Asks the hub's cache alone while the hub cannot be found: its library asks an unknown host again for 90 s.
+
+    Raises:
+        UserError: the path names a folder that does not exist.
+    """
+    if path in BUNDLED or Path(path).is_dir():
+        return
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:  # no hub id
+        raise UserError(f"model {path!r}: expected a folder in Hugging Face layout, got no such folder: check the path")
+    constants.HF_HUB_OFFLINE = _OFFLINE or not _hub_is_known()
+
+
+def _hub_is_known() -> bool:
+    """Whether this machine can find the hub's address; one behind a proxy need not."""
+    if getproxies():
+        return True
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
 
 
 def _resolve(path: str) -> str:

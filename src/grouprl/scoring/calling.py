@@ -23,7 +23,7 @@ from grouprl.scoring.frames import receive_frame, send_frame
 from grouprl.scoring.invalid import Invalid
 from grouprl.scoring.parcels import unpack
 from grouprl.scoring.printed import Printed
-from grouprl.scoring.reward_logs import PROVIDED, Extra, RewardLog, TrainingState
+from grouprl.scoring.reward_logs import OUTSIDE, PROVIDED, Extra, RewardLog, TrainingState
 
 OWN_KEYWORDS = ("prompts", "completions", "completion_ids", *PROVIDED)
 LARGEST = 1e30  # largest value: squares of rewards and their sums must stay finite
@@ -90,7 +90,7 @@ def call(
     completions: Sequence[Any],
     *,
     provided: Sequence[str] = (),
-    state: TrainingState | None = None,
+    state: TrainingState = OUTSIDE,
     per_step: bool = False,
     run: Callable[[Coroutine[Any, Any, Any]], Any],
 ) -> Called:
@@ -100,7 +100,7 @@ def call(
     exceptions, and WrongCountError unless it returns a list with one value per completion.
     """
     log = RewardLog(len(completions))
-    offered = dict(zip(PROVIDED, (state or TrainingState(), log.log_extra, log.log_metric), strict=True))
+    offered = dict(zip(PROVIDED, (state, log.log_extra, log.log_metric), strict=True))
     given = function(**arguments, **{name: offered[name] for name in provided})
     values = run(_awaited(given)) if inspect.isawaitable(given) else given
     values = values.tolist() if hasattr(values, "tolist") else values  # an array or a tensor

@@ -25,7 +25,7 @@ from grouprl.scoring.calling import Called, PendingValues, Signature, decode, re
 from grouprl.scoring.frames import is_quiet, receive_frame, send_frame
 from grouprl.scoring.invalid import Invalid
 from grouprl.scoring.parcels import ParcelError, pack, unpack
-from grouprl.scoring.reward_logs import TrainingState
+from grouprl.scoring.reward_logs import OUTSIDE, TrainingState
 from grouprl.scoring.zygote import Source, request
 from grouprl.types import UserError
 
@@ -111,7 +111,7 @@ class RewardPool:
         *,
         per_step: bool = False,
         about: str = "",
-        state: TrainingState | None = None,
+        state: TrainingState = OUTSIDE,
     ) -> PendingValues:
         """Starts one call on the completions of a group; see `gather`. Raises ValueError when the pool is closed.
 
@@ -120,8 +120,7 @@ class RewardPool:
         if self._closed:
             raise ValueError("expected an open pool of rewards, got a closed one")
         arguments = self.signatures()[name].arguments(keywords)
-        job = _Job(name, per_step, arguments, keywords["completions"], about, state or TrainingState())
-        return self._put(job, priority=1)
+        return self._put(_Job(name, per_step, arguments, keywords["completions"], about, state), priority=1)
 
     @property
     def pids(self) -> list[int]:

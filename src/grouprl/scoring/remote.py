@@ -13,7 +13,7 @@ from grouprl.distributed.actors import ActorPool
 from grouprl.distributed.cluster import Cluster
 from grouprl.scoring.calling import Called, PendingValues, Signature, gather
 from grouprl.scoring.pool import Keywords, RewardPool
-from grouprl.scoring.reward_logs import TrainingState
+from grouprl.scoring.reward_logs import OUTSIDE, TrainingState
 from grouprl.scoring.zygote import Source
 
 
@@ -58,10 +58,10 @@ class RemoteRewards:
         *,
         per_step: bool = False,
         about: str = "",
-        state: TrainingState | None = None,
+        state: TrainingState = OUTSIDE,
     ) -> PendingValues:
         """See `RewardPool.submit`."""
-        return self._pool.submit(_Call(name, keywords, per_step, about, state or TrainingState()))
+        return self._pool.submit(_Call(name, keywords, per_step, about, state))
 
     @property
     def processes(self) -> list[tuple[int, str]]:

@@ -1,5 +1,4 @@
-"""What a reward function gets besides columns, in TRL's names: the place of a call in the run, and two functions that
-record what it saw."""
+"""The arguments `trainer_state`, `log_extra` and `log_metric` of reward functions, named as in TRL."""
 
 from __future__ import annotations
 
@@ -21,6 +20,10 @@ class TrainingState:
 
     global_step: int = 0  # steps finished: 0 in the first step
     max_steps: int = 0  # steps of the whole run
+
+
+OUTSIDE = TrainingState()
+"""The state of a call that belongs to no run."""
 
 
 class RewardLog:
