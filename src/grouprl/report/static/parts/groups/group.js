@@ -217,7 +217,7 @@ function card(completion, toggle) {
     "aria-label": `Completion ${completion.index}`, id: `completion-${completion.index}` },
   heading(completion, button), components(completion),
   h("div", { class: "written", tabindex: "0", role: "region", "aria-label": `Text of completion ${completion.index}` },
-    completion.text === "" ? h("span", { class: "note" }, "(no text)") : written(completion.text)));
+    completion.text === "" ? h("span", { class: "note" }, "(no text)") : written(completion.text)), logged(completion.extra));
   const tokens = h("section", { class: "card opened", "aria-label": `Tokens of completion ${completion.index}`, hidden: true });
   const one = { element, button, tokens, index: completion.index };
   return one;
@@ -250,7 +250,7 @@ function components(completion) {
       h("td", { class: "number" }, value === null ? "does not apply" : times(value, completion.weights[name]))))),
     h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "reward"),
       h("td", { class: "number" }, h("b", {}, number(completion.reward))))),
-    stepRewards(completion.step_rewards), logged(completion.extra));
+    stepRewards(completion.step_rewards));
 }
 
 // A run that was recorded without its weights has none of a task's own rewards.
@@ -261,8 +261,8 @@ function times(value, weight) {
 
 // What the reward functions logged beside the completion: a model's text may be among it.
 function logged(extra) {
-  return h("tbody", {}, Object.entries(extra ?? {}).map(([name, value]) =>
-    h("tr", {}, h("td", { class: "note" }, written(name)), h("td", {}, value === null ? "" : written(String(value))))));
+  return extra && h("table", { class: "components" }, h("tbody", {}, Object.entries(extra).map(([name, value]) =>
+    h("tr", {}, h("td", { class: "note" }, written(name)), h("td", {}, value === null ? "" : written(String(value)))))));
 }
 
 function stepRewards(pairs) {
