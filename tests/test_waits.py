@@ -24,14 +24,14 @@ BOUNDED: dict[tuple[str, str], str] = {
     ("grouprl.models.kernels.calibration", "fcntl.flock(opened, fcntl.LOCK_UN)"): "releases",
     ("grouprl.rollout.vllm", "found.get()"): "each call has rollout.engine.seconds; " + WATCHDOG,
     ("grouprl.rollout.vllm", "running.result()"): "the coroutine has ended",
-    ("grouprl.scoring.pool", "scored.result()"): "each call has scoring.seconds, then the worker is killed; "
+    ("grouprl.scoring.calling", "scored.result()"): "each call has scoring.seconds, then the worker is killed; "
     + WATCHDOG,
     ("grouprl.scoring.calling", "ThreadPoolExecutor(1, thread_name_prefix=name)"): WATCHDOG,
     ("grouprl.scoring.calling", "result.result()"): "the rewards' own time limits; " + WATCHDOG,
     ("grouprl.scoring.calling", "running.result()"): "set before the coroutine's first await",
     ("grouprl.models.experts", "_NOTED.get()"): "a variable of the context",
     ("grouprl.rollout.early", "watching.join()"): "watches for less than its interval after `over` is set; " + WATCHDOG,
-    ("grouprl.scoring.pool", "scored.exception()"): "done() is asked before it",
+    ("grouprl.scoring.calling", "scored.exception()"): "done() is asked before it",
     ("grouprl.rollout.remote", "done.result()"): "as_completed gave it",
     ("grouprl.scoring.remote", "self._pool.submit(None).result()"): "each job of an actor has cluster.seconds",
     ("grouprl.scoring.calling", "receive_frame(channel)"): PARENT,

@@ -14,7 +14,8 @@ from grouprl.run.process import start_run
 
 ECHO = """#!{python}
 import json, os, sys
-print(json.dumps({{"words": sys.argv[1:], "session": os.getsid(0), "typed": sys.stdin.read(), "cwd": os.getcwd()}}))
+said = {{"words": sys.argv[1:], "session": os.getsid(0), "typed": sys.stdin.read(), "cwd": os.getcwd()}}
+print(json.dumps(said), flush=True)  # before the other line, where standard output is buffered too
 print("and what goes wrong", file=sys.stderr)
 """
 

@@ -102,7 +102,7 @@ METRICS: tuple[Metric, ...] = (
         formula="sum(r_i,m) / N of reward m", section="total", trl="rewards/NAME/mean"),
     Metric("reward_logs/NAME", "Logged by a reward", "", trl="NAME",
         meaning="number that rewards logged with [`log_metric`](rewards.md#your-own), mean over the step's calls",
-        worry="as the reward that logged it says"),
+        worry="when it is not what its reward expects"),
     Metric("rewards/soft_overlong/mean", "Length penalty", "",
         meaning="mean length penalty of `overlong_buffer`: 0 for a completion that ends early enough, down to -1",
         worry="when it keeps falling: completions grow towards max_tokens",
