@@ -28,7 +28,6 @@ from grouprl.lab.app import create_app
 from grouprl.record.rollouts import open_rollouts
 
 GROUP, PROBLEMS, TOKENS, ROUNDS = 8, 7473, 16, 20
-COMPLETIONS = f"INSERT INTO completions VALUES ({', '.join('?' * 24)})"
 WORDS = "she has pens buys gives apples more left then so each total of the 12 + 7 = 19 boxed answer is"
 METRICS = (
     *("reward", "reward_std", "accuracy", "frac_reward_zero_std", "frac_invalid", "groups/sampled", "groups/kept"),
@@ -107,9 +106,12 @@ def make_run(folder: Path, steps: int, rows: Rows) -> dict[str, list[float]]:
 
 def write(database: Connection, rows: Rows, step: int) -> float:
     made = list(rows.completions(step))
+    # Columns that were added to the table later come last, and are NULL here.
+    names = [column[1] for column in database.execute("PRAGMA table_info(completions)")][: len(made[0])]
+    insert = f"INSERT INTO completions ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
     started = time.perf_counter()
     with database:
-        database.executemany(COMPLETIONS, made)
+        database.executemany(insert, made)
     return time.perf_counter() - started
 
 
