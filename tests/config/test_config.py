@@ -271,7 +271,7 @@ def test_every_mistake_is_told_at_once_with_its_place(tmp_path: Path):
             f"{path}: rollout.group_size: expected greater than or equal to 1, got 0 (completions of one problem)",
             f"{path}: rollout.group_sise: unknown key; did you mean rollout.group_size?",
             f"{path}: learner.betas.1: expected a value, got nothing (decay of the two moments)",
-            f"{path}: learner.learning_rate: expected a valid number, got 'fast' (after the warm-up; constant)",
+            f"{path}: learner.learning_rate: expected a valid number, got 'fast' (after the warm-up)",
             f"{path}: rewards.1.name: expected a value, got nothing (name under which its values are recorded)",
             "override model.dtype=fp16: model.dtype: expected 'float32', 'bfloat16' or 'auto', got 'fp16' "
             "(of the computation; auto = bfloat16 if its products are faster)",

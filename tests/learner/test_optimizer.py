@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, get_scheduler
 
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import Optimizer
@@ -49,9 +49,47 @@ def test_the_rate_rises_to_its_value_and_stays():
 
 
 def test_the_rate_falls_along_a_cosine_to_the_last_update():
-    got = rates(LearnerConfig(learning_rate=0.8, warmup_steps=2), 8, total=6)
+    got = rates(LearnerConfig(learning_rate=0.8, warmup_steps=2, schedule="cosine"), 8, total=6)
     half = 0.4 * (1 + math.sqrt(0.5))  # cos(pi / 4)
     assert got == pytest.approx([0.4, 0.8, 0.8, half, 0.4, 0.8 - half, 0.0, 0.0], abs=1e-9)
+
+
+def test_the_rate_falls_along_a_line_to_its_last_share():
+    config = LearnerConfig(learning_rate=0.8, schedule="linear", min_lr_ratio=0.25)
+    assert rates(config, 5, total=4) == pytest.approx([0.8, 0.65, 0.5, 0.35, 0.2])
+
+
+def test_a_warm_up_below_one_is_a_share_of_the_run():
+    config = LearnerConfig(learning_rate=0.8, warmup_steps=0.3)  # of 6 updates: 1.8, so 2
+    assert rates(config, 4, total=6) == pytest.approx([0.4, 0.8, 0.8, 0.8])
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_the_rates_after_the_warm_up_are_those_of_transformers(schedule: str, warmup: int):
+    model = TwoWeights()
+    theirs = torch.optim.SGD(model.parameters(), lr=0.8)
+    scheduler = get_scheduler(schedule, theirs, num_warmup_steps=warmup, num_training_steps=11)
+    expected = []
+    for _ in range(11):
+        expected.append(scheduler.get_last_lr()[0])
+        theirs.step()
+        scheduler.step()
+    ours = rates(LearnerConfig(learning_rate=0.8, warmup_steps=warmup, schedule=schedule), 11, total=11)
+    assert ours[warmup:] == pytest.approx(expected[warmup:], abs=1e-12)
+    assert ours[:warmup] == pytest.approx(expected[1 : warmup + 1])  # theirs begins with an update of rate 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"warmup_steps": 2.5}, "learner.warmup_steps: expected a whole number of updates, or a share below 1"),
+        ({"min_lr_ratio": 0.1}, "learner.min_lr_ratio: expected 0 with learner.schedule=constant"),
+    ],
+)
+def test_a_schedule_that_means_nothing_is_refused(given: dict[str, float], message: str):
+    with pytest.raises(UserError, match=message):
+        LearnerConfig(**given)
 
 
 GRADIENTS = [[3.0, -4.0, 0.0], [0.1, 0.2, -0.05], [-0.4, 0.3, 1.2], [0.01, 0.0, -0.02], [0.2, 0.2, 0.2]]
@@ -140,7 +178,7 @@ def model_gradients(model: PreTrainedModel, seed: int) -> None:
 
 
 def test_a_restored_optimizer_continues_bit_for_bit(tiny: Path):
-    config = LearnerConfig(learning_rate=0.01, warmup_steps=4, weight_decay=0.01)
+    config = LearnerConfig(learning_rate=0.01, warmup_steps=4, weight_decay=0.01, schedule="cosine")
     model = load_model(str(tiny), device=torch.device("cpu"))
     optimizer = Optimizer(model, config, total_updates=9)
     for seed in range(3):

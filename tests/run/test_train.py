@@ -133,6 +133,34 @@ def test_one_and_two_steps_with_a_stateful_optimizer_are_three(tiny: Path, tmp_p
     assert_same_run(whole, parts, step=3)
 
 
+def equal_in_step_two(completions: list[str], trainer_state: Any, **columns: Any) -> list[float]:
+    return [0.5 if trainer_state.global_step == 1 else len(set(text)) / 8 for text in completions]
+
+
+def test_the_learning_rate_follows_the_steps_through_one_without_signal_and_a_kill(tiny: Path, tmp_path: Path) -> None:
+    changes = {"steps": 4, "learner": {"learning_rate": 0.01, "schedule": "linear"}, "algorithm": variant(kl_coef=0.0)}
+    config = small_config(tmp_path, **changes, checkpoint={"every": 1, "keep": 9})
+    whole = Trainer(tiny, ROWS, [equal_in_step_two], config=config).train().directory
+    rates = [row.get("learning_rate") for row in metrics(whole)]
+    assert [rates[0], *rates[2:]] == pytest.approx([0.01, 0.005, 0.0025])
+    weights = (whole / "checkpoints/step-000004/model.safetensors").read_bytes()
+    (whole / "summary.json").unlink()  # as a kill leaves it
+    more = config.model_copy(update={"steps": 6})
+    with pytest.raises(UserError, match="steps: 4 then, 6 now"):
+        Trainer(tiny, ROWS, [equal_in_step_two], config=more).train(resume=True)
+    Trainer(tiny, ROWS, [equal_in_step_two], config=config).train(resume=True, step=2)
+    assert [row.get("learning_rate") for row in metrics(whole)] == rates
+    assert (whole / "checkpoints/step-000004/model.safetensors").read_bytes() == weights
+
+
+def test_epochs_end_after_the_last_problem(tiny: Path, tmp_path: Path) -> None:
+    task = task_from_list([{"prompt": f"Say {number}."} for number in range(8)])
+    problems = len(task.problems("train"))
+    directory = Trainer(tiny, task, [LETTERS], config=small_config(tmp_path, epochs=1.5)).train().directory
+    assert len(metrics(directory)) == math.ceil(1.5 * problems / 2)  # two problems in a step
+    assert len(rollouts(directory, "SELECT DISTINCT problem_id FROM completions")) == problems
+
+
 def test_a_run_of_another_seed_is_another_run(straight: Path, tiny: Path, tmp_path: Path) -> None:
     other = run(tiny, small_config(tmp_path, seed=1)).directory
     assert rollouts(other) != rollouts(straight)

@@ -26,6 +26,11 @@ class Updates(Part):
     passes: int = option(1, "mu: passes over each batch", low=1)
     minibatches: int = option(1, "updates in a pass", low=1)
 
+    @property
+    def count(self) -> int:
+        """Updates of a batch."""
+        return self.passes * self.minibatches
+
 
 @dataclass(frozen=True)
 class Algorithm:

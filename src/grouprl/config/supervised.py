@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,16 +10,24 @@ from grouprl.config.run import ModelConfig, Name, Section, TaskConfig, Text, Upd
 from grouprl.types import UserError
 
 
-class SftLearnerConfig(UpdateConfig):
+class PairsLearnerConfig(UpdateConfig):
+    """The learner of supervised training."""
+
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "cosine", description="of the learning rate after the warm-up: to the run's last update"
+    )
+
+
+class SftLearnerConfig(PairsLearnerConfig):
     """The learner of supervised fine-tuning."""
 
-    learning_rate: float = Field(3e-3, ge=0.0, description="after the warm-up; falls to 0")
+    learning_rate: float = Field(3e-3, ge=0.0, description="after the warm-up")
 
 
-class RewardModelLearnerConfig(UpdateConfig):
+class RewardModelLearnerConfig(PairsLearnerConfig):
     """The learner of a reward model, whose head has new weights."""
 
-    learning_rate: float = Field(1e-5, ge=0.0, description="after the warm-up; falls to 0")
+    learning_rate: float = Field(1e-5, ge=0.0, description="after the warm-up")
 
 
 class NewModelConfig(Section):
@@ -77,7 +85,7 @@ class SupervisedConfig(Section):
     model: ModelConfig = ModelConfig()
     epochs: int = Field(1, ge=1, le=10**6, description="passes over the pairs")
     batch_pairs: int = Field(64, ge=1, le=10**6, description="pairs in one update")
-    learner: UpdateConfig = UpdateConfig()
+    learner: PairsLearnerConfig = PairsLearnerConfig()
     out: Text | None = Field(None, description="folder of the trained model; null = a folder inside the run's")
 
 

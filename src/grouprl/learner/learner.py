@@ -158,11 +158,12 @@ class Learner:
         """
         critic_only = self.algorithm.warms_up(step)
         work, metrics = UpdateWork.of(batch, credit, before, loss, self.algorithm)
-        passes = []
+        passes, first = [], (step - 1) * self.algorithm.updates.count
         for _ in range(self.algorithm.updates.passes):
             seed = self.optimizer.updates + (self.critic_optimizer.updates if self.critic_optimizer else 0)
             parts = minibatches(batch, self.algorithm.updates.minibatches, seed)
-            passes.append([self._update(work, rows, critic_only) for rows in parts])
+            passes.append([self._update(work, rows, critic_only, turn) for turn, rows in enumerate(parts, first)])
+            first += self.algorithm.updates.minibatches
         last = averaged([update for update, _ in passes[-1]])
         norms = [(update["grad_norm"], update.get("critic_grad_norm", 0.0)) for one in passes for update, _ in one]
         if skipped := sum(not all(map(math.isfinite, pair)) for pair in norms):
@@ -216,8 +217,10 @@ class Learner:
             shares[name] = 0.0 if optimizer is None else optimizer.mib
         return {name: share for name, share in shares.items() if share}
 
-    def _update(self, work: UpdateWork, rows: Sequence[int], critic_only: bool) -> _Update:
+    def _update(self, work: UpdateWork, rows: Sequence[int], critic_only: bool, turn: int) -> _Update:
         """Makes one update from some rows of the batch; returns its metrics and forward passes."""
+        for optimizer in filter(None, (self.optimizer, self.critic_optimizer)):
+            optimizer.turn = turn  # by the step: the rate follows the run, whichever updates had no gradient
         batch, learning_rate = work.batch, self.optimizer.learning_rate
         weights_NT = torch.zeros(batch.mask_NT.shape)
         weights_NT[list(rows)] = self.algorithm.objective.weights(

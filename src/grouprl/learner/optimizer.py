@@ -1,4 +1,4 @@
-"""AdamW with warm-up and gradient clipping; its state is plain tensors."""
+"""AdamW with a scheduled learning rate and gradient clipping; its state is plain tensors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from grouprl.config.run import UpdateConfig
 from grouprl.learner.rounded_adamw import RoundedAdamW
+from grouprl.learner.schedule import scheduled_rate
 from grouprl.models.save import plain
 from grouprl.models.shard import own_part, part_like, whole
 from grouprl.models.workers import one_thread, worker_count
@@ -29,7 +30,7 @@ class Optimizer:
         rate_name: str = "learner.learning_rate",
         seed: int = 0,
     ) -> None:
-        """With `total_updates` the learning rate decays to 0 along a cosine; without it, the rate is constant.
+        """`total_updates` are those of the whole run, which `learner.schedule` may follow.
 
         `rate_name` is the name of the learning rate's setting, for error messages. `seed` is of the rounding of
         bfloat16 weights.
@@ -52,17 +53,12 @@ class Optimizer:
         else:
             self._adamw = torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True)
         self.updates = 0
+        self.turn = 0  # updates that were due before the next one, those without a gradient too
 
     @property
     def learning_rate(self) -> float:
         """The learning rate of the next update."""
-        rate, warmup = self._config.learning_rate, self._config.warmup_steps
-        if self.updates < warmup:
-            return rate * (self.updates + 1) / warmup
-        if self._total is None:
-            return rate
-        done = (self.updates - warmup) / max(1, self._total - warmup)
-        return rate * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        return scheduled_rate(self._config, self.turn, self._total)
 
     def step(self) -> float:
         """Clips the gradient, updates the weights, clears the gradient.
@@ -91,6 +87,7 @@ class Optimizer:
                 group["lr"] = self.learning_rate
             self._adamw.step()
             self.updates += 1
+        self.turn += 1
         self.discard()
         return norm
 
@@ -128,7 +125,7 @@ class Optimizer:
             weight = self._named[name]
             # Fused AdamW keeps the step count too on the weight's device.
             self._adamw.state[weight][moment] = part_like(value, weight).clone()
-        self.updates = updates
+        self.updates = self.turn = updates
 
 
 def mib(tensors: Iterable[Tensor]) -> float:

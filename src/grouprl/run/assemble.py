@@ -130,6 +130,7 @@ def _policy(config: RunConfig, start: PreTrainedModel, checkpoint: Checkpoint | 
 def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel, ranks: Ranks) -> Learner:
     algorithm, settings = config.algorithm, config.learner
     reference, critic, critic_optimizer, device = None, None, None, resolve_device(config.model.device)
+    total = config.steps * algorithm.updates.count
     if algorithm.kl is not None and config.model.lora is not None:
         reference = policy  # the policy without its adapter, see `grouprl.models.adapters.as_reference`
     elif algorithm.kl is not None:
@@ -145,11 +146,13 @@ def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel,
     if critic is not None:
         rate = settings.learning_rate if settings.critic_learning_rate is None else settings.critic_learning_rate
         changed = settings.model_copy(update={"learning_rate": rate})
-        critic_optimizer = Optimizer(critic, changed, rate_name="learner.critic_learning_rate", seed=config.seed)
+        critic_optimizer = Optimizer(
+            critic, changed, total_updates=total, rate_name="learner.critic_learning_rate", seed=config.seed
+        )
     return Learner(
         policy=policy,
         reference=reference,
-        optimizer=Optimizer(policy, settings, seed=config.seed),
+        optimizer=Optimizer(policy, settings, total_updates=total, seed=config.seed),
         algorithm=algorithm,
         device=device,
         dtype=config.model.dtype,

@@ -9,6 +9,7 @@ from typing import Any
 from grouprl.config.algorithm import all_options
 from grouprl.config.run import RunConfig, load_config
 from grouprl.distributed import Ranks, was_begun
+from grouprl.learner.schedule import follows_the_end
 from grouprl.models.precision import with_dtype
 from grouprl.record.complete import incomplete_steps
 from grouprl.record.layout import Checkpoint, RunDirectory
@@ -62,11 +63,14 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
         UserError: earlier steps depend on a setting that differs, or the run has made all its steps, unless torchrun
             starts its ranks again: the kill came while they ended.
     """
-    changed = differences(_begun(directory, config), config, _FREE)
+    begun = _begun(directory, config)
+    # A learning rate that follows the run to its end depends on where that is.
+    free = [name for name in _FREE if name != "steps" or not follows_the_end(begun.learner)]
+    changed = differences(begun, config, free)
     if changed:
         raise UserError(
             f"--resume: expected the settings that {directory} was started with, got {'; '.join(changed)}: "
-            f"leave them as they were (only {', '.join(_FREE)} may change), or start a new run under another name"
+            f"leave them as they were (only {', '.join(free)} may change), or start a new run under another name"
         )
     if RunDirectory(directory).is_finished(config.steps) and not was_begun(directory):
         raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -84,6 +85,7 @@ def train(
         UserError: model, data or run directory do not fit the configuration; nothing is overwritten.
     """
     terminal, config = terminal or Terminal(), with_run_dtype(config, resume=resume)
+    config = _in_steps(config, task)
     check_sections(config)
     directory = Path(config.runs_dir) / config.name
     if config.model.threads:
@@ -133,6 +135,15 @@ def train(
             with _reopen(directory, config, parts, lock, terminal) as record:
                 record_going_back(record, found, parts.state.step)
                 return _RunLoop(config, parts, record, terminal, stop).run()
+
+
+def _in_steps(config: RunConfig, task: Task) -> RunConfig:
+    """Replaces epochs by steps: the last step completes the last epoch."""
+    if config.epochs is None:
+        return config
+    visits = config.epochs * len(task.problems("train"))
+    steps = max(1, math.ceil(visits / config.rollout.problems_per_step))
+    return config.model_copy(update={"steps": steps, "epochs": None})
 
 
 def _reward_weights(rewards: Sequence[WeightedReward]) -> tuple[dict[str, float], dict[str, float]]:

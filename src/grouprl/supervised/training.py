@@ -81,7 +81,7 @@ def fit(
         what: label of the progress bar.
         model: the model to train, in place.
         groups: the training data.
-        loss: the loss; its configuration sets epochs, batches and the learning rate, which decays to 0.
+        loss: the loss; its configuration sets epochs, batches and the learning rate.
         record: gets the metrics of each update.
         terminal: shows the progress.
 
