@@ -84,8 +84,7 @@ def train(
     Raises:
         UserError: model, data or run directory do not fit the configuration; nothing is overwritten.
     """
-    terminal, config = terminal or Terminal(), with_run_dtype(config, resume=resume)
-    config = _in_steps(config, task)
+    terminal, config = terminal or Terminal(), with_run_dtype(_in_steps(config, task), resume=resume)
     check_sections(config)
     directory = Path(config.runs_dir) / config.name
     if config.model.threads:
