@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -327,6 +328,16 @@ class Own:
 
 def my_reward(**_: Any) -> list[float]:
     return []
+
+
+def test_functions_with_one_name_of_their_own_are_told_apart() -> None:
+    def scaled(completions: list[str], *, by: float, **columns: Any) -> list[float]:
+        return [by * len(text) for text in completions]
+
+    functions = [lambda **_: [1.0], partial(scaled, by=1.0), lambda **_: [2.0], partial(scaled, by=2.0), my_reward]
+    rewards = resolve_rewards(functions)
+    assert [reward.name for reward in rewards] == ["lambda", "scaled", "lambda_2", "scaled_2", "my_reward"]
+    assert [reward.function for reward in rewards] == functions
 
 
 def test_rewards_are_resolved_from_names_weights_functions_and_pairs() -> None:

@@ -101,7 +101,7 @@ class PolicyConfig(ModelConfig):
 class TaskConfig(Section):
     """The task that gives the problems. The task decides the values that are null."""
 
-    name: Text = Field("word_problems", description="a built-in task")
+    name: Text = Field("word_problems", description="a built-in task; a data file or `hub:owner/name` is for jsonl")
     path: Text | None = Field(None, description="data file or folder, for tasks that read one")
     difficulty: int | None = Field(None, ge=1, le=10**6, description="for tasks with levels of difficulty")
     train_problems: int | None = Field(None, ge=1, le=10**8, description="size of the train split")
@@ -110,6 +110,16 @@ class TaskConfig(Section):
     system_prompt: Text | None = Field(None, description="replaces the task's system prompt; empty = none")
     format: Literal["boxed", "think"] = Field("boxed", description="where the answer stands: \\boxed{}, or R1's tags")
     arguments: dict[str, Any] = Field({}, description="further settings of this task; `grouprl tasks NAME` lists them")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_of_a_file(cls, given: Any) -> Any:
+        """A data file in place of a name is one for the task `jsonl`."""
+        if not isinstance(given, Mapping) or not isinstance(given.get("name"), str) or given.get("path"):
+            return given
+        if given["name"].startswith("hub:") or given["name"].endswith((".jsonl", ".json", ".csv", ".parquet")):
+            return {**given, "name": "jsonl", "path": given["name"]}
+        return given
 
 
 class RewardConfig(Section):

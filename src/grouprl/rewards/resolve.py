@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 from grouprl.rewards.formats import Regex, ThinkFormat
@@ -57,7 +58,7 @@ def resolve_rewards(
     if isinstance(spec, Mapping):
         rewards = tuple(built_in(name, weight=weight, own=own) for name, weight in spec.items())
     else:
-        rewards = tuple(_weighted(item, own) for item in spec)
+        rewards = _numbered([_weighted(item, own) for item in spec], spec)
     if any(reward.name == SOFT_OVERLONG for reward in rewards):
         raise UserError(
             f"rewards: expected names other than {SOFT_OVERLONG!r}, which is the penalty of algorithm.overlong_buffer: "
@@ -138,4 +139,24 @@ def _weighted(item: RewardFunction | WeightedReward | str, own: Mapping[str, Rew
         return built_in(item, own=own)
     if not callable(item):
         raise UserError(f"rewards: expected a name, a function or a WeightedReward, got {item!r}: give one of them")
-    return WeightedReward(getattr(item, "__name__", type(item).__name__), item)
+    return WeightedReward(_name_of(item), item)
+
+
+def _name_of(function: Any) -> str:
+    """The name that the code gives a function: of a partial that of its function, of an object its class."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__).strip("<>")  # <lambda>
+
+
+def _numbered(rewards: Sequence[WeightedReward], spec: Sequence[object]) -> tuple[WeightedReward, ...]:
+    """Tells apart different functions with the same name of their own: lambda, lambda_2."""
+    found: list[WeightedReward] = []
+    for reward, item in zip(rewards, spec, strict=True):
+        taken = {other.name for other in found}
+        again = any(other.function is reward.function for other in found)
+        names = (reward.name, *(f"{reward.name}_{count}" for count in range(2, len(spec) + 1)))
+        free = next(name for name in names if name not in taken)
+        named = isinstance(item, str | WeightedReward) or again
+        found.append(reward if named else replace(reward, name=free))
+    return tuple(found)

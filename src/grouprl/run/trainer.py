@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
-from grouprl.config.run import RewardConfig, RunConfig
+from grouprl.config.run import RewardConfig, RunConfig, TaskConfig
 from grouprl.distributed import show_errors_once
 from grouprl.rewards import resolve_rewards
 from grouprl.rewards.configured import configured_rewards
@@ -17,7 +17,7 @@ from grouprl.run.resume import resumes, with_run_dtype
 from grouprl.run.train import Run, train
 from grouprl.scoring.functions import RewardFunction, WeightedReward
 from grouprl.tasks import Task, load_task, task_from_list
-from grouprl.types import UserError, unknown_name
+from grouprl.types import unknown_name
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,15 @@ class Trainer:
 
     Args:
         model: built-in name, folder in Hugging Face layout, or hub id.
-        task: a task's name, a `Task`, or rows (a list, a data set) with a `prompt` and any columns (TRL's form).
+        task: a task's name, a data file or `hub:owner/name`, a `Task`, or rows with a `prompt` and any columns (TRL's
+            form): a list, a generator, a data set or its splits, a data frame of pandas or polars.
         rewards: names, functions in TRL's form, or `WeightedReward`s; None = the task's own.
         algorithm: a name of `grouprl.algorithms.named`, or an `Algorithm`.
         config: all other settings.
     """
 
     model: str | Path | None = None
-    task: str | Task | Iterable[Mapping[str, Any]] | None = None
+    task: Any = None
     rewards: Sequence[RewardFunction | WeightedReward | str] | None = None
     algorithm: str | Algorithm | None = None
     config: RunConfig = field(default_factory=RunConfig)
@@ -43,7 +44,7 @@ class Trainer:
         show_errors_once()
         resume = resumes(Path(self.config.runs_dir) / self.config.name, asked=resume)
         task = self._task()
-        changes: dict[str, Any] = {"task": self.config.task.model_copy(update={"name": task.name})}
+        changes: dict[str, Any] = {"task": self._task_config(task)}
         if self.model is not None:
             changes["model"] = self.config.model.model_copy(update={"path": str(self.model)})
         if isinstance(self.algorithm, str) and self.algorithm not in NAMED:
@@ -60,15 +61,14 @@ class Trainer:
             config = RunConfig(**{**dict(config), "rewards": named})
         return train(config, task, rewards, resume=resume, step=step)
 
+    def _task_config(self, made: Task | None = None) -> TaskConfig:
+        """The settings of the task; of one that a program made, its name."""
+        name = self.task if made is None or isinstance(self.task, str) else made.name
+        return TaskConfig(**self.config.task.model_dump(exclude_unset=True) | ({} if name is None else {"name": name}))
+
     def _task(self) -> Task:
         if self.task is None or isinstance(self.task, str):
-            changes = {} if self.task is None else {"name": self.task}
-            return load_task(**self.config.task.model_dump() | changes)
+            return load_task(**self._task_config().model_dump())
         if hasattr(self.task, "problems"):
             return cast(Task, self.task)
-        if isinstance(self.task, Mapping) or not isinstance(self.task, Iterable):
-            raise UserError(
-                f"task: expected a task's name, a Task or rows such as [{{'prompt': '2 + 2 = ?'}}], got "
-                f"{type(self.task).__name__}: give one of them"
-            )
         return task_from_list(self.task)

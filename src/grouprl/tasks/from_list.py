@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, get_args
@@ -12,13 +12,15 @@ from grouprl.tasks.base import Split
 from grouprl.tasks.boxed_answers import EQUATION_STEPS, boxed, is_in_file
 from grouprl.tasks.files import Row, check_answer, short_repr, text_or_messages
 from grouprl.tasks.splits import partition
+from grouprl.tasks.tables import rows_of_table, splits_of
 from grouprl.types import Problem, UserError
 
 HELD_OUT = 0.1
 BY_ANSWER = frozenset({"correct_answer", "math_verify"})
 """Built-in verifiers that compare the final answer with the column `answer`."""
 
-Rows = Iterable[Mapping[str, Any]]
+Rows = Any
+"""What `tables.splits_of` reads: rows, a data frame, or a mapping of splits."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ def task_from_list(
     A held-out split that is not given takes 10 % of the different prompts of `rows`, chosen by their hash.
 
     Args:
-        rows: the problems.
+        rows: the problems: a list, a data set, a data frame of pandas or polars, or a mapping from the names of splits
+            to these (`datasets.DatasetDict`).
         name: the task's name in records.
         verifier: the reward that gives 1.0 or more for a correct completion: a function in TRL's form, the name of a
             built-in reward or of one of the run's rewards, or `FILE.py:FUNCTION`. None = `correct_answer` where every
@@ -114,11 +117,10 @@ def task_from_list(
             answer, or two splits share a prompt.
     """
     row_format = RowFormat(prompt_column, answer_column, gold_column, messages)
-    given: dict[Split, Rows | None] = {"train": rows, "validation": validation, "test": test}
+    held_out: dict[Split, Rows] = {"validation": validation, "test": test}
+    given = splits_of(rows) | {split: rows_of_table(part) for split, part in held_out.items() if part is not None}
     parts: dict[Split, list[Row]] = {
-        split: [(f"{name}/{split}/{number}", row) for number, row in enumerate(part)]
-        for split, part in given.items()
-        if part is not None
+        split: [(f"{name}/{split}/{number}", row) for number, row in enumerate(part)] for split, part in given.items()
     }
     return task_from_rows(parts, name=name, verifier=verifier, row_format=row_format)
 
