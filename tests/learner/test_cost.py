@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrai
 from counting import Costs, Product, count_kernels, count_products_of_decode_steps
 from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.spec import Algorithm
-from grouprl.config.run import UpdateConfig
+from grouprl.config.learner import UpdateConfig
 from grouprl.learner import Learner, Optimizer, make_batch
 from grouprl.models.attention import NAME
 from grouprl.models.kernels.build import library

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.values import SharedCritic
-from grouprl.config.run import UpdateConfig
+from grouprl.config.learner import UpdateConfig
 from grouprl.learner import Learner, Optimizer, assign_credit
 from grouprl.learner.learner import LearnResult
 from grouprl.models.critic import Critic

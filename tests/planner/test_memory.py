@@ -29,7 +29,8 @@ import grouprl.models
 from counting import Costs
 from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.spec import Algorithm
-from grouprl.config.run import LoraConfig, UpdateConfig
+from grouprl.config.learner import UpdateConfig
+from grouprl.config.run import LoraConfig
 from grouprl.learner import Learner, Optimizer, make_batch
 from grouprl.learner.packs import make_packs
 from grouprl.models.adapters import add_adapter

@@ -321,7 +321,7 @@ def test_a_missing_compiler_is_warned_of_once_with_its_cost(
 def test_rows_of_any_kind_are_a_task(tiny: Path, tmp_path: Path) -> None:
     assert train(tiny, tmp_path, letters, task=(row for row in ROWS)).finished
     for task in ({"prompt": "x"}, 7):
-        with pytest.raises(UserError, match="task: expected a task's name, a Task or rows such as"):
+        with pytest.raises(UserError, match=r"task: expected .*rows such as"):
             train(tiny, tmp_path / "none", letters, task=task)
 
 

@@ -34,9 +34,7 @@ Settings = Annotated[
     typer.Argument(help="Configuration files, names of built-in recipes, and changes such as rollout.group_size=16."),
 ]
 ModelOption = Annotated[str | None, typer.Option("--model", help="Built-in name, folder or hub id.")]
-TaskOption = Annotated[
-    str | None, typer.Option("--task", help="Name of a task (`grouprl tasks` lists them), or a data file.")
-]
+TaskOption = Annotated[str | None, typer.Option("--task", help="A task of `grouprl tasks`, or a data file.")]
 RewardOption = Annotated[
     list[str] | None, typer.Option("--reward", help="A name, or FILE.py:FUNCTION; =WEIGHT may follow. Repeatable.")
 ]

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from grouprl.config.command_line import settings_file
 from grouprl.config.files import load_config
-from grouprl.config.run import Name, Section, Text
+from grouprl.config.section import Name, Section, Text
 from grouprl.config.yaml_text import read_yaml
 from grouprl.types import UserError
 

@@ -13,46 +13,19 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import Field, PlainSerializer, PlainValidator, ValidationInfo, model_validator
 
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import as_tree, flat, with_options
 from grouprl.config.files import dump_config as dump_config
 from grouprl.config.files import load_config as load_config
-from grouprl.config.files import move_keys
+from grouprl.config.learner import LearnerConfig as LearnerConfig
+from grouprl.config.section import Fraction, Name, Names, Section, Text, Variable
 from grouprl.types import Sampling, UserError
-
-# Types are strict, because YAML distinguishes 8 from "8" and true; but a run may be named 7.
-Text = Annotated[str, Field(strict=False, coerce_numbers_to_str=True, min_length=1)]
-Name = Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-Variable = Annotated[Text, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-# A list of one item may be written without brackets.
-Names = Annotated[tuple[Text, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)]
 
 ALL_LINEAR = "all-linear"
 PLAIN = "plain"  # the built-in chat template
-
-
-class Section(BaseModel):
-    """A part of a configuration: frozen, strict, and without unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _move_keys(cls, given: Any) -> Any:
-        return move_keys(cls, given)
 
 
 class ModelConfig(Section):
@@ -206,52 +179,6 @@ class RolloutConfig(Section):
     def sampling(self) -> Sampling:
         """The sampling parameters of training."""
         return Sampling(self.max_tokens, self.temperature, self.top_p, self.top_k, self.min_p, self.stop)
-
-
-class UpdateConfig(Section):
-    """The optimizer (AdamW) and the memory of an update."""
-
-    learning_rate: float = Field(1e-6, ge=0.0, description="after the warm-up")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="of the learning rate after the warm-up: to the run's last update"
-    )
-    min_lr_ratio: float = Field(0.0, ge=0.0, le=1.0, description="of linear and cosine: last rate / learning_rate")
-    warmup_steps: int | float = Field(
-        0, ge=0, le=10**9, description="updates over which the learning rate rises from 0; below 1 = share of the run's"
-    )
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), strict=False, description="decay of the two moments")
-    moments: Literal["float32", "bfloat16"] = Field("float32", description="kept so; bfloat16 is rounded at random")
-    weight_decay: float = Field(0.0, ge=0.0, description="decoupled, times the learning rate")
-    max_grad_norm: float = Field(1.0, gt=0.0, description="the gradient is scaled down to this norm")
-    micro_batch_tokens: int = Field(
-        0,
-        ge=0,
-        le=10**9,
-        description="packed tokens in one backward pass; affects memory, not results; 0 = by device and groups",
-    )
-    recompute: bool | None = Field(
-        None, description="run layers again in the backward pass: less memory, more time; null = on a GPU"
-    )
-
-    @model_validator(mode="after")
-    def _schedule_fits(self) -> Self:
-        if self.warmup_steps > 1 and self.warmup_steps % 1:
-            raise UserError(
-                f"learner.warmup_steps: expected a whole number of updates, or a share below 1 of the run's, got "
-                f"{self.warmup_steps}: give one of them"
-            )
-        if self.schedule == "constant" and self.min_lr_ratio:
-            raise UserError(
-                f"learner.min_lr_ratio: expected 0 with learner.schedule=constant, got {self.min_lr_ratio}: set "
-                "learner.schedule to linear or cosine, or remove it"
-            )
-        return self
-
-
-class LearnerConfig(UpdateConfig):
-    """The learner of reinforcement learning, which may have a critic."""
-
-    critic_learning_rate: float | None = Field(None, ge=0.0, description="of the critic; null = learning_rate")
 
 
 class EvaluationConfig(Section):

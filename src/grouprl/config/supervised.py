@@ -6,7 +6,9 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from grouprl.config.run import ModelConfig, Name, Section, TaskConfig, Text, UpdateConfig
+from grouprl.config.learner import UpdateConfig
+from grouprl.config.run import ModelConfig, TaskConfig
+from grouprl.config.section import Name, Section, Text
 from grouprl.types import UserError
 
 

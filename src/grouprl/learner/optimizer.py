@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from grouprl.config.run import UpdateConfig
+from grouprl.config.learner import UpdateConfig
 from grouprl.learner.rounded_adamw import RoundedAdamW
 from grouprl.learner.schedule import scheduled_rate
 from grouprl.models.save import plain

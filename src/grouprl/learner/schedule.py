@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from grouprl.config.run import UpdateConfig
+from grouprl.config.learner import UpdateConfig
 
 
 def scheduled_rate(config: UpdateConfig, turn: int, total: int | None = None) -> float:

@@ -1,0 +1,28 @@
+"""What every section of a configuration is: frozen, strict, without unknown keys; and the types of common values."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from grouprl.config.files import move_keys
+
+# Types are strict, because YAML distinguishes 8 from "8" and true; but a run may be named 7.
+Text = Annotated[str, Field(strict=False, coerce_numbers_to_str=True, min_length=1)]
+Name = Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Variable = Annotated[Text, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+# A list of one item may be written without brackets.
+Names = Annotated[tuple[Text, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)]
+
+
+class Section(BaseModel):
+    """A part of a configuration: frozen, strict, and without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _move_keys(cls, given: Any) -> Any:
+        return move_keys(cls, given)
