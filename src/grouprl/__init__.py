@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 # core (a reward worker, a browser), a step with spinning threads takes 40 to 80 times as long (docs/performance.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from grouprl.types import Problem, UserError
+from grouprl.types import Problem, StepRecord, UserError
 
 if TYPE_CHECKING:
     from grouprl.algorithms.spec import Algorithm
@@ -21,7 +21,17 @@ if TYPE_CHECKING:
     from grouprl.scoring.invalid import Invalid
 
 __version__ = "0.1.0"
-__all__ = ["Algorithm", "Invalid", "Problem", "Run", "RunConfig", "Trainer", "UserError", "WeightedReward"]
+__all__ = [
+    "Algorithm",
+    "Invalid",
+    "Problem",
+    "Run",
+    "RunConfig",
+    "StepRecord",
+    "Trainer",
+    "UserError",
+    "WeightedReward",
+]
 
 _LAZY = {
     "Algorithm": "grouprl.algorithms.spec",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from grouprl.distributed import Ranks, was_begun
 from grouprl.learner.schedule import follows_the_end
 from grouprl.models.precision import with_dtype
 from grouprl.record.complete import incomplete_steps
-from grouprl.record.layout import Checkpoint, RunDirectory
+from grouprl.record.layout import Checkpoint, RunDirectory, lock_directory
 from grouprl.run.checkpoint import TrainerState, read_state
 from grouprl.types import UserError
 
@@ -122,6 +125,19 @@ def choose_checkpoint(
             "steps are made again)"
         )
     return chosen
+
+
+def locked_checkpoint(
+    stack: ExitStack, config: RunConfig, ranks: Ranks, step: int | None, announce: Callable[[str], None]
+) -> tuple[int | None, tuple[Checkpoint, TrainerState] | None]:
+    """Locks a run until `stack` ends, and chooses the checkpoint to continue from."""
+    directory, lock = Path(config.runs_dir) / config.name, None
+    if ranks.leads:  # the lock comes first: nobody else may add a step after the checkpoint is read
+        lock = lock_directory(saved_path(directory).parent)
+        stack.callback(os.close, lock)
+    check_resumable(directory, config)
+    choose = partial(choose_checkpoint, directory, config, step=step, announce=announce)
+    return lock, chosen_on_all(choose, ranks)
 
 
 def chosen_on_all(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,14 +18,14 @@ from grouprl import __version__
 from grouprl.config.checks import check_sections
 from grouprl.config.run import RunConfig, dump_config
 from grouprl.curriculum.pass_rates import PassRates, curriculum_metrics, update, verdicts
-from grouprl.distributed import note_begun, open_ranks
+from grouprl.distributed import open_ranks
 from grouprl.distributed.cluster import open_cluster
 from grouprl.evaluation.evaluate import Evaluation, evaluate
 from grouprl.models.precision import resolve_device
-from grouprl.record.layout import RunDirectory, lock_directory
+from grouprl.record.layout import RunDirectory
 from grouprl.record.read import Example, read_examples, read_json_lines, read_run
 from grouprl.record.rollouts import recorded_verdicts
-from grouprl.record.write import NoRecord, RunRecord
+from grouprl.record.write import RunRecord
 from grouprl.report.terminal import Terminal, TrainingBars
 from grouprl.report.verdict import verdict
 from grouprl.report.watch import Explosion, Health
@@ -35,18 +34,21 @@ from grouprl.rewards.configured import configured_scorer
 from grouprl.rewards.learned import LearnedReward
 from grouprl.rollout.remote import open_samplers
 from grouprl.run.assemble import RunParts, assemble
-from grouprl.run.checkpoint import prune_checkpoints, save_checkpoint
+from grouprl.run.checkpoint import save_checkpoint
 from grouprl.run.health import go_back, look_on_all, record_going_back
 from grouprl.run.machine import machine_facts, peak_rss_mib
 from grouprl.run.needs import needs_of
+from grouprl.run.opening import open_record, reward_weights
 from grouprl.run.process import StopRequest, stop_on_signal
-from grouprl.run.resume import check_resumable, choose_checkpoint, chosen_on_all, saved_path, with_run_dtype
+from grouprl.run.resume import chosen_on_all, locked_checkpoint, with_run_dtype
 from grouprl.run.trust import code_of, record_code, refuse_changed_code
 from grouprl.run.warnings import warnings_of
 from grouprl.scoring.functions import WeightedReward
 from grouprl.step import grpo_step
 from grouprl.tasks import Task
+from grouprl.types import StepRecord
 
+Callback = Callable[[StepRecord], None]
 _EXAMPLES = 5
 
 
@@ -68,6 +70,7 @@ def train(
     step: int | None = None,
     trust_code: Sequence[str] = (),
     terminal: Terminal | None = None,
+    callback: Callback | None = None,
 ) -> Run:
     """Runs a configuration to its end, or until the user stops it.
 
@@ -80,6 +83,8 @@ def train(
         step: with `resume`, the checkpoint to continue from (0 = the start); later steps are made again.
         trust_code: code files that may have changed since the run that is resumed was started.
         terminal: the terminal that shows progress.
+        callback: gets the record of each step on the leading rank, after it is recorded and before a checkpoint; its
+            exception stops the run with its own traceback.
 
     Raises:
         UserError: model, data or run directory do not fit the configuration; nothing is overwritten.
@@ -97,13 +102,8 @@ def train(
             f"{dump_config(config)}torch: {torch.__version__}\ngrouprl: {__version__}\n", "settings and versions"
         )
         lock, saved = None, None
-        if resume:  # the lock comes first: nobody else may add a step after the checkpoint is read
-            if ranks.leads:
-                lock = lock_directory(saved_path(directory).parent)
-                stack.callback(os.close, lock)
-            check_resumable(directory, config)
-            choose = partial(choose_checkpoint, directory, config, step=step, announce=terminal.say)
-            saved = chosen_on_all(choose, ranks)
+        if resume:
+            lock, saved = locked_checkpoint(stack, config, ranks, step, terminal.say)
         terminal.say("\n".join(needs_of(config, task, ranks.world)))
         cluster = samplers = None
         if config.cluster.backend == "ray":
@@ -118,22 +118,22 @@ def train(
         for warning in warnings_of(parts, config):
             terminal.say(f"Warning: {warning}")
         with stop_on_signal(terminal.say) as stop:
+            opened = partial(open_record, directory, config, lock=lock, terminal=terminal)
+            loop = partial(_RunLoop, config, terminal=terminal, stop=stop, callback=callback)
             try:
-                with (
-                    _reopen(directory, config, parts, lock, terminal) if resume else _create(directory, config, parts)
-                ) as record:
-                    record.rewards(*_reward_weights(rewards))
+                with opened(parts=parts, resume=resume) as record:
+                    record.rewards(*reward_weights(rewards))
                     if ranks.leads:
                         record_code(directory, code, config)
-                    return _RunLoop(config, parts, record, terminal, stop).run()
+                    return loop(parts, record).run()
             except Explosion as explosion:
                 found, saved = explosion.finding, chosen_on_all(partial(go_back, directory, explosion, terminal), ranks)
             # Outside of the except block, whose traceback holds the weights that exploded.
             del parts
             parts = assemble(config, task, scorer, saved=saved, ranks=ranks, samplers=samplers)
-            with _reopen(directory, config, parts, lock, terminal) as record:
+            with opened(parts=parts, resume=True) as record:
                 record_going_back(record, found, parts.state.step)
-                return _RunLoop(config, parts, record, terminal, stop).run()
+                return loop(parts, record).run()
 
 
 def _in_steps(config: RunConfig, task: Task) -> RunConfig:
@@ -145,40 +145,20 @@ def _in_steps(config: RunConfig, task: Task) -> RunConfig:
     return config.model_copy(update={"steps": steps, "epochs": None})
 
 
-def _reward_weights(rewards: Sequence[WeightedReward]) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns the weights by name of the rewards in the total, and of the process rewards."""
-    whole = {reward.name: reward.weight for reward in rewards if not reward.per_step}
-    return whole, {reward.name: reward.weight for reward in rewards if reward.per_step}
-
-
-def _create(directory: Path, config: RunConfig, parts: RunParts) -> RunRecord:
-    if not parts.step_parts.learner.ranks.leads:
-        return NoRecord(directory)
-    if not RunDirectory(directory).exists:  # else it is refused, to ranks that are started again too
-        note_begun(directory)
-    return RunRecord.create(directory, dump_config(config))
-
-
-def _reopen(directory: Path, config: RunConfig, parts: RunParts, lock: int | None, terminal: Terminal) -> RunRecord:
-    if not parts.step_parts.learner.ranks.leads:
-        return NoRecord(directory)
-    step = parts.state.step
-    note_begun(directory)
-    for path in RunDirectory(directory).set_aside_after(step):
-        terminal.say(f"{path} is after step {step}: renamed to {path.name}.aside.")
-    prune_checkpoints(directory, config.checkpoint.keep)  # a kill may have come between a save and this
-    record = RunRecord.reopen(directory, step, lock=lock)
-    record.settings(dump_config(config))
-    return record
-
-
 class _RunLoop:
     """Makes the steps of one run and records them."""
 
     def __init__(
-        self, config: RunConfig, parts: RunParts, record: RunRecord, terminal: Terminal, stop: StopRequest
+        self,
+        config: RunConfig,
+        parts: RunParts,
+        record: RunRecord,
+        *,
+        terminal: Terminal,
+        stop: StopRequest,
+        callback: Callback | None,
     ) -> None:
-        self._config, self._parts, self._record = config, parts, record
+        self._config, self._parts, self._record, self._callback = config, parts, record, callback
         self._terminal, self._stop, self._ranks = terminal, stop, parts.step_parts.learner.ranks
         self._state, self._started = parts.state, time.perf_counter()
         self._health = Health(record, terminal)
@@ -232,7 +212,8 @@ class _RunLoop:
         if ahead is not None:
             versions = [one.weights_version for group in record.groups for one in group.completions]
             metrics["staleness"] = self._state.updates - min(versions)
-        self._record.step(replace(record, metrics=metrics))
+        record = replace(record, metrics=metrics)
+        self._record.step(record)
         self._terminal.step(step, self._config.steps, metrics)
         flat = [outcome for row in record.outcomes for outcome in row]
         self._terminal.invalid([outcome.reason for outcome in flat if not outcome.valid], len(flat))
@@ -247,6 +228,8 @@ class _RunLoop:
             completion_tokens=self._state.completion_tokens + int(metrics["completion_tokens"]),
             peak_rss_mib=max(self._state.peak_rss_mib, peak_rss_mib()),
         )
+        if self._callback is not None and self._ranks.leads:
+            self._callback(record)
 
     def _sampled(self, bars: TrainingBars, count: int) -> None:
         self._stop.check()

@@ -14,7 +14,7 @@ from grouprl.distributed import show_errors_once
 from grouprl.rewards import resolve_rewards
 from grouprl.rewards.configured import configured_rewards
 from grouprl.run.resume import resumes, with_run_dtype
-from grouprl.run.train import Run, train
+from grouprl.run.train import Callback, Run, train
 from grouprl.scoring.functions import RewardFunction, WeightedReward
 from grouprl.tasks import Task, load_task, task_from_list
 from grouprl.types import unknown_name
@@ -31,6 +31,7 @@ class Trainer:
         rewards: names, functions in TRL's form, or `WeightedReward`s; None = the task's own.
         algorithm: a name of `grouprl.algorithms.named`, or an `Algorithm`.
         config: all other settings.
+        callback: called with the frozen `StepRecord` of each step; an exception in it stops the run.
     """
 
     model: str | Path | None = None
@@ -38,6 +39,7 @@ class Trainer:
     rewards: Sequence[RewardFunction | WeightedReward | str] | None = None
     algorithm: str | Algorithm | None = None
     config: RunConfig = field(default_factory=RunConfig)
+    callback: Callback | None = None
 
     def train(self, *, resume: bool = False, step: int | None = None) -> Run:
         """Trains: see `grouprl.run.train.train`."""
@@ -59,7 +61,7 @@ class Trainer:
         if self.rewards is not None or not config.rewards:
             named = tuple(RewardConfig(name=reward.name, weight=reward.weight) for reward in rewards)
             config = RunConfig(**{**dict(config), "rewards": named})
-        return train(config, task, rewards, resume=resume, step=step)
+        return train(config, task, rewards, resume=resume, step=step, callback=self.callback)
 
     def _task_config(self, made: Task | None = None) -> TaskConfig:
         """The settings of the task; of one that a program made, its name."""

@@ -1,0 +1,50 @@
+"""Opens the record of a run, new or continued; a rank beside the one that writes gets a record that does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from grouprl.config.run import RunConfig, dump_config
+from grouprl.distributed import note_begun
+from grouprl.record.layout import RunDirectory
+from grouprl.record.write import NoRecord, RunRecord
+from grouprl.report.terminal import Terminal
+from grouprl.run.assemble import RunParts
+from grouprl.run.checkpoint import prune_checkpoints
+from grouprl.scoring.functions import WeightedReward
+
+
+def reward_weights(rewards: Sequence[WeightedReward]) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns the weights by name of the rewards in the total, and of the process rewards."""
+    whole = {reward.name: reward.weight for reward in rewards if not reward.per_step}
+    return whole, {reward.name: reward.weight for reward in rewards if reward.per_step}
+
+
+def open_record(
+    directory: Path, config: RunConfig, parts: RunParts, *, resume: bool, lock: int | None, terminal: Terminal
+) -> RunRecord:
+    """Starts the record of a new run, or continues it after the step of `parts` and renames later checkpoints.
+
+    Args:
+        directory: the run.
+        config: its configuration.
+        parts: what the run is made of.
+        resume: whether the run exists.
+        lock: with `resume`, a handle of `lock_directory`, which the caller closes.
+        terminal: gets a line for each renamed checkpoint.
+    """
+    if not parts.step_parts.learner.ranks.leads:
+        return NoRecord(directory)
+    if not resume:
+        if not RunDirectory(directory).exists:  # else it is refused, to ranks that are started again too
+            note_begun(directory)
+        return RunRecord.create(directory, dump_config(config))
+    step = parts.state.step
+    note_begun(directory)
+    for path in RunDirectory(directory).set_aside_after(step):
+        terminal.say(f"{path} is after step {step}: renamed to {path.name}.aside.")
+    prune_checkpoints(directory, config.checkpoint.keep)  # a kill may have come between a save and this
+    record = RunRecord.reopen(directory, step, lock=lock)
+    record.settings(dump_config(config))
+    return record
