@@ -1,4 +1,4 @@
-"""The README's Python is run as it stands."""
+"""The Python of the README and of the page about `Trainer` is run as it stands."""
 
 from __future__ import annotations
 
@@ -7,21 +7,29 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parent.parent / "README.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", ROOT / "docs" / "trainer.md")
+BLOCKS = [
+    pytest.param(block, page, id=f"{page.name} {number}")
+    for page in PAGES
+    for number, block in enumerate(
+        re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL), 1
+    )
+]
 
 
-def test_there_is_python_in_the_readme() -> None:
-    assert BLOCKS, f"{README}: expected an example in a ```python block, found none: show how Trainer is used"
+def test_there_is_python_on_each_page() -> None:
+    shown = {block.values[1] for block in BLOCKS}
+    assert shown == set(PAGES), "expected an example in a ```python block on each: show how Trainer is used"
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=[f"block {number}" for number in range(1, len(BLOCKS) + 1)])
+@pytest.mark.parametrize(("block", "page"), BLOCKS)
 def test_a_block_runs_in_an_empty_folder(
-    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    block: str, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    exec(compile(block, str(README), "exec"), {"__name__": "__main__"})
+    exec(compile(block, str(page), "exec"), {"__name__": "__main__"})
     assert "Traceback" not in capsys.readouterr().err
     if "Trainer(" in block:
-        runs = list((tmp_path / "runs").iterdir())
+        runs = [run for run in (tmp_path / "runs").iterdir() if run.name != "models"]
         assert [(run / "report.html").is_file() for run in runs] == [True]

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
-from grouprl.config.run import RewardConfig, RunConfig, TaskConfig
+from grouprl.config.run import PolicyConfig, RewardConfig, RunConfig, TaskConfig
 from grouprl.distributed import show_errors_once
+from grouprl.evaluation.evaluate import Metrics
+from grouprl.models.objects import folder_of
+from grouprl.models.precision import with_dtype
+from grouprl.record.layout import RunDirectory
 from grouprl.rewards import resolve_rewards
 from grouprl.rewards.configured import configured_rewards
 from grouprl.run.resume import resumes, with_run_dtype
 from grouprl.run.train import Callback, Run, train
+from grouprl.run.trial import SampledGroup, evaluate_model, sample_group
 from grouprl.scoring.functions import RewardFunction, WeightedReward
 from grouprl.tasks import Task, load_task, task_from_list
-from grouprl.types import unknown_name
+from grouprl.tasks.base import Split
+from grouprl.tasks.from_list import problems_from_rows
+from grouprl.tasks.held_out import evaluated_on
+from grouprl.types import Problem, UserError, unknown_name
 
 
 @dataclass(frozen=True)
@@ -25,30 +36,71 @@ class Trainer:
     """A run that is ready to start; `config` decides the arguments that are None.
 
     Args:
-        model: built-in name, folder in Hugging Face layout, or hub id.
+        model: built-in name, folder in Hugging Face layout, hub id, or a model of transformers. A model object is
+            written to `runs_dir/models` and does not change: the run trains a copy, in float32 where `model.weights`
+            does not say otherwise.
         task: a task's name, a data file or `hub:owner/name`, a `Task`, or rows with a `prompt` and any columns (TRL's
             form): a list, a generator, a data set or its splits, a data frame of pandas or polars.
         rewards: names, functions in TRL's form, or `WeightedReward`s; None = the task's own.
         algorithm: a name of `grouprl.algorithms.named`, or an `Algorithm`.
         config: all other settings.
+        tokenizer: of a model object; None = the one of the place that it was loaded from.
+        eval_task: what the policy is evaluated on, in any form of `task`: rows as they are, or the held-out problems
+            of a task. The verifier is the task's. None = the held-out problems of `task`.
         callback: called with the frozen `StepRecord` of each step; an exception in it stops the run.
     """
 
-    model: str | Path | None = None
+    model: str | Path | PreTrainedModel | None = None
     task: Any = None
     rewards: Sequence[RewardFunction | WeightedReward | str] | None = None
     algorithm: str | Algorithm | None = None
     config: RunConfig = field(default_factory=RunConfig)
+    tokenizer: PreTrainedTokenizerBase | None = None
+    eval_task: Any = None
     callback: Callback | None = None
 
     def train(self, *, resume: bool = False, step: int | None = None) -> Run:
         """Trains: see `grouprl.run.train.train`."""
         show_errors_once()
-        resume = resumes(Path(self.config.runs_dir) / self.config.name, asked=resume)
-        task = self._task()
-        changes: dict[str, Any] = {"task": self._task_config(task)}
-        if self.model is not None:
-            changes["model"] = self.config.model.model_copy(update={"path": str(self.model)})
+        resume = resumes(self._directory, asked=resume)
+        config, task, rewards = self._prepared(resume=resume)
+        return train(config, task, rewards, resume=resume, step=step, callback=self.callback)
+
+    def evaluate(self) -> Metrics:
+        """Evaluates the newest checkpoint of the run, or the model where there is none, on the held-out problems.
+
+        Returns:
+            The metrics: see `grouprl.evaluation.evaluate.evaluate`.
+        """
+        config, task, _ = self._prepared()
+        return evaluate_model(self._newest(config), task).metrics
+
+    def sample(self, prompt: str | Problem | None = None) -> SampledGroup:
+        """Samples a group of completions from the newest checkpoint of the run, or from the model where there is none.
+
+        Args:
+            prompt: a text, whose completions get no rewards; or a problem; None = the first held-out problem.
+        """
+        config, task, rewards = self._prepared()
+        asked = task.problems(config.evaluation.split)[0] if prompt is None else prompt
+        return sample_group(self._newest(config), task, asked, () if isinstance(asked, str) else rewards)
+
+    @property
+    def _directory(self) -> Path:
+        return Path(self.config.runs_dir) / self.config.name
+
+    def _newest(self, config: RunConfig) -> RunConfig:
+        run = RunDirectory(self._directory)
+        saved = run.checkpoints() if run.exists else []
+        if not saved:
+            return with_dtype(config)
+        # A checkpoint has its chat template; only a hub id has a revision.
+        changes = {"path": str(saved[-1].path), "chat_template": None, "revision": None}
+        return with_dtype(config.model_copy(update={"model": config.model.model_copy(update=changes)}))
+
+    def _prepared(self, *, resume: bool = False) -> tuple[RunConfig, Task, tuple[WeightedReward, ...]]:
+        task = self._task
+        changes: dict[str, Any] = {"task": self._task_config(task), "model": self._model_config}
         if isinstance(self.algorithm, str) and self.algorithm not in NAMED:
             raise unknown_name("algorithm", self.algorithm, NAMED)
         if self.algorithm is not None:
@@ -61,16 +113,39 @@ class Trainer:
         if self.rewards is not None or not config.rewards:
             named = tuple(RewardConfig(name=reward.name, weight=reward.weight) for reward in rewards)
             config = RunConfig(**{**dict(config), "rewards": named})
-        return train(config, task, rewards, resume=resume, step=step, callback=self.callback)
+        return config, task, rewards
+
+    @cached_property
+    def _model_config(self) -> PolicyConfig:
+        if self.tokenizer is not None and (self.model is None or isinstance(self.model, str | Path)):
+            raise UserError(
+                f"tokenizer: expected a model object beside it, got {self.model!r}: save the tokenizer into the "
+                "model's folder, or load the model and give both"
+            )
+        path = self.model
+        if path is not None and not isinstance(path, str | Path):
+            path = folder_of(path, self.tokenizer, Path(self.config.runs_dir) / "models")
+        return self.config.model.model_copy(update={} if path is None else {"path": str(path)})
 
     def _task_config(self, made: Task | None = None) -> TaskConfig:
         """The settings of the task; of one that a program made, its name."""
         name = self.task if made is None or isinstance(self.task, str) else made.name
         return TaskConfig(**self.config.task.model_dump(exclude_unset=True) | ({} if name is None else {"name": name}))
 
+    @cached_property
     def _task(self) -> Task:
         if self.task is None or isinstance(self.task, str):
-            return load_task(**self._task_config().model_dump())
-        if hasattr(self.task, "problems"):
-            return cast(Task, self.task)
-        return task_from_list(self.task)
+            task = load_task(**self._task_config().model_dump())
+        else:
+            task = _made(self.task)
+        if self.eval_task is None:
+            return task
+        if isinstance(self.eval_task, str) or hasattr(self.eval_task, "problems"):
+            named = isinstance(self.eval_task, str)
+            other = load_task(**TaskConfig(name=self.eval_task).model_dump()) if named else cast(Task, self.eval_task)
+            return evaluated_on(task, {split: other.problems(split) for split in get_args(Split) if split != "train"})
+        return evaluated_on(task, dict.fromkeys(("validation", "test"), problems_from_rows(self.eval_task, "eval")))
+
+
+def _made(task: Any) -> Task:
+    return cast(Task, task) if hasattr(task, "problems") else task_from_list(task)

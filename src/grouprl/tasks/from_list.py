@@ -125,6 +125,16 @@ def task_from_list(
     return task_from_rows(parts, name=name, verifier=verifier, row_format=row_format)
 
 
+def problems_from_rows(rows: Any, name: str) -> Sequence[Problem]:
+    """The problems of rows in any form of `tables.rows_of_table`, all of them and in their order.
+
+    Raises:
+        UserError: there are no rows, or a row has no usable prompt.
+    """
+    placed = [(f"{name}/{number}", row) for number, row in enumerate(rows_of_table(rows))]
+    return _problems(name, placed, RowFormat())
+
+
 def task_from_rows(
     parts: Mapping[Split, Sequence[Row]],
     *,

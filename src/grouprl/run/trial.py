@@ -1,0 +1,99 @@
+"""Tries a model outside of a run: evaluates it, or samples a group of completions and scores it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from grouprl.algorithms.advantages import CompletionAdvantage
+from grouprl.config.run import RunConfig
+from grouprl.evaluation.evaluate import Evaluation, evaluate
+from grouprl.learner.credit import component
+from grouprl.models.load import context_length, load_model, load_tokenizer
+from grouprl.models.precision import resolve_device
+from grouprl.models.prompts import prompt_token_ids
+from grouprl.rewards.configured import configured_scorer
+from grouprl.rollout import NativeEngine, Request
+from grouprl.scoring.functions import SOFT_OVERLONG, WeightedReward
+from grouprl.tasks import Task
+from grouprl.types import Group, Problem, RewardOutcome
+
+
+@dataclass(frozen=True)
+class SampledGroup:
+    """The completions of one problem, with their rewards and advantages."""
+
+    group: Group
+    outcomes: tuple[RewardOutcome, ...]  # empty without rewards
+    advantages: tuple[float, ...]  # empty where they are per token or per reasoning step, too
+
+
+def evaluate_model(config: RunConfig, task: Task, *, on_finished: Callable[[int], None] | None = None) -> Evaluation:
+    """Evaluates `config.model` on the held-out problems of a task, as `config.evaluation` says.
+
+    Raises:
+        UserError: the model cannot be loaded, or a prompt is too long for it.
+    """
+    engine, tokenizer, longest = _engine(config)
+    problems = task.problems(config.evaluation.split)[: config.evaluation.problems]
+    prompts = [Request(problem, prompt_token_ids(problem, tokenizer, longest=longest), 1) for problem in problems]
+    with configured_scorer(config, task, ()) as scorer:
+        samples, most = config.evaluation.samples, config.rollout.max_tokens
+        return evaluate(engine, task, scorer, prompts, samples=samples, max_tokens=most, on_finished=on_finished)
+
+
+def sample_group(
+    config: RunConfig, task: Task, asked: Problem | str, rewards: Sequence[WeightedReward]
+) -> SampledGroup:
+    """Samples one group from `config.model`, and scores it.
+
+    Args:
+        config: the model, the sampling parameters, the group's size and the algorithm.
+        task: whose verifier the rewards may use.
+        asked: the problem, or the text of a prompt, which is a user's message where the model has a chat template.
+        rewards: empty = the completions are not scored.
+
+    Raises:
+        UserError: the model cannot be loaded, or the prompt is too long for it.
+    """
+    engine, tokenizer, longest = _engine(config)
+    problem = _own(asked, tokenizer) if isinstance(asked, str) else asked
+    request = Request(problem, prompt_token_ids(problem, tokenizer, longest=longest), config.rollout.group_size)
+    group, outcomes = engine.generate([request], config.rollout.sampling)[0], tuple[RewardOutcome, ...]()
+    if rewards:
+        # max_invalid=1, because whoever looks wants to see why completions are invalid.
+        with configured_scorer(config, task, rewards, max_invalid=1.0) as scorer:
+            outcomes = scorer.finish([scorer.begin(group)], tokenizer)[0]
+    return SampledGroup(group, outcomes, _advantages(config, outcomes, rewards))
+
+
+def _advantages(
+    config: RunConfig, outcomes: Sequence[RewardOutcome], rewards: Sequence[WeightedReward]
+) -> tuple[float, ...]:
+    advantage = config.algorithm.advantage
+    if not outcomes or not isinstance(advantage, CompletionAdvantage):
+        return ()
+    weights = {SOFT_OVERLONG: 1.0} | {reward.name: reward.weight for reward in rewards}
+    components = {name: component(outcomes, name) for name in weights}
+    totals_G = torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64)
+    advantages_G = advantage.compare(totals_G, components, weights, torch.zeros(len(outcomes), dtype=torch.long))
+    return tuple(float(value) for value in advantages_G)
+
+
+def _own(prompt: str, tokenizer: PreTrainedTokenizerBase) -> Problem:
+    if tokenizer.chat_template is None:
+        return Problem("own", prompt)
+    return Problem("own", ({"role": "user", "content": prompt},))
+
+
+def _engine(config: RunConfig) -> tuple[NativeEngine, PreTrainedTokenizerBase, int]:
+    torch.set_num_threads(config.model.threads or torch.get_num_threads())
+    model = load_model(config.model, device=resolve_device(config.model.device), weights=config.model.weights)
+    tokenizer = load_tokenizer(config.model)
+    engine = NativeEngine(
+        model, tokenizer, seed=config.seed, max_rows=config.rollout.max_rows, dtype=config.model.dtype
+    )
+    return engine, tokenizer, context_length(model) - config.rollout.max_tokens

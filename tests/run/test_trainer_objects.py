@@ -1,0 +1,103 @@
+"""`Trainer` with models and tokenizers in memory, its own evaluation problems, and a look at what it trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from grouprl import Trainer, UserError
+from grouprl.models.load import fingerprint
+from grouprl.tasks import task_from_list
+from letter_rewards import letters
+from small_runs import ROWS, rollouts, small_config
+
+pytestmark = pytest.mark.usefixtures("no_page")
+
+
+@pytest.fixture
+def objects(tiny: Path) -> dict[str, Any]:
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    return {"model": model, "tokenizer": PreTrainedTokenizerFast.from_pretrained(tiny)}
+
+
+def test_a_model_in_memory_trains_as_its_folder_does(objects: dict[str, Any], tiny: Path, tmp_path: Path) -> None:
+    before = fingerprint(objects["model"])
+    config = small_config(tmp_path, "object", steps=2, checkpoint={"every": 1})
+    own = Trainer(**objects, task=ROWS, rewards=[letters], config=config).train().directory
+    folder = Trainer(tiny, ROWS, [letters], config=small_config(tmp_path, "folder", steps=2)).train().directory
+    assert rollouts(own) == rollouts(folder)
+    assert fingerprint(objects["model"]) == before  # the run trains a copy
+    (written,) = (tmp_path / "models").iterdir()
+    assert not [path for path in written.parent.iterdir() if path.name.startswith(".")]
+
+    (own / "summary.json").unlink()
+    again = Trainer(**objects, task=ROWS, rewards=[letters], config=config)
+    again.train(resume=True, step=1)
+    assert rollouts(own) == rollouts(folder)
+    with torch.no_grad():
+        objects["model"].get_input_embeddings().weight[0] += 1.0
+    with pytest.raises(UserError, match=r"model.path: .* then, .* now"):
+        Trainer(**objects, task=ROWS, rewards=[letters], config=config).train(resume=True)
+
+
+def test_the_tokenizer_is_that_of_the_place_where_the_model_was_loaded(objects: dict[str, Any], tmp_path: Path) -> None:
+    config = small_config(tmp_path, steps=1)
+    assert Trainer(objects["model"], ROWS, [letters], config=config).train().finished
+
+
+@pytest.mark.parametrize("wrong", ["peft", "more tokens", "tokenizer alone"])
+def test_objects_that_cannot_be_trained_are_a_sentence(objects: dict[str, Any], tmp_path: Path, wrong: str) -> None:
+    said = "expected a name, a folder, a hub id or a model of transformers, got Linear"
+    if wrong == "peft":
+        objects["model"] = torch.nn.Linear(2, 2)
+    elif wrong == "more tokens":
+        objects["tokenizer"].add_tokens([f"<extra {number}>" for number in range(1000)])
+        said = "expected a tokenizer of at most"
+    else:
+        objects["model"], said = None, "tokenizer: expected a model object beside it"
+    with pytest.raises(UserError, match=said):
+        Trainer(**objects, task=ROWS, rewards=[letters], config=small_config(tmp_path)).train()
+    assert not (tmp_path / "run").exists()
+
+
+def test_rows_to_evaluate_on_are_taken_as_they_are(tiny: Path, tmp_path: Path) -> None:
+    held_out = [{"prompt": f"Tell {number}."} for number in range(3)]
+    trainer = Trainer(tiny, ROWS, [letters], config=small_config(tmp_path, steps=1), eval_task=held_out)
+    trainer.train()
+    assert trainer.evaluate()["problems"] == 3
+    assert trainer.sample().group.problem.prompt_text == "Tell 0."
+
+
+def test_another_task_to_evaluate_on_gives_its_held_out_problems(tiny: Path, tmp_path: Path) -> None:
+    other = task_from_list([{"prompt": f"Tell {number}."} for number in range(30)])
+    trainer = Trainer(tiny, ROWS, [letters], config=small_config(tmp_path), eval_task=other)
+    assert trainer.sample().group.problem == other.problems("test")[0]
+
+
+def test_a_prompt_that_is_trained_on_is_no_evaluation(tiny: Path, tmp_path: Path) -> None:
+    trained = task_from_list(ROWS).problems("train")[0].prompt_text
+    with pytest.raises(UserError, match="eval_task: expected prompts that are not trained on"):
+        Trainer(tiny, ROWS, [letters], config=small_config(tmp_path), eval_task=[{"prompt": trained}]).train()
+
+
+def test_what_is_sampled_and_evaluated_is_the_newest_checkpoint(tiny: Path, tmp_path: Path) -> None:
+    trainer = Trainer(tiny, iter(ROWS), [letters], config=small_config(tmp_path))
+    before = [one.text for one in trainer.sample("Say 3.").group.completions]
+    run = trainer.train()
+    found = trainer.sample("Say 3.")
+    assert [one.text for one in found.group.completions] != before
+    assert found.outcomes == ()
+    other = Trainer(str(run.directory / "checkpoints/step-000006"), ROWS, [letters], config=trainer.config)
+    assert [one.text for one in other.sample("Say 3.").group.completions] == [
+        one.text for one in found.group.completions
+    ]
+    assert trainer.evaluate() == run.summary["after"]
+    scored = trainer.sample()
+    rewards = [outcome.total for outcome in scored.outcomes]
+    mean = sum(rewards) / len(rewards)
+    assert len(rewards) == 4
+    assert [value > 0 for value in scored.advantages] == [reward > mean for reward in rewards]
