@@ -28,7 +28,7 @@ Kind = TypeVar("Kind", bound=BaseModel)
 # Keys that development versions before 0.1.0 wrote at the top, with their section; such runs can be read and resumed.
 _MOVED = {"threads": "model", "curriculum": "rollout", "scoring": "rollout"}
 # Sections that one word names, with the key that it stands for.
-_NAMED_BY = {"algorithm": "name", "task": "name", "model": "path"}
+_NAMED_BY = {"algorithm": "name", "task": "name", "model": "path", "trackers": "names"}
 
 _Tree = dict[str, Any]
 _Key = tuple[str, ...]
@@ -47,8 +47,8 @@ def load_config(
     """Reads a configuration: later files change earlier files, overrides (`rollout.group_size=16`) change all files.
 
     The algorithm can be given by a name, `algorithm=dapo` or `{name: dapo, kl_coef: 0}`. A file or override that
-    names it discards earlier settings of it. `task=NAME` is task.name and `model=PATH` is model.path; a value in the
-    place of another section is an error. A list replaces the earlier list, and
+    names it discards earlier settings of it. `task=NAME` is task.name, `model=PATH` is model.path, `trackers=[NAME]` is
+    trackers.names; a value in the place of another section is an error. A list replaces the earlier list, and
     `rewards.0.weight=2` changes one item. `context` gives the validators further algorithms by name.
 
     Raises UserError with all errors: each names its file or override, its key, the expected and the given value.
@@ -95,7 +95,8 @@ def _read_all(kind: type[BaseModel], files: Sequence[Path], overrides: Sequence[
         try:
             tree = read()
             for section, key in _NAMED_BY.items():
-                if section in kind.model_fields and isinstance(tree.get(section), str | int | float):
+                plural = (list,) if key == "names" else ()
+                if section in kind.model_fields and isinstance(tree.get(section), (str, int, float, *plural)):
                     tree[section] = {key: tree[section]}
             tree = move_keys(kind, tree)  # in each layer, so that an older spelling in a later one counts
             if isinstance(tree.get("algorithm"), dict):

@@ -47,7 +47,7 @@ HERE = MappingProxyType(
         "ppo_epochs": "algorithm.passes",
         "ppo_micro_batch_size_per_gpu": "learner.micro_batch_tokens, in tokens",
         "ppo_mini_batch_size": "algorithm.minibatches, the number of updates of a batch",
-        "report_to": "no setting yet: metrics.jsonl, the report and grouprl lab show a run",
+        "report_to": "trackers.names, such as trackers=[wandb] (docs/trackers.md)",
         "reward_weights": "rewards.0.weight, or --reward NAME=WEIGHT",
         "run_name": "name",
         "save_steps": "checkpoint.every",
@@ -61,7 +61,7 @@ HERE = MappingProxyType(
         "use_vllm": "rollout.engine.name=vllm",
         "vllm_importance_sampling_correction": "algorithm.correction_kind",
         "warmup_ratio": "learner.warmup_steps, where a number below 1 is a share",
-        "wandb": "no setting yet: metrics.jsonl, the report and grouprl lab show a run",
+        "wandb": "trackers.names, as trackers=[wandb] (docs/trackers.md)",
     }
 )
 """The last part of a name there -> the setting here."""

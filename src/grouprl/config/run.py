@@ -22,6 +22,7 @@ from grouprl.config.files import dump_config as dump_config
 from grouprl.config.files import load_config as load_config
 from grouprl.config.learner import LearnerConfig as LearnerConfig
 from grouprl.config.section import Fraction, Name, Names, Section, Text, Variable
+from grouprl.config.trackers import TrackersConfig as TrackersConfig
 from grouprl.types import Sampling, UserError
 
 ALL_LINEAR = "all-linear"
@@ -284,3 +285,4 @@ class RunConfig(Experiment):
     )
     distributed: DistributedConfig = DistributedConfig()
     cluster: ClusterConfig = ClusterConfig()
+    trackers: TrackersConfig = TrackersConfig()

@@ -33,6 +33,7 @@ WRITTEN_BY_A_RUN: Mapping[str, str] = {
     "warnings.jsonl": "what went wrong in a step, and what to change",
     "summary.json": "the results of the run",
     "report.html": "the report",
+    "trackers": "the run's ids in trackers, and the files of tensorboard and wandb",
     "plots": "the plots as PNG files",
     "checkpoints": "models in Hugging Face layout, and the state for a resume",
 }
@@ -91,8 +92,14 @@ class RunDirectory:
         self.forked = path / "forked.json"  # the run and the step from which this run was forked
         self.pairs = path / "pairs.jsonl"  # the preference pairs that a supervised run learned from
         self.model = path / "model"  # the model of a supervised run, in Hugging Face layout
+        self.trackers = path / "trackers"  # the files of trackers
         self.console = path / "console.txt"  # the output of a run's process
         self.lock = path / _LOCK  # locked by the process that writes the directory; see `lock_directory`
+
+    @property
+    def tracker_ids(self) -> Path:
+        """The id of the run in each tracker, by which a resume continues it."""
+        return self.trackers / "ids.json"
 
     @property
     def exists(self) -> bool:

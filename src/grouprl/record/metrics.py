@@ -274,7 +274,8 @@ METRICS: tuple[Metric, ...] = (
         meaning="largest absolute difference between a token's log-prob at sampling and at learning, in the first"
         " update",
         worry="above 1e-4 in float32: the behavior policy in the ratio is then not the policy that sampled",
-        formula="max |log learner - log sampled|", section="correction"),
+        formula="max |log learner - log sampled|", section="correction",
+        trl="sampling/sampling_logp_difference/max"),
     Metric("value_loss", "Value loss", "",
         meaning="half the squared error of the critic, per token, clipped as `value_clip` says",
         worry="when it does not fall at first: the critic learns too slowly to be a baseline",
@@ -313,7 +314,7 @@ METRICS: tuple[Metric, ...] = (
         meaning="seconds of a step for forward passes before the update: reference, critic and, "
         "for `correction` and `entropy_share`, the policy itself",
         worry="when it comes near to the time of learning"),
-    Metric("time/total", "Time of a step", "s",
+    Metric("time/total", "Time of a step", "s", trl="step_time",
         meaning="seconds of the whole step; the page shows the time outside the parts as \"other\"",
         worry="when it grows while completions keep their length"),
     Metric("rss_mib", "Memory", "MiB",

@@ -173,7 +173,9 @@ def _recorded_nothing(directory: Path, held: Sequence[str]) -> bool:
     # Both files, because a run makes both at once: a config.yaml alone may be somebody's own.
     files = RunDirectory(directory)
     made = {files.config.name, files.rollouts.name}
-    return set(held) - {files.rewards.name, files.code.name} == made and not holds_steps(files.rollouts)
+    return set(held) - {files.rewards.name, files.code.name, files.trackers.name} == made and not holds_steps(
+        files.rollouts
+    )
 
 
 def _make_plain(database: sqlite3.Connection) -> None:

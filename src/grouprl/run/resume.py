@@ -22,6 +22,7 @@ from grouprl.types import UserError
 # All other settings determine problems, completions or updates.
 _FREE = (
     *("name", "runs_dir", "steps", "model.threads", "rollout.scoring", "evaluation", "checkpoint"),
+    *("trackers.names", "trackers.project", "trackers.completions_every"),
     *("rollout.engine.address", "rollout.engine.token_env", "rollout.engine.seconds"),
     *(
         "distributed.shard",

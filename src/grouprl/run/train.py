@@ -46,6 +46,7 @@ from grouprl.run.warnings import warnings_of
 from grouprl.scoring.functions import WeightedReward
 from grouprl.step import grpo_step
 from grouprl.tasks import Task
+from grouprl.trackers import Trackers
 from grouprl.types import StepRecord
 
 Callback = Callable[[StepRecord], None]
@@ -101,6 +102,7 @@ def train(
         ranks.agree(
             f"{dump_config(config)}torch: {torch.__version__}\ngrouprl: {__version__}\n", "settings and versions"
         )
+        trackers = stack.enter_context(Trackers(config, terminal.say, leads=ranks.leads))
         lock, saved = None, None
         if resume:
             lock, saved = locked_checkpoint(stack, config, ranks, step, terminal.say)
@@ -119,7 +121,7 @@ def train(
             terminal.say(f"Warning: {warning}")
         with stop_on_signal(terminal.say) as stop:
             opened = partial(open_record, directory, config, lock=lock, terminal=terminal)
-            loop = partial(_RunLoop, config, terminal=terminal, stop=stop, callback=callback)
+            loop = partial(_RunLoop, config, terminal=terminal, stop=stop, callback=callback, trackers=trackers)
             try:
                 with opened(parts=parts, resume=resume) as record:
                     record.rewards(*reward_weights(rewards))
@@ -157,8 +159,10 @@ class _RunLoop:
         terminal: Terminal,
         stop: StopRequest,
         callback: Callback | None,
+        trackers: Trackers,
     ) -> None:
         self._config, self._parts, self._record, self._callback = config, parts, record, callback
+        self._trackers = trackers
         self._terminal, self._stop, self._ranks = terminal, stop, parts.step_parts.learner.ranks
         self._state, self._started = parts.state, time.perf_counter()
         self._health = Health(record, terminal)
@@ -168,6 +172,7 @@ class _RunLoop:
 
     def run(self) -> Run:
         """Makes the remaining steps, with an evaluation before and after."""
+        self._trackers.begin(self._state.step)
         evaluations = {"before": self._evaluate("before")}
         saved = self._train()
         if saved < self._state.step or not self._state.step:
@@ -214,6 +219,7 @@ class _RunLoop:
             metrics["staleness"] = self._state.updates - min(versions)
         record = replace(record, metrics=metrics)
         self._record.step(record)
+        self._trackers.step(record)
         self._terminal.step(step, self._config.steps, metrics)
         flat = [outcome for row in record.outcomes for outcome in row]
         self._terminal.invalid([outcome.reason for outcome in flat if not outcome.valid], len(flat))
@@ -282,6 +288,7 @@ class _RunLoop:
         if when is not None:
             self._record.examples(when, self._examples(found))
         self._record.evaluation(self._state.step, found.metrics)
+        self._trackers.evaluation(self._state.step, found.metrics)
         if self._ranks.leads:
             self._health.warn()
         return found.metrics
