@@ -106,14 +106,12 @@ def token_loss(learner: Learner, tokens: TokenGrid) -> tuple[Tensor, dict[str, T
 
     The ratio is exp(log-prob - old log-prob); the clip range is [1 - clip_low, 1 + clip_high]; see `policy_loss`.
     """
-    kl = learner.algorithm.kl
-    return learner.algorithm.objective.loss(
+    return learner.algorithm.loss(
         tokens.logprobs_NT,
         tokens.old_logprobs_NT,
         tokens.advantages_NT,
         tokens.weights_NT,
         ref_logprobs_NT=tokens.reference_NT,
-        kl_coef=learner.kl_coef if kl is not None and kl.kl_in == "loss" else 0.0,
-        kl=kl.kl_estimator if kl is not None else "k3",
+        kl_coef=learner.kl_coef if learner.algorithm.pulls else 0.0,
         mask_NT=tokens.mask_NT,
     )

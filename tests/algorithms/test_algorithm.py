@@ -38,6 +38,8 @@ CONTRADICTIONS = [
     ({"correction": "truncate", "correction_floor": 0.1}, "correction_floor", "correction_kind='truncate'"),
     ({"surrogate": "plain", "clip_high": 0.3}, "clip_high", "surrogate='plain'"),
     ({"scale": "none", "std": "sample"}, "std", "scale='none'"),
+    ({"kl_unbiased": True, "kl_in": "reward", "scale": "none"}, "kl_unbiased", "kl_in='reward'"),
+    ({"kl_unbiased": True, "kl_coef": 0.0}, "kl_unbiased", "without algorithm.kl"),
     ({"kl_rate": 0.2}, "kl_rate", "kl_target"),
     ({"baseline": "constant"}, "baseline", "set scale to none"),
     ({"baseline": "constant", "scale": "batch_std"}, "baseline", "scale='batch_std'"),

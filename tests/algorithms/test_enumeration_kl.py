@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grouprl.algorithms import dpo_loss, group_advantages, kl_estimate, token_advantages
+from grouprl.algorithms import dpo_loss, group_advantages, kl_estimate, policy_loss, token_advantages
 from tabular import (
     ENDING,
     FIXED,
@@ -86,6 +86,23 @@ def test_k3_in_the_loss_descends_the_kl_of_tokens_from_reference_to_policy(world
     """E[(1 - p_ref / p) grad log p] = -sum p_ref grad log p: the other direction than the one it estimates."""
     expected = at_visited_prefixes(world, lambda logits: kl_of_tokens(REFERENCE, logits))
     assert_equal(loss_gradient(world, "k3"), expected)
+
+
+@WORLDS
+@pytest.mark.parametrize("kind", ["k1", "k3"])
+@pytest.mark.parametrize("moved", [0.0, 0.7])
+def test_an_unbiased_kl_descends_the_kl_of_tokens_whoever_drew_them(world: World, kind: str, moved: float):
+    """The prefixes that the sampler visits, and at each of them the KL from policy to reference, in full."""
+    sampler = LOGITS + moved * (REFERENCE - LOGITS).flip(0)
+    chances_Y = world.chances(sampler)
+    weights_YT, nothing = world.mask_YT * chances_Y[:, None], torch.zeros(len(chances_Y), dtype=torch.float64)
+    anchor = {"ref_logprobs_NT": world.logprobs(REFERENCE), "kl_coef": 1.0, "kl": kind, "kl_unbiased": True}
+    got = gradient(
+        lambda logits: policy_loss(world.logprobs(logits), world.logprobs(sampler), nothing, weights_YT, **anchor)[0]
+    )
+    held = torch.zeros(PREFIXES, dtype=torch.float64)
+    held.index_add_(0, world.prefix_YT[world.mask_YT], chances_Y[:, None].expand_as(world.mask_YT)[world.mask_YT])
+    assert_equal(got, gradient(lambda logits: (held * kl_of_tokens(logits, REFERENCE)).sum()))
 
 
 @WORLDS

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grouprl.algorithms import policy_loss, token_weights
+from grouprl.algorithms import token_weights
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.learner import PolicyEvaluation, assign_credit
@@ -65,6 +65,13 @@ PRINTED = {
         [1.120681763, -0.320194751, -0.800486922, 1.043954849, -0.949049890, -0.094905034, 0.0, 0.0, 0.0],
         0.184872538,
         0.185759619,
+    ),
+    # beta=0.04 and everything else the default: use_bias_correction_kl=True
+    "trl with its unbiased KL": (
+        variant("trl", kl_coef=0.04, kl_unbiased=True),
+        [1.120681763, -0.320194751, -0.800486922, 1.043954849, -0.949049890, -0.094905034, 0.0, 0.0, 0.0],
+        0.186283931,
+        0.186022744,
     ),
     # verl 0.9.1: core_algos.compute_grpo_outcome_advantage, then workers/utils/losses.ppo_loss with
     # _generated_ppo_trainer.yaml and use_kl_loss=True.
@@ -134,19 +141,13 @@ def advantages_of(algorithm: Algorithm, rewards: list[float], batch: Batch, refe
 
 def loss_and_norm(algorithm: Algorithm, advantages_NT: Tensor) -> tuple[float, float]:
     logprobs_NT = padded(POLICY).requires_grad_()
-    loss, _ = policy_loss(
+    loss, _ = algorithm.loss(
         logprobs_NT,
         padded(OLD),
         advantages_NT,
         token_weights(MASK_NT, aggregate=algorithm.objective.aggregate),
-        surrogate=algorithm.objective.surrogate,
-        ratio=algorithm.objective.ratio,
-        clip_low=algorithm.objective.range[0],
-        clip_high=algorithm.objective.range[1],
-        dual_clip=algorithm.objective.largest_ratio,
         ref_logprobs_NT=padded(REFERENCE),
-        kl_coef=algorithm.kl_coef if algorithm.kl is None or algorithm.kl.kl_in == "loss" else 0.0,
-        kl=algorithm.kl.kl_estimator if algorithm.kl else "k3",
+        kl_coef=algorithm.kl_coef if algorithm.pulls else 0.0,
     )
     (gradient_NT,) = torch.autograd.grad(loss, logprobs_NT)
     return float(loss.detach()), float(gradient_NT.norm())

@@ -63,6 +63,7 @@ class Kl(Part):
     kl_estimator: KlKind = option("k3", "k1 is unbiased, k2 has low variance, k3 is unbiased and never negative")
     kl_coef: float = option(0.04, "weight of the KL", low=0.0)
     kl_in: Literal["loss", "reward"] = option("loss", "a term of the loss, or subtracted from the reward of each token")
+    kl_unbiased: bool = option(False, "in the loss, times the ratio of policy to behavior policy (DeepSeek-V3.2)")
     kl_target: float | None = option(None, "target of an adaptive kl_coef, in nats per token; null = fixed", low=1e-9)
     kl_rate: float = option(0.1, "how fast an adaptive kl_coef changes", low=0.0, high=1.0)
     refresh_reference: int = option(0, "steps after which the reference becomes the policy; 0 = never", low=0)
@@ -71,6 +72,8 @@ class Kl(Part):
         super().__post_init__()
         if self.kl_coef == 0:
             raise UserError("algorithm.kl_coef: expected more than 0, got 0: set algorithm.kl=null for no KL term")
+        if self.kl_in == "reward":
+            self.refuse_idle("kl_unbiased", beside="kl_in")
         if self.kl_target is None:
             self.refuse_idle("kl_rate", beside="kl_target")
 

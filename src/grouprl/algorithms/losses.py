@@ -62,6 +62,7 @@ def policy_loss(
     ref_logprobs_NT: Tensor | None = None,
     kl_coef: float = 0.0,
     kl: KlKind = "k3",
+    kl_unbiased: bool = False,
     mask_NT: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Computes the loss of a batch, to be minimized: sum(weights * (surrogate term + kl_coef * KL)).
@@ -83,6 +84,8 @@ def policy_loss(
         ref_logprobs_NT: [N, T] log-probs of the reference; needed when kl_coef > 0 and for the metric kl.
         kl_coef: weight of the KL term.
         kl: estimator of `kl_estimate`.
+        kl_unbiased: the KL term is r times the estimate, with the gradient of both (DeepSeek-V3.2, arXiv:2512.02556,
+            unbiased KL estimate): its expected gradient over the behavior policy is that of the KL.
         mask_NT: [N, T] which tokens exist; defaults to weights > 0.
 
     Returns:
@@ -121,7 +124,7 @@ def policy_loss(
         kl_NT = kl_estimate(logprobs_NT, _blank(ref_logprobs_NT, mask_NT), kind=kl)
         stats["kl"] = _masked_mean(kl_NT.detach(), mask_NT)
         if kl_coef > 0:
-            cost_NT = cost_NT + kl_coef * kl_NT
+            cost_NT = cost_NT + kl_coef * (ratio_NT * kl_NT if kl_unbiased else kl_NT)
     return (weights_NT * cost_NT).sum(), stats
 
 

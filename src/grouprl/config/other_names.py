@@ -57,6 +57,7 @@ HERE = MappingProxyType(
         "total_epochs": "epochs",
         "total_training_steps": "steps",
         "train_batch_size": "rollout.problems_per_step",
+        "use_bias_correction_kl": "algorithm.kl_unbiased",
         "use_peft": "model.lora={}",
         "use_vllm": "rollout.engine.name=vllm",
         "vllm_importance_sampling_correction": "algorithm.correction_kind",

@@ -27,7 +27,8 @@ from grouprl.types import RewardOutcome
 # Fields of an algorithm that decide which equations and numbers are shown.
 _SHOWN = (
     *("baseline", "scale", "std", "credit", "reward_mix", "gamma", "lam"),
-    *("surrogate", "ratio", "clip_low", "clip_high", "dual_clip", "aggregate", "kl_in", "passes", "minibatches"),
+    *("surrogate", "ratio", "clip_low", "clip_high", "dual_clip", "aggregate"),
+    *("kl_in", "kl_unbiased", "passes", "minibatches"),
 )
 
 

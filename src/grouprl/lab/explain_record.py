@@ -280,15 +280,14 @@ class Material:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The algorithm's loss of some of the completions; `anchored=False` leaves the KL term out."""
         a, reference_GT = self.algorithm, self.reference_GT
-        anchored = anchored and reference_GT is not None and a.kl is not None and a.kl.kl_in == "loss"
-        return a.objective.loss(
+        anchored = anchored and reference_GT is not None and a.pulls
+        return a.loss(
             logprobs_GT[rows],
             self.old_GT[rows],
             (self.advantages_GT if advantages_GT is None else advantages_GT)[rows],
             (self.weights_GT if weights_GT is None else weights_GT)[rows],
             ref_logprobs_NT=None if reference_GT is None else reference_GT[rows],
             kl_coef=self.kl_coef if anchored else 0.0,
-            kl=a.kl.kl_estimator if a.kl else "k3",
             mask_NT=self.mask_GT[rows],
         )
 

@@ -262,7 +262,7 @@ class Learner:
     def _moving(self, work: UpdateWork, rows: Iterable[int], weights_NT: Tensor) -> list[int]:
         """Rows with a gradient: an advantage of 0 gives none without a KL in the loss, which is 0 at the reference."""
         a = self.algorithm
-        pulled = a.kl is not None and a.kl.kl_in == "loss" and (work.has_signal or not work.before.at_reference)
+        pulled = a.pulls and (work.has_signal or not work.before.at_reference)
         everyone = pulled or a.spread.entropy_coef > 0 or a.router_aux_coef > 0
         moving_N = (weights_NT > 0).any(1) & (everyone | (work.advantages_NT != 0).any(1))
         return [row for row in rows if moving_N[row]]

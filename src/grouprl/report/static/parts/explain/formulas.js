@@ -203,13 +203,12 @@ const WEIGHTS = {
   constant: ["one over N times the largest length", "N L"],
 };
 
-export function lossEquations({ aggregate, kl_in: where, kl_coef: coefficient }) {
+export function lossEquations({ aggregate, kl_in: where, kl_coef: coefficient, kl_unbiased: weighed, ratio: level }) {
   const [said, below] = WEIGHTS[aggregate], anchored = where === "loss" && coefficient > 0;
-  return [
-    equation(`the loss J is the sum over completions i and tokens t of the weight w i t times minus S i t${anchored ? " plus beta times D i t" : ""}`,
-      `J = ∑_{i,t} w_{i,t} ( −S_{i,t}${anchored ? " + β D_{i,t}" : ""} )`),
-    equation(`the weight w i t is ${said}`, `w_{i,t} = frac{1}{${below}}`),
-  ];
+  const [times, rho] = !weighed ? ["", ""] : level === "sequence" ? [" times s i", "s_i "] : [" times rho i t", "ρ_{i,t} "];
+  return [equation(`the loss J is the sum over completions i and tokens t of the weight w i t times minus S i t${anchored ? ` plus beta${times} times D i t` : ""}`,
+    `J = ∑_{i,t} w_{i,t} ( −S_{i,t}${anchored ? ` + β ${rho}D_{i,t}` : ""} )`),
+  equation(`the weight w i t is ${said}`, `w_{i,t} = frac{1}{${below}}`)];
 }
 
 // Equations as HTML, in the notation of docs/algorithms.md: `_` and `^` set what follows lower or higher, frac{a}{b} and
