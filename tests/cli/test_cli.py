@@ -293,9 +293,7 @@ def test_one_long_question_that_only_training_would_meet(place: Path, guesser: P
 
 def test_a_directory_that_holds_a_run_is_not_overwritten(place: Path, finished: Path, guesser: Path) -> None:
     before = tree(place)
-    refused(
-        train(place, guesser), str(finished), "already holds a run (config.yaml", "--resume, or choose another name"
-    )
+    refused(train(place, guesser), str(finished), "already holds a run (config.yaml", "or choose another name")
     assert tree(place) == before
 
 

@@ -49,12 +49,11 @@ class RunRecord:
         except OSError as error:
             raise UserError(f"{directory}: cannot be made a run directory ({error}); choose another name") from None
         lock = lock_directory(directory)
-        held = [name for name in WRITTEN_BY_A_RUN if (directory / name).exists()]
-        if held and not _recorded_nothing(directory, held):
+        if held := held_files(directory):
             os.close(lock)
             raise UserError(
                 f"{directory}: expected a new run directory, but it already holds a run ({', '.join(held)}); "
-                "continue that run with --resume, or choose another name"
+                "continue that run with --resume (in Python train(resume=True)), or choose another name"
             )
         files = RunDirectory(directory)
         for path in (files.rollouts, *files.rollout_side_files):  # it has no rows, but maybe an older version's columns
@@ -169,13 +168,14 @@ class NoRecord(RunRecord):
         """Nothing."""
 
 
-def _recorded_nothing(directory: Path, held: Sequence[str]) -> bool:
+def held_files(directory: Path) -> list[str]:
+    """The files of a run that a new run must not replace; none where a run recorded nothing."""
+    held = [name for name in WRITTEN_BY_A_RUN if (directory / name).exists()]
     # Both files, because a run makes both at once: a config.yaml alone may be somebody's own.
     files = RunDirectory(directory)
     made = {files.config.name, files.rollouts.name}
-    return set(held) - {files.rewards.name, files.code.name, files.trackers.name} == made and not holds_steps(
-        files.rollouts
-    )
+    beside = {files.rewards.name, files.code.name, files.trackers.name}
+    return [] if set(held) - beside == made and not holds_steps(files.rollouts) else held
 
 
 def _make_plain(database: sqlite3.Connection) -> None:

@@ -23,6 +23,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from grouprl.report.notebook import CellOutput, cell_bars, cell_console, in_notebook
 from grouprl.report.verdict import counted
 
 COLUMNS = (
@@ -96,7 +97,11 @@ class Terminal:
     """Writes to a console; every method is safe when the output is a file."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(file=cast(IO[str], _Output()), highlight=False, soft_wrap=True)
+        self._cell = CellOutput() if console is None and in_notebook() else None
+        if self._cell is not None:
+            self.console = cell_console(self._cell)
+        else:
+            self.console = console or Console(file=cast(IO[str], _Output()), highlight=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
         """One line of text, shown as it is."""
@@ -124,12 +129,17 @@ class Terminal:
             yield TrainingBars(progress, made, sampled)
 
     def _bars(self) -> Progress:
-        return Progress(
+        columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
+        )
+        if self._cell is not None:
+            return cell_bars(self._cell, *columns)
+        return Progress(
+            *columns,
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,  # a log file gets the lines alone

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +35,7 @@ from grouprl.rewards.learned import LearnedReward
 from grouprl.rollout.remote import open_samplers
 from grouprl.run.assemble import RunParts, assemble
 from grouprl.run.checkpoint import save_checkpoint
+from grouprl.run.ended import Run as Run
 from grouprl.run.health import go_back, look_on_all, record_going_back
 from grouprl.run.machine import machine_facts, peak_rss_mib
 from grouprl.run.needs import needs_of
@@ -51,15 +52,6 @@ from grouprl.types import StepRecord
 
 Callback = Callable[[StepRecord], None]
 _EXAMPLES = 5
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that ended: finished, or stopped on request."""
-
-    directory: Path
-    summary: dict[str, Any]  # of summary.json
-    finished: bool  # False when the user stopped it before its last step
 
 
 def train(
@@ -333,5 +325,8 @@ class _RunLoop:
             self._terminal.legend()
             self._terminal.say(f"Report: {report}")
             if not finished:
-                self._terminal.say(f"Stopped after step {state.step} of {config.steps}. Continue with --resume.")
+                self._terminal.say(
+                    f"Stopped after step {state.step} of {config.steps}. Continue with --resume. "
+                    "In Python: train(resume=True)."
+                )
         return Run(directory, summary, finished)

@@ -18,6 +18,9 @@ from grouprl.evaluation.evaluate import Metrics
 from grouprl.models.objects import folder_of
 from grouprl.models.precision import with_dtype
 from grouprl.record.layout import RunDirectory
+from grouprl.record.write import held_files
+from grouprl.report.notebook import in_notebook
+from grouprl.report.terminal import Terminal
 from grouprl.rewards import resolve_rewards
 from grouprl.rewards.configured import configured_rewards
 from grouprl.run.resume import resumes, with_run_dtype
@@ -60,11 +63,25 @@ class Trainer:
     callback: Callback | None = None
 
     def train(self, *, resume: bool = False, step: int | None = None) -> Run:
-        """Trains: see `grouprl.run.train.train`."""
+        """Trains: see `grouprl.run.train.train`.
+
+        In a notebook a cell is run again and again: a name that holds a run becomes the next free one (`run-2`).
+        """
         show_errors_once()
-        resume = resumes(self._directory, asked=resume)
+        terminal, resume = Terminal(), resumes(self._directory, asked=resume)
+        if in_notebook() and not resume:
+            self._take_free_name(terminal)
         config, task, rewards = self._prepared(resume=resume)
-        return train(config, task, rewards, resume=resume, step=step, callback=self.callback)
+        config = config.model_copy(update={"name": self._directory.name})
+        return train(config, task, rewards, resume=resume, step=step, terminal=terminal, callback=self.callback)
+
+    def _take_free_name(self, terminal: Terminal) -> None:
+        wanted = Path(self.config.runs_dir) / self.config.name
+        names = (wanted, *(wanted.with_name(f"{wanted.name}-{number}") for number in range(2, 10**6)))
+        free = next(path for path in names if not held_files(path))
+        if free != wanted:
+            terminal.say(f"{wanted} holds a run, so this one is {free}. train(resume=True) continues {wanted}.")
+        self.__dict__["_directory"] = free  # of this object's evaluate and sample too
 
     def evaluate(self) -> Metrics:
         """Evaluates the newest checkpoint of the run, or the model where there is none, on the held-out problems.
@@ -85,7 +102,7 @@ class Trainer:
         asked = task.problems(config.evaluation.split)[0] if prompt is None else prompt
         return sample_group(self._newest(config), task, asked, () if isinstance(asked, str) else rewards)
 
-    @property
+    @cached_property
     def _directory(self) -> Path:
         return Path(self.config.runs_dir) / self.config.name
 
