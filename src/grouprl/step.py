@@ -113,5 +113,6 @@ def token_loss(learner: Learner, tokens: TokenGrid) -> tuple[Tensor, dict[str, T
         tokens.weights_NT,
         ref_logprobs_NT=tokens.reference_NT,
         kl_coef=learner.kl_coef if learner.algorithm.pulls else 0.0,
+        sampler_logprobs_NT=tokens.sampler_logprobs_NT,
         mask_NT=tokens.mask_NT,
     )

@@ -136,6 +136,9 @@ def test_without_a_baseline_groups_of_equal_rewards_must_count():
         {"surrogate": "clip", "ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
         {"surrogate": "cispo", "clip_low": 0.0, "clip_high": 0.0},
         {"surrogate": "cispo", "ratio": "sequence", "clip_low": 1.0, "clip_high": 5.0},
+        {"surrogate": "sapo", "tau_pos": 3.0, "tau_neg": 0.5},
+        {"surrogate": "gmpo", "clip_low": 0.33, "clip_high": 0.49},
+        {"off_policy_delta": 0.0},
     ],
 )
 @pytest.mark.parametrize("aggregate", ["sequence_mean", "token_mean", "constant"])

@@ -226,12 +226,66 @@ def test_cispo_weights_are_constants_of_the_gradient(ratio: str, aggregate: str)
     torch.testing.assert_close(logprobs.grad, numeric_gradient(loss_at, LOGPROBS), atol=1e-8, rtol=1e-6)
 
 
+# Soft gate, geometric mean, completions far off-policy
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient"),
+    [
+        (1.0, 2.0, -4.0, -2.0),  # 4 / 1 * 1/2: on policy the gradient is -A
+        (2.0, 2.0, -8 / (1 + math.exp(-1)), -3.145791),  # 4 * 0.196612 of the slope is left, times the ratio 2
+        (2.0, -1.0, 2 / (1 + math.exp(-2)), 0.839949),  # tau 2: 4 * 0.104994
+        (1.0, -1.0, 1.0, 1.0),
+    ],
+)
+def test_a_soft_gate_by_hand(ratio: float, advantage: float, loss: float, gradient: float):
+    got = one_token(ratio, advantage, surrogate="sapo", tau_pos=1.0, tau_neg=2.0)
+    assert got == pytest.approx((loss, gradient), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "mean", "moved"),
+    [
+        (1.0, (1.5 * 0.25) ** 0.5, [False, True]),  # 2 is clipped to 1.5, 1/4 is pulled back
+        (-1.0, (2 * 0.5) ** 0.5, [True, False]),  # 1/4 is clipped to 1/2
+    ],
+)
+def test_a_geometric_mean_of_clipped_ratios_by_hand(advantage: float, mean: float, moved: list[bool]):
+    """Two tokens with ratios 2 and 1/4; a third one does not exist."""
+    logprobs = torch.tensor([[2.0, 0.25, 1.0]]).log().requires_grad_()
+    weights = torch.tensor([[0.5, 0.5, 0.0]])
+    arguments = (torch.zeros(1, 3), torch.tensor([advantage]), weights)
+    loss, stats = policy_loss(logprobs, *arguments, surrogate="gmpo", clip_low=0.5, clip_high=0.5)
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(-advantage * mean)
+    expected = [-advantage * mean / 2 if one else 0.0 for one in moved]
+    assert logprobs.grad[0].tolist() == pytest.approx([*expected, 0.0])
+    assert float(stats["clip_low_fraction"] + stats["clip_high_fraction"]) == 0.5
+
+
+def test_bad_completions_that_the_policy_left_teach_nothing():
+    """Mean gaps of 0.3, 0.3 and 0.1 nats: of those above 0.2, the one with a negative advantage is left out."""
+    old = torch.zeros(3, 2)
+    logprobs = torch.tensor([[-0.6, 0.0], [-0.6, 0.0], [-0.2, 0.0]]).requires_grad_()
+    arguments = (torch.tensor([-1.0, 1.0, -1.0]), torch.ones(3, 2))
+    options = {"surrogate": "plain", "off_policy_delta": 0.2}
+    loss, _ = policy_loss(logprobs, old, *arguments, **options)
+    loss.backward()
+    ratios = logprobs.detach().exp()
+    torch.testing.assert_close(logprobs.grad, torch.stack([0 * ratios[0], -ratios[1], ratios[2]]))
+    # Beside a correction the gap is that to the sampler: all three are 0.5 nats from it.
+    options["sampler_logprobs_NT"] = logprobs.detach() + 0.5
+    assert float(policy_loss(logprobs.detach(), old, *arguments, **options)[0]) == pytest.approx(
+        -float(ratios[1].sum())
+    )
+
+
 # Padding, shapes, options
 
 
 @pytest.mark.parametrize("junk", [NAN, INF, -INF, 1e30])
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
-@pytest.mark.parametrize("surrogate", ["clip", "cispo", "plain"])
+@pytest.mark.parametrize("surrogate", ["clip", "cispo", "plain", "sapo", "gmpo"])
 def test_padding_may_hold_anything(surrogate: str, ratio: str, junk: float):
     advantages = torch.tensor([[1.0, -2.0, 0.5, 3.0], [-1.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
     inputs = [LOGPROBS, LOGPROBS - LOG_RATIOS, advantages, token_weights(REAL).double(), REFERENCE]

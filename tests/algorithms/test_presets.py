@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from grouprl.algorithms import token_weights
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.learner import PolicyEvaluation, assign_credit
@@ -72,6 +73,34 @@ PRINTED = {
         [1.120681763, -0.320194751, -0.800486922, 1.043954849, -0.949049890, -0.094905034, 0.0, 0.0, 0.0],
         0.186283931,
         0.186022744,
+    ),
+    # off_policy_mask_threshold=0.01
+    "trl without what is far off-policy": (
+        variant("trl", off_policy_delta=0.01),
+        [1.120681763, -0.320194751, -0.800486922, 1.043954849, -0.949049890, -0.094905034, 0.0, 0.0, 0.0],
+        0.177734077,
+        0.185685411,
+    ),
+    # loss_type="sapo"
+    "sapo": (
+        replace(NAMED["sapo"], advantage=NAMED["trl"].advantage),
+        [1.120681763, -0.320194751, -0.800486922, 1.043954849, -0.949049890, -0.094905034, 0.0, 0.0, 0.0],
+        -0.020552712,
+        0.190034568,
+    ),
+    # loss_type="luspo", importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4; over max_tokens
+    "luspo": (
+        replace(NAMED["luspo"], advantage=NAMED["trl"].advantage),
+        [1.120681763, -0.320194751, -0.800486922, 1.043954849, -0.949049890, -0.094905034, 0.0, 0.0, 0.0],
+        0.348922342 / 4,
+        0.404591501 / 4,
+    ),
+    # trl.experimental.gmpo.GMPOTrainer with epsilon=-log(0.67), epsilon_high=log(1.49)
+    "gmpo": (
+        replace(NAMED["gmpo"], advantage=NAMED["trl"].advantage),
+        [1.120681763, -0.320194751, -0.800486922, 1.043954849, -0.949049890, -0.094905034, 0.0, 0.0, 0.0],
+        -0.002286525,
+        0.114459306,
     ),
     # verl 0.9.1: core_algos.compute_grpo_outcome_advantage, then workers/utils/losses.ppo_loss with
     # _generated_ppo_trainer.yaml and use_kl_loss=True.
@@ -145,7 +174,7 @@ def loss_and_norm(algorithm: Algorithm, advantages_NT: Tensor) -> tuple[float, f
         logprobs_NT,
         padded(OLD),
         advantages_NT,
-        token_weights(MASK_NT, aggregate=algorithm.objective.aggregate),
+        algorithm.objective.weights(MASK_NT, max_tokens=4),
         ref_logprobs_NT=padded(REFERENCE),
         kl_coef=algorithm.kl_coef if algorithm.pulls else 0.0,
     )

@@ -87,7 +87,16 @@ def test_the_other_surrogates_are_never_dead(page: TestClient) -> None:
     cispo = ask(page, "objective?advantage=3&surrogate=cispo")
     assert at(cispo, 2.0) == pytest.approx((1.2 * 3 * math.log(2), 3.6))
     assert cispo["objective"][0] is None  # log 0
-    assert plain["dead"] == cispo["dead"] == []
+    # SAPO: 4 / 2 of a sigmoid of 2, and a slope of 4 * 0.104994 times the ratio
+    sapo = ask(page, "objective?advantage=3&surrogate=sapo&tau_pos=2")
+    assert at(sapo, 2.0) == pytest.approx((3 * 1.7615942, 3 * 2 * 0.4199743))
+    assert (sapo["bounds"], plain["dead"], cispo["dead"], sapo["dead"]) == ([], [], [], [])
+
+
+def test_a_geometric_mean_of_one_token_is_clipped(page: TestClient) -> None:
+    gmpo = ask(page, "objective?advantage=-1&surrogate=gmpo&clip_low=0.33&clip_high=0.49")
+    assert (gmpo["bounds"], gmpo["dead"]) == (pytest.approx([0.67, 1.49]), [[0, pytest.approx(0.67)]])
+    assert at(gmpo, 2.0) == pytest.approx((-2.0, -2.0))
 
 
 def test_without_an_advantage_nothing_moves(page: TestClient) -> None:

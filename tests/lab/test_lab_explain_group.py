@@ -312,7 +312,7 @@ def test_a_kl_in_the_reward_is_taken_off_before_rewards_are_compared(tmp_path: P
         ("advantages?rewards=1,0&algorithms=ppo", "algorithms: expected some of grpo"),
         ("advantages?rewards=1,0&algorithms=grpo,grpo", "algorithms: expected some of"),
         ("objective?clip_low=1.5", "clip_low: expected a number from 0 to 1"),
-        ("objective?surrogate=soft", "surrogate: expected one of clip, cispo, plain"),
+        ("objective?surrogate=soft", "surrogate: expected one of clip, cispo, plain, sapo, gmpo"),
         ("objective?surrogate=plain&dual_clip=2", "dual_clip: expected none with surrogate=plain"),
         ("kl?kind=k4", "got 'kind'"),
         ("pass_rate?group_size=65", "group_size: expected a whole number from 2 to 64"),

@@ -126,6 +126,8 @@ def test_with_a_correction_the_clipped_ratio_is_not_recorded(tmp_path: Path) -> 
         variant(dual_clip=3.0),
         variant(surrogate="plain"),
         variant(surrogate="cispo", clip_low=0.5),
+        variant(surrogate="sapo"),
+        variant(surrogate="gmpo"),
     ],
 )
 def test_clipped_is_where_the_objective_has_no_gradient(algorithm: Algorithm) -> None:

@@ -44,6 +44,8 @@ OPTIONS: dict[str, Algorithm] = {
     "clips completions": variant("gspo", passes=2, minibatches=1),
     "dual clip": variant("grpo", kl_coef=0.0, passes=2, clip_low=0.9, clip_high=9.0, dual_clip=1.01),
     "weighs": variant("cispo", passes=2),
+    "clips a mean": variant("gmpo", passes=3, minibatches=1, clip_low=0.01, clip_high=0.01),
+    "far": variant("cispo", passes=2, off_policy_delta=0.02),
     "masks tokens": variant("grpo", correction="mask", correction_cap=1.2, correction_floor=0.9),
     "masks completions": variant("grpo", correction="mask", correction_level="sequence", minibatches=2),
     "entropy": variant("grpo", entropy_share=0.4, mask_overlong=True),
@@ -124,7 +126,11 @@ def of_token(
     gaps = [x - y for x, y in zip(new, old, strict=True)]
     ratio = math.exp(sum(gaps) / len(gaps) if a.objective.ratio == "sequence" else gaps[t])
     low, top = a.objective.range
-    if a.objective.surrogate == "clip":
+    if (delta := a.objective.off_policy_delta) is not None and advantage < 0:
+        moved = [y - x for x, y in zip(new, completion.logprobs, strict=True)]
+        if sum(moved) / len(moved) > delta:
+            return "clipped"
+    if a.objective.surrogate in ("clip", "gmpo"):
         if (advantage > 0 and ratio > 1 + top) or (advantage < 0 and ratio < 1 - low):
             return "clipped"
         if a.objective.largest_ratio and advantage < 0 and ratio > a.objective.largest_ratio:
@@ -177,6 +183,8 @@ def test_every_token_is_counted_once_in_its_place(name: str, tiny: Path, groups:
         "bounds": {"dropped", "invalid"},
         "clips": {"clipped", "no_signal"},
         "clips completions": {"clipped"},
+        "clips a mean": {"clipped"},
+        "far": {"clipped", "used"},
         "dual clip": {"clipped"},
         "masks tokens": {"corrected"},
         "masks completions": {"corrected"},

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from grouprl.algorithms.kl import KlKind, kl_estimate
 from grouprl.algorithms.option import Part, option
+from grouprl.algorithms.surrogates import geometric_ratio, soft_gate, too_far
 
-Surrogate = Literal["clip", "cispo", "plain"]
+Surrogate = Literal["clip", "cispo", "plain", "sapo", "gmpo"]
 Ratio = Literal["token", "sequence"]
 Aggregate = Literal["sequence_mean", "token_mean", "constant"]
 
@@ -59,6 +60,10 @@ def policy_loss(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float | None = None,
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
+    off_policy_delta: float | None = None,
+    sampler_logprobs_NT: Tensor | None = None,
     ref_logprobs_NT: Tensor | None = None,
     kl_coef: float = 0.0,
     kl: KlKind = "k3",
@@ -71,16 +76,21 @@ def policy_loss(
       clip:  -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)   PPO (arXiv:1707.06347, equation 7), GRPO, DAPO
       cispo: -sg(clip(r, 1 - clip_low, 1 + clip_high)) A logprob  MiniMax-M1 (arXiv:2506.13585, equation 4)
       plain: -r A                                                importance-weighted policy gradient
+      sapo:  -4 / tau sigmoid(tau (r - 1)) A                     see `soft_gate`
+      gmpo:  -g A, with the completion's g                       see `geometric_ratio`
 
     Args:
         logprobs_NT: [N, T] log-probs of the policy; the gradient flows through these alone.
         old_logprobs_NT: [N, T] log-probs of the behavior policy.
         advantages: [N] per completion or [N, T] per token.
         weights_NT: [N, T] from `token_weights`.
-        surrogate: "clip", "cispo" or "plain", as above.
+        surrogate: "clip", "cispo", "plain", "sapo" or "gmpo", as above.
         ratio: "token", or "sequence": exp(mean log-ratio of the completion), GSPO (arXiv:2507.18071, equation 7).
         clip_low, clip_high: the clip range is [1 - clip_low, 1 + clip_high].
         dual_clip: for A < 0 the term is at most -dual_clip * A (arXiv:1912.09729, equation 5); None = off.
+        tau_pos, tau_neg: of `soft_gate`.
+        off_policy_delta: negative advantages of the completions in `too_far` count as 0; None = off.
+        sampler_logprobs_NT: [N, T] for `too_far`; defaults to old_logprobs_NT.
         ref_logprobs_NT: [N, T] log-probs of the reference; needed when kl_coef > 0 and for the metric kl.
         kl_coef: weight of the KL term.
         kl: estimator of `kl_estimate`.
@@ -103,6 +113,10 @@ def policy_loss(
     # Padding may hold any value, inf and NaN too; it must reach neither the loss nor the gradient.
     logprobs_NT, old_logprobs_NT = _blank(logprobs_NT, mask_NT), _blank(old_logprobs_NT.detach(), mask_NT)
     advantages_NT, weights_NT = _blank(advantages_NT, mask_NT), _blank(weights_NT, mask_NT)
+    if off_policy_delta is not None:
+        drawn_NT = old_logprobs_NT if sampler_logprobs_NT is None else sampler_logprobs_NT
+        left_NT = too_far(logprobs_NT, drawn_NT, advantages_NT, mask_NT, delta=off_policy_delta)
+        advantages_NT = _blank(advantages_NT, ~left_NT)
 
     ratio_NT = policy_ratios(logprobs_NT, old_logprobs_NT, mask_NT, ratio=ratio)
     clipped_NT = ratio_NT.clamp(1 - clip_low, 1 + clip_high)
@@ -112,11 +126,15 @@ def policy_loss(
         gain_NT = clipped_NT.detach() * advantages_NT * logprobs_NT
     elif surrogate == "plain":
         gain_NT = ratio_NT * advantages_NT
+    elif surrogate == "sapo":
+        gain_NT = soft_gate(ratio_NT, advantages_NT, tau_pos=tau_pos, tau_neg=tau_neg) * advantages_NT
+    elif surrogate == "gmpo":
+        log_ratio_NT = logprobs_NT - old_logprobs_NT
+        gain_NT = geometric_ratio(log_ratio_NT, advantages_NT, mask_NT, clip_low, clip_high) * advantages_NT
     else:
-        raise ValueError(f"surrogate: got {surrogate!r}, expected one of clip, cispo, plain")
+        raise ValueError(f"surrogate: got {surrogate!r}, expected one of clip, cispo, plain, sapo, gmpo")
     if dual_clip is not None:
-        floor_NT = dual_clip * advantages_NT
-        gain_NT = torch.where(advantages_NT < 0, torch.maximum(gain_NT, floor_NT), gain_NT)
+        gain_NT = torch.where(advantages_NT < 0, torch.maximum(gain_NT, dual_clip * advantages_NT), gain_NT)
 
     cost_NT = -gain_NT
     stats = _ratio_stats(ratio_NT.detach(), advantages_NT, mask_NT, clip_low, clip_high)
@@ -155,8 +173,8 @@ def clipped_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Marks the tokens whose ratio left the clip range in the direction of their advantage.
 
-    With "clip" the gradient of these tokens is 0; with "cispo" their weight is bounded and the gradient stays;
-    with "plain" there is no range.
+    With "clip" and "gmpo" the gradient of these tokens is 0; with "cispo" their weight is bounded and the gradient
+    stays; with "plain" and "sapo" there is no range.
 
     Args:
         ratios_NT: [N, T].
@@ -167,7 +185,7 @@ def clipped_tokens(
     Returns:
         ([N, T] bool: below the range with a negative advantage; [N, T] bool: above it with a positive advantage).
     """
-    if surrogate == "plain":
+    if surrogate in ("plain", "sapo"):
         none_NT = torch.zeros_like(ratios_NT, dtype=torch.bool)
         return none_NT, none_NT
     advantages_NT = advantages if advantages.ndim == 2 else advantages[:, None]
@@ -179,7 +197,7 @@ def clipped_tokens(
 def _ratio_stats(
     ratio_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor, clip_low: float, clip_high: float
 ) -> dict[str, Tensor]:
-    # Reported for the plain surrogate too: the share of tokens that a clip would affect.
+    # Reported for surrogates without a range too: the share of tokens that a clip would affect.
     below_NT, above_NT = clipped_tokens(ratio_NT, advantages_NT, clip_low=clip_low, clip_high=clip_high)
     return {
         "clip_low_fraction": _masked_mean(below_NT.float(), mask_NT),
@@ -217,11 +235,31 @@ class Objective(Part):
     aggregate: Aggregate = option(
         "sequence_mean", "mean of each completion, then of the batch; mean over all tokens; or a constant length"
     )
+    off_policy_delta: float | None = option(
+        None,
+        "nats per token; completions that the policy left by more have no negative advantage; null = off",
+        low=0.0,
+    )
 
     @property
     def range(self) -> tuple[float, float]:
-        """(clip_low, clip_high); for a plain surrogate PPO's range, to count the tokens that it would clip."""
+        """(clip_low, clip_high); without a range PPO's, to count the tokens that it would clip."""
         return getattr(self, "clip_low", 0.2), getattr(self, "clip_high", 0.2)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there is a range."""
+        return hasattr(self, "clip_low")
+
+    @property
+    def cuts(self) -> bool:
+        """Whether tokens beyond the range, on the side to which their advantage moves them, get no gradient."""
+        return self.surrogate in ("clip", "gmpo")
+
+    @property
+    def of_completions(self) -> bool:
+        """Whether one ratio moves all tokens of a completion, so that they need one advantage."""
+        return self.surrogate == "gmpo" or (self.ratio == "sequence" and self.surrogate != "cispo")
 
     @property
     def largest_ratio(self) -> float | None:
@@ -231,14 +269,13 @@ class Objective(Part):
     @property
     def loss(self) -> partial[tuple[Tensor, dict[str, Tensor]]]:
         """`policy_loss` with these options."""
-        low, high = self.range
+        own = ("clip_low", "clip_high", "dual_clip", "tau_pos", "tau_neg")
         return partial(
             policy_loss,
             surrogate=self.surrogate,
             ratio=self.ratio,
-            clip_low=low,
-            clip_high=high,
-            dual_clip=self.largest_ratio,
+            off_policy_delta=self.off_policy_delta,
+            **{name: getattr(self, name) for name in own if hasattr(self, name)},
         )
 
     def weights(self, mask_NT: Tensor, *, max_tokens: int) -> Tensor:
@@ -272,3 +309,22 @@ class Plain(Objective):
     """The importance-weighted policy gradient, without a clip."""
 
     surrogate: Literal["plain"] = option("plain", "ratio times advantage, without a clip")
+
+
+@dataclass(frozen=True)
+class Sapo(Objective):
+    """A soft gate instead of a clip (SAPO, arXiv:2511.20347, equations 5 and 6)."""
+
+    surrogate: Literal["sapo"] = option("sapo", "the gradient of a token fades as its ratio leaves 1")
+    tau_pos: float = option(1.0, "how fast, for positive advantages", low=1e-6)
+    tau_neg: float = option(1.05, "and for negative ones", low=1e-6)
+
+
+@dataclass(frozen=True)
+class Gmpo(Objective):
+    """The geometric mean of the clipped ratios of a completion (GMPO, arXiv:2507.20673, equation 4)."""
+
+    surrogate: Literal["gmpo"] = option("gmpo", "one clipped geometric mean of ratios for each completion")
+    ratio: Literal["token"] = option("token", "tokens are clipped before the mean is taken")
+    clip_low: float = option(0.33, "lower clip range: ratio >= 1 - clip_low", low=0.0, below=1.0)
+    clip_high: float = option(0.49, "upper clip range: ratio <= 1 + clip_high", low=0.0)

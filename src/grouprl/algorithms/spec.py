@@ -114,14 +114,16 @@ def _misfits(a: Algorithm) -> Iterator[tuple[str, str, str]]:
         yield "kl_in", f"credit={a.advantage.credit!r}", f"'reward': {why}"
     if a.groups.drop_equal and (_mixes(a.advantage) or not a.advantage.compares_totals):
         yield "drop_equal", f"credit={a.advantage.credit!r}", "True: groups of equal rewards have a signal there"
-    if a.objective.ratio == "sequence" and a.objective.surrogate != "cispo":
-        why = "'sequence': one ratio for the completion moves all of its tokens: set ratio=token"
+    if a.objective.of_completions:
+        one, other = ("surrogate", "clip") if a.objective.ratio == "token" else ("ratio", "token")
+        got = getattr(a.objective, one)
+        why = f"{got!r}: one ratio for the completion moves all of its tokens: set {one}={other}"
         if a.advantage.credit != "completion":
-            yield "ratio", "credit", why
+            yield one, "credit", why
         if a.spread.entropy_share < 1:
-            yield "ratio", "entropy_share", why
+            yield one, "entropy_share", why
         if a.correction is not None and a.correction.correction_level == "token":
-            yield "ratio", "correction_level", why
+            yield one, "correction_level", why
 
 
 def _mixes(advantage: Advantage) -> bool:

@@ -13,7 +13,7 @@ from grouprl.algorithms.entropy import Entropy
 from grouprl.algorithms.experts import Experts
 from grouprl.algorithms.filters import Filter
 from grouprl.algorithms.kl import Kl
-from grouprl.algorithms.losses import Cispo, Clip, Plain
+from grouprl.algorithms.losses import Cispo, Clip, Gmpo, Plain, Sapo
 from grouprl.algorithms.named import NAMED, source
 from grouprl.algorithms.option import Part, described, fits, hints
 from grouprl.algorithms.spec import Algorithm, Updates
@@ -32,7 +32,7 @@ KINDS: Mapping[str, tuple[type[Part], ...]] = {
         TokenAdvantage,
         CriticAdvantage,
     ),
-    "objective": (Clip, Cispo, Plain),
+    "objective": (Clip, Cispo, Plain, Sapo, Gmpo),
     "kl": (Kl,),
     "filter": (Filter,),
     "critic": (CopiedCritic, SharedCritic),

@@ -27,7 +27,7 @@ from grouprl.types import RewardOutcome
 # Fields of an algorithm that decide which equations and numbers are shown.
 _SHOWN = (
     *("baseline", "scale", "std", "credit", "reward_mix", "gamma", "lam"),
-    *("surrogate", "ratio", "clip_low", "clip_high", "dual_clip", "aggregate"),
+    *("surrogate", "ratio", "clip_low", "clip_high", "dual_clip", "tau_pos", "tau_neg", "aggregate"),
     *("kl_in", "kl_unbiased", "passes", "minibatches"),
 )
 
@@ -233,7 +233,7 @@ def _ratio_stage(material: Material, reasons: Sequence[str | None]) -> dict[str,
     """Ratios of policy to behavior policy, token by token, and what the clip makes of them, where there is one."""
     a = material.algorithm
     ratios_GT = policy_ratios(material.logprobs_GT, material.old_GT, material.mask_GT, ratio=a.objective.ratio)
-    bounded = a.objective.surrogate != "plain"
+    bounded = a.objective.bounded
     completions = []
     for row, length in enumerate(material.lengths):
         _, stats = material.loss(material.logprobs_GT, rows=slice(row, row + 1))

@@ -61,8 +61,8 @@ def _advantages(request: Request) -> dict[str, Any]:
 
 
 def _objective(request: Request) -> dict[str, Any]:
-    query = Query(request, ("advantage", "surrogate", "clip_low", "clip_high", "dual_clip"))
-    surrogate = query.choice("surrogate", ("clip", "cispo", "plain"), "clip")
+    query = Query(request, ("advantage", "surrogate", "clip_low", "clip_high", "dual_clip", "tau_pos", "tau_neg"))
+    surrogate = query.choice("surrogate", ("clip", "cispo", "plain", "sapo", "gmpo"), "clip")
     if "dual_clip" in query and surrogate != "clip":
         raise UserError(f"dual_clip: expected none with surrogate={surrogate}, got one: remove it, or set clip")
     return objective_curve(
@@ -71,6 +71,8 @@ def _objective(request: Request) -> dict[str, Any]:
         clip_low=query.number("clip_low", 0, 1, 0.2),
         clip_high=query.number("clip_high", 0, 100, 0.2),
         dual_clip=query.number("dual_clip", 1.01, 100, 3.0) if "dual_clip" in query else None,
+        tau_pos=query.number("tau_pos", 1e-6, 1e3, 1.0),
+        tau_neg=query.number("tau_neg", 1e-6, 1e3, 1.05),
     )
 
 

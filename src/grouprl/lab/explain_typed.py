@@ -114,21 +114,28 @@ def _typed_group(rewards: Sequence[float], algorithm: Algorithm) -> RecordedGrou
 
 
 def objective_curve(
-    advantage: float, *, surrogate: Surrogate, clip_low: float, clip_high: float, dual_clip: float | None
+    advantage: float,
+    *,
+    surrogate: Surrogate,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
 ) -> dict[str, Any]:
     """What a token contributes to the objective, and its gradient, by the ratio of policy to behavior policy.
 
     Args:
         advantage: of the token.
-        surrogate, clip_low, clip_high, dual_clip: of `policy_loss`.
+        surrogate, clip_low, clip_high, dual_clip, tau_pos, tau_neg: of `policy_loss`.
 
     Returns:
         `ratio`: 0 to 2.5, further where a bound lies further, a short way around 1 where all bounds are close to it,
         the bounds exactly among them; `objective`: the term that is maximized (null where it is infinite); `gradient`:
-        of it with respect to the token's log-prob; `bounds`: of the ratio, none with `plain`; `dead`: intervals
-        [from, to] of ratios, in which the gradient is exactly 0, without their ends at a bound.
+        of it with respect to the token's log-prob; `bounds`: of the ratio, none with `plain` and `sapo`; `dead`:
+        intervals [from, to] of ratios, in which the gradient is exactly 0, without their ends at a bound.
     """
-    bounds = set() if surrogate == "plain" else {1 - clip_low, 1 + clip_high}
+    bounds = set() if surrogate in ("plain", "sapo") else {1 - clip_low, 1 + clip_high}
     first, last = _span(bounds, dual_clip)
     if dual_clip is not None and advantage < 0:
         bounds.add(dual_clip)
@@ -147,6 +154,8 @@ def objective_curve(
         clip_low=clip_low,
         clip_high=clip_high,
         dual_clip=dual_clip,
+        tau_pos=tau_pos,
+        tau_neg=tau_neg,
     )
     # The loss is a weighted sum: its derivative by a weight is the term that the weight belongs to.
     slopes_R1, terms_R1 = torch.autograd.grad(loss, (logprobs_R1, weights_R1))

@@ -293,6 +293,7 @@ class Learner:
             TokenGrid(
                 logprobs_NT=logprobs_nT,
                 old_logprobs_NT=self._cut(pack, work.old_NT),
+                sampler_logprobs_NT=self._cut(pack, batch.old_logprobs_NT),
                 reference_NT=None if reference_NT is None else self._cut(pack, reference_NT),
                 advantages_NT=self._cut(pack, work.advantages_NT),
                 weights_NT=weights_nT,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from grouprl.algorithms import clipped_tokens, policy_ratios
 from grouprl.algorithms.losses import Objective
+from grouprl.algorithms.surrogates import too_far
 from grouprl.distributed import Ranks
 from grouprl.learner.batch import PolicyEvaluation
 from grouprl.learner.credit import token_rows
@@ -65,19 +66,22 @@ def token_traces(
 def cut_tokens(
     objective: Objective, batch: Batch, last_pass: Sequence[TokenPass], old_NT: Tensor, advantages_NT: Tensor
 ) -> Tensor:
-    """[N, T] bool: the tokens whose gradient the clip, or the dual clip, removes in the last pass."""
+    """[N, T] bool: the tokens whose gradient the clip, the dual clip or `off_policy_delta` removes in the last pass."""
     logprobs_NT = old_NT.clone()
     for part in last_pass:
         rows, columns = torch.tensor(part.pack.rows)[part.pack.row_C.cpu()], part.pack.column_C.cpu()
         logprobs_NT[rows, columns] = part.logprobs_C.float().cpu()
     ratios_NT = policy_ratios(logprobs_NT, old_NT, batch.mask_NT, ratio=objective.ratio)
-    if objective.surrogate != "clip":  # a bounded weight keeps its gradient
-        return torch.zeros_like(batch.mask_NT)
+    left_NT = torch.zeros_like(batch.mask_NT)
+    if (delta := objective.off_policy_delta) is not None:
+        left_NT = too_far(logprobs_NT, batch.old_logprobs_NT, advantages_NT, batch.mask_NT, delta=delta)
+    if not objective.cuts:  # a bounded weight keeps its gradient
+        return left_NT
     low, high = objective.range
     below_NT, above_NT = clipped_tokens(ratios_NT, advantages_NT, clip_low=low, clip_high=high)
     largest = objective.largest_ratio
     far_NT = (advantages_NT < 0) & (ratios_NT > largest) if largest is not None else torch.zeros_like(below_NT)
-    return below_NT | above_NT | far_NT
+    return left_NT | below_NT | above_NT | far_NT
 
 
 def watched_group(batch: Batch, advantages_NT: Tensor) -> list[int]:

@@ -22,6 +22,7 @@ class TokenGrid:
 
     logprobs_NT: Tensor  # log-probs under the policy; the gradient flows through these alone
     old_logprobs_NT: Tensor  # log-probs under the behavior policy
+    sampler_logprobs_NT: Tensor  # log-probs that the sampler reported; the same, unless the algorithm corrects them
     reference_NT: Tensor | None  # log-probs under the reference; None = the algorithm has none
     advantages_NT: Tensor
     weights_NT: Tensor  # weight of each token in the loss, computed from the whole batch

@@ -85,14 +85,14 @@ def clipped_sides(ratios_T: Tensor, advantages_T: Tensor, algorithm: Algorithm) 
 
     A ratio beyond the bounds is cut on the side alone to which the advantage would move it further: "low" (below
     1 - clip_low with a negative advantage), "high" (above 1 + clip_high with a positive one) or "dual" (above dual_clip
-    with a negative one); else None. Other surrogates cut no gradient.
+    with a negative one); else None. GMPO's clip does the same; other surrogates cut no gradient.
 
     Args:
         ratios_T: [T] of the learner's probability to the sampler's.
         advantages_T: [T].
         algorithm: with `ratio="sequence"`, ratios_T is the completion's at every token.
     """
-    if algorithm.objective.surrogate != "clip":
+    if not algorithm.objective.cuts:
         return [None] * len(ratios_T)
     (low, high), bound = algorithm.objective.range, algorithm.objective.largest_ratio
     low_1T, high_1T = clipped_tokens(ratios_T[None], advantages_T[None], clip_low=low, clip_high=high)

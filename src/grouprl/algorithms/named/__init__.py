@@ -20,7 +20,10 @@ _FILES = (
     "reinforce_batch",
     "reinforce_pp",
     "gspo",
+    "luspo",
     "cispo",
+    "sapo",
+    "gmpo",
     "maxrl",
     "ppo",
     # Other libraries' numbers.

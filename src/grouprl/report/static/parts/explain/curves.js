@@ -10,11 +10,11 @@ import { linePlot, nearest } from "./plot.js";
 import { filled } from "./walk.js";
 
 const LABELS = [["advantage", "Advantage A"], ["surrogate", "Surrogate"], ["clip_low", "\u03b5 low"], ["clip_high", "\u03b5 high"],
-  ["dual_clip", "Dual clip c, where A < 0"]];
-const SURROGATES = [["clip", "clip (PPO, GRPO)"], ["plain", "plain (no clip)"], ["cispo", "cispo (clipped weight)"]];
-const BOUNDS = [0.05, 0.1, 0.2, 0.28, 0.4];
-const USUAL = 0.2; // where the run has no clip
-const DUAL = [2, 3, 5];
+  ["dual_clip", "Dual clip c, where A < 0"], ["tau_pos", "\u03c4 where A > 0"], ["tau_neg", "\u03c4 elsewhere"]];
+const SURROGATES = [["clip", "clip (PPO, GRPO)"], ["plain", "plain (no clip)"], ["cispo", "cispo (clipped weight)"],
+  ["sapo", "sapo (soft gate)"], ["gmpo", "gmpo (clipped geometric mean)"]];
+const BOUNDS = [0.05, 0.1, 0.2, 0.28, 0.4], USUAL = 0.2; // where the run has no clip
+const DUAL = [2, 3, 5], TAUS = [1, 1.05, 2, 5, 10];
 const INSIDE = 0.8; // of the way from 1 to a bound: where the handle begins
 const FREE = 1.1; // and where there is no bound
 const SHOWN = 4; // digits of an advantage in the list
@@ -92,18 +92,16 @@ function objective({ completions, by_token: byToken }, algorithm, recorded) {
 
 /** Whether a choice has a part in the surrogate. */
 function acts(name, surrogate) {
-  if (name === "dual_clip") return surrogate === "clip";
-  return surrogate !== "plain" || !name.startsWith("clip");
+  return { c: ["clip", "cispo", "gmpo"], d: ["clip"], t: ["sapo"] }[name[0]]?.includes(surrogate) ?? true;
 }
 
-function selectsOf(advantages, { surrogate, clip_low: low, clip_high: high, dual_clip: dual }, whose) {
-  const clipped = surrogate !== "plain";
+function selectsOf(advantages, algorithm, whose) {
+  const own = (name, usual, otherwise) => select(boundOptions(usual, algorithm[name], whose), algorithm[name] ?? otherwise);
   return {
-    advantage: select(advantageOptions(advantages)),
-    surrogate: select(SURROGATES, surrogate),
-    clip_low: select(boundOptions(BOUNDS, clipped ? low : null, whose), clipped ? low : USUAL),
-    clip_high: select(boundOptions(BOUNDS, clipped ? high : null, whose), clipped ? high : USUAL),
-    dual_clip: select([["", "none"], ...boundOptions(DUAL, dual, whose)], dual),
+    advantage: select(advantageOptions(advantages)), surrogate: select(SURROGATES, algorithm.surrogate),
+    clip_low: own("clip_low", BOUNDS, USUAL), clip_high: own("clip_high", BOUNDS, USUAL),
+    tau_pos: own("tau_pos", TAUS, 1), tau_neg: own("tau_neg", TAUS, 1.05),
+    dual_clip: select([["", "none"], ...boundOptions(DUAL, algorithm.dual_clip, whose)], algorithm.dual_clip),
   };
 }
 

@@ -158,6 +158,9 @@ export function ratioEquations(algorithm) {
     plain: [`S i t is ${said} times A`, `${rho} ${own}`],
     clip: [`S i t is the smaller of ${said} times A, and ${between}, times A`, `min ( ${rho} ${own} , ${clip} ${own} )`],
     cispo: [`S i t is ${between}, without gradient, times A, times the log of pi theta of the token`, `sg [ ${clip} ] ${own} log ${POLICY}`],
+    sapo: [`S i t is four over tau, times sigma of tau times ${said} less one, times A`, `frac{4}{τ} σ ( τ ( ${rho} − 1 ) ) ${own}`],
+    gmpo: ["S i t is e to the mean, over the T i tokens, of the log of the ratio clipped on the side of A, times A",
+      `exp ( frac{1}{T_i} ∑_t log clip(${rho}, 1 − ε_{low} where ${own} < 0, 1 + ε_{high} where ${own} > 0) ) ${own}`],
   }[surrogate];
   return [
     level === "token" ? equation("the ratio rho i t is pi theta of the token over pi old of the token", `ρ_{i,t} = ${odds}`)
@@ -169,8 +172,8 @@ export function ratioEquations(algorithm) {
   ];
 }
 
-function clipSettings({ surrogate, clip_low: low, clip_high: high, dual_clip: dual }) {
-  if (surrogate === "plain") return null;
+function clipSettings({ surrogate, clip_low: low, clip_high: high, dual_clip: dual, tau_pos: pos, tau_neg: neg }) {
+  if (["plain", "sapo"].includes(surrogate)) return surrogate === "plain" ? null : remark(`Here τ = ${plain(pos)} where the advantage is above 0, and ${plain(neg)} elsewhere. σ(x) = 1 / (1 + e^{−x}).`);
   return remark(`Here ε_{low} = ${plain(low)} and ε_{high} = ${plain(high)}: the ratio is trusted from ${plain(1 - low)} to ${plain(1 + high)}.` +
     `${dual === null ? "" : ` c = ${plain(dual)}.`}${surrogate === "cispo" ? " sg[ ] is a number without gradient." : ""}`);
 }
