@@ -12,7 +12,7 @@ from source_tree import SRC, Module, modules, room_of
 # A package imports the packages before it.
 ORDER = """
     types algorithms config models record distributed tasks curriculum sandbox scoring environments rewards rollout
-    learner evaluation planner report trackers step run supervised compare check_reward proof lab cli
+    learner evaluation planner report trackers step run supervised compare check_reward proof imported lab cli
 """
 RANK = {package: rank for rank, package in enumerate(ORDER.split())}
 FILE_LINES, FUNCTION_LINES, RECIPE_LINES, FIELDS = 350, 60, 15, 12

@@ -19,7 +19,19 @@ from tiny import tiny_model_folder
 ROWS = [gsm8k_row(number) for number in range(30)]
 VERBS = (
     *("train", "sft", "dpo", "reward-model", "eval", "sample", "compare"),
-    *("check-reward", "export", "report", "lab", "plan", "tasks", "settings", "doctor", "check-model", "merge"),
+    *(
+        "check-reward",
+        "export",
+        "report",
+        "lab",
+        "plan",
+        "import-config",
+        "tasks",
+        "settings",
+        "doctor",
+        "check-model",
+        "merge",
+    ),
     *("replay", "selftest"),
 )
 

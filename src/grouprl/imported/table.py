@@ -1,0 +1,95 @@
+"""What becomes of a foreign key: the values that are given, the rules that judge them, and the verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Verdict = Literal["equal", "changed", "not needed", "unsupported"]
+
+
+@dataclass(frozen=True)
+class Given(Mapping[str, Any]):
+    """The values of a foreign configuration by key: those that it names, over the defaults there."""
+
+    named: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    world: int = 1  # processes that train
+
+    def __getitem__(self, key: str) -> Any:
+        return self.named[key] if key in self.named else self.defaults[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self.defaults, **self.named})
+
+    def __len__(self) -> int:
+        return len({**self.defaults, **self.named})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The verdict on a value, the settings here that it becomes, by dotted key, and a few words."""
+
+    verdict: Verdict
+    ours: Mapping[str, Any] = field(default_factory=dict)
+    words: str = ""
+
+
+Rule = Callable[[Given, Any], Outcome]
+"""From all values, and the value of the key itself, to what becomes of it."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A key that is known: its default there, what it is here, and its rule."""
+
+    default: Any
+    here: str
+    rule: Rule
+
+
+def same(key: str, default: Any) -> Entry:
+    """A key with the same meaning and unit here; null = the default here."""
+    return Entry(default, key, lambda _, value: Outcome("equal", {} if value is None else {key: value}))
+
+
+def idle(default: Any, why: str) -> Entry:
+    """A key that nothing here depends on."""
+    return Entry(default, why, lambda _, value: Outcome("not needed", words=why))
+
+
+def only(default: Any, why: str, *others: Any) -> Entry:
+    """A key whose default is what happens here, whatever the recipe; any other value is unsupported."""
+
+    def rule(_: Given, value: Any) -> Outcome:
+        if any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in (default, *others)):
+            return Outcome("equal", words=why)
+        return Outcome("unsupported", words=why)
+
+    return Entry(default, why, rule)
+
+
+def choice(default: Any, here: str, known: Mapping[Any, Mapping[str, Any]]) -> Entry:
+    """A key with a few values, each with its settings here."""
+
+    def rule(_: Given, value: Any) -> Outcome:
+        found = [ours for theirs, ours in known.items() if theirs == value and type(theirs) is type(value)]
+        return Outcome("equal", found[0]) if found else unsupported(f"expected one of {listed(known)}")
+
+    return Entry(default, here, rule)
+
+
+def unsupported(words: str) -> Outcome:
+    """The outcome of a value that cannot be had here."""
+    return Outcome("unsupported", words=words)
+
+
+def changed(theirs: object, ours: Mapping[str, Any], why: str) -> Outcome:
+    """The outcome of a value that another value stands for; the words have both."""
+    return Outcome("changed", ours, f"{theirs} -> {listed(ours.values()) or 'nothing'}: {why}")
+
+
+def listed(values: Collection[Any]) -> str:
+    """Several values as text."""
+    return ", ".join(map(str, values))

@@ -1,0 +1,263 @@
+"""What TRL's keys mean that depend on each other: batches, the loss and the optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from grouprl.imported.table import Given, Outcome, changed, unsupported
+from grouprl.types import UserError
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Completions of a generation and of an update, over all processes."""
+
+    generation: int
+    update: int
+
+    @property
+    def step(self) -> int:
+        """Those of a step here: of one policy, in whole updates."""
+        return max(self.generation, self.update)
+
+    @property
+    def updates(self) -> int:
+        """Updates of a pass over a step."""
+        return self.step // self.update
+
+
+def batches_of(given: Given) -> Batches:
+    """TRL's arithmetic: it counts completions, per device, times the processes.
+
+    Raises:
+        UserError: the numbers do not divide; TRL refuses most of these too.
+    """
+    device = int(given["per_device_train_batch_size"]) * given.world
+    accumulated = int(given["gradient_accumulation_steps"])
+    steps = given["steps_per_generation"] or accumulated
+    found = Batches(int(given["generation_batch_size"] or device * steps), device * accumulated)
+    if found.step % found.update or found.step % found.generation or found.step % int(given["num_generations"]):
+        raise UserError(
+            f"per_device_train_batch_size: expected whole updates of whole groups of {given['num_generations']} "
+            f"completions, got {found.generation} completions in a generation and {found.update} in an update on "
+            f"{given.world} processes: set --world to the number of processes, or change the file"
+        )
+    return found
+
+
+def per_device(given: Given, value: Any) -> Outcome:
+    """Completions per device, to groups of a step."""
+    found, size = batches_of(given), int(given["num_generations"])
+    text = (
+        f"{value} completions x {given.world} processes: {found.step} completions a step = {found.step // size} groups"
+    )
+    return Outcome("equal", {"rollout.problems_per_step": found.step // size}, text)
+
+
+def several_updates(given: Given, value: Any) -> Outcome:
+    """Micro-batches of a generation, to the updates of a step."""
+    found = batches_of(given)
+    if found.generation < found.update and int(given["num_iterations"]) > 1:
+        return unsupported("an update of several generations with num_iterations above 1")
+    if found.generation < found.update and given["scale_rewards"] == "batch":
+        return unsupported("an update of several generations with scale_rewards: batch, each of its own deviation")
+    return Outcome("equal", {"algorithm.minibatches": found.updates}, f"updates of a batch: {found.updates}")
+
+
+def in_steps(key: str, value: float, given: Given) -> Outcome:
+    """A number of TRL's steps, which are updates, as steps here, which are batches."""
+    updates = batches_of(given).updates * int(given["num_iterations"])
+    steps = math.ceil(value / updates)
+    if updates == 1:
+        return Outcome("equal", {key: steps})
+    words = f"{value} updates = {value / updates:g} batches of {updates} updates"
+    return Outcome("equal" if steps * updates == value else "changed", {key: steps}, words)
+
+
+def max_steps(given: Given, value: Any) -> Outcome:
+    """Updates in all; none = epochs."""
+    return in_steps("steps", value, given) if value > 0 else Outcome("not needed", words="epochs count")
+
+
+def epochs(given: Given, value: Any) -> Outcome:
+    """Passes over the problems, where max_steps is not set."""
+    if given["max_steps"] > 0:
+        return Outcome("not needed", words="max_steps counts")
+    return Outcome("equal", {"epochs": float(value)})
+
+
+def save_steps(given: Given, value: Any) -> Outcome:
+    """Updates between checkpoints."""
+    if given["save_strategy"] == "no":
+        return changed("no checkpoints", {"checkpoint.every": 0}, "the end of a run is always saved")
+    if given["save_strategy"] != "steps" or value < 1:
+        return changed(f"{given['save_strategy']} {value}", {"checkpoint.every": 50}, "checkpoints count steps here")
+    return in_steps("checkpoint.every", value, given)
+
+
+def eval_steps(given: Given, value: Any) -> Outcome:
+    """Updates between evaluations."""
+    if given["eval_strategy"] == "steps" and (value or given["logging_steps"]) >= 1:
+        return in_steps("evaluation.every", value or given["logging_steps"], given)
+    return changed(given["eval_strategy"], {"evaluation.every": 0}, "before and after the run")
+
+
+def scale_rewards(given: Given, value: Any) -> Outcome:
+    """true, false, "group", "batch" or "none"."""
+    word = {True: "group", False: "none"}.get(value, value)
+    known = {"group": "group_std", "batch": "batch_std", "none": "none"}
+    if word not in known:
+        return unsupported("expected true, false, group, batch or none")
+    ours = {"algorithm.scale": known[word]}
+    unused = {"algorithm.std": "population", "algorithm.eps": 1e-6}  # the preset has others, for a deviation
+    return Outcome("equal", {**ours, **unused} if word == "none" else ours)
+
+
+def reward_mix(given: Given, value: Any) -> Outcome:
+    """The sum of rewards that are compared, or of rewards that were."""
+    if value == "sum_then_normalize":
+        return Outcome("equal", {"algorithm.reward_mix": "sum_then_normalise"})
+    if value == "normalize_then_sum":
+        ours = {"algorithm.reward_mix": "normalise_then_sum"}
+        return changed(value, ours, "TRL normalizes the sum once more, over the batch")
+    return unsupported("expected sum_then_normalize or normalize_then_sum")
+
+
+def loss_type(given: Given, value: Any) -> Outcome:
+    """The surrogate and the mean of the loss."""
+    batches = batches_of(given)
+    token_mean: Mapping[str, Any] = {"algorithm.aggregate": "token_mean"}
+    if value == "grpo":
+        return Outcome("equal", {"algorithm.aggregate": "sequence_mean"})
+    if value == "dr_grpo":
+        ours = {"algorithm.aggregate": "constant"}
+        return Outcome("equal", ours, "by max_completion_length, which is rollout.max_tokens")
+    if value == "bnpo":
+        if given["gradient_accumulation_steps"] * given.world == 1:
+            return Outcome("equal", token_mean)
+        return changed(value, token_mean, "the tokens of the update; TRL's are those of each micro-batch")
+    if value in ("dapo", "cispo"):
+        ours = {**token_mean, **({"algorithm.surrogate": "cispo"} if value == "cispo" else {})}
+        if batches.updates > 1:
+            return changed(value, ours, "the tokens of the update; TRL's are the mean over the updates of the batch")
+        return Outcome("equal", ours)
+    return unsupported("expected dapo, grpo, bnpo, dr_grpo or cispo")
+
+
+def epsilon(given: Given, value: Any) -> Outcome:
+    """The lower side of the clip; the weights of cispo have no lower bound."""
+    if given["loss_type"] == "cispo":
+        return Outcome("equal", {"algorithm.clip_low": 1.0}, "cispo has no lower bound in TRL")
+    return Outcome("equal", {"algorithm.clip_low": value})
+
+
+def epsilon_high(given: Given, value: Any) -> Outcome:
+    """The upper side of the clip; for cispo the largest weight itself."""
+    high = given["epsilon"] if value is None else value
+    if given["loss_type"] != "cispo":
+        return Outcome("equal", {"algorithm.clip_high": high})
+    if high < 1:
+        return unsupported(f"in TRL's cispo it is the largest weight itself, and {high} is below 1: MiniMax-M1 has 5.0")
+    return Outcome("equal", {"algorithm.clip_high": high - 1}, f"largest weight {high} = 1 + clip_high")
+
+
+def delta(given: Given, value: Any) -> Outcome:
+    """The bound of the ratio where the advantage is negative."""
+    if value is None:
+        return Outcome("equal", {"algorithm.dual_clip": None} if given["loss_type"] != "cispo" else {})
+    if given["loss_type"] == "cispo":
+        return Outcome("not needed", words="no effect with cispo")
+    high = given["epsilon"] if given["epsilon_high"] is None else given["epsilon_high"]
+    if value < max(1 + high, 1.01):
+        return unsupported("below 1 + epsilon_high it also bounds positive advantages, which dual_clip does not")
+    return Outcome("equal", {"algorithm.dual_clip": value})
+
+
+def beta(given: Given, value: Any) -> Outcome:
+    """The weight of the KL; 0 = no reference."""
+    return Outcome("equal", {"algorithm.kl_coef": value} if value else {}, "" if value else "no reference")
+
+
+def kl_unbiased(given: Given, value: Any) -> Outcome:
+    """Whether the KL is multiplied with the ratio."""
+    if not given["beta"]:
+        return Outcome("not needed", words="without beta there is no KL")
+    if value and given["importance_sampling_level"] == "sequence":
+        return unsupported("with importance_sampling_level: sequence TRL takes the completion's ratio for it")
+    return Outcome("equal", {"algorithm.kl_unbiased": value})
+
+
+def sync_reference(given: Given, value: Any) -> Outcome:
+    """Updates after which the reference becomes the policy."""
+    if not given["sync_ref_model"] or not given["beta"]:
+        return Outcome("not needed", words="without sync_ref_model and beta it does nothing")
+    return in_steps("algorithm.refresh_reference", value, given)
+
+
+def reference_mixup(given: Given, value: Any) -> Outcome:
+    """The share of the policy in the new reference."""
+    if not given["sync_ref_model"] or not given["beta"] or value == 1:
+        return Outcome("not needed", words="a reference is replaced as a whole")
+    return unsupported("a reference is replaced as a whole: 1.0")
+
+
+def entropy_share(given: Given, value: Any) -> Outcome:
+    """The share of tokens, those of highest entropy, that are trained."""
+    ours = {} if value == 1 else {"algorithm.entropy_share": value}
+    if value != 1 and given["gradient_accumulation_steps"] > 1:
+        return changed(value, ours, "of the tokens of the update; TRL's are those of each micro-batch")
+    return Outcome("equal", ours)
+
+
+def entropy_coef(given: Given, value: Any) -> Outcome:
+    """The weight of the entropy bonus."""
+    return Outcome("equal", {"algorithm.entropy_coef": value} if value else {})
+
+
+def masked(given: Given, value: Any) -> Outcome:
+    """Whether truncated completions stay out of the loss."""
+    return Outcome("equal", {"algorithm.mask_overlong": True} if value else {})
+
+
+def schedule(given: Given, value: Any) -> Outcome:
+    """The learning rate over the run."""
+    extra = given["lr_scheduler_kwargs"] or {}
+    if value in ("constant", "constant_with_warmup") and not extra:
+        return Outcome("equal", {"learner.schedule": "constant"})
+    if value in ("linear", "cosine") and not extra:
+        return Outcome("equal", {"learner.schedule": value})
+    if value == "cosine_with_min_lr" and set(extra) <= {"min_lr", "min_lr_rate"} and len(extra) == 1:
+        low = extra.get("min_lr_rate", extra.get("min_lr", 0.0) / given["learning_rate"])
+        return Outcome("equal", {"learner.schedule": "cosine", "learner.min_lr_ratio": low})
+    return unsupported("expected constant, constant_with_warmup, linear, cosine or cosine_with_min_lr")
+
+
+def warmup(given: Given, value: Any) -> Outcome:
+    """Updates of the warm-up; below 1 a share of the run's."""
+    if given["lr_scheduler_type"] == "constant" and value:
+        return Outcome("not needed", words="constant has no warm-up in TRL")
+    return _warm(value)
+
+
+def warmup_ratio(given: Given, value: Any) -> Outcome:
+    """The warm-up as a share of the run's updates; warmup_steps counts where both are given."""
+    if not value or given["warmup_steps"] or given["lr_scheduler_type"] == "constant":
+        return Outcome("not needed", words="no effect beside warmup_steps, or when 0")
+    return _warm(value)
+
+
+def _warm(value: float) -> Outcome:
+    ours = {"learner.warmup_steps": value}
+    if not value:
+        return Outcome("equal", ours)
+    return changed(value, ours, "update t has t / W of the rate instead of (t - 1) / W, so the first one counts")
+
+
+def grad_norm(given: Given, value: Any) -> Outcome:
+    """The norm of the gradient; 0 = no bound."""
+    if not value:
+        return changed("no bound", {"learner.max_grad_norm": 1e9}, "a bound that nothing reaches")
+    return Outcome("equal", {"learner.max_grad_norm": value})

@@ -1,0 +1,134 @@
+"""Recipes from TRL's configurations: numbers worked by hand from what TRL's own documentation says of its keys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from grouprl import UserError
+from grouprl.cli import app
+from grouprl.config.files import load_config
+from grouprl.config.run import RunConfig
+from grouprl.imported.read import Foreign
+from grouprl.imported.recipe import Line, import_foreign, write_recipe
+
+RUN = CliRunner()
+
+
+def recipe(tmp_path: Path, *, world: int = 1, **values: Any) -> RunConfig:
+    target = tmp_path / "made.yaml"
+    write_recipe(import_foreign(Foreign("trl", values), world=world), "their.yaml", target, force=True)
+    return load_config(RunConfig, [target], [])
+
+
+def line(key: str, **values: Any) -> Line:
+    found = import_foreign(Foreign("trl", values), allow=[key] if key in values else [])
+    return next(one for one in found.lines if one.key == key)
+
+
+@pytest.mark.parametrize(
+    ("values", "world", "groups", "updates"),
+    [
+        ({}, 1, 1, 1),  # 8 completions = one group of 8
+        ({}, 4, 4, 1),
+        ({"gradient_accumulation_steps": 16, "num_generations": 4}, 2, 64, 1),  # 8 x 2 x 16 / 4
+        ({"gradient_accumulation_steps": 4, "steps_per_generation": 8}, 1, 8, 2),
+        ({"generation_batch_size": 64, "gradient_accumulation_steps": 2}, 1, 8, 4),
+        ({"gradient_accumulation_steps": 4, "steps_per_generation": 2}, 1, 4, 1),  # two generations of one policy
+    ],
+)
+def test_trl_counts_completions_per_device_and_process(
+    tmp_path: Path, values: dict[str, int], world: int, groups: int, updates: int
+):
+    config = recipe(tmp_path, world=world, **values)
+    assert (config.rollout.problems_per_step, config.algorithm.updates.minibatches) == (groups, updates)
+
+
+def test_numbers_that_do_not_make_whole_groups_are_refused():
+    with pytest.raises(UserError, match="whole groups of 8 completions, got 6 completions"):
+        import_foreign(Foreign("trl", {"per_device_train_batch_size": 6}))
+
+
+@pytest.mark.parametrize(
+    ("written", "scale"),
+    [(True, "group_std"), (False, "none"), ("batch", "batch_std"), ("group", "group_std"), ("none", "none")],
+)
+def test_scale_rewards_is_a_flag_or_a_word(tmp_path: Path, written: object, scale: str):
+    assert recipe(tmp_path, scale_rewards=written).algorithm.advantage.scale == scale
+
+
+def test_a_step_of_trl_is_an_update_and_a_step_here_a_batch(tmp_path: Path):
+    values = {"steps_per_generation": 2, "num_iterations": 3, "max_steps": 60, "save_steps": 12}
+    config = recipe(tmp_path, **values)
+    assert (config.steps, config.checkpoint.every, config.epochs) == (10, 2, None)
+    assert line("max_steps", **values | {"max_steps": 61}).outcome.verdict == "changed"
+
+
+def test_what_is_not_named_is_a_default_of_trl(tmp_path: Path):
+    config = recipe(tmp_path)
+    assert (config.algorithm.name, config.algorithm.kl_coef, config.epochs, config.seed) == ("trl", 0.0, 3.0, 42)
+    assert (config.rollout.max_tokens, config.learner.schedule, config.model.dtype) == (512, "linear", "bfloat16")
+
+
+def test_the_range_of_cispo_is_that_of_the_weight_itself(tmp_path: Path):
+    objective = recipe(tmp_path, loss_type="cispo", epsilon_high=5.0).algorithm.objective
+    assert (objective.surrogate, objective.range) == ("cispo", (1.0, 4.0))
+    assert line("epsilon_high", loss_type="cispo", epsilon_high=0.28).outcome.verdict == "unsupported"
+
+
+def test_a_changed_value_is_shown_with_both_numbers():
+    outcome = line("max_grad_norm", max_grad_norm=0.0).outcome
+    assert outcome.verdict == "changed"
+    assert "no bound -> 1000000000.0" in outcome.words
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("loss_type", "sapo"), ("optim", "paged_adamw_8bit"), ("repetition_penalty", 1.1), ("load_in_4bit", True)],
+)
+def test_what_cannot_be_had_stops_unless_it_is_allowed(key: str, value: object):
+    with pytest.raises(UserError, match=f"{key}={value}.*\n.*--allow {key}"):
+        import_foreign(Foreign("trl", {key: value}))
+    assert line(key, **{key: value}).outcome.verdict == "unsupported"
+
+
+def test_a_key_that_no_table_names_stops_with_the_nearest_one():
+    with pytest.raises(UserError, match="num_generation=8: unknown key; did you mean num_generations"):
+        import_foreign(Foreign("trl", {"num_generation": 8}))
+
+
+def test_rewards_of_the_script_become_rewards_of_the_recipe(tmp_path: Path):
+    values = {"reward_funcs": ["think_format_reward", "my.lib.short"], "reward_weights": [1.0, 0.5]}
+    found = recipe(tmp_path, **values).rewards
+    assert [(one.function or one.name, one.path, one.weight) for one in found] == [
+        ("think_format", None, 1.0),
+        ("short", "my/lib.py", 0.5),
+    ]
+
+
+def test_the_command_writes_a_recipe_and_says_how_to_run_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("grpo.json").write_text(json.dumps({"beta": 0.04, "model_name_or_path": "abacus"}))
+    first = RUN.invoke(app, ["import-config", "grpo.json"])
+    assert first.exit_code == 0, first.exception
+    assert "grouprl train grpo.yaml --task FILE.jsonl --reward FILE.py:FUNCTION" in first.output
+    assert load_config(RunConfig, [Path("grpo.yaml")], []).algorithm.kl_coef == 0.04
+    Path("grpo.yaml").write_text("steps: 7\n")
+    again = RUN.invoke(app, ["import-config", "grpo.json"])
+    assert isinstance(again.exception, UserError)
+    assert Path("grpo.yaml").read_text() == "steps: 7\n"
+    assert RUN.invoke(app, ["import-config", "grpo.json", "--force"]).exit_code == 0
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "a: [", "beta: 0.1\nbeta: 0.2\n"])
+def test_a_file_that_cannot_be_read_writes_nothing(tmp_path: Path, text: str):
+    file, target = tmp_path / "bad.yaml", tmp_path / "made.yaml"
+    file.write_text(text)
+    result = RUN.invoke(app, ["import-config", str(file), "--output", str(target), "--force"])
+    assert isinstance(result.exception, UserError)
+    assert str(file) in str(result.exception)
+    assert not target.exists()
