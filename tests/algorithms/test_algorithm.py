@@ -35,6 +35,7 @@ CONTRADICTIONS = [
     ({"surrogate": "gmpo", "ratio": "sequence"}, "surrogate", "ratio='sequence'"),
     ({"surrogate": "sapo", "clip_high": 0.3}, "clip_high", "surrogate='sapo'"),
     ({"tau_neg": 2.0}, "tau_neg", "surrogate='clip'"),
+    ({"entropy_step": 0.1, "entropy_coef": 0.1}, "entropy_step", "entropy_target"),
     ({"lam": 0.5}, "lam", "no effect"),
     ({"value_clip": None}, "value_clip", "without algorithm.critic"),
     ({"value_coef": 0.5}, "value_coef", "without algorithm.critic"),

@@ -12,6 +12,7 @@ from grouprl.algorithms import (
     kept_groups,
     mismatch_weights,
     overlong_penalty,
+    steered_entropy_coef,
     steered_kl_coef,
     token_advantages,
     value_loss,
@@ -217,3 +218,17 @@ def test_padding_of_the_value_loss_may_hold_anything(junk: float) -> None:
 def test_shapes_that_differ_are_refused() -> None:
     with pytest.raises(ValueError, match=r"one shape \[N, T\]"):
         value_loss(OLD, OLD, RETURNS[:, :2], WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("coef", "entropy", "expected"),
+    [
+        (0.0, 0.1, (0.005, 0.005)),  # too low: the bonus begins
+        (0.02, 0.2, (0.025, 0.025)),  # at the target counts as low
+        (0.02, 0.3, (0.015, 0.0)),  # too high: the coefficient falls, and the bonus pauses
+        (0.002, 0.3, (0.0, 0.0)),
+        (0.998, 0.1, (1.0, 1.0)),
+    ],
+)
+def test_the_entropy_coefficient_follows_its_target(coef: float, entropy: float, expected: tuple[float, float]):
+    assert steered_entropy_coef(coef, entropy, target=0.2) == pytest.approx(expected)

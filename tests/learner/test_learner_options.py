@@ -78,6 +78,29 @@ def test_the_entropy_bonus_is_the_weighted_entropy_of_all_rows(tiny: Path, model
     assert figures["entropy"] == pytest.approx(float(torch.cat(entropies).detach().mean()), abs=1e-4)
 
 
+def test_the_entropy_bonus_is_steered(model: PreTrainedModel, batch: Batch):
+    """Entropy is above 1 nat and below 99: the coefficient of a run with the target between them moves one way."""
+    learner = learner_of(model, variant(**POLICY_ONLY, entropy_coef=0.02, entropy_target=99.0, entropy_step=0.01))
+    applied = [learn(learner, batch)["entropy_coef"] for _ in range(3)]
+    assert applied == pytest.approx([0.02, 0.03, 0.04])
+    learner.algorithm = variant(**POLICY_ONLY, entropy_coef=0.02, entropy_target=1.0, entropy_step=0.03)
+    figures = [learn(learner, batch) for _ in range(3)]
+    assert [one["entropy_coef"] for one in figures] == pytest.approx([0.05, 0, 0])
+    assert learner.entropy_coefs == (0.0, 0.0)
+    assert min(one["entropy"] for one in figures) > 1
+
+
+def test_a_paused_entropy_bonus_has_no_gradient(model: PreTrainedModel, batch: Batch):
+    paused, plain = (
+        learner_of(model, variant(**POLICY_ONLY, **options))
+        for options in ({"entropy_coef": 0.3, "entropy_target": 1.0}, {})
+    )
+    paused.entropy_coefs = (0.3, 0.0)
+    for one in (paused, plain):
+        learn(one, batch)
+    assert gap(paused.optimizer.gradient, plain.optimizer.gradient) == 0
+
+
 def test_only_tokens_of_high_entropy_move_the_policy(tiny: Path, model: PreTrainedModel, batch: Batch):
     learner = learner_of(model, variant(**POLICY_ONLY, entropy_share=0.3), micro_batch_tokens=45)
     figures = learn(learner, batch)

@@ -30,7 +30,12 @@ def test_the_docs_and_the_page_are_made_from_the_table() -> None:
     "settings",
     [
         ("algorithm=ppo", "algorithm.correction=truncate"),
-        ("algorithm=grpo_process", "algorithm.entropy_coef=0.01", "algorithm.kl_target=0.1"),
+        (
+            "algorithm=grpo_process",
+            "algorithm.entropy_coef=0.01",
+            "algorithm.entropy_target=0.2",
+            "algorithm.kl_target=0.1",
+        ),
         ("algorithm=dapo", "algorithm.entropy_share=0.5"),
     ],
     ids=lambda settings: settings[0],

@@ -38,6 +38,8 @@ STATE = TrainerState(
     start="weights",
     data="problems",
     kl_coef=0.04,
+    entropy_coef=0.1,
+    entropy_bonus=0.0,
 )
 CPU = torch.device("cpu")
 IDS = torch.tensor([[5, 9, 2, 40, 41], [7, 7, 1, 250, 3]])
@@ -98,6 +100,9 @@ def test_a_checkpoint_gives_back_state_weights_and_optimizer_to_the_last_bit(pol
     again.model.load_state_dict(load_model(str(folder), device=CPU).state_dict())
     load_learner(found, again.learner, state)
     assert again.optimizer.updates == STATE.updates
+    learner = again.learner
+    load_learner(found, learner, state)
+    assert (learner.kl_coef, learner.entropy_coefs) == (0.04, (0.1, 0.0))
     policy.optimizer.updates = STATE.updates
     for one in (policy, again):
         one.update()

@@ -49,7 +49,7 @@ pytestmark = pytest.mark.usefixtures("no_page")  # `straight` has one
 LETTERS = WeightedReward("letters", letters)
 # Everything with a state of its own: moments, warm-up, weight decay, several updates a step, no reference.
 STATEFUL: dict[str, Any] = {
-    "algorithm": variant(passes=2, kl_coef=0.0, scale="none"),
+    "algorithm": variant(passes=2, kl_coef=0.0, scale="none", entropy_target=9.0),
     "learner": {"learning_rate": 0.01, "warmup_steps": 8, "weight_decay": 0.1},
 }
 

@@ -5,7 +5,7 @@ In: tensors. Out: tensors. No device, no I/O, no configuration object.
 
 from grouprl.algorithms.advantages import group_advantages
 from grouprl.algorithms.corrections import mismatch_weights
-from grouprl.algorithms.entropy import high_entropy_mask
+from grouprl.algorithms.entropy import high_entropy_mask, steered_entropy_coef
 from grouprl.algorithms.experts import balance_loss
 from grouprl.algorithms.filters import kept_groups, overlong_penalty
 from grouprl.algorithms.kl import kl_estimate, steered_kl_coef
@@ -33,6 +33,7 @@ __all__ = [
     "overlong_penalty",
     "policy_loss",
     "policy_ratios",
+    "steered_entropy_coef",
     "steered_kl_coef",
     "step_advantages",
     "token_advantages",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -35,13 +36,51 @@ def high_entropy_mask(entropies_NT: Tensor, mask_NT: Tensor, *, share: float) ->
     return mask_NT.masked_scatter(mask_NT, chosen), float(highest.values[-1])
 
 
+def steered_entropy_coef(coef: float, entropy: float, *, target: float, step: float = 0.005) -> tuple[float, float]:
+    """Computes the coefficient of the entropy bonus after a step, and the part of it that the next step applies.
+
+    It grows by `step` where the entropy is at or below its target, falls by `step` where it is above, and stays in
+    [0, 1]. The bonus pauses while the entropy is above (Skywork-OR1, arXiv:2505.22312, adaptive entropy control).
+
+    Args:
+        coef: the coefficient before.
+        entropy: mean of the step, in nats per token.
+        target: the wanted entropy.
+        step: 0.005 in the paper.
+
+    Returns:
+        (coefficient, the same or 0).
+    """
+    low = entropy <= target
+    coef = min(1.0, max(0.0, coef + step if low else coef - step))
+    return coef, coef if low else 0.0
+
+
 @dataclass(frozen=True)
 class Entropy(Part):
     """An entropy bonus in the loss, or advantages for high-entropy tokens alone."""
 
-    absent: ClassVar[Mapping[str, Any]] = {"entropy_coef": 0.0, "entropy_share": 1.0}
+    absent: ClassVar[Mapping[str, Any]] = {"entropy_coef": 0.0, "entropy_target": None, "entropy_share": 1.0}
 
     entropy_coef: float = option(0.0, "bonus for entropy, in the loss", low=0.0)
+    entropy_target: float | None = option(None, "target of an adaptive entropy_coef, in nats; null = fixed", low=1e-9)
+    entropy_step: float = option(0.005, "by how much a step changes an adaptive entropy_coef", low=1e-9, high=1.0)
     entropy_share: float = option(
         1.0, "share of the tokens, those of highest entropy, that the advantages reach", low=1e-6, high=1.0
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.entropy_target is None:
+            self.refuse_idle("entropy_step", beside="entropy_target")
+
+    @property
+    def bonus(self) -> bool:
+        """Whether a step may have an entropy bonus."""
+        return self.entropy_coef > 0 or self.entropy_target is not None
+
+    def next_coefs(self, coefs: tuple[float, float], entropy: float) -> tuple[float, float]:
+        """See `steered_entropy_coef`; unchanged without a target, and after a step that measured no entropy."""
+        if self.entropy_target is None or not math.isfinite(entropy):
+            return coefs
+        return steered_entropy_coef(coefs[0], entropy, target=self.entropy_target, step=self.entropy_step)

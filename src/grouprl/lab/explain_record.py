@@ -215,7 +215,7 @@ def notes(recorded: Recorded) -> list[str]:
         notes.append("The run weighs its advantages for a sampler that differs from the learner; this page does not.")
     if a.spread.entropy_share < 1:
         notes.append("The run's advantages reach the tokens of highest entropy alone; here they reach every token.")
-    if a.spread.entropy_coef > 0:
+    if a.spread.bonus:
         notes.append("Loss and gradient are shown without the run's bonus for entropy.")
     if isinstance(a.critic, SharedCritic):
         notes.append("The loss is shown without that of the critic, which shares the policy's trunk.")

@@ -67,9 +67,11 @@ class Learner:
     critic_optimizer: Optimizer | None = None
     ranks: Ranks = field(default_factory=Ranks)  # those that compute every batch together
     kl_coef: float = field(init=False)  # of this step; 0 without a reference
+    entropy_coefs: tuple[float, float] = field(init=False)  # as steered, and of this step's bonus
 
     def __post_init__(self) -> None:
         self.kl_coef = self.algorithm.kl_coef
+        self.entropy_coefs = (self.algorithm.spread.entropy_coef,) * 2
         if self.algorithm.router_aux_coef > 0:
             watch_routers(self.policy)
 
@@ -175,6 +177,9 @@ class Learner:
             del metrics["kl_coef"]
         elif math.isfinite(metrics.get("kl", math.nan)):
             self.kl_coef = self.algorithm.kl.next_coef(self.kl_coef, metrics["kl"])
+        if self.algorithm.spread.entropy_target is not None:
+            metrics["entropy_coef"] = self.entropy_coefs[1]
+        self.entropy_coefs = self.algorithm.spread.next_coefs(self.entropy_coefs, metrics.get("entropy", math.nan))
         watched = watched_group(batch, work.advantages_NT) if is_watched(step) and not critic_only else []
         again = [self._evaluate_again(batch, pack) for pack in self._packs(batch, watched)] if watched else []
         self._reshard()
@@ -263,7 +268,7 @@ class Learner:
         """Rows with a gradient: an advantage of 0 gives none without a KL in the loss, which is 0 at the reference."""
         a = self.algorithm
         pulled = a.pulls and (work.has_signal or not work.before.at_reference)
-        everyone = pulled or a.spread.entropy_coef > 0 or a.router_aux_coef > 0
+        everyone = pulled or self.entropy_coefs[1] > 0 or a.router_aux_coef > 0
         moving_N = (weights_NT > 0).any(1) & (everyone | (work.advantages_NT != 0).any(1))
         return [row for row in rows if moving_N[row]]
 
@@ -283,12 +288,11 @@ class Learner:
         value_weights_NT: Tensor | None,
         shares: ExpertShares | None,
     ) -> tuple[Tensor, tuple[dict[str, float], TokenPass]]:
-        a, batch = self.algorithm, work.batch
+        a, batch, bonus = self.algorithm, work.batch, self.entropy_coefs[1]
         with autocast(self.device, self.dtype), noted_routing() as noted:
-            forward = pack_forward(self.policy, pack, batch.sampling, entropy_gradient=a.spread.entropy_coef > 0)
-        logprobs_nT = to_grid(pack, forward.logprobs_C)
+            forward = pack_forward(self.policy, pack, batch.sampling, entropy_gradient=bonus > 0)
+        logprobs_nT, reference_NT = to_grid(pack, forward.logprobs_C), work.before.reference_NT
         mask_nT, weights_nT = self._cut(pack, batch.mask_NT), self._cut(pack, weights_NT)
-        reference_NT = work.before.reference_NT
         loss, stats = work.loss(
             TokenGrid(
                 logprobs_NT=logprobs_nT,
@@ -301,8 +305,8 @@ class Learner:
                 rows=pack.rows,
             )
         )
-        if a.spread.entropy_coef > 0:
-            loss = loss - a.spread.entropy_coef * (weights_nT * to_grid(pack, forward.entropies_C)).sum()
+        if bonus > 0:
+            loss = loss - bonus * (weights_nT * to_grid(pack, forward.entropies_C)).sum()
         if shares is not None:
             aux = shares.loss(noted, pack, weights_nT)
             loss, stats = loss + a.router_aux_coef * aux, stats | {"router_aux_loss": aux}

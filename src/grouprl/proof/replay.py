@@ -291,6 +291,8 @@ def _changed_learner(learner: Learner, config: RunConfig, changed: RunConfig) ->
     other.algorithm, other.micro_batch_tokens = new, changed.learner.micro_batch_tokens
     if new.kl != old.kl:  # otherwise the coefficient may have moved since the first step
         other.kl_coef = new.kl_coef
+    if new.entropy != old.entropy:
+        other.entropy_coefs = (new.spread.entropy_coef,) * 2
     if new.kl is None:
         other.reference = None
     elif other.reference is None and config.model.lora is not None:

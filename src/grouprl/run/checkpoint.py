@@ -40,6 +40,8 @@ class TrainerState:
     start: str  # fingerprint of the weights the run started from
     data: str  # fingerprint of the train problems
     kl_coef: float
+    entropy_coef: float = 0.0  # as steered
+    entropy_bonus: float = 0.0  # the part of it that the next step applies
     critic_updates: int = 0
 
 
@@ -147,13 +149,14 @@ class _Stored(Mapping[str, Tensor]):
 
 
 def load_learner(checkpoint: Checkpoint, learner: Learner, state: TrainerState) -> None:
-    """Restores everything but the policy's weights: optimizers, critic, KL coefficient, reference."""
+    """Restores everything but the policy's weights: optimizers, critic, coefficients, reference."""
 
     def saved(name: str) -> _Stored:
         return _Stored(checkpoint.tensors(name))
 
     learner.optimizer.load_state(saved("optimizer"), state.updates)
     learner.kl_coef = state.kl_coef
+    learner.entropy_coefs = (state.entropy_coef, state.entropy_bonus)
     if learner.critic is not None and learner.critic_optimizer is not None:
         load_whole(learner.critic, saved("critic"))  # frozen weights are not saved
         learner.critic_optimizer.load_state(saved("critic_optimizer"), state.critic_updates)

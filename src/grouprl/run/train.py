@@ -221,6 +221,8 @@ class _RunLoop:
             step=step,
             updates=learner.optimizer.updates,
             kl_coef=learner.kl_coef,
+            entropy_coef=learner.entropy_coefs[0],
+            entropy_bonus=learner.entropy_coefs[1],
             critic_updates=learner.critic_optimizer.updates if learner.critic_optimizer else 0,
             train_seconds=self._state.train_seconds + time.perf_counter() - began,
             completion_tokens=self._state.completion_tokens + int(metrics["completion_tokens"]),
