@@ -32,6 +32,7 @@ def root(tiny: Path, shared_lab: Lab) -> Path:
     root = shared_lab.root
     dual = variant(dual_clip=3.0, minibatches=2)
     made = {"grpo": NAMED["grpo"], "rloo": NAMED["rloo"], "gspo": NAMED["gspo"], "dual": dual, "ppo": NAMED["ppo"]}
+    made |= {"sapo": variant("sapo", kl_coef=0.04, kl_unbiased=True), "gmpo": NAMED["gmpo"]}
     for name, algorithm in made.items():
         Trainer(tiny, ROWS, [letters], algorithm, small_config(root, name, steps=1)).train()
     Trainer(tiny, ROWS, list(WEIGHED), NAMED["grpo_process"], small_config(root, "process", steps=1)).train()
@@ -151,6 +152,26 @@ def test_a_run_without_a_clip_shows_none(browser: Opened, page: Any) -> None:
         told == "In this group rloo takes k1, times β = 0.03, off the reward, estimated from the sampler's log-probs."
     )
     assert "KL penalty" in page.locator("#stage-rewards thead").inner_text()
+
+
+def test_a_soft_gate_has_its_two_slopes_and_no_bounds(browser: Opened, page: Any) -> None:
+    browser.go("/step?run=sapo&step=1&group=0&stage=loss")
+    assert signs(page, "ratio")[1] == "Si,t=4τσ(τ(ρi,t−1))Ai"
+    assert "Here τ = 1 where the advantage is above 0, and 1.05 elsewhere" in page.locator("#stage-ratio").inner_text()
+    assert signs(page, "loss")[0] == "J=∑i,twi,t(−Si,t+βρi,tDi,t)"
+    stage = page.locator("#stage-ratio")
+    stage.get_by_text("objective", exact=True).wait_for()
+    labels = stage.locator("label.field:visible span").all_inner_texts()
+    assert labels == ["Advantage A", "Surrogate", "τ where A > 0", "τ elsewhere"]
+    assert (choice(page, "τ elsewhere").input_value(), choice(page, "Surrogate").input_value()) == ("1.05", "sapo")
+
+
+def test_a_geometric_mean_has_its_bounds(browser: Opened, page: Any) -> None:
+    browser.go("/step?run=gmpo&step=1&group=0&stage=ratio")
+    assert signs(page, "ratio")[1].startswith("Si,t=exp(1Ti∑tlogclip(ρi,t,1−εlowwhereAi<0")
+    assert "Here εlow = 0.33 and εhigh = 0.49" in page.locator("#stage-ratio").inner_text()
+    page.locator("#stage-ratio").get_by_text("1.49", exact=True).wait_for()
+    assert [choice(page, f"ε {side}").input_value() for side in ("low", "high")] == ["0.33", "0.49"]
 
 
 def test_a_ratio_of_whole_completions_has_an_axis_for_its_bounds(browser: Opened, page: Any) -> None:
