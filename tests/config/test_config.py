@@ -251,7 +251,7 @@ def test_a_value_in_the_place_of_a_section_is_never_dropped(
     if "." not in key:
         file = written(tmp_path, f"{key}: {value}\n")
         (line, *_) = mistakes(deeper, files=(file,), kind=kind)
-        assert line.startswith(f"{file}: ")
+        assert line.startswith(f"{file}:1: ")
         assert remedy in line
 
 
@@ -268,11 +268,11 @@ def test_every_mistake_is_told_at_once_with_its_place(tmp_path: Path):
     told = mistakes("model.dtype=fp16", "top_p=0.5", "algorithm.kl=k9", "algorithm.clip_low=2", files=(path,))
     assert sorted(told) == sorted(
         [
-            f"{path}: rollout.group_size: expected greater than or equal to 1, got 0 (completions of one problem)",
-            f"{path}: rollout.group_sise: unknown key; did you mean rollout.group_size?",
-            f"{path}: learner.betas.1: expected a value, got nothing (decay of the two moments)",
-            f"{path}: learner.learning_rate: expected a valid number, got 'fast' (after the warm-up)",
-            f"{path}: rewards.1.name: expected a value, got nothing (name under which its values are recorded)",
+            f"{path}:1: rollout.group_size: expected greater than or equal to 1, got 0 (completions of one problem)",
+            f"{path}:1: rollout.group_sise: unknown key; did you mean rollout.group_size?",
+            f"{path}:2: learner.betas.1: expected a value, got nothing (decay of the two moments)",
+            f"{path}:2: learner.learning_rate: expected a valid number, got 'fast' (after the warm-up)",
+            f"{path}:3: rewards.1.name: expected a value, got nothing (name under which its values are recorded)",
             "override model.dtype=fp16: model.dtype: expected 'float32', 'bfloat16' or 'auto', got 'fp16' "
             "(of the computation; auto = bfloat16 if its products are faster)",
             "override top_p=0.5: top_p: unknown key; did you mean rollout.top_p?",

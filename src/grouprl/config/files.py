@@ -21,7 +21,7 @@ from grouprl.algorithms.option import hints
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import KINDS, flat
 from grouprl.config.other_names import HERE
-from grouprl.config.yaml_text import read_yaml, write_yaml
+from grouprl.config.yaml_text import line_of, read_yaml, write_yaml
 from grouprl.types import UserError
 
 Kind = TypeVar("Kind", bound=BaseModel)
@@ -63,7 +63,7 @@ def load_config(
     invalid = [(key, text) for key, text in invalid if not any(key[: len(one)] == one for one in known)]
     found = misplaced + [(_origin(layers, key), (key, text)) for key, text in invalid]
     if config is None or found:
-        raise _all_of([f"{origin}: {'.'.join(key)}: {text}" for origin, (key, text) in found])
+        raise _all_of([f"{_place(origin, key, files)}: {'.'.join(key)}: {text}" for origin, (key, text) in found])
     return config
 
 
@@ -252,6 +252,12 @@ def _origin(layers: Sequence[_Layer], key: _Key) -> str:
 
     nearest = max(reversed(layers), key=lambda layer: held(layer.tree), default=_Layer("defaults", {}))
     return nearest.origin
+
+
+def _place(origin: str, key: _Key, files: Sequence[Path]) -> str:
+    """Adds the line to the name of a file; a key that an older version wrote elsewhere has the line of its section."""
+    file = next((path for path in files if str(path) == origin), None)
+    return origin if file is None else f"{origin}:{line_of(file.read_bytes(), key)}"
 
 
 # Keys that exist

@@ -6,7 +6,7 @@ PyYAML's own rules are those of version 1.1: `1e-6` is text there, `no` is false
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import IO, Any, ClassVar
 
 import yaml
@@ -20,6 +20,23 @@ def read_yaml(source: str | IO[bytes]) -> Any:
         raise yaml.YAMLError("nested too deeply") from None
     except ValueError as error:  # an integer of thousands of digits
         raise yaml.YAMLError(str(error)) from None
+
+
+def line_of(document: bytes, key: Sequence[str]) -> int:
+    """Returns the line, from 1, where a document has a key, or the longest part of it that it has; items by number."""
+    node, line = yaml.compose(document, _Loader), 1
+    for part in key:
+        if isinstance(node, yaml.MappingNode):
+            children = {name.value: (name, value) for name, value in node.value}
+        elif isinstance(node, yaml.SequenceNode):
+            children = {str(place): (value, value) for place, value in enumerate(node.value)}
+        else:
+            children = {}
+        if part not in children:
+            break
+        name, node = children[part]
+        line = name.start_mark.line + 1
+    return line
 
 
 def write_yaml(tree: Any) -> str:
