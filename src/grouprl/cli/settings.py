@@ -28,7 +28,7 @@ def show_settings(prefix: str = "", console: Console | None = None) -> None:
     Raises:
         UserError: there is none.
     """
-    rows = list(_of_section(RunConfig))
+    rows = setting_rows()
     found = [row for row in rows if row[0] == prefix or row[0].startswith(prefix.rstrip(".") + "." if prefix else "")]
     found = found or [row for row in rows if row[0].startswith(prefix)]
     if not found:
@@ -37,6 +37,11 @@ def show_settings(prefix: str = "", console: Console | None = None) -> None:
     for key, default, meaning in found:
         table.add_row(Text(key, "bold"), Text(default, "dim"), Text(meaning))
     (console or Console()).print(table)
+
+
+def setting_rows() -> list[Row]:
+    """Every key of a run."""
+    return list(_of_section(RunConfig))
 
 
 def _of_section(section: type[BaseModel], above: str = "") -> Iterator[Row]:

@@ -9,7 +9,18 @@ from typing import Annotated
 
 import typer
 
-from grouprl.cli.words import ModelOption, RewardOption, Settings, TaskOption, TrustOption, app, run_config, watched
+from grouprl.cli import completion
+from grouprl.cli.words import (
+    ModelOption,
+    RewardOption,
+    RunArgument,
+    Settings,
+    TaskOption,
+    TrustOption,
+    app,
+    run_config,
+    watched,
+)
 from grouprl.config.command_line import config_of, reward_settings
 from grouprl.record.layout import RunDirectory, run_of_checkpoint
 from grouprl.types import UserError
@@ -121,7 +132,9 @@ def reward_model(settings: Settings = None, model: ModelOption = None) -> None:
 @app.command("eval")
 @watched
 def evaluate(
-    checkpoint: Annotated[str, typer.Argument(help="Run or checkpoint folder, built-in name or hub id.")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="Run or checkpoint folder, built-in name or hub id.", autocompletion=completion.models)
+    ],
     settings: Settings = None,
     task: TaskOption = None,
     trust_code: TrustOption = None,
@@ -146,7 +159,9 @@ def evaluate(
 @app.command()
 @watched
 def sample(
-    model: Annotated[str, typer.Argument(help="Run or checkpoint folder, built-in name or hub id.")] = "abacus",
+    model: Annotated[
+        str, typer.Argument(help="Run or checkpoint folder, built-in name or hub id.", autocompletion=completion.models)
+    ] = "abacus",
     settings: Settings = None,
     task: TaskOption = None,
     problem: Annotated[int, typer.Option(min=0, help="Index of a problem in evaluation.split.")] = 0,
@@ -220,7 +235,7 @@ def check_reward(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="Run directory, such as runs/demo.")],
+    run: RunArgument,
     out: Annotated[Path | None, typer.Argument(help="Parquet file; default: rollouts.parquet in the run.")] = None,
 ) -> None:
     """Write every completion of a run as Parquet, for DuckDB, polars or pandas.
@@ -233,7 +248,7 @@ def export(
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(help="Run directory, such as runs/demo.")]) -> None:
+def report(run: RunArgument) -> None:
     """Write report.html again: the page of a run with its data inside.
 
     Example: grouprl report runs/demo

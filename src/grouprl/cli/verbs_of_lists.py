@@ -6,11 +6,16 @@ from typing import Annotated
 
 import typer
 
+from grouprl.cli import completion
 from grouprl.cli.words import app
 
 
 @app.command()
-def tasks(name: Annotated[str | None, typer.Argument(help="One task, with examples.")] = None) -> None:
+def tasks(
+    name: Annotated[
+        str | None, typer.Argument(help="One task, with examples.", autocompletion=completion.tasks)
+    ] = None,
+) -> None:
     """List the tasks: their problems, verifiers and an example of each.
 
     Example: grouprl tasks countdown

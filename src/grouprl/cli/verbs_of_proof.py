@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from grouprl.cli.words import ModelOption, RewardOption, Settings, TaskOption, TrustOption, app, run_config, watched
+from grouprl.cli.words import (
+    ModelOption,
+    RewardOption,
+    RunArgument,
+    Settings,
+    TaskOption,
+    TrustOption,
+    app,
+    run_config,
+    watched,
+)
 from grouprl.config.command_line import reward_settings
 from grouprl.record.layout import RunDirectory
 
@@ -15,7 +25,7 @@ from grouprl.record.layout import RunDirectory
 @app.command()
 @watched
 def replay(
-    run: Annotated[Path, typer.Argument(help="Run directory, such as runs/demo.")],
+    run: RunArgument,
     step: Annotated[int, typer.Argument(min=1, help="A recorded step.")],
     settings: Settings = None,
     reward: RewardOption = None,

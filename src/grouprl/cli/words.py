@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from grouprl import __version__
+from grouprl.cli import completion
 from grouprl.types import UserError
 
 if TYPE_CHECKING:
@@ -25,16 +26,24 @@ Arguments = ParamSpec("Arguments")
 app = typer.Typer(
     help="Critic-free reinforcement learning for language models.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 Settings = Annotated[
     list[str] | None,
-    typer.Argument(help="Configuration files, names of built-in recipes, and changes such as rollout.group_size=16."),
+    typer.Argument(
+        help="Configuration files, names of built-in recipes, and changes such as rollout.group_size=16.",
+        autocompletion=completion.settings,
+    ),
 ]
-ModelOption = Annotated[str | None, typer.Option("--model", help="Built-in name, folder or hub id.")]
-TaskOption = Annotated[str | None, typer.Option("--task", help="A task of `grouprl tasks`, or a data file.")]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="Built-in name, folder or hub id.", autocompletion=completion.models)
+]
+TaskOption = Annotated[
+    str | None,
+    typer.Option("--task", help="A task of `grouprl tasks`, or a data file.", autocompletion=completion.tasks),
+]
+RunArgument = Annotated[Path, typer.Argument(help="Run directory, such as runs/demo.", autocompletion=completion.runs)]
 RewardOption = Annotated[
     list[str] | None, typer.Option("--reward", help="A name, or FILE.py:FUNCTION; =WEIGHT may follow. Repeatable.")
 ]
