@@ -15,9 +15,9 @@ from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
 from grouprl.config.yaml_text import write_yaml
 from grouprl.imported.read import Foreign
-from grouprl.imported.table import Given, Outcome, unsupported
+from grouprl.imported.table import Given, Outcome, references, unsupported
 from grouprl.imported.trl_keys import TRL
-from grouprl.imported.verl_keys import VERL
+from grouprl.imported.verl_keys import ESTIMATOR, VERL, verl_needs_not
 from grouprl.record.files import atomic_write_text
 from grouprl.types import UserError
 
@@ -75,11 +75,11 @@ def import_foreign(foreign: Foreign, *, world: int = 1, allow: Collection[str] =
     Raises:
         UserError: keys that are unsupported and not allowed, all at once; or numbers that do not fit each other.
     """
-    entries, base = _TABLES[foreign.library], foreign.library
-    given = Given(foreign.values, {key: entry.default for key, entry in entries.items()}, world)
-    lines = tuple(
-        Line(key, value, key in foreign.values, _outcome(entries, key, value, given)) for key, value in given.items()
-    )
+    entries = _TABLES[foreign.library]
+    named = {key: value for key, value in foreign.values.items() if not references(value)}
+    given = Given(named, {key: entry.default for key, entry in entries.items()}, world)
+    base = "ppo" if given.get(ESTIMATOR) == "gae" else foreign.library
+    lines = tuple(Line(key, value, key in named, _outcome(entries, key, value, given)) for key, value in given.items())
     refused = [one for one in lines if one.outcome.verdict == "unsupported" and one.key not in allow]
     if refused:
         words = [f"{one.key}={one.value}: {one.outcome.words}" for one in refused]
@@ -94,6 +94,8 @@ def import_foreign(foreign: Foreign, *, world: int = 1, allow: Collection[str] =
 
 
 def _outcome(entries: Mapping[str, Any], key: str, value: Any, given: Given) -> Outcome:
+    if key not in entries and (why := verl_needs_not(key)):
+        return Outcome("not needed", words=why)
     if key not in entries:
         near = difflib.get_close_matches(key, entries, n=1)
         return unsupported(f"unknown key{f'; did you mean {near[0]}?' if near else ''}")

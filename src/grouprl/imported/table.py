@@ -90,6 +90,11 @@ def changed(theirs: object, ours: Mapping[str, Any], why: str) -> Outcome:
     return Outcome("changed", ours, f"{theirs} -> {listed(ours.values()) or 'nothing'}: {why}")
 
 
+def references(value: object) -> bool:
+    """Whether a value is OmegaConf's name of another key, which says the same."""
+    return isinstance(value, str) and "${" in value
+
+
 def listed(values: Collection[Any]) -> str:
     """Several values as text."""
     return ", ".join(map(str, values))

@@ -1,10 +1,280 @@
-"""Every key of a verl configuration (0.9.1), and what each is here."""
+"""Every key of a verl configuration (0.9.1), and what each is here.
+
+The defaults are those of verl/trainer/config/_generated_ppo_trainer.yaml.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from functools import partial
+from types import MappingProxyType
 
-from grouprl.imported.table import Entry
+from grouprl.imported import verl_rules as rules
+from grouprl.imported.table import Entry, Outcome, Rule, choice, idle, only, same
+from grouprl.imported.verl_rules import ESTIMATOR as ESTIMATOR
+from grouprl.imported.verl_rules import at_home
 
-VERL: Mapping[str, Entry] = {}
-"""Dotted key -> entry. A key that is missing is unsupported."""
+
+def _every(key: str) -> Rule:
+    return lambda _, value: rules.every(key, value)
+
+
+def _files(key: str) -> Rule:
+    return lambda _, value: rules.files(key, value)
+
+
+_ALGORITHM = {
+    ESTIMATOR: Entry("gae", "algorithm: gae = ppo, grpo = verl", rules.estimator),
+    "algorithm.norm_adv_by_std_in_grpo": idle(True, "algorithm.scale"),
+    "algorithm.gamma": idle(1.0, "algorithm.gamma, with gae"),
+    "algorithm.lam": idle(1.0, "algorithm.lam, with gae"),
+    "algorithm.use_kl_in_reward": Entry(False, "algorithm.kl_in", rules.kl_in_reward),
+    "algorithm.kl_penalty": idle("kl", "algorithm.kl_estimator, with use_kl_in_reward"),
+    "algorithm.kl_ctrl.type": idle("fixed", "see use_kl_in_reward"),
+    "algorithm.kl_ctrl.kl_coef": idle(0.001, "algorithm.kl_coef, with use_kl_in_reward"),
+    "algorithm.filter_groups.enable": Entry(False, "algorithm.drop_equal and algorithm.refills", rules.filter_groups),
+    "algorithm.filter_groups.max_num_gen_batches": idle(0, "algorithm.refills"),
+    "algorithm.use_pf_ppo": only(False, "no preference feedback"),
+    "algorithm.rollout_correction.rollout_is": Entry(None, "nothing to correct", rules.correction),
+    "algorithm.rollout_correction.rollout_rs": Entry(None, "nothing to correct", rules.correction),
+    "algorithm.rollout_correction.bypass_mode": idle(False, "the old log-probs are those of the sampler, as bypassed"),
+}
+
+_ACTOR = {
+    "ppo_mini_batch_size": Entry(256, "algorithm.minibatches; verl counts prompts", rules.mini_batch),
+    "ppo_epochs": same("algorithm.passes", 1),
+    "clip_ratio": Entry(0.2, "nothing beside clip_ratio_low and clip_ratio_high", rules.clip_ratio),
+    "clip_ratio_low": same("algorithm.clip_low", 0.2),
+    "clip_ratio_high": same("algorithm.clip_high", 0.2),
+    "clip_ratio_c": same("algorithm.dual_clip", 3.0),
+    "loss_agg_mode": Entry("token-mean", "algorithm.aggregate", rules.aggregate),
+    "loss_scale_factor": idle(None, "see loss_agg_mode"),
+    "policy_loss.loss_mode": Entry("vanilla", "the clipped surrogate alone", rules.loss_mode),
+    "entropy_coeff": Entry(
+        0,
+        "algorithm.entropy_coef",
+        lambda _, value: Outcome("equal", {"algorithm.entropy_coef": value} if value else {}),
+    ),
+    "use_kl_loss": Entry(False, "algorithm.kl_coef above 0", rules.kl_loss),
+    "kl_loss_coef": Entry(0.001, "algorithm.kl_coef, with use_kl_loss", rules.kl_loss_coef),
+    "kl_loss_type": Entry("low_var_kl", "algorithm.kl_estimator, with use_kl_loss", rules.kl_loss_type),
+    "optim.lr": same("learner.learning_rate", 1e-6),
+    "optim.lr_warmup_steps": Entry(-1, "learner.warmup_steps", rules.warmup),
+    "optim.lr_warmup_steps_ratio": idle(0.0, "learner.warmup_steps below 1"),
+    "optim.lr_scheduler_type": Entry("constant", "learner.schedule", rules.schedule),
+    "optim.warmup_style": only(None, "verl's old name of lr_scheduler_type", "constant"),
+    "optim.min_lr_ratio": idle(0.0, "learner.min_lr_ratio"),
+    "optim.num_cycles": idle(0.5, "half a cosine"),
+    "optim.weight_decay": Entry(0.01, "learner.weight_decay", rules.weight_decay),
+    "optim.betas": same("learner.betas", [0.9, 0.999]),
+    "optim.clip_grad": same("learner.max_grad_norm", 1.0),
+    "optim.optimizer": only("AdamW", "the optimizer is AdamW"),
+    "optim.override_optimizer_config": only(None, "the optimizer is AdamW"),
+    "qat.enable": only(False, "no quantization"),
+    "fsdp_config.qat.enable": only(False, "no quantization"),
+    "fsdp_config.model_dtype": choice(
+        "fp32",
+        "model.weights",
+        {
+            "fp32": {"model.weights": "float32"},
+            "float32": {"model.weights": "float32"},
+            "bf16": {"model.weights": "bfloat16"},
+            "bfloat16": {"model.weights": "bfloat16"},
+        },
+    ),
+    "fsdp_config.dtype": choice(
+        "bfloat16", "model.dtype", {"bfloat16": {"model.dtype": "bfloat16"}, "float32": {"model.dtype": "float32"}}
+    ),
+}
+
+_MODEL = {
+    "path": Entry(
+        "~/models/deepseek-llm-7b-chat", "model.path", lambda _, value: Outcome("equal", {"model.path": at_home(value)})
+    ),
+    "trust_remote_code": only(False, "no code from a checkpoint"),
+    "custom_chat_template": only(None, "model.chat_template, a file"),
+    "override_config": only({}, "a model as its checkpoint says"),
+    "external_lib": only(None, "no code from elsewhere"),
+    "lora_rank": Entry(0, "model.lora.rank", partial(rules.lora, "rank")),
+    "lora_alpha": Entry(16, "model.lora.alpha", partial(rules.lora, "alpha")),
+    "target_modules": Entry("all-linear", "model.lora.targets", partial(rules.lora, "targets")),
+    "exclude_modules": only(None, "model.lora.targets names what is adapted"),
+    "lora_adapter_path": only(None, "model.path, the folder of the adapter"),
+    "enable_gradient_checkpointing": same("learner.recompute", True),
+}
+
+_ROLLOUT = {
+    "n": Entry(1, "rollout.group_size", rules.completions),
+    "name": idle("vllm", "the native engine samples; vLLM is rollout.engine.name=vllm (docs/vllm.md)"),
+    "temperature": same("rollout.temperature", 1.0),
+    "top_p": same("rollout.top_p", 1),
+    "top_k": Entry(-1, "rollout.top_k; 0 = off", _every("rollout.top_k")),
+    "ignore_eos": only(False, "an end token ends a completion"),
+    "multi_turn.enable": only(False, "no tools in a recipe"),
+    "response_length": same("rollout.max_tokens", None),
+}
+
+_DATA = {
+    "train_files": Entry("~/data/rlhf/gsm8k/train.parquet", "task.path", _files("task.path")),
+    "val_files": Entry(
+        "~/data/rlhf/gsm8k/test.parquet", "task.arguments.test_path", _files("task.arguments.test_path")
+    ),
+    "prompt_key": same("task.arguments.prompt_column", "prompt"),
+    "reward_fn_key": only("data_source", "the column data_source"),
+    "train_batch_size": same("rollout.problems_per_step", 1024),
+    "gen_batch_size": idle(None, "a step samples what it trains on"),
+    "max_response_length": same("rollout.max_tokens", 512),
+    "max_prompt_length": idle(512, "prompts have no limit: none is cut or dropped"),
+    "filter_overlong_prompts": idle(False, "prompts have no limit: none is cut or dropped"),
+    "truncation": idle("error", "prompts have no limit: none is cut or dropped"),
+    "train_max_samples": only(-1, "all problems of the file"),
+    "shuffle": only(True, "problems come in a random order"),
+    "seed": same("seed", None),
+    "apply_chat_template_kwargs": same("model.chat_template_kwargs", {}),
+    "custom_cls.path": only(None, "task.path, a file, or a task in Python"),
+}
+
+_TRAINER = {
+    "total_epochs": Entry(30, "epochs", rules.epochs),
+    "total_training_steps": same("steps", None),
+    "project_name": same("trackers.project", "verl_examples"),
+    "experiment_name": same("name", "gsm8k"),
+    "logger": Entry(["console", "wandb"], "trackers", rules.trackers),
+    "save_freq": Entry(-1, "checkpoint.every; 0 = at the end", _every("checkpoint.every")),
+    "test_freq": Entry(-1, "evaluation.every; 0 = before and after", _every("evaluation.every")),
+    "max_actor_ckpt_to_keep": same("checkpoint.keep", None),
+    "critic_warmup": idle(0, "algorithm.critic_warmup"),
+    "val_only": only(False, "`grouprl eval`"),
+}
+
+_REWARD = {
+    "custom_reward_function.path": Entry(None, "rewards.0.path", rules.reward),
+    **{
+        key: idle(default, "see custom_reward_function.path")
+        for key, default in {
+            "custom_reward_function.name": None,
+            "reward.custom_reward_function.path": None,
+            "reward.custom_reward_function.name": "compute_score",
+        }.items()
+    },
+    "reward_model.enable": only(None, "a trained reward model: rewards.0.path=FOLDER (docs/preferences.md)", False),
+    "reward_model.reward_manager": only(None, "a value for each completion", "naive"),
+    "reward.reward_manager.name": only("naive", "a value for each completion"),
+    "reward.reward_model.enable": only(False, "a trained reward model: rewards.0.path=FOLDER (docs/preferences.md)"),
+    "critic.optim.lr": Entry(
+        1e-5,
+        "learner.critic_learning_rate",
+        lambda given, value: (
+            Outcome("equal", {"learner.critic_learning_rate": value})
+            if given[ESTIMATOR] == "gae"
+            else Outcome("not needed", words="no critic")
+        ),
+    ),
+    "distillation.enabled": only(False, "no distillation"),
+}
+
+
+def _under(section: str, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    return {f"{section}.{key}": entry for key, entry in entries.items()}
+
+
+VERL: Mapping[str, Entry] = MappingProxyType(
+    {
+        **_ALGORITHM,
+        **_under("actor_rollout_ref.actor", _ACTOR),
+        **_under("actor_rollout_ref.model", _MODEL),
+        **_under("actor_rollout_ref.rollout", _ROLLOUT),
+        **_under("data", _DATA),
+        **_under("trainer", _TRAINER),
+        **_REWARD,
+    }
+)
+"""Dotted key -> entry. A key that is neither here nor in `NOT_NEEDED` is unsupported."""
+
+_DEVICES = "how devices and micro-batches are arranged: packs, ranks and `torchrun` need no setting"
+_KERNELS = "how the products are computed, not what"
+_SAMPLER = "of verl's sampler; the native engine shares the learner's weights"
+_TEXT = "text alone, read when it is needed"
+_PLACE = "of verl's workers and folders: runs/NAME, --resume"
+_OFF = "of a part that is off: see its switch"
+
+# Section -> why -> the ends of its keys that nothing here depends on; a star stands for all below.
+_IDLE: Mapping[str, Mapping[str, str]] = {
+    "actor_rollout_ref": {"of verl's workers": "hybrid_engine nccl_timeout", "as the policy": "ref.*"},
+    "actor_rollout_ref.actor": {
+        _DEVICES: "ppo_micro_batch_size ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu use_dynamic_bsz "
+        "strategy ulysses_sequence_parallel_size fsdp_config.* megatron.* rollout_n",
+        _KERNELS: "use_torch_compile use_fused_kernels use_remove_padding use_prefix_grouper pad_to_length "
+        "entropy_from_logits_with_chunking entropy_from_logits_chunk_size entropy_checkpointing",
+        _OFF: "policy_loss.* tau_pos tau_neg qat.* profiler.* freeze_vision_tower",
+        "a checkpoint has all of a run": "checkpoint.*",
+        "every step has its entropy": "calculate_entropy calculate_sum_pi_squared",
+        "optim.clip_grad counts": "grad_clip",
+        "groups are dealt to updates in a random order": "shuffle data_loader_seed",
+        "the optimizer is torch's AdamW": "optim.optimizer_impl optim.zero_indexed_step",
+        "trainer.total_training_steps counts": "optim.total_training_steps",
+    },
+    "actor_rollout_ref.model": {
+        _KERNELS: "enable_activation_offload use_remove_padding use_liger use_fused_kernels fused_kernel_options.* "
+        "tiled_mlp.* use_shm",
+        _OFF: "mtp.* lora.*",
+        "as in the folder of the model": "hf_config_path tokenizer_path",
+    },
+    "actor_rollout_ref.rollout": {
+        _SAMPLER: "mode nnodes n_gpus_per_node full_determinism seed prompt_length dtype gpu_memory_utilization "
+        "enforce_eager cudagraph_capture_sizes free_cache_engine tensor_model_parallel_size data_parallel_size "
+        "expert_parallel_size pipeline_model_parallel_size max_num_batched_tokens max_model_len max_num_seqs "
+        "enable_chunked_prefill enable_prefix_caching logprobs_mode scheduling_policy load_format layered_summon "
+        "log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz disable_log_stats "
+        "log_prob_max_token_len_per_gpu do_sample over_sample_rate multi_stage_wake_up router_config_path "
+        "calculate_log_probs skip_tokenizer_init enable_rollout_routing_replay moe_load_balance_metrics_interval "
+        "quantization quantization_config_file mtp qat engine_kwargs.* agent.* checkpoint_engine.* trace.* profiler.* "
+        "prometheus.* disaggregation.*",
+        "evaluation.samples; the policy is also evaluated greedily": "val_kwargs.*",
+        _OFF: "multi_turn.*",
+    },
+    "data": {
+        _TEXT: "tokenizer use_shm tool_config_path function_tool_path return_raw_input_ids return_raw_chat "
+        "return_full_prompt dataloader_num_workers image_patch_size filter_overlong_prompts_workers image_key "
+        "video_key audio_key trust_remote_code return_multi_modal_inputs mm_processor_kwargs custom_cls.*",
+        "evaluation.problems": "val_max_samples val_batch_size validation_shuffle",
+    },
+    "trainer": {
+        _PLACE: "balance_batch rollout_data_dir validation_data_dir nnodes n_gpus_per_node esi_redundant_time "
+        "resume_mode resume_from_path checkpoint_callback_class default_hdfs_dir del_local_ckpt_after_load "
+        "default_local_dir max_critic_ckpt_to_keep ray_wait_register_center_timeout device use_v1 v1.*",
+        "every completion is recorded, in rollouts.sqlite": "log_val_generations",
+        "a run is evaluated before and after": "val_before_train",
+    },
+    "algorithm": {
+        _OFF: "kl_ctrl.* pf_ppo.*",
+        "groups are dropped by their total": "filter_groups.*",
+        "see rollout_is": "rollout_correction.*",
+    },
+    "custom_reward_function": {"rewards.0.arguments": "reward_kwargs.*"},
+    "reward": {
+        "rewards.0.arguments": "custom_reward_function.reward_kwargs.*",
+        "of verl's reward workers: rollout.scoring": "num_workers reward_manager.* reward_model.* sandbox_fusion.*",
+    },
+    "critic": {"the critic is a copy of the policy, and learns in the same updates": "*"},
+    "reward_model": {_OFF: "*"},
+    "distillation": {_OFF: "*"},
+    "sandbox_fusion": {"model-written code runs in the sandbox here (docs/sandbox.md)": "*"},
+    **{name: {"of verl's workers": "*"} for name in ("global_profiler", "transfer_queue", "ray_kwargs", "skip")},
+}
+
+NOT_NEEDED: Mapping[str, str] = MappingProxyType(
+    {
+        f"{section}.{end}": why
+        for section, reasons in _IDLE.items()
+        for why, ends in reasons.items()
+        for end in ends.split()
+    }
+)
+"""Patterns of keys that nothing here depends on, and why."""
+
+
+def verl_needs_not(key: str) -> str:
+    """Why a key of verl is not needed; empty where no pattern names it."""
+    return next((why for pattern, why in NOT_NEEDED.items() if fnmatchcase(key, pattern)), "")

@@ -23,6 +23,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from grouprl.scoring.calling import Signature, describe, signature, work
+from grouprl.scoring.compute_score import ComputeScore, scores_one_completion
 from grouprl.scoring.frames import receive_exactly, receive_frame, send_frame
 from grouprl.scoring.parcels import pack, unpack
 
@@ -191,6 +192,8 @@ def _load(source: Source, modules: dict[str, ModuleType]) -> Callable[..., Any]:
         there = [known for known, value in vars(modules[path]).items() if callable(value) and known[0] != "_"]
         raise AttributeError(f"expected {name!r} in {path}, which has {', '.join(there) or 'no functions'}")
     function = getattr(modules[path], name)
+    if callable(function) and scores_one_completion(function):
+        return ComputeScore(function, arguments)
     if arguments or isinstance(function, type):
         function = function(**arguments)
     if not callable(function):

@@ -1,0 +1,207 @@
+"""What verl's keys mean that depend on each other: the estimator, batches, the KL, the clip, data and rewards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from grouprl.imported.table import Given, Outcome, changed, listed, unsupported
+
+ESTIMATOR = "algorithm.adv_estimator"
+_ACTOR = "actor_rollout_ref.actor."
+_NO_STD = {"algorithm.std": "population", "algorithm.eps": 1e-6}  # the preset has another, for a deviation
+
+
+def estimator(given: Given, value: Any) -> Outcome:
+    """GAE with a critic unless the file says grpo."""
+    if value == "gae":
+        ours = {"algorithm.lam": given["algorithm.lam"], "algorithm.gamma": given["algorithm.gamma"]}
+        words = "verl's default: PPO with a critic, algorithm=ppo"
+        if ESTIMATOR in given.named:
+            return Outcome("equal", ours, words)
+        return Outcome("equal", ours, f"{words}; for GRPO the file must say algorithm.adv_estimator: grpo")
+    if value == "grpo":
+        scale = "group_std" if given["algorithm.norm_adv_by_std_in_grpo"] else "none"
+        return Outcome("equal", {"algorithm.scale": scale, **(_NO_STD if scale == "none" else {})})
+    if value == "rloo":
+        return Outcome("equal", {"algorithm.baseline": "leave_one_out", "algorithm.scale": "none", **_NO_STD})
+    return unsupported("expected gae, grpo or rloo")
+
+
+def completions(given: Given, value: Any) -> Outcome:
+    """Completions of a prompt; 1 unless the file says more."""
+    if value < 2 and given[ESTIMATOR] != "gae":
+        return unsupported(
+            f"{given[ESTIMATOR]} compares completions of a prompt: expected n of at least 2 (default: 1)"
+        )
+    return Outcome("equal", {"rollout.group_size": value})
+
+
+def mini_batch(given: Given, value: Any) -> Outcome:
+    """Prompts of an update."""
+    prompts = given["data.train_batch_size"]
+    if prompts % value:
+        return unsupported(f"expected a divisor of data.train_batch_size={prompts}, both in prompts")
+    words = f"{prompts} prompts / {value} prompts (not completions)"
+    return Outcome("equal", {"algorithm.minibatches": prompts // value}, words)
+
+
+def kl_loss(given: Given, value: Any) -> Outcome:
+    """Whether the loss has a KL."""
+    in_reward = given["algorithm.use_kl_in_reward"]
+    if value and in_reward:
+        return unsupported("expected one of use_kl_loss and algorithm.use_kl_in_reward")
+    if not value:
+        return Outcome("equal", {} if in_reward else {"algorithm.kl_coef": 0.0}, "" if in_reward else "no KL")
+    ours = {"algorithm.kl_coef": given[f"{_ACTOR}kl_loss_coef"], "algorithm.kl_in": "loss"}
+    return Outcome("equal", ours, "beyond 10 nats verl cuts the KL of a token")
+
+
+def kl_loss_coef(given: Given, value: Any) -> Outcome:
+    """The weight of that KL, which alone does nothing."""
+    if given[f"{_ACTOR}use_kl_loss"]:
+        return Outcome("equal", {"algorithm.kl_coef": value})
+    return Outcome("not needed", words=f"{value} does nothing without use_kl_loss")
+
+
+def kl_loss_type(given: Given, value: Any) -> Outcome:
+    """The estimator of that KL."""
+    known = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+    if not given[f"{_ACTOR}use_kl_loss"]:
+        return Outcome("not needed", words="does nothing without use_kl_loss")
+    if value not in known:
+        return unsupported(f"expected one of {listed(known)}")
+    return Outcome("equal", {"algorithm.kl_estimator": known[value]})
+
+
+def kl_in_reward(given: Given, value: Any) -> Outcome:
+    """Whether the rewards of tokens have a KL."""
+    if not value:
+        return Outcome("equal")
+    if given[ESTIMATOR] != "gae" or given["algorithm.kl_ctrl.type"] != "fixed":
+        return unsupported("expected it with adv_estimator: gae and a fixed kl_ctrl: else set use_kl_loss")
+    if given["algorithm.kl_penalty"] not in ("kl", "k1"):
+        return unsupported("expected kl_penalty: kl")
+    ours = {"algorithm.kl_coef": given["algorithm.kl_ctrl.kl_coef"], "algorithm.kl_in": "reward"}
+    return Outcome("equal", {**ours, "algorithm.kl_estimator": "k1"})
+
+
+def filter_groups(given: Given, value: Any) -> Outcome:
+    """Whether groups of equal rewards are dropped and replaced."""
+    if not value:
+        return Outcome("equal")
+    most = given["algorithm.filter_groups.max_num_gen_batches"]
+    ours = {"algorithm.drop_equal": True, "algorithm.refills": most - 1 if most > 0 else 100}
+    return changed(f"at most {most} batches (0 = any number)", ours, "refills replace the dropped groups alone")
+
+
+def clip_ratio(given: Given, value: Any) -> Outcome:
+    """The clip where clip_ratio_low and clip_ratio_high are null, which they are not by default."""
+    sides = {side: given[f"{_ACTOR}clip_ratio_{side}"] for side in ("low", "high")}
+    ours = {f"algorithm.clip_{side}": value for side, own in sides.items() if own is None}
+    words = f"{value} does nothing: clip_ratio_low={sides['low']} and clip_ratio_high={sides['high']} count"
+    return Outcome("equal", ours) if ours else Outcome("not needed", words=words)
+
+
+def aggregate(given: Given, value: Any) -> Outcome:
+    """The mean of the loss."""
+    known = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum-norm": "constant"}
+    if value not in known:
+        return unsupported(f"expected one of {listed(known)}")
+    factor = given[f"{_ACTOR}loss_scale_factor"]
+    if known[value] == "constant" and factor not in (None, given["data.max_response_length"]):
+        return unsupported("expected loss_scale_factor to be null or data.max_response_length")
+    return Outcome("equal", {"algorithm.aggregate": known[value]})
+
+
+def loss_mode(given: Given, value: Any) -> Outcome:
+    """The surrogate."""
+    return Outcome("equal") if value == "vanilla" else unsupported("expected vanilla")
+
+
+def warmup(given: Given, value: Any) -> Outcome:
+    """Updates of the warm-up; below 0 the ratio counts."""
+    steps = value if value > 0 else given[f"{_ACTOR}optim.lr_warmup_steps_ratio"]
+    if not steps:
+        return Outcome("equal", {"learner.warmup_steps": 0})
+    why = "verl schedules by step of its trainer, from a rate of 0"
+    return changed(steps, {"learner.warmup_steps": steps}, why)
+
+
+def schedule(given: Given, value: Any) -> Outcome:
+    """The learning rate over the run."""
+    low = given[f"{_ACTOR}optim.min_lr_ratio"] or 0.0
+    if value == "constant":
+        return Outcome("equal", {"learner.schedule": "constant"})
+    if value == "cosine" and given[f"{_ACTOR}optim.num_cycles"] == 0.5:
+        return Outcome("equal", {"learner.schedule": "cosine", "learner.min_lr_ratio": low})
+    return unsupported("expected constant, or cosine with num_cycles=0.5")
+
+
+def weight_decay(given: Given, value: Any) -> Outcome:
+    """The decay, which verl gives norms and biases too."""
+    if not value:
+        return Outcome("equal", {"learner.weight_decay": value})
+    return changed(value, {"learner.weight_decay": value}, "norms and biases stay out of it here")
+
+
+def epochs(given: Given, value: Any) -> Outcome:
+    """Passes over the problems, where total_training_steps is not set."""
+    if given["trainer.total_training_steps"]:
+        return Outcome("not needed", words="total_training_steps counts")
+    return Outcome("equal", {"epochs": float(value)})
+
+
+def every(key: str, value: Any) -> Outcome:
+    """Steps between events; below 1 there are none."""
+    return Outcome("equal", {key: max(0, value)})
+
+
+def files(key: str, value: Any) -> Outcome:
+    """One data file."""
+    names = value if isinstance(value, list) else [value]
+    if len(names) != 1:
+        return unsupported("expected one file: join them")
+    name = {"task.name": "jsonl"} if key == "task.path" else {}
+    return Outcome("equal", {key: at_home(names[0]), **name} if names[0] else {})
+
+
+def at_home(path: str) -> str:
+    """A path with the home folder in the place of ~."""
+    return str(Path(path).expanduser()) if path.startswith("~") else path
+
+
+def reward(given: Given, value: Any) -> Outcome:
+    """The user's compute_score; without one verl picks a scorer by data_source."""
+    at = "reward.custom_reward_function" if given["reward.custom_reward_function.path"] else "custom_reward_function"
+    path = given[f"{at}.path"]
+    if not path:
+        return unsupported("verl picks a scorer by data_source: write it as compute_score, or allow and give --reward")
+    name = given[f"{at}.name"] or "compute_score"
+    prefix = f"{at}.reward_kwargs."
+    arguments = {key.removeprefix(prefix): one for key, one in given.named.items() if key.startswith(prefix)}
+    made = {"name": name, "path": str(path).removeprefix("file://"), **({"arguments": arguments} if arguments else {})}
+    return Outcome("equal", {"rewards": [made], "task.arguments.verifier": name}, "called for each completion")
+
+
+def lora(key: str, given: Given, value: Any) -> Outcome:
+    """A setting of the adapter; rank 0 = none."""
+    if not given["actor_rollout_ref.model.lora_rank"]:
+        return Outcome("not needed", words="no adapter with lora_rank=0")
+    return Outcome("equal", {f"model.lora.{key}": value})
+
+
+def trackers(given: Given, value: Any) -> Outcome:
+    """The trackers by name."""
+    names = [value] if isinstance(value, str) else list(value or [])
+    known = [name for name in names if name in ("tensorboard", "wandb", "trackio", "mlflow")]
+    others = [name for name in names if name not in (*known, "console", "file")]
+    words = f"without {listed(others)}" if others else ""
+    return Outcome("changed" if others else "equal", {"trackers.names": known} if known else {}, words)
+
+
+def correction(given: Given, value: Any) -> Outcome:
+    """The weights for a sampler whose log-probs differ."""
+    if value is None:
+        return Outcome("equal")
+    return Outcome("not needed", words="nothing to correct: the native engine has the learner's log-probs")

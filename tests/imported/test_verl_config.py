@@ -1,0 +1,158 @@
+"""Recipes from verl's configurations and scripts, and its compute_score as a reward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grouprl import UserError
+from grouprl.config.files import load_config
+from grouprl.config.other_names import HERE
+from grouprl.config.run import RunConfig
+from grouprl.imported.read import Foreign, read_foreign
+from grouprl.imported.recipe import Line, import_foreign, write_recipe
+from grouprl.imported.trl_keys import TRL
+from grouprl.imported.verl_keys import VERL
+from grouprl.scoring.functions import FromFile, WeightedReward
+from grouprl.scoring.scorer import open_scorer
+from grouprl.types import Completion, Group, Problem, StopReason
+
+GRPO = {
+    "algorithm.adv_estimator": "grpo",
+    "actor_rollout_ref.rollout.n": 5,
+    "custom_reward_function.path": "score.py",
+    "custom_reward_function.name": "compute_score",
+}
+ACTOR = "actor_rollout_ref.actor."
+SCRIPT = """
+set -x
+batch=512
+MODEL=${MODEL:-abacus}
+python3 -m verl.trainer.main_ppo --config-name ppo \\
+    algorithm.adv_estimator=grpo data.train_batch_size=$batch \\
+    actor_rollout_ref.model.path="${MODEL}" actor_rollout_ref.rollout.n=8 \\
+    trainer.logger='["console","wandb"]' +custom_reward_function.path=score.py actor_rollout_ref.actor.optim.lr=3e-6 $@
+"""
+
+
+def lines_of(**changes: Any) -> dict[str, Line]:
+    return {one.key: one for one in import_foreign(Foreign("verl", GRPO | changes), allow=changes).lines}
+
+
+def recipe(tmp_path: Path, foreign: Foreign) -> RunConfig:
+    target = tmp_path / "made.yaml"
+    write_recipe(import_foreign(foreign), "theirs", target, force=True)
+    return load_config(RunConfig, [target], [])
+
+
+def test_the_mini_batch_counts_prompts(tmp_path: Path):
+    """1024 prompts by 256 are 4 updates, whatever n; completions would give 20."""
+    assert recipe(tmp_path, Foreign("verl", GRPO)).algorithm.updates.minibatches == 4
+    config = recipe(tmp_path, Foreign("verl", GRPO | {"data.train_batch_size": 96, f"{ACTOR}ppo_mini_batch_size": 32}))
+    assert (config.rollout.problems_per_step, config.algorithm.updates.minibatches) == (96, 3)
+    with pytest.raises(UserError, match=r"divisor of data\.train_batch_size=100, both in prompts"):
+        import_foreign(Foreign("verl", GRPO | {"data.train_batch_size": 100}))
+
+
+def test_without_an_estimator_it_is_ppo_with_a_critic_and_one_completion(tmp_path: Path):
+    given = {key: value for key, value in GRPO.items() if not key.endswith(("adv_estimator", ".n"))}
+    config = recipe(tmp_path, Foreign("verl", given))
+    assert (config.algorithm.name, config.rollout.group_size, config.algorithm.kl_coef) == ("ppo", 1, 0.0)
+    assert config.algorithm.advantage.baseline == "critic"
+    assert config.learner.critic_learning_rate == 1e-5
+
+
+def test_grpo_with_the_default_of_one_completion_stops():
+    with pytest.raises(UserError, match=r"rollout.n=1: grpo compares completions.*default: 1"):
+        import_foreign(Foreign("verl", {key: value for key, value in GRPO.items() if not key.endswith(".n")}))
+
+
+def test_the_coefficient_of_a_kl_that_is_off_does_nothing(tmp_path: Path):
+    off = {f"{ACTOR}kl_loss_coef": 0.5}
+    assert recipe(tmp_path, Foreign("verl", GRPO | off)).algorithm.kl_coef == 0.0
+    assert lines_of(**off)[f"{ACTOR}kl_loss_coef"].outcome.verdict == "not needed"
+    assert recipe(tmp_path, Foreign("verl", GRPO | off | {f"{ACTOR}use_kl_loss": True})).algorithm.kl_coef == 0.5
+
+
+def test_clip_ratio_does_nothing_beside_its_two_sides(tmp_path: Path):
+    assert recipe(tmp_path, Foreign("verl", GRPO | {f"{ACTOR}clip_ratio": 0.4})).algorithm.objective.range == (0.2, 0.2)
+    freed = {f"{ACTOR}clip_ratio": 0.4, f"{ACTOR}clip_ratio_low": None, f"{ACTOR}clip_ratio_high": 0.3}
+    assert recipe(tmp_path, Foreign("verl", GRPO | freed)).algorithm.objective.range == (0.4, 0.3)
+
+
+def test_a_script_is_read_with_its_variables(tmp_path: Path):
+    script = tmp_path / "run.sh"
+    script.write_text(SCRIPT)
+    config = recipe(tmp_path, read_foreign(script))
+    assert (config.model.path, config.rollout.group_size, config.rollout.problems_per_step) == ("abacus", 8, 512)
+    assert (config.learner.learning_rate, config.trackers.names) == (3e-6, ("wandb",))
+    assert (config.rewards[0].name, config.rewards[0].path) == ("compute_score", "score.py")
+
+
+def test_a_script_whose_values_come_from_elsewhere_is_refused(tmp_path: Path):
+    script = tmp_path / "run.sh"
+    script.write_text("verl data.train_batch_size=$(nproc)\n")
+    with pytest.raises(UserError, match=r"data.train_batch_size: expected a value, got \$\(nproc\)"):
+        read_foreign(script)
+
+
+def test_a_resolved_file_is_told_from_one_of_trl(tmp_path: Path):
+    file = tmp_path / "resolved.yaml"
+    file.write_text(
+        "actor_rollout_ref:\n  rollout: {n: 4}\n  actor: {_target_: x, ppo_mini_batch_size: '${data.x}'}\n"
+        "algorithm: {adv_estimator: grpo}\ncustom_reward_function: {path: score.py, name: null}\n"
+    )
+    config = recipe(tmp_path, read_foreign(file))
+    assert (config.algorithm.name, config.rollout.group_size, config.algorithm.updates.minibatches) == ("verl", 4, 4)
+
+
+@pytest.mark.parametrize(
+    "key", ["data.train_batchsize", f"{ACTOR}kl_loss_coeff", "actor_rollout_ref.rollout.temprature"]
+)
+def test_a_misspelt_key_is_not_taken_for_one_that_does_nothing(key: str):
+    with pytest.raises(UserError, match=f"{key}=1: unknown key; did you mean"):
+        import_foreign(Foreign("verl", GRPO | {key: 1}))
+
+
+def test_hints_and_tables_know_the_same_keys():
+    """A hint for a name of TRL or verl has an entry, but for names that only older versions or tables have."""
+    of_verl = {key.rpartition(".")[2] for key in VERL} | {"lr_warmup_steps_ratio"}
+    older = {"cliprange", "kl_coef", "max_new_tokens", "mini_batch_size", "wandb", "ppo_micro_batch_size_per_gpu"}
+    assert set(HERE) - set(TRL) - of_verl <= older
+
+
+SCORE = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0):
+    right = float(solution_str == ground_truth and data_source == "sums")
+    return {"score": right + bonus + extra_info.get("more", 0.0), "acc": right}
+
+async def later(data_source, solution_str, ground_truth, extra_info):
+    return len(solution_str)
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "columns", "scores"),
+    [
+        (
+            "compute_score",
+            {},
+            {"reward_model": {"style": "rule", "ground_truth": "7"}, "extra_info": {"more": 2.0}},
+            [3, 2],
+        ),
+        ("compute_score", {"bonus": 0.25}, {"ground_truth": "7"}, [1.25, 0.25]),
+        ("later", {}, {}, [1, 2]),
+    ],
+)
+def test_compute_score_of_verl_is_called_for_each_completion(
+    tmp_path: Path, function: str, arguments: dict[str, float], columns: dict[str, Any], scores: list[float]
+):
+    file = tmp_path / "score.py"
+    file.write_text(SCORE)
+    members = [Completion(at, (5,), (-0.5,), (-0.5,), text, StopReason.END, 0) for at, text in enumerate(("7", "17"))]
+    problem = Problem("one", ({"role": "user", "content": "3 + 4"},), {"data_source": "sums", **columns})
+    with open_scorer([WeightedReward("score", FromFile(str(file), function, arguments))]) as scorer:
+        (scored,) = scorer.finish([scorer.begin(Group(problem, (7,), tuple(members)))])
+    assert [one.total for one in scored] == scores
