@@ -13,11 +13,13 @@ from grouprl.config.other_names import HERE
 from grouprl.config.run import RunConfig
 from grouprl.imported.read import Foreign, read_foreign
 from grouprl.imported.recipe import Line, import_foreign, write_recipe
+from grouprl.imported.table import Entry, key_table
 from grouprl.imported.trl_keys import TRL
-from grouprl.imported.verl_keys import VERL
+from grouprl.imported.verl_keys import NOT_NEEDED, VERL
 from grouprl.scoring.functions import FromFile, WeightedReward
 from grouprl.scoring.scorer import open_scorer
 from grouprl.types import Completion, Group, Problem, StopReason
+from source_tree import ROOT
 
 GRPO = {
     "algorithm.adv_estimator": "grpo",
@@ -121,6 +123,13 @@ def test_hints_and_tables_know_the_same_keys():
     of_verl = {key.rpartition(".")[2] for key in VERL} | {"lr_warmup_steps_ratio"}
     older = {"cliprange", "kl_coef", "max_new_tokens", "mini_batch_size", "wandb", "ppo_micro_batch_size_per_gpu"}
     assert set(HERE) - set(TRL) - of_verl <= older
+
+
+@pytest.mark.parametrize(("page", "entries"), [("from_trl", TRL), ("from_verl", VERL)])
+def test_the_pages_have_every_key(page: str, entries: dict[str, Entry]):
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    assert key_table(entries) in text
+    assert all(pattern in text for pattern in (NOT_NEEDED if page == "from_verl" else ()))
 
 
 SCORE = """

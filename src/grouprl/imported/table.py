@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -98,3 +99,9 @@ def references(value: object) -> bool:
 def listed(values: Collection[Any]) -> str:
     """Several values as text."""
     return ", ".join(map(str, values))
+
+
+def key_table(entries: Mapping[str, Entry]) -> str:
+    """Makes the Markdown table of docs/from_trl.md and docs/from_verl.md: key, default there, what it is here."""
+    rows = [f"| `{key}` | `{json.dumps(entry.default)}` | {entry.here} |" for key, entry in entries.items()]
+    return "\n".join(["| key | default there | here |", "|---|---|---|", *rows]) + "\n"
