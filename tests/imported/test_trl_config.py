@@ -117,6 +117,7 @@ def test_the_command_writes_a_recipe_and_says_how_to_run_it(tmp_path: Path, monk
     assert first.exit_code == 0, first.exception
     assert "grouprl train grpo.yaml --task FILE.jsonl --reward FILE.py:FUNCTION" in first.output
     assert load_config(RunConfig, [Path("grpo.yaml")], []).algorithm.kl_coef == 0.04
+    assert "…" not in first.output  # in 80 columns
     Path("grpo.yaml").write_text("steps: 7\n")
     again = RUN.invoke(app, ["import-config", "grpo.json"])
     assert isinstance(again.exception, UserError)

@@ -49,7 +49,9 @@ def import_config(
 
 def show_imported(imported: Imported, console: Console | None = None) -> None:
     """Prints the table; a key in parentheses is a default there."""
-    table = Table("key", "there", "verdict", "here", "why", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("key", "there", "verdict", "here", "why"):
+        table.add_column(name, overflow="fold")  # a key that is cut off helps nobody
     for line in imported.lines:
         outcome = line.outcome
         here = ", ".join(f"{key}={_written(value)}" for key, value in outcome.ours.items())
