@@ -64,6 +64,7 @@ def test_without_an_estimator_it_is_ppo_with_a_critic_and_one_completion(tmp_pat
     assert (config.algorithm.name, config.rollout.group_size, config.algorithm.kl_coef) == ("ppo", 1, 0.0)
     assert config.algorithm.advantage.baseline == "critic"
     assert config.learner.critic_learning_rate == 1e-5
+    assert config.algorithm.critic.value_clip == 0.5  # the default there; 0.2 here
 
 
 def test_grpo_with_the_default_of_one_completion_stops():

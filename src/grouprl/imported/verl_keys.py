@@ -162,15 +162,8 @@ _REWARD = {
     "reward_model.reward_manager": only(None, "a value for each completion", "naive"),
     "reward.reward_manager.name": only("naive", "a value for each completion"),
     "reward.reward_model.enable": only(False, "a trained reward model: rewards.0.path=FOLDER (docs/preferences.md)"),
-    "critic.optim.lr": Entry(
-        1e-5,
-        "learner.critic_learning_rate",
-        lambda given, value: (
-            Outcome("equal", {"learner.critic_learning_rate": value})
-            if given[ESTIMATOR] == "gae"
-            else Outcome("not needed", words="no critic")
-        ),
-    ),
+    "critic.optim.lr": Entry(1e-5, "learner.critic_learning_rate", rules.of_critic("learner.critic_learning_rate")),
+    "critic.cliprange_value": Entry(0.5, "algorithm.value_clip", rules.of_critic("algorithm.value_clip")),
     "distillation.enabled": only(False, "no distillation"),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from grouprl.imported.table import Given, Outcome, changed, listed, unsupported
+from grouprl.imported.table import Given, Outcome, Rule, changed, listed, unsupported
 
 ESTIMATOR = "algorithm.adv_estimator"
 _ACTOR = "actor_rollout_ref.actor."
@@ -16,16 +16,25 @@ def estimator(given: Given, value: Any) -> Outcome:
     """GAE with a critic unless the file says grpo."""
     if value == "gae":
         ours = {"algorithm.lam": given["algorithm.lam"], "algorithm.gamma": given["algorithm.gamma"]}
-        words = "verl's default: PPO with a critic, algorithm=ppo"
+        words = "verl's default: PPO with a critic, algorithm=ppo, whose critic has a head and batches of its own here"
         if ESTIMATOR in given.named:
-            return Outcome("equal", ours, words)
-        return Outcome("equal", ours, f"{words}; for GRPO the file must say algorithm.adv_estimator: grpo")
+            return Outcome("changed", ours, words)
+        return Outcome("changed", ours, f"{words}; for GRPO the file must say algorithm.adv_estimator: grpo")
     if value == "grpo":
         scale = "group_std" if given["algorithm.norm_adv_by_std_in_grpo"] else "none"
         return Outcome("equal", {"algorithm.scale": scale, **(_NO_STD if scale == "none" else {})})
     if value == "rloo":
         return Outcome("equal", {"algorithm.baseline": "leave_one_out", "algorithm.scale": "none", **_NO_STD})
     return unsupported("expected gae, grpo or rloo")
+
+
+def of_critic(key: str) -> Rule:
+    """A setting of the critic, where there is one."""
+
+    def rule(given: Given, value: Any) -> Outcome:
+        return Outcome("equal", {key: value}) if given[ESTIMATOR] == "gae" else Outcome("not needed", words="no critic")
+
+    return rule
 
 
 def completions(given: Given, value: Any) -> Outcome:
