@@ -29,6 +29,7 @@ BOUNDED: dict[tuple[str, str], str] = {
     ("grouprl.scoring.calling", "ThreadPoolExecutor(1, thread_name_prefix=name)"): WATCHDOG,
     ("grouprl.scoring.calling", "result.result()"): "the rewards' own time limits; " + WATCHDOG,
     ("grouprl.scoring.calling", "running.result()"): "set before the coroutine's first await",
+    ("grouprl.trackers.following", "self._jobs.get()"): "a daemon thread, for which the run waits END_SECONDS",
     ("grouprl.models.experts", "_NOTED.get()"): "a variable of the context",
     ("grouprl.rollout.early", "watching.join()"): "watches for less than its interval after `over` is set; " + WATCHDOG,
     ("grouprl.scoring.calling", "scored.exception()"): "done() is asked before it",

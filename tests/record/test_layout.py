@@ -15,8 +15,14 @@ from grouprl.types import UserError
 
 SRC = Path(grouprl.__file__).parent
 NAMES = {*WRITTEN_BY_A_RUN, "run.lock", "forked.json", "state.json", "trainer", "rollouts.parquet", "console.txt"}
-# The folder of a comparison has a summary and plots of its own; "plots" and "checkpoints" are words as well.
-OTHER = {"compare/report.py": {"summary.json", "plots"}}
+# The folder of a comparison has a summary and plots of its own; "plots" and "checkpoints" are words as well, "trainer"
+# is a section of verl's files, "trackers" one of ours.
+OTHER = {
+    "compare/report.py": {"summary.json", "plots"},
+    "imported/read.py": {"trainer"},
+    "imported/trl_keys.py": {"trackers"},
+    "imported/verl_keys.py": {"trainer", "trackers"},
+}
 
 
 def literals(path: Path) -> set[str]:
