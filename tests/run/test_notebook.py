@@ -45,6 +45,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", module)
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a kernel
     return shown
 
 
@@ -58,6 +59,7 @@ def test_a_run_is_one_output_that_is_updated(tiny: Path, tmp_path: Path, screen:
     text = html.unescape(re.sub("<[^>]*>", "", output))
     assert re.findall(r"^ +(\d)/6 ", text, re.MULTILINE) == list("123456")
     assert text.rstrip().splitlines()[-1].startswith("Report: "), "the bars are gone"
+    assert "\x1b" not in text
     assert screen.updates > 6
     assert capsys.readouterr().out == ""
 

@@ -80,11 +80,19 @@ class _CellBars(Progress):
 
     def _drawn(self) -> str:
         text = io.StringIO()
-        Console(file=text, width=100, force_jupyter=False).print(self.get_renderable())
+        cell_console(text, soft_wrap=False).print(self.get_renderable())
         return text.getvalue()
 
 
-def cell_console(output: CellOutput) -> Console:
-    """A console that writes to the output of a cell."""
-    file = cast(IO[str], output)
-    return Console(file=file, highlight=False, soft_wrap=True, force_jupyter=False, width=100)
+def cell_console(file: CellOutput | IO[str], *, soft_wrap: bool = True) -> Console:
+    """A console of plain text, for the output of a cell."""
+    # A kernel asks for colors by its environment (FORCE_COLOR), which would be escapes in the text.
+    return Console(
+        file=cast(IO[str], file),
+        highlight=False,
+        soft_wrap=soft_wrap,
+        width=100,
+        color_system=None,
+        force_terminal=False,
+        force_jupyter=False,
+    )

@@ -19,7 +19,7 @@ _CURVES = (("reward", "Mean reward"), ("accuracy", "Accuracy on training problem
 _WIDTH, _HEIGHT = 300, 90
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MetricsTable(Sequence[Row]):
     """The rows of metrics.jsonl, one for each step; `pandas.DataFrame(table)` and `table.column("reward")` work."""
 
@@ -46,6 +46,9 @@ class MetricsTable(Sequence[Row]):
     def __getitem__(self, at: slice) -> MetricsTable: ...
     def __getitem__(self, at: int | slice) -> Row | MetricsTable:
         return MetricsTable(self.rows[at]) if isinstance(at, slice) else self.rows[at]
+
+    def __repr__(self) -> str:
+        return f"MetricsTable({len(self)} steps of {', '.join(self.names)})"
 
     def __len__(self) -> int:
         return len(self.rows)
