@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from grouprl import UserError
+from grouprl.algorithms.losses import Sapo
+from grouprl.algorithms.named import NAMED
 from grouprl.cli import app
 from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
@@ -80,6 +82,22 @@ def test_the_range_of_cispo_is_that_of_the_weight_itself(tmp_path: Path):
     assert line("epsilon_high", loss_type="cispo", epsilon_high=0.28).outcome.verdict == "unsupported"
 
 
+def test_sapo_has_temperatures_and_no_clip(tmp_path: Path):
+    objective = recipe(tmp_path, loss_type="sapo", sapo_temperature_neg=1.2, epsilon=0.3, delta=2.0).algorithm.objective
+    assert objective == Sapo(tau_pos=1.0, tau_neg=1.2)
+    assert line("sapo_temperature_neg", sapo_temperature_neg=1.2).outcome.verdict == "not needed"
+
+
+def test_luspo_is_that_of_whole_sequences(tmp_path: Path):
+    given = {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4}
+    assert recipe(tmp_path, **given).algorithm.objective == NAMED["luspo"].objective
+    assert line("loss_type", loss_type="luspo").outcome.verdict == "unsupported"
+
+
+def test_the_mask_of_off_policy_completions_is_ours(tmp_path: Path):
+    assert recipe(tmp_path, off_policy_mask_threshold=0.5).algorithm.objective.off_policy_delta == 0.5
+
+
 def test_a_changed_value_is_shown_with_both_numbers():
     outcome = line("max_grad_norm", max_grad_norm=0.0).outcome
     assert outcome.verdict == "changed"
@@ -88,7 +106,7 @@ def test_a_changed_value_is_shown_with_both_numbers():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("loss_type", "sapo"), ("optim", "paged_adamw_8bit"), ("repetition_penalty", 1.1), ("load_in_4bit", True)],
+    [("loss_type", "vespo"), ("optim", "paged_adamw_8bit"), ("repetition_penalty", 1.1), ("load_in_4bit", True)],
 )
 def test_what_cannot_be_had_stops_unless_it_is_allowed(key: str, value: object):
     with pytest.raises(UserError, match=f"{key}={value}.*\n.*--allow {key}"):

@@ -46,13 +46,13 @@ _ALGORITHM = {
     ),
     "ref_model_sync_steps": Entry(512, "algorithm.refresh_reference", rules.sync_reference),
     "ref_model_mixup_alpha": Entry(0.6, "a reference is replaced as a whole: 1.0 alone", rules.reference_mixup),
-    "off_policy_mask_threshold": only(None, "no mask of off-policy completions"),
+    "off_policy_mask_threshold": same("algorithm.off_policy_delta", None),
+    "sapo_temperature_neg": Entry(1.05, "algorithm.tau_neg", rules.temperature_of_sapo("algorithm.tau_neg")),
+    "sapo_temperature_pos": Entry(1.0, "algorithm.tau_pos", rules.temperature_of_sapo("algorithm.tau_pos")),
     "router_aux_loss_coef": same("algorithm.router_aux_coef", None),
     **{
         key: idle(default, "of a loss_type that is not here")
         for key, default in {
-            "sapo_temperature_neg": 1.05,
-            "sapo_temperature_pos": 1.0,
             "vespo_k_pos": 2.0,
             "vespo_k_neg": 3.0,
             "vespo_lambda_pos": 3.0,

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from grouprl.imported.table import Given, Outcome, changed, unsupported
+from grouprl.imported.table import Given, Outcome, Rule, changed, unsupported
 from grouprl.types import UserError
+
+_UNCLIPPED = ("cispo", "sapo")  # values of loss_type for which `delta` has no effect
 
 
 @dataclass(frozen=True)
@@ -144,19 +146,38 @@ def loss_type(given: Given, value: Any) -> Outcome:
         if batches.updates > 1:
             return changed(value, ours, "the tokens of the update; TRL's are the mean over the updates of the batch")
         return Outcome("equal", ours)
-    return unsupported("expected dapo, grpo, bnpo, dr_grpo or cispo")
+    if value == "sapo":
+        return Outcome("equal", {"algorithm.surrogate": "sapo", "algorithm.aggregate": "sequence_mean"})
+    if value == "luspo" and given["importance_sampling_level"] == "sequence":
+        ours = {"algorithm.aggregate": "constant"}
+        return changed(value, ours, "TRL's loss over max_completion_length, which max_grad_norm sees, AdamW not")
+    return unsupported("expected dapo, grpo, bnpo, dr_grpo, cispo, sapo, or luspo with ratios of sequences")
+
+
+def temperature_of_sapo(option: str) -> Rule:
+    """How fast the gate of sapo closes."""
+
+    def rule(given: Given, value: Any) -> Outcome:
+        sapo = given["loss_type"] == "sapo"
+        return Outcome("equal", {option: value}) if sapo else Outcome("not needed", words="of loss_type: sapo")
+
+    return rule
 
 
 def epsilon(given: Given, value: Any) -> Outcome:
     """The lower side of the clip; the weights of cispo have no lower bound."""
     if given["loss_type"] == "cispo":
         return Outcome("equal", {"algorithm.clip_low": 1.0}, "cispo has no lower bound in TRL")
+    if given["loss_type"] == "sapo":
+        return Outcome("not needed", words="no effect with sapo")
     return Outcome("equal", {"algorithm.clip_low": value})
 
 
 def epsilon_high(given: Given, value: Any) -> Outcome:
     """The upper side of the clip; for cispo the largest weight itself."""
     high = given["epsilon"] if value is None else value
+    if given["loss_type"] == "sapo":
+        return Outcome("not needed", words="no effect with sapo")
     if given["loss_type"] != "cispo":
         return Outcome("equal", {"algorithm.clip_high": high})
     if high < 1:
@@ -167,9 +188,9 @@ def epsilon_high(given: Given, value: Any) -> Outcome:
 def delta(given: Given, value: Any) -> Outcome:
     """The bound of the ratio where the advantage is negative."""
     if value is None:
-        return Outcome("equal", {"algorithm.dual_clip": None} if given["loss_type"] != "cispo" else {})
-    if given["loss_type"] == "cispo":
-        return Outcome("not needed", words="no effect with cispo")
+        return Outcome("equal", {"algorithm.dual_clip": None} if given["loss_type"] not in _UNCLIPPED else {})
+    if given["loss_type"] in _UNCLIPPED:
+        return Outcome("not needed", words=f"no effect with {given['loss_type']}")
     high = given["epsilon"] if given["epsilon_high"] is None else given["epsilon_high"]
     if value < max(1 + high, 1.01):
         return unsupported("below 1 + epsilon_high it also bounds positive advantages, which dual_clip does not")
