@@ -26,7 +26,7 @@ MUTANTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("run/checkpoint.py", "check_manifest(checkpoint.path)", "pass", (RESUME,)),
     ("models/load.py", "check_manifest(Path(folder))", "pass", (RESUME,)),
     (
-        "run/train.py",
+        "run/resume.py",
         "lock = lock_directory(saved_path(directory).parent)",
         "lock = os.open(saved_path(directory).parent, os.O_RDONLY)",
         (RESUME,),
@@ -194,8 +194,8 @@ MUTANTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "algorithms/losses.py",
-        "gain_NT = torch.where(advantages_NT < 0, torch.maximum(gain_NT, floor_NT), gain_NT)",
-        "gain_NT = torch.where(advantages_NT > 0, torch.maximum(gain_NT, floor_NT), gain_NT)",
+        "gain_NT = torch.where(advantages_NT < 0, torch.maximum(gain_NT, dual_clip * advantages_NT), gain_NT)",
+        "gain_NT = torch.where(advantages_NT > 0, torch.maximum(gain_NT, dual_clip * advantages_NT), gain_NT)",
         (LOSS,),
     ),
     (
@@ -206,8 +206,8 @@ MUTANTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "algorithms/losses.py",
-        "cost_NT = cost_NT + kl_coef * kl_NT",
-        "cost_NT = cost_NT - kl_coef * kl_NT",
+        "cost_NT = cost_NT + kl_coef * (ratio_NT * kl_NT if kl_unbiased else kl_NT)",
+        "cost_NT = cost_NT - kl_coef * (ratio_NT * kl_NT if kl_unbiased else kl_NT)",
         (LOSS,),
     ),
     (
