@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import grouprl
+
+SRC = Path(grouprl.__file__).parent
 SUPPORT = Path(__file__).parents[1] / "support"
 CAUGHT = 0.95  # of the mutants, at least
 
@@ -279,6 +282,11 @@ MUTANTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         (ENDS,),
     ),
 )
+
+
+@pytest.mark.parametrize(("file", "line"), [pytest.param(*one[:2], id=one[0]) for one in MUTANTS])
+def test_a_line_to_change_stands_in_its_file_once(file: str, line: str) -> None:
+    assert (SRC / file).read_text(encoding="utf-8").count(line) == 1
 
 
 @pytest.mark.slow
