@@ -60,6 +60,11 @@ def idle(default: Any, why: str) -> Entry:
     return Entry(default, why, lambda _, value: Outcome("not needed", words=why))
 
 
+def idles(why: str, defaults: Mapping[str, Any]) -> dict[str, Entry]:
+    """Several keys that nothing here depends on, for one reason."""
+    return {key: idle(default, why) for key, default in defaults.items()}
+
+
 def only(default: Any, why: str, *others: Any) -> Entry:
     """A key whose default is what happens here, whatever the recipe; any other value is unsupported."""
 
@@ -82,7 +87,7 @@ def choice(default: Any, here: str, known: Mapping[Any, Mapping[str, Any]]) -> E
 
 
 def unsupported(words: str) -> Outcome:
-    """The outcome of a value that cannot be had here."""
+    """The outcome of a value that has no counterpart here."""
     return Outcome("unsupported", words=words)
 
 

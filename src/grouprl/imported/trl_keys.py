@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from grouprl.imported import trl_parts as parts
 from grouprl.imported import trl_rules as rules
-from grouprl.imported.table import Entry, Outcome, choice, idle, only, same
+from grouprl.imported.table import Entry, Outcome, choice, idle, idles, only, same
 
 _NO_TENSORS = "how its batches and devices are arranged: packs, ranks and `torchrun` need no setting"
 _LOGS = "every step is recorded, in metrics.jsonl"
@@ -40,7 +40,7 @@ _ALGORITHM = {
     "mask_truncated_completions": Entry(False, "algorithm.mask_overlong", rules.masked),
     "top_entropy_quantile": Entry(1.0, "algorithm.entropy_share", rules.entropy_share),
     "entropy_coef": Entry(0.0, "algorithm.entropy_coef", rules.entropy_coef),
-    "use_adaptive_entropy": only(False, "the weight of the entropy is fixed"),
+    "use_adaptive_entropy": only(False, "algorithm.entropy_target moves the weight of the entropy by another rule"),
     "sync_ref_model": Entry(
         False, "algorithm.refresh_reference", lambda _, value: Outcome("equal", words="see ref_model_sync_steps")
     ),
@@ -50,24 +50,24 @@ _ALGORITHM = {
     "sapo_temperature_neg": Entry(1.05, "algorithm.tau_neg", rules.temperature_of_sapo("algorithm.tau_neg")),
     "sapo_temperature_pos": Entry(1.0, "algorithm.tau_pos", rules.temperature_of_sapo("algorithm.tau_pos")),
     "router_aux_loss_coef": same("algorithm.router_aux_coef", None),
-    **{
-        key: idle(default, "of a loss_type that is not here")
-        for key, default in {
+    **idles(
+        "of a loss_type that is not here",
+        {
             "vespo_k_pos": 2.0,
             "vespo_k_neg": 3.0,
             "vespo_lambda_pos": 3.0,
             "vespo_lambda_neg": 2.0,
-        }.items()
-    },
-    **{
-        key: idle(default, "of use_adaptive_entropy, which is not here")
-        for key, default in {
+        },
+    ),
+    **idles(
+        "of use_adaptive_entropy",
+        {
             "entropy_coef_min": 0.0,
             "entropy_coef_max": 1.0,
             "entropy_coef_delta": 0.005,
             "entropy_target": 0.2,
-        }.items()
-    },
+        },
+    ),
 }
 
 _SAMPLING = {
@@ -82,28 +82,28 @@ _SAMPLING = {
     "max_tool_calling_iterations": only(None, "no tools in a recipe"),
     "use_vllm": Entry(False, "rollout.engine.name", parts.vllm),
     "vllm_importance_sampling_mode": Entry("sequence_mask", "algorithm.correction_kind and _level", parts.correction),
-    **{
-        key: idle(default, "see vllm_importance_sampling_mode")
-        for key, default in {
+    **idles(
+        "see vllm_importance_sampling_mode",
+        {
             "vllm_importance_sampling_correction": True,
             "vllm_importance_sampling_clip_max": 3.0,
             "vllm_importance_sampling_clip_min": None,
-        }.items()
-    },
+        },
+    ),
     "vllm_importance_sampling_cap": only(None, "TRL's old name of vllm_importance_sampling_clip_max"),
-    **{
-        key: idle(default, "rollout.engine.address")
-        for key, default in {
+    **idles(
+        "rollout.engine.address",
+        {
             "vllm_mode": "colocate",
             "vllm_server_base_url": None,
             "vllm_server_host": "0.0.0.0",
             "vllm_server_port": 8000,
-        }.items()
-    },
+        },
+    ),
     "vllm_structured_outputs_regex": only(None, "no grammar: the policy's own log-probs"),
-    **{
-        key: idle(default, _NO_VLLM)
-        for key, default in {
+    **idles(
+        _NO_VLLM,
+        {
             "vllm_model_impl": "vllm",
             "vllm_enable_sleep_mode": False,
             "vllm_server_timeout": 240.0,
@@ -111,11 +111,11 @@ _SAMPLING = {
             "vllm_gpu_memory_utilization": 0.3,
             "vllm_max_model_length": None,
             "vllm_tensor_parallel_size": 1,
-        }.items()
-    },
-    **{
-        key: idle(default, "of transformers' generate, which does not sample here")
-        for key, default in {
+        },
+    ),
+    **idles(
+        "of transformers' generate, which does not sample here",
+        {
             "cache_implementation": None,
             "use_transformers_continuous_batching": False,
             "use_cache": False,
@@ -123,8 +123,8 @@ _SAMPLING = {
             "use_transformers_paged": False,
             "ds3_gather_for_generation": True,
             "pad_to_multiple_of": "auto",
-        }.items()
-    },
+        },
+    ),
 }
 
 _BATCHES = {
@@ -198,14 +198,14 @@ _MODEL = {
             "load_in_4bit": False,
         }.items()
     },
-    **{
-        key: idle(default, "of load_in_4bit, which is not here")
-        for key, default in {
+    **idles(
+        "of load_in_4bit, which is not here",
+        {
             "bnb_4bit_quant_type": "nf4",
             "use_bnb_nested_quant": False,
             "bnb_4bit_quant_storage": None,
-        }.items()
-    },
+        },
+    ),
 }
 
 _DATA = {
@@ -241,7 +241,7 @@ _OUTPUT = {
 
 
 def _each(words: str, names: str) -> dict[str, Entry]:
-    return {name: idle(None, words) for name in names.split()}
+    return idles(words, dict.fromkeys(names.split()))
 
 
 _NOT_NEEDED = {

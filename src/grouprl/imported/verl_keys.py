@@ -11,7 +11,7 @@ from functools import partial
 from types import MappingProxyType
 
 from grouprl.imported import verl_rules as rules
-from grouprl.imported.table import Entry, Outcome, Rule, choice, idle, only, same
+from grouprl.imported.table import Entry, Outcome, Rule, choice, idle, idles, only, same
 from grouprl.imported.verl_rules import ESTIMATOR as ESTIMATOR
 from grouprl.imported.verl_rules import at_home
 
@@ -150,14 +150,14 @@ _TRAINER = {
 
 _REWARD = {
     "custom_reward_function.path": Entry(None, "rewards.0.path", rules.reward),
-    **{
-        key: idle(default, "see custom_reward_function.path")
-        for key, default in {
+    **idles(
+        "see custom_reward_function.path",
+        {
             "custom_reward_function.name": None,
             "reward.custom_reward_function.path": None,
             "reward.custom_reward_function.name": "compute_score",
-        }.items()
-    },
+        },
+    ),
     "reward_model.enable": only(None, "a trained reward model: rewards.0.path=FOLDER (docs/preferences.md)", False),
     "reward_model.reward_manager": only(None, "a value for each completion", "naive"),
     "reward.reward_manager.name": only("naive", "a value for each completion"),

@@ -16,7 +16,6 @@ from grouprl.config.run import PolicyConfig, RewardConfig, RunConfig, TaskConfig
 from grouprl.distributed import show_errors_once
 from grouprl.evaluation.evaluate import Metrics
 from grouprl.models.objects import folder_of
-from grouprl.models.precision import with_dtype
 from grouprl.record.layout import RunDirectory
 from grouprl.record.write import held_files
 from grouprl.report.notebook import in_notebook
@@ -110,10 +109,10 @@ class Trainer:
         run = RunDirectory(self._directory)
         saved = run.checkpoints() if run.exists else []
         if not saved:
-            return with_dtype(config)
+            return config
         # A checkpoint has its chat template; only a hub id has a revision.
         changes = {"path": str(saved[-1].path), "chat_template": None, "revision": None}
-        return with_dtype(config.model_copy(update={"model": config.model.model_copy(update=changes)}))
+        return config.model_copy(update={"model": config.model.model_copy(update=changes)})
 
     def _prepared(self, *, resume: bool = False) -> tuple[RunConfig, Task, tuple[WeightedReward, ...]]:
         task = self._task
