@@ -63,10 +63,6 @@ def _run(runs: Runs, folder: Path) -> dict[str, Any]:
     return run_answer(runs.identifier(folder), folder, runs.files(folder))
 
 
-def _series(runs: Runs, folder: Path) -> dict[str, Any]:
-    return series_answer(runs.metrics(folder))
-
-
 def _sentence(code: int) -> Callable[[Request, Exception], Response]:
     return lambda _, error: _error(code, str(error))
 

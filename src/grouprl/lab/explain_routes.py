@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Sequence
@@ -11,8 +12,11 @@ from typing import Any, Literal
 from starlette.requests import Request
 from starlette.routing import Route
 
+from grouprl.algorithms import group_advantages, group_statistics, kl_estimate, policy_loss
+from grouprl.algorithms.losses import policy_ratios
 from grouprl.algorithms.spec import Algorithm
-from grouprl.lab.answers import json_answer
+from grouprl.curriculum.order import UniformOrder
+from grouprl.lab.answers import Answer, json_answer
 from grouprl.lab.explain_group import recorded_walk
 from grouprl.lab.explain_typed import (
     COMPARING,
@@ -24,12 +28,26 @@ from grouprl.lab.explain_typed import (
 )
 from grouprl.lab.runs import Runs
 from grouprl.planner import SHAPES, MemoryPlan, Networks, StepShape, plan_memory
-from grouprl.types import UserError
+from grouprl.step import grpo_step, update_policy
+from grouprl.types import RewardOutcome, UserError
 
+RewardModel = Literal["ppo", "both", "none"]
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 _SHOWN = 60  # characters of a wrong value that an error repeats
-_USUAL = ("grpo", "dr_grpo", "rloo", "reinforce")
-RewardModel = Literal["ppo", "both", "none"]
+USUAL = ("grpo", "dr_grpo", "rloo", "reinforce")
+JUDGES: tuple[RewardModel, ...] = ("ppo", "both", "none")
+# What computes each stage of a group.
+_CODE: dict[str, Any] = {
+    "prompt": UniformOrder.visits,
+    "completions": grpo_step,
+    "rewards": RewardOutcome,
+    "statistics": group_statistics,
+    "advantages": group_advantages,
+    "ratio": policy_ratios,
+    "kl": kl_estimate,
+    "loss": policy_loss,
+    "update": update_policy,
+}
 SENTENCE = (
     "Beside the policy, GRPO holds a frozen reference. PPO holds a critic as well, which learns and is as large as the "
     "policy, and in RLHF a reward model, which GRPO needs as little as PPO where a rule can check the answer."
@@ -38,15 +56,32 @@ SENTENCE = (
 
 def explain_routes(runs: Runs) -> list[Route]:
     """GET alone; a mistake in the query is a UserError that says what was expected."""
-    return [
-        Route("/api/explain/algorithms", json_answer(_comparing)),
-        Route("/api/explain/advantages", json_answer(_advantages)),
-        Route("/api/explain/objective", json_answer(_objective)),
-        Route("/api/explain/kl", json_answer(_kl)),
-        Route("/api/explain/group", json_answer(lambda request: _group(runs, request))),
-        Route("/api/explain/pass_rate", json_answer(_pass_rate)),
-        Route("/api/explain/memory", json_answer(_memory)),
-    ]
+    return [Route(f"/api/explain/{name}", json_answer(answer)) for name, answer in explanations(runs).items()]
+
+
+def explanations(runs: Runs | None) -> dict[str, Answer]:
+    """What answers each explainer by its name; without runs, rewards that are given alone."""
+    return {
+        "algorithms": _comparing,
+        "advantages": _advantages,
+        "objective": _objective,
+        "kl": _kl,
+        "group": lambda request: _group(runs, request),
+        "pass_rate": _pass_rate,
+        "memory": _memory,
+        "code": _code,
+    }
+
+
+def _code(request: Request) -> dict[str, Any]:
+    """The code behind each stage: `name`, `file` in the package, `line` and `text`."""
+    Query(request, ())
+    found = {}
+    for stage, function in _CODE.items():
+        lines, first = inspect.getsourcelines(function)
+        file = function.__module__.replace(".", "/") + ".py"
+        found[stage] = {"name": function.__qualname__, "file": file, "line": first, "text": "".join(lines)}
+    return found
 
 
 def _comparing(request: Request) -> dict[str, Any]:
@@ -81,13 +116,13 @@ def _kl(request: Request) -> dict[str, Any]:
     return kl_curves()
 
 
-def _group(runs: Runs, request: Request) -> dict[str, Any]:
+def _group(runs: Runs | None, request: Request) -> dict[str, Any]:
     query = Query(request, ("run", "step", "group", "rewards", "algorithm", "learning_rate"))
     recorded, typed = ("run", "step", "group"), ("rewards", "algorithm", "learning_rate")
     mixed = [name for name in (typed if "run" in query else recorded) if name in query]
     if mixed:
         raise UserError(f"expected either a run with step and group, or rewards, got {', '.join(mixed)} as well")
-    if "run" in query:
+    if runs is not None and "run" in query:
         step, place = query.whole("step", 1, 10**9), query.whole("group", 0, 10**6, 0)
         return recorded_walk(runs, query.text("run"), step, place)
     rewards, name = query.rewards(), query.choice("algorithm", tuple(COMPARING), "grpo")
@@ -100,7 +135,7 @@ def _pass_rate(request: Request) -> dict[str, Any]:
 
 
 def _algorithms(query: Query) -> list[Algorithm]:
-    return [COMPARING[name] for name in query.choices("algorithms", tuple(COMPARING), _USUAL)]
+    return [COMPARING[name] for name in query.choices("algorithms", tuple(COMPARING), USUAL)]
 
 
 def _memory(request: Request) -> dict[str, Any]:
@@ -126,7 +161,7 @@ def _memory(request: Request) -> dict[str, Any]:
         query.choices("algorithm", ("grpo", "ppo"), ("grpo", "ppo")),
         step,
         lora_rank=query.whole("lora_rank", 1, 4096) if "lora_rank" in query else None,
-        reward_model=query.choice("reward_model", ("ppo", "both", "none"), "none"),  # type: ignore[arg-type]
+        reward_model=query.choice("reward_model", JUDGES, "none"),  # type: ignore[arg-type]
     )
 
 

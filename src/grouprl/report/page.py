@@ -15,6 +15,7 @@ from grouprl.record.files import json_text
 
 STATIC = Path(__file__).parent / "static"
 _IMPORT = re.compile(r'^((?:import|export)\b[^"`;]*)"(\.{1,2}/[^"]+)"', re.MULTILINE)
+_PICTURE = re.compile(r'"static/([\w-]+\.svg)"')
 _LINKED = re.compile(r"<(?:link|script)\b[^>]*>(?:</script>)?\n?")
 # What a data: URL may hold as it is; a browser drops its line ends, and ends the address at #.
 _PLAIN = " !$&'()*+,-./:;=?@[]^_`{|}~>"
@@ -40,7 +41,7 @@ def standalone(title: str, data: Mapping[str, Any], pages: Sequence[str]) -> str
     styles = "\n".join(
         (STATIC / name).read_text(encoding="utf-8") for name in ("vendor/uPlot-1.6.32.min.css", "style.css")
     )
-    icon = "data:image/svg+xml," + quote((STATIC / "icon.svg").read_text(encoding="utf-8"))
+    icon = _picture("icon.svg")
     head = (
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(imports, app)}">\n'
         f'<link rel="icon" href="{icon}">\n'
@@ -76,7 +77,12 @@ def _rewritten(path: str) -> tuple[str, list[str]]:
         needed.append(imported.relative_to(STATIC.resolve()).as_posix())
         return f'{found[1]}"{_bare(needed[-1])}"'
 
-    return _IMPORT.sub(bare, (STATIC / path).read_text(encoding="utf-8")), needed
+    text = _IMPORT.sub(bare, (STATIC / path).read_text(encoding="utf-8"))
+    return _PICTURE.sub(lambda found: f'"{_picture(found[1])}"', text), needed
+
+
+def _picture(name: str) -> str:
+    return "data:image/svg+xml," + quote((STATIC / name).read_text(encoding="utf-8"))
 
 
 def _bare(path: str) -> str:

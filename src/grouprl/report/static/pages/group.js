@@ -1,25 +1,19 @@
 // One group: its rewards under the reader's hands, and what four algorithms make of them, or one more.
 import { h, put } from "../parts/dom.js";
 import { asking, note } from "../parts/address.js";
-import { queryOf } from "../parts/api.js";
+import { file, live, queryOf } from "../parts/api.js";
 import { advantageBars, extent, signedBars } from "../parts/explain/bars.js";
 import { linePlot, nearest } from "../parts/explain/plot.js";
-import { algorithmChoice, readRewards, rewardEditor, writeRewards } from "../parts/explain/rewards.js";
+import { algorithmChoice, choosable, readRewards, rewardEditor, writeRewards } from "../parts/explain/rewards.js";
 import { column, equals, plain, withSign } from "../parts/numbers.js";
 import { percent } from "../parts/text.js";
 
 const ALGORITHMS = [["grpo", "GRPO"], ["dr_grpo", "Dr.GRPO"], ["rloo", "RLOO"], ["reinforce", "REINFORCE"]];
 const DRAWN = 3; // of these, in the plot of weights
-const PRESETS = [
-  ["6 of 10", [1, 1, 1, 1, 1, 1, 0, 0, 0, 0]],
-  ["Half and half", [1, 1, 1, 1, 0, 0, 0, 0]],
-  ["One outlier", [0, 0, 0, 0, 0, 0, 0, 1]],
-  ["All equal", [1, 1, 1, 1, 1, 1, 1, 1]],
-];
-
-export function render(page, parameters, query) {
+export async function render(page, parameters, query) {
   page.classList.add("explains");
-  const [given, wrong] = start(query);
+  const all = Object.entries(await file("presets.json"));
+  const [given, wrong] = start(query, all[0][1]);
   const more = query.get("algorithm") ?? "";
   const own = !more || ALGORITHMS.some(([name]) => name === more) ? [] : [[more, more]];
   const algorithms = [...ALGORITHMS, ...own];
@@ -38,7 +32,7 @@ export function render(page, parameters, query) {
     weight.show(rewards.length);
   };
   const editor = rewardEditor(given, changed);
-  const presets = PRESETS.map(([name, rewards]) => h("button", { type: "button", onclick: () => editor.set(rewards) }, name));
+  const presets = all.map(([name, rewards]) => h("button", { type: "button", onclick: () => editor.set(rewards) }, name));
   const { element, select } = algorithmChoice("Beside these four", more, "no other");
   select.addEventListener("change", () => {
     location.hash = `#/group${queryOf({ rewards: writeRewards(editor.rewards()), algorithm: select.value })}`;
@@ -49,21 +43,21 @@ export function render(page, parameters, query) {
       "a positive advantage raises its probability, a negative one lowers it."),
     wrong ? h("p", { class: "error" }, wrong) : null,
     h("div", { class: "row presets", role: "group", "aria-label": "Examples" }, presets),
-    h("section", { class: "card", "aria-label": "Rewards" }, h("h2", { class: "first" }, "Rewards"), editor.element),
-    h("h2", {}, "Advantages"), h("div", { class: "row presets" }, element), compared.element, said,
+    h("section", { class: "card", "aria-label": "Rewards" }, h("h2", { class: "first" }, "Rewards"), choosable(editor.element)),
+    h("h2", {}, "Advantages"), live ? h("div", { class: "row presets" }, element) : null, compared.element, said,
     weight.element);
   asked.now(parametersOf(given));
   weight.show(given.length);
   return () => [asked, weight].forEach((one) => one.end());
 }
 
-function start(query) {
+function start(query, usual) {
   const text = query.get("rewards");
-  if (!text) return [PRESETS[0][1], null];
+  if (!text) return [usual, null];
   try {
     return [readRewards(text), null];
   } catch (error) {
-    return [PRESETS[0][1], `The rewards of this address could not be read: ${error.message}.`];
+    return [usual, `The rewards of this address could not be read: ${error.message}.`];
   }
 }
 

@@ -1,6 +1,6 @@
 // GRPO step by step: one group from its prompt to what the update made of it.
 import { note } from "../parts/address.js";
-import { file, get, ofRun, queryOf } from "../parts/api.js";
+import { file, get, live, ofRun, queryOf } from "../parts/api.js";
 import { field, h, options, put, select } from "../parts/dom.js";
 import { algorithmChoice, readRewards, writeRewards } from "../parts/explain/rewards.js";
 import { STAGES } from "../parts/explain/stages.js";
@@ -15,7 +15,8 @@ const LAST = "ppo"; // compares with what a network expects, not with the group
 
 export async function render(page, parameters, query) {
   page.classList.add("explains");
-  const [{ runs: all }, words] = await Promise.all([get("runs"), file("stages.json")]);
+  const [{ runs: all }, words, code, presets] =
+    await Promise.all([get("runs"), file("stages.json"), get("explain/code"), file("presets.json")]);
   const runs = all.filter((run) => run.status !== "broken" && run.step > 0);
   const asked = askedPlace(query);
   let stage = query.get("stage");
@@ -25,14 +26,14 @@ export async function render(page, parameters, query) {
     h("p", { class: "lead" }, "One group on its way through a step of training, with the numbers that were used. Reveal a stage at a " +
       "time; everything you have seen stays above."));
   if (unknown) {
-    page.append(chooser(runs, asked, () => stage), h("p", { class: "error", role: "alert" }, "No step was found of the run ",
+    page.append(chooser(runs, asked, presets, () => stage), h("p", { class: "error", role: "alert" }, "No step was found of the run ",
       written(asked.run), ": it has none yet, or there is no such run. Choose another one above, or rewards of your own."));
     return undefined;
   }
   try {
     place = await placeOf(asked, runs);
     const group = await get("explain/group", place);
-    const list = Object.entries(STAGES).map(([key, made]) => ({ key, ...words[key], ...made(group, words[key]) }));
+    const list = Object.entries(STAGES).map(([key, made]) => ({ key, code: code[key], ...words[key], ...made(group, words[key]) }));
     const walk = walkThrough(list, {
       start: stage,
       onreveal(key) {
@@ -40,11 +41,11 @@ export async function render(page, parameters, query) {
         note({ ...place, stage });
       },
     });
-    page.append(chooser(runs, place, () => stage), about(group), walk.element);
+    page.append(chooser(runs, place, presets, () => stage), about(group), walk.element);
     if (asked) walk.scroll();
     return walk.end;
   } catch (error) {
-    page.append(chooser(runs, place ?? {}, () => stage), h("p", { class: "error" }, error.message));
+    page.append(chooser(runs, place ?? {}, presets, () => stage), h("p", { class: "error" }, error.message));
     return undefined;
   }
 }
@@ -86,12 +87,15 @@ function about({ source, algorithm, notes }) {
 // Which group the walk-through is about: one that a run recorded, or rewards that the reader types.
 
 /** The fields that lead to another group. `place` is {run, step, group} or {rewards, algorithm}. */
-function chooser(runs, place, stage) {
+function chooser(runs, place, presets, stage) {
   const failed = h("p", { class: "error", role: "alert" });
   const go = (parameters) => { location.hash = `#/step${queryOf({ ...parameters, stage: stage() })}`; };
-  const none = h("p", { class: "note" }, "No run has recorded a group yet, so these are rewards of your own.");
-  const recorded = runs.length || place.run ? recordedFields(runs, place, go, failed) : none;
-  return h("div", { class: "card choose" }, failed, recorded, typedFields(place, go, failed));
+  const examples = Object.entries(presets).map(([name, rewards]) =>
+    h("button", { type: "button", onclick: () => go({ rewards: rewards.join(","), algorithm: place.algorithm }) }, name));
+  const recorded = runs.length || place.run ? recordedFields(runs, place, go, failed) : null;
+  return h("div", { class: "card choose" }, failed, recorded,
+    h("div", { class: "row presets", role: "group", "aria-label": "Examples" }, h("span", { class: "note" }, "Examples"), examples),
+    typedFields(place, go, failed));
 }
 
 function recordedFields(runs, place, go, failed) {
@@ -125,7 +129,7 @@ function groupName({ group_index: index, mean, deviation, signal }) {
 }
 
 function typedFields(place, go, failed) {
-  const typed = h("input", { type: "text", name: "rewards", autocomplete: "off", value: place.rewards ?? "1, 0, 0, 1" });
+  const typed = h("input", { type: "text", name: "rewards", autocomplete: "off", readonly: !live, value: place.rewards ?? "1, 0, 0, 1" });
   const { element, select: algorithm } = algorithmChoice("Algorithm", place.algorithm ?? "", DEFAULT);
   const submit = () => {
     try {
@@ -135,7 +139,7 @@ function typedFields(place, go, failed) {
       typed.focus();
     }
   };
-  const named = field("Rewards of your own, with commas between them", typed, "field wide");
+  const named = field(live ? "Rewards of your own, with commas between them" : "Rewards", typed, "field wide");
   return fields("Rewards of your own", submit, named, element, "Show these");
 }
 

@@ -52,11 +52,14 @@ export async function file(name) {
   return live ? answer(`static/${name}`) : held(`static/${name}`);
 }
 
-/** What report.html holds; of a step that it does not hold, the groups of the one nearest to it. */
-function held(path, { step = null } = {}) {
-  const { answers } = HELD;
+/** What the file holds; of a step that it does not hold, the groups of the one nearest to it. */
+function held(path, parameters = {}) {
+  const { answers } = HELD, { step = null } = parameters;
+  if (path.startsWith("explain/") && !answers[path + queryOf(parameters)]) {
+    throw new Refused("This file holds the numbers of its examples: grouprl lab computes those of any rewards and settings.");
+  }
   const nearest = (steps) => steps.reduce((best, one) => (Math.abs(one - step) < Math.abs(best - step) ? one : best));
-  const found = answers[step === null || !answers[path]?.held ? path : `${path}?step=${nearest(answers[path].held)}`];
+  const found = answers[path + queryOf(parameters)] ?? answers[step === null || !answers[path]?.held ? path : `${path}?step=${nearest(answers[path].held)}`];
   if (!found) throw new Refused("This file does not hold that: grouprl lab shows the whole run.");
   return found;
 }

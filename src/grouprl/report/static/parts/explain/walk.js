@@ -44,6 +44,8 @@ function section(walk, stage, index) {
       sentence("What happens", stage.happens), sentence("Why", stage.why), sentence("Watch", stage.watch)),
     stage.equation,
     stage.body(),
+    h("details", { class: "note code" }, h("summary", {}, `The code: ${stage.code.name}, ${stage.code.file}, line ${stage.code.line}`),
+      h("pre", { tabindex: "0" }, stage.code.text)),
     after && h("p", { class: "next" }, h("button", { type: "button", class: "main", onclick: () => reveal(walk, index + 1, true) },
       `Next: ${after.next ?? after.title[0].toLowerCase() + after.title.slice(1)}`)));
 }

@@ -1,0 +1,107 @@
+"""The explaining pages as a folder: its numbers are those of `grouprl.algorithms`, and it opens without a server."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from grouprl.algorithms import group_advantages, policy_loss
+from grouprl.cli.verbs import app
+from grouprl.lab.export import presets, write_explainer
+from lab_browser import needs_chromium, opened
+
+CURVE = re.compile(r"explain/objective\?advantage=(.+)&surrogate=clip&clip_low=0.2&clip_high=0.2")
+HELD = re.compile(r'<script type="application/json" id="held">(.*?)</script>')
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_explainer(tmp_path_factory.mktemp("explainer") / "new" / "site")
+
+
+@pytest.fixture(scope="module")
+def answers(exported: Path) -> dict[str, Any]:
+    found = HELD.search(exported.read_text(encoding="utf-8"))
+    assert found
+    answers: dict[str, Any] = json.loads(found[1])["answers"]
+    return answers
+
+
+@pytest.mark.parametrize("rewards", presets().values(), ids=list(presets()))
+def test_the_baked_numbers_are_those_of_the_algorithms(answers: dict[str, Any], rewards: list[float]) -> None:
+    """The advantages bit by bit, in both pages, and the objective of each at some ratios."""
+    listed = ",".join(f"{reward:g}" for reward in rewards)
+    right = group_advantages(torch.tensor(rewards), torch.zeros(len(rewards), dtype=torch.long)).tolist()
+    four = answers[f"explain/advantages?rewards={listed}&algorithms=grpo,dr_grpo,rloo,reinforce"]
+    assert four["algorithms"]["grpo"]["advantages"] == right
+    for walk in (answers[f"explain/group?rewards={listed}"], answers[f"explain/group?rewards={listed}&algorithm=grpo"]):
+        assert walk["stages"]["advantages"]["completions"] == right
+    curves = {float(found[1]): answers[key] for key in answers if (found := CURVE.fullmatch(key))}
+    for advantage in set(right) - {0.0}:
+        curve = curves[advantage]
+        ratios = torch.tensor(curve["ratio"], dtype=torch.float64)[1:, None]
+        for ratio, objective in zip(ratios[::50], curve["objective"][1::50], strict=True):
+            old, weight = torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1)
+            loss, _ = policy_loss(ratio.log()[None], old, torch.tensor([advantage]), weight)
+            assert objective == pytest.approx(-loss.item(), rel=1e-6)
+
+
+def test_the_eight_partial_rewards_by_hand(answers: dict[str, Any]) -> None:
+    """The mean is 7.5 / 8, the deviation sqrt(3.21875 / 8) = 0.63431: 0.5625 and -0.9375 over it."""
+    walk = answers["explain/group?rewards=1.5,0,1.5,0,1,1.5,0.5,1.5"]
+    assert walk["stages"]["advantages"]["completions"][:2] == pytest.approx([0.88679, -1.47799], abs=2e-5)
+
+
+def test_a_stage_shows_the_lines_that_compute_it(answers: dict[str, Any]) -> None:
+    code = answers["explain/code"]
+    assert set(code) == set(answers["static/stages.json"])
+    source = Path(sys.modules["grouprl"].__path__[0]).parent
+    for one in code.values():
+        lines = (source / one["file"]).read_text(encoding="utf-8").splitlines(keepends=True)
+        assert "".join(lines[one["line"] - 1 :]).startswith(one["text"])
+    assert code["advantages"]["name"] == "group_advantages"
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    ("names", "algorithms"),
+    [
+        pytest.param(["Partial rewards"], [""], id="one"),
+        pytest.param(list(presets()), ["", "gspo", "sapo", "verl"], id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_the_folder_opens_without_a_server_and_asks_for_nothing(
+    exported: Path, names: list[str], algorithms: list[str]
+) -> None:
+    with opened(exported) as browser:
+        page = browser.page
+        for name, algorithm in product(names, algorithms):
+            listed = ",".join(f"{reward:g}" for reward in presets()[name])
+            browser.go(f"/step?rewards={listed}{algorithm and '&algorithm='}{algorithm}&stage=update")
+            page.locator("#stage-update .bars").wait_for()
+            page.locator("#stage-ratio .read b").first.wait_for()
+            assert set(page.locator(".page .error").all_inner_texts()) == {""}
+        browser.go("/group")
+        page.get_by_role("button", name="Partial rewards").click()
+        page.get_by_text("0.9375").first.wait_for()
+        assert page.locator("input[type=range]").first.is_disabled()  # nothing computes other rewards here
+        browser.go("/ppo")
+        page.get_by_text("peak of an update").wait_for()
+        assert page.locator(".flow img").evaluate_all("all => all.every((one) => one.naturalWidth > 0)")
+        browser.watched.assert_quiet()
+
+
+def test_the_command_says_where_the_folder_is(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = CliRunner().invoke(app, ["lab", "--export-explainer", str(tmp_path / "site")])
+    assert done.stdout.split() == ["Explainer:", str(tmp_path / "site" / "index.html")]
+    refused = CliRunner().invoke(app, ["lab", "--export-explainer", str(tmp_path / "file")])
+    assert "expected a folder for index.html" in str(refused.exception)
