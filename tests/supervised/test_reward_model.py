@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -278,9 +279,60 @@ def test_a_completion_that_does_not_fit_is_refused(trained: Path, tiny: Path) ->
         reward(["What is it, please?" * 3], [""], [[50] * 250])
 
 
+CHAT = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize("budget", [16384, 20, 1])
+def test_a_foreign_reward_model_reads_the_conversation_in_its_own_tokens(trained: Path, budget: int) -> None:
+    reward = learned_reward(str(trained), policy="abacus", device=CPU, micro_batch_tokens=budget)
+    tokenizer = load_tokenizer(str(trained))
+    prompts: list[Any] = ["Say 1.", "Say 1.", CHAT, CHAT, CHAT, "What?"]
+    said = ["One", "One", "Two", "", "Two and three", "No"]
+    completions = [
+        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+        for prompt, text in zip(prompts, said, strict=True)
+    ]
+    texts = [
+        prompt + text if isinstance(prompt, str) else f"<|user|>Hi<|assistant|>{text}<|end|>"
+        for prompt, text in zip(prompts, said, strict=True)
+    ]
+    found = reward(prompts, completions, [[0]] * 6)  # the policy's ids mean nothing to it
+    assert found == pytest.approx(padded_scores(trained, [tokenizer(text)["input_ids"] for text in texts]), abs=1e-4)
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
+    assert max(map(abs, found)) > 0.01  # type: ignore[arg-type]
+
+
+def test_a_conversation_beyond_a_foreign_context_is_invalid(trained: Path, tiny: Path) -> None:
+    reward = learned_reward(str(trained), policy="abacus", device=CPU)
+    long = "What is it, please?" * 90
+    found = reward(["Say 1."] * 3, ["One", long, "Two"], [[0]] * 3)
+    assert math.isnan(found[1])  # type: ignore[arg-type]
+    assert [found[0], found[2]] == reward(["Say 1."] * 2, ["One", "Two"], [[0]] * 2)
+    problem = Problem("p", "Say 1.", {"answer": "1"})
+    own = tuple(completion(i, [70 + i], load_tokenizer("abacus")) for i in range(2))
+    group = Group(problem, (5,), (own[0], dataclasses.replace(own[1], text=long)))
+    (outcomes,) = judged([group], [WeightedReward("taste", reward, 1.0)])
+    assert math.isfinite(outcomes[0].total)
+    assert math.isnan(outcomes[1].total)
+
+
+def test_rows_that_share_no_token_are_scored_one_by_one(trained: Path) -> None:
+    reward = learned_reward(str(trained), policy="abacus", device=CPU)
+    tokenizer = load_tokenizer(str(trained))
+    texts = ["apples", "boxes, and more"]
+    rows = [tokenizer(text)["input_ids"] for text in texts]
+    assert rows[0][0] != rows[1][0]
+    assert reward(["", ""], texts, [[0]] * 2) == pytest.approx(padded_scores(trained, rows), abs=1e-4)
+
+
+def test_messages_without_a_template_are_one_sentence(trained: Path) -> None:
+    reward = learned_reward(str(trained), policy="abacus", device=CPU)
+    reward.tokenizer.chat_template = None
+    with pytest.raises(UserError, match="reward model: its tokenizer has no chat template"):
+        reward([CHAT], [[{"role": "assistant", "content": "Two"}]], [[0]])
+
+
 def test_an_unfit_reward_model_is_refused(trained: Path, tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"expected the vocabulary of the policy 'abacus'.*reward-model --model abacus"):
-        learned_reward(str(trained), policy="abacus", device=CPU)
     with pytest.raises(UserError, match=r"expected a classifier with one trained score, got no weights for score"):
         learned_reward(str(tiny), policy=str(tiny), device=CPU)
     two = AutoModelForSequenceClassification.from_pretrained(tiny, num_labels=2)

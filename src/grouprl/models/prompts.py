@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -41,12 +42,39 @@ def prompt_token_ids(problem: Problem, tokenizer: PreTrainedTokenizerBase, *, lo
     return tuple(ids)
 
 
-def _rendered(problem_id: str, messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def conversation_token_ids(
+    prompt: str | Sequence[Mapping[str, Any]],
+    completion: str | Sequence[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[int, ...]:
+    """Token ids of a prompt with its completion, as a tokenizer that sampled neither encodes them.
+
+    Messages go through the chat template; plain text follows plain text, without an end token.
+
+    Raises:
+        UserError: the tokenizer has no chat template for messages, or it cannot render them.
+    """
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return tuple(_text_ids(prompt + completion, tokenizer))
+    messages = [dict(message) for part in (prompt, completion) if not isinstance(part, str) for message in part]
+    if tokenizer.chat_template is None:
+        raise UserError(
+            "reward model: its tokenizer has no chat template, and the prompts are chat messages: "
+            "use a reward model with a template, or a task with plain-text prompts"
+        )
+    return tuple(_rendered("of the reward model", messages, tokenizer, answer_follows=False))
+
+
+def _rendered(
+    problem_id: str, messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, *, answer_follows: bool = True
+) -> list[int]:
     if (template := str(tokenizer.chat_template)) not in _TRIED:
         try_template(messages, tokenizer)
         _TRIED.add(template)
     try:
-        ids: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        ids: list[int] = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=answer_follows, return_dict=False
+        )
     except Exception as error:  # a template is a program, which can raise anything
         raise UserError(
             f"problem {problem_id!r}: expected a chat template that renders its messages, got {type(error).__name__}: "

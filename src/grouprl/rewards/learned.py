@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,19 +14,20 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.models.layouts import TreeLayout
 from grouprl.models.load import context_length, load_tokenizer
 from grouprl.models.precision import autocast
-from grouprl.models.prompts import prompt_token_ids
+from grouprl.models.prompts import conversation_token_ids, prompt_token_ids
 from grouprl.models.reward_model import completion_scores, load_reward_model
 from grouprl.rewards.rules import Ids, Texts, Values
-from grouprl.types import Problem, UserError
+from grouprl.types import Problem
 
 _Row = tuple[tuple[int, ...], tuple[int, ...]]  # prompt and completion
 
 
 @dataclass(frozen=True)
 class LearnedReward:
-    """Scores the token ids of a prompt with its completion; a reward function in TRL's form.
+    """Scores a prompt with its completion; a reward function in TRL's form.
 
-    The model shares no weights with a policy, gets no gradient and applies no dropout.
+    It reads the token ids that were sampled, or, with a tokenizer of its own, the conversation as its own chat template
+    and tokenizer give it. The model shares no weights with a policy, gets no gradient and applies no dropout.
     """
 
     in_process: ClassVar[bool] = True  # its weights are in this process, on its device
@@ -35,16 +37,22 @@ class LearnedReward:
     device: torch.device
     dtype: str
     micro_batch_tokens: int  # packed tokens in one forward pass
+    own_tokens: bool = False  # the policy's token ids mean nothing to it
 
     def __call__(self, prompts: Texts, completions: Texts, completion_ids: Ids, **columns: Any) -> Values:
         """Returns the score of each completion: any number; only differences for the same prompt have a meaning.
 
+        With a tokenizer of its own: NaN (invalid) where the conversation is longer than its context, which nobody can
+        know before the completion is written.
+
         Raises:
-            UserError: a prompt with its completion is longer than the model's context.
+            UserError: a prompt with its completion is longer than the model's context, or its template fails.
         """
-        packs = _packs(list(self._rows(prompts, completion_ids)), self.micro_batch_tokens)
+        rows = list(self._retold(prompts, completions) if self.own_tokens else self._rows(prompts, completion_ids))
+        fitting = [row for row in rows if row is not None]
         with torch.no_grad(), autocast(self.device, self.dtype):
-            return [score for pack in packs for score in self._scores(pack)]
+            scores = iter([score for pack in _packs(fitting, self.micro_batch_tokens) for score in self._scores(pack)])
+        return [math.nan if row is None else next(scores) for row in rows]
 
     @property
     def mib(self) -> float:
@@ -59,6 +67,17 @@ class LearnedReward:
             longest = context_length(self.model) - max(map(len, own))
             prompt_ids = prompt_token_ids(problem, self.tokenizer, longest=longest)
             yield from ((prompt_ids, completion) for completion in own)
+
+    def _retold(self, prompts: Texts, completions: Texts) -> Iterator[_Row | None]:
+        """The rows in the reward model's own tokens; what a prompt's rows begin with in common is computed once."""
+        for _, members in groupby(zip(prompts, completions, strict=True), key=lambda member: member[0]):
+            told = [conversation_token_ids(prompt, text, self.tokenizer) for prompt, text in members]
+            fits = [1 < len(ids) <= context_length(self.model) for ids in told]
+            common = _common([ids for ids, fit in zip(told, fits, strict=True) if fit])
+            # Nothing in common: each row by itself, without its last token, where the score is read.
+            yield from (
+                (ids[: common or -1], ids[common or -1 :]) if fit else None for ids, fit in zip(told, fits, strict=True)
+            )
 
     def _scores(self, pack: Sequence[_Row]) -> list[float]:
         groups = [(prompt, [row[1] for row in rows]) for prompt, rows in groupby(pack, key=lambda row: row[0])]
@@ -86,17 +105,24 @@ def learned_reward(
         device, dtype: device and dtype of the computation.
         micro_batch_tokens: packed tokens in one forward pass; affects memory, not results.
 
+    A reward model whose vocabulary is not the policy's reads the text in its own tokens.
+
     Raises:
-        UserError: there is no such model, its score is not trained, or its vocabulary differs from the policy's.
+        UserError: there is no such model, or its score is not trained.
     """
     tokenizer = load_tokenizer(path)
-    if tokenizer.get_vocab() != load_tokenizer(policy).get_vocab():
-        raise UserError(
-            f"reward model {path!r}: expected the vocabulary of the policy {policy!r}, because completions are scored "
-            f"as the token ids they were sampled as, got another one: train a reward model from the policy with "
-            f"grouprl reward-model --model {policy}"
-        )
-    return LearnedReward(load_reward_model(path, device=device), tokenizer, device, dtype, micro_batch_tokens)
+    own_tokens = tokenizer.get_vocab() != load_tokenizer(policy).get_vocab()
+    model = load_reward_model(path, device=device)
+    return LearnedReward(model, tokenizer, device, dtype, micro_batch_tokens, own_tokens)
+
+
+def _common(rows: Sequence[tuple[int, ...]]) -> int:
+    """How many tokens all rows begin with, at most all but one of the shortest; 0 without rows."""
+    if not rows:
+        return 0
+    first, last = min(rows), max(rows)  # in order, so what these two begin with, all do
+    shortest = min(map(len, rows)) - 1
+    return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b or i == shortest), shortest)
 
 
 def _packs(rows: Sequence[_Row], budget: int) -> list[list[_Row]]:
