@@ -70,6 +70,13 @@ def test_a_stage_shows_the_lines_that_compute_it(answers: dict[str, Any]) -> Non
     assert code["advantages"]["name"] == "group_advantages"
 
 
+def test_the_measured_numbers_of_the_side_by_side_page_are_those_of_the_docs(answers: dict[str, Any]) -> None:
+    docs = (Path(__file__).parents[2] / "docs" / "comparison.md").read_text(encoding="utf-8")
+    found = re.findall(r"\d[\d,.]*(?= and| MiB)", " ".join(answers["static/ppo_grpo.json"]["why"]))
+    assert set(found) == {"18.1", "31.7", "793", "816", "1,161", "1,211"}
+    assert all(number in docs for number in found)
+
+
 @needs_chromium
 @pytest.mark.parametrize(
     ("names", "algorithms"),
@@ -95,6 +102,8 @@ def test_the_folder_opens_without_a_server_and_asks_for_nothing(
         assert page.locator("input[type=range]").first.is_disabled()  # nothing computes other rewards here
         browser.go("/ppo")
         page.get_by_text("peak of an update").wait_for()
+        side = page.get_by_role("region", name="PPO and GRPO side by side").inner_text()
+        assert all(row in side for row in ("models in memory", "completions a prompt", "type of reward", "best for", "used in"))
         assert page.locator(".flow img").evaluate_all("all => all.every((one) => one.naturalWidth > 0)")
         browser.watched.assert_quiet()
 

@@ -1,6 +1,6 @@
 // PPO beside GRPO: what flows where, what lies in memory, and what was measured.
 import { asking } from "../parts/address.js";
-import { get } from "../parts/api.js";
+import { file, get } from "../parts/api.js";
 import { comparisonHead, costTable } from "../parts/compare/comparison.js";
 import { field, h, options, put, select } from "../parts/dom.js";
 import { stackedBar } from "../parts/explain/bars.js";
@@ -17,21 +17,28 @@ const PPO = "PPO. The policy, which is trained, writes a completion of a prompt.
   "estimation turns these and the values into an advantage and a return for each token. The clipped objective " +
   "updates the policy, and the value loss updates the critic.";
 
-export function render(page) {
+const CRITIC = ["It buys credit token by token, and a baseline that needs no siblings: a prompt can be tried once, and " +
+  "completions that all come out alike can still be better or worse than expected.",
+"It costs a second network with gradients and moments of its own, a forward and a backward pass in every " +
+  "update, and settings to tune; and until it has learned to predict, its baseline is noise."];
+
+export async function render(page) {
   page.classList.add("explains");
+  const words = await file("ppo_grpo.json");
   const memory = memorySection();
   put(page,
     h("h1", {}, "PPO and GRPO"),
     h("p", { class: "lead" }, "Both make likelier what went better than expected, and hold the policy near a reference. They differ in who says " +
       "what was to be expected: PPO trains a second network for it, GRPO asks the other completions of the same prompt."),
-    pipelines(), critic(), memory.element, measured());
+    pipelines(), sideBySide(words), memory.element, measured(words));
   return memory.end;
 }
 
 /** The reader's own comparisons of runs with a critic and without one. */
-function measured() {
-  const none = h("p", {}, "Nothing yet: ", h("code", {}, "grouprl compare compare_family"), " in a terminal trains both, and shows here what they came to.");
-  return h("section", { "aria-labelledby": "measured" }, h("h2", { id: "measured" }, "What was measured"),
+function measured({ why }) {
+  const none = h("p", { class: "note" }, "Your own: ", h("code", {}, "grouprl compare compare_family"), " in a terminal trains both, and the lab shows here what they came to.");
+  return h("section", { "aria-labelledby": "measured" }, h("h2", { id: "measured" }, "Why the measured peak says otherwise"),
+    h("div", { class: "card" }, why.map((words) => h("p", {}, words))),
     later(get("comparisons"), ({ comparisons }) => (comparisons.length ? comparisons.map(shown) : none)));
 }
 
@@ -50,13 +57,11 @@ function pipelines() {
       "A verifier is a rule; only a reward model is a network."));
 }
 
-function critic() {
-  return h("section", { "aria-labelledby": "critic" },
-    h("h2", { id: "critic" }, "What the critic buys, and what it costs"),
-    h("p", { class: "lead" }, "It buys credit token by token, and a baseline that needs no siblings: a prompt can be tried once, and " +
-      "completions that all come out alike can still be better or worse than expected."),
-    h("p", { class: "lead" }, "It costs a second network with gradients and moments of its own, a forward and a backward pass in every " +
-      "update, and settings to tune; and until it has learned to predict, its baseline is noise."));
+/** The table, and what the critic buys and costs folded below it. */
+function sideBySide({ rows }) {
+  return h("section", { "aria-labelledby": "side" }, h("h2", { id: "side" }, "Side by side"),
+    table("PPO and GRPO side by side", ["", "GRPO", "PPO"], rows, { kind: "words", look: "card side-by-side" }),
+    h("details", { class: "note after" }, h("summary", {}, "What the critic buys, and what it costs"), CRITIC.map((words) => h("p", {}, words))));
 }
 
 // What lies in the memory of a GPU under GRPO and under PPO, for a model of a chosen size: planned, not measured.
