@@ -22,6 +22,7 @@ from grouprl.lab.rollout_routes import rollout_routes
 from grouprl.lab.runs import NoSuchRun, Runs
 from grouprl.record.files import json_text
 from grouprl.record.layout import RunDirectory
+from grouprl.report.course import course_answer
 from grouprl.report.page import STATIC
 from grouprl.report.recorded import parse_config
 from grouprl.report.run_data import invalid_answer, run_answer, series_answer
@@ -47,6 +48,7 @@ def create_app(root: Path, closing: Callable[[], bool] = lambda: False) -> Starl
             json_answer(lambda request: series_answer(runs.metrics(run_folder(runs, request)))),
         ),
         Route("/api/runs/{run}/invalid", json_answer(lambda request: invalid_answer(run_folder(runs, request)))),
+        Route("/api/runs/{run}/course", json_answer(lambda request: course_answer(run_folder(runs, request)))),
         Route("/api/runs/{run}/events", lambda request: run_events(runs, request, closing)),
         Route("/api/recipes", json_answer(lambda _: {"recipes": recipes()})),
         Route("/api/comparisons", json_answer(lambda _: {"comparisons": _critic_comparisons(runs.root)})),

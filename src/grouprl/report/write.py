@@ -13,6 +13,7 @@ from urllib.parse import quote
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory, is_finished
 from grouprl.record.read import read_run
+from grouprl.report.course import course_answer
 from grouprl.report.groups import cut, groups_of_step, one_group
 from grouprl.report.page import STATIC, standalone
 from grouprl.report.run_data import invalid_answer, read_files, run_answer, run_line, series_answer
@@ -71,6 +72,7 @@ def run_answers(folder: Path, name: str) -> Answers:
         path: run_answer(name, folder, files) | snapshot,
         f"{path}/series": series_answer(files.metrics),
         f"{path}/invalid": invalid_answer(folder),
+        f"{path}/course": course_answer(folder),
     }
 
 

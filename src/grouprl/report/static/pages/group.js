@@ -73,10 +73,13 @@ function comparedAdvantages(algorithms) {
   return {
     element: h("div", { class: "four" }, panels.map(({ element }) => element)),
     show({ rewards, algorithms: found }) {
-      const range = extent(panels.flatMap(({ name }) => found[name].advantages ?? []));
+      const all = panels.flatMap(({ name }) => found[name].advantages ?? []);
+      const range = extent(all), texts = column(all, { sign: true }); // as many digits in each panel
       for (const { name, bars, rule } of panels) {
         put(rule, found[name].advantages ? found[name].sentence : found[name].without_signal);
-        bars.update(advantageBars(found[name].advantages ?? [], rewards), range);
+        const rows = advantageBars(found[name].advantages ?? [], rewards);
+        const own = texts.splice(0, rows.length);
+        bars.update(rows.map((row, place) => (row.value === null ? row : { ...row, text: own[place] })), range);
       }
     },
   };

@@ -107,13 +107,13 @@ function memorySection() {
 
 function spoken({ model, plans }) {
   const unit = unitOf(plans);
-  const each = Object.entries(plans).map(([name, plan]) => `${NAMES[name]} ${unit.text(plan.learning)}`);
-  return `Memory of an update of ${model.name}: ${each.join(", ")}`;
+  const each = Object.entries(plans).map(([name, plan]) => `${NAMES[name]} ${unit.text(plan.peak)}`);
+  return `Peak memory of ${model.name}: ${each.join(", ")}`;
 }
 
 /** GiB, or MiB where all is smaller. */
 function unitOf(plans) {
-  const most = Math.max(...Object.values(plans).map(({ learning }) => learning));
+  const most = Math.max(...Object.values(plans).map(({ peak }) => peak));
   const [name, size] = most >= 2 ** 30 ? ["GiB", 2 ** 30] : ["MiB", 2 ** 20];
   return { name, size, most, text: (bytes) => `${(bytes / size).toFixed(2)} ${name}` };
 }
@@ -122,7 +122,7 @@ function stacks(plans) {
   const unit = unitOf(plans);
   return Object.entries(plans).map(([name, plan]) => {
     const parts = PARTS.map(([, look, strength, of], place) => ({ size: of(plan), variable: `--series-${look}`, strength, key: place + 1 }));
-    return h("div", {}, h("b", {}, `${NAMES[name]}: ${unit.text(plan.learning)}`),
+    return h("div", {}, h("b", {}, `${NAMES[name]}: ${unit.text(plan.peak)}`),
       stackedBar([...parts, { size: plan.rest, variable: "--line", key: PARTS.length + 1 }], unit.most));
   });
 }
@@ -134,9 +134,9 @@ function details({ plans, step, parameters, model, sentence }) {
   const rows = [
     ...PARTS.map(([name, look, strength, bytes], index) => [keyed(index + 1, name, look, strength), ...of.map((plan) => shown(bytes(plan)))]),
     [keyed(PARTS.length + 1, REST, null, 1), ...of.map(({ rest }) => shown(rest))],
-    ["peak of an update", ...of.map(({ learning }) => h("b", {}, unit.text(learning)))],
+    ["peak", ...of.map(({ peak }) => h("b", {}, unit.text(peak)))],
     ["held all the time", ...of.map(({ held }) => unit.text(held))],
-    ["peak of sampling", ...of.map(({ sampling }) => unit.text(sampling))],
+    ["while sampling", ...of.map(({ sampling }) => unit.text(sampling))],
   ];
   return [h("p", {}, sentence),
     table("Memory by part", ["part", ...Object.keys(plans).map((name) => NAMES[name])], rows, { look: "figures" }),

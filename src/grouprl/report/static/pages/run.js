@@ -1,11 +1,12 @@
 // One run while it runs: its charts, evaluations and configuration, kept up to date by the lab's events.
 import { file, follow, get, live, ofRun } from "../parts/api.js";
 import { h, put, refresh } from "../parts/dom.js";
+import { course, reached } from "../parts/run/course.js";
 import { head } from "../parts/run/head.js";
 import { measuresOf, noVerifier, plan, UNJUDGED } from "../parts/run/plan.js";
 import { beforeAndAfter, evaluationsTable, examplePairs, invalidReasons, pairs, summaryTable, timeTable, warningsTable } from "../parts/run/results.js";
 import { Series } from "../parts/series.js";
-import { visible } from "../parts/text.js";
+import { later, visible } from "../parts/text.js";
 import { card, definitions } from "../parts/titled.js";
 import { howTo, paced, toolbar } from "../parts/view.js";
 
@@ -25,10 +26,11 @@ export async function render(root, { run: id }, query) {
   const charts = h("div", {}), tables = rest(path);
   const warned = part("Warnings", ({ run }) => run.warnings, ({ run }) => (run.warnings.length ? warningsTable(run.warnings) : null));
   const found = part("Before and after", ({ run: { summary } }) => [summary.before, summary.after], (page) => beforeAndAfter(page.run.summary));
-  put(root, top.element, warned.element, found.element, bar, howTo(true), charts, tables.element);
+  const changes = part(null, reached, () => later(get(`${path}/course`), (answer) => course(id, answer)));
+  put(root, top.element, warned.element, changes.element, found.element, bar, howTo(true), charts, tables.element);
   const show = () => {
     arrange(page, charts);
-    for (const one of [top, warned, found, tables]) one.show(page);
+    for (const one of [top, warned, changes, found, tables]) one.show(page);
     page.drawing.change();
   };
   show();
@@ -86,7 +88,7 @@ function part(title, key, build) {
   const element = h("section", {});
   const show = (page) => refresh(element, key(page), () => {
     const inside = build(page);
-    return inside && [h("h2", {}, title), inside];
+    return inside && [title && h("h2", {}, title), inside];
   });
   return { element, show };
 }

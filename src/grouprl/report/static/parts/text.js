@@ -80,10 +80,18 @@ export function time(seconds) {
   return typeof seconds === "number" && seconds < 120 ? `${fixed(seconds, 1)} s` : duration(seconds);
 }
 
+const ROUNDING = 2e-7; // float32: a loss below it is the rounding of a sum that is 0, as on-policy advantages make it
+
+/** A loss in words where it is nothing but rounding; null elsewhere. */
+export function lossOfNothing(loss) {
+  return Math.abs(loss) < ROUNDING ? "0 up to rounding" : null;
+}
+
 /** A value as the legend has it, with enough digits behind the point to distinguish what is drawn. */
 export function shown(value, unit, digits = 3) {
   if (value === null || value === undefined) return number(null);
   if (unit === "share") return share(value);
+  if (unit === "loss" && lossOfNothing(value)) return lossOfNothing(value);
   if (unit === "s") return value < 10 ? `${number(value, digits)} s` : duration(value);
   if (value <= -ENDLESS) return `\u2212${shown(-value, unit, digits)}`;
   return value < ENDLESS ? number(value, digits) : value.toExponential(2);

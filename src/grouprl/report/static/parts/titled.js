@@ -10,7 +10,7 @@ export function titled(options, definition, data) {
   const chart = new Chart(options);
   const draw = () => chart.draw(data());
   const unit = options.unit === "s" ? "seconds" : options.unit;
-  const title = h("h3", {}, visible(options.label), unit && unit !== "share" ? h("span", { class: "unit" }, unit) : null);
+  const title = h("h3", {}, visible(options.label), unit && !["share", "loss"].includes(unit) ? h("span", { class: "unit" }, unit) : null);
   const log = options.log === undefined ? null : logarithm(chart, options.label, draw);
   const element = h("section", { class: "card chart-card", "aria-label": visible(options.label) },
     h("div", { class: "chart-head" }, title, log), chart.element, definition === null ? null : words(definition));

@@ -3,7 +3,7 @@ import { queryOf } from "../api.js";
 import { h } from "../dom.js";
 import { added, bracketed, column, deviationWorked, equals, meanWorked, plain, withSign } from "../numbers.js";
 import { byCompletion, figures } from "../table.js";
-import { written } from "../text.js";
+import { lossOfNothing, written } from "../text.js";
 import { advantageBars, signedBars } from "./bars.js";
 import { clipStage, klStage } from "./curves.js";
 import { advantageEquations, comparison, deviationOf, isAnchored, lossEquations, math, meanOf, rewardEquations, statisticsEquations,
@@ -229,13 +229,15 @@ function lossTable({ completions: terms }, { completions: slopes }, completions)
     [lengths, of("weight"), column(terms, { digits: SHOWN }), of("sum"), becomes]);
 }
 
+const lossText = (loss) => lossOfNothing(loss) ?? plain(loss);
+
 function lossNote({ share, surrogate, kl, step, batch }) {
   const groups = batch.groups === 1 ? "one group" : `${batch.groups} groups`;
   return h("p", { class: "note" },
     "Weight, loss and gradient are summed over the tokens; a gradient below 0 makes a completion likelier. " +
-    `The batch has the ${batch.completions} completions of ${groups}. Of its loss this group makes ${plain(share)}: ` +
-    `${plain(surrogate)} from the advantages, ${plain(kl)} from the KL.`,
-    step === null ? null : ` The loss of the whole step was ${plain(step)}.`,
+    `The batch has the ${batch.completions} completions of ${groups}. Of its loss this group makes ${lossText(share)}: ` +
+    `${lossText(surrogate)} from the advantages, ${lossText(kl)} from the KL.`,
+    step === null ? null : ` The loss of the whole step was ${lossText(step)}.`,
     " The value of the loss says little by itself: what moves the policy is the gradient.");
 }
 

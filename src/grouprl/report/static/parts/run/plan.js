@@ -48,7 +48,7 @@ function chart(spec, names, shown, find) {
   return {
     ...spec, lines, columns, ...AREAS[spec.areas]?.(named), definition, stacked: Boolean(spec.areas),
     id: named.map(([name]) => name).join(" "),
-    title: spec.title ?? definition?.label ?? first, unit: definition?.unit ?? "",
+    title: spec.title ?? definition?.label ?? first, unit: spec.unit ?? definition?.unit ?? "",
   };
 }
 
