@@ -60,9 +60,8 @@ def _revisited(database: sqlite3.Connection, first: int) -> tuple[str, list[int]
 def _typical(database: sqlite3.Connection, step: int, problem: str | None) -> dict[str, Any] | None:
     """The completion with the median reward; of equal ones that with the median length."""
     rows = database.execute(
-        "SELECT group_index, completion_index FROM "
-        "(SELECT group_index, completion_index, reward, length FROM completions WHERE step = ?1 AND reward IS NOT NULL AND (?2 IS NULL OR problem_id = ?2) LIMIT ?3) "
-        "ORDER BY reward, length",
+        "SELECT group_index, completion_index FROM (SELECT * FROM completions "
+        "WHERE step = ?1 AND reward IS NOT NULL AND (?2 IS NULL OR problem_id = ?2) LIMIT ?3) ORDER BY reward, length",
         (step, problem, _MOST),
     ).fetchall()
     if not rows:
