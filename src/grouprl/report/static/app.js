@@ -1,7 +1,8 @@
 // The pages and their addresses: #/, #/runs/ID, #/runs/ID/groups/STEP/GROUP, #/compare/ID,ID, #/comparison/NAME,
 // #/step, #/group, #/ppo.
 import { Gone, home, links, live, Refused } from "./parts/api.js";
-import { h, put } from "./parts/dom.js";
+import { kept } from "./parts/address.js";
+import { h, put, select } from "./parts/dom.js";
 import { named, trouble } from "./parts/text.js";
 
 // Of each page: what its address looks like, the file that shows it, and its title. `render(page, parameters, query)`
@@ -19,6 +20,19 @@ const PAGES = [
 ];
 const LINKS = links ?? [["/", "Runs"], ["/step", "GRPO step by step"], ["/group", "One group"], ["/ppo", "PPO and GRPO"]];
 const MAIN = document.getElementById("page");
+
+const THEMES = [["", "Theme: system"], ["light", "Theme: light"], ["dark", "Theme: dark"]];
+const theme = select(THEMES, kept("theme"), { "aria-label": "Theme", class: "theme", onchange: () => themed(theme.value) });
+document.querySelector(".top").append(theme);
+themed(kept("theme"));
+
+/** Shows light, dark, or what the system has, now and when this browser comes again. */
+function themed(name) {
+  kept("theme", name);
+  if (name) document.documentElement.dataset.theme = name;
+  else delete document.documentElement.dataset.theme;
+  document.dispatchEvent(new Event("theme"));
+}
 
 let leave = () => {};
 let shown = 0;

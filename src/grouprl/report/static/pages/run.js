@@ -1,4 +1,5 @@
 // One run while it runs: its charts, evaluations and configuration, kept up to date by the lab's events.
+import { kept } from "../parts/address.js";
 import { file, follow, get, live, ofRun } from "../parts/api.js";
 import { h, put, refresh } from "../parts/dom.js";
 import { course, reached } from "../parts/run/course.js";
@@ -18,9 +19,21 @@ export async function render(root, { run: id }, query) {
   const [run, find, sections, { runs }] = await Promise.all([get(path), definitions(), file("charts.json"), get("runs")]);
   const page = {
     id, run, find, sections, query, series: new Series(), evaluations: run.evaluations,
+    pinned: new Set(kept("pinned").split("\n").filter(Boolean)), folded: new Set(), sought: "",
     open: (step) => { location.hash = `#/${ofRun(id, "groups", step)}`; },
   };
   if (run.metrics.length) page.series.fill(await get(`${path}/series`));
+  page.pin = (chart, on) => {
+    page.pinned[on ? "add" : "delete"](chart);
+    kept("pinned", [...page.pinned].join("\n"));
+    arrange(page, charts);
+    page.drawing.change();
+  };
+  page.seek = (words) => {
+    page.sought = words.toLowerCase();
+    seek(page, charts);
+    page.drawing.change();
+  };
   const top = head(run, runs);
   const bar = toolbar(page, `run ${id}`, false);
   const charts = h("div", {}), tables = rest(path);
@@ -44,21 +57,39 @@ export async function render(root, { run: id }, query) {
 /** Puts the charts that the run has now in their places; those that stay are not made anew. */
 function arrange(page, element) {
   const unjudged = noVerifier(page.series);
-  const sections = plan(page.sections, page.series.names(), measuresOf(page.evaluations), page.find, unjudged);
+  const sections = withPinned(plan(page.sections, page.series.names(), measuresOf(page.evaluations), page.find, unjudged), page.pinned);
   const wanted = new Map(sections.flatMap(({ charts }) => charts).map((spec) => [spec.id, spec]));
-  const key = [unjudged, ...wanted.keys()].join("\n");
+  const key = [unjudged, ...page.pinned, "", ...wanted.keys()].join("\n");
   if (element.dataset.key === key) return;
   element.dataset.key = key;
   const ids = [...wanted.keys()], made = page.drawing.arrange(ids, (id) => card(wanted.get(id), page));
   const elements = new Map(ids.map((id, place) => [id, made[place]]));
   const none = h("p", { class: "note" }, "No step yet: charts appear with the first.");
   put(element, sections.length ? sections.map((section) => shownSection(page, section, elements)) : none);
+  seek(page, element);
+}
+
+/** The sections with what is pinned in one before all others. */
+function withPinned(sections, pinned) {
+  const [charts, rest] = [true, false].map((on) => sections.map((one) => ({ ...one, charts: one.charts.filter(({ id }) => pinned.has(id) === on) })));
+  const first = { title: "Pinned", charts: charts.flatMap((one) => one.charts) };
+  return [first, ...rest].filter((one) => one.charts.length || one.unjudged);
+}
+
+/** Hides the charts whose titles do not have what is looked for, and sections without any other. */
+function seek({ sought }, element) {
+  for (const section of element.querySelectorAll(":scope > details")) {
+    const cards = [...section.querySelectorAll(".chart-card")];
+    for (const one of cards) one.hidden = !one.getAttribute("aria-label").toLowerCase().includes(sought);
+    section.hidden = cards.length > 0 && cards.every((one) => one.hidden);
+  }
 }
 
 function shownSection(page, { title, explained, charts, unjudged }, elements) {
   const address = () => explained.address.replace("{run}", encodeURIComponent(page.id)).replace("{step}", page.series.step[0]);
   const link = live && explained && h("a", { class: "explained", href: address() }, `Explained: ${explained.what}`);
-  return h("section", {}, h("div", { class: "row between" }, h("h2", {}, title), link),
+  const fold = ({ target }) => page.folded[target.open ? "delete" : "add"](title);
+  return h("details", { class: "folds", open: !page.folded.has(title), ontoggle: fold }, h("summary", {}, h("h2", {}, title)), link,
     unjudged ? h("p", { class: "card unjudged" }, UNJUDGED) : null,
     h("div", { class: "grid" }, charts.map(({ id }) => elements.get(id))));
 }

@@ -68,6 +68,16 @@ export function move(to) {
   if (to !== location.hash) history.pushState(null, "", to);
 }
 
+/** What this browser keeps under a name, and nothing where it keeps nothing; a second value replaces it. */
+export function kept(name, value = undefined) {
+  try {
+    if (value !== undefined) localStorage.setItem(`grouprl ${name}`, value);
+    return localStorage.getItem(`grouprl ${name}`) ?? "";
+  } catch {
+    return "";
+  }
+}
+
 export function whole(text) {
   return /^\d{1,9}$/.test(text ?? "") ? Number(text) : null;
 }

@@ -72,6 +72,11 @@ export class Chart {
     if (document.activeElement !== this.area && data.x.length) this.#value(data.x.length - 1);
   }
 
+  /** What a file of the chart is made of; see picture.js. */
+  get drawn() {
+    return { ...this.#options, data: this.#data, plot: this.#plot };
+  }
+
   end() {
     this.#ends.forEach((end) => end());
     this.#plot?.destroy();

@@ -49,7 +49,8 @@ const DASHES = [[], [7, 4], [2, 3]];
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 
 let known = new Map();
-DARK.addEventListener("change", () => { known = new Map(); });
+DARK.addEventListener("change", () => document.dispatchEvent(new Event("theme")));
+document.addEventListener("theme", () => { known = new Map(); });
 
 /** How line number `index` is drawn: a variable of the style sheet, and a dash that distinguishes what shares a color. */
 export function look(index) {
@@ -70,6 +71,6 @@ export function faint(variable, opacity) {
 
 /** Calls back when the theme changes; gives what ends that. */
 export function onTheme(listener) {
-  DARK.addEventListener("change", listener);
-  return () => DARK.removeEventListener("change", listener);
+  document.addEventListener("theme", listener);
+  return () => document.removeEventListener("theme", listener);
 }

@@ -2,6 +2,7 @@
 import { file } from "./api.js";
 import { Chart } from "./chart.js";
 import { h, toggle } from "./dom.js";
+import { save } from "./picture.js";
 import { heldOut, smoothed } from "./series.js";
 import { AXES, visible } from "./text.js";
 
@@ -13,8 +14,25 @@ export function titled(options, definition, data) {
   const title = h("h3", {}, visible(options.label), unit && !["share", "loss"].includes(unit) ? h("span", { class: "unit" }, unit) : null);
   const log = options.log === undefined ? null : logarithm(chart, options.label, draw);
   const element = h("section", { class: "card chart-card", "aria-label": visible(options.label) },
-    h("div", { class: "chart-head" }, title, log), chart.element, definition === null ? null : words(definition));
+    h("div", { class: "chart-head" }, title,
+      h("div", { class: "row" }, options.pin ? pin(options) : null, log, menu(chart, draw))), chart.element, definition === null ? null : words(definition));
   return { element, draw, chart, end: () => chart.end() };
+}
+
+/** What a chart can be saved as, folded. */
+function menu(chart, draw) {
+  const button = (kind) => h("button", { type: "button", class: "small", onclick: () => {
+    if (!chart.drawn.plot) draw();
+    save(kind, chart.drawn);
+    box.open = false;
+  } }, kind);
+  const box = h("details", { class: "menu" }, h("summary", { "aria-label": `Save ${visible(chart.drawn.label)}`, title: "Save" }, "\u2913"),
+    h("div", { class: "card" }, ["CSV", "PNG", "SVG"].map(button)));
+  return box;
+}
+
+function pin({ pin: { on, change }, label }) {
+  return toggle(on, change, "Pin", { class: "small", "aria-label": `Pin: ${visible(label)}`, title: "Shown at the top of every run's page" });
 }
 
 function logarithm(chart, title, draw) {
@@ -55,7 +73,7 @@ export function card(spec, page) {
   };
   return titled({
     label: spec.title, lines: spec.lines, unit: spec.unit, stacked: spec.stacked, bands: spec.bands,
-    view: page.view, log: spec.log,
+    view: page.view, log: spec.log, pin: page.pinned && { on: page.pinned.has(spec.id), change: (on) => page.pin(spec.id, on) },
     floor: spec.zero || spec.whole ? 0 : undefined, ceiling: spec.whole ? 1 : undefined,
     until: () => page.series[page.view.axis].at(-1),
     where: (at, x) => (page.view.axis === "step" ? "" : `step ${steps[at]}, `) + AXES[page.view.axis].of(x),

@@ -14,6 +14,8 @@ export const LOST = "The lab does not answer. This page continues by itself when
 class View {
   #shown = new Map(); // by id, {card, stale}
   #frame = 0;
+  #idle = 0;
+  #printed = () => this.#shown.forEach((one) => draw(one));
   #watch = new IntersectionObserver((entries) => this.#came(entries), { rootMargin: AROUND });
 
   /**
@@ -37,6 +39,10 @@ class View {
     });
   }
 
+  constructor() {
+    addEventListener("beforeprint", this.#printed);
+  }
+
   /** Everything has changed. */
   change() {
     for (const one of this.#shown.values()) one.stale = true;
@@ -45,6 +51,8 @@ class View {
 
   end() {
     this.#watch.disconnect();
+    removeEventListener("beforeprint", this.#printed);
+    cancelIdleCallback(this.#idle);
     cancelAnimationFrame(this.#frame);
     this.#shown.forEach(({ card }) => card.end());
     this.#shown.clear();
@@ -60,12 +68,27 @@ class View {
     this.#frame ||= requestAnimationFrame(() => {
       this.#frame = 0;
       for (const one of this.#shown.values()) {
-        if (!one.card.chart.seen || !one.stale) continue;
-        one.stale = false;
-        one.card.draw();
+        if (one.card.chart.seen && one.stale) draw(one);
       }
+      this.#rest();
     });
   }
+
+  /** Draws what was never seen, one chart at a time when there is nothing else to do: for printing and pictures of the whole page. */
+  #rest() {
+    cancelIdleCallback(this.#idle);
+    const next = [...this.#shown.values()].find((one) => !one.drawn && one.card.element.offsetParent);
+    if (!next) return;
+    this.#idle = requestIdleCallback(() => {
+      draw(next);
+      this.#rest();
+    });
+  }
+}
+
+function draw(one) {
+  Object.assign(one, { stale: false, drawn: true });
+  one.card.draw();
 }
 
 // Things that may be asked for often and are done now and then.
@@ -160,7 +183,8 @@ export function toolbar(page, sync, smoothed) {
   } });
   const whole = h("button", { type: "button", onclick: () => zoomed(null) }, "Show the whole run");
   changed();
+  const find = h("input", { type: "search", class: "find", placeholder: "Find a chart", "aria-label": "Find a chart", oninput: () => page.seek(find.value) });
   return h("div", { class: "toolbar card" },
     h("div", { class: "row", role: "group", "aria-label": "Drawn over" }, h("span", { class: "note" }, "Over"), over),
-    h("label", { title: "The mean over about a tenth of the steps, the values themselves behind it" }, smooth, "Smooth"), whole);
+    h("label", { title: "The mean over about a tenth of the steps, the values themselves behind it" }, smooth, "Smooth"), whole, page.seek ? find : null);
 }
