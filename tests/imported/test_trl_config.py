@@ -98,6 +98,13 @@ def test_the_mask_of_off_policy_completions_is_ours(tmp_path: Path):
     assert recipe(tmp_path, off_policy_mask_threshold=0.5).algorithm.objective.off_policy_delta == 0.5
 
 
+def test_qlora_is_ours(tmp_path: Path):
+    model = recipe(tmp_path, use_peft=True, load_in_4bit=True, dtype="bfloat16").model
+    assert (model.weights, model.dtype, model.lora is not None) == ("nf4", "bfloat16", True)
+    with pytest.raises(UserError, match="load_in_4bit=True: expected use_peft and nf4"):
+        import_foreign(Foreign("trl", {"load_in_4bit": True}))
+
+
 def test_a_changed_value_is_shown_with_both_numbers():
     outcome = line("max_grad_norm", max_grad_norm=0.0).outcome
     assert outcome.verdict == "changed"
@@ -106,7 +113,7 @@ def test_a_changed_value_is_shown_with_both_numbers():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("loss_type", "vespo"), ("optim", "paged_adamw_8bit"), ("repetition_penalty", 1.1), ("load_in_4bit", True)],
+    [("loss_type", "vespo"), ("optim", "paged_adamw_8bit"), ("repetition_penalty", 1.1), ("load_in_8bit", True)],
 )
 def test_what_cannot_be_had_stops_unless_it_is_allowed(key: str, value: object):
     with pytest.raises(UserError, match=f"{key}={value}.*\n.*--allow {key}"):

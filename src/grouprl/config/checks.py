@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from grouprl.algorithms.values import CopiedCritic
 from grouprl.config.algorithm import options
 from grouprl.config.run import CurriculumConfig, RunConfig
 from grouprl.types import UserError
@@ -52,16 +53,24 @@ def _check_memory(config: RunConfig) -> None:
     """Checks that what saves memory fits the computation."""
     model, shard = config.model, config.distributed.shard
     for name, small in (
-        ("model.weights", model.weights == "bfloat16"),
+        ("model.weights", model.weights != "float32"),
         ("learner.moments", config.learner.moments == "bfloat16"),
         ("model.reference", model.reference == "cpu"),
     ):
         if small and shard:
             raise UserError(f"{name}: expected its default with distributed.shard=true, got another: remove one")
-    if model.weights == "bfloat16" and model.dtype == "float32":
+    if model.weights != "float32" and model.dtype == "float32":
         raise UserError(
-            "model.weights: expected float32 with model.dtype=float32, got bfloat16: set model.dtype=bfloat16"
+            f"model.weights: expected float32 with model.dtype=float32, got {model.weights}: set model.dtype=bfloat16"
         )
+    if model.weights != "nf4":
+        return
+    if model.lora is None:
+        raise UserError("model.weights: expected nf4 with an adapter, because 4 bits do not learn: set model.lora={}")
+    if isinstance(config.algorithm.critic, CopiedCritic):
+        raise UserError("model.weights: expected bfloat16 with a critic beside the policy, got nf4: change one")
+    if config.rollout.engine.name == "vllm" or config.cluster.backend != "none":
+        raise UserError("model.weights: expected bfloat16 with samplers in other processes, got nf4: change one")
 
 
 def _check_engine(config: RunConfig) -> None:

@@ -63,8 +63,9 @@ class LoraConfig(Section):
 class PolicyConfig(ModelConfig):
     """The model of reinforcement learning, which may train an adapter alone."""
 
-    weights: Literal["float32", "bfloat16"] = Field(
-        "float32", description="bfloat16 = half the memory, updates are rounded at random; an adapter stays float32"
+    weights: Literal["float32", "bfloat16", "nf4"] = Field(
+        "float32",
+        description="bfloat16 = half the memory, updates are rounded at random; nf4 = 4 bits below an adapter (QLoRA)",
     )
     reference: Literal["device", "cpu"] = Field(
         "device", description="where a GPU's frozen reference is kept; cpu = it visits the GPU for its pass of a step"

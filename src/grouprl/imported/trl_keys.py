@@ -195,11 +195,11 @@ _MODEL = {
             "use_rslora": False,
             "use_dora": False,
             "load_in_8bit": False,
-            "load_in_4bit": False,
         }.items()
     },
+    "load_in_4bit": Entry(False, "model.weights=nf4", parts.four_bits),
     **idles(
-        "of load_in_4bit, which is not here",
+        "of load_in_4bit; the form of model.weights=nf4 is fixed",
         {
             "bnb_4bit_quant_type": "nf4",
             "use_bnb_nested_quant": False,

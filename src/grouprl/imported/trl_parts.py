@@ -18,9 +18,20 @@ def bfloat16(given: Given, value: Any) -> Outcome:
 
 def weights(given: Given, value: Any) -> Outcome:
     """The dtype of the policy's weights."""
+    if given["load_in_4bit"]:
+        return Outcome("not needed", words="model.weights=nf4 has bfloat16 beside its 4 bits")
     if value in ("float32", "bfloat16"):
         return Outcome("equal", {"model.weights": value})
     return unsupported("expected float32 or bfloat16")
+
+
+def four_bits(given: Given, value: Any) -> Outcome:
+    """QLoRA."""
+    if not value:
+        return Outcome("equal")
+    if not given["use_peft"] or given["bnb_4bit_quant_type"] != "nf4":
+        return unsupported("expected use_peft and nf4")
+    return Outcome("changed", {"model.weights": "nf4"}, "scales are quantized twice, other matrices are bfloat16")
 
 
 def model_arguments(given: Given, value: Any) -> Outcome:

@@ -33,7 +33,7 @@ from transformers.utils import CONFIG_NAME, cached_file, extract_commit_hash, fi
 from grouprl.config.run import ModelConfig
 from grouprl.models.adapters import attach_adapter, base_of, is_adapter
 from grouprl.models.manifest import check_manifest, has_manifest
-from grouprl.models.precision import round_weights
+from grouprl.models.precision import quantize_weights, round_weights
 from grouprl.models.templates import prepare_template
 from grouprl.models.verify import in_right_form
 from grouprl.types import UserError
@@ -52,8 +52,8 @@ _PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 def load_model(source: str | ModelConfig, *, device: torch.device, weights: str = "float32") -> PreTrainedModel:
     """A causal language model with float32 weights, in eval mode, on GroupRL's attention.
 
-    With `weights` "bfloat16" it is loaded and checked in float32 on the CPU, then rounded (see `round_weights`) and
-    moved, so that the device never holds more than half of it.
+    With `weights` "bfloat16" or "nf4" it is loaded and checked in float32 on the CPU, then rounded (`round_weights`,
+    `quantize_weights`) and moved, so that the device never holds more.
 
     The model stays in eval mode in training, because dropout would make learner and sampler disagree. The folder of a
     LoRA adapter gives its base model with the adapter, which alone takes gradients.
@@ -69,7 +69,7 @@ def load_model(source: str | ModelConfig, *, device: torch.device, weights: str 
         (base, revision), what = _base(folder), f"{what}, the base of the adapter {path!r}"
     auto = _auto_class(base, what, revision)
 
-    rounded = weights == "bfloat16"
+    rounded = weights != "float32"
     place = torch.device("cpu") if rounded else device
 
     def load(attention: str) -> PreTrainedModel:
@@ -84,6 +84,8 @@ def load_model(source: str | ModelConfig, *, device: torch.device, weights: str 
     _freeze_beside_text(model)
     if rounded:
         round_weights(model)
+    if weights == "nf4":
+        quantize_weights(model, device)
     return model.to(device)
 
 

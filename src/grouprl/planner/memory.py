@@ -21,12 +21,15 @@ from grouprl.types import UserError
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16"]
+Weights = Literal["float32", "bfloat16", "nf4"]
 
 MOST_COMPLETIONS, MOST_TOKENS = 1024, 131_072
 """Upper bounds of the largest group and the longest completion that are searched for."""
 
 _WEIGHT = 4  # bytes of a float32 weight; those of adapters, value heads and reward models are always float32
 SIZES: Mapping[Dtype, int] = MappingProxyType({"float32": 4, "bfloat16": 2})
+# Of a linear layer in NF4: 4 bits, for 64 weights a scale of 8 bits, for 256 of these one of 32 (arXiv:2305.14314).
+_NF4 = 1 / 2 + (1 + 4 / 256) / 64
 _NUMBERS = 4  # bytes of the float32 in which norms, rotations and logits are computed
 _LOGITS = 1 << 25  # logits in a chunk of log-probs (models/logprobs.py)
 _KEPT_LOGITS = 1 << 22  # logits of a single chunk that is kept for the backward pass (models/kernels/functions.py)
@@ -41,7 +44,7 @@ class Networks:
     critic: bool = False  # a trunk of its own, as large as the policy
     reward_model: bool = False  # as large as the policy
     lora_rank: int | None = None  # None = all weights learn
-    weights: Dtype = "float32"  # of policy, reference and critic; vectors, which stay float32, count as matrices
+    weights: Weights = "float32"  # of policy, reference and critic; vectors, which stay float32, count as matrices
     moments: Dtype = "float32"
     reference_on_cpu: bool = False  # visits a GPU when there are no gradients, which are as large
 
@@ -209,13 +212,15 @@ def plan_memory(
     rank, pack, half = networks.lora_rank, step.largest_pack, step.dtype == "bfloat16"
     if rank is not None and rank < 1:
         raise UserError(f"lora_rank: expected 1 or more, got {rank}: set lora_rank=None to train all weights")
-    weight = SIZES[networks.weights]
+    small = networks.weights == "nf4"
+    weight = SIZES["bfloat16" if networks.weights == "nf4" else networks.weights]
+    whole = weight * shape.parameters - int((weight - _NF4) * shape.linear_parameters if small else 0)
+    widened = weight * shape.hidden * shape.intermediate if small else 0  # one matrix at a time
     adapter = 0 if rank is None else _WEIGHT * shape.lora_parameters(rank)
-    value_head = _WEIGHT * (shape.hidden + 1)
     trunk = weight * shape.decoder_parameters if rank is None else adapter  # it shares the policy's frozen weights
     learning = weight * shape.parameters if rank is None else adapter
     moments = 2 * SIZES[networks.moments] / (weight if rank is None else _WEIGHT)  # bytes for each of a weight's
-    critic = trunk + value_head if networks.critic else 0
+    critic = trunk + _WEIGHT * (shape.hidden + 1) if networks.critic else 0
     token = shape.cached_numbers * SIZES[step.dtype]
     own = step.rows * step.completion_tokens
     activations, layer = _activations(shape, step, pack, sharded)
@@ -232,10 +237,10 @@ def plan_memory(
         rounded -= SIZES[step.dtype] * shape.linear_parameters * (shape.layers - 1) // shape.layers
     return MemoryPlan(
         networks=NetworkMemory(
-            policy=weight * shape.parameters,
+            policy=whole,
             adapter=adapter,
             # With an adapter, the reference is the policy without the adapter.
-            reference=weight * shape.parameters
+            reference=whole
             if networks.reference and rank is None and not (networks.reference_on_cpu and on_gpu)
             else 0,
             reward_model=_WEIGHT * (shape.decoder_parameters + shape.hidden) if networks.reward_model else 0,
@@ -247,7 +252,7 @@ def plan_memory(
             gradients=gradients * learning,
             critic_gradients=gradients * critic,
             activations=at_once * activations,
-            layer=at_once * layer,
+            layer=at_once * (layer + widened),
             logits=at_once * _logits(shape, step, pack.completions * step.completion_tokens, rank is None),
         ),
         rollout=RolloutMemory(

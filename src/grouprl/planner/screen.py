@@ -127,7 +127,7 @@ def networks_of(config: RunConfig) -> Networks:
 def step_of(config: RunConfig, prompt_tokens: int) -> StepShape:
     """Returns the step of a configuration."""
     rollout, device, dtype = config.rollout, config.model.device, config.model.dtype
-    dtype = "bfloat16" if config.model.weights == "bfloat16" else dtype
+    dtype = dtype if config.model.weights == "float32" else "bfloat16"
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     return StepShape(
         problems=rollout.problems_per_step,

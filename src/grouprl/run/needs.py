@@ -54,6 +54,7 @@ def _memory(config: RunConfig, task: Task, ranks: int) -> str | None:
         "learner.moments=bfloat16": networks.moments == "float32" and not config.distributed.shard,
         "model.reference=cpu": plan.networks.reference > 0 and step.device == "cuda" and not config.distributed.shard,
         "model.lora={}": networks.lora_rank is None,
+        "model.weights=nf4": networks.lora_rank is not None and networks.weights == "bfloat16",
     }
     if least > available:
         raise UserError(
