@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -173,3 +174,26 @@ def test_memory_of_ppo_beside_grpo(page: TestClient) -> None:
     both = ask(page, "memory?model=abacus&reward_model=both&algorithm=grpo")["plans"]
     assert list(both) == ["grpo"]
     assert both["grpo"]["networks"]["reward_model"]["weights"] == pytest.approx(4 * 1_188_736, rel=1e-3)
+
+
+def test_memory_settings_of_the_planner(page: TestClient) -> None:
+    """Halved weights and moments, no reference: 2 + 4 + 2 * 2 bytes a parameter instead of 4 + 4 + 8 and 4."""
+    usual, saving = (
+        ask(page, f"memory?model=abacus&device=cpu&algorithm=grpo{more}")["plans"]["grpo"]["networks"]
+        for more in ("", "&weights=bfloat16&moments=bfloat16&reference=none")
+    )
+    assert usual["policy"]["weights"] == 2 * saving["policy"]["weights"]
+    assert usual["policy"]["moments"] == 2 * saving["policy"]["moments"]
+    assert (usual["reference"]["weights"], saving["reference"]["weights"]) == (usual["policy"]["weights"], 0)
+
+
+def test_memory_of_a_config_json_and_of_a_hub_id(page: TestClient) -> None:
+    """The published numbers of Qwen2.5-0.5B, and its 494,032,768 parameters; no file is read for them."""
+    config = {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2}
+    config |= {"intermediate_size": 4864, "vocab_size": 151936, "tie_word_embeddings": True, "model_type": "qwen2"}
+    own = ask(page, f"memory?config={json.dumps(config)}")
+    assert own["parameters"] == 494_032_768
+    assert own["plans"] == ask(page, "memory?model=Qwen/Qwen2.5-0.5B-Instruct")["plans"]
+    for query in ("config=[1]", "config={", "model=/etc", "model=.", "config={}"):
+        answer = page.get(f"/api/explain/memory?{query}")
+        assert (answer.status_code, "expected" in answer.json()["error"]) == (400, True)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
+import ast
+import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.routing import Route
 
-from grouprl.algorithms import group_advantages, group_statistics, kl_estimate, policy_loss
-from grouprl.algorithms.losses import policy_ratios
 from grouprl.algorithms.spec import Algorithm
-from grouprl.curriculum.order import UniformOrder
 from grouprl.lab.answers import Answer, json_answer
 from grouprl.lab.explain_group import recorded_walk
 from grouprl.lab.explain_typed import (
@@ -28,25 +27,25 @@ from grouprl.lab.explain_typed import (
 )
 from grouprl.lab.runs import Runs
 from grouprl.planner import SHAPES, MemoryPlan, Networks, StepShape, plan_memory
-from grouprl.step import grpo_step, update_policy
-from grouprl.types import RewardOutcome, UserError
+from grouprl.planner.shapes import ModelShape, config_shape, known_shape
+from grouprl.types import UserError
 
 RewardModel = Literal["ppo", "both", "none"]
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 _SHOWN = 60  # characters of a wrong value that an error repeats
 USUAL = ("grpo", "dr_grpo", "rloo", "reinforce")
 JUDGES: tuple[RewardModel, ...] = ("ppo", "both", "none")
-# What computes each stage of a group.
-_CODE: dict[str, Any] = {
-    "prompt": UniformOrder.visits,
-    "completions": grpo_step,
-    "rewards": RewardOutcome,
-    "statistics": group_statistics,
-    "advantages": group_advantages,
-    "ratio": policy_ratios,
-    "kl": kl_estimate,
-    "loss": policy_loss,
-    "update": update_policy,
+# What computes each stage of a group, read from its file: importing a step would load transformers.
+_CODE = {
+    "prompt": "curriculum/order.py UniformOrder.visits",
+    "completions": "step.py grpo_step",
+    "rewards": "types.py RewardOutcome",
+    "statistics": "algorithms/statistics.py group_statistics",
+    "advantages": "algorithms/advantages.py group_advantages",
+    "ratio": "algorithms/losses.py policy_ratios",
+    "kl": "algorithms/kl.py kl_estimate",
+    "loss": "algorithms/losses.py policy_loss",
+    "update": "step.py update_policy",
 }
 SENTENCE = (
     "Beside the policy, GRPO holds a frozen reference. PPO holds a critic as well, which learns and is as large as the "
@@ -77,10 +76,15 @@ def _code(request: Request) -> dict[str, Any]:
     """The code behind each stage: `name`, `file` in the package, `line` and `text`."""
     Query(request, ())
     found = {}
-    for stage, function in _CODE.items():
-        lines, first = inspect.getsourcelines(function)
-        file = function.__module__.replace(".", "/") + ".py"
-        found[stage] = {"name": function.__qualname__, "file": file, "line": first, "text": "".join(lines)}
+    for stage, place in _CODE.items():
+        file, name = place.split()
+        text = (Path(__file__).parents[1] / file).read_text(encoding="utf-8")
+        node: ast.AST = ast.parse(text)
+        for part in name.split("."):
+            node = next(one for one in ast.iter_child_nodes(node) if getattr(one, "name", None) == part)
+        assert isinstance(node, ast.FunctionDef | ast.ClassDef)
+        lines = text.splitlines(keepends=True)[node.lineno - 1 : node.end_lineno]
+        found[stage] = {"name": name, "file": f"grouprl/{file}", "line": node.lineno, "text": "".join(lines)}
     return found
 
 
@@ -148,19 +152,28 @@ def _memory(request: Request) -> dict[str, Any]:
         "minibatches": (1, 1024, 1),
         "micro_batch_tokens": (0, 1_048_576, 0),
     }
-    others = ("model", "algorithm", "dtype", "device", "recompute", "lora_rank", "reward_model")
-    query = Query(request, (*others, *counts))
+    others = ("model", "config", "algorithm", "dtype", "device", "recompute", "lora_rank", "reward_model")
+    saving = ("weights", "moments", "reference")
+    query = Query(request, (*others, *saving, *counts))
     step = StepShape(
         **{name: query.whole(name, low, high, usual) for name, (low, high, usual) in counts.items()},
         dtype=query.choice("dtype", ("float32", "bfloat16"), "bfloat16"),  # type: ignore[arg-type]
         device=query.choice("device", ("cpu", "cuda"), "cuda"),  # type: ignore[arg-type]
-        recompute=query.choice("recompute", ("true", "false"), "false") == "true",
+        recompute=query.choice("recompute", ("true", "false"), "true") == "true",
+    )
+    reference = query.choice("reference", ("gpu", "cpu", "none"), "gpu")
+    networks = Networks(
+        reference=reference != "none",
+        lora_rank=query.whole("lora_rank", 1, 4096) if "lora_rank" in query else None,
+        weights=query.choice("weights", ("float32", "bfloat16"), "float32"),  # type: ignore[arg-type]
+        moments=query.choice("moments", ("float32", "bfloat16"), "float32"),  # type: ignore[arg-type]
+        reference_on_cpu=reference == "cpu",
     )
     return memory_plans(
-        query.choice("model", tuple(SHAPES), "Qwen2.5-1.5B"),
+        _shape(query),
         query.choices("algorithm", ("grpo", "ppo"), ("grpo", "ppo")),
         step,
-        lora_rank=query.whole("lora_rank", 1, 4096) if "lora_rank" in query else None,
+        networks=networks,
         reward_model=query.choice("reward_model", JUDGES, "none"),  # type: ignore[arg-type]
     )
 
@@ -168,16 +181,29 @@ def _memory(request: Request) -> dict[str, Any]:
 # Memory
 
 
+def _shape(query: Query) -> ModelShape:
+    """Of the numbers of a config.json, or of a model that is known by its name or hub id; no file is read."""
+    if "config" not in query:
+        return known_shape(query.text("model") if "model" in query else "Qwen2.5-1.5B")
+    try:
+        found = json.loads(query.text("config"))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise UserError("config: expected the JSON object of a config.json, got something else: choose another file")
+    return config_shape(found, "your config.json", Path("config.json"))
+
+
 def memory_plans(
-    model: str, algorithms: list[str], step: StepShape, *, lora_rank: int | None, reward_model: RewardModel
+    shape: ModelShape, algorithms: list[str], step: StepShape, *, networks: Networks, reward_model: RewardModel
 ) -> dict[str, Any]:
     """The plans of "grpo" and "ppo" at one batch shape.
 
     Args:
-        model: a name of `planner.SHAPES`.
+        shape: the model's.
         algorithms: which plans.
         step: the batch and how it is computed.
-        lora_rank: of an adapter; None = all weights learn.
+        networks: what both have in common; the critic and the reward model are added here.
         reward_model: whose rewards are learned ones.
 
     Returns:
@@ -185,18 +211,17 @@ def memory_plans(
         each in bytes; `parts`, every field of the plan in bytes; `held`, `learning`, `sampling` and `peak`; `rest`,
         what is left of `learning` without the networks, the activations and the cache; `pack`.
     """
-    shape = SHAPES[model]
     plans = {}
     for name in algorithms:
         learned = reward_model == "both" or (reward_model == "ppo" and name == "ppo")
-        networks = Networks(critic=name == "ppo", reward_model=learned, lora_rank=lora_rank)
-        plans[name] = _shown(plan_memory(shape, networks, step))
+        own = replace(networks, critic=name == "ppo", reward_model=learned)
+        plans[name] = _shown(plan_memory(shape, own, step))
     return {
         "models": list(SHAPES),
         "model": asdict(shape),
         "parameters": shape.parameters,
         "step": asdict(step),
-        "lora_rank": lora_rank,
+        "lora_rank": networks.lora_rank,
         "reward_model": reward_model,
         "sentence": SENTENCE,
         "plans": plans,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from grouprl.record.strict import read_json
 from grouprl.types import UserError, unknown_name
@@ -96,15 +96,28 @@ def shape_of(model: str) -> ModelShape:
     """
     config = Path(model) / "config.json"
     if config.is_file():
-        return _from_config(config)
+        return config_shape(read_json(config), config.resolve().parent.name, config)
+    return known_shape(model)
+
+
+def known_shape(model: str) -> ModelShape:
+    """Returns the shape of a name or hub id that is in `SHAPES`; it reads no file.
+
+    Raises:
+        UserError: the model is unknown.
+    """
     name = model.rpartition("/")[2].removesuffix("-Instruct").removesuffix("-Base")
     if name not in SHAPES:
         raise unknown_name("--model (a known shape, or a folder with a config.json)", model, SHAPES)
     return SHAPES[name]
 
 
-def _from_config(path: Path) -> ModelShape:
-    found = read_json(path)
+def config_shape(found: Mapping[str, Any], name: str, path: Path) -> ModelShape:
+    """Returns the shape of a config.json's content; `path` is for its errors.
+
+    Raises:
+        UserError: it is not that of a dense decoder with Llama's architecture.
+    """
     experts = [name for name in ("num_experts", "num_local_experts", "n_routed_experts") if found.get(name)]
     if experts:
         raise UserError(f"{path}: expected a dense decoder, got {experts[0]}={found[experts[0]]}: choose a dense model")
@@ -118,7 +131,7 @@ def _from_config(path: Path) -> ModelShape:
     hidden, heads = number("hidden_size"), number("num_attention_heads")
     with_bias: Biases = "qkv" if found.get("model_type") == "qwen2" else "none"
     return ModelShape(
-        name=path.resolve().parent.name,
+        name=name,
         layers=number("num_hidden_layers"),
         hidden=hidden,
         heads=heads,

@@ -1,6 +1,6 @@
 // PPO beside GRPO: what flows where, what lies in memory, and what was measured.
 import { asking } from "../parts/address.js";
-import { file, get } from "../parts/api.js";
+import { file, get, live } from "../parts/api.js";
 import { comparisonHead, costTable } from "../parts/compare/comparison.js";
 import { field, h, options, put, select } from "../parts/dom.js";
 import { stackedBar } from "../parts/explain/bars.js";
@@ -83,25 +83,46 @@ const REST = "the rest: rounded copies of weights, and what a layer or the logit
 const NAMES = { grpo: "GRPO", ppo: "PPO" };
 const JUDGES = [["none", "for neither: a verifier"], ["both", "for both"], ["ppo", "for PPO alone"]];
 
-/** The section with its choices; gives {element, end()}. */
+const DTYPES = [["float32", "float32"], ["bfloat16", "bfloat16"]];
+// The inputs of the planner beside the model and the rewards; a file without a lab has none of them.
+const NUMBERS = [["problems", "Problems a step", 16], ["group_size", "Completions each", 8], ["prompt_tokens", "Tokens of a prompt", 256],
+  ["completion_tokens", "Tokens of a completion", 512], ["lora_rank", "LoRA rank (empty: all weights learn)", ""]];
+const CHOICES = [["dtype", "Computed in", [...DTYPES].reverse()], ["recompute", "Layers run again in the backward pass", [["true", "yes"], ["false", "no"]]],
+  ["weights", "Weights in", DTYPES], ["moments", "Moments in", DTYPES], ["reference", "Reference", [["gpu", "on the GPU"], ["cpu", "on the CPU"], ["none", "none: no KL"]]]];
+const GPUS = [["", "any"], [24, "24 GiB: L4, RTX 4090"], [40, "40 GiB: A100"], [48, "48 GiB: L40S"], [80, "80 GiB: A100, H100"], [141, "141 GiB: H200"], [180, "180 GiB: B200"]];
+const OF_CONFIG = /^(hidden_size|num_.*|n_routed_experts|intermediate_size|vocab_size|head_dim|tie_word_embeddings|model_type|attention_bias)$/;
+
+/** The section with its inputs; gives {element, end()}. */
 function memorySection() {
-  const read = h("div", {});
+  const read = h("div", {}), fits = h("p", { role: "status" });
   const picture = h("div", { class: "stacks", role: "img" });
-  const model = select([], null, { onchange: () => ask() });
-  const judge = select(JUDGES, null, { onchange: () => ask() });
+  const known = h("datalist", { id: "known" }), gpu = select(GPUS, null, { onchange: () => ask() });
+  const model = live ? h("input", { name: "model", list: "known", placeholder: "Qwen2.5-1.5B", spellcheck: "false" }) : select([], null, { name: "model" });
+  let config = "";
+  const own = h("input", { type: "file", accept: ".json", onchange: async () => {
+    const found = own.files.length ? JSON.parse(await own.files[0].text().catch(() => "{}") || "{}") : null;
+    config = found && JSON.stringify(Object.fromEntries(Object.entries(found).filter(([name]) => OF_CONFIG.test(name))));
+    ask();
+  } });
   const asked = asking("memory", (answer) => {
-    put(model, options(answer.models.map((name) => [name, name]), answer.model.name));
+    const names = answer.models.map((name) => [name, name]);
+    put(live ? known : model, options(names, live ? null : answer.model.name));
     picture.setAttribute("aria-label", spoken(answer));
     put(picture, stacks(answer.plans));
+    put(fits, gpu.value && Object.entries(answer.plans).map(([name, { peak }]) => `${NAMES[name]} ${peak <= gpu.value * 2 ** 30 ? "fits" : "does not fit"}. `));
     put(read, details(answer));
   });
-  const ask = () => asked.now({ model: model.value, reward_model: judge.value });
+  const number = ([name, words, value]) => field(words, h("input", { name, type: "number", min: 1, value }));
+  const choice = ([name, words, pairs]) => field(words, select(pairs, null, { name }));
+  const inputs = h("div", { class: "controls", onchange: (event) => event.target.name && ask() },
+    h("div", { class: "row" }, field(live ? "Model: a name or hub id" : "Model", model), known, live && field("or its config.json", own),
+      field("Reward model", select(JUDGES, null, { name: "reward_model" })), field("GPU", gpu)),
+    live && h("details", {}, h("summary", {}, "Batch, adapter and memory settings"), h("div", { class: "row" }, NUMBERS.map(number), CHOICES.map(choice))));
+  const ask = () => asked.now({ ...Object.fromEntries([...inputs.querySelectorAll("[name]")].map(({ name, value }) => [name, value])),
+    ...(config ? { model: "", config } : {}) });
   ask();
   const element = h("section", { "aria-labelledby": "memory" },
-    h("h2", { id: "memory" }, "What lies in memory"),
-    h("div", { class: "card" },
-      h("div", { class: "row controls" }, field("Model", model), field("Reward model", judge)),
-      asked.failed, picture, read));
+    h("h2", { id: "memory" }, "What lies in memory"), h("div", { class: "card" }, inputs, asked.failed, fits, picture, read));
   return { element, end: asked.end };
 }
 
@@ -141,7 +162,7 @@ function details({ plans, step, parameters, model, sentence }) {
   return [h("p", {}, sentence),
     table("Memory by part", ["part", ...Object.keys(plans).map((name) => NAMES[name])], rows, { look: "figures" }),
     h("p", { class: "note" }, `${model.name}, ${number(parameters)} parameters: planned for a step of ${step.problems} prompts of ` +
-      `${step.prompt_tokens} tokens with ${step.group_size} completions of ${step.completion_tokens} tokens each, weights in float32, ` +
+      `${step.prompt_tokens} tokens with ${step.group_size} completions of ${step.completion_tokens} tokens each, ` +
       `computed in ${step.dtype}, on ${step.device === "cuda" ? "one GPU" : "a CPU"}. What torch itself needs is not counted.`)];
 }
 
