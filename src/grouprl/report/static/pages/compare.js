@@ -27,7 +27,7 @@ export async function render(root, { runs: ids = "", comparison }, query) {
   const charts = h("div", { class: "grid" }), boxes = h("div", { class: "boxes" }), tables = h("div", {});
   const wrong = h("p", { class: "error", role: "status" });
   const metrics = h("details", { class: "card folded" }, h("summary", {}, "Metrics"), boxes);
-  const drawn = found.length ? [legendOf(page), bar, howTo(false), metrics, charts] : null;
+  const drawn = found.length ? [legendOf(page), bar, howTo(false), metrics, h("h2", { class: "unseen" }, "Charts"), charts] : null;
   put(root, top, wrong, drawn, tables);
   const show = () => {
     refresh(boxes, offered(page), () => offered(page).map((name) => metricBox(name, page, charts)));

@@ -4,7 +4,8 @@ import { h } from "./dom.js";
 /** A table of rows, of numbers or of "words"; it scrolls by itself where it is too wide. `look` is the class of its box. */
 export function table(label, heads, rows, { kind = "number", look = "card" } = {}) {
   const side = (place) => (place ? kind : null);
-  const head = heads.some((one) => one !== "") && h("thead", {}, h("tr", {}, heads.map((one, place) => h("th", { scope: "col", class: side(place) }, one))));
+  const head = heads.some((one) => one !== "") && h("thead", {}, h("tr", {}, heads.map((one, place) => (one === "" ? h("td")
+    : h("th", { scope: "col", class: side(place) }, one)))));
   const row = ([name, ...values]) => h("tr", {}, h("th", { scope: "row" }, name), values.map((value) => h("td", { class: kind }, value)));
   const box = h("div", { class: `scroll ${look.startsWith("card") ? "card" : ""}`, role: "region", "aria-label": label },
     h("table", { class: look.replace("card", "").trim() || null }, head, h("tbody", {}, rows.map(row))));

@@ -1,0 +1,48 @@
+"""Every page of the lab under axe-core, the rules that accessibility is usually tested with: no violation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab_browser import Lab, Opened, needs_chromium, opened
+from lab_runs import FULL_CONFIG, Made, make_run
+
+axe = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
+RULES = (Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+pytestmark = [needs_chromium, pytest.mark.timeout(120)]
+RUN = "/runs/axe"
+PAGES = ["/", RUN, f"{RUN}/groups", f"{RUN}/groups/1/0", "/compare/axe", "/group", "/ppo"]
+PAGES += ["/step?rewards=1,0,0,1&stage=update"]
+
+
+@pytest.fixture(scope="module")
+def lab(shared_lab: Lab) -> Iterator[Opened]:
+    mixed = Made([1.0, 0.0, None], advantages=[1.0, -1.0, 0.0], correct=[True, False, None])
+    make_run(shared_lab.root / "axe", [mixed], [mixed], config=FULL_CONFIG)
+    with opened(shared_lab) as lab:
+        yield lab
+
+
+def violations(page: Any) -> list[tuple[str, str]]:
+    page.evaluate(f"{RULES}\n;0")
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    return [(one["id"], node["html"][:200]) for one in found for node in one["nodes"]]
+
+
+@pytest.mark.parametrize("address", [RUN, *(pytest.param(one, marks=pytest.mark.slow) for one in PAGES if one != RUN)])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+def test_no_violation(lab: Opened, address: str, theme: str) -> None:
+    lab.page.emulate_media(color_scheme=theme)
+    lab.go(address)
+    lab.page.wait_for_timeout(500)  # what is asked for afterwards
+    assert violations(lab.page) == []
+
+
+def test_a_violation_would_be_found(lab: Opened) -> None:
+    lab.go("/")
+    lab.page.evaluate("document.querySelector('main').append(document.createElement('input'))")
+    assert [rule for rule, _ in violations(lab.page)] == ["label"]
