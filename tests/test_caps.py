@@ -20,7 +20,7 @@ CORE = {"types", "algorithms", "models", "rollout", "learner", "step", "run"}
 CORE_LINES, CORE_AIM = 12_200, 6_500
 LIBRARY_LINES, LIBRARY_AIM = 35_077, 20_000  # without the lab
 LAB_LINES, LAB_AIM = 3_000, 3_000
-SCRIPT_LINES, SCRIPT_AIM = 5_747, 5_500  # JavaScript of the page, without vendor
+SCRIPT_LINES, SCRIPT_AIM = 5_768, 5_500  # JavaScript of the page, without vendor
 
 
 def test_few_modules_stand_beside_the_packages():

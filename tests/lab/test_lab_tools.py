@@ -13,6 +13,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from grouprl.config.command_line import RECIPES
+from grouprl.config.run import RunConfig, load_config
 from lab_browser import Lab, Opened, needs_chromium, opened
 from lab_runs import Made, make_run
 
@@ -108,3 +110,29 @@ def test_charts_that_nobody_scrolled_to_are_drawn_for_a_picture_of_the_whole_pag
     page.emulate_media(media="print")
     assert not page.locator(".toolbar, .top").first.is_visible()
     page.emulate_media(media="screen")
+
+
+def test_a_run_is_chosen_from_lists(lab: Opened) -> None:
+    """What the page sends is a configuration: of the chosen names, with the weight and the file of a reward."""
+    page, sent = lab.page, []
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.route("**/api/runs", lambda route: sent.append(route.request.post_data_json) or route.abort()
+               if route.request.method == "POST" else route.continue_())  # fmt: skip
+    lab.go("/")
+    page.get_by_role("button", name="Start a run").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Algorithm").fill("dapo")
+    dialog.get_by_label("Task, data file").fill("gsm8k")
+    dialog.get_by_label("Rewards with commas").fill("correct_answer, mine.py:short=0.2")
+    assert page.locator("[id='of algorithm'] option[value=rloo]").count() == 1
+    dialog.get_by_role("textbox").last.fill("steps=3")
+    dialog.get_by_role("button", name="Start").click()
+    dialog.locator(".wrong .error, .wrong .text").first.wait_for()
+    page.unroute_all()
+    dialog.get_by_role("button", name="Close").click()
+    lab.watched.forget()  # Chromium says of the request that was stopped here that it was
+    config = load_config(RunConfig, [RECIPES / "demo.yaml"], sent[0]["changes"])
+    assert (config.algorithm.name, config.task.name, config.steps) == ("dapo", "gsm8k", 3)
+    assert [(one.name, one.path, one.weight) for one in config.rewards] == [
+        ("correct_answer", None, 1.0), ("short", "mine.py", 0.2),
+    ]  # fmt: skip

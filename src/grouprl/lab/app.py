@@ -17,7 +17,7 @@ from grouprl.compare.report import comparison_answer
 from grouprl.lab.answers import json_answer, run_folder
 from grouprl.lab.events import run_events
 from grouprl.lab.explain_routes import explain_routes
-from grouprl.lab.processes import process_routes, recipes
+from grouprl.lab.processes import lists, process_routes, recipes
 from grouprl.lab.rollout_routes import rollout_routes
 from grouprl.lab.runs import NoSuchRun, Runs
 from grouprl.record.files import json_text
@@ -50,7 +50,7 @@ def create_app(root: Path, closing: Callable[[], bool] = lambda: False) -> Starl
         Route("/api/runs/{run}/invalid", json_answer(lambda request: invalid_answer(run_folder(runs, request)))),
         Route("/api/runs/{run}/course", json_answer(lambda request: course_answer(run_folder(runs, request)))),
         Route("/api/runs/{run}/events", lambda request: run_events(runs, request, closing)),
-        Route("/api/recipes", json_answer(lambda _: {"recipes": recipes()})),
+        Route("/api/recipes", json_answer(lambda _: {"recipes": recipes(), "lists": lists()})),
         Route("/api/comparisons", json_answer(lambda _: {"comparisons": _critic_comparisons(runs.root)})),
         Route("/api/comparisons/{name}", json_answer(lambda request: _comparison(runs.root, request))),
         *explain_routes(runs),

@@ -23,6 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from grouprl.algorithms.named import NAMED
 from grouprl.config.command_line import RECIPES
 from grouprl.config.run import RunConfig, dump_config, load_config
 from grouprl.lab.forks import fork_directory
@@ -30,7 +31,9 @@ from grouprl.lab.runs import Runs
 from grouprl.models.precision import with_dtype
 from grouprl.record.files import json_text
 from grouprl.record.layout import RunDirectory
+from grouprl.rewards.resolve import REWARDS, STEP_REWARDS
 from grouprl.run.process import start_run
+from grouprl.tasks.named import TASKS
 from grouprl.types import UserError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -53,6 +56,19 @@ def recipes() -> list[dict[str, str]]:
         if set(yaml.safe_load(text)) <= set(RunConfig.model_fields):  # the others are of other verbs
             found.append({"name": path.stem, "comment": comment, "text": text})
     return found
+
+
+def lists() -> dict[str, list[str]]:
+    """The built-in names that some settings may have, by setting."""
+    tasks = [
+        name for name in TASKS if name not in ("jsonl", "reasoning_gym")
+    ]  # which are named by a file or a generator
+    return {
+        "model.path": ["abacus", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct"],
+        "task.name": tasks,
+        "algorithm": [*NAMED],
+        "rewards": [*REWARDS, *STEP_REWARDS],
+    }
 
 
 class _Slow(UserError):

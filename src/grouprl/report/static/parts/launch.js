@@ -1,6 +1,6 @@
 // Starting, stopping, resuming and forking runs: dialogs that keep what was typed until it was accepted.
 import { get, ofRun, post } from "./api.js";
-import { field, h, put, say, select, write } from "./dom.js";
+import { field, h, options, put, say, select, write } from "./dom.js";
 import { visible, written } from "./text.js";
 
 const ERROR = /^error:/; // how the last words of a run that could not start begin
@@ -21,7 +21,7 @@ async function stop(run) {
 
 /** Asks for a recipe, a name and changes, and starts a run. */
 export async function startDialog(names) {
-  const { recipes } = await get("recipes");
+  const { recipes, lists } = await get("recipes");
   open("start", () => {
     const about = h("div", { class: "recipe" });
     const name = nameInput(freeName(recipes[0]?.name ?? "run", names));
@@ -35,7 +35,7 @@ export async function startDialog(names) {
     describe();
     return {
       title: "Start a run", button: "Start", waits: "Starting",
-      fields: [field("Recipe", choice), about, field("Name", name), changesField("rollout.group_size=16\nalgorithm=dapo")],
+      fields: [field("Recipe", choice), about, listFields(lists), field("Name", name), changesField("rollout.group_size=16\nalgorithm=dapo")],
       send: (typed) => post("runs", typed),
     };
   });
@@ -101,7 +101,9 @@ function dialog(key, { title, button, waits, run, fields, send }) {
     busy(true);
     put(wrong, h("span", { class: "note" }, "Waiting until it has its folder or says what is wrong; this takes seconds."));
     try {
-      const changes = typed.changes.split("\n").map((line) => line.trim()).filter(Boolean);
+      const chosen = Object.entries(typed).filter(([name, text]) => name.startsWith(SET) && text)
+        .map(([name, text]) => `${name.slice(SET.length)}=${name === `${SET}rewards` ? rewardList(text) : text}`);
+      const changes = [...chosen, ...typed.changes.split("\n").map((line) => line.trim()).filter(Boolean)];
       began(await send({ ...typed, changes }), name, element.open);
       kept.delete(key);
       element.close();
@@ -113,6 +115,25 @@ function dialog(key, { title, button, waits, run, fields, send }) {
     }
   });
   return element;
+}
+
+// What can be chosen from lists, by its setting; anything else may be typed.
+const SET = "set ";
+const LISTED = [["model.path", "Model, folder or hub id"], ["task.name", "Task, data file or hub:owner/data"],
+  ["algorithm", "Algorithm"], ["rewards", "Rewards with commas, such as correct_answer, my.py:short=0.2"]];
+
+function listFields(lists) {
+  const listed = ([key, label]) => [field(label, h("input", { name: SET + key, list: `of ${key}`, spellcheck: "false", placeholder: "as in the recipe" })),
+    h("datalist", { id: `of ${key}` }, options(lists[key].map((value) => [value, value])))];
+  return h("div", { class: "lists" }, LISTED.map(listed));
+}
+
+/** The setting of such a list. */
+function rewardList(text) {
+  return JSON.stringify(text.split(",").map((one) => one.trim()).filter(Boolean).map((one) => {
+    const [, path, name, weight] = /^(?:(.*):)?([^:=]*)(?:=(.*))?$/.exec(one) ?? [null, null, one];
+    return { name, ...(path ? { path } : {}), ...(weight ? { weight: Number(weight) } : {}) };
+  }));
 }
 
 /** Goes to the run that has begun; somebody who has closed the dialog is elsewhere by now and stays there. */
