@@ -175,7 +175,7 @@ def test_a_kernel_of_decoding_that_sleeps_is_left_to_torch(
     assert completions() == expected
     assert not called[name]
     assert {"draw", "decode step"} <= set(times(file))
-    assert has_llama_form(model.get_decoder(), 1)
+    assert has_llama_form(model.get_decoder())
 
 
 def test_a_model_in_llamas_form_computes_in_torch_what_its_modules_compute(tiny: Path, monkeypatch: pytest.MonkeyPatch):

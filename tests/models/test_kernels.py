@@ -94,7 +94,9 @@ def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return x * cosine[:, None] + torch.cat([-second, first], -1) * sine[:, None]
 
 
-def masked_attention(q: Tensor, k: Tensor, v: Tensor, cosine: Tensor, sine: Tensor, layout: TreeLayout) -> Tensor:
+def masked_attention(
+    q: Tensor, k: Tensor, v: Tensor, cosine: Tensor, sine: Tensor, layout: TreeLayout, window: int | None
+) -> Tensor:
     """Softmax over all packed tokens at once, with a mask for each token."""
     size, repeat = len(q), q.shape[1] // k.shape[1]
     owner = [
@@ -107,6 +109,8 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, cosine: Tensor, sine: Tens
     for one, other in itertools.product(range(size), repeat=2):
         same_group = owner[one][0] == owner[other][0]
         seen[one, other] = same_group and other <= one and owner[other][1] in (0, owner[one][1])
+        if window is not None:
+            seen[one, other] &= layout.position_ids_S[one] - layout.position_ids_S[other] < window
     turned, keys = rotated(q, cosine, sine), rotated(k, cosine, sine).repeat_interleave(repeat, 1)
     scores = torch.einsum("shd,thd->hst", turned, keys) * 0.3
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
@@ -125,6 +129,7 @@ TREES = [
 @pytest.mark.parametrize(("dtype", "within"), DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(1, 1, 16), (4, 4, 32), (6, 2, 64), (3, 1, 80)])
 @pytest.mark.parametrize(("prompts", "completions"), TREES)
+@pytest.mark.parametrize("window", [None, 1, 3, 20])
 def test_tree_attention(
     prompts: tuple[int, ...],
     completions: tuple[tuple[int, ...], ...],
@@ -133,14 +138,15 @@ def test_tree_attention(
     size: int,
     dtype: torch.dtype,
     within: float,
+    window: int | None,
 ):
     layout = TreeLayout(prompts, completions, CPU)
     ours = [random(layout.size, count, size, dtype=dtype, seed=count) for count in (heads, kv_heads, kv_heads)]
     theirs = leaves(*ours)
     angles = layout.position_ids_S[:, None] / 100.0 ** (torch.arange(size // 2) / size)
     cosine, sine = (table.repeat(1, 2) for table in (angles.cos(), angles.sin()))
-    got = layout.attend_rotated(0, *ours, cosine, sine, 0.3)
-    expected = masked_attention(*theirs, cosine.double(), sine.double(), layout)
+    got = layout.attend_rotated(0, *ours, cosine, sine, 0.3, window)
+    expected = masked_attention(*theirs, cosine.double(), sine.double(), layout, window)
     assert_same_with_gradients(got, expected, ours, theirs, within)
 
 

@@ -1,7 +1,9 @@
 """The native engine: the tokens that it draws, their probabilities, and the independence of a row from all others."""
 
 import ctypes
+import json
 import math
+import shutil
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from engine_setting import DRAWN, ENDS, PROMPTS, Setting, all_of, assert_same, setting_of
 from grouprl.models.kernels.build import library
+from grouprl.models.llama_form import has_llama_form
 from grouprl.rollout import Request, compiled_weights
 from grouprl.rollout.compiled_weights import Torch, torch_functions
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason
@@ -53,6 +56,24 @@ def test_greedy_equals_generate(tmp_path: Path, kind: str, kv_heads: int):
             assert set(completion.logprobs) == {0.0}
             plain = own_logits(setting.own, group.prompt_ids, expected).log_softmax(-1)
             assert completion.plain_logprobs == pytest.approx(plain.amax(-1).tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("window", [3, 12, 30])
+@torch.no_grad()
+def test_a_window_hides_the_older_tokens_of_prompt_and_completion(tiny: Path, tmp_path: Path, window: int):
+    shutil.copytree(tiny, tmp_path / "windowed")
+    path = tmp_path / "windowed" / "config.json"
+    layers = {"layer_types": ["sliding_attention", "full_attention"], "max_window_layers": 0}
+    changes = {"use_sliding_window": True, "sliding_window": window, **layers}
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    setting = setting_of(tmp_path / "windowed")
+    if library() is not None:
+        assert has_llama_form(setting.model.get_decoder())
+    for group in setting.engine(3).generate(setting.requests()[1:4], Sampling(max_tokens=24)):
+        for completion in group.completions:
+            logits = own_logits(setting.own, group.prompt_ids, completion.token_ids)
+            expected = logits.log_softmax(-1).gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+            assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 # The same completion whatever surrounds it

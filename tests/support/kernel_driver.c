@@ -15,10 +15,10 @@ void grouprl_norm_backward(const float *, const float *, const float *, const vo
 void grouprl_swiglu(const void *, const void *, void *, int64_t, int);
 void grouprl_swiglu_backward(const void *, const void *, const void *, void *, void *, int64_t, int);
 void grouprl_tree_attention(const void *, const void *, const void *, const float *, const float *, void *, const int64_t *,
-                            const int64_t *, int64_t, int64_t, int64_t, int64_t, int64_t, float, int);
+                            const int64_t *, int64_t, int64_t, int64_t, int64_t, int64_t, float, int, int64_t);
 void grouprl_tree_attention_backward(const void *, const void *, const void *, const float *, const float *, const void *, void *,
                                      void *, void *, const int64_t *, const int64_t *, int64_t, int64_t, int64_t, int64_t,
-                                     int64_t, float, int);
+                                     int64_t, float, int, int64_t);
 void grouprl_keep_prompts(const void *, const void *, const float *, const float *, void *, int64_t, const int64_t *,
                           const int64_t *, const int64_t *, int64_t, int64_t, int64_t, int64_t, int, int);
 void grouprl_logprobs(const void *, const int64_t *, float *, float *, float *, int64_t, int64_t, float, int);
@@ -81,22 +81,22 @@ static void rotations(int64_t positions, float *cosine, float *sine) {
     }
 }
 
-static void tree(int half) {
+static void tree(int half, int64_t window) {
   const int64_t starts[] = {0, 17, 21, 54, 57, 0}, lengths[] = {17, 4, 33, 3, 16, 0};
   static float cosine[TOKENS * D], sine[TOKENS * D];
   rotations(TOKENS, cosine, sine);
   void *q = values(TOKENS * HEADS * D, half, 7), *k = values(TOKENS * KV * D, half, 8), *v = values(TOKENS * KV * D, half, 9);
   void *out = values(TOKENS * HEADS * D, half, 5), *grad = values(TOKENS * HEADS * D, half, 10), *dq = values(TOKENS * HEADS * D, half, 5);
   void *dk = values(TOKENS * KV * D, half, 5), *dv = values(TOKENS * KV * D, half, 5);
-  grouprl_tree_attention(q, k, v, cosine, sine, out, starts, lengths, 2, 2, HEADS, KV, D, 0.3f, half);
+  grouprl_tree_attention(q, k, v, cosine, sine, out, starts, lengths, 2, 2, HEADS, KV, D, 0.3f, half, window);
   write_out("tree", out, TOKENS * HEADS * D, half);
-  grouprl_tree_attention_backward(q, k, v, cosine, sine, grad, dq, dk, dv, starts, lengths, 2, 2, HEADS, KV, D, 0.3f, half);
+  grouprl_tree_attention_backward(q, k, v, cosine, sine, grad, dq, dk, dv, starts, lengths, 2, 2, HEADS, KV, D, 0.3f, half, window);
   write_out("tree dq", dq, TOKENS * HEADS * D, half), write_out("tree dk", dk, TOKENS * KV * D, half);
   write_out("tree dv", dv, TOKENS * KV * D, half);
 }
 
 /* Three rows of one prompt, decoded for OWN tokens: the cache in tiles, written and read. */
-static void decode(int half) {
+static void decode(int half, int64_t window) {
   enum { N = 3 };
   static float cosine[(PROMPT + OWN) * D], sine[(PROMPT + OWN) * D];
   rotations(PROMPT + OWN, cosine, sine);
@@ -110,7 +110,7 @@ static void decode(int half) {
     for (int i = 0; i < N; i++) length[i] = t + 1;
     DecodeStep step = {values(N * HEADS * D, half, 100 + t), values(N * KV * D, half, 200 + t), values(N * KV * D, half, 300 + t),
                        out, cosine, sine, kept, kept + behind * size, own, order, begin, slot, prompt, length,
-                       HEADS, KV, D, prompt_tiles, own_tiles, 0.3f, half, half};
+                       HEADS, KV, D, prompt_tiles, own_tiles, window, 0.3f, half, half};
     grouprl_decode_attention(&step, 1);
     write_out("decode", out, N * HEADS * D, half);
   }
@@ -133,6 +133,8 @@ static void tokens(int half) {
 }
 
 int main(void) {
-  for (int half = 0; half < 2; half++) pointwise(half), tree(half), decode(half), tokens(half);
+  for (int half = 0; half < 2; half++) {
+    pointwise(half), tree(half, 1 << 20), tree(half, 5), decode(half, 1 << 20), decode(half, 7), tokens(half);
+  }
   return 0;
 }

@@ -106,7 +106,7 @@ def hidden_states(model: PreTrainedModel, input_ids_S: Tensor, position_ids_S: T
     decoder: Any = model.get_decoder()
     if not is_packed(model):
         return unpacked_hidden_states(decoder, input_ids_S, layout)
-    if has_llama_form(decoder, layout.longest):
+    if has_llama_form(decoder):
         return llama_hidden_states(decoder, input_ids_S, position_ids_S, cast(RotatingLayout, layout))
     hidden: Tensor = decoder(
         input_ids=input_ids_S[None],

@@ -111,13 +111,22 @@ class TreeLayout:
         return _take(attended, self._slot_S)
 
     def attend_rotated(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, cosine: Tensor, sine: Tensor, scaling: float
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        scaling: float,
+        window: int | None = None,
     ) -> Tensor:
         """See `RotatingLayout.attend_rotated`."""
         if uses_kernel(TREE_ATTENTION, query.shape[-1], query.dtype):
-            return tree_attention(query, key, value, cosine, sine, self.tree, scaling)
+            return tree_attention(query, key, value, cosine, sine, self.tree, scaling, window or self.longest)
+        shorter = window if window is not None and window < self.longest else None
         rotated = (_rotate(query, cosine, sine), _rotate(key, cosine, sine))
-        attended = self.attend(layer, *rotated, value, Rule(scaling))
+        attended = self.attend(layer, *rotated, value, Rule(scaling, shorter))
         return F.pad(attended, (0, 0, 0, 0, 0, len(query) - self.size))  # the padding of a pack sees nothing
 
     def _attend_prompts(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
@@ -231,7 +240,9 @@ def _attention_forms(width: int, dtype: torch.dtype) -> tuple[Form, Form]:
     def in_torch(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return layout.attend(0, _rotate(query, *rotation), _rotate(key, *rotation), value, Rule(0.1))
 
-    return with_gradient(tree_attention, *inputs, *rotation, layout.tree, 0.1), with_gradient(in_torch, *inputs)
+    return with_gradient(tree_attention, *inputs, *rotation, layout.tree, 0.1, layout.longest), with_gradient(
+        in_torch, *inputs
+    )
 
 
 TREE_ATTENTION = Contest("attention", "head size", (32, 64, 128), _attention_forms)

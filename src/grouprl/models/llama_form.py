@@ -33,14 +33,22 @@ class RotatingLayout(Protocol):
     """A layout for queries and keys without positions applied."""
 
     def attend_rotated(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, cosine: Tensor, sine: Tensor, scaling: float
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        scaling: float,
+        window: int | None = None,
     ) -> Tensor:
-        """Applies the rotations [S, d] of the positions, then attends as `Layout.attend`."""
+        """Applies the rotations [S, d] of the positions, then attends as `Layout.attend`, within a window if any."""
         ...
 
 
-def has_llama_form(decoder: nn.Module, longest: int) -> bool:
-    """Whether `llama_hidden_states` computes this decoder's forward pass here, for up to longest tokens in a row."""
+def has_llama_form(decoder: nn.Module) -> bool:
+    """Whether `llama_hidden_states` computes this decoder's forward pass here."""
     if type(decoder).__name__ not in _DECODERS or not all(map(_is_untouched, decoder.modules())):
         return False
     config: Any = decoder.config
@@ -49,7 +57,6 @@ def has_llama_form(decoder: nn.Module, longest: int) -> bool:
         decoder.embed_tokens.weight.device.type == "cpu"  # type: ignore[union-attr]
         and decoder.embed_tokens.weight.dtype in (torch.float32, torch.bfloat16)  # type: ignore[union-attr, operator]
         and config.hidden_act == "silu"
-        and longest <= (getattr(config, "sliding_window", None) or longest)
         and getattr(decoder.rotary_emb, "rope_type", "") not in _CHANGING_ROTATIONS
         and head <= 512
         and fits(config.hidden_size, config.intermediate_size, head)
@@ -94,10 +101,17 @@ def _layer(
     if hasattr(attention, "q_norm"):
         q, k = head_norm(q, attention.q_norm), head_norm(k, attention.k_norm)
     cosine, sine = rotation
-    attended = layout.attend_rotated(index, q, k, v, cosine, sine, attention.scaling)
+    attended = layout.attend_rotated(index, q, k, v, cosine, sine, attention.scaling, window_of(attention))
     after = layer.post_attention_layernorm
     x, normed = add_norm(x, attention.o_proj(attended.flatten(1)), after.weight, after.variance_epsilon, dtype)
     return x, mlp.down_proj(swiglu(mlp.gate_proj(normed), mlp.up_proj(normed)))
+
+
+def window_of(attention: Any) -> int | None:
+    """How many tokens a token of this layer sees, itself included; None = all before it."""
+    mistral = type(attention).__name__ == "MistralAttention"  # which reads it from its configuration
+    found: int | None = getattr(attention.config if mistral else attention, "sliding_window", None)
+    return found
 
 
 def _dtype() -> torch.dtype:

@@ -100,7 +100,7 @@ def _window(config: RunConfig, model: PreTrainedModel, prompt: int) -> Finding:
     if window is None:
         return Finding("window", "none")
     longer = prompt + config.rollout.max_tokens > window
-    return Finding("window", f"{window:,} tokens{', shorter than a sequence: without compiled kernels' * longer}")
+    return Finding("window", f"{window:,} tokens{', shorter than a sequence' * longer}")
 
 
 def _tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Finding:

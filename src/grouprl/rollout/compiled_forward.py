@@ -75,7 +75,7 @@ class _DecodeStep(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "cosine", "sine")),
         *((name, ctypes.c_void_p) for name in ("prompt_keys", "prompt_values", "own")),
         *((name, ctypes.c_void_p) for name in ("order", "begin", "slot", "prompt", "length")),
-        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "d", "prompt_tiles", "own_tiles")),
+        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "d", "prompt_tiles", "own_tiles", "window")),
         ("scaling", ctypes.c_float),
         ("half", ctypes.c_int),
         ("cache_half", ctypes.c_int),
@@ -91,7 +91,15 @@ class _PrefillLayout:
     slots: Tensor
 
     def attend_rotated(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, cosine: Tensor, sine: Tensor, scaling: float
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        scaling: float,
+        window: int | None = None,
     ) -> Tensor:
         """See `RotatingLayout.attend_rotated`."""
         starts, lengths = self.tree.tree
@@ -108,7 +116,7 @@ class _PrefillLayout:
             key.dtype == torch.bfloat16,
             kept.dtype == torch.bfloat16,
         )
-        return self.tree.attend_rotated(layer, query, key, value, cosine, sine, scaling)
+        return self.tree.attend_rotated(layer, query, key, value, cosine, sine, scaling, window)
 
 
 class _Step(ctypes.Structure):
@@ -240,12 +248,10 @@ class CompiledForward:
                 own[target, :, :, :filled] = own[source, :, :, :filled]
 
 
-def is_faster(model: PreTrainedModel, dtype: torch.dtype, longest: int) -> bool:
-    """Whether `CompiledForward` decodes sequences of this model up to longest on this machine, and no slower than its
-    modules.
-    """
+def is_faster(model: PreTrainedModel, dtype: torch.dtype) -> bool:
+    """Whether `CompiledForward` decodes sequences of this model on this machine, and no slower than its modules."""
     decoder: Any = model.get_decoder()
-    possible = is_packed(model) and has_llama_form(decoder, longest) and has_plain_products(model)
+    possible = is_packed(model) and has_llama_form(decoder) and has_plain_products(model)
     return possible and uses_kernel(DECODE_STEP, decoder.layers[0].self_attn.head_dim, dtype)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from grouprl.models.head import output_head
+from grouprl.models.llama_form import window_of
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 # In C: create a tensor from memory, destroy it, out = left @ right, out = beta * added + alpha * left @ right.
@@ -50,6 +51,7 @@ class Norm(ctypes.Structure):
     _fields_ = (("weight", _POINTER), ("eps", ctypes.c_float))
 
 
+_ALL = 1 << 62  # longer than any sequence
 _PRODUCTS = ("query", "key", "value", "out", "gate", "up", "down")
 
 
@@ -57,6 +59,7 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, Norm) for name in ("before", "after", "query_norm", "key_norm")),
         *((name, Product) for name in _PRODUCTS),
+        ("window", _SIZE),
     )
 
 
@@ -121,7 +124,11 @@ class CompiledWeights:
         head_norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
         products = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
         mlp_products = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        return _Layer(*map(_norm, (*norms, *head_norms)), *map(self._product, (*products, *mlp_products)))
+        return _Layer(
+            *map(_norm, (*norms, *head_norms)),
+            *map(self._product, (*products, *mlp_products)),
+            window_of(attention) or _ALL,
+        )
 
     def _product(self, module: Any) -> Product:
         """W x + b, with PEFT's adapter W x + b + scaling B A x."""

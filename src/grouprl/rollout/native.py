@@ -70,8 +70,7 @@ class NativeEngine:
         """See `Engine.generate`."""
         if not requests:
             return []
-        longest = max(len(request.prompt_ids) for request in requests) + sampling.max_tokens
-        workers = self._workers(requests, longest)
+        workers = self._workers(requests)
         lanes = max(1, workers)
         rows = self._max_rows // lanes
         units = [
@@ -109,9 +108,9 @@ class NativeEngine:
             while decoding.going:
                 yield decoding.advance()
 
-    def _workers(self, requests: Sequence[Request], longest: int) -> int:
+    def _workers(self, requests: Sequence[Request]) -> int:
         """The number of parts of the rows that are decoded side by side, with a cache each; see `worker_count`."""
-        if not is_faster(self._model, getattr(torch, self._dtype), longest):
+        if not is_faster(self._model, getattr(torch, self._dtype)):
             return 0
         rows = min(self._max_rows, sum(request.completions for request in requests))
         return worker_count(self._model, rows // _LANE_ROWS)
@@ -138,7 +137,7 @@ class NativeEngine:
         if not packed:
             return [UnpackedForward(self._model, shape)]
         dtype = torch.bfloat16 if self._dtype == "bfloat16" else torch.float32
-        if is_faster(self._model, dtype, shape.prompt_tokens + shape.own_tokens):
+        if is_faster(self._model, dtype):
             weights = CompiledWeights(self._model, dtype)
             return [CompiledForward(weights, shape) for _ in range(count)]
         if self._device.type != "cuda":

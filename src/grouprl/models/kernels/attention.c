@@ -13,6 +13,7 @@ typedef struct {
   int64_t heads, kv_heads, d;
   float scaling;
   int half;
+  int64_t window; /* a token sees this many, itself included */
 } Inputs;
 
 typedef struct {
@@ -67,7 +68,10 @@ static int64_t weigh(const Inputs *in, const Span *s, const Block *prompt, const
   score(rows, n, own->key_tiles, 0, 0, right, scores + left * W, width, in->d, 0);
   for (int64_t i = 0; i < n; i++) {
     float *row = scores + i * width;
-    for (int64_t j = L; j < left * W; j++) row[j] = -INFINITY;
+    int64_t token = (first + i) / s->r, hidden = L + token + 1 - in->window;
+    hide(row, 0, hidden < L ? hidden : L);
+    hide(row, L, left * W);
+    hide(row + left * W, 0, hidden - L);
     float found = softmax_row(row, left * W + (first + i) / s->r + 1, width);
     if (lse) lse[(s->start + (first + i) / s->r) * in->heads + s->head * s->r + (first + i) % s->r] = found;
   }
@@ -101,8 +105,9 @@ static Block new_block(int64_t tokens, int64_t d) {
 /* starts, lengths: [groups][1 + widest], of the prompt and of the completions; length 0 = no completion. */
 void grouprl_tree_attention(const void *q, const void *k, const void *v, const float *cosine, const float *sine,
                             void *out, const int64_t *starts, const int64_t *lengths, int64_t groups, int64_t widest,
-                            int64_t heads, int64_t kv_heads, int64_t d, float scaling, int half) {
-  Inputs in = {q, k, v, cosine, sine, heads, kv_heads, d, scaling, half};
+                            int64_t heads, int64_t kv_heads, int64_t d, float scaling, int half,
+                            int64_t window) {
+  Inputs in = {q, k, v, cosine, sine, heads, kv_heads, d, scaling, half, window};
 #pragma omp parallel for schedule(dynamic) if (groups * kv_heads > 1 && starts[(groups - 1) * (1 + widest)] > 256)
   for (int64_t task = 0; task < groups * kv_heads; task++) {
     int64_t group = task / kv_heads, head = task % kv_heads, r = heads / kv_heads, longest = 0;
@@ -186,8 +191,9 @@ static void spill(const Inputs *in, const Block *block, int64_t start, int64_t h
 void grouprl_tree_attention_backward(const void *q, const void *k, const void *v, const float *cosine,
                                      const float *sine, const void *d_out, void *dq, void *dk, void *dv,
                                      const int64_t *starts, const int64_t *lengths, int64_t groups, int64_t widest,
-                                     int64_t heads, int64_t kv_heads, int64_t d, float scaling, int half) {
-  Inputs in = {q, k, v, cosine, sine, heads, kv_heads, d, scaling, half};
+                                     int64_t heads, int64_t kv_heads, int64_t d, float scaling, int half,
+                            int64_t window) {
+  Inputs in = {q, k, v, cosine, sine, heads, kv_heads, d, scaling, half, window};
 #pragma omp parallel for schedule(dynamic) if (groups * kv_heads > 1 && starts[(groups - 1) * (1 + widest)] > 256)
   for (int64_t task = 0; task < groups * kv_heads; task++) {
     int64_t group = task / kv_heads, head = task % kv_heads, r = heads / kv_heads, longest = 0;

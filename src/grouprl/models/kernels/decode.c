@@ -33,13 +33,16 @@ INLINE void write_token(const void *k, const void *v, int64_t from, const float 
 INLINE void attend_own(const DecodeStep *s, int64_t row, int64_t head, int64_t L, const float *rows, float *scores,
                        float *mixed, int64_t width, int cache_half) {
   int64_t d = s->d, r = s->heads / s->kv_heads, left = tiles(L) * W, seen = s->length[row], position = L + seen - 1;
+  int64_t hidden = L + seen - s->window; /* tokens behind the window */
   int64_t size = s->own_tiles * W * d, at = (row * s->kv_heads + head) * 2 * size;
   write_token(s->k, s->v, (row * s->kv_heads + head) * d, s->cosine + position * d, s->sine + position * d, s->own, at,
               at + size, seen - 1, d, s->half, cache_half);
   score(rows, r, s->own, at, 2 * size, tiles(seen), scores + left, width, d, cache_half);
   for (int64_t i = 0; i < r; i++) {
     float *line = scores + i * width;
-    for (int64_t j = L; j < left; j++) line[j] = -INFINITY;
+    hide(line, 0, hidden < L ? hidden : L);
+    hide(line, L, left);
+    hide(line + left, 0, hidden - L);
     softmax_row(line, left + seen, left + tiles(seen) * W);
   }
   mix(scores + left, width, 1, s->own, at + size, 2 * size, seen, mixed, r, d, cache_half);

@@ -15,6 +15,7 @@ typedef struct {
   const int64_t *prompt; /* [parts] tokens of the part's prompt */
   const int64_t *length; /* [n] tokens of the row's completion so far, including the newest */
   int64_t heads, kv_heads, d, prompt_tiles, own_tiles;
+  int64_t window; /* a token sees this many, itself included */
   float scaling;
   int half, cache_half;
 } DecodeStep;

@@ -85,7 +85,14 @@ SWIGLU = Contest("swiglu", "MLP size", (512, 2048, 8192), _swiglu_forms)
 
 
 def tree_attention(
-    query: Tensor, key: Tensor, value: Tensor, cosine: Tensor, sine: Tensor, tree: tuple[Tensor, Tensor], scaling: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cosine: Tensor,
+    sine: Tensor,
+    tree: tuple[Tensor, Tensor],
+    scaling: float,
+    window: int,
 ) -> Tensor:
     """Applies rotary positions and computes the attention of packed groups.
 
@@ -95,11 +102,12 @@ def tree_attention(
         cosine, sine: [S, d] float32.
         tree: starts and lengths, int64 [P, 1 + G], of the prompt and then of its completions; length 0 = none.
         scaling: multiplies the scores.
+        window: a token sees this many, itself included.
 
     Returns:
         [S, heads, d].
     """
-    result: Tensor = _TreeAttention.apply(query, key, value, cosine, sine, *tree, scaling)  # type: ignore[no-untyped-call]
+    result: Tensor = _TreeAttention.apply(query, key, value, cosine, sine, *tree, scaling, window)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -235,12 +243,13 @@ class _TreeAttention(torch.autograd.Function):
         starts: Tensor,
         lengths: Tensor,
         scaling: float,
+        window: int,
     ) -> Any:
         tensors = tuple(tensor.contiguous() for tensor in (query, key, value, cosine, sine))
         ctx.used = int(lengths.sum())
         out = _zero_beyond(torch.empty_like(tensors[0]), ctx.used)
         groups, branches = starts.shape
-        ctx.sizes = (groups, branches - 1, query.shape[1], *key.shape[1:], scaling, _half(query))
+        ctx.sizes = (groups, branches - 1, query.shape[1], *key.shape[1:], scaling, _half(query), window)
         kernels().tree_attention(*pointers(*tensors, out, starts, lengths), *ctx.sizes)
         ctx.save_for_backward(*tensors, starts, lengths)
         return out
@@ -252,7 +261,7 @@ class _TreeAttention(torch.autograd.Function):
         d_out = d_out.contiguous()
         gradients = [_zero_beyond(torch.empty_like(tensor), ctx.used) for tensor in tensors[:3]]
         kernels().tree_attention_backward(*pointers(*tensors, d_out, *gradients, starts, lengths), *ctx.sizes)
-        return (*gradients, None, None, None, None, None)
+        return (*gradients, None, None, None, None, None, None)
 
 
 def _zero_beyond(tensor: Tensor, rows: int) -> Tensor:

@@ -117,9 +117,13 @@ INLINE void mix(const float *weights, int64_t row_step, int64_t key_step, const 
   for (; i < n; i++) mix_rows(weights + i * row_step, row_step, key_step, values, at, ahead, keys, out + i * d, d, 1, half);
 }
 
+INLINE void hide(float *scores, int64_t first, int64_t end) {
+  for (int64_t i = first; i < end; i++) scores[i] = -INFINITY;
+}
+
 /* Turns the first `seen` scores of a row into weights and the others into 0; gives the log-sum-exp. */
 INLINE float softmax_row(float *scores, int64_t seen, int64_t width) {
-  for (int64_t i = seen; i < width; i++) scores[i] = -INFINITY;
+  hide(scores, seen, width);
   vec most = splat(-INFINITY), total = splat(0);
   for (int64_t i = 0; i < width; i += W) most = larger(most, load(scores, i, 0));
   float peak = largest(most);

@@ -34,6 +34,7 @@ typedef struct {
 typedef struct {
   Norm before, after, query_norm, key_norm;
   Product query, key, value, out, gate, up, down;
+  int64_t window;
 } Layer;
 
 typedef struct {
@@ -126,7 +127,7 @@ int64_t grouprl_decode_step(const Step *s, int64_t parts) {
     norm_heads(s, &layer->query_norm, s->query, a->heads);
     norm_heads(s, &layer->key_norm, s->key, a->kv_heads);
     a->prompt_keys = s->prompt_keys[i], a->prompt_values = (char *)s->prompt_keys[i] + s->prompt_bytes;
-    a->own = s->own[i];
+    a->own = s->own[i], a->window = layer->window;
     grouprl_decode_attention(a, parts);
     if ((failed = product(s, &layer->out, s->attended, s->delta))) break;
     add_norm(s, s->delta, &layer->after);
