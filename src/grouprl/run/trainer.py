@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -76,8 +77,8 @@ class Trainer:
 
     def _take_free_name(self, terminal: Terminal) -> None:
         wanted = Path(self.config.runs_dir) / self.config.name
-        names = (wanted, *(wanted.with_name(f"{wanted.name}-{number}") for number in range(2, 10**6)))
-        free = next(path for path in names if not held_files(path))
+        further = (wanted.with_name(f"{wanted.name}-{number}") for number in count(2))
+        free = next(path for path in chain([wanted], further) if not held_files(path))
         if free != wanted:
             terminal.say(f"{wanted} holds a run, so this one is {free}. train(resume=True) continues {wanted}.")
         self.__dict__["_directory"] = free  # of this object's evaluate and sample too
