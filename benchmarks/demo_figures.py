@@ -1,4 +1,4 @@
-"""The demo's figures wherever they stand: README.md, the recipe's comment, docs/lora.md and the pictures.
+"""The demo's figures wherever they stand: README.md, docs/demo.md, the recipe's comment, docs/lora.md and the pictures.
 
     python benchmarks/demo_figures.py --runs FOLDER --write
 
@@ -96,7 +96,7 @@ def machine_words(found: Mapping[str, Any]) -> str:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """The README's rows, one for each seed."""
+    """The rows of docs/demo.md, one for each seed."""
     rows = ""
     for seed, one in found["seeds"].items():
         cells = [f"{one[when][name]:.1%}" for name in EVALUATED for when in ("before", "after")]
@@ -107,7 +107,11 @@ def table(found: Mapping[str, Any]) -> str:
 def readme(page: str, found: Mapping[str, Any]) -> str:
     first = found["seeds"]["0"]
     takes = f"On {machine_words(found)}, `make demo` takes {first['whole_seconds']:.0f} s after the install:\n\n```\n"
-    page = put(page, r"On [^\n]*after the install:\n\n```\n.*?```\n", takes + "\n".join(found["printed"]) + "\n```\n")
+    return put(page, r"On [^\n]*after the install:\n\n```\n.*?```\n", takes + "\n".join(found["printed"]) + "\n```\n")
+
+
+def demo(page: str, found: Mapping[str, Any]) -> str:
+    first = found["seeds"]["0"]
     page = put(page, r"(?<=whole run \|\n)\|[-|]*\|\n(?:\| \d [^\n]*\n)+", "|---" * 11 + "|\n" + table(found))
     shares = {**first["shares"], "the rest": 1 - sum(first["shares"].values())}
     parts = [f"{name} {100 * share:.0f} %" for name, share in shares.items()]
@@ -153,6 +157,7 @@ def put(page: str, place: str, words: str) -> str:
 
 PLACES: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     "README.md": readme,
+    "docs/demo.md": demo,
     "src/grouprl/recipes/demo.yaml": recipe,
     "docs/lora.md": lora,
 }
@@ -164,7 +169,7 @@ def written(name: str, found: Mapping[str, Any]) -> str:
 
 
 def draw(runs: Path) -> None:
-    """The pictures of the README and docs/lab.md."""
+    """The pictures of the README, docs/demo.md and docs/lab.md."""
     from lab_pictures import addresses, charts, pictures  # needs Playwright
 
     browser, images = shutil.which("chromium"), ROOT / "docs" / "images"

@@ -9,10 +9,12 @@ from typing import get_args
 
 import pytest
 from matplotlib.mathtext import MathTextParser
+from typer.main import get_command_name
 
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.option import hints
 from grouprl.algorithms.spec import Algorithm
+from grouprl.cli import app
 from grouprl.config.algorithm import KINDS, all_options, differences, family_table
 
 ROOT = Path(__file__).parent.parent
@@ -131,6 +133,16 @@ def test_links_between_pages_resolve(page: Path) -> None:
         if not place.exists() or (anchor and anchor not in anchors(place)):
             broken.append(target)
     assert broken == []
+
+
+def test_every_page_is_in_the_list_of_pages_and_every_command_on_its_page() -> None:
+    listed = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = {path.name for kind in ("*.md", "*.ipynb") for path in (ROOT / "docs").glob(kind)} - {"README.md"}
+    assert [name for name in sorted(pages) if f"]({name})" not in listed] == []
+    verbs = {get_command_name(one.name or one.callback.__name__) for one in app.registered_commands if one.callback}
+    assert len(verbs) > 15
+    shown = set(re.findall(r"^\| `grouprl ([a-z-]+)", (ROOT / "docs" / "commands.md").read_text("utf-8"), re.MULTILINE))
+    assert shown == verbs
 
 
 # Numbers and equations
