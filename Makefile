@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: demo test test-slow test-cluster models chaos vllm-env test-vllm check bench cluster abacus clean help
+.PHONY: release demo test test-slow test-cluster models chaos vllm-env test-vllm check bench cluster abacus clean help
 
 BIN := .venv/bin
 # What a run needs beside the core, and who changes the code: make demo EXTRAS=lora, make test DEV=dev,gym
@@ -74,6 +74,9 @@ cluster: .venv/.installed-ray  ## the demo on 2 ranks, and on a Ray cluster with
 abacus: $(INSTALLED)  ## rebuild the bundled model (half an hour)
 	$(BIN)/grouprl sft abacus_practice
 	$(BIN)/grouprl sft abacus_sft
+
+release:  ## build dist/, check it, and train from the wheel in a clean environment; PYTHON=python3.13 for another
+	PYTHON="$(PYTHON)" .ci/release
 
 clean:  ## remove caches and build leftovers (.venv and runs stay)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
