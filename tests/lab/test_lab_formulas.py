@@ -337,7 +337,7 @@ def test_any_algorithm_can_stand_beside_the_four(browser: Opened, page: Any) -> 
     panel = page.get_by_role("region", name="maxrl")
     panel.get_by_text("(r - mean(group)) / mean(group)").wait_for()
     bars = panel.get_by_role("img").get_attribute("aria-label")
-    assert bars == "Advantages under maxrl: 0 +1, 1 −1, 2 −1, 3 +1"
+    assert bars == "Advantages under maxrl: 0 +1.0000, 1 −1.0000, 2 −1.0000, 3 +1.0000"
     page.locator(".read", has_text="maxrl").wait_for()
     page.get_by_label("Completion 0: reward as a number").fill("-1")
     panel.get_by_text("expected rewards of 0 or more, got -1").wait_for()
