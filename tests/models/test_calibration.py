@@ -24,7 +24,7 @@ from grouprl.models.kernels.build import library, library_file
 from grouprl.models.kernels.calibration import Contest, Timing, timings, uses_kernel
 from grouprl.models.kernels.functions import ADD_NORM, add_norm, swiglu
 from grouprl.models.layouts import TreeLayout
-from grouprl.models.llama_form import has_llama_form
+from grouprl.models.llama_form import Unrotated, has_llama_form
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.logprobs import token_logprobs
 from grouprl.rollout.engine import Request
@@ -99,7 +99,7 @@ def normed(x: Tensor, delta: Tensor, weight: Tensor) -> Tensor:
 def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     layout = TreeLayout((5, 3), ((4, 2), (6,)), CPU)
     angles = (layout.position_ids_S[:, None] / 10.0 ** (torch.arange(8) / 8)).repeat(1, 2)
-    return layout.attend_rotated(0, query, key, value, angles.cos(), angles.sin(), 0.25)
+    return layout.attend_rotated(0, Unrotated(query, key, value, angles.cos(), angles.sin(), 0.25))
 
 
 def logprobs(hidden: Tensor, weight: Tensor) -> Tensor:

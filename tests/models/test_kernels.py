@@ -11,6 +11,7 @@ from grouprl.models.kernels import calibration
 from grouprl.models.kernels.build import library
 from grouprl.models.kernels.functions import add_norm, fits, linear_logprobs, swiglu
 from grouprl.models.layouts import TreeLayout
+from grouprl.models.llama_form import Unrotated
 from grouprl.rollout.rows import draw_compiled
 from grouprl.rollout.sampler import draw, row_key, uniforms
 from grouprl.types import Sampling
@@ -145,7 +146,7 @@ def test_tree_attention(
     theirs = leaves(*ours)
     angles = layout.position_ids_S[:, None] / 100.0 ** (torch.arange(size // 2) / size)
     cosine, sine = (table.repeat(1, 2) for table in (angles.cos(), angles.sin()))
-    got = layout.attend_rotated(0, *ours, cosine, sine, 0.3, window)
+    got = layout.attend_rotated(0, Unrotated(*ours, cosine, sine, 0.3, window))
     expected = masked_attention(*theirs, cosine.double(), sine.double(), layout, window)
     assert_same_with_gradients(got, expected, ours, theirs, within)
 
@@ -158,7 +159,7 @@ def test_tokens_after_the_tree_see_nothing():
     tables = torch.ones(layout.size + 5, 16), torch.zeros(layout.size + 5, 16)
     for rows, tensors in ((layout.size + 5, ours), (layout.size, short)):
         given = torch.full((rows, 2, 16), 0.5)
-        layout.attend_rotated(0, *tensors, *(table[:rows] for table in tables), 0.3).backward(given)
+        layout.attend_rotated(0, Unrotated(*tensors, *(table[:rows] for table in tables), 0.3)).backward(given)
     for long, alone in zip(ours, short, strict=True):
         assert long.grad is not None
         torch.testing.assert_close(long.grad[: layout.size], alone.grad)

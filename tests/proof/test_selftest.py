@@ -66,6 +66,12 @@ def test_so_do_other_settings(settings: list[str], monkeypatch: Patch, change: s
     assert failed(asked([*settings, change], monkeypatch)) == set()
 
 
+def test_rounded_weights_are_refused_in_a_sentence(settings: list[str], monkeypatch: Patch):
+    ended = asked([*settings, "model.lora=null", "model.weights=bfloat16", "model.dtype=bfloat16"], monkeypatch)
+    assert ended.code == 2
+    assert "model.weights: expected float32, with which the checks compute exactly, got bfloat16" in ended.text
+
+
 # What is broken, and the rows that see it
 
 

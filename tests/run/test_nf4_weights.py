@@ -22,7 +22,7 @@ from grouprl.rollout import NativeEngine
 from grouprl.rollout.verify import sampler_gap
 from grouprl.scoring.functions import WeightedReward
 from letter_rewards import letters
-from small_runs import ROWS, metrics, small_config
+from small_runs import ROWS, grouprl, metrics, small_config
 
 pytest.importorskip("bitsandbytes", reason="extra qlora")
 pytestmark = pytest.mark.usefixtures("no_page")
@@ -109,6 +109,12 @@ def test_what_does_not_fit_is_one_sentence(tiny: Path, tmp_path: Path, model: di
     with pytest.raises(UserError, match=said):
         train(tiny, config_of(tmp_path, "refused", model=model))
     assert not (tmp_path / "refused").exists()
+
+
+def test_a_plan_is_refused_as_its_run_would_be() -> None:
+    ended = grouprl("plan", "demo", "model.weights=nf4", "model.dtype=bfloat16")
+    assert ended.code == 2
+    assert "model.weights: expected nf4 with an adapter" in ended.text
 
 
 def test_what_reads_weights_elsewhere_is_refused(tiny: Path, tmp_path: Path) -> None:

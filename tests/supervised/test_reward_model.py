@@ -20,6 +20,7 @@ from grouprl.models.reward_model import load_reward_model, new_reward_model
 from grouprl.models.save import save_model
 from grouprl.rewards.learned import learned_reward
 from grouprl.scoring.functions import WeightedReward
+from grouprl.scoring.invalid import Invalid
 from grouprl.supervised.preference_learning import reward_metrics, train_reward_model
 from grouprl.supervised.preferences import load_preferences, split_preferences
 from grouprl.supervised.training import SupervisedLoss
@@ -306,14 +307,14 @@ def test_a_conversation_beyond_a_foreign_context_is_invalid(trained: Path, tiny:
     reward = learned_reward(str(trained), policy="abacus", device=CPU)
     long = "What is it, please?" * 90
     found = reward(["Say 1."] * 3, ["One", long, "Two"], [[0]] * 3)
-    assert math.isnan(found[1])  # type: ignore[arg-type]
+    assert isinstance(found[1], Invalid)
     assert [found[0], found[2]] == reward(["Say 1."] * 2, ["One", "Two"], [[0]] * 2)
     problem = Problem("p", "Say 1.", {"answer": "1"})
     own = tuple(completion(i, [70 + i], load_tokenizer("abacus")) for i in range(2))
     group = Group(problem, (5,), (own[0], dataclasses.replace(own[1], text=long)))
     (outcomes,) = judged([group], [WeightedReward("taste", reward, 1.0)])
     assert math.isfinite(outcomes[0].total)
-    assert math.isnan(outcomes[1].total)
+    assert "is longer than the reward model's context of 256 tokens" in (outcomes[1].reason)
 
 
 def test_rows_that_share_no_token_are_scored_one_by_one(trained: Path) -> None:

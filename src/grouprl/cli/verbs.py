@@ -309,6 +309,7 @@ def plan(
 
     Example: grouprl plan --model Qwen2.5-7B --gpus 8xH100 model.dtype=bfloat16
     """
+    from grouprl.config.checks import check_sections
     from grouprl.config.run import RunConfig
     from grouprl.planner.screen import parse_memory, plan_run, show_comparison, show_plan
     from grouprl.planner.time import Rates
@@ -316,6 +317,7 @@ def plan(
     if (flops is None) != (bandwidth is None):
         raise UserError("--flops, --bandwidth: expected both or neither, got one: add the other")
     config = config_of(RunConfig, settings, {"model.path": model})
+    check_sections(config)
     if gpus is not None:
         from grouprl.planner.layouts_screen import show_layouts
 

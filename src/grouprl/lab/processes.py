@@ -60,12 +60,10 @@ def recipes() -> list[dict[str, str]]:
 
 def lists() -> dict[str, list[str]]:
     """The built-in names that some settings may have, by setting."""
-    tasks = [
-        name for name in TASKS if name not in ("jsonl", "reasoning_gym")
-    ]  # which are named by a file or a generator
+    needing = ("jsonl", "reasoning_gym")  # a file, a generator
     return {
         "model.path": ["abacus", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct"],
-        "task.name": tasks,
+        "task.name": [name for name in TASKS if name not in needing],
         "algorithm": [*NAMED],
         "rewards": [*REWARDS, *STEP_REWARDS],
     }

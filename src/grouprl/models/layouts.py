@@ -14,6 +14,7 @@ from torch import Tensor
 from grouprl.models.attention import Rule, merged_attention
 from grouprl.models.kernels.calibration import Contest, Form, grid, uses_kernel, with_gradient
 from grouprl.models.kernels.functions import tree_attention
+from grouprl.models.llama_form import Unrotated
 
 
 @dataclass(frozen=True)
@@ -110,23 +111,14 @@ class TreeLayout:
             attended = torch.cat([attended, completions.flatten(0, 2)])
         return _take(attended, self._slot_S)
 
-    def attend_rotated(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cosine: Tensor,
-        sine: Tensor,
-        scaling: float,
-        window: int | None = None,
-    ) -> Tensor:
+    def attend_rotated(self, layer: int, given: Unrotated) -> Tensor:
         """See `RotatingLayout.attend_rotated`."""
+        query, key, value, cosine, sine, scaling, window = given
+        window = None if window is None or window >= self.longest else window
         if uses_kernel(TREE_ATTENTION, query.shape[-1], query.dtype):
             return tree_attention(query, key, value, cosine, sine, self.tree, scaling, window or self.longest)
-        shorter = window if window is not None and window < self.longest else None
         rotated = (_rotate(query, cosine, sine), _rotate(key, cosine, sine))
-        attended = self.attend(layer, *rotated, value, Rule(scaling, shorter))
+        attended = self.attend(layer, *rotated, value, Rule(scaling, window))
         return F.pad(attended, (0, 0, 0, 0, 0, len(query) - self.size))  # the padding of a pack sees nothing
 
     def _attend_prompts(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
@@ -240,9 +232,8 @@ def _attention_forms(width: int, dtype: torch.dtype) -> tuple[Form, Form]:
     def in_torch(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return layout.attend(0, _rotate(query, *rotation), _rotate(key, *rotation), value, Rule(0.1))
 
-    return with_gradient(tree_attention, *inputs, *rotation, layout.tree, 0.1, layout.longest), with_gradient(
-        in_torch, *inputs
-    )
+    kernel = with_gradient(tree_attention, *inputs, *rotation, layout.tree, 0.1, layout.longest)
+    return kernel, with_gradient(in_torch, *inputs)
 
 
 TREE_ATTENTION = Contest("attention", "head size", (32, 64, 128), _attention_forms)

@@ -6,7 +6,7 @@ the model's own forward pass when a model is loaded.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -29,21 +29,23 @@ _KNOWN = (
 _CHANGING_ROTATIONS = ("dynamic", "longrope")
 
 
+class Unrotated(NamedTuple):
+    """What a layer gives to its attention, without positions applied."""
+
+    query: Tensor  # [S, heads, d]
+    key: Tensor  # [S, kv_heads, d]
+    value: Tensor  # [S, kv_heads, d]
+    cosine: Tensor  # [S, d] float32, of the positions
+    sine: Tensor
+    scaling: float  # multiplies the scores
+    window: int | None = None  # a token sees this many tokens, itself included; None = all before it
+
+
 class RotatingLayout(Protocol):
     """A layout for queries and keys without positions applied."""
 
-    def attend_rotated(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cosine: Tensor,
-        sine: Tensor,
-        scaling: float,
-        window: int | None = None,
-    ) -> Tensor:
-        """Applies the rotations [S, d] of the positions, then attends as `Layout.attend`, within a window if any."""
+    def attend_rotated(self, layer: int, given: Unrotated) -> Tensor:
+        """Applies the rotations, then attends as `Layout.attend`: [S, heads, d]."""
         ...
 
 
@@ -100,8 +102,7 @@ def _layer(
     )
     if hasattr(attention, "q_norm"):
         q, k = head_norm(q, attention.q_norm), head_norm(k, attention.k_norm)
-    cosine, sine = rotation
-    attended = layout.attend_rotated(index, q, k, v, cosine, sine, attention.scaling, window_of(attention))
+    attended = layout.attend_rotated(index, Unrotated(q, k, v, *rotation, attention.scaling, window_of(attention)))
     after = layer.post_attention_layernorm
     x, normed = add_norm(x, attention.o_proj(attended.flatten(1)), after.weight, after.variance_epsilon, dtype)
     return x, mlp.down_proj(swiglu(mlp.gate_proj(normed), mlp.up_proj(normed)))

@@ -41,9 +41,14 @@ def selftest(config: RunConfig) -> Iterator[Check]:
     """Yields the checks of a configuration as they are made; they use temporary folders alone.
 
     Raises:
-        UserError: the model or the data cannot be loaded.
+        UserError: the model or the data cannot be loaded, or the weights are rounded.
     """
     config = with_dtype(config)
+    if config.model.weights != "float32":
+        raise UserError(
+            f"model.weights: expected float32, with which the checks compute exactly, got {config.model.weights}: "
+            "leave it out here"
+        )
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
     yield exact_gradient(config.algorithm)

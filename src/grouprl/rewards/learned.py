@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,7 +15,8 @@ from grouprl.models.load import context_length, load_tokenizer
 from grouprl.models.precision import autocast
 from grouprl.models.prompts import conversation_token_ids, prompt_token_ids
 from grouprl.models.reward_model import completion_scores, load_reward_model
-from grouprl.rewards.rules import Ids, Texts, Values
+from grouprl.rewards.rules import Ids, Texts
+from grouprl.scoring.invalid import Invalid
 from grouprl.types import Problem
 
 _Row = tuple[tuple[int, ...], tuple[int, ...]]  # prompt and completion
@@ -39,11 +39,13 @@ class LearnedReward:
     micro_batch_tokens: int  # packed tokens in one forward pass
     own_tokens: bool = False  # the policy's token ids mean nothing to it
 
-    def __call__(self, prompts: Texts, completions: Texts, completion_ids: Ids, **columns: Any) -> Values:
+    def __call__(
+        self, prompts: Texts, completions: Texts, completion_ids: Ids, **columns: Any
+    ) -> list[float | Invalid]:
         """Returns the score of each completion: any number; only differences for the same prompt have a meaning.
 
-        With a tokenizer of its own: NaN (invalid) where the conversation is longer than its context, which nobody can
-        know before the completion is written.
+        With a tokenizer of its own: `Invalid` where the conversation is longer than its context, which nobody can know
+        before the completion is written.
 
         Raises:
             UserError: a prompt with its completion is longer than the model's context, or its template fails.
@@ -52,7 +54,8 @@ class LearnedReward:
         fitting = [row for row in rows if row is not None]
         with torch.no_grad(), autocast(self.device, self.dtype):
             scores = iter([score for pack in _packs(fitting, self.micro_batch_tokens) for score in self._scores(pack)])
-        return [math.nan if row is None else next(scores) for row in rows]
+        too_long = Invalid(f"is longer than the reward model's context of {context_length(self.model)} tokens")
+        return [too_long if row is None else next(scores) for row in rows]
 
     @property
     def mib(self) -> float:

@@ -19,7 +19,7 @@ from grouprl.models.attention import NAME, is_packed
 from grouprl.models.kernels.calibration import Contest, Form, uses_kernel
 from grouprl.models.kernels.functions import kernels, pointers
 from grouprl.models.layouts import TreeLayout
-from grouprl.models.llama_form import has_llama_form, llama_hidden_states
+from grouprl.models.llama_form import Unrotated, has_llama_form, llama_hidden_states
 from grouprl.models.precision import padded_rows
 from grouprl.rollout.cache import CacheShape, pack_prompts
 from grouprl.rollout.compiled_weights import CompiledWeights, Norm, Product, has_plain_products
@@ -90,21 +90,12 @@ class _PrefillLayout:
     cache: CompiledCache
     slots: Tensor
 
-    def attend_rotated(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cosine: Tensor,
-        sine: Tensor,
-        scaling: float,
-        window: int | None = None,
-    ) -> Tensor:
+    def attend_rotated(self, layer: int, given: Unrotated) -> Tensor:
         """See `RotatingLayout.attend_rotated`."""
         starts, lengths = self.tree.tree
         kept = self.cache.prompts[layer]
-        tensors = (key.contiguous(), value.contiguous(), cosine, sine, kept)
+        key, value = given.key.contiguous(), given.value.contiguous()
+        tensors = (key, value, given.cosine, given.sine, kept)
         places = (starts[:, 0].contiguous(), lengths[:, 0].contiguous(), self.slots)
         kernels().keep_prompts(
             *pointers(*tensors),
@@ -116,7 +107,7 @@ class _PrefillLayout:
             key.dtype == torch.bfloat16,
             kept.dtype == torch.bfloat16,
         )
-        return self.tree.attend_rotated(layer, query, key, value, cosine, sine, scaling, window)
+        return self.tree.attend_rotated(layer, given)
 
 
 class _Step(ctypes.Structure):
