@@ -66,9 +66,10 @@ def measured(run: RunDirectory, summary: Mapping[str, Any], whole_seconds: float
 
 
 def shown(printed: Sequence[str]) -> list[str]:
-    """The output in the README: some steps, "..." between them, and everything after the last step."""
+    """The output in the README: from the head of the table some steps, "..." between them, and all that follows."""
+    head = next(index for index, line in enumerate(printed) if line.split()[:2] == ["step", "reward"])
     some: list[str] = []
-    for line in printed:
+    for line in printed[head:]:
         step = re.match(r" *(\d+)/\d+ ", line)
         kept = line.rstrip() if step is None or int(step[1]) in SHOWN_STEPS else "   ..."
         if some[-1:] != [kept]:
