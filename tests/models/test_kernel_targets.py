@@ -76,15 +76,22 @@ def test_another_target_computes_the_same(target: str, expected: list[tuple[str,
         np.testing.assert_allclose(one, other, rtol=0, atol=within * float(np.abs(other).max()), err_msg=name)
 
 
-@pytest.mark.parametrize("target", ["x86-64-v2", "x86-64-v3"])
-def test_the_tests_of_the_kernels_pass_on_another_target(target: str):
+@pytest.mark.parametrize(
+    ("target", "defined"), [("x86-64-v2", ""), ("x86-64-v3", ""), ("x86-64-v3", " -DMULTIPLIES_PAIRS=1")]
+)
+def test_the_tests_of_the_kernels_pass_on_another_target(target: str, defined: str):
     if not NEEDED[target] <= processor_flags():
         pytest.skip(f"this processor is not {target}")
-    if target == "x86-64-v3" and not NEEDED["x86-64-v4"] <= processor_flags():
+    if target == "x86-64-v3" and not defined and not NEEDED["x86-64-v4"] <= processor_flags():
         pytest.skip("the fast tests of the kernels ran on this target")
     tests = [str(ROOT / "tests" / name) for name in ("models/test_kernels.py", "rollout/test_rollout.py")]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow", *tests]
     done = subprocess.run(
-        command, env=os.environ | {"CFLAGS": f"-march={target}"}, cwd=ROOT, capture_output=True, text=True, check=False
+        command,
+        env=os.environ | {"CFLAGS": f"-march={target}{defined}"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:]

@@ -63,6 +63,9 @@ def quantize_weights(model: PreTrainedModel, device: torch.device) -> None:
         small = layers.Linear4bit(*sizes, torch.bfloat16, quant_type="nf4", device="meta")
         small.weight = layers.Params4bit(layer.weight.data, requires_grad=False, quant_type="nf4", module=small)
         small.bias = layer.bias
+        # Where the CPU multiplies bfloat16, bitsandbytes 0.50.2 would lay weights out anew at the first call without a
+        # gradient, the sampler's, for products that have none: the next update would raise.
+        small.support_avx512bf16_for_cpu = False
         decoder.set_submodule(name, small.to(device))
     model.is_loaded_in_4bit = True  # read by PEFT
 

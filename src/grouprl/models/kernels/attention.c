@@ -2,7 +2,9 @@
  * arXiv:2205.14135), the backward pass computes weights again from the log-sum-exp of each query. Positions are
  * rotated (RoPE, arXiv:2104.09864, halves of a head as pairs) while queries and keys are read.
  *
- * Queries, keys and values are [S, heads, d]; a task is one group and one key/value head, with r query heads to it. */
+ * Queries, keys and values are [S, heads, d]; a task is one group and one key/value head, with r query heads to it. Where
+ * they are bfloat16 and the processor multiplies pairs, the operands of each product are rounded to it; sums, softmax and
+ * accumulated gradients are float32. */
 #include "scores.h"
 
 #define QUERIES 32 /* rows of scores at once: two score buffers fit in the cache of a core */
@@ -16,19 +18,55 @@ typedef struct {
   int64_t window; /* a token sees this many, itself included */
 } Inputs;
 
+/* Arrays of numbers, or of half as many words (PAIRS). */
 typedef struct {
-  float *keys, *values; /* [tokens, d] */
-  float *key_tiles;     /* [tiles, d, W] */
+  float *keys, *values; /* [tokens, d] or pairs of tokens */
+  float *key_tiles;     /* [tiles, d, W] or pairs of components */
   float *value_tiles;   /* backward only */
   int64_t tokens;
 } Block;
 
+INLINE int kind_of(const Inputs *in) { return in->half && MULTIPLIES_PAIRS ? PAIRS : FLOATS; }
+
+/* The products with one kind of operands each, compiled once. */
+static void score_block(const Inputs *in, const float *rows, int64_t n, const float *keys, int64_t count, float *scores,
+                        int64_t stride) {
+  if (kind_of(in) == PAIRS) score(rows, n, keys, 0, 0, count, scores, stride, in->d / 2, PAIRS);
+  else score(rows, n, keys, 0, 0, count, scores, stride, in->d, FLOATS);
+}
+
+/* `tokens` are summed over. */
+static void mix_block(const Inputs *in, const float *weights, int64_t row_step, int64_t key_step, const float *values,
+                      int64_t tokens, float *out, int64_t n) {
+  if (kind_of(in) == PAIRS) mix(weights, row_step, key_step, values, 0, 0, words(tokens, PAIRS), out, n, in->d, PAIRS);
+  else mix(weights, row_step, key_step, values, 0, 0, tokens, out, n, in->d, FLOATS);
+}
+
+/* Rows of d numbers, or of d words. */
 static void transpose(const float *rows, int64_t tokens, int64_t d, float *out) {
   for (int64_t tile = 0; tile < tiles(tokens); tile++)
     for (int64_t i = 0; i < W; i++) {
       int64_t token = tile * W + i;
       for (int64_t c = 0; c < d; c++) out[(tile * d + c) * W + i] = token < tokens ? rows[token * d + c] : 0.0f;
     }
+}
+
+/* Makes rows of length `width` in their place to words of rows 2i and 2i + 1, pair i where row `step` * i was. A missing
+ * last row is 0. */
+static void pair_rows(float *rows, int64_t n, int64_t width, int64_t step) {
+  for (int64_t i = 0; i < n; i += 2)
+    for (int64_t c = 0; c < width; c += W) {
+      vec second = i + 1 < n ? load(rows, (i + 1) * width + c, FLOATS) : splat(0);
+      store(rows, i / 2 * step * width + c, paired(load(rows, i * width + c, FLOATS), second), FLOATS);
+    }
+}
+
+/* Makes tiles of the rows of a block (0: none), and then, with PAIRS, words of neighboring tokens of the rows. */
+static void arrange(const Inputs *in, float *rows, int64_t tokens, float *tile_base, float *scratch) {
+  int kind = kind_of(in);
+  if (kind == PAIRS && tile_base) pair_numbers(rows, tokens * in->d, scratch);
+  if (tile_base) transpose(kind == PAIRS ? scratch : rows, tokens, words(in->d, kind), tile_base);
+  if (kind == PAIRS) pair_rows(rows, tokens, in->d, 1);
 }
 
 /* Reads keys and values of `tokens` tokens from `start` into a block, whose buffers are large enough. */
@@ -41,14 +79,22 @@ static void fill(const Inputs *in, int64_t start, int64_t tokens, int64_t head, 
     rotate(raw, in->cosine + (start + t) * in->d, in->sine + (start + t) * in->d, block->keys + t * in->d, in->d, 1, 1);
     read_row(in->v, at, block->values + t * in->d, in->d, in->half);
   }
-  transpose(block->keys, tokens, in->d, block->key_tiles);
-  if (backward) transpose(block->values, tokens, in->d, block->value_tiles);
+  float *scratch = block->value_tiles + tiles(tokens) * W * in->d / 2; /* tiles of PAIRS leave half of their memory */
+  arrange(in, block->keys, tokens, block->key_tiles, scratch);
+  arrange(in, block->values, tokens, backward ? block->value_tiles : 0, scratch);
 }
 
 /* The queries of one sequence: r heads of `tokens` tokens from `start`; row i is head i % r of token i / r. */
 typedef struct {
   int64_t start, tokens, head, r;
 } Span;
+
+/* The rows as operands of scores: words of neighboring components, or the numbers themselves. */
+static const float *operands(const Inputs *in, const float *rows, int64_t n, float *memory) {
+  if (kind_of(in) != PAIRS) return rows;
+  pair_numbers(rows, n * in->d, memory);
+  return memory;
+}
 
 static void read_queries(const Inputs *in, const Span *s, int64_t first, int64_t n, float *rows) {
   float raw[512];
@@ -59,21 +105,21 @@ static void read_queries(const Inputs *in, const Span *s, int64_t first, int64_t
   }
 }
 
-/* Weights of queries first .. first + n over prompt (may be 0) and own tokens. A row is [prompt, padded][own, padded]. */
+/* Weights of queries first .. first + n over prompt (may be 0) and own tokens, of a kind. A row is
+ * [prompt, padded][own, padded]. */
 static int64_t weigh(const Inputs *in, const Span *s, const Block *prompt, const Block *own, const float *rows,
-                     int64_t first, int64_t n, float *scores, float *lse) {
+                     int64_t first, int64_t n, float *scores, int kind) {
   int64_t L = prompt ? prompt->tokens : 0, left = tiles(L), right = tiles((first + n - 1) / s->r + 1);
   int64_t width = (left + right) * W;
-  if (left) score(rows, n, prompt->key_tiles, 0, 0, left, scores, width, in->d, 0);
-  score(rows, n, own->key_tiles, 0, 0, right, scores + left * W, width, in->d, 0);
+  if (left) score_block(in, rows, n, prompt->key_tiles, left, scores, width);
+  score_block(in, rows, n, own->key_tiles, right, scores + left * W, width);
   for (int64_t i = 0; i < n; i++) {
     float *row = scores + i * width;
     int64_t token = (first + i) / s->r, hidden = L + token + 1 - in->window;
     hide(row, 0, hidden < L ? hidden : L);
     hide(row, L, left * W);
     hide(row + left * W, 0, hidden - L);
-    float found = softmax_row(row, left * W + (first + i) / s->r + 1, width);
-    if (lse) lse[(s->start + (first + i) / s->r) * in->heads + s->head * s->r + (first + i) % s->r] = found;
+    softmax_row(row, left * W + (first + i) / s->r + 1, width, kind);
   }
   return width;
 }
@@ -81,13 +127,14 @@ static int64_t weigh(const Inputs *in, const Span *s, const Block *prompt, const
 static void attend_span(const Inputs *in, const Span *s, const Block *prompt, const Block *own, float *scores,
                         float *rows, float *mixed, void *out) {
   int64_t L = prompt ? prompt->tokens : 0;
+  int kind = kind_of(in);
   for (int64_t first = 0; first < s->tokens * s->r; first += QUERIES) {
     int64_t n = s->tokens * s->r - first < QUERIES ? s->tokens * s->r - first : QUERIES;
     read_queries(in, s, first, n, rows);
-    int64_t width = weigh(in, s, prompt, own, rows, first, n, scores, 0);
+    int64_t width = weigh(in, s, prompt, own, operands(in, rows, n, rows), first, n, scores, kind);
     memset(mixed, 0, n * in->d * sizeof(float));
-    if (prompt) mix(scores, width, 1, prompt->values, 0, 0, L, mixed, n, in->d, 0);
-    mix(scores + tiles(L) * W, width, 1, own->values, 0, 0, (first + n - 1) / s->r + 1, mixed, n, in->d, 0);
+    if (prompt) mix_block(in, scores, width, 1, prompt->values, L, mixed, n);
+    mix_block(in, scores + words(tiles(L) * W, kind), width, 1, own->values, (first + n - 1) / s->r + 1, mixed, n);
     for (int64_t i = 0; i < n; i++) {
       int64_t token = s->start + (first + i) / s->r, head = s->head * s->r + (first + i) % s->r;
       for (int64_t c = 0; c < in->d; c += W)
@@ -129,38 +176,57 @@ void grouprl_tree_attention(const void *q, const void *k, const void *v, const f
   }
 }
 
+/* The buffers of a backward pass, of QUERIES rows each. */
+typedef struct {
+  float *scores, *d_scores, *paired; /* [width] */
+  float *rows, *d_rows, *grads, *factors; /* [d] */
+} Buffers;
+
+/* Gradients of scores from those of weights, which they replace. */
+static void through_softmax(const float *weights, float *grads, int64_t width) {
+  vec dots = splat(0);
+  for (int64_t j = 0; j < width; j += W) dots += load(weights, j, 0) * load(grads, j, 0);
+  float mean = sum(dots);
+  for (int64_t j = 0; j < width; j += W) store(grads, j, load(weights, j, 0) * (load(grads, j, 0) - mean), 0);
+}
+
 /* Adds to the gradients of a span's keys and values, and stores the gradient of its queries. */
-static void backward_span(const Inputs *in, const Span *s, const Block *prompt, const Block *own, float *scores,
-                          float *d_scores, float *rows, const void *d_out, void *dq, Block *d_prompt, Block *d_own) {
+static void backward_span(const Inputs *in, const Span *s, const Block *prompt, const Block *own, const Buffers *b,
+                          const void *d_out, void *dq, Block *d_prompt, Block *d_own) {
   int64_t d = in->d, L = prompt ? prompt->tokens : 0, left = tiles(L);
-  float *d_rows = rows + QUERIES * d, *grads = d_rows + QUERIES * d;
+  int kind = kind_of(in);
+  float *rows = b->rows, *grads = b->grads, *d_rows = b->d_rows, *scores = b->scores, *d_scores = b->d_scores;
   for (int64_t first = 0; first < s->tokens * s->r; first += QUERIES) {
     int64_t n = s->tokens * s->r - first < QUERIES ? s->tokens * s->r - first : QUERIES;
     int64_t seen = (first + n - 1) / s->r + 1;
     read_queries(in, s, first, n, rows);
-    int64_t width = weigh(in, s, prompt, own, rows, first, n, scores, 0);
+    int64_t width = weigh(in, s, prompt, own, operands(in, rows, n, b->factors), first, n, scores, FLOATS);
     for (int64_t i = 0; i < n; i++) {
       int64_t token = s->start + (first + i) / s->r, head = s->head * s->r + (first + i) % s->r;
       read_row(d_out, (token * in->heads + head) * d, grads + i * d, d, in->half);
     }
-    if (left) score(grads, n, prompt->value_tiles, 0, 0, left, d_scores, width, d, 0);
-    score(grads, n, own->value_tiles, 0, 0, tiles(seen), d_scores + left * W, width, d, 0);
-    for (int64_t i = 0; i < n; i++) {
-      float *p = scores + i * width, *dp = d_scores + i * width;
-      vec dots = splat(0);
-      for (int64_t j = 0; j < width; j += W) dots += load(p, j, 0) * load(dp, j, 0);
-      float mean = sum(dots);
-      for (int64_t j = 0; j < width; j += W) store(dp, j, load(p, j, 0) * (load(dp, j, 0) - mean), 0);
+    const float *factors = operands(in, grads, n, b->factors);
+    if (left) score_block(in, factors, n, prompt->value_tiles, left, d_scores, width);
+    score_block(in, factors, n, own->value_tiles, tiles(seen), d_scores + left * W, width);
+    for (int64_t i = 0; i < n; i++) through_softmax(scores + i * width, d_scores + i * width, width);
+    /* By keys each row is read as it is, by queries as words of two rows, the second of which is left where it was. */
+    const float *by_key = d_scores;
+    int64_t row = words(width, kind), step = width;
+    if (kind == PAIRS) {
+      pair_numbers(d_scores, n * width, b->paired);
+      by_key = b->paired, step = 2 * width;
+      pair_rows(d_scores, n, width, 2), pair_rows(scores, n, width, 2);
+      pair_rows(rows, n, d, 1), pair_rows(grads, n, d, 1);
     }
     memset(d_rows, 0, n * d * sizeof(float));
     if (prompt) {
-      mix(d_scores, width, 1, prompt->keys, 0, 0, L, d_rows, n, d, 0);
-      mix(d_scores, 1, width, rows, 0, 0, n, d_prompt->keys, L, d, 0);
-      mix(scores, 1, width, grads, 0, 0, n, d_prompt->values, L, d, 0);
+      mix_block(in, by_key, row, 1, prompt->keys, L, d_rows, n);
+      mix_block(in, d_scores, 1, step, rows, n, d_prompt->keys, L);
+      mix_block(in, scores, 1, step, grads, n, d_prompt->values, L);
     }
-    mix(d_scores + left * W, width, 1, own->keys, 0, 0, seen, d_rows, n, d, 0);
-    mix(d_scores + left * W, 1, width, rows, 0, 0, n, d_own->keys, seen, d, 0);
-    mix(scores + left * W, 1, width, grads, 0, 0, n, d_own->values, seen, d, 0);
+    mix_block(in, by_key + words(left * W, kind), row, 1, own->keys, seen, d_rows, n);
+    mix_block(in, d_scores + left * W, 1, step, rows, n, d_own->keys, seen);
+    mix_block(in, scores + left * W, 1, step, grads, n, d_own->values, seen);
     float back[512];
     for (int64_t i = 0; i < n; i++) {
       int64_t token = s->start + (first + i) / s->r, head = s->head * s->r + (first + i) % s->r;
@@ -202,7 +268,9 @@ void grouprl_tree_attention_backward(const void *q, const void *k, const void *v
     Block prompt = new_block(length[0], d), own = new_block(longest, d);
     Block d_prompt = new_block(length[0], d), d_own = new_block(longest, d);
     int64_t width = QUERIES * (tiles(length[0]) + tiles(longest) + 1) * W;
-    float *scores = malloc(2 * width * sizeof(float)), *rows = malloc(3 * QUERIES * d * sizeof(float));
+    float *scores = malloc(3 * width * sizeof(float)), *rows = malloc(4 * QUERIES * d * sizeof(float));
+    float *grads = rows + 2 * QUERIES * d;
+    Buffers b = {scores, scores + width, scores + 2 * width, rows, rows + QUERIES * d, grads, grads + QUERIES * d};
     fill(&in, start[0], length[0], head, &prompt, 1);
     clear(&d_prompt, length[0], d);
     for (int64_t i = 1; i <= widest; i++) {
@@ -210,11 +278,11 @@ void grouprl_tree_attention_backward(const void *q, const void *k, const void *v
       fill(&in, start[i], length[i], head, &own, 1);
       clear(&d_own, length[i], d);
       Span span = {start[i], length[i], head, r};
-      backward_span(&in, &span, &prompt, &own, scores, scores + width, rows, d_out, dq, &d_prompt, &d_own);
+      backward_span(&in, &span, &prompt, &own, &b, d_out, dq, &d_prompt, &d_own);
       spill(&in, &d_own, start[i], head, dk, dv);
     }
     Span span = {start[0], length[0], head, r};
-    backward_span(&in, &span, 0, &prompt, scores, scores + width, rows, d_out, dq, 0, &d_prompt);
+    backward_span(&in, &span, 0, &prompt, &b, d_out, dq, 0, &d_prompt);
     spill(&in, &d_prompt, start[0], head, dk, dv);
     free(prompt.keys), free(own.keys), free(d_prompt.keys), free(d_own.keys), free(scores), free(rows);
   }

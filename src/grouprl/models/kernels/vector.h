@@ -25,29 +25,64 @@
 #endif
 #endif
 
-typedef float vec __attribute__((vector_size(4 * W), aligned(4)));
+typedef float vec __attribute__((vector_size(4 * W), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * W), aligned(4)));
 typedef uint32_t uvec __attribute__((vector_size(4 * W), aligned(4)));
-typedef uint16_t hvec __attribute__((vector_size(2 * W), aligned(2)));
+typedef uint16_t bfloat __attribute__((may_alias));
+typedef uint16_t hvec __attribute__((vector_size(2 * W), aligned(2), may_alias)); /* rows are rounded in their place */
 
 INLINE vec splat(float x) { return x - (vec){0}; }
 
-/* half: the array is bfloat16, else float32. */
+/* What an array holds: numbers in float32 or bfloat16, or words of two neighbors in bfloat16, the first in the low half,
+ * whose products a processor adds to a sum in one instruction. */
+enum { FLOATS, HALVES, PAIRS };
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#define MULTIPLIES_PAIRS 1
+INLINE vec add_products(vec sum, vec a, vec b) {
+  return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+}
+#else
+#ifndef MULTIPLIES_PAIRS /* tests set it, for processors that lack the instruction */
+#define MULTIPLIES_PAIRS 0
+#endif
+INLINE vec add_products(vec sum, vec a, vec b) {
+  uvec high = (uvec){0} + 0xffff0000u;
+  return sum + (vec)((uvec)a << 16) * (vec)((uvec)b << 16) + (vec)((uvec)a & high) * (vec)((uvec)b & high);
+}
+#endif
+
+/* sum + word * other, or + the products of two pairs. */
+INLINE vec multiply_add(vec sum, const float *word, vec other, int kind) {
+  if (kind != PAIRS) return sum + *word * other;
+  uint32_t bits;
+  memcpy(&bits, word, 4);
+  return add_products(sum, (vec)((uvec){0} + bits), other);
+}
+
+/* half: the array is bfloat16 (HALVES), else its elements are words of 4 bytes. */
 INLINE vec load(const void *from, int64_t at, int half) {
-  if (!half) return *(const vec *)((const float *)from + at);
+  if (half != HALVES) return *(const vec *)((const float *)from + at);
   uvec wide = __builtin_convertvector(*(const hvec *)((const uint16_t *)from + at), uvec) << 16;
   return (vec)wide;
 }
 
-INLINE void store(void *to, int64_t at, vec x, int half) {
-  if (!half) {
-    *(vec *)((float *)to + at) = x;
-    return;
-  }
+/* The bits of bfloat16 in the upper half of each word; the lower half is to be dropped. */
+INLINE uvec rounded(vec x) {
   uvec bits = (uvec)x, nan = (uvec)(x != x);
   bits += 0x7fff + ((bits >> 16) & 1); /* to the nearest, ties to even */
-  bits = (nan & 0x7fc00000) | (~nan & bits);
-  *(hvec *)((uint16_t *)to + at) = __builtin_convertvector(bits >> 16, hvec);
+  return (nan & 0x7fc00000) | (~nan & bits);
+}
+
+INLINE void store(void *to, int64_t at, vec x, int half) {
+  if (half != HALVES) *(vec *)((float *)to + at) = x;
+  else *(hvec *)((uint16_t *)to + at) = __builtin_convertvector(rounded(x) >> 16, hvec);
+}
+
+/* Words of two numbers in bfloat16. */
+INLINE vec paired(vec first, vec second) {
+  return (vec)((rounded(first) >> 16) | (rounded(second) & 0xffff0000u));
 }
 
 INLINE vec larger(vec a, vec b) {
