@@ -19,6 +19,7 @@ from grouprl.rollout import NativeEngine, Request
 from grouprl.scoring.functions import WeightedReward
 from grouprl.scoring.scorer import Scorer, open_scorer
 from grouprl.tasks import task_from_list
+from grouprl.tasks.mixture import Mixture
 from grouprl.types import Completion, Group, Problem, RewardOutcome, Sampling, StopReason
 from small_runs import ROWS
 
@@ -108,6 +109,23 @@ def test_evaluation_of_three_problems_counted_by_hand(scorer: Scorer) -> None:
     assert found["pass_at_4_interval"] == pytest.approx((0.2077, 0.9385), abs=1e-4)
     assert found["pass_at_1_interval"] == (0.0, 1.0)
     assert sum(finished) == 3 * (1 + 4)
+
+
+def test_a_mixture_has_the_accuracy_of_each_part(scorer: Scorer) -> None:
+    texts = {"a": "yes", "b": "no", "c": "yes", "d": "yes"}
+    prompts = [
+        Request(Problem(name, name, {"part": part}), (1,), 1)
+        for name, part in zip(texts, ("sums", "sums", "words", "sums"), strict=True)
+    ]
+    mixture = Mixture()  # its verifier is not called here
+    found = evaluate(ScriptedEngine(texts, {}), mixture, scorer, prompts, samples=0, max_tokens=5).metrics
+    assert found["greedy_accuracy"] == 3 / 4
+    assert (found["sums_solved_share"], found["words_solved_share"]) == (2 / 3, 1.0)
+    # Wilson's intervals for 2 of 3 and 1 of 1.
+    assert found["sums_solved_share_interval"] == pytest.approx((0.2077, 0.9385), abs=1e-4)
+    assert found["words_solved_share_interval"] == pytest.approx((0.2065, 1.0), abs=1e-4)
+    plain = evaluate(ScriptedEngine(texts, {}), TASK, scorer, prompts, samples=0, max_tokens=5).metrics
+    assert [name for name in plain if name.endswith("_solved_share")] == []
 
 
 def test_an_evaluation_draws_one_greedy_completion_and_plain_samples_from_its_own_stream(scorer: Scorer) -> None:

@@ -82,7 +82,9 @@ def _one(name: str) -> RenderableType:
 def _settings(name: str, kind: type[NamedTask]) -> RenderableType:
     """Makes a grid of the task's settings and their defaults."""
     grid = Table.grid(padding=(0, 2))
-    defaults = {field.name: field.default for field in fields(kind) if field.name not in ("dataset", "arguments")}
+    defaults = {
+        field.name: field.default for field in fields(kind) if field.name not in ("dataset", "arguments", "parts")
+    }
     common = ("path", "difficulty", "train_problems", "eval_problems", "seed")
     for key in sorted(defaults, key=lambda key: (key not in common, key)):
         grid.add_row(Text(f"task.{key}" if key in common else f"task.arguments.{key}"), Text(str(defaults[key]), "dim"))

@@ -12,6 +12,7 @@ from grouprl.evaluation.statistics import mean_interval, pass_at_k, wilson_inter
 from grouprl.rollout import Engine, Request
 from grouprl.scoring.scorer import Scorer
 from grouprl.tasks.base import Task
+from grouprl.tasks.mixture import PART, Mixture
 from grouprl.types import Group, Sampling
 
 STREAM = "evaluation"  # every evaluation draws the same random numbers, so that two evaluations are paired
@@ -52,8 +53,9 @@ def evaluate(
 
     Returns:
         Its `metrics` hold the number of problems. With a verifier they hold greedy_accuracy, and unverified_share when
-        the verifier failed on some completions. With samples they hold trait shares and mean_length (tokens)
-        of the sampled completions. With both they hold pass_at_1, pass_at_2, pass_at_4, ... up to `samples`.
+        the verifier failed on some completions. A mixture has PART_solved_share too, the greedy accuracy of each part.
+        With samples they hold trait shares and mean_length (tokens) of the sampled completions. With both they hold
+        pass_at_1, pass_at_2, pass_at_4, ... up to `samples`.
         Accuracies have 95 % intervals (Wilson's for shares of problems, Student's t for means).
     """
 
@@ -72,7 +74,8 @@ def evaluate(
         correct = tuple(sum(map(bool, row)) for row in verdicts) or (0,) * len(prompts)
         results = ProblemResults(names, hits, correct, samples)
         failed = [verdict is None for row in (*greedy_verdicts, *verdicts) for verdict in row]
-        metrics |= _accuracies(results) | ({"unverified_share": statistics.fmean(failed)} if any(failed) else {})
+        metrics |= _accuracies(results) | (_of_parts(prompts, hits) if isinstance(task, Mixture) else {})
+        metrics |= {"unverified_share": statistics.fmean(failed)} if any(failed) else {}
     if samples:
         lengths = [len(completion) for group in sampled for completion in group.completions]
         metrics |= {**trait_shares(task, sampled), "mean_length": statistics.fmean(lengths)}
@@ -91,6 +94,18 @@ def _accuracies(results: ProblemResults) -> Metrics:
         chances = [pass_at_k(count, samples, k) for count in results.correct]
         metrics[f"pass_at_{k}"] = statistics.fmean(chances)
         metrics[f"pass_at_{k}_interval"] = _interval(chances, whole=k == samples)
+    return metrics
+
+
+def _of_parts(prompts: Sequence[Request], hits: Sequence[int]) -> Metrics:
+    """The greedy accuracy of each part of a mixture."""
+    found: dict[str, list[int]] = {}
+    for prompt, hit in zip(prompts, hits, strict=True):
+        found.setdefault(prompt.problem.columns[PART], []).append(hit)
+    metrics: Metrics = {}
+    for part, own in found.items():
+        name = f"{part}_solved_share"
+        metrics |= {name: sum(own) / len(own), f"{name}_interval": wilson_interval(sum(own), len(own))}
     return metrics
 
 

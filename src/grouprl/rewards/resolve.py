@@ -18,6 +18,7 @@ from grouprl.rewards.steps import equation_steps
 from grouprl.rewards.symbolic import MathVerify
 from grouprl.rewards.unit_tests import UnitTests
 from grouprl.scoring.functions import SOFT_OVERLONG, FromFile, RewardFunction, WeightedReward
+from grouprl.tasks.mixture import PartReward
 from grouprl.types import UserError, unknown_name
 
 REWARDS: dict[str, Callable[..., Any]] = {
@@ -93,6 +94,8 @@ def built_in(
         found = _made(function, found, arguments or {})
     elif arguments:
         raise UserError(f"reward {function}: expected no arguments, got {', '.join(arguments)}: remove them")
+    if isinstance(found, PartReward):
+        found = found.bound(lambda one: built_in(one).function)
     return WeightedReward(name or function, found, weight, per_step=function in STEP_REWARDS)
 
 

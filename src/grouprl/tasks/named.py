@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from pydantic import ValidationError
+
 from grouprl.tasks.base import Task
 from grouprl.tasks.code import Code
 from grouprl.tasks.countdown import Countdown
@@ -13,11 +15,12 @@ from grouprl.tasks.formats import Format, with_format
 from grouprl.tasks.gsm8k import Gsm8k
 from grouprl.tasks.jsonl import Jsonl
 from grouprl.tasks.math_problems import MathProblems
+from grouprl.tasks.mixture import Mixture, Part
 from grouprl.tasks.reasoning_gym import ReasoningGym
 from grouprl.tasks.word_problems import WordProblems
 from grouprl.types import UserError, unknown_name
 
-NamedTask = WordProblems | Code | Gsm8k | MathProblems | Countdown | Jsonl | ReasoningGym
+NamedTask = WordProblems | Code | Gsm8k | MathProblems | Countdown | Jsonl | Mixture | ReasoningGym
 
 TASKS: Mapping[str, type[NamedTask]] = {
     "code": Code,
@@ -25,11 +28,13 @@ TASKS: Mapping[str, type[NamedTask]] = {
     "gsm8k": Gsm8k,
     "jsonl": Jsonl,
     "math": MathProblems,
+    "mixture": Mixture,
     "reasoning_gym": ReasoningGym,  # reasoning_gym:NAME
     "word_problems": WordProblems,
 }
 
 _GYM = "reasoning_gym"
+_MIXTURE = "mixture"
 
 
 def load_task(
@@ -47,7 +52,8 @@ def load_task(
     """The task of this name, with its options and in this format.
 
     None takes the task's default. A task without random problems ignores `seed`. `arguments` are settings of this task
-    alone: the other fields of its class, or the arguments of the generator of `reasoning_gym:NAME`.
+    alone: the other fields of its class, the arguments of the generator of `reasoning_gym:NAME`, or the parts of
+    `mixture`: see `_part`.
 
     Raises UserError for an unknown name, for an option that the task does not have, and for a setting out of range.
     """
@@ -72,6 +78,10 @@ def load_task(
         raise UserError(
             f"task.{option}: the task {name} has no such option, only {', '.join(sorted(known))}: remove it"
         )
+    if kind == _MIXTURE:
+        shared = {"seed": seed, "system_prompt": system_prompt, "format": format}
+        parts = {label: _part(label, given, shared) for label, given in (arguments or {}).items()}
+        return Mixture(parts) if parts else Mixture()
     if kind == _GYM:
         options |= {"dataset": data_set, "arguments": arguments or {}}
     else:
@@ -83,3 +93,29 @@ def load_task(
                 raise unknown_name("task.arguments", argument, own)
             options[argument] = value
     return with_format(TASKS[kind](**options), format, system_prompt)
+
+
+def _part(label: str, given: Any, shared: Mapping[str, Any]) -> Part:
+    """A part of a mixture from its ratio, or from `ratio` and the settings of a task, whose name is by default `label`.
+
+    Settings that it lacks are those of the mixture.
+    """
+    from grouprl.config.run import TaskConfig  # loads torch, which a list of tasks does not need
+
+    settings = dict(given) if isinstance(given, Mapping) else {"ratio": given}
+    ratio = settings.pop("ratio", 1)
+    where = f"task.arguments.{label}"
+    for key in settings.keys() - TaskConfig.model_fields.keys():
+        raise unknown_name(where, key, ("ratio", *TaskConfig.model_fields))
+    try:
+        config = TaskConfig(**{**shared, "name": label, **settings})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, (where, *first["loc"])))
+        raise UserError(f"{key}: expected another value, got {first['input']!r}: {first['msg']}") from error
+    if config.name == _MIXTURE:
+        raise UserError(f"{where}: expected a task, got a mixture: name the parts of it here")
+    try:
+        return Part(load_task(**config.model_dump()), ratio)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
