@@ -99,7 +99,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters: softmax(logits / temperature), restricted to top_k, top_p, min_p in turn, renormalized."""
+    """Sampling parameters: softmax(logits / temperature), restricted to top_k, top_p, min_p in turn, renormalized.
+
+    Before the temperature, the repetition penalty changes the logits of tokens that stand in the prompt or earlier in
+    the completion: it divides positive ones and multiplies negative ones (CTRL, arXiv:1909.05858, section 4.1, which
+    divides all; the sign as in transformers and vLLM).
+    """
 
     max_tokens: int = 128
     temperature: float = 1.0  # 0 = greedy
@@ -107,6 +112,7 @@ class Sampling:
     top_k: int = 0  # 0 = off
     min_p: float = 0.0  # 0 = off; keeps tokens with probability >= min_p * the largest one
     stop: tuple[str, ...] = ()
+    repetition_penalty: float = 1.0  # 1 = off; above 1 makes repetition less likely
 
     def __post_init__(self) -> None:
         for name, value, ok in (
@@ -116,6 +122,7 @@ class Sampling:
             ("top_k", self.top_k, self.top_k >= 0),
             ("min_p", self.min_p, 0.0 <= self.min_p < 1.0),
             ("stop", self.stop, all(self.stop)),
+            ("repetition_penalty", self.repetition_penalty, 0.0 < self.repetition_penalty < math.inf),
         ):
             if not ok:
                 raise UserError(f"sampling.{name}: {value!r} is out of range (see grouprl.types.Sampling)")
@@ -125,13 +132,23 @@ class Sampling:
         """Whether top_p, top_k or min_p removes tokens before drawing."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
 
+    @property
+    def penalizes(self) -> bool:
+        """Whether there is a repetition penalty."""
+        return self.repetition_penalty != 1.0
+
+    @property
+    def only_scales(self) -> bool:
+        """Whether the temperature alone changes the logits, which compiled kernels need."""
+        return not self.truncates and not self.penalizes
+
 
 @dataclass(frozen=True)
 class Completion:
     """Text that the policy wrote for a problem. Token ids are the record; `text` is only for people and rewards.
 
-    `logprobs[t]` is the log-prob of `token_ids[t]` under the behavior policy, with temperature, top_k, top_p and
-    min_p applied. `plain_logprobs[t]` is its log-prob under the plain softmax.
+    `logprobs[t]` is the log-prob of `token_ids[t]` under the behavior policy, with `Sampling` applied.
+    `plain_logprobs[t]` is its log-prob under the plain softmax.
     """
 
     index: int  # 0..G-1 within its group

@@ -65,8 +65,13 @@ def test_nothing_given_is_the_default_run():
 
 
 def test_sampling_carries_every_field_of_the_rollout():
-    rollout = RolloutConfig(max_tokens=5, temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, stop=("a", "b"))
-    assert rollout.sampling == Sampling(max_tokens=5, temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, stop=("a", "b"))
+    engine = EngineConfig(repetition_penalty=1.2)
+    rollout = RolloutConfig(
+        max_tokens=5, temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, stop=("a", "b"), engine=engine
+    )
+    assert rollout.sampling == Sampling(
+        max_tokens=5, temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, stop=("a", "b"), repetition_penalty=1.2
+    )
 
 
 def test_a_configuration_does_not_change():

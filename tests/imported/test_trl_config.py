@@ -105,6 +105,12 @@ def test_qlora_is_ours(tmp_path: Path):
         import_foreign(Foreign("trl", {"load_in_4bit": True}))
 
 
+def test_a_repetition_penalty_is_the_learners_too(tmp_path: Path):
+    assert recipe(tmp_path, repetition_penalty=1.1).rollout.sampling.repetition_penalty == 1.1
+    assert line("repetition_penalty", repetition_penalty=1.1).outcome.verdict == "changed"
+    assert recipe(tmp_path).rollout.sampling.repetition_penalty == 1.0
+
+
 def test_a_changed_value_is_shown_with_both_numbers():
     outcome = line("max_grad_norm", max_grad_norm=0.0).outcome
     assert outcome.verdict == "changed"
@@ -113,7 +119,7 @@ def test_a_changed_value_is_shown_with_both_numbers():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("loss_type", "vespo"), ("optim", "paged_adamw_8bit"), ("repetition_penalty", 1.1), ("load_in_8bit", True)],
+    [("loss_type", "vespo"), ("optim", "paged_adamw_8bit"), ("load_in_8bit", True)],
 )
 def test_what_cannot_be_had_stops_unless_it_is_allowed(key: str, value: object):
     with pytest.raises(UserError, match=f"{key}={value}.*\n.*--allow {key}"):

@@ -227,7 +227,12 @@ def test_a_gradient_that_is_not_finite_makes_no_update(tiny: Path, groups: list[
 
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling(max_tokens=12), SAMPLING, Sampling(max_tokens=12, temperature=1.4, top_k=20, min_p=0.05)],
+    [
+        Sampling(max_tokens=12),
+        SAMPLING,
+        Sampling(max_tokens=12, temperature=1.4, top_k=20, min_p=0.05),
+        Sampling(max_tokens=12, temperature=1.1, top_p=0.95, repetition_penalty=1.3),
+    ],
     ids=str,
 )
 def test_the_learner_finds_the_log_probs_of_the_sampler(tiny: Path, sampling: Sampling):

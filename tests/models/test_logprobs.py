@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from grouprl.models.logprobs import token_logprobs, truncate_logits
+from grouprl.models.logprobs import Context, token_logprobs, truncate_logits
 from grouprl.types import Sampling
 from oracles import slow_policy
 
@@ -87,6 +87,66 @@ def test_the_entropy_of_equal_logits():
     nn.init.zeros_(head.weight)
     _, entropies = token_logprobs(head, torch.randn(3, H), torch.tensor([0, 1, 2]), Sampling())
     assert entropies.tolist() == pytest.approx([math.log(8)] * 3)
+
+
+# Repetition penalty
+
+PENALTY = Sampling(temperature=0.9, repetition_penalty=1.6)
+
+
+def context_of(rows: list[list[int]], prompts: list[int]) -> Context:
+    """Of all tokens after the first `prompts[row]` of each row."""
+    width = max(map(len, rows))
+    pairs = [(row, place) for row, ids in enumerate(rows) for place in range(prompts[row], len(ids))]
+    padded = torch.tensor([ids + [36] * (width - len(ids)) for ids in rows])  # 36 is in no row
+    return Context(padded, torch.tensor([row for row, _ in pairs]), torch.tensor([place for _, place in pairs]))
+
+
+ROWS_OF_TOKENS = [[3, 5, 3, 8, 8, 1, 5], [7, 2, 2, 9, 4, 4, 7, 30]]  # prompts of 2 and 2 tokens: 5 + 6 = S predicted
+CONTEXT = context_of(ROWS_OF_TOKENS, [2, 2])
+BEFORE = [ids[:place] for ids in ROWS_OF_TOKENS for place in range(2, len(ids))]
+
+
+@pytest.mark.parametrize("chunk_elements", [8 * V, 24 * V, 10**6])
+def test_a_repetition_penalty_changes_the_logits_of_tokens_that_stand_before(chunk_elements: int):
+    head, hidden_SH, targets_S = random_case(6)
+    logprobs, entropies = token_logprobs(
+        head, hidden_SH, targets_S, PENALTY, context=CONTEXT, chunk_elements=chunk_elements
+    )
+    logits_SV = (hidden_SH.double() @ head.weight.double().T).tolist()
+    logprobs = logprobs.detach()
+    assert {logits_SV[place][token] > 0 for place, ids in enumerate(BEFORE) for token in ids} == {True, False}
+    for place, (row, target) in enumerate(zip(logits_SV, targets_S.tolist(), strict=True)):
+        policy = slow_policy(row, PENALTY, before=BEFORE[place])
+        assert float(logprobs[place]) == pytest.approx(math.log(policy[target]), abs=1e-5)
+        assert float(entropies[place]) == pytest.approx(-sum(p * math.log(p) for p in policy if p), abs=1e-4)
+
+
+@pytest.mark.parametrize("chunk_elements", [8 * V, 10**6])
+def test_the_gradient_under_a_repetition_penalty_by_finite_differences(chunk_elements: int):
+    head, hidden_SH, targets_S = random_case(7)
+    weights = torch.linspace(-1, 2, S).tolist()
+
+    def total(hidden: Tensor, weight: Tensor) -> float:
+        rows = zip((hidden @ weight.T).tolist(), targets_S.tolist(), BEFORE, weights, strict=True)
+        return sum(w * math.log(slow_policy(row, PENALTY, before=before)[token]) for row, token, before, w in rows)
+
+    found, _ = token_logprobs(head, hidden_SH, targets_S, PENALTY, context=CONTEXT, chunk_elements=chunk_elements)
+    _, *gradients = with_gradients(found, head, hidden_SH)
+    values = [hidden_SH.detach().double(), head.weight.detach().double()]
+    generator = torch.Generator().manual_seed(0)
+    for at, gradient in enumerate(gradients):
+        direction = torch.randn(gradient.shape, generator=generator).double()
+        ends = [[one + sign * 1e-6 * direction if n == at else one for n, one in enumerate(values)] for sign in (1, -1)]
+        slope = (total(*ends[0]) - total(*ends[1])) / 2e-6
+        assert float((gradient * direction).sum()) == pytest.approx(slope, rel=1e-4, abs=1e-4)
+
+
+def test_a_penalty_of_one_changes_no_bit():
+    case = random_case(8)
+    plain = token_logprobs(*case, Sampling(temperature=0.7))
+    given = token_logprobs(*case, Sampling(temperature=0.7, repetition_penalty=1.0), context=CONTEXT)
+    assert all(map(torch.equal, plain, given))
 
 
 # Memory

@@ -190,6 +190,8 @@ def test_on_group_gets_a_group_as_soon_as_it_is_complete(setting: Setting):
         Sampling(max_tokens=16, top_p=0.8),
         Sampling(max_tokens=16, min_p=0.1),
         Sampling(max_tokens=16, temperature=0.7, top_k=50, top_p=0.9, min_p=0.02),
+        Sampling(max_tokens=16, repetition_penalty=1.5),
+        Sampling(max_tokens=16, temperature=0.7, top_p=0.9, repetition_penalty=0.8),
     ],
     ids=str,
 )
@@ -199,7 +201,10 @@ def test_log_probs_are_those_of_a_full_forward(setting: Setting, sampling: Sampl
         for completion in group.completions:
             logits = own_logits(setting.own, group.prompt_ids, completion.token_ids)
             pairs = list(zip(logits.tolist(), completion.token_ids, strict=True))
-            policy = [math.log(slow_policy(row, sampling)[token]) for row, token in pairs]
+            policy = [
+                math.log(slow_policy(row, sampling, before=(*group.prompt_ids, *completion.token_ids[:place]))[token])
+                for place, (row, token) in enumerate(pairs)
+            ]
             plain = [math.log(slow_policy(row, Sampling())[token]) for row, token in pairs]
             assert completion.logprobs == pytest.approx(policy, abs=1e-5)
             assert completion.plain_logprobs == pytest.approx(plain, abs=1e-5)

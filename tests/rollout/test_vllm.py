@@ -114,8 +114,14 @@ def test_every_stop_reason_was_compared(setting: Setting, tmp_path: Path):
 
 @pytest.mark.parametrize(
     "sampling",
-    [DRAWN, replace(DRAWN, temperature=0.7, top_k=20), replace(DRAWN, top_p=0.8), replace(DRAWN, min_p=0.2, top_k=9)],
-    ids=["plain", "top_k", "top_p", "min_p"],
+    [
+        DRAWN,
+        replace(DRAWN, temperature=0.7, top_k=20),
+        replace(DRAWN, top_p=0.8),
+        replace(DRAWN, min_p=0.2, top_k=9),
+        replace(DRAWN, repetition_penalty=1.4),
+    ],
+    ids=["plain", "top_k", "top_p", "min_p", "repetition_penalty"],
 )
 def test_logprobs_are_those_of_the_distribution_that_was_drawn_from(
     setting: Setting, tmp_path: Path, sampling: Sampling
@@ -127,8 +133,8 @@ def test_logprobs_are_those_of_the_distribution_that_was_drawn_from(
         for one in group.completions:
             logits = own_logits(setting.own, request.prompt_ids, one.token_ids)
             expected = [
-                math.log(slow_policy(row.tolist(), sampling, token)[token])
-                for row, token in zip(logits, one.token_ids, strict=True)
+                math.log(slow_policy(row.tolist(), sampling, token, (*request.prompt_ids, *one.token_ids[:n]))[token])
+                for n, (row, token) in enumerate(zip(logits, one.token_ids, strict=True))
             ]
             assert one.logprobs == pytest.approx(expected, abs=1e-4)
             if sampling == DRAWN:

@@ -22,8 +22,14 @@ def own_logits(model: PreTrainedModel, prompt_ids: Sequence[int], token_ids: Seq
     return model(ids, use_cache=False).logits[0, len(prompt_ids) - 1 : -1]
 
 
-def slow_policy(logits: Sequence[float], sampling: Sampling, keep: int | None = None) -> list[float]:
-    """Probabilities of one row, token by token in plain Python."""
+def slow_policy(
+    logits: Sequence[float], sampling: Sampling, keep: int | None = None, before: Sequence[int] = ()
+) -> list[float]:
+    """Probabilities of one row, token by token in plain Python, after the tokens `before`."""
+    penalty = sampling.repetition_penalty
+    logits = list(logits)
+    for token in set(before):
+        logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
     scaled = [logit / sampling.temperature for logit in logits]
     powers = [math.exp(value - max(scaled)) for value in scaled]
     kept = set(range(len(powers)))

@@ -36,7 +36,7 @@ GUARDED = ("/v1", "/v2", "/inference", "/cohere")  # the paths that --api-key pr
 # The fields of vLLM's SamplingParams that GroupRL may send; a real server refuses unknown ones.
 KNOWN = {
     *("n", "seed", "max_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "ignore_eos"),
-    *("detokenize", "logprobs"),
+    *("detokenize", "logprobs", "repetition_penalty"),
 }
 FLOOR = -9999.0
 
@@ -253,7 +253,7 @@ class VllmServer:
                 if given["temperature"] < 1e-5:
                     logprobs, token = row.log_softmax(-1), int(row.argmax())
                 else:
-                    logprobs = _processed(row, given).log_softmax(-1)
+                    logprobs = _processed(_penalized(row, given, {*prompt, *rows[child]}), given).log_softmax(-1)
                     noise = torch.empty_like(logprobs).exponential_(generator=generators[child])
                     token = int((logprobs.exp() / noise).argmax())
                 rows[child].append(token)
@@ -275,6 +275,14 @@ def _own_forward(model: PreTrainedModel, ids: Tensor) -> Tensor:
         model.set_attn_implementation("eager")
     logits: Tensor = model(ids, use_cache=False, logits_to_keep=1).logits[:, -1]
     return logits
+
+
+def _penalized(row: Tensor, given: Mapping[str, Any], before: set[int]) -> Tensor:
+    """vLLM's penalty: of the tokens of prompt and completion, before the temperature."""
+    factor, row = given.get("repetition_penalty", 1.0), row.clone()
+    for token in before:
+        row[token] *= factor if row[token] <= 0 else 1 / factor
+    return row
 
 
 def _processed(row: Tensor, given: Mapping[str, Any]) -> Tensor:

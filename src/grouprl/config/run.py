@@ -147,6 +147,12 @@ class EngineConfig(Section):
     )
     token_env: Text | None = Field(None, description="of vllm: NAME of the environment variable with its token")
     seconds: float = Field(600.0, gt=0.0, le=86_400.0, description="of vllm: longest time of one call, with retries")
+    repetition_penalty: float = Field(
+        1.0,
+        gt=0.0,
+        le=1e3,
+        description="divides positive logits of tokens that stand before, multiplies others; 1 = off",
+    )
 
     @model_validator(mode="after")
     def _fits_its_name(self) -> Self:
@@ -180,7 +186,8 @@ class RolloutConfig(Section):
     @property
     def sampling(self) -> Sampling:
         """The sampling parameters of training."""
-        return Sampling(self.max_tokens, self.temperature, self.top_p, self.top_k, self.min_p, self.stop)
+        cuts, penalty = (self.top_p, self.top_k, self.min_p), self.engine.repetition_penalty
+        return Sampling(self.max_tokens, self.temperature, *cuts, self.stop, penalty)
 
 
 class EvaluationConfig(Section):

@@ -9,12 +9,13 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from grouprl.models.attention import hidden_states
 from grouprl.models.head import output_head
 from grouprl.models.layouts import TreeLayout
-from grouprl.models.logprobs import token_logprobs
+from grouprl.models.logprobs import Context, token_logprobs
 from grouprl.models.packing import GroupSize, pack_groups
 from grouprl.types import Batch, Sampling
 
@@ -33,6 +34,7 @@ class Pack:
     token_ids_C: Tensor  # the completion tokens
     row_C: Tensor  # index into `rows` of each completion token
     column_C: Tensor  # index in T of each completion token
+    context: Context | None = None  # for a repetition penalty
 
     @cached_property
     def width(self) -> int:
@@ -98,6 +100,12 @@ def _pack(batch: Batch, groups: list[list[int]], read: list[int], device: torch.
             predictors.append(torch.cat([torch.tensor([last]), torch.arange(at, at + lengths[row] - 1)]))
             at += read[row]
     row_C, column_C = mask_nT.nonzero(as_tuple=True)
+    context = None
+    if batch.sampling.penalizes:
+        own = [torch.tensor(prompt) for prompt, group in zip(prompts, groups, strict=True) for _ in group]
+        whole = [torch.cat([prompt, batch.token_ids_NT[row]]) for prompt, row in zip(own, rows, strict=True)]
+        before_C = torch.tensor([*map(len, own)])[row_C] + column_C
+        context = Context(*(part.to(device) for part in (pad_sequence(whole, True), row_C, before_C)))
     return Pack(
         rows=tuple(rows),
         input_ids_S=torch.cat(spans).to(device),
@@ -108,6 +116,7 @@ def _pack(batch: Batch, groups: list[list[int]], read: list[int], device: torch.
         token_ids_C=batch.token_ids_NT[rows][mask_nT].to(device),
         row_C=row_C.to(device),
         column_C=column_C.to(device),
+        context=context,
     )
 
 
@@ -130,7 +139,12 @@ def pack_forward(model: PreTrainedModel, pack: Pack, sampling: Sampling, *, entr
     """Computes log-probs and entropies of the pack's completion tokens under `sampling`."""
     hidden_CH = pack_hidden(model, pack)
     logprobs_C, entropies_C = token_logprobs(
-        output_head(model), hidden_CH, pack.token_ids_C, sampling, entropy_gradient=entropy_gradient
+        output_head(model),
+        hidden_CH,
+        pack.token_ids_C,
+        sampling,
+        entropy_gradient=entropy_gradient,
+        context=pack.context,
     )
     return Forward(logprobs_C, entropies_C, hidden_CH)
 

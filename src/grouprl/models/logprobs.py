@@ -5,6 +5,8 @@ Sampler and learner truncate logits by one function, so that the two cannot diff
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,6 +22,23 @@ CHUNK_ELEMENTS = 1 << 25
 _ARRAYS = 8  # arrays of the logits' size that torch holds at once; the kernel holds one
 
 
+@dataclass(frozen=True)
+class Context:
+    """The tokens before each of S predicted tokens, which a repetition penalty needs."""
+
+    ids_NW: Tensor  # prompt and completion of each row, padded
+    row_S: Tensor  # row of each token
+    before_S: Tensor  # tokens of its row that stand before it, at least 1
+
+    def seen(self, part: slice, width: int) -> Tensor:
+        """[rows of the part, width] bool: which tokens of the vocabulary stand before."""
+        ids_SW = self.ids_NW[self.row_S[part]]
+        places_W = torch.arange(ids_SW.shape[1], device=ids_SW.device)
+        # In the place of later tokens: the first token, which stands before every other.
+        ids_SW = torch.where(places_W < self.before_S[part, None], ids_SW, ids_SW[:, :1])
+        return torch.zeros(len(ids_SW), width, dtype=torch.bool, device=ids_SW.device).scatter_(1, ids_SW, True)
+
+
 def token_logprobs(
     head: nn.Module,
     hidden_SH: Tensor,
@@ -27,6 +46,7 @@ def token_logprobs(
     sampling: Sampling,
     *,
     entropy_gradient: bool = False,
+    context: Context | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of each target token, and the entropy of its distribution, both under `sampling`.
@@ -37,22 +57,23 @@ def token_logprobs(
         head: maps [S, H] to [S, V] (the model's output embedding).
         hidden_SH: [S, H] last hidden states that predict the targets.
         targets_S: [S] token ids.
-        sampling: temperature and truncation of the policy; a target is never cut.
+        sampling: temperature, truncation and repetition penalty of the policy; a target is never cut.
         entropy_gradient: whether the entropies take a gradient too.
+        context: of the targets; needed for a repetition penalty.
         chunk_elements: upper bound of the floats in memory at once, without the gradient of the head.
 
     Returns:
         ([S] log-probs, [S] entropies in nats), float32, differentiable in hidden states and head.
     """
     rows = max(1, chunk_elements // int(head.weight.shape[0]))  # type: ignore[index]
-    if _kernel_serves(head, hidden_SH) and not sampling.truncates and not entropy_gradient:
+    if _kernel_serves(head, hidden_SH) and sampling.only_scales and not entropy_gradient:
         assert isinstance(head, nn.Linear)
         dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else hidden_SH.dtype
         if uses_kernel(LOGPROBS, len(head.weight), dtype):
             return _compiled_logprobs(head, hidden_SH.to(dtype), targets_S, sampling.temperature, rows)
     rows = max(1, rows // _ARRAYS)
     if len(targets_S) <= rows:
-        return _chunk(head, hidden_SH, targets_S, sampling, entropy_gradient)
+        return _chunk(head, hidden_SH, targets_S, sampling, entropy_gradient, context)
     parts = [
         checkpoint(
             _chunk,
@@ -61,6 +82,8 @@ def token_logprobs(
             targets_S[at : at + rows],
             sampling,
             entropy_gradient,
+            context,
+            at,
             use_reentrant=False,
         )
         for at in range(0, len(targets_S), rows)
@@ -99,13 +122,31 @@ LOGPROBS = Contest("log-probs", "vocabulary", (512, 4096, 32_768), _forms)
 
 
 def _chunk(
-    head: nn.Module, hidden_SH: Tensor, targets_S: Tensor, sampling: Sampling, entropy_gradient: bool
+    head: nn.Module,
+    hidden_SH: Tensor,
+    targets_S: Tensor,
+    sampling: Sampling,
+    entropy_gradient: bool,
+    context: Context | None = None,
+    first: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    logprobs_SV = torch.log_softmax(truncate_logits(head(hidden_SH).float(), sampling, keep_N=targets_S), dim=-1)
+    logits_SV = head(hidden_SH).float()
+    if sampling.penalizes:
+        assert context is not None
+        logits_SV = penalize(
+            logits_SV, context.seen(slice(first, first + len(logits_SV)), logits_SV.shape[1]), sampling
+        )
+    logprobs_SV = torch.log_softmax(truncate_logits(logits_SV, sampling, keep_N=targets_S), dim=-1)
     counted_SV = logprobs_SV if entropy_gradient else logprobs_SV.detach()
     # A token that is cut has log-prob -inf and probability 0: its share of the entropy is 0, not NaN.
     entropies_S = -(counted_SV.exp() * counted_SV.clamp(min=-1e9)).sum(-1)
     return logprobs_SV.gather(1, targets_S[:, None])[:, 0], entropies_S
+
+
+def penalize(logits_NV: Tensor, seen_NV: Tensor, sampling: Sampling) -> Tensor:
+    """[N, V] logits with the repetition penalty on the tokens that are marked in `seen_NV`, [N, V] bool."""
+    penalty = sampling.repetition_penalty
+    return torch.where(seen_NV, torch.where(logits_NV > 0, logits_NV / penalty, logits_NV * penalty), logits_NV)
 
 
 def truncate_logits(logits_NV: Tensor, sampling: Sampling, keep_N: Tensor | None = None) -> Tensor:

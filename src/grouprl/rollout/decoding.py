@@ -100,14 +100,21 @@ class Decoding:
         self._slots += units
         self._live += ((unit, place) for unit in units for place in range(len(unit.keys)))
         logits_PV = self._forward.prefill([unit.prompt_ids for unit in units], first_slot)
+        counts_P = torch.tensor([len(unit.keys) for unit in units], device=logits_PV.device)
+        seen_nV = None
+        if self._sampling.penalizes:
+            seen_PV = torch.zeros_like(logits_PV, dtype=torch.bool)
+            for row, unit in enumerate(units):
+                seen_PV[row, list(unit.prompt_ids)] = True
+            seen_nV = seen_PV.repeat_interleave(counts_P, 0)
         self._rows.add(
             [
                 (key, slot * self._members + place, len(unit.prompt_ids))
                 for slot, unit in enumerate(units, first_slot)
                 for place, key in enumerate(unit.keys)
-            ]
+            ],
+            seen_nV,
         )
-        counts_P = torch.tensor([len(unit.keys) for unit in units], device=logits_PV.device)
         return self._retire(self._rows.draw(logits_PV.repeat_interleave(counts_P, 0), first_row))
 
     def _retire(self, over: dict[int, StopReason]) -> Finished:

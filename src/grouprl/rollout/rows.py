@@ -33,18 +33,23 @@ class Rows:
         )  # of the random numbers; group slot * members + member; prompt tokens; own tokens; the last of them
         self.tokens = torch.zeros(rows, sampling.max_tokens, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(2, rows, sampling.max_tokens, device=device)  # sampled, plain
+        self._seen = torch.empty(rows, 0, dtype=torch.bool, device=device)  # [R, V] with a repetition penalty
         # Stop strings must be searched after every token.
         self._read_every = _READ_EVERY if device.type == "cuda" and not sampling.stop else 1
         self._since = 0  # decode steps since the last read
         self._on_cpu = device.type == "cpu"
 
-    def add(self, columns: Sequence[tuple[int, int, int]]) -> None:
-        """Appends rows: (key, place, prompt tokens) of each."""
+    def add(self, columns: Sequence[tuple[int, int, int]], seen_nV: Tensor | None = None) -> None:
+        """Appends rows: (key, place, prompt tokens) of each; and which tokens its prompt has, for a penalty."""
         new = slice(self.count, self.count + len(columns))
         values = torch.tensor(columns, dtype=torch.long).T.to(self.key.device)
         for tensor, column in zip((self.key, self.place, self.prompt), values, strict=True):
             tensor[new] = column
         self.length[new] = self._reason[new] = 0
+        if seen_nV is not None:
+            if not self._seen.shape[1]:
+                self._seen = seen_nV.new_zeros(len(self._seen), seen_nV.shape[1])
+            self._seen[new] = seen_nV
         self.count += len(columns)
         self.version = next(_VERSIONS)
 
@@ -53,8 +58,11 @@ class Rows:
         rows = slice(first, self.count)
         key_n, length_n = self.key[rows], self.length[rows]
         compiled = library() if self._on_cpu and uses_kernel(DRAW, logits_nV.shape[1], logits_nV.dtype) else None
-        if compiled is None or self._sampling.truncates:
-            drawn = draw(logits_nV, uniforms(key_n, length_n), self._sampling)
+        if compiled is None or not self._sampling.only_scales:
+            seen_nV = self._seen[rows]
+            drawn = draw(logits_nV, uniforms(key_n, length_n), self._sampling, seen_nV)
+            if self._sampling.penalizes:
+                seen_nV.scatter_(1, drawn[0][:, None], True)
         else:
             drawn = draw_compiled(compiled, logits_nV, key_n, length_n, self._sampling.temperature)
         if compiled is None:
@@ -93,7 +101,7 @@ class Rows:
         """Copies rows (from, to) into the gaps that others left; `count` rows stay."""
         if moves:
             source, target = (torch.tensor(rows, device=self.key.device) for rows in zip(*moves, strict=True))
-            columns = (self.key, self.place, self.prompt, self.length, self.newest, self._reason)
+            columns = (self.key, self.place, self.prompt, self.length, self.newest, self._reason, self._seen)
             for tensor in (*columns, self.tokens, *self.logprobs):
                 tensor[target] = tensor[source]
         self.count = count

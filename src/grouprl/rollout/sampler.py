@@ -11,7 +11,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from grouprl.models.logprobs import truncate_logits
+from grouprl.models.logprobs import penalize, truncate_logits
 from grouprl.types import Sampling
 
 # SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014), as signed 64-bit.
@@ -45,13 +45,16 @@ def _shift(state_N: Tensor, bits: int) -> Tensor:
     return (state_N >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def draw(logits_NV: Tensor, uniforms_N: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
+def draw(
+    logits_NV: Tensor, uniforms_N: Tensor, sampling: Sampling, seen_NV: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Inverts the cumulative distribution of each row at its uniform number; temperature 0 takes the largest logit.
 
     Args:
         logits_NV: [N, V] logits of the policy.
         uniforms_N: [N] float64 in [0, 1).
-        sampling: temperature and truncation.
+        sampling: temperature, truncation and repetition penalty.
+        seen_NV: [N, V] bool, tokens that stand before; needed for a repetition penalty.
 
     Returns:
         [N] token ids, [N] log-probs under the distribution they were drawn from (0 when greedy), and [N] log-probs
@@ -59,10 +62,13 @@ def draw(logits_NV: Tensor, uniforms_N: Tensor, sampling: Sampling) -> tuple[Ten
     """
     logits_NV = logits_NV.float()
     plain_NV = logits_NV.log_softmax(-1)
+    if sampling.penalizes:
+        assert seen_NV is not None
+        logits_NV = penalize(logits_NV, seen_NV, sampling)
     if sampling.temperature == 0.0:
         tokens_N = logits_NV.argmax(-1)
         return tokens_N, torch.zeros_like(uniforms_N, dtype=torch.float32), _gather(plain_NV, tokens_N)
-    plain = sampling.temperature == 1.0 and not sampling.truncates
+    plain = sampling.temperature == 1.0 and sampling.only_scales
     logprobs_NV = plain_NV if plain else truncate_logits(logits_NV, sampling).log_softmax(-1)
     # In float64: the error of a float32 running sum over 150,000 tokens exceeds the probability of many tokens.
     cumulative_NV = logprobs_NV.double().exp().cumsum(-1)

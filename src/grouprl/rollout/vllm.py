@@ -240,6 +240,8 @@ class VllmEngine:
             "detokenize": bool(sampling.stop),
             "logprobs": 0,  # of the sampled token alone
         }
+        if sampling.penalizes:
+            parameters["repetition_penalty"] = sampling.repetition_penalty
         body = {"token_ids": list(request.prompt_ids), "sampling_params": parameters}
         return body | ({"model": adapter} if adapter else {})
 

@@ -77,7 +77,7 @@ def _completion(
     reported = _logprobs(choice, ids, wrong)
     text = tokenizer.decode(ids, skip_special_tokens=True)
     reason = _stop_reason(choice, ids, text, expected, wrong)
-    greedy, unchanged = sampling.temperature == 0.0, sampling.temperature == 1.0 and not sampling.truncates
+    greedy, unchanged = sampling.temperature == 0.0, sampling.temperature == 1.0 and sampling.only_scales
     return Completion(
         index=expected.first + int(choice["index"]),
         token_ids=tuple(ids),
