@@ -67,7 +67,7 @@ def test_the_table_of_the_family_is_the_one_that_the_code_prints() -> None:
     assert family_table() in TEXT
 
 
-UNMEASURED = {"maxrl", "luspo", "sapo", "gmpo"}  # no curve yet
+UNMEASURED = {"maxrl", "luspo", "sapo", "gmpo", "dppo"}  # no curve yet
 
 
 @pytest.mark.parametrize("name", [name for name in NAMED if f"### {name}\n" in TEXT and name not in UNMEASURED])

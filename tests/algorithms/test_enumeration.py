@@ -139,6 +139,7 @@ def test_without_a_baseline_groups_of_equal_rewards_must_count():
         {"surrogate": "sapo", "tau_pos": 3.0, "tau_neg": 0.5},
         {"surrogate": "gmpo", "clip_low": 0.33, "clip_high": 0.49},
         {"off_policy_delta": 0.0},
+        {"surrogate": "plain", "divergence_tv": 0.0, "divergence_kl": 1e-9},
     ],
 )
 @pytest.mark.parametrize("aggregate", ["sequence_mean", "token_mean", "constant"])

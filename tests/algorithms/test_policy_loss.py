@@ -280,6 +280,42 @@ def test_bad_completions_that_the_policy_left_teach_nothing():
     )
 
 
+# p, m, advantage, and the divergences of the docs: |p - m|, and m log(m / p) + (1 - m) log((1 - m) / (1 - p))
+MOVES = [
+    (0.03, 0.01, 1.0, 0.02, 0.009219),
+    (0.7, 0.9, -1.0, 0.2, 0.116322),
+    (0.7, 0.9, 1.0, 0.2, 0.116322),  # it may come back
+    (0.6, 0.5, 2.0, 0.1, 0.020411),
+    (0.4, 0.5, 2.0, 0.1, 0.020411),
+]
+
+
+@pytest.mark.parametrize(("p", "m", "advantage", "tv", "kl"), MOVES)
+def test_a_token_whose_probability_left_the_samplers_has_no_gradient(
+    p: float, m: float, advantage: float, tv: float, kl: float
+):
+    assert kl == pytest.approx(m * math.log(m / p) + (1 - m) * math.log((1 - m) / (1 - p)), abs=1e-6)
+    away = (p - m) * advantage > 0
+    for name, size in (("divergence_tv", tv), ("divergence_kl", kl)):
+        for limit, stopped in ((size * 0.99, away), (size * 1.01, False)):
+            logprobs = torch.tensor([[p]]).log().requires_grad_()
+            arguments = (torch.tensor([[m]]).log(), torch.tensor([advantage]), torch.ones(1, 1))
+            loss, _ = policy_loss(logprobs, *arguments, surrogate="plain", **{name: limit})
+            loss.backward()
+            assert float(logprobs.grad[0, 0]) == pytest.approx(0.0 if stopped else -advantage * p / m, rel=1e-5)
+
+
+def test_the_mask_compares_with_the_sampler_and_the_ratio_with_the_old_policy():
+    logprobs, old, drawn = (torch.tensor([[value, 0.0]]).log().clamp(min=-9) for value in (0.6, 0.55, 0.3))
+    options = {"surrogate": "plain", "divergence_tv": 0.2, "mask_NT": torch.tensor([[True, False]])}
+    arguments = (logprobs, old, torch.tensor([1.0]), torch.tensor([[1.0, 0.0]]))
+    assert float(policy_loss(*arguments, **options)[0]) == pytest.approx(-0.6 / 0.55)
+    assert float(policy_loss(*arguments, sampler_logprobs_NT=drawn, **options)[0]) == 0.0
+    certain = torch.zeros(1, 2)  # probabilities of 1, and rounding above
+    loss, _ = policy_loss(certain + 1e-7, certain, torch.tensor([1.0]), certain + 1, divergence_kl=0.05)
+    assert float(loss) == pytest.approx(-2.0)
+
+
 # Padding, shapes, options
 
 

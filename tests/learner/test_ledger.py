@@ -46,6 +46,7 @@ OPTIONS: dict[str, Algorithm] = {
     "weighs": variant("cispo", passes=2),
     "clips a mean": variant("gmpo", passes=3, minibatches=1, clip_low=0.01, clip_high=0.01),
     "far": variant("cispo", passes=2, off_policy_delta=0.02),
+    "diverges": variant("dppo", passes=3, minibatches=1, divergence_tv=0.002, divergence_kl=0.5),
     "masks tokens": variant("grpo", correction="mask", correction_cap=1.2, correction_floor=0.9),
     "masks completions": variant("grpo", correction="mask", correction_level="sequence", minibatches=2),
     "entropy": variant("grpo", entropy_share=0.4, mask_overlong=True),
@@ -129,6 +130,10 @@ def of_token(
     if (delta := a.objective.off_policy_delta) is not None and advantage < 0:
         moved = [y - x for x, y in zip(new, completion.logprobs, strict=True)]
         if sum(moved) / len(moved) > delta:
+            return "clipped"
+    if (limit := a.objective.divergence_tv) is not None:
+        change = math.exp(new[t]) - math.exp(completion.logprobs[t])
+        if abs(change) > limit and change * advantage > 0:
             return "clipped"
     if a.objective.surrogate in ("clip", "gmpo"):
         if (advantage > 0 and ratio > 1 + top) or (advantage < 0 and ratio < 1 - low):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from grouprl.algorithms.kl import KlKind, kl_estimate
 from grouprl.algorithms.option import Part, option
-from grouprl.algorithms.surrogates import geometric_ratio, soft_gate, too_far
+from grouprl.algorithms.surrogates import geometric_ratio, left_out, soft_gate
 
 Surrogate = Literal["clip", "cispo", "plain", "sapo", "gmpo"]
 Ratio = Literal["token", "sequence"]
@@ -63,6 +63,8 @@ def policy_loss(
     tau_pos: float = 1.0,
     tau_neg: float = 1.05,
     off_policy_delta: float | None = None,
+    divergence_tv: float | None = None,
+    divergence_kl: float | None = None,
     sampler_logprobs_NT: Tensor | None = None,
     ref_logprobs_NT: Tensor | None = None,
     kl_coef: float = 0.0,
@@ -90,7 +92,8 @@ def policy_loss(
         dual_clip: for A < 0 the term is at most -dual_clip * A (arXiv:1912.09729, equation 5); None = off.
         tau_pos, tau_neg: of `soft_gate`.
         off_policy_delta: negative advantages of the completions in `too_far` count as 0; None = off.
-        sampler_logprobs_NT: [N, T] for `too_far`; defaults to old_logprobs_NT.
+        divergence_tv, divergence_kl: advantages of the tokens in `diverged` count as 0; None = off.
+        sampler_logprobs_NT: [N, T] for `too_far` and `diverged`; defaults to old_logprobs_NT.
         ref_logprobs_NT: [N, T] log-probs of the reference; needed when kl_coef > 0 and for the metric kl.
         kl_coef: weight of the KL term.
         kl: estimator of `kl_estimate`.
@@ -113,11 +116,9 @@ def policy_loss(
     # Padding may hold any value, inf and NaN too; it must reach neither the loss nor the gradient.
     logprobs_NT, old_logprobs_NT = _blank(logprobs_NT, mask_NT), _blank(old_logprobs_NT.detach(), mask_NT)
     advantages_NT, weights_NT = _blank(advantages_NT, mask_NT), _blank(weights_NT, mask_NT)
-    if off_policy_delta is not None:
-        drawn_NT = old_logprobs_NT if sampler_logprobs_NT is None else sampler_logprobs_NT
-        left_NT = too_far(logprobs_NT, drawn_NT, advantages_NT, mask_NT, delta=off_policy_delta)
-        advantages_NT = _blank(advantages_NT, ~left_NT)
-
+    drawn_NT = old_logprobs_NT if sampler_logprobs_NT is None else _blank(sampler_logprobs_NT, mask_NT)
+    limits = off_policy_delta, divergence_tv, divergence_kl
+    advantages_NT = _blank(advantages_NT, ~left_out(logprobs_NT, drawn_NT, advantages_NT, mask_NT, *limits))
     ratio_NT = policy_ratios(logprobs_NT, old_logprobs_NT, mask_NT, ratio=ratio)
     clipped_NT = ratio_NT.clamp(1 - clip_low, 1 + clip_high)
     if surrogate == "clip":
@@ -240,6 +241,10 @@ class Objective(Part):
         "nats per token; completions that the policy left by more have no negative advantage; null = off",
         low=0.0,
     )
+    divergence_tv: float | None = option(
+        None, "largest change of a token's probability; beyond it no gradient (DPPO); null = off", low=0.0
+    )
+    divergence_kl: float | None = option(None, "the same for the binary KL, in nats; null = off", low=0.0)
 
     @property
     def range(self) -> tuple[float, float]:
@@ -275,6 +280,8 @@ class Objective(Part):
             surrogate=self.surrogate,
             ratio=self.ratio,
             off_policy_delta=self.off_policy_delta,
+            divergence_tv=self.divergence_tv,
+            divergence_kl=self.divergence_kl,
             **{name: getattr(self, name) for name in own if hasattr(self, name)},
         )
 

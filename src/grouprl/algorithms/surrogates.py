@@ -1,4 +1,4 @@
-"""What is maximized instead of the clipped ratio: a soft gate, a geometric mean; and completions too far off-policy."""
+"""What is maximized instead of the clipped ratio: a soft gate, a geometric mean; and what is too far off-policy."""
 
 from __future__ import annotations
 
@@ -57,3 +57,48 @@ def too_far(
     """
     gap_NT = torch.where(mask_NT, sampler_logprobs_NT - logprobs_NT.detach(), 0.0)
     return (gap_NT.sum(1, keepdim=True) > delta * mask_NT.sum(1, keepdim=True)) & (advantages_NT < 0)
+
+
+def diverged(
+    logprobs_NT: Tensor, sampler_logprobs_NT: Tensor, advantages_NT: Tensor, *, tv: float | None, kl: float | None
+) -> Tensor:
+    """[N, T] bool: tokens whose probability left the sampler's on the side of their advantage (DPPO, arXiv:2602.04879).
+
+    The complement of the mask M of equation 12 with the binary divergences of equations 13 and 14: of the sampled
+    token against all others, with p of the policy and m of the sampler. A token is marked where its divergence exceeds
+    a limit, and p > m with a positive advantage or p < m with a negative one.
+
+    Args:
+        logprobs_NT: [N, T] of the policy; no gradient flows.
+        sampler_logprobs_NT: [N, T] that the tokens were drawn with.
+        advantages_NT: [N, T].
+        tv: limit of |p - m|; None = off.
+        kl: limit of m log(m / p) + (1 - m) log((1 - m) / (1 - p)), in nats; None = off.
+    """
+    log_p, log_m = logprobs_NT.detach().double(), sampler_logprobs_NT.double()
+    p_NT, m_NT = log_p.exp().clamp(max=1 - 1e-9), log_m.exp().clamp(max=1 - 1e-9)
+    far_NT = torch.zeros_like(advantages_NT, dtype=torch.bool)
+    if tv is not None:
+        far_NT = (p_NT - m_NT).abs() > tv
+    if kl is not None:
+        others_NT = (1 - m_NT) * ((1 - m_NT) / (1 - p_NT)).log()
+        far_NT = far_NT | (m_NT * (log_m - log_p) + others_NT > kl)
+    return far_NT & ((p_NT - m_NT) * advantages_NT > 0)
+
+
+def left_out(
+    logprobs_NT: Tensor,
+    sampler_logprobs_NT: Tensor,
+    advantages_NT: Tensor,
+    mask_NT: Tensor,
+    delta: float | None,
+    tv: float | None,
+    kl: float | None,
+) -> Tensor:
+    """[N, T] bool: tokens in `too_far` or in `diverged`; None = that limit is off."""
+    out_NT = torch.zeros_like(mask_NT)
+    if delta is not None:
+        out_NT = too_far(logprobs_NT, sampler_logprobs_NT, advantages_NT, mask_NT, delta=delta)
+    if tv is not None or kl is not None:
+        out_NT = out_NT | diverged(logprobs_NT, sampler_logprobs_NT, advantages_NT, tv=tv, kl=kl)
+    return out_NT

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from grouprl.algorithms import clipped_tokens, policy_ratios
 from grouprl.algorithms.losses import Objective
-from grouprl.algorithms.surrogates import too_far
+from grouprl.algorithms.surrogates import left_out
 from grouprl.distributed import Ranks
 from grouprl.learner.batch import PolicyEvaluation
 from grouprl.learner.credit import token_rows
@@ -66,15 +66,14 @@ def token_traces(
 def cut_tokens(
     objective: Objective, batch: Batch, last_pass: Sequence[TokenPass], old_NT: Tensor, advantages_NT: Tensor
 ) -> Tensor:
-    """[N, T] bool: the tokens whose gradient the clip, the dual clip or `off_policy_delta` removes in the last pass."""
+    """[N, T] bool: the tokens whose gradient the clip, the dual clip or `left_out` removes in the last pass."""
     logprobs_NT = old_NT.clone()
     for part in last_pass:
         rows, columns = torch.tensor(part.pack.rows)[part.pack.row_C.cpu()], part.pack.column_C.cpu()
         logprobs_NT[rows, columns] = part.logprobs_C.float().cpu()
     ratios_NT = policy_ratios(logprobs_NT, old_NT, batch.mask_NT, ratio=objective.ratio)
-    left_NT = torch.zeros_like(batch.mask_NT)
-    if (delta := objective.off_policy_delta) is not None:
-        left_NT = too_far(logprobs_NT, batch.old_logprobs_NT, advantages_NT, batch.mask_NT, delta=delta)
+    limits = objective.off_policy_delta, objective.divergence_tv, objective.divergence_kl
+    left_NT = left_out(logprobs_NT, batch.old_logprobs_NT, advantages_NT, batch.mask_NT, *limits)
     if not objective.cuts:  # a bounded weight keeps its gradient
         return left_NT
     low, high = objective.range

@@ -18,7 +18,7 @@ CATEGORIES: Mapping[str, str] = MappingProxyType(
         "low_entropy": "below the entropy threshold of `entropy_share`",
         "critic_only": "in a step of `critic_warmup`, which updates the critic alone",
         "not_finite": "in an update that was not made, because its loss or gradient was not finite",
-        "clipped": "without a gradient in the last pass: ratio beyond the clip range, or `off_policy_delta`",
+        "clipped": "without a gradient in the last pass: beyond the clip range, `off_policy_delta` or `divergence_*`",
         "used": "with a gradient from their advantage",
     }
 )

@@ -24,6 +24,7 @@ _FILES = (
     "cispo",
     "sapo",
     "gmpo",
+    "dppo",
     "maxrl",
     "ppo",
     # Other libraries' numbers.
