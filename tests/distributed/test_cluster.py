@@ -137,6 +137,22 @@ def test_a_run_that_replaces_dropped_groups_is_the_run_of_one_process(place: lis
 
 
 @pytest.mark.slow
+def test_a_reward_of_the_whole_batch_is_that_of_one_process(place: list[str], tmp_path: Path):
+    runs, mine = folder_of(place), tmp_path / "mine.py"
+    mine.write_text(
+        "def rank(completions, log_metric, **_):\n"
+        "    log_metric('completions', len(completions))\n"
+        "    return [sum(other < own for other in completions) / len(completions) for own in completions]\n"
+    )
+    whole = ["--reward", f"{mine}:rank", "rewards.1.scope=batch", "steps=2"]
+    assert grouprl(*place, *whole, "name=batch-alone").code == 0
+    on_ray = ["cluster.backend=ray", "cluster.samplers=2", "cluster.scorers=2"]
+    assert grouprl(*place, *whole, *on_ray, "name=batch-cluster").code == 0
+    assert_same_run(runs / "batch-alone", runs / "batch-cluster", step=2)
+    assert [row["reward_logs/completions"] for row in metrics(runs / "batch-cluster")] == [16.0, 16.0]
+
+
+@pytest.mark.slow
 def test_a_cluster_that_is_not_there_is_one_sentence(place: list[str]):
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))

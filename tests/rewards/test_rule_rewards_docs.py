@@ -74,12 +74,14 @@ def test_examples_on_the_page_are_what_the_code_says(capsys: pytest.CaptureFixtu
 
 
 def test_own_rewards_on_the_page_work(tmp_path: Path) -> None:
-    correct, mentions = (block for block in blocks("python") if block.startswith("# my_rewards.py"))
+    correct, mentions, new = (block for block in blocks("python") if block.startswith("# my_rewards.py"))
     (tmp_path / "one.py").write_text(correct, encoding="utf-8")
     (tmp_path / "two.py").write_text(mentions, encoding="utf-8")
-    one, two = (runpy.run_path(str(tmp_path / name)) for name in ("one.py", "two.py"))
+    (tmp_path / "three.py").write_text(new, encoding="utf-8")
+    one, two, three = (runpy.run_path(str(tmp_path / name)) for name in ("one.py", "two.py", "three.py"))
     chat = [[{"role": "assistant", "content": text}] for text in ("It is therefore Blue", "blue", "")]
     keywords = {"prompts": [[]] * 3, "completions": chat, "completion_ids": [[1]] * 3}
     assert one["correct"](**keywords, answer=["Blue", "Blue", None]) == [1.0, 0.0, None]
     assert two["Mentions"]("BLUE", ignore_case=False)(**keywords) == [0.0, 0.0, 0.0]
     assert two["Mentions"]("blue", ignore_case=True)(**keywords) == [1.0, 1.0, 0.0]
+    assert three["new"](["?"] * 4, ["a", "b", "a", ""], [[1]] * 4) == [0.0, 1.0, 0.0, 1.0]

@@ -52,10 +52,11 @@ def score_trials(
         Group(problem, (), tuple(authored_completion(n, text, tokenizer) for n, text in enumerate(row.values())))
         for problem, row in zip(problems, texts, strict=True)
     ]
-    together = []
-    for pending in [scorer.begin(group) for group in groups]:
-        together += scorer.finish([pending], tokenizer)
-        advance(len(together[-1]))
+    begun, together = [scorer.begin(group) for group in groups], []
+    compared = any(reward.scope == "batch" for reward in scorer.rewards)
+    for pending in [begun] if compared else [[one] for one in begun]:
+        together += (scored := scorer.finish(pending, tokenizer))
+        advance(sum(map(len, scored)))
     trials = []
     for group, row, outcomes in zip(groups, texts, together, strict=True):
         for name, completion, outcome in zip(row, group.completions, outcomes, strict=True):

@@ -105,10 +105,11 @@ class RewardConfig(Section):
     weight: float = Field(1.0, description="factor in the sum of the rewards; may be negative")
     path: Text | None = Field(None, description="a Python file, or the folder of a trained reward model")
     arguments: dict[str, Any] = Field({}, description="settings of the function")
+    scope: Literal["group", "batch"] = Field("group", description="completions of one call: a problem's, or the step's")
 
 
 class ScoringConfig(Section):
-    """Limits of reward functions, which run in worker processes with one call per group."""
+    """Limits of reward functions, which run in worker processes, by default with one call per group."""
 
     workers: int = Field(0, ge=0, le=256, description="processes; 0 = one for each core")
     seconds: float = Field(10.0, gt=0.0, le=86_400.0, description="longest time of one call")

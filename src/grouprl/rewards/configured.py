@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from grouprl.config.run import RewardConfig, RunConfig
 from grouprl.distributed import Ranks
@@ -37,6 +38,10 @@ def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, .
 
 
 def _configured(reward: RewardConfig, config: RunConfig, task: Task) -> WeightedReward:
+    return replace(_found(reward, config, task), scope=reward.scope)
+
+
+def _found(reward: RewardConfig, config: RunConfig, task: Task) -> WeightedReward:
     function = reward.function or reward.name
     if reward.path is None:
         return built_in(

@@ -128,7 +128,9 @@ class Trainer:
         else:
             rewards = resolve_rewards(self.rewards, task.own_rewards)
         if self.rewards is not None or not config.rewards:
-            named = tuple(RewardConfig(name=reward.name, weight=reward.weight) for reward in rewards)
+            named = tuple(
+                RewardConfig(name=reward.name, weight=reward.weight, scope=reward.scope) for reward in rewards
+            )
             config = RunConfig(**{**dict(config), "rewards": named})
         return config, task, rewards
 

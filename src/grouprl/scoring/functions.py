@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from grouprl.types import UserError
 
 RewardFunction = Callable[..., Any]
 """`reward(prompts, completions, completion_ids, **columns) -> list[float | None]`, or a coroutine function of it."""
+
+Scope = Literal["group", "batch"]
+"""The completions of one call: those of a group, or of all groups that are scored together."""
 
 SOFT_OVERLONG = "soft_overlong"
 _LARGEST_WEIGHT = 1e6
@@ -41,14 +44,22 @@ class WeightedReward:
     With `per_step` it is a process reward, which does not enter the total: its function returns for each completion a
     list of its reasoning steps as (end, reward), `end` in characters of its text up to and including the step; None =
     does not apply.
+
+    With `scope="batch"` one call has the completions of all groups of a step, as in TRL, so that the function can
+    compare them.
     """
 
     name: str
     function: RewardFunction | FromFile
     weight: float = 1.0
     per_step: bool = False
+    scope: Scope = "group"
 
     def __post_init__(self) -> None:
+        if self.scope not in get_args(Scope):
+            raise UserError(
+                f"reward {self.name}: expected a scope of 'group' or 'batch', got {self.scope!r}: write one of them"
+            )
         if not abs(self.weight) <= _LARGEST_WEIGHT:
             raise UserError(
                 f"reward {self.name}: expected a weight of at most {_LARGEST_WEIGHT:g} in size, got {self.weight}: "
@@ -59,3 +70,8 @@ class WeightedReward:
     def in_process(self) -> bool:
         """Whether it runs in the run's process, once per step: functions that hold a model or a connection do."""
         return getattr(self.function, "in_process", False)
+
+    @property
+    def has_one_call(self) -> bool:
+        """Whether one call has the completions of all groups; else each group has a call."""
+        return self.in_process or self.scope == "batch"

@@ -49,6 +49,13 @@ class _Job:
     completions: Sequence[Any]
     about: str  # the problem, for messages
     state: TrainingState
+    whole: bool = False  # it compares its completions, so that it is never called for a part of them
+
+    @property
+    def divides(self) -> bool:
+        """Whether the function can be called for each of the completions."""
+        return not self.whole and len(self.completions) > 1
+
     future: PendingValues = field(default_factory=Future)
 
 
@@ -71,7 +78,8 @@ class RewardPool:
     """Runs reward functions in worker processes. It is a context manager, whose end kills every process.
 
     When a call raises, hangs, dies or returns a wrong count, the pool calls the function again for each completion
-    alone. Completions that fail alone are `Invalid`; the others keep their value.
+    alone. Completions that fail alone are `Invalid`; the others keep their value. After the failure of a `whole` call
+    all of its completions are `Invalid`.
 
     Args:
         functions: the functions that the workers load, by name.
@@ -112,15 +120,16 @@ class RewardPool:
         per_step: bool = False,
         about: str = "",
         state: TrainingState = OUTSIDE,
+        whole: bool = False,
     ) -> PendingValues:
         """Starts one call on the completions of a group; see `gather`. Raises ValueError when the pool is closed.
 
-        `about` names the problem, for messages.
+        `about` names the problem, for messages; with `whole` the completions are those of several groups.
         """
         if self._closed:
             raise ValueError("expected an open pool of rewards, got a closed one")
         arguments = self.signatures()[name].arguments(keywords)
-        return self._put(_Job(name, per_step, arguments, keywords["completions"], about, state), priority=1)
+        return self._put(_Job(name, per_step, arguments, keywords["completions"], about, state, whole), priority=1)
 
     @property
     def pids(self) -> list[int]:
@@ -213,7 +222,7 @@ class RewardPool:
     def _run(self, job: _Job, worker: _Worker) -> _Worker:
         """Runs a job; returns the worker for the next one."""
         found = self._attempt(job, worker)
-        if isinstance(found, _Failure) and len(job.completions) == 1 and not found.hung and (worker.jobs or found.died):
+        if isinstance(found, _Failure) and not job.divides and not found.hung and (worker.jobs or found.died):
             # Earlier jobs may have left memory or a working directory behind: try once more in a new process.
             self._end(worker)
             worker = self._forked()
@@ -231,9 +240,9 @@ class RewardPool:
         return worker
 
     def _apart(self, job: _Job, failure: _Failure) -> Called | list[PendingValues]:
-        """Starts a call for each completion of a failed call; for a single completion, returns the reason."""
-        if len(job.completions) == 1:
-            return Called([Invalid(readable(failure.reason))], {})
+        """Starts a call for each completion of a failed call; if it cannot be divided, returns the reason."""
+        if not job.divides:
+            return Called([Invalid(readable(failure.reason))] * len(job.completions), {})
         singles = [{name: [values[n]] for name, values in job.keywords.items()} for n in range(len(job.completions))]
         # Before further groups, because they may stop the run.
         return [
@@ -304,7 +313,8 @@ class RewardPool:
 
 
 def _described(job: _Job, worker: _Worker | None) -> str:
-    return f"reward {job.name} of problem {job.about or 'unknown'}, worker {worker.pid if worker else 'not started'}"
+    about = "the batch" if job.whole else f"problem {job.about or 'unknown'}"
+    return f"reward {job.name} of {about}, worker {worker.pid if worker else 'not started'}"
 
 
 def _user_error(error: BaseException) -> BaseException:

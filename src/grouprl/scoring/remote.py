@@ -19,13 +19,14 @@ from grouprl.scoring.zygote import Source
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of a reward on the completions of a group."""
+    """A call of a reward."""
 
     name: str
     keywords: Keywords
     per_step: bool
     about: str  # the problem, for messages
     state: TrainingState
+    whole: bool
 
 
 class RemoteRewards:
@@ -59,9 +60,10 @@ class RemoteRewards:
         per_step: bool = False,
         about: str = "",
         state: TrainingState = OUTSIDE,
+        whole: bool = False,
     ) -> PendingValues:
         """See `RewardPool.submit`."""
-        return self._pool.submit(_Call(name, keywords, per_step, about, state))
+        return self._pool.submit(_Call(name, keywords, per_step, about, state, whole))
 
     @property
     def processes(self) -> list[tuple[int, str]]:
@@ -85,6 +87,6 @@ class _Scorer:
         if call is None:
             return self._pool.signatures()
         pending: Future[Any] = self._pool.submit(
-            call.name, call.keywords, per_step=call.per_step, about=call.about, state=call.state
+            call.name, call.keywords, per_step=call.per_step, about=call.about, state=call.state, whole=call.whole
         )
         return gather(pending)

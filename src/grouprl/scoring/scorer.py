@@ -8,23 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from grouprl.config.run import ScoringConfig
 from grouprl.distributed import Ranks
 from grouprl.distributed.cluster import Cluster
 from grouprl.models.progress import PROGRESS
-from grouprl.scoring.calling import (
-    Called,
-    PendingValues,
-    Signature,
-    call,
-    describe,
-    gather,
-    is_known,
-    run_in_thread,
-    signature,
-)
+from grouprl.scoring.batch_calls import batch_calls, refuse_parts, signature_of
+from grouprl.scoring.calling import Called, PendingValues, gather, is_known
 from grouprl.scoring.completions import (
     Row,
     Scored,
@@ -33,7 +24,6 @@ from grouprl.scoring.completions import (
     is_correct,
     read,
     rows_of,
-    shared_out,
     written,
 )
 from grouprl.scoring.functions import SOFT_OVERLONG, FromFile, WeightedReward
@@ -109,9 +99,11 @@ def open_scorer(
         steps: of the run, for rewards that ask for `trainer_state`.
 
     Raises:
-        UserError: a function cannot be sent to a worker, or may need longer than `limits` for one completion.
+        UserError: a function cannot be sent to a worker, or may need longer than `limits` for one completion; or one
+            with `scope="batch"` would see only the part of a rank.
     """
     limits, ranks = limits or ScoringConfig(), ranks or Ranks()
+    refuse_parts([*rewards, *filter(None, [verifier])], ranks)
     known = {reward.name: reward for reward in rewards}
     if verifier is not None:
         if verifier.name in known and known[verifier.name].function != verifier.function:
@@ -186,7 +178,7 @@ class Scorer:
         """Raises UserError for a reward that needs a column that no problem has, such as a misspelled one."""
         columns = dict.fromkeys(name for problem in problems for name in problem.columns)
         for reward in self._called:
-            for name in self._signature(reward).required:
+            for name in signature_of(reward, self.pool).required:
                 if name not in columns:
                     raise UserError(
                         f"reward {reward.name}: expected problems with the column {name!r}, got "
@@ -194,16 +186,16 @@ class Scorer:
                     )
 
     def begin(self, group: Group, rewards: Sequence[WeightedReward] | None = None) -> PendingGroup:
-        """Starts the calls for a group in the workers; `rewards` are those to call, None = all."""
+        """Starts the calls for one group in the workers; `rewards` are those to call, None = all."""
         keywords = call_keywords([group])
-        in_workers = [reward for reward in rewards or self._called if not reward.in_process]
+        by_group = [reward for reward in rewards or self._called if not reward.has_one_call]
         return PendingGroup(
             group,
             {
                 one.name: self.pool.submit(
                     one.name, keywords, per_step=one.per_step, about=group.problem.id, state=self._state
                 )
-                for one in in_workers
+                for one in by_group
             },
         )
 
@@ -250,7 +242,7 @@ class Scorer:
     def earned(self, pending: PendingGroup, tokenizer: PreTrainedTokenizerBase | None) -> list[float] | None:
         """What `finish` will find for the completions of a group before the length penalty; None = not known yet."""
         calls = pending.calls.values()
-        if len(calls) < len(self._called) or not all(map(is_known, calls)):  # a reward of this process comes last
+        if any(reward.has_one_call for reward in self._called) or not all(map(is_known, calls)):
             return None
         ((group, found),) = self._gathered([pending], self._called)
         return [one.earned for one in map(self._outcome, rows_of(found, group), group.completions, repeat(tokenizer))]
@@ -285,34 +277,11 @@ class Scorer:
     ) -> Iterator[tuple[Group, dict[str, Called]]]:
         """Yields each group with what its calls gave, by reward name, as soon as all are there."""
         groups = [waiting.group for waiting in pending]
-        together = {reward.name: self._together(reward, groups) for reward in rewards if reward.in_process}
+        together = batch_calls(rewards, groups, self.pool, self._state) if groups else {}
         for place, waiting in enumerate(pending):
             PROGRESS.mark()
             calls = {name: gather(scored) for name, scored in waiting.calls.items()}
             yield waiting.group, calls | {name: called[place] for name, called in together.items()}
-
-    def _together(self, reward: WeightedReward, groups: Sequence[Group]) -> list[Called]:
-        """Returns for each group what a reward of this process gave, which is called on all completions at once."""
-        keywords, accepts = call_keywords(groups), self._signature(reward)
-        function: Any = reward.function
-        arguments, texts = accepts.arguments(keywords), keywords["completions"]
-        try:
-            found = call(
-                function,
-                arguments,
-                texts,
-                provided=accepts.provided,
-                state=self._state,
-                per_step=reward.per_step,
-                run=run_in_thread,
-            )
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(
-                f"reward {reward.name}: expected values, got {describe(error)}: fix the function"
-            ) from error
-        return shared_out(found, groups)
 
     def _outcome(self, row: Row, completion: Completion, tokenizer: PreTrainedTokenizerBase | None) -> RewardOutcome:
         """Combines the rewards of one completion. The steps of a process reward do not enter the total."""
@@ -332,9 +301,6 @@ class Scorer:
         reason = failures or ("" if terms else "no reward applies")
         correct = is_correct(row[self.verifier.name]) if self.verifier else None
         return RewardOutcome(math.nan if reason else math.fsum(terms), components, reason, steps, correct=correct)
-
-    def _signature(self, reward: WeightedReward) -> Signature:
-        return signature(reward.function) if reward.in_process else self.pool.signatures()[reward.name]  # type: ignore[arg-type]
 
 
 def _source(reward: WeightedReward) -> Source:
