@@ -15,6 +15,7 @@ from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.option import hints
 from grouprl.algorithms.spec import Algorithm
 from grouprl.cli import app
+from grouprl.cli.settings import setting_rows
 from grouprl.config.algorithm import KINDS, all_options, differences, family_table
 
 ROOT = Path(__file__).parent.parent
@@ -143,6 +144,15 @@ def test_every_page_is_in_the_list_of_pages_and_every_command_on_its_page() -> N
     assert len(verbs) > 15
     shown = set(re.findall(r"^\| `grouprl ([a-z-]+)", (ROOT / "docs" / "commands.md").read_text("utf-8"), re.MULTILINE))
     assert shown == verbs
+
+
+def test_the_options_of_openrlhf_lead_to_settings() -> None:
+    rows = (ROOT / "docs" / "from_openrlhf.md").read_text(encoding="utf-8").partition("## Options")[2].splitlines()
+    named = {
+        name for row in rows for name in re.findall(r"`([a-z_.0-9]+)`", row.rsplit("|", 2)[-2] if "|" in row else "")
+    }
+    assert len(named) > 40
+    assert named - {key for key, _, _ in setting_rows()} == set()
 
 
 # Numbers and equations

@@ -187,6 +187,18 @@ def test_memory_settings_of_the_planner(page: TestClient) -> None:
     assert (usual["reference"]["weights"], saving["reference"]["weights"]) == (usual["policy"]["weights"], 0)
 
 
+def test_four_bits_below_an_adapter_in_the_planner(page: TestClient) -> None:
+    """28 layers with 233,046,016 weights in matrices, at 4 bits and (1 + 4 / 256) / 64 bytes of scale each."""
+    half, small = (
+        ask(page, f"memory?model=Qwen2.5-7B&algorithm=grpo&lora_rank=16&weights={weights}")["plans"]["grpo"]["networks"]
+        for weights in ("bfloat16", "nf4")
+    )
+    saved = 28 * 233_046_016 * (2 - 0.5 - (1 + 4 / 256) / 64)
+    assert half["policy"]["weights"] - small["policy"]["weights"] == pytest.approx(saved, rel=1e-6)
+    answer = page.get("/api/explain/memory?model=Qwen2.5-7B&weights=nf4")
+    assert (answer.status_code, "LoRA rank" in answer.json()["error"]) == (400, True)
+
+
 def test_memory_of_a_config_json_and_of_a_hub_id(page: TestClient) -> None:
     """The published numbers of Qwen2.5-0.5B, and its 494,032,768 parameters; no file is read for them."""
     config = {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2}

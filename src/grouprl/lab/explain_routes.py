@@ -165,10 +165,12 @@ def _memory(request: Request) -> dict[str, Any]:
     networks = Networks(
         reference=reference != "none",
         lora_rank=query.whole("lora_rank", 1, 4096) if "lora_rank" in query else None,
-        weights=query.choice("weights", ("float32", "bfloat16"), "float32"),  # type: ignore[arg-type]
+        weights=query.choice("weights", ("float32", "bfloat16", "nf4"), "float32"),  # type: ignore[arg-type]
         moments=query.choice("moments", ("float32", "bfloat16"), "float32"),  # type: ignore[arg-type]
         reference_on_cpu=reference == "cpu",
     )
+    if networks.weights == "nf4" and networks.lora_rank is None:
+        raise UserError("weights: expected nf4 with an adapter, because 4 bits do not learn: give a LoRA rank")
     return memory_plans(
         _shape(query),
         query.choices("algorithm", ("grpo", "ppo"), ("grpo", "ppo")),

@@ -109,7 +109,8 @@ def _compiled_logprobs(
 
 
 def _forms(width: int, dtype: torch.dtype) -> tuple[Form, Form]:
-    rows, hidden = min(256, (1 << 18) // width), 16
+    # Not fewer rows than bfloat16 is filled up to (`padded_rows`): packs have hundreds.
+    rows, hidden = max(64, min(256, (1 << 18) // width)), 16
     head = nn.Linear(hidden, width, bias=False).requires_grad_(False)  # its gradient is no work of the kernel
     hidden_SH, targets_S = grid(rows, hidden, dtype=dtype), torch.arange(rows)
     return (
