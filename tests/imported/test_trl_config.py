@@ -111,6 +111,19 @@ def test_a_repetition_penalty_is_the_learners_too(tmp_path: Path):
     assert recipe(tmp_path).rollout.sampling.repetition_penalty == 1.0
 
 
+def test_a_reference_that_follows_goes_as_far_as_trls(tmp_path: Path):
+    """512 updates and 0.6 of the policy are TRL's defaults; nothing without a KL."""
+    kl = recipe(tmp_path, sync_ref_model=True, beta=0.04).algorithm.kl
+    assert kl is not None
+    assert (kl.refresh_reference, kl.reference_mixup) == (512, 0.6)
+    kl = recipe(
+        tmp_path, sync_ref_model=True, beta=0.04, ref_model_sync_steps=64, ref_model_mixup_alpha=1.0
+    ).algorithm.kl
+    assert kl is not None
+    assert (kl.refresh_reference, kl.reference_mixup) == (64, 1.0)
+    assert recipe(tmp_path, sync_ref_model=True, beta=0.0).algorithm.kl is None
+
+
 def test_a_changed_value_is_shown_with_both_numbers():
     outcome = line("max_grad_norm", max_grad_norm=0.0).outcome
     assert outcome.verdict == "changed"

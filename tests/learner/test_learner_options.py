@@ -383,6 +383,20 @@ def test_the_reference_becomes_the_policy_and_the_kl_starts_anew(model: PreTrain
     assert learn(learner, batch)["kl"] == pytest.approx(0, abs=1e-6)
 
 
+def test_the_reference_goes_a_part_of_the_way_to_the_policy(model: PreTrainedModel, batch: Batch):
+    """A weight of 1 that the policy has as 3 becomes 1.5 with a share of a quarter, also one that two layers share."""
+    reference = frozen_copy(model)
+    with torch.no_grad():
+        for network, value in ((reference, 1.0), (model, 3.0)):
+            for weight in network.parameters():
+                weight.fill_(value)
+    learner = learner_of(model, variant(kl_coef=0.1, refresh_reference=1, reference_mixup=0.25), reference=reference)
+    learner.refresh_reference()
+    assert {value for weight in reference.parameters() for value in weight.unique().tolist()} == {1.5}
+    assert not any(weight.requires_grad for weight in reference.parameters())
+    assert {value for weight in model.parameters() for value in weight.unique().tolist()} == {3.0}
+
+
 def test_the_kl_coefficient_of_a_step_follows_from_the_kl_before(model: PreTrainedModel, batch: Batch):
     algorithm = variant(kl_coef=0.1, kl_target=1e-9)
     steered = learner_of(model, algorithm)

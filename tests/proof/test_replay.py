@@ -65,7 +65,7 @@ def test_a_step_is_the_record_to_the_last_bit_and_the_run_stays_as_it_is(run: Pa
 
 STATEFUL = {
     "several updates": {"algorithm": variant(passes=2, minibatches=2)},
-    "moving reference": {"algorithm": variant("grpo_iterative", refresh_reference=2)},
+    "moving reference": {"algorithm": variant("grpo_iterative", refresh_reference=2, reference_mixup=0.6)},
     "critic": {"algorithm": variant("ppo")},
     "adapter": {"model": {"lora": {"rank": 2, "alpha": 4}}},
     "dropped groups": {"algorithm": variant("dapo")},

@@ -26,7 +26,7 @@ from small_runs import ROWS, small_config
 SETTINGS: dict[str, dict[str, Any]] = {
     "grpo": {"algorithm": {"name": "grpo", "passes": 2}},
     "ppo": {"algorithm": {"name": "ppo", "kl_target": 0.01, "entropy_target": 9.0}},
-    "moving": {"algorithm": {"name": "grpo", "refresh_reference": 2}},
+    "moving": {"algorithm": {"name": "grpo", "refresh_reference": 2, "reference_mixup": 0.6}},
 }
 EVERY = {
     "checkpoint": {"every": 2, "keep": 2},

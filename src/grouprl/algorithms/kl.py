@@ -67,6 +67,9 @@ class Kl(Part):
     kl_target: float | None = option(None, "target of an adaptive kl_coef, in nats per token; null = fixed", low=1e-9)
     kl_rate: float = option(0.1, "how fast an adaptive kl_coef changes", low=0.0, high=1.0)
     refresh_reference: int = option(0, "steps after which the reference becomes the policy; 0 = never", low=0)
+    reference_mixup: float = option(
+        1.0, "the policy's share in that reference; below 1 the old one stays in part", low=1e-6, high=1.0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,6 +79,8 @@ class Kl(Part):
             self.refuse_idle("kl_unbiased", beside="kl_in")
         if self.kl_target is None:
             self.refuse_idle("kl_rate", beside="kl_target")
+        if not self.refresh_reference:
+            self.refuse_idle("reference_mixup", beside="refresh_reference")
 
     def next_coef(self, kl_coef: float, kl: float) -> float:
         """Computes the next step's coefficient from this step's coefficient and mean KL per token, in nats."""

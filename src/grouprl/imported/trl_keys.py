@@ -45,7 +45,7 @@ _ALGORITHM = {
         False, "algorithm.refresh_reference", lambda _, value: Outcome("equal", words="see ref_model_sync_steps")
     ),
     "ref_model_sync_steps": Entry(512, "algorithm.refresh_reference", rules.sync_reference),
-    "ref_model_mixup_alpha": Entry(0.6, "a reference is replaced as a whole: 1.0 alone", rules.reference_mixup),
+    "ref_model_mixup_alpha": Entry(0.6, "algorithm.reference_mixup", rules.reference_mixup),
     "off_policy_mask_threshold": same("algorithm.off_policy_delta", None),
     "sapo_temperature_neg": Entry(1.05, "algorithm.tau_neg", rules.temperature_of_sapo("algorithm.tau_neg")),
     "sapo_temperature_pos": Entry(1.0, "algorithm.tau_pos", rules.temperature_of_sapo("algorithm.tau_pos")),

@@ -220,9 +220,9 @@ def sync_reference(given: Given, value: Any) -> Outcome:
 
 def reference_mixup(given: Given, value: Any) -> Outcome:
     """The share of the policy in the new reference."""
-    if not given["sync_ref_model"] or not given["beta"] or value == 1:
-        return Outcome("not needed", words="a reference is replaced as a whole")
-    return unsupported("a reference is replaced as a whole: 1.0")
+    if not given["sync_ref_model"] or not given["beta"]:
+        return Outcome("not needed", words="without sync_ref_model and beta it does nothing")
+    return Outcome("equal", {"algorithm.reference_mixup": value})
 
 
 def entropy_share(given: Given, value: Any) -> Outcome:

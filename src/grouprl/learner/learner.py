@@ -32,6 +32,7 @@ from grouprl.learner.work import UpdateWork
 from grouprl.models.adapters import as_reference
 from grouprl.models.critic import Critic
 from grouprl.models.experts import noted_routing, watch_routers
+from grouprl.models.load import mix_weights
 from grouprl.models.precision import autocast
 from grouprl.models.progress import PROGRESS
 from grouprl.models.shard import own_part, reshard
@@ -121,9 +122,8 @@ class Learner:
 
     def _reshard(self) -> None:
         if self.ranks.mesh is not None:
-            for network in (self.policy, self.reference, self.critic):
-                if network is not None:
-                    reshard(network)
+            for network in filter(None, (self.policy, self.reference, self.critic)):
+                reshard(network)
 
     def _own_columns(self, batch: Batch, pack: Pack, *, policy_too: bool) -> dict[str, Tensor]:
         columns: dict[str, Tensor] = {}
@@ -204,9 +204,9 @@ class Learner:
         }
 
     def refresh_reference(self) -> None:
-        """Copies the policy's weights to the reference (iterative GRPO, DeepSeekMath 4.1.4)."""
-        if self.reference is not None:
-            self.reference.load_state_dict(self.policy.state_dict())
+        """Moves the reference to the policy, or towards it (iterative GRPO, DeepSeekMath 4.1.4)."""
+        if self.reference is not None and self.algorithm.kl is not None:
+            mix_weights(self.reference, self.policy, self.algorithm.kl.reference_mixup)
 
     def networks_mib(self) -> dict[str, float]:
         """Memory in MiB of each network's weights and each optimizer's moments; shared weights count once."""

@@ -254,6 +254,20 @@ def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(model).requires_grad_(False)
 
 
+@torch.no_grad()
+def mix_weights(model: PreTrainedModel, other: PreTrainedModel, share: float) -> None:
+    """Makes each weight of `model`, in place, 1 - share of itself and `share` of the same weight of `other`.
+
+    A share below 1 is the soft update of arXiv:2404.09656, equation 3, rounded once from float32.
+    """
+    if share == 1:
+        model.load_state_dict(other.state_dict())
+        return
+    theirs = dict(other.named_parameters())  # names a shared weight once; the frozen model has the same names
+    for name, own in model.named_parameters():
+        own.copy_(own.float() * (1 - share) + theirs[name].to(own.device).float() * share)
+
+
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The tokens that end a completion: the tokenizer's end token and those of the model's generation config."""
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
