@@ -295,6 +295,20 @@ def test_plain_prompts_for_a_chat_model_are_warned_of(
     assert "Warning" not in capsys.readouterr().out
 
 
+def test_a_counter_that_only_the_workers_raise_is_warned_of(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[int] = []
+
+    def counting(completions: list[Any], **_: Any) -> list[float]:
+        calls.append(len(completions))
+        return [float(place) for place in range(len(completions))]
+
+    train(tiny, tmp_path, counting, task=CHAT)
+    assert capsys.readouterr().out.count("the reward counting changes calls, which keeps its value here") == 1
+    assert calls == []
+
+
 @pytest.mark.parametrize(("setting", "warned"), [("", 1), ("on", 1), ("off", 0)])
 def test_a_missing_compiler_is_warned_of_once_with_its_cost(
     tiny: Path,

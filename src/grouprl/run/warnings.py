@@ -12,6 +12,7 @@ from grouprl.models.kernels.build import setting, why_no_library
 from grouprl.models.precision import is_emulated
 from grouprl.models.templates import folds_system, lost_contents
 from grouprl.run.assemble import RunParts
+from grouprl.scoring.side_effects import changed_outside
 from grouprl.types import Problem
 
 _PROMPTS = 64  # train problems whose messages are compared with their rendering
@@ -26,6 +27,12 @@ def warnings_of(parts: RunParts, config: RunConfig) -> Iterator[str]:
             '[{"role": "user", "content": ...}], or set task.arguments.messages=true.'
         )
     yield from _about_messages(problems[:_PROMPTS], tokenizer)
+    for reward in parts.step_parts.scorer.rewards:
+        if not reward.in_process and (names := changed_outside(reward.function)):
+            yield (
+                f"the reward {reward.name} changes {', '.join(names)}, which keeps its value here: rewards run in "
+                "worker processes. Record numbers with log_metric (docs/rewards.md)."
+            )
     policy = parts.step_parts.learner.policy
     if not is_packed(policy):
         yield (
