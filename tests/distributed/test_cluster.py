@@ -83,12 +83,17 @@ def strike(run: subprocess.Popen[str], checkpoints: Path, signals: Sequence[int]
     chance, struck = random.Random(0), list[int]()
     for sent in signals:
         while run.poll() is None:
-            started = [pid for pid, command in processes().items() if "ray::_Actor" in command]
-            left = [pid for pid in started if pid not in struck and "__init__" not in processes().get(pid, "__init__")]
-            if len(list(checkpoints.glob("step-*"))) > len(struck) and left:
-                struck.append(chance.choice(left))
-                os.kill(struck[-1], sent)
-                break
+            if len(list(checkpoints.glob("step-*"))) > len(struck):
+                run.send_signal(signal.SIGSTOP)  # else it may be over before its actors are found
+                try:
+                    started = [pid for pid, command in processes().items() if "ray::_Actor" in command]
+                    ready = [pid for pid in started if "__init__" not in processes().get(pid, "__init__")]
+                    if left := [pid for pid in ready if pid not in struck]:
+                        struck.append(chance.choice(left))
+                        os.kill(struck[-1], sent)
+                        break
+                finally:
+                    run.send_signal(signal.SIGCONT)
             time.sleep(0.02)
     return len(struck)
 
