@@ -22,9 +22,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # `record` and `report` import this module and must not load torch
     from torch import Tensor
@@ -97,13 +98,29 @@ class Problem:
         return "\n".join(message["content"] for message in self.prompt)
 
 
+class Structure(Protocol):
+    """An automaton that says which tokens may follow; `grouprl.models.structure` makes one of a regular expression."""
+
+    def restrict(self, logits_NV: Tensor, states_N: Tensor) -> Tensor:
+        """Sets the logits of tokens that are not allowed in [N] states to -inf; state 0 is before the first token."""
+        ...
+
+    def after(self, states_N: Tensor, tokens_N: Tensor) -> Tensor:
+        """Gives the [N] states after allowed tokens."""
+        ...
+
+    def before(self, token_ids_NT: Tensor, mask_NT: Tensor) -> Tensor:
+        """Gives the [N, T] states before each token of whole completions."""
+        ...
+
+
 @dataclass(frozen=True)
 class Sampling:
     """Sampling parameters: softmax(logits / temperature), restricted to top_k, top_p, min_p in turn, renormalized.
 
     Before the temperature, the repetition penalty changes the logits of tokens that stand in the prompt or earlier in
     the completion: it divides positive ones and multiplies negative ones (CTRL, arXiv:1909.05858, section 4.1, which
-    divides all; the sign as in transformers and vLLM).
+    divides all; the sign as in transformers and vLLM). A structure then leaves only the tokens that it allows.
     """
 
     max_tokens: int = 128
@@ -113,6 +130,7 @@ class Sampling:
     min_p: float = 0.0  # 0 = off; keeps tokens with probability >= min_p * the largest one
     stop: tuple[str, ...] = ()
     repetition_penalty: float = 1.0  # 1 = off; above 1 makes repetition less likely
+    structure: Structure | None = None  # of the regular expression that completions match
 
     def __post_init__(self) -> None:
         for name, value, ok in (
@@ -140,7 +158,7 @@ class Sampling:
     @property
     def only_scales(self) -> bool:
         """Whether the temperature alone changes the logits, which compiled kernels need."""
-        return not self.truncates and not self.penalizes
+        return not self.truncates and not self.penalizes and self.structure is None
 
 
 @dataclass(frozen=True)
@@ -236,6 +254,13 @@ class Batch:
     trained_NT: Tensor  # bool, tokens that the loss includes
     old_logprobs_NT: Tensor  # float32, log-probs under the behavior policy
     sampling: Sampling  # the sampling parameters under which log-probs are computed
+
+    @cached_property
+    def states_NT(self) -> Tensor:
+        """The states of the structure's automaton before each token, [N, T] int64; 0 without a structure."""
+        if self.sampling.structure is None:
+            return self.token_ids_NT.new_zeros(self.token_ids_NT.shape)
+        return self.sampling.structure.before(self.token_ids_NT, self.mask_NT)
 
 
 @dataclass(frozen=True)

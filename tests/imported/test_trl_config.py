@@ -111,6 +111,11 @@ def test_a_repetition_penalty_is_the_learners_too(tmp_path: Path):
     assert recipe(tmp_path).rollout.sampling.repetition_penalty == 1.0
 
 
+def test_an_expression_is_the_learners_too(tmp_path: Path):
+    assert recipe(tmp_path, vllm_structured_outputs_regex="[0-9]+").rollout.engine.regex == "[0-9]+"
+    assert line("vllm_structured_outputs_regex", vllm_structured_outputs_regex="[0-9]+").outcome.verdict == "changed"
+
+
 def test_a_reference_that_follows_goes_as_far_as_trls(tmp_path: Path):
     """512 updates and 0.6 of the policy are TRL's defaults; nothing without a KL."""
     kl = recipe(tmp_path, sync_ref_model=True, beta=0.04).algorithm.kl

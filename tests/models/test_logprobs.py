@@ -99,7 +99,8 @@ def context_of(rows: list[list[int]], prompts: list[int]) -> Context:
     width = max(map(len, rows))
     pairs = [(row, place) for row, ids in enumerate(rows) for place in range(prompts[row], len(ids))]
     padded = torch.tensor([ids + [36] * (width - len(ids)) for ids in rows])  # 36 is in no row
-    return Context(padded, torch.tensor([row for row, _ in pairs]), torch.tensor([place for _, place in pairs]))
+    rows_S, before_S = torch.tensor(pairs).T
+    return Context(padded, rows_S, before_S, torch.zeros(len(pairs), dtype=torch.long))
 
 
 ROWS_OF_TOKENS = [[3, 5, 3, 8, 8, 1, 5], [7, 2, 2, 9, 4, 4, 7, 30]]  # prompts of 2 and 2 tokens: 5 + 6 = S predicted

@@ -52,6 +52,7 @@ HERE = MappingProxyType(
         "ref_model_mixup_alpha": "algorithm.reference_mixup",
         "ref_model_sync_steps": "algorithm.refresh_reference, in steps",
         "repetition_penalty": "rollout.engine.repetition_penalty",
+        "vllm_structured_outputs_regex": "rollout.engine.regex",
         "report_to": "trackers.names, such as trackers=[wandb] (docs/trackers.md)",
         "reward_weights": "rewards.0.weight, or --reward NAME=WEIGHT",
         "run_name": "name",

@@ -154,9 +154,12 @@ class EngineConfig(Section):
         le=1e3,
         description="divides positive logits of tokens that stand before, multiplies others; 1 = off",
     )
+    regex: Text | None = Field(None, description="of native: completions match this expression; null = any text")
 
     @model_validator(mode="after")
     def _fits_its_name(self) -> Self:
+        if self.name == "vllm" and self.regex is not None:
+            raise UserError("rollout.engine.regex: expected name=native with it, got vllm: set it, or remove it")
         for field in ("address", "addresses", "token_env"):
             if self.name == "native" and getattr(self, field):
                 raise UserError(f"rollout.engine.{field}: expected name=vllm with it, got native: set it, or remove it")

@@ -55,16 +55,15 @@ def same(key: str, default: Any) -> Entry:
     return Entry(default, key, lambda _, value: Outcome("equal", {} if value is None else {key: value}))
 
 
-def repetition_penalty() -> Entry:
-    """The penalty, which other libraries apply to sampling alone."""
-    key = "rollout.engine.repetition_penalty"
+def also_learned(key: str, default: Any) -> Entry:
+    """A setting that other libraries apply to sampling alone."""
 
     def rule(_: Given, value: Any) -> Outcome:
-        if value == 1:
+        if value == default:
             return Outcome("equal")
         return Outcome("changed", {key: value}, "the learner's log-probs there are without it; here they have it too")
 
-    return Entry(1.0, key, rule)
+    return Entry(default, key, rule)
 
 
 def idle(default: Any, why: str) -> Entry:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from grouprl.imported import trl_parts as parts
 from grouprl.imported import trl_rules as rules
-from grouprl.imported.table import Entry, Outcome, choice, idle, idles, only, repetition_penalty, same
+from grouprl.imported.table import Entry, Outcome, also_learned, choice, idle, idles, only, same
 
 _NO_TENSORS = "how its batches and devices are arranged: packs, ranks and `torchrun` need no setting"
 _LOGS = "every step is recorded, in metrics.jsonl"
@@ -76,7 +76,7 @@ _SAMPLING = {
     "top_p": same("rollout.top_p", 1.0),
     "top_k": same("rollout.top_k", 0),
     "min_p": same("rollout.min_p", None),
-    "repetition_penalty": repetition_penalty(),
+    "repetition_penalty": also_learned("rollout.engine.repetition_penalty", 1.0),
     "generation_kwargs": only(None, "the settings of rollout alone", {}),
     "chat_template_kwargs": same("model.chat_template_kwargs", None),
     "max_tool_calling_iterations": only(None, "no tools in a recipe"),
@@ -100,7 +100,7 @@ _SAMPLING = {
             "vllm_server_port": 8000,
         },
     ),
-    "vllm_structured_outputs_regex": only(None, "no grammar: the policy's own log-probs"),
+    "vllm_structured_outputs_regex": also_learned("rollout.engine.regex", None),
     **idles(
         _NO_VLLM,
         {

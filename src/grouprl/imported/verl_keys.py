@@ -11,7 +11,7 @@ from functools import partial
 from types import MappingProxyType
 
 from grouprl.imported import verl_rules as rules
-from grouprl.imported.table import Entry, Outcome, Rule, choice, idle, idles, only, repetition_penalty, same
+from grouprl.imported.table import Entry, Outcome, Rule, also_learned, choice, idle, idles, only, same
 from grouprl.imported.verl_rules import ESTIMATOR as ESTIMATOR
 from grouprl.imported.verl_rules import at_home
 
@@ -110,7 +110,7 @@ _ROLLOUT = {
     "temperature": same("rollout.temperature", 1.0),
     "top_p": same("rollout.top_p", 1),
     "top_k": Entry(-1, "rollout.top_k; 0 = off", _every("rollout.top_k")),
-    "repetition_penalty": repetition_penalty(),
+    "repetition_penalty": also_learned("rollout.engine.repetition_penalty", 1.0),
     "ignore_eos": only(False, "an end token ends a completion"),
     "multi_turn.enable": only(False, "no tools in a recipe"),
     "response_length": same("rollout.max_tokens", None),

@@ -34,7 +34,7 @@ class Pack:
     token_ids_C: Tensor  # the completion tokens
     row_C: Tensor  # index into `rows` of each completion token
     column_C: Tensor  # index in T of each completion token
-    context: Context | None = None  # for a repetition penalty
+    context: Context | None = None  # for a repetition penalty or a structure
 
     @cached_property
     def width(self) -> int:
@@ -101,11 +101,12 @@ def _pack(batch: Batch, groups: list[list[int]], read: list[int], device: torch.
             at += read[row]
     row_C, column_C = mask_nT.nonzero(as_tuple=True)
     context = None
-    if batch.sampling.penalizes:
+    if batch.sampling.penalizes or batch.sampling.structure is not None:
         own = [torch.tensor(prompt) for prompt, group in zip(prompts, groups, strict=True) for _ in group]
         whole = [torch.cat([prompt, batch.token_ids_NT[row]]) for prompt, row in zip(own, rows, strict=True)]
         before_C = torch.tensor([*map(len, own)])[row_C] + column_C
-        context = Context(*(part.to(device) for part in (pad_sequence(whole, True), row_C, before_C)))
+        states_C = batch.states_NT[rows][mask_nT]
+        context = Context(*(part.to(device) for part in (pad_sequence(whole, True), row_C, before_C, states_C)))
     return Pack(
         rows=tuple(rows),
         input_ids_S=torch.cat(spans).to(device),

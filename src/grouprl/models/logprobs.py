@@ -24,11 +24,12 @@ _ARRAYS = 8  # arrays of the logits' size that torch holds at once; the kernel h
 
 @dataclass(frozen=True)
 class Context:
-    """The tokens before each of S predicted tokens, which a repetition penalty needs."""
+    """What stands before each of S predicted tokens, for a repetition penalty and for a structure."""
 
     ids_NW: Tensor  # prompt and completion of each row, padded
     row_S: Tensor  # row of each token
     before_S: Tensor  # tokens of its row that stand before it, at least 1
+    states_S: Tensor  # states of the structure's automaton; 0 without one
 
     def seen(self, part: slice, width: int) -> Tensor:
         """[rows of the part, width] bool: which tokens of the vocabulary stand before."""
@@ -57,9 +58,9 @@ def token_logprobs(
         head: maps [S, H] to [S, V] (the model's output embedding).
         hidden_SH: [S, H] last hidden states that predict the targets.
         targets_S: [S] token ids.
-        sampling: temperature, truncation and repetition penalty of the policy; a target is never cut.
+        sampling: temperature, truncation, penalty and structure of the policy; truncation never cuts a target.
         entropy_gradient: whether the entropies take a gradient too.
-        context: of the targets; needed for a repetition penalty.
+        context: of the targets; needed for a repetition penalty or a structure.
         chunk_elements: upper bound of the floats in memory at once, without the gradient of the head.
 
     Returns:
@@ -132,11 +133,13 @@ def _chunk(
     first: int = 0,
 ) -> tuple[Tensor, Tensor]:
     logits_SV = head(hidden_SH).float()
+    part = slice(first, first + len(logits_SV))
     if sampling.penalizes:
         assert context is not None
-        logits_SV = penalize(
-            logits_SV, context.seen(slice(first, first + len(logits_SV)), logits_SV.shape[1]), sampling
-        )
+        logits_SV = penalize(logits_SV, context.seen(part, logits_SV.shape[1]), sampling)
+    if sampling.structure is not None:
+        assert context is not None
+        logits_SV = sampling.structure.restrict(logits_SV, context.states_S[part])
     logprobs_SV = torch.log_softmax(truncate_logits(logits_SV, sampling, keep_N=targets_S), dim=-1)
     counted_SV = logprobs_SV if entropy_gradient else logprobs_SV.detach()
     # A token that is cut has log-prob -inf and probability 0: its share of the entropy is 0, not NaN.

@@ -23,6 +23,7 @@ from grouprl.evaluation.metrics import Clock
 from grouprl.learner import Learner, Optimizer, ScoredGroups, TokenGrid, token_record
 from grouprl.models.load import fingerprint, load_model, load_tokenizer
 from grouprl.models.precision import resolve_device
+from grouprl.models.structure import structured_sampling
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, read_rewards, read_rollouts, read_run
 from grouprl.record.strict import read_json
@@ -114,10 +115,10 @@ def replay(run: Path, step: int, config: RunConfig, changed: RunConfig | None = 
     learner, start = _learner_before(run, config, step)
     first_difference = None
     for earlier in range(start + 1, step):
-        update = make_update(learner, _scored(run, earlier, config))
+        update = make_update(learner, _scored(run, earlier, config, learner))
         if first_difference is None and _differs(update.metrics, rows.get(earlier, {})):
             first_difference = earlier
-    scored, recorded = _scored(run, step, config), read_rollouts(run, step)
+    scored, recorded = _scored(run, step, config, learner), read_rollouts(run, step)
     other = None if changed is None else _changed_learner(learner, config, changed)
     update = make_update(learner, scored)
     facts = read_run(run).summary.get("machine") or {}
@@ -156,14 +157,15 @@ def _learner_before(run: Path, config: RunConfig, step: int) -> tuple[Learner, i
     return make_learner(config, start, saved), 0 if saved is None else saved[0].step
 
 
-def _scored(run: Path, step: int, config: RunConfig) -> ScoredGroups:
+def _scored(run: Path, step: int, config: RunConfig, learner: Learner) -> ScoredGroups:
     recorded, known = read_rollouts(run, step), read_rewards(run).weights
     if not recorded:
         raise UserError(f"{run}: expected the completions of step {step} in rollouts.sqlite, found none: give another")
     outcomes = [group.outcomes for group in recorded]
     kept = _kept(config, outcomes) if recorded[0].kept is None else [bool(group.kept) for group in recorded]
     weights = _penalty_weight(config) | dict(known)
-    return ScoredGroups(step, [group.group for group in recorded], outcomes, kept, weights, config.rollout.sampling)
+    sampling = structured_sampling(config.rollout, learner.policy, load_tokenizer(config.model))
+    return ScoredGroups(step, [group.group for group in recorded], outcomes, kept, weights, sampling)
 
 
 def _kept(config: RunConfig, outcomes: Sequence[Sequence[RewardOutcome]]) -> list[bool]:

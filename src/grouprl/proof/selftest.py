@@ -20,6 +20,7 @@ from torch import Tensor
 from grouprl.config.run import RolloutConfig, RunConfig, dump_config
 from grouprl.models.load import context_length, load_model, load_tokenizer
 from grouprl.models.precision import resolve_device, with_dtype
+from grouprl.models.structure import structured_sampling
 from grouprl.proof.checks import Check, exact_gradient, numeric_checks
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_rollouts
@@ -61,7 +62,7 @@ def _on_groups(config: RunConfig) -> Iterator[Check]:
     start = load_model(config.model, device=resolve_device(config.model.device), weights=config.model.weights)
     tokenizer = load_tokenizer(config.model)
     learner = make_learner(config.model_copy(update={"learner": still}), start, None)
-    sampling = _short(config).sampling
+    sampling = structured_sampling(_short(config), start, tokenizer)
     problems = load_task(**config.task.model_dump()).problems("train")[:_PROBLEMS]
     asked = requests(
         [(problem, "selftest") for problem in problems],

@@ -28,9 +28,9 @@ class Rows:
         self.count = 0  # live rows
         self.version = next(_VERSIONS)  # another one whenever rows are added or removed
         self._sampling, self._ends = sampling, torch.tensor(end_ids, device=device)
-        self.key, self.place, self.prompt, self.length, self.newest, self._reason = torch.zeros(
-            6, rows, dtype=torch.long, device=device
-        )  # of the random numbers; group slot * members + member; prompt tokens; own tokens; the last of them
+        self.key, self.place, self.prompt, self.length, self.newest, self._reason, self._state = torch.zeros(
+            7, rows, dtype=torch.long, device=device
+        )  # of random numbers; group slot * members + member; prompt tokens; own tokens; the last; ...; of a structure
         self.tokens = torch.zeros(rows, sampling.max_tokens, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(2, rows, sampling.max_tokens, device=device)  # sampled, plain
         self._seen = torch.empty(rows, 0, dtype=torch.bool, device=device)  # [R, V] with a repetition penalty
@@ -45,7 +45,7 @@ class Rows:
         values = torch.tensor(columns, dtype=torch.long).T.to(self.key.device)
         for tensor, column in zip((self.key, self.place, self.prompt), values, strict=True):
             tensor[new] = column
-        self.length[new] = self._reason[new] = 0
+        self.length[new] = self._reason[new] = self._state[new] = 0
         if seen_nV is not None:
             if not self._seen.shape[1]:
                 self._seen = seen_nV.new_zeros(len(self._seen), seen_nV.shape[1])
@@ -59,10 +59,12 @@ class Rows:
         key_n, length_n = self.key[rows], self.length[rows]
         compiled = library() if self._on_cpu and uses_kernel(DRAW, logits_nV.shape[1], logits_nV.dtype) else None
         if compiled is None or not self._sampling.only_scales:
-            seen_nV = self._seen[rows]
-            drawn = draw(logits_nV, uniforms(key_n, length_n), self._sampling, seen_nV)
+            seen_nV, state_n = self._seen[rows], self._state[rows]
+            drawn = draw(logits_nV, uniforms(key_n, length_n), self._sampling, seen_nV, state_n)
             if self._sampling.penalizes:
                 seen_nV.scatter_(1, drawn[0][:, None], True)
+            if self._sampling.structure is not None:
+                self._state[rows] = self._sampling.structure.after(state_n, drawn[0])
         else:
             drawn = draw_compiled(compiled, logits_nV, key_n, length_n, self._sampling.temperature)
         if compiled is None:
@@ -101,8 +103,8 @@ class Rows:
         """Copies rows (from, to) into the gaps that others left; `count` rows stay."""
         if moves:
             source, target = (torch.tensor(rows, device=self.key.device) for rows in zip(*moves, strict=True))
-            columns = (self.key, self.place, self.prompt, self.length, self.newest, self._reason, self._seen)
-            for tensor in (*columns, self.tokens, *self.logprobs):
+            columns = (self.key, self.place, self.prompt, self.length, self.newest, self._reason, self._state)
+            for tensor in (*columns, self._seen, self.tokens, *self.logprobs):
                 tensor[target] = tensor[source]
         self.count = count
         self.version = next(_VERSIONS)

@@ -46,15 +46,20 @@ def _shift(state_N: Tensor, bits: int) -> Tensor:
 
 
 def draw(
-    logits_NV: Tensor, uniforms_N: Tensor, sampling: Sampling, seen_NV: Tensor | None = None
+    logits_NV: Tensor,
+    uniforms_N: Tensor,
+    sampling: Sampling,
+    seen_NV: Tensor | None = None,
+    states_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Inverts the cumulative distribution of each row at its uniform number; temperature 0 takes the largest logit.
 
     Args:
         logits_NV: [N, V] logits of the policy.
         uniforms_N: [N] float64 in [0, 1).
-        sampling: temperature, truncation and repetition penalty.
+        sampling: temperature, truncation, repetition penalty and structure.
         seen_NV: [N, V] bool, tokens that stand before; needed for a repetition penalty.
+        states_N: [N] int64 states of the structure's automaton; needed for a structure.
 
     Returns:
         [N] token ids, [N] log-probs under the distribution they were drawn from (0 when greedy), and [N] log-probs
@@ -65,6 +70,9 @@ def draw(
     if sampling.penalizes:
         assert seen_NV is not None
         logits_NV = penalize(logits_NV, seen_NV, sampling)
+    if sampling.structure is not None:
+        assert states_N is not None
+        logits_NV = sampling.structure.restrict(logits_NV, states_N)
     if sampling.temperature == 0.0:
         tokens_N = logits_NV.argmax(-1)
         return tokens_N, torch.zeros_like(uniforms_N, dtype=torch.float32), _gather(plain_NV, tokens_N)

@@ -23,6 +23,7 @@ from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.recompute import recompute_activations, recomputes
 from grouprl.models.shard import shard_model, shard_module
+from grouprl.models.structure import structured_sampling
 from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.rewards.configured import check_rewards
 from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine
@@ -218,7 +219,7 @@ def _parts(
         engine=engine,
         learner=learner,
         tokenizer=tokenizer,
-        sampling=rollout.sampling,
+        sampling=structured_sampling(rollout, policy, tokenizer),
         longest_prompt=longest_prompt,
         problems_per_step=rollout.problems_per_step,
         group_size=rollout.group_size,

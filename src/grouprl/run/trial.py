@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.algorithms.advantages import CompletionAdvantage
 from grouprl.config.run import RunConfig
@@ -15,6 +15,7 @@ from grouprl.learner.credit import component
 from grouprl.models.load import context_length, load_model, load_tokenizer
 from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
+from grouprl.models.structure import structured_sampling
 from grouprl.rewards.configured import configured_scorer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.scoring.functions import SOFT_OVERLONG, WeightedReward
@@ -37,7 +38,8 @@ def evaluate_model(config: RunConfig, task: Task, *, on_finished: Callable[[int]
     Raises:
         UserError: the model cannot be loaded, or a prompt is too long for it.
     """
-    engine, tokenizer, longest = _engine(config)
+    model, tokenizer, engine = _engine(config)
+    longest = context_length(model) - config.rollout.max_tokens
     problems = task.problems(config.evaluation.split)[: config.evaluation.problems]
     prompts = [Request(problem, prompt_token_ids(problem, tokenizer, longest=longest), 1) for problem in problems]
     with configured_scorer(config, task, ()) as scorer:
@@ -59,10 +61,12 @@ def sample_group(
     Raises:
         UserError: the model cannot be loaded, or the prompt is too long for it.
     """
-    engine, tokenizer, longest = _engine(config)
+    model, tokenizer, engine = _engine(config)
+    longest = context_length(model) - config.rollout.max_tokens
     problem = _own(asked, tokenizer) if isinstance(asked, str) else asked
     request = Request(problem, prompt_token_ids(problem, tokenizer, longest=longest), config.rollout.group_size)
-    group, outcomes = engine.generate([request], config.rollout.sampling)[0], tuple[RewardOutcome, ...]()
+    sampling = structured_sampling(config.rollout, model, tokenizer)
+    group, outcomes = engine.generate([request], sampling)[0], tuple[RewardOutcome, ...]()
     if rewards:
         # max_invalid=1, because whoever looks wants to see why completions are invalid.
         with configured_scorer(config, task, rewards, max_invalid=1.0) as scorer:
@@ -89,11 +93,11 @@ def _own(prompt: str, tokenizer: PreTrainedTokenizerBase) -> Problem:
     return Problem("own", ({"role": "user", "content": prompt},))
 
 
-def _engine(config: RunConfig) -> tuple[NativeEngine, PreTrainedTokenizerBase, int]:
+def _engine(config: RunConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, NativeEngine]:
     torch.set_num_threads(config.model.threads or torch.get_num_threads())
     model = load_model(config.model, device=resolve_device(config.model.device), weights=config.model.weights)
     tokenizer = load_tokenizer(config.model)
     engine = NativeEngine(
         model, tokenizer, seed=config.seed, max_rows=config.rollout.max_rows, dtype=config.model.dtype
     )
-    return engine, tokenizer, context_length(model) - config.rollout.max_tokens
+    return model, tokenizer, engine
