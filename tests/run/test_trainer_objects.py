@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +103,25 @@ def test_what_is_sampled_and_evaluated_is_the_newest_checkpoint(tiny: Path, tmp_
     mean = sum(rewards) / len(rewards)
     assert len(rewards) == 4
     assert [value > 0 for value in scored.advantages] == [reward > mean for reward in rewards]
+
+
+def test_a_stream_without_an_end_is_read_as_far_as_the_run_needs(tiny: Path, tmp_path: Path) -> None:
+    """Two steps of two problems and three held-out ones: twice four rows and thirty."""
+    datasets = pytest.importorskip("datasets")
+    read = list[int]()
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for number in count():
+            read.append(number)
+            yield {"prompt": f"Say {number}.", "number": number}
+
+    stream = datasets.IterableDataset.from_generator(rows)
+    config = small_config(tmp_path, "stream", steps=2)
+    own = Trainer(tiny, stream, [letters], config=config).train().directory
+    assert len(read) < 100  # datasets looks a few rows ahead
+    listed = Trainer(tiny, list(stream.take(38)), [letters], config=small_config(tmp_path, "list", steps=2))
+    assert rollouts(own) == rollouts(listed.train().directory)
+    other = [{"prompt": f"Tell {number}."} for number in range(3)]
+    Trainer(tiny, {"train": stream, "test": other}, [letters], config=small_config(tmp_path, "split", steps=1)).train()
+    with pytest.raises(UserError, match="epochs: expected null with a stream"):
+        Trainer(tiny, stream, [letters], config=config.model_copy(update={"epochs": 1.0})).train()

@@ -31,6 +31,7 @@ from grouprl.tasks import Task, load_task, task_from_list
 from grouprl.tasks.base import Split
 from grouprl.tasks.from_list import problems_from_rows
 from grouprl.tasks.held_out import evaluated_on
+from grouprl.tasks.tables import first_rows, is_stream
 from grouprl.types import Problem, UserError, unknown_name
 
 
@@ -43,7 +44,8 @@ class Trainer:
             written to `runs_dir/models` and does not change: the run trains a copy, in float32 where `model.weights`
             does not say otherwise.
         task: a task's name, a data file or `hub:owner/name`, a `Task`, or rows with a `prompt` and any columns (TRL's
-            form): a list, a generator, a data set or its splits, a data frame of pandas or polars.
+            form): a list, a generator, a data set or its splits, a data frame of pandas or polars; of a
+            `datasets.IterableDataset` as many of the first rows as the steps and evaluations need.
         rewards: names, functions in TRL's form, or `WeightedReward`s; None = the task's own.
         algorithm: a name of `grouprl.algorithms.named`, or an `Algorithm`.
         config: all other settings.
@@ -118,10 +120,7 @@ class Trainer:
     def _prepared(self, *, resume: bool = False) -> tuple[RunConfig, Task, tuple[WeightedReward, ...]]:
         task = self._task
         changes: dict[str, Any] = {"task": self._task_config(task), "model": self._model_config}
-        if isinstance(self.algorithm, str) and self.algorithm not in NAMED:
-            raise unknown_name("algorithm", self.algorithm, NAMED)
-        if self.algorithm is not None:
-            changes["algorithm"] = NAMED[self.algorithm] if isinstance(self.algorithm, str) else self.algorithm
+        changes["algorithm"] = self._algorithm
         config = with_run_dtype(RunConfig(**{**dict(self.config), **changes}), resume=resume)
         if self.rewards is None:
             rewards = configured_rewards(config, task)
@@ -133,6 +132,14 @@ class Trainer:
             )
             config = RunConfig(**{**dict(config), "rewards": named})
         return config, task, rewards
+
+    @property
+    def _algorithm(self) -> Algorithm:
+        if not isinstance(self.algorithm, str):
+            return self.config.algorithm if self.algorithm is None else self.algorithm
+        if self.algorithm not in NAMED:
+            raise unknown_name("algorithm", self.algorithm, NAMED)
+        return NAMED[self.algorithm]
 
     @cached_property
     def _model_config(self) -> PolicyConfig:
@@ -156,14 +163,25 @@ class Trainer:
         if self.task is None or isinstance(self.task, str):
             task = load_task(**self._task_config().model_dump())
         else:
-            task = _made(self.task)
+            task = _made(self._with_an_end(self.task))
         if self.eval_task is None:
             return task
         if isinstance(self.eval_task, str) or hasattr(self.eval_task, "problems"):
             named = isinstance(self.eval_task, str)
             other = load_task(**TaskConfig(name=self.eval_task).model_dump()) if named else cast(Task, self.eval_task)
             return evaluated_on(task, {split: other.problems(split) for split in get_args(Split) if split != "train"})
-        return evaluated_on(task, dict.fromkeys(("validation", "test"), problems_from_rows(self.eval_task, "eval")))
+        return evaluated_on(
+            task, dict.fromkeys(("validation", "test"), problems_from_rows(self._with_an_end(self.eval_task), "eval"))
+        )
+
+    def _with_an_end(self, rows: Any) -> Any:
+        """Of a stream, enough rows for the steps and the evaluations, which get a tenth of them."""
+        if not is_stream(rows):
+            return rows
+        if self.config.epochs is not None:
+            raise UserError("epochs: expected null with a stream of rows, which may have no end: set steps instead")
+        visits = self.config.steps * self.config.rollout.problems_per_step * (1 + self._algorithm.groups.refills)
+        return first_rows(rows, 2 * visits + 10 * self.config.evaluation.problems)
 
 
 def _made(task: Any) -> Task:

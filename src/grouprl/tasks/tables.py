@@ -41,13 +41,27 @@ def splits_of(data: Any) -> dict[Split, list[Mapping[str, Any]]]:
     return {_SPLITS[name]: rows_of_table(part) for name, part in data.items()}
 
 
+def is_stream(data: Any) -> bool:
+    """Whether it is a `datasets.IterableDataset`, which may have no end, or has one among its splits."""
+    if isinstance(data, Mapping):
+        return any(map(is_stream, data.values()))
+    return hasattr(data, "take") and hasattr(data, "n_shards")
+
+
+def first_rows(data: Any, count: int) -> Any:
+    """The first rows of a stream, or of each stream among splits; anything else as it is."""
+    if isinstance(data, Mapping):
+        return {name: first_rows(part, count) for name, part in data.items()}
+    return list(data.take(count)) if is_stream(data) else data
+
+
 def rows_of_table(data: Any) -> list[Mapping[str, Any]]:
     """Reads the rows of one split: see `splits_of`.
 
     Raises:
         UserError: it holds no rows.
     """
-    if hasattr(data, "take") and hasattr(data, "n_shards"):  # `datasets.IterableDataset`, which may have no end
+    if is_stream(data):
         raise UserError(
             "task: expected rows with an end, because every epoch has an order of its own, got a stream: give its "
             "first rows, such as list(data.take(100_000))"
