@@ -31,6 +31,7 @@ VERBS = (
         "doctor",
         "check-model",
         "merge",
+        "push",
     ),
     *("replay", "selftest"),
 )

@@ -18,11 +18,13 @@ from grouprl.cli.words import (
     TaskOption,
     TrustOption,
     app,
+    newest_model,
     run_config,
+    settings_of_run,
     watched,
 )
 from grouprl.config.command_line import config_of, reward_settings
-from grouprl.record.layout import RunDirectory, run_of_checkpoint
+from grouprl.record.layout import RunDirectory
 from grouprl.types import UserError
 
 
@@ -148,9 +150,9 @@ def evaluate(
 
     Example: grouprl eval runs/demo/checkpoints/step-000060 evaluation.samples=16
     """
-    checkpoint = _newest(checkpoint)
+    checkpoint = newest_model(checkpoint)
     options = {"model.path": checkpoint, "task.name": task}
-    config = run_config([*_run_of(checkpoint), *(settings or [])], options, trust=trust_code)
+    config = run_config([*settings_of_run(checkpoint), *(settings or [])], options, trust=trust_code)
     from grouprl.cli.inspection import show_evaluation
 
     show_evaluation(config, as_json=as_json)
@@ -172,9 +174,9 @@ def sample(
 
     Example: grouprl sample abacus --problem 3 rollout.group_size=8
     """
-    model = _newest(model)
+    model = newest_model(model)
     options = {"model.path": model, "task.name": task}
-    config = run_config([*_run_of(model), *(settings or [])], options, trust=trust_code)
+    config = run_config([*settings_of_run(model), *(settings or [])], options, trust=trust_code)
     from grouprl.cli.inspection import show_group
 
     show_group(config, problem=problem, prompt=prompt)
@@ -330,20 +332,3 @@ def plan(
     available = None if memory is None else parse_memory(memory)
     found = plan_run(config, prompt_tokens=prompt_tokens, available=available, rates=rates)
     show_plan(found, config.algorithm.name, as_json=as_json)
-
-
-def _newest(model: str) -> str:
-    """The newest checkpoint where a run is named; any other model as it is."""
-    run = RunDirectory(Path(model))
-    if not run.exists:
-        return model
-    checkpoints = run.checkpoints()
-    if not checkpoints:
-        raise UserError(f"{model}: expected a run with a checkpoint, got one without: continue it with --resume")
-    return str(checkpoints[-1].path)
-
-
-def _run_of(checkpoint: str) -> list[str]:
-    """Returns the settings of the run that contains a checkpoint, if there is one; a checkpoint has its template."""
-    run = run_of_checkpoint(Path(checkpoint))
-    return [] if run is None else [str(run.config), "model.chat_template=null", "model.revision=null"]

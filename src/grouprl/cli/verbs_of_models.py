@@ -1,4 +1,4 @@
-"""The verbs of model folders: `check-model` and `merge`. They import what they call when they are called."""
+"""The verbs of model folders: `check-model`, `merge` and `push`. They import what they call when they are called."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from grouprl.cli.words import Settings, TrustOption, app, run_config, watched
+from grouprl.cli import completion
+from grouprl.cli.words import Settings, TrustOption, app, newest_model, run_config, watched
 
 
 @app.command("check-model")
@@ -46,3 +47,22 @@ def merge(
 
     merge_checkpoint(adapter, out)
     typer.echo(f"Model: {out}")
+
+
+@app.command()
+def push(
+    model: Annotated[
+        str, typer.Argument(help="Run (its newest checkpoint), or model folder.", autocompletion=completion.models)
+    ],
+    repository: Annotated[str, typer.Argument(help="OWNER/NAME on the Hugging Face hub.")],
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public, not private.")] = False,
+) -> None:
+    """Upload a checkpoint to the Hugging Face hub, without the state of its run (docs/run_directory.md).
+
+    Nothing else uploads anything. A new repository is private.
+
+    Example: grouprl push runs/demo my-name/my-model
+    """
+    from grouprl.run.push import push as upload
+
+    typer.echo(f"Model: {upload(Path(newest_model(model)), repository, public=public)}")

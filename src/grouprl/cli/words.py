@@ -16,6 +16,7 @@ from rich.console import Console
 
 from grouprl import __version__
 from grouprl.cli import completion
+from grouprl.record.layout import RunDirectory, run_of_checkpoint
 from grouprl.types import UserError
 
 if TYPE_CHECKING:
@@ -83,6 +84,23 @@ def run_config(
     config = config_of(RunConfig, settings, options)
     refuse_foreign_code(config, [settings_file(text) for text in settings or [] if "=" not in text], trust or ())
     return config
+
+
+def newest_model(model: str) -> str:
+    """The newest checkpoint where a run is named; any other model as it is."""
+    run = RunDirectory(Path(model))
+    if not run.exists:
+        return model
+    checkpoints = run.checkpoints()
+    if not checkpoints:
+        raise UserError(f"{model}: expected a run with a checkpoint, got one without: continue it with --resume")
+    return str(checkpoints[-1].path)
+
+
+def settings_of_run(checkpoint: str) -> list[str]:
+    """Returns the settings of the run that contains a checkpoint, if there is one; a checkpoint has its template."""
+    run = run_of_checkpoint(Path(checkpoint))
+    return [] if run is None else [str(run.config), "model.chat_template=null", "model.revision=null"]
 
 
 def watched(verb: Callable[Arguments, None]) -> Callable[Arguments, None]:

@@ -17,7 +17,7 @@ _NO_TENSORS = "how its batches and devices are arranged: packs, ranks and `torch
 _LOGS = "every step is recorded, in metrics.jsonl"
 _SHOWN = "every completion is recorded, in rollouts.sqlite"
 _NO_VLLM = "of TRL's own vLLM: start `vllm serve` with it (docs/vllm.md)"
-_NO_UPLOAD = "no uploads: `grouprl export` makes a folder to publish"
+_NO_UPLOAD = "no uploads in a run: `grouprl push RUN OWNER/NAME` afterwards"
 _EVALUATION = "the evaluation has settings of its own: `grouprl settings evaluation`"
 _EXACT = "how the products are computed, not what"
 

@@ -1,0 +1,74 @@
+"""Publishes a checkpoint on the Hugging Face hub, when somebody asks for it and never else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]  # its network library's
+
+from grouprl.models.load import load_tokenizer
+from grouprl.models.manifest import MANIFEST, check_manifest, has_manifest
+from grouprl.record.layout import Checkpoint, run_of_checkpoint
+from grouprl.record.read import RecordedRun, read_run
+from grouprl.types import UserError
+
+CARD = "README.md"
+
+
+def push(folder: Path, repository: str, *, public: bool = False) -> str:
+    """Uploads a model folder without the state of its run, and a model card where the folder has none.
+
+    Args:
+        folder: a checkpoint of a run, or another model in Hugging Face layout.
+        repository: `OWNER/NAME`; it is made where it is not there, and a new commit where it is.
+        public: whether a repository that is made is seen by everyone.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        UserError: there is no complete model in the folder, no right to write, or no network.
+    """
+    if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
+        raise UserError(f"{folder}: expected a model in Hugging Face layout, found no config.json: give a checkpoint")
+    if has_manifest(folder):
+        check_manifest(folder)
+    load_tokenizer(str(folder))
+    run, hub = run_of_checkpoint(folder), HfApi(library_name="grouprl")
+    own = Checkpoint(folder, 0).trainer.name
+    try:
+        hub.create_repo(repository, private=not public, exist_ok=True)
+        done = hub.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            ignore_patterns=[f"{own}/*", MANIFEST],
+            commit_message=f"{folder.name} of a GroupRL run" if run else folder.name,
+        )
+        if run is not None and not (folder / CARD).exists():
+            with TemporaryDirectory() as place:
+                (Path(place) / CARD).write_text(model_card(read_run(run.path), folder.name), encoding="utf-8")
+                hub.upload_folder(repo_id=repository, folder_path=place, commit_message="Model card")
+    except (HTTPError, HFValidationError, OSError) as error:  # refused, not a name, no token, no network, offline
+        raise UserError(
+            f"{repository}: expected to upload {folder}, got {type(error).__name__}: {str(error).strip()}: log in with "
+            "`hf auth login` or set HF_TOKEN with the right to write, and give OWNER/NAME"
+        ) from error
+    return done.commit_url
+
+
+def model_card(run: RecordedRun, checkpoint: str) -> str:
+    """What the model is, in Markdown with the hub's header: algorithm, task and accuracies of the run."""
+    summary = run.summary
+    head = ["---", "library_name: transformers", "tags: [reinforcement-learning, grouprl]", "---"]
+    facts = [f"- {name}: {summary[name]}" for name in ("algorithm", "task", "steps", "seed") if name in summary]
+    rows = [
+        f"| {when} | {summary[when]['greedy_accuracy']:.1%} | {summary[when]['problems']} |"
+        for when in ("before", "after")
+        if "greedy_accuracy" in (summary.get(when) or {})
+    ]
+    table = ["| training | greedy accuracy | held-out problems |", "|---|---|---|", *rows] if rows else []
+    title = f"# {run.directory.name}, {checkpoint}"
+    parts = [head, [title], ["Trained by reinforcement learning with GroupRL."], facts, table]
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
