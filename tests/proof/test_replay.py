@@ -106,7 +106,7 @@ def test_weights_after_the_replay_are_the_next_checkpoint(run: Path):
     learner, start = module._learner_before(run, config_of(run), 5)
     assert start == 4
     for step in (5, 6):
-        module.make_update(learner, module._scored(run, step, config_of(run)))
+        module.make_update(learner, module._scored(run, step, config_of(run), learner))
     saved = load_file(run / "checkpoints/step-000006/model.safetensors")
     policy = learner.policy.state_dict()
     assert all(torch.equal(policy[name], value) for name, value in saved.items())
