@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: release demo test test-slow test-cluster models chaos vllm-env test-vllm check bench cluster abacus clean help
+.PHONY: release demo test test-slow test-cluster models chaos vllm-env test-vllm check docs bench cluster abacus clean help
 
 BIN := .venv/bin
 # What a run needs beside the core, and who changes the code: make demo EXTRAS=lora, make test DEV=dev,gym
@@ -64,6 +64,9 @@ check: $(DEVELOPED)  ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: .venv/.installed-docs  ## build the pages as a site in build/site (10 seconds); a broken link is an error
+	$(BIN)/python docs/site/build.py
 
 bench: $(INSTALLED)  ## measure speed and memory beside peers and the machine's floor (ten minutes); ARGS="--smoke"
 	$(BIN)/python benchmarks/speed.py $(ARGS)

@@ -49,7 +49,7 @@ def _of_section(section: type[BaseModel], above: str = "") -> Iterator[Row]:
         key, default = f"{above}{name}", field.get_default(call_default_factory=True)
         inner = [kind for kind in (field.annotation, *typing.get_args(field.annotation)) if isinstance(kind, type)]
         if inner and inner[0] is Algorithm:
-            yield from _of_algorithm(default, f"{key}.")
+            yield from algorithm_rows(default, f"{key}.")
         elif inner and issubclass(inner[0], BaseModel):
             several = typing.get_origin(field.annotation) is tuple
             if several or default is None:
@@ -59,7 +59,8 @@ def _of_section(section: type[BaseModel], above: str = "") -> Iterator[Row]:
             yield key, _written(default), field.description or ""
 
 
-def _of_algorithm(default: Algorithm, above: str) -> Iterator[Row]:
+def algorithm_rows(default: Algorithm, above: str = "") -> Iterator[Row]:
+    """Every option of an algorithm, with its value there instead of the default."""
     yield f"{above}name", default.name, "grpo, dapo, ppo or another: docs/presets.md"
     own = options(default)
     for part, kinds in KINDS.items():
