@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: release demo test test-slow test-cluster models chaos vllm-env test-vllm check docs bench cluster abacus clean help
+.PHONY: release demo test test-slow test-cluster test-oldest models chaos vllm-env test-vllm check docs bench cluster abacus clean help
 
 BIN := .venv/bin
 # What a run needs beside the core, and who changes the code: make demo EXTRAS=lora, make test DEV=dev,gym
@@ -42,6 +42,17 @@ models: $(DEVELOPED)  ## load, compare, adapt and train a tiny model of each fam
 
 test-cluster: $(DEVELOPED)  ## run all that starts ranks of torchrun and Ray clusters, and kills them (minutes)
 	$(PYTEST) -m slow tests/distributed $(ARGS)
+
+# torch is the one exception where only one build is at hand: UV_OVERRIDE=FILE with torch==2.13.0 in it.
+OLDEST := dev,data,docs,json,lora,math,qlora,ray,tensorboard
+test-oldest: .venv-oldest/.installed  ## run the test suite with the oldest versions that pyproject.toml allows (minutes)
+	$(subst $(BIN),.venv-oldest/bin,$(PYTEST)) -m "not slow" $(ARGS)
+
+.venv-oldest/.installed: pyproject.toml
+	"$(PYTHON)" -m venv --clear .venv-oldest
+	.venv-oldest/bin/python -m pip install --disable-pip-version-check uv
+	.venv-oldest/bin/uv pip install -p .venv-oldest/bin/python --resolution lowest-direct -e '.[$(OLDEST)]'
+	@touch '$@'
 
 chaos: $(DEVELOPED)  ## kill a run before 500 random changes to its files, and cut its power 50 times (half an hour)
 	GROUPRL_KILLS=$${GROUPRL_KILLS:-500} OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout=0 tests/run/test_survival.py $(ARGS)
@@ -86,7 +97,7 @@ clean:  ## remove caches and build leftovers (.venv and runs stay)
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 
 help:  ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e .
