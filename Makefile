@@ -43,7 +43,6 @@ models: $(DEVELOPED)  ## load, compare, adapt and train a tiny model of each fam
 test-cluster: $(DEVELOPED)  ## run all that starts ranks of torchrun and Ray clusters, and kills them (minutes)
 	$(PYTEST) -m slow tests/distributed $(ARGS)
 
-# torch is the one exception where only one build is at hand: UV_OVERRIDE=FILE with torch==2.13.0 in it.
 OLDEST := dev,data,docs,json,lora,math,qlora,ray,tensorboard
 test-oldest: .venv-oldest/.installed  ## run the test suite with the oldest versions that pyproject.toml allows (minutes)
 	$(subst $(BIN),.venv-oldest/bin,$(PYTEST)) -m "not slow" $(ARGS)

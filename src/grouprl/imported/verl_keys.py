@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from types import MappingProxyType
 
+from grouprl.imported import verl_losses as losses
 from grouprl.imported import verl_rules as rules
 from grouprl.imported.table import Entry, Outcome, Rule, also_learned, choice, idle, idles, only, same
 from grouprl.imported.verl_rules import ESTIMATOR as ESTIMATOR
@@ -23,6 +24,11 @@ def _every(key: str) -> Rule:
 def _files(key: str) -> Rule:
     return lambda _, value: rules.files(key, value)
 
+
+_MODES = (
+    "algorithm.surrogate; gspo is algorithm.ratio=sequence, geo_mean gmpo, dppo_tv and dppo_kl cispo with "
+    "algorithm.divergence_tv or divergence_kl"
+)
 
 _ALGORITHM = {
     ESTIMATOR: Entry("gae", "algorithm: gae = ppo, grpo = verl", rules.estimator),
@@ -44,13 +50,15 @@ _ALGORITHM = {
 _ACTOR = {
     "ppo_mini_batch_size": Entry(256, "algorithm.minibatches; verl counts prompts", rules.mini_batch),
     "ppo_epochs": same("algorithm.passes", 1),
-    "clip_ratio": Entry(0.2, "nothing beside clip_ratio_low and clip_ratio_high", rules.clip_ratio),
-    "clip_ratio_low": same("algorithm.clip_low", 0.2),
-    "clip_ratio_high": same("algorithm.clip_high", 0.2),
-    "clip_ratio_c": same("algorithm.dual_clip", 3.0),
-    "loss_agg_mode": Entry("token-mean", "algorithm.aggregate", rules.aggregate),
+    "clip_ratio": Entry(0.2, "nothing beside clip_ratio_low and clip_ratio_high", losses.clip_ratio),
+    "clip_ratio_low": Entry(0.2, "algorithm.clip_low", losses.clip_of("low")),
+    "clip_ratio_high": Entry(0.2, "algorithm.clip_high", losses.clip_of("high")),
+    "clip_ratio_c": Entry(3.0, "algorithm.dual_clip; with dppo_* algorithm.clip_high + 1", losses.largest_ratio),
+    "tau_pos": Entry(1.0, "algorithm.tau_pos", losses.temperature_of_sapo("algorithm.tau_pos")),
+    "tau_neg": Entry(1.05, "algorithm.tau_neg", losses.temperature_of_sapo("algorithm.tau_neg")),
+    "loss_agg_mode": Entry("token-mean", "algorithm.aggregate", losses.aggregate),
     "loss_scale_factor": idle(None, "see loss_agg_mode"),
-    "policy_loss.loss_mode": Entry("vanilla", "the clipped surrogate alone", rules.loss_mode),
+    "policy_loss.loss_mode": Entry("vanilla", _MODES, losses.loss_mode),
     "entropy_coeff": Entry(
         0,
         "algorithm.entropy_coef",
@@ -201,7 +209,7 @@ _IDLE: Mapping[str, Mapping[str, str]] = {
         "strategy ulysses_sequence_parallel_size fsdp_config.* megatron.* rollout_n",
         _KERNELS: "use_torch_compile use_fused_kernels use_remove_padding use_prefix_grouper pad_to_length "
         "entropy_from_logits_with_chunking entropy_from_logits_chunk_size entropy_checkpointing",
-        _OFF: "policy_loss.* tau_pos tau_neg qat.* profiler.* freeze_vision_tower",
+        _OFF: "policy_loss.* qat.* profiler.* freeze_vision_tower",
         "a checkpoint has all of a run": "checkpoint.*",
         "every step has its entropy": "calculate_entropy calculate_sum_pi_squared",
         "optim.clip_grad counts": "grad_clip",
@@ -251,9 +259,22 @@ _IDLE: Mapping[str, Mapping[str, str]] = {
         "rewards.0.arguments": "custom_reward_function.reward_kwargs.*",
         "of verl's reward workers: rollout.scoring": "num_workers reward_manager.* reward_model.* sandbox_fusion.*",
     },
-    "critic": {"the critic is a copy of the policy, and learns in the same updates": "*"},
-    "reward_model": {_OFF: "*"},
-    "distillation": {_OFF: "*"},
+    "critic": {
+        "the critic is a copy of the policy, and learns in the same updates": "rollout_n strategy enable "
+        "ppo_mini_batch_size ppo_epochs shuffle data_loader_seed loss_agg_mode loss_scale_factor grad_clip "
+        "optim.optimizer optim.optimizer_impl optim.lr_warmup_steps optim.lr_warmup_steps_ratio optim.weight_decay "
+        "optim.total_training_steps optim.betas optim.clip_grad optim.min_lr_ratio optim.num_cycles "
+        "optim.lr_scheduler_type optim.zero_indexed_step optim.warmup_style optim.override_optimizer_config* model.*",
+        _DEVICES: "ppo_micro_batch_size* use_dynamic_bsz ppo_max_token_len_per_gpu forward_max_token_len_per_gpu "
+        "forward_micro_batch_size* ulysses_sequence_parallel_size fsdp.* megatron.*",
+        "a checkpoint has all of a run": "checkpoint.*",
+        _OFF: "profiler.*",
+    },
+    "reward_model": {
+        _OFF: "num_workers enable_resource_pool n_gpus_per_node nnodes reward_loop_source reward_loop_module_path "
+        "reward_loop_class_name model.* rollout.*"
+    },
+    "distillation": {_OFF: "distillation_loss.* n_gpus_per_node nnodes teacher_models.* teacher_key"},
     "sandbox_fusion": {"model-written code runs in the sandbox here (docs/sandbox.md)": "*"},
     **{name: {"of verl's workers": "*"} for name in ("global_profiler", "transfer_queue", "ray_kwargs", "skip")},
 }

@@ -104,30 +104,6 @@ def filter_groups(given: Given, value: Any) -> Outcome:
     return changed(f"at most {most} batches (0 = any number)", ours, "refills replace the dropped groups alone")
 
 
-def clip_ratio(given: Given, value: Any) -> Outcome:
-    """The clip where clip_ratio_low and clip_ratio_high are null, which they are not by default."""
-    sides = {side: given[f"{_ACTOR}clip_ratio_{side}"] for side in ("low", "high")}
-    ours = {f"algorithm.clip_{side}": value for side, own in sides.items() if own is None}
-    words = f"{value} does nothing: clip_ratio_low={sides['low']} and clip_ratio_high={sides['high']} count"
-    return Outcome("equal", ours) if ours else Outcome("not needed", words=words)
-
-
-def aggregate(given: Given, value: Any) -> Outcome:
-    """The mean of the loss."""
-    known = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum-norm": "constant"}
-    if value not in known:
-        return unsupported(f"expected one of {listed(known)}")
-    factor = given[f"{_ACTOR}loss_scale_factor"]
-    if known[value] == "constant" and factor not in (None, given["data.max_response_length"]):
-        return unsupported("expected loss_scale_factor to be null or data.max_response_length")
-    return Outcome("equal", {"algorithm.aggregate": known[value]})
-
-
-def loss_mode(given: Given, value: Any) -> Outcome:
-    """The surrogate."""
-    return Outcome("equal") if value == "vanilla" else unsupported("expected vanilla")
-
-
 def warmup(given: Given, value: Any) -> Outcome:
     """Updates of the warm-up; below 0 the ratio counts."""
     steps = value if value > 0 else given[f"{_ACTOR}optim.lr_warmup_steps_ratio"]
