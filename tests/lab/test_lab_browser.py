@@ -122,7 +122,7 @@ def test_advantages_of_sliders_are_those_of_python(browser: Opened, page: Any, r
     while sliders.count() < len(rewards):
         page.get_by_role("button", name="Add one").click()
     for place, reward in enumerate(rewards):
-        sliders.nth(place).fill(str(reward))
+        sliders.nth(place).fill(f"{reward:g}")
     rewards_N, groups_N = torch.tensor(rewards), torch.zeros(len(rewards), dtype=torch.long)
     for name, fields in {
         "GRPO": {},
