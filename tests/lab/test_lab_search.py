@@ -76,6 +76,7 @@ def test_a_row(run: Path) -> None:
         "stop_reason": "length",
         "invalid_reason": "exact: timed out",
         "correct": None,
+        "prompt": None,
     }
 
 

@@ -14,7 +14,16 @@ from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory, is_finished, l
 from grouprl.types import UserError
 
 SRC = Path(grouprl.__file__).parent
-NAMES = {*WRITTEN_BY_A_RUN, "run.lock", "forked.json", "state.json", "trainer", "rollouts.parquet", "console.txt"}
+NAMES = {
+    *WRITTEN_BY_A_RUN,
+    "run.lock",
+    "forked.json",
+    "state.json",
+    "trainer",
+    "rollouts.parquet",
+    "console.txt",
+    "notes.json",
+}
 # The folder of a comparison has a summary and plots of its own; "plots" and "checkpoints" are words as well, "trainer"
 # is a section of verl's files, "trackers" one of ours.
 OTHER = {
@@ -56,7 +65,7 @@ def test_every_path_is_in_the_directory_and_differs_from_the_others(tmp_path: Pa
     run = RunDirectory(tmp_path)
     paths = [value for name, value in vars(run).items() if name not in ("path", "line_files", "rollout_side_files")]
     assert {path.parent for path in paths} == {tmp_path}
-    assert len(set(paths)) == len(paths) == 20
+    assert len(set(paths)) == len(paths) == 21
     assert [path.name for path in run.rollout_side_files] == [
         "rollouts.sqlite-wal",
         "rollouts.sqlite-shm",

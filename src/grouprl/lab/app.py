@@ -17,7 +17,8 @@ from grouprl.compare.report import comparison_answer
 from grouprl.lab.answers import json_answer, run_folder
 from grouprl.lab.events import run_events
 from grouprl.lab.explain_routes import explain_routes
-from grouprl.lab.processes import lists, process_routes, recipes
+from grouprl.lab.keeping import keeping_routes
+from grouprl.lab.processes import Processes, lists, process_routes, recipes
 from grouprl.lab.rollout_routes import rollout_routes
 from grouprl.lab.runs import NoSuchRun, Runs
 from grouprl.record.files import json_text
@@ -37,6 +38,7 @@ def create_app(root: Path, closing: Callable[[], bool] = lambda: False) -> Starl
         closing: whether the server is about to end, and with it the streams of events.
     """
     runs = Runs(root)
+    processes = Processes(runs)
     routes = [
         Route("/", lambda _: FileResponse(STATIC / "index.html")),
         Mount("/static", StaticFiles(directory=STATIC)),
@@ -54,7 +56,8 @@ def create_app(root: Path, closing: Callable[[], bool] = lambda: False) -> Starl
         Route("/api/comparisons", json_answer(lambda _: {"comparisons": _critic_comparisons(runs.root)})),
         Route("/api/comparisons/{name}", json_answer(lambda request: _comparison(runs.root, request))),
         *explain_routes(runs),
-        *process_routes(runs),
+        *process_routes(processes),
+        *keeping_routes(runs, processes),
         *rollout_routes(runs),
     ]
     handlers: Mapping[Any, Any] = {NoSuchRun: _sentence(404), UserError: _sentence(400), Exception: _unforeseen}

@@ -43,7 +43,8 @@ _MOST_CHANGES = 100  # a configuration has fewer keys
 _START_SECONDS = 120.0  # in which a run that cannot start says so; asking a hub in vain takes half a minute
 _SAID = 4000  # bytes of a process's last words
 
-_Body = Mapping[str, Any]
+Body = Mapping[str, Any]
+"""What a request asks for."""
 _KINDS = {"a text": str, "a whole number": int, "a list of texts": list}
 
 
@@ -93,7 +94,7 @@ class Processes:
         known = [one["name"] for one in recipes()]
         if recipe not in known:
             raise UserError(f"expected one of the recipes {', '.join(known)}, got {recipe[:60]!r}")
-        with self._new_folder(name) as folder:
+        with self.new_folder(name) as folder:
             _checked([file], changes)
             self._spawn(folder, [str(file), *changes])
         return self._runs.identifier(folder)
@@ -127,7 +128,7 @@ class Processes:
             UserError: it is running, a mistake in the changes, or the run ended at once.
         """
         folder = self._runs.folder(run)
-        with self._claimed(folder):
+        with self.claimed(folder):
             if RunDirectory(folder).holder() is not None:
                 raise UserError(f"{folder.name} is running")
             _checked([RunDirectory(folder).config], changes)
@@ -144,7 +145,7 @@ class Processes:
         source = self._runs.folder(run)
         if not 0 <= step <= _LAST_STEP:
             raise UserError(f"step: expected 0 to {_LAST_STEP}, got {str(step)[:20]}")
-        with self._new_folder(name) as target:
+        with self.new_folder(name) as target:
             place = [f"name={target.name}", f"runs_dir={json_text(str(target.parent))}"]
             config = with_dtype(_checked([RunDirectory(source).config], changes, place))
             fork_directory(source, target, step, config, dump_config(config))
@@ -158,17 +159,22 @@ class Processes:
         return self._runs.identifier(target)
 
     @contextmanager
-    def _new_folder(self, name: str) -> Iterator[Path]:
+    def new_folder(self, name: str) -> Iterator[Path]:
+        """A folder below the root that is not there, and that nobody else makes meanwhile.
+
+        Raises:
+            UserError: no name, or one that is taken.
+        """
         if not _NAME.fullmatch(name):
             raise UserError(f"expected a name of letters, digits, '.', '_' and '-', at most 200, got {name[:60]!r}")
         folder = self._runs.root / name
-        with self._claimed(folder):
+        with self.claimed(folder):
             if folder.exists() or folder.is_symlink():
                 raise UserError(f"{name}: there is such a folder already, choose another name")
             yield folder
 
     @contextmanager
-    def _claimed(self, folder: Path) -> Iterator[None]:
+    def claimed(self, folder: Path) -> Iterator[None]:
         """Nobody else who asks the lab starts anything there meanwhile."""
         with self._lock:
             if folder in self._starting:
@@ -240,34 +246,35 @@ def _checked(files: Sequence[Path], changes: Sequence[str], place: Sequence[str]
 # The routes
 
 
-def process_routes(runs: Runs) -> list[Route]:
+def process_routes(processes: Processes) -> list[Route]:
     """Start, stop, resume and fork."""
-    processes = Processes(runs)
 
-    def start(_: str, body: _Body) -> dict[str, Any]:
-        recipe, name = _field(body, "recipe", "a text"), _field(body, "name", "a text")
+    def start(_: str, body: Body) -> dict[str, Any]:
+        recipe, name = field_of(body, "recipe", "a text"), field_of(body, "name", "a text")
         return {"id": processes.start(recipe, name, _changes(body))}
 
-    def stop(run: str, _: _Body) -> dict[str, Any]:
+    def stop(run: str, _: Body) -> dict[str, Any]:
         processes.stop(run)
         return {"id": run}
 
-    def resume(run: str, body: _Body) -> dict[str, Any]:
+    def resume(run: str, body: Body) -> dict[str, Any]:
         return {"id": processes.resume(run, _changes(body))}
 
-    def fork(run: str, body: _Body) -> dict[str, Any]:
-        step, name = _field(body, "step", "a whole number"), _field(body, "name", "a text")
+    def fork(run: str, body: Body) -> dict[str, Any]:
+        step, name = field_of(body, "step", "a whole number"), field_of(body, "name", "a text")
         return {"id": processes.fork(run, step, name, _changes(body))}
 
     return [
-        Route("/api/runs", _change(start), methods=["POST"]),
-        Route("/api/runs/{run}/stop", _change(stop), methods=["POST"]),
-        Route("/api/runs/{run}/resume", _change(resume), methods=["POST"]),
-        Route("/api/runs/{run}/fork", _change(fork), methods=["POST"]),
+        Route("/api/runs", changing(start), methods=["POST"]),
+        Route("/api/runs/{run}/stop", changing(stop), methods=["POST"]),
+        Route("/api/runs/{run}/resume", changing(resume), methods=["POST"]),
+        Route("/api/runs/{run}/fork", changing(fork), methods=["POST"]),
     ]
 
 
-def _change(act: Callable[[str, _Body], dict[str, Any]]) -> Callable[[Request], Any]:
+def changing(act: Callable[[str, Body], dict[str, Any]]) -> Callable[[Request], Any]:
+    """An endpoint that acts on a run, or on none, with the JSON that was sent."""
+
     async def endpoint(request: Request) -> Response:
         body = _body(await request.body())
         answer = await run_in_threadpool(act, request.path_params.get("run", ""), body)
@@ -276,7 +283,7 @@ def _change(act: Callable[[str, _Body], dict[str, Any]]) -> Callable[[Request], 
     return endpoint
 
 
-def _body(given: bytes) -> _Body:
+def _body(given: bytes) -> Body:
     try:
         body = json.loads(given)
     except (ValueError, RecursionError):
@@ -286,15 +293,20 @@ def _body(given: bytes) -> _Body:
     return body
 
 
-def _field(body: _Body, name: str, kind: str) -> Any:
+def field_of(body: Body, name: str, kind: str) -> Any:
+    """A field of what was sent.
+
+    Raises:
+        UserError: it is missing, or of another kind.
+    """
     value = body.get(name)
     if type(value) is not _KINDS[kind]:
         raise UserError(f"{name}: expected {kind}, got {value!r:.60}")
     return value
 
 
-def _changes(body: _Body) -> list[str]:
-    given = _field({"changes": [], **body}, "changes", "a list of texts")
+def _changes(body: Body) -> list[str]:
+    given = field_of({"changes": [], **body}, "changes", "a list of texts")
     if not all(isinstance(change, str) for change in given):
         raise UserError(f"changes: expected a list of texts, got {given!r:.60}")
     if len(given) > _MOST_CHANGES:

@@ -11,8 +11,10 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from grouprl.lab.answers import json_answer, run_folder
+from grouprl.lab.processes import Body, changing, field_of
 from grouprl.lab.runs import Runs
 from grouprl.lab.search import MOST_FOUND, Wanted, search
+from grouprl.lab.trying import try_completion
 from grouprl.report.groups import MOST_GROUPS, MOST_VISITS, groups_of_step, history, one_group
 from grouprl.report.tokens import one_completion
 from grouprl.types import StopReason, UserError
@@ -28,6 +30,7 @@ def rollout_routes(runs: Runs) -> list[Route]:
             json_answer(lambda request: _completion(runs, request)),
         ),
         Route("/api/runs/{run}/search", json_answer(lambda request: _search(runs, request))),
+        Route("/api/runs/{run}/try", changing(lambda run, body: _try(runs, run, body)), methods=["POST"]),
         Route("/api/runs/{run}/history", json_answer(lambda request: _history(runs, request))),
     ]
 
@@ -54,6 +57,7 @@ def _search(runs: Runs, request: Request) -> dict[str, Any]:
     first, last = _steps(request)
     wanted = Wanted(
         text=request.query_params.get("text", ""),
+        prompt=request.query_params.get("prompt", ""),
         min_reward=_number(request, "min_reward"),
         max_reward=_number(request, "max_reward"),
         stop=_one_of(request, "stop", [reason.value for reason in StopReason]),
@@ -65,6 +69,11 @@ def _search(runs: Runs, request: Request) -> dict[str, Any]:
     before = _cursor(request, 3)
     place = None if before is None else (before[0], before[1], before[2])
     return search(run_folder(runs, request), wanted, before=place, limit=_limit(request, MOST_FOUND))
+
+
+def _try(runs: Runs, run: str, body: Body) -> dict[str, Any]:
+    step, group = (field_of(body, name, "a whole number") for name in ("step", "group"))
+    return try_completion(runs.folder(run), step, group, field_of(body, "text", "a text"))
 
 
 def _history(runs: Runs, request: Request) -> dict[str, Any]:

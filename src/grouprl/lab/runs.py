@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from grouprl.lab.notes import read_notes
 from grouprl.lab.remembered import GrowingRows, Remembered
 from grouprl.record.files import utf8_text
 from grouprl.record.layout import RunDirectory
@@ -134,7 +135,7 @@ class Runs:
     def overview(self, folder: Path) -> dict[str, Any]:
         """A line of the list of runs; of a damaged one what is wrong with it."""
         try:
-            return run_line(self.identifier(folder), folder, self.files(folder))
+            return {**run_line(self.identifier(folder), folder, self.files(folder)), **asdict(read_notes(folder))}
         except UserError as error:
             return {**named(self.identifier(folder), folder), "status": "broken", "error": str(error)}
 

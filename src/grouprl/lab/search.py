@@ -31,6 +31,7 @@ class Wanted:
     """What a completion has to be; None and the empty text ask for nothing."""
 
     text: str = ""  # somewhere in it, in capital or small letters
+    prompt: str = ""  # somewhere in what it answers
     min_reward: float | None = None
     max_reward: float | None = None
     stop: str | None = None  # why it ended
@@ -40,9 +41,10 @@ class Wanted:
     last_step: int | None = None
 
     def condition(self) -> tuple[str, dict[str, Any]]:
-        """As SQL, and the values in it; `holds` is a function of a text."""
+        """As SQL, and the values in it; `holds` is a function of a text, `answers` of a problem."""
         terms = {
             "holds(text)": self.text or None,
+            "answers(problem_id)": self.prompt or None,
             "reward >= :min_reward": self.min_reward,
             "reward <= :max_reward": self.max_reward,
             "stop_reason = :stop": self.stop,
@@ -65,9 +67,9 @@ def search(
         seconds: after which the call answers with what it has found.
 
     Returns:
-        `rows`, of long texts the part around what was searched; `next`, the `before` that continues it, None when
-        everything was looked at; `searched` steps and `looked_at` completions in this call, back to the step `back_to`
-        (None when there was nothing to look at).
+        `rows`, of long texts the part around what was searched, with the `prompt` when that was searched too; `next`,
+        the `before` that continues it, None when everything was looked at; `searched` steps and `looked_at` completions
+        in this call, back to the step `back_to` (None when there was nothing to look at).
 
     Raises:
         UserError: the database cannot be read or is an older version's.
@@ -79,6 +81,8 @@ def search(
     ends = time.monotonic() + seconds
     with recorded(folder) as database:
         database.create_function("holds", 1, lambda text: folded in text.casefold(), deterministic=True)
+        asked = _problems(database, wanted.prompt.casefold()) if wanted.prompt else {}
+        database.create_function("answers", 1, asked.__contains__, deterministic=True)
         while more:
             keys = _next_keys(database, at, wanted.first_step)
             found = _found(database, at, keys[-1], terms, values, limit + 1 - len(rows)) if keys else []
@@ -91,12 +95,18 @@ def search(
             if full or time.monotonic() > ends:
                 break
     return {
-        "rows": [_shown(row, folded) for row in rows],
+        "rows": [{**_shown(row, folded), "prompt": asked.get(row["problem_id"])} for row in rows],
         "next": "-".join(map(str, at)) if more else None,
         "searched": len(steps),
         "looked_at": looked,
         "back_to": min(steps, default=None),
     }
+
+
+def _problems(database: sqlite3.Connection, folded: str) -> dict[str, str]:
+    """The problems whose prompt holds the text: their prompts, cut around it, by id."""
+    rows = database.execute("SELECT problem_id, prompt FROM problems")
+    return {row["problem_id"]: _excerpt(row["prompt"], folded) for row in rows if folded in row["prompt"].casefold()}
 
 
 def _next_keys(database: sqlite3.Connection, before: Key, first_step: int) -> list[Key]:

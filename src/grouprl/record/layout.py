@@ -90,6 +90,7 @@ class RunDirectory:
         self.plots = path / "plots"  # pictures that older versions drew
         self.published = path / "published"  # the two newest versions of the weights, for samplers in other processes
         self.forked = path / "forked.json"  # the run and the step from which this run was forked
+        self.notes = path / "notes.json"  # what its user wrote about it on the page
         self.pairs = path / "pairs.jsonl"  # the preference pairs that a supervised run learned from
         self.model = path / "model"  # the model of a supervised run, in Hugging Face layout
         self.trackers = path / "trackers"  # the files of trackers

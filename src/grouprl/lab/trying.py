@@ -1,0 +1,113 @@
+"""Scores a typed completion of a recorded problem as the run scores its own: same rewards, same limits.
+
+It is a program of its own, `python -m grouprl.lab.trying`, so that neither a task nor a reward is loaded where the lab
+answers: it reads {"step", "group", "text"} and writes {"answer"} or {"error"}, both as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grouprl.config.run import RunConfig, load_config
+from grouprl.record.files import json_text
+from grouprl.record.layout import RunDirectory
+from grouprl.record.read import read_rollouts
+from grouprl.types import UserError
+
+MOST_TEXT = 100_000  # characters
+_SECONDS = 300.0  # beside the limit of a reward: torch, a task and a reward model are loaded first
+_one = threading.Semaphore(1)
+
+
+def try_completion(folder: Path, step: int, group: int, text: str) -> dict[str, Any]:
+    """The scores of a text as a completion of a recorded group's problem.
+
+    Args:
+        folder: the run directory.
+        step, group: the place of the group.
+        text: the completion.
+
+    Returns:
+        `rewards`: name, weight and value of each, None where it does not apply; `total`, None when invalid; `invalid`,
+        why; `correct`, what the verifier says, None without one; `tokens`, how many the text has.
+
+    Raises:
+        UserError: another text is being scored, or what the run itself would say.
+    """
+    if len(text) > MOST_TEXT:
+        raise UserError(f"text: expected at most {MOST_TEXT} characters, got {len(text)}")
+    if not _one.acquire(blocking=False):
+        raise UserError("another completion is being scored: wait for it")
+    try:
+        asked = json_text({"step": step, "group": group, "text": text})
+        command = [sys.executable, "-m", "grouprl.lab.trying", str(folder)]
+        ended = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        answer = json.loads(ended.stdout.splitlines()[-1]) if ended.stdout.strip() else {}
+    except subprocess.TimeoutExpired:
+        raise UserError(f"expected a score within {_SECONDS:g} s, got none: look at the task and the rewards") from None
+    finally:
+        _one.release()
+    if "answer" not in answer:
+        raise UserError(answer.get("error") or f"the scorer ended with code {ended.returncode}: {ended.stderr[-2000:]}")
+    return dict(answer["answer"])
+
+
+def _scores(folder: Path, step: int, group: int, text: str) -> dict[str, Any]:
+    # Here, not above: the lab's own process needs none of it.
+    from grouprl.models.load import load_tokenizer
+    from grouprl.models.precision import with_dtype
+    from grouprl.rewards.configured import configured_rewards, configured_scorer
+    from grouprl.run.trust import refuse_foreign_code
+    from grouprl.tasks import load_task
+    from grouprl.types import Completion, Group, StopReason
+
+    run = RunDirectory(folder)
+    config = load_config(RunConfig, [run.config], [])
+    refuse_foreign_code(config, [run.config], ())
+    groups = read_rollouts(folder, step)
+    if group >= len(groups):
+        raise UserError(f"step {step}: expected a group below {len(groups)}, got {group}")
+    recorded = groups[group].group
+    config, task = with_dtype(config), load_task(**config.task.model_dump())
+    # A record has its columns as JSON has them; the task has them whole.
+    problem = next((one for one in task.problems("train") if one.id == recorded.problem.id), recorded.problem)
+    saved = run.checkpoints()
+    place = {"path": str(saved[-1].path), "chat_template": None, "revision": None} if saved else {}
+    tokenizer = load_tokenizer(config.model.model_copy(update=place))
+    ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+    completion = Completion(0, ids, (0.0,) * len(ids), (0.0,) * len(ids), text, StopReason.END, 0)
+    rewards = configured_rewards(config, task)
+    # max_invalid=1, because whoever looks wants to see why a completion is invalid.
+    with configured_scorer(config, task, rewards, max_invalid=1.0) as scorer:
+        scorer.begin_step(step)
+        made = Group(problem, recorded.prompt_ids, (completion,))
+        (outcome,) = scorer.finish([scorer.begin(made)], tokenizer)[0]
+        weights = scorer.weights
+    shown = [{"name": name, "weight": weights.get(name), "value": value} for name, value in outcome.components.items()]
+    return {
+        "rewards": shown,
+        "total": outcome.total if outcome.valid else None,
+        "invalid": outcome.reason or None,
+        "correct": outcome.correct,
+        "tokens": len(ids),
+    }
+
+
+def _main() -> None:
+    asked: Mapping[str, Any] = json.load(sys.stdin)
+    said: dict[str, Any]
+    try:
+        said = {"answer": _scores(Path(sys.argv[1]), asked["step"], asked["group"], asked["text"])}
+    except UserError as error:
+        said = {"error": str(error)}
+    print(json_text(said), flush=True)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,180 @@
+"""Tags, notes, names and the end of runs from the page; prompts that are searched; a completion that is tried."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from starlette.testclient import TestClient
+
+from grouprl.lab.app import create_app
+from grouprl.record.layout import lock_directory
+from grouprl.record.strict import read_json
+from lab_processes import ended, started
+from lab_runs import Made, make_run
+from small_runs import tree
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "runs"
+    make_run(root / "one", [Made((1.0, 0.0))])
+    make_run(root / "two", [Made((1.0, 0.0))])
+    return root
+
+
+@pytest.fixture
+def client(root: Path) -> Iterator[TestClient]:
+    with TestClient(create_app(root)) as client:
+        yield client
+
+
+def line(client: TestClient, run: str) -> dict[str, Any]:
+    (found,) = (one for one in client.get("/api/runs").json()["runs"] if one["id"] == run)
+    return dict(found)
+
+
+def refusal(client: TestClient, path: str, **body: Any) -> str:
+    answer = client.post(f"/api/runs/{path}", json=body)
+    assert answer.status_code in (400, 404), answer.text
+    return str(answer.json()["error"])
+
+
+def test_notes_are_kept_beside_the_run(client: TestClient, root: Path) -> None:
+    assert (line(client, "one")["tags"], line(client, "one")["archived"]) == ([], False)
+    given = {"tags": ["best", "long", "best"], "note": "kl 0\n<b>", "archived": True}
+    assert client.post("/api/runs/one/notes", json=given).json() == {"id": "one"}
+    assert read_json(root / "one" / "notes.json") == {**given, "tags": ["best", "long"]}
+    shown = line(client, "one")
+    assert (shown["tags"], shown["note"], shown["archived"]) == (["best", "long"], "kl 0\n<b>", True)
+    assert line(client, "two")["tags"] == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        ({"tags": "best"}, "tags: expected at most 20 texts"),
+        ({"tags": [""]}, "tags: expected at most 20 texts of 1 to 40 characters"),
+        ({"tags": ["a"] * 21}, "tags: expected at most 20"),
+        ({"note": 3}, "note: expected a text"),
+        ({"note": "a" * 10_001}, "note: expected a text of at most 10000"),
+        ({"archived": "yes"}, "archived: expected true or false"),
+    ],
+)
+def test_notes_that_are_none_change_nothing(
+    client: TestClient, root: Path, changed: dict[str, Any], error: str
+) -> None:
+    before = tree(root)
+    assert error in refusal(client, "one/notes", **{"tags": [], "note": "", "archived": False, **changed})
+    assert tree(root) == before
+
+
+def test_damaged_notes_say_which_file(client: TestClient, root: Path) -> None:
+    (root / "one" / "notes.json").write_text('{"tags": 3}')
+    assert "notes.json: tags: expected" in line(client, "one")["error"]
+
+
+def test_a_renamed_run_has_everything_under_its_new_name(client: TestClient, root: Path) -> None:
+    before = {name: data for name, data in tree(root / "one").items() if name not in ("config.yaml", "run.lock")}
+    assert client.post("/api/runs/one/rename", json={"name": "three"}).json() == {"id": "three"}
+    assert not (root / "one").exists()
+    after = tree(root / "three")
+    assert {name: after[name] for name in before} == before
+    assert yaml.safe_load((root / "three" / "config.yaml").read_text())["name"] == "three"
+
+
+@pytest.mark.parametrize("name", ["two", "../out", "", "a/b"])
+def test_a_name_that_is_taken_or_none_is_refused(client: TestClient, root: Path, name: str) -> None:
+    before = tree(root)
+    assert refusal(client, "one/rename", name=name)
+    assert tree(root) == before
+
+
+def test_deleting_takes_the_name_of_the_run(client: TestClient, root: Path) -> None:
+    before, other = tree(root / "one"), tree(root / "two")
+    assert "expected the run's name, one" in refusal(client, "one/delete", name="two")
+    assert {name: data for name, data in tree(root / "one").items() if name != "run.lock"} == {
+        name: data for name, data in before.items() if name != "run.lock"
+    }
+    assert client.post("/api/runs/one/delete", json={"name": "one"}).json() == {"id": "one"}
+    assert not (root / "one").exists()
+    assert [*(root / ".lab").glob("*")] == []
+    assert tree(root / "two") == other
+
+
+@pytest.mark.parametrize("what", ["rename", "delete"])
+def test_a_run_that_is_written_stays(client: TestClient, root: Path, what: str) -> None:
+    handle = lock_directory(root / "one")
+    try:
+        assert f"in use by process {os.getpid()}" in refusal(
+            client, f"one/{what}", name="one" if what == "delete" else "b"
+        )
+    finally:
+        os.close(handle)
+    assert (root / "one" / "config.yaml").exists()
+
+
+@pytest.mark.parametrize("what", ["rename", "delete"])
+def test_a_run_of_a_comparison_stays(client: TestClient, root: Path, what: str) -> None:
+    make_run(root / "both" / "grpo", [Made((1.0, 0.0))])
+    assert "got one of the comparison both" in refusal(
+        client, f"both~grpo/{what}", name="grpo" if what == "delete" else "b"
+    )
+    assert "expected a run below" in refusal(client, f"nobody/{what}", name="nobody")
+
+
+def test_prompts_are_searched(client: TestClient, root: Path) -> None:
+    make_run(
+        root / "three", [Made((1.0,), problem="ÄPFEL-1"), Made((0.0,), problem="b-2")], [Made((0.5,), problem="b-2")]
+    )
+
+    def found(**wanted: str) -> list[tuple[int, str, str | None]]:
+        rows = client.get("/api/runs/three/search", params=wanted).json()["rows"]
+        return [(row["step"], row["problem_id"], row["prompt"]) for row in rows]
+
+    assert found(prompt="prompt of äpfel") == [(1, "ÄPFEL-1", "prompt of ÄPFEL-1")]
+    assert found(prompt="of b-2") == [(2, "b-2", "prompt of b-2"), (1, "b-2", "prompt of b-2")]
+    assert found(prompt="of b-2", min_reward="0.5") == [(2, "b-2", "prompt of b-2")]
+    assert found(prompt="nowhere") == []
+    assert [prompt for *_, prompt in found(text="text")] == [None] * 3
+
+
+@pytest.mark.slow
+def test_a_typed_completion_is_scored_as_the_run_does(tmp_path: Path) -> None:
+    """The task's verifier, a reward that hangs; a code file that is another one now is not run."""
+    root = tmp_path / "own"
+    root.mkdir()
+    code = tmp_path / "mine.py"
+    code.write_text(
+        "import time\n\n\ndef slow(completions, **_):\n    texts = [one[0]['content'] for one in completions]\n"
+        "    time.sleep('wait' in texts[0] and 30)\n    return [len(text) / 10 for text in texts]\n"
+    )
+    rewards = [{"name": "slow", "path": str(code), "weight": 2}, {"name": "correct_answer"}]
+    with TestClient(create_app(root)) as client:
+        started(client, "first", "steps=1", f"rewards={rewards}".replace("'", '"'), "rollout.scoring.seconds=3")
+        ended(root / "first")
+        group = client.get("/api/runs/first/groups/1/0").json()
+        answer = group["columns"]["answer"].rpartition("#### ")[2]
+
+        def tried(text: str) -> dict[str, Any]:
+            found = client.post("/api/runs/first/try", json={"step": 1, "group": 0, "text": text})
+            assert found.status_code == 200, found.text
+            return dict(found.json())
+
+        right = f"It is \\boxed{{{answer}}}"
+        found = tried(right)
+        assert [one["name"] for one in found["rewards"]] == ["slow", "correct_answer"]
+        assert [one["value"] for one in found["rewards"]] == [pytest.approx(len(right) / 10), 1.0]
+        assert found["total"] == pytest.approx(2 * len(right) / 10 + 1)
+        assert (found["correct"], found["invalid"]) == (True, None)
+        assert tried("no box")["correct"] is False
+        hangs = tried("wait")
+        assert hangs["total"] is None
+        assert "slow" in hangs["invalid"]
+        assert "expected a group below" in refusal(client, "first/try", step=1, group=99, text="a")
+        code.write_text("print(1)\n")
+        assert "names the code file" in refusal(client, "first/try", step=1, group=0, text="a")
