@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 from grouprl.lab.app import create_app
 from grouprl.record.layout import lock_directory
 from grouprl.record.strict import read_json
+from lab_browser import opened, served
 from lab_processes import ended, started
 from lab_runs import Made, make_run
 from small_runs import tree
@@ -178,3 +179,46 @@ def test_a_typed_completion_is_scored_as_the_run_does(tmp_path: Path) -> None:
         assert "expected a group below" in refusal(client, "first/try", step=1, group=99, text="a")
         code.write_text("print(1)\n")
         assert "names the code file" in refusal(client, "first/try", step=1, group=0, text="a")
+
+
+@pytest.mark.slow
+def test_notes_in_a_browser(root: Path) -> None:
+    """Written, found, archived, shown on request, deleted; and runs of three seeds as one line."""
+    for seed in range(3):
+        config = f"name: s{seed}\nsteps: 3\nseed: {seed}\nalgorithm: {{name: grpo}}\n"
+        make_run(root / f"s{seed}", [Made((1.0, 0.0))], [Made((1.0, 0.0))], config=config)
+    with served(root) as lab, opened(lab) as browser:
+        page = browser.page
+        browser.go("/")
+
+        def change(run: str, fill: Callable[[Any], None], button: str = "Save") -> None:
+            page.get_by_role("button", name=f"Notes on {run}").click()
+            dialog = page.get_by_role("dialog")
+            fill(dialog)
+            dialog.get_by_role("button", name=button, exact=True).click()
+            dialog.wait_for(state="detached")
+
+        change("one", lambda dialog: dialog.get_by_label("Tags").fill("best, <b>"))
+        page.locator("tr", has_text="one").locator(".tag", has_text="<b>").wait_for()
+        assert read_json(root / "one" / "notes.json")["tags"] == ["best", "<b>"]
+        page.get_by_label("Find runs").fill("best")
+        page.locator("tr", has_text="two").wait_for(state="detached")
+        change("one", lambda dialog: dialog.get_by_label("Archived").check())
+        page.get_by_text("No run matches").wait_for()
+        page.get_by_role("button", name="Archived").click()
+        change("one", lambda dialog: dialog.get_by_label("Name", exact=True).fill("first"))
+        page.locator("tr", has_text="first").wait_for()
+
+        def sure(dialog: Any) -> None:
+            dialog.get_by_text("Delete this run").click()
+            dialog.get_by_label("Type its name").fill("first")
+
+        change("first", sure, "Delete")
+        page.locator("tr", has_text="first").wait_for(state="detached")
+        assert sorted(path.name for path in root.glob("[a-z]*")) == ["s0", "s1", "s2", "two"]
+
+        browser.go("/compare/s0,s1,s2")
+        page.get_by_role("button", name="Mean over seeds").click()
+        page.get_by_role("button", name="s0 and 2 more").wait_for()
+        assert page.get_by_role("group", name="Runs that are shown").get_by_role("button").count() == 1
+        browser.watched.assert_quiet()

@@ -52,8 +52,9 @@ def test_the_worker_s_environment_does_not_reach_the_sandbox(backend: str, envir
 def test_a_worker_whose_folder_is_gone_can_run_programs(backend: str, tmp_path: Path):
     gone = tmp_path / "gone"
     gone.mkdir()
-    away = f'cd "{gone}" && rmdir "{gone}" && exec "$0" "$@"'
-    subprocess.run(["sh", "-c", away, sys.executable, "-c", _RUN, backend, str(tmp_path / "told")], check=True)
+    # Imported before: Python 3.13.0 cannot import its own socket in such a folder.
+    leave = f"import os, grouprl.sandbox\nos.chdir({str(gone)!r})\nos.rmdir({str(gone)!r})\n"
+    subprocess.run([sys.executable, "-c", leave + _RUN, backend, str(tmp_path / "told")], check=True)
     assert (tmp_path / "told").read_text() == "[2] 'out\\n'"
 
 

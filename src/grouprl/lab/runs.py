@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grouprl.lab.notes import read_notes
 from grouprl.lab.remembered import GrowingRows, Remembered
 from grouprl.record.files import utf8_text
 from grouprl.record.layout import RunDirectory
@@ -71,7 +71,7 @@ class Runs:
         """Whether this is a run directory, and neither it nor anything in it leads out of the root."""
         try:
             entries = [path, *path.iterdir()] if path.is_dir() else []
-            inside = all(entry.resolve().is_relative_to(self.root) for entry in entries)
+            inside = all(_leads_to(entry).is_relative_to(self.root) for entry in entries)
             return bool(entries) and inside and RunDirectory(path).exists
         except (OSError, RuntimeError):  # another user's; a link to itself
             return False
@@ -135,9 +135,20 @@ class Runs:
     def overview(self, folder: Path) -> dict[str, Any]:
         """A line of the list of runs; of a damaged one what is wrong with it."""
         try:
-            return {**run_line(self.identifier(folder), folder, self.files(folder)), **asdict(read_notes(folder))}
+            return run_line(self.identifier(folder), folder, self.files(folder))
         except UserError as error:
             return {**named(self.identifier(folder), folder), "status": "broken", "error": str(error)}
+
+
+def _leads_to(entry: Path) -> Path:
+    """Where a path leads, also one that is not there.
+
+    Raises:
+        OSError, RuntimeError: it is a link to itself, which `resolve` passes over from Python 3.13 on.
+    """
+    with suppress(FileNotFoundError):
+        return entry.resolve(strict=True)
+    return entry.resolve()
 
 
 def _below(root: Path, depth: int) -> Iterator[Path]:

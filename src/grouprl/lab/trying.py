@@ -42,7 +42,7 @@ def try_completion(folder: Path, step: int, group: int, text: str) -> dict[str, 
     """
     if len(text) > MOST_TEXT:
         raise UserError(f"text: expected at most {MOST_TEXT} characters, got {len(text)}")
-    if not _one.acquire(blocking=False):
+    if not _one.acquire(timeout=0):
         raise UserError("another completion is being scored: wait for it")
     try:
         asked = json_text({"step": step, "group": group, "text": text})

@@ -13,6 +13,7 @@ from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory
 from grouprl.record.read import RecordedRun, read_examples, read_json_lines, read_summary
 from grouprl.record.rollouts import invalid_reasons
 from grouprl.record.strict import is_number, read_file, read_json
+from grouprl.report.notes import read_notes
 from grouprl.report.recorded import read_config
 from grouprl.report.verdict import verdict
 
@@ -71,6 +72,7 @@ def run_line(identifier: str, folder: Path, files: RunFiles) -> dict[str, Any]:
         "greedy_after": _number(summary.get("after") or {}, "greedy_accuracy"),
         "tokens_per_second": last.get("tokens_per_second"),
         "seconds": _number({"train_seconds": last.get("seconds"), **summary}, "train_seconds"),
+        **asdict(read_notes(folder)),
         "sparks": {name: thinned([row.get(name) for row in files.metrics], SPARK_POINTS) for name in _SPARKS},
     }
 

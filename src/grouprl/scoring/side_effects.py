@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+import tokenize
 from collections.abc import Iterator
 from types import FunctionType
 
@@ -17,7 +18,8 @@ def changed_outside(function: object) -> list[str]:
         return []
     try:
         body = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, SyntaxError):  # made without a file, or a lambda within an expression
+    # Made without a file, or a lambda within an expression; or from Python 3.13 on in a file that is something else.
+    except (OSError, SyntaxError, tokenize.TokenError):
         return []
     outer = {name for name in function.__code__.co_names if name in function.__globals__}
     return sorted(set(_changed(body)) & (outer | set(function.__code__.co_freevars)))

@@ -1,8 +1,9 @@
 // Any runs on one set of axes, with a table of their results and of the settings in which they differ.
 import { note } from "../parts/address.js";
-import { comparing, get, ofRun, Refused } from "../parts/api.js";
+import { comparing, get, ofRun, queryOf, Refused } from "../parts/api.js";
 import { compareCard, isMeasure, titleOf } from "../parts/compare/card.js";
 import { comparisonFacts, comparisonHead, comparisonResults, variantsOf } from "../parts/compare/comparison.js";
+import { overSeeds } from "../parts/compare/seeds.js";
 import { h, memberBox, put, refresh, toggle } from "../parts/dom.js";
 import { look, swatch } from "../parts/legend.js";
 import { Series } from "../parts/series.js";
@@ -21,7 +22,7 @@ const OWN = new Set(["name", "runs_dir"]);
 /** Compares the runs of `parameters.runs`, ids with commas between, or shows a comparison; gives what ends it. */
 export async function render(root, { runs: ids = "", comparison }, query) {
   const find = await definitions();
-  const { found, top, below } = comparison === undefined ? await chosen(ids) : await whole(comparison);
+  const { found, top, below } = comparison === undefined ? await chosen(ids, query) : await whole(comparison);
   const page = { runs: found, find, query, metrics: new Set(query.get("metrics")?.split(",").map(decodeURIComponent) ?? USUAL) };
   const bar = toolbar(page, "compare", comparison !== undefined);
   const charts = h("div", { class: "grid" }), boxes = h("div", { class: "boxes" }), tables = h("div", {});
@@ -46,13 +47,25 @@ export async function render(root, { runs: ids = "", comparison }, query) {
 }
 
 /** Runs that the reader chose: the runs, what stands at the top of the page, and below the charts. */
-async function chosen(ids) {
+async function chosen(ids, query) {
   const { runs: all } = await get("runs");
   const { found, missing } = await loaded(ids.split(",").filter(Boolean).map(decodeURIComponent));
   const title = found.length === 1 ? "Compare a run" : `Compare ${found.length || ""} runs`;
   const none = found.length ? null : h("p", { class: "card empty" }, "Choose runs above, or on the page of all runs.");
   const below = ({ runs }) => runs.length && [h("h2", {}, "Results"), results(runs), h("h2", {}, "Settings that differ"), differences(runs)];
-  return { found, below, top: [h("h1", {}, title), missing, runChooser(all, found.map(({ id }) => id)), none] };
+  const means = overSeeds(found), mean = means.length < found.length && query.get("seeds") === "mean";
+  const choice = means.length < found.length && seedChoice(mean, ids, query);
+  const top = [h("h1", {}, title), missing, runChooser(all, found.map(({ id }) => id)), choice, none];
+  return mean ? { found: means, top, below: () => below({ runs: found }) } : { found, top, below };
+}
+
+/** Switches between each run and the mean over seeds, which is another address. */
+function seedChoice(mean, ids, query) {
+  const other = (on) => {
+    location.hash = comparing(ids.split(",").map(decodeURIComponent)) + queryOf({ ...Object.fromEntries(query), seeds: on ? "mean" : null });
+  };
+  return h("p", { class: "row" }, toggle(mean, other, "Mean over seeds"),
+    mean && h("span", { class: "note" }, "Runs that differ in their seed are one line, the mean, in a band from the lowest to the highest; as they were when this page was opened."));
 }
 
 /** A comparison that was made with `grouprl compare`. */

@@ -1,6 +1,6 @@
 // All runs: how each is doing, what can be done with it, and which are to be compared.
 import { comparing, get, ofRun } from "../parts/api.js";
-import { h, memberBox, put, s, say, select, write } from "../parts/dom.js";
+import { h, memberBox, put, refresh, s, say, select, toggle, write } from "../parts/dom.js";
 import { actions, startDialog } from "../parts/launch.js";
 import { mark, progress, roughPhase } from "../parts/run/head.js";
 import { fixed, named, number, share, time, visible } from "../parts/text.js";
@@ -34,11 +34,11 @@ export async function render(root) {
   };
   const start = () => startDialog(names()).catch((error) => say(error.message, "error"));
   const rearranged = () => arrange(page, table, none);
-  page.search = h("input", { type: "search", placeholder: "name, algorithm, model, task", "aria-label": "Find runs", spellcheck: "false",
+  page.search = h("input", { type: "search", placeholder: "name, tag, note, algorithm, model, task", "aria-label": "Find runs", spellcheck: "false",
     oninput: rearranged });
   page.order = select(Object.keys(ORDERS).map((name) => [name, name]), null, { "aria-label": "Order of the runs", onchange: rearranged });
   const tools = h("div", { class: "row tools" }, h("button", { type: "button", class: "main", onclick: start }, "Start a run"),
-    compare, page.search, page.order);
+    compare, page.search, page.order, toggle(false, (on) => { page.archived = on; rearranged(); }, "Archived"));
   put(root, h("h1", {}, "Runs"), h("p", { class: "note" }, visible(folder)), tools, wrong, none, table.element);
   const show = ({ runs: found }) => {
     page.runs = found;
@@ -46,7 +46,7 @@ export async function render(root) {
       if (!page.rows.has(run.id)) page.rows.set(run.id, row(run, changed, names));
       page.rows.get(run.id).show(run);
     }
-    const ids = found.map((run) => run.id).sort().join("\n");
+    const ids = found.map((run) => [run.id, run.archived]).sort().join("\n");
     if (ids !== page.ids) rearranged();
     page.ids = ids;
     changed();
@@ -58,15 +58,15 @@ export async function render(root) {
 /** Puts the rows that are wanted in the order that is wanted. Only new runs and the reader's own choice move rows. */
 function arrange(page, table, none) {
   const words = page.search.value.toLowerCase().split(/\s+/).filter(Boolean);
-  const text = (run) => [run.id, run.algorithm, run.model, run.task, run.status].join(" ").toLowerCase();
-  const wanted = page.runs.filter((run) => words.every((word) => text(run).includes(word)));
+  const text = (run) => [run.id, run.algorithm, run.model, run.task, run.status, run.tags, run.note].join(" ").toLowerCase();
+  const wanted = page.runs.filter((run) => (page.archived || !run.archived) && words.every((word) => text(run).includes(word)));
   const of = ORDERS[page.order.value];
   const ordered = wanted.toSorted((a, b) => (of ? above(of(a), of(b)) : a.id.localeCompare(b.id)));
   place(table.body, ordered.map((run) => page.rows.get(run.id).element));
   table.element.hidden = !ordered.length;
   none.hidden = ordered.length > 0;
   const first = ["No run yet. Start one here, or in a terminal with ", h("code", {}, "grouprl train demo"), "."];
-  put(none, page.runs.length ? "No run matches." : first);
+  put(none, page.runs.length ? "No run matches; archived ones are shown on request." : first);
 }
 
 function above(a, b) {
@@ -99,11 +99,11 @@ function shownTable() {
 /** The row; `show(run)` brings it up to date. The row calls `changed()` when the user chooses it or no longer does. */
 function row(run, changed, names) {
   const box = memberBox(chosen, run.id, changed, { "aria-label": `Compare ${visible(run.name)}` });
-  const status = mark(), steps = progress(), buttons = actions(names), what = h("span", { class: "note" });
+  const status = mark(), steps = progress(), buttons = actions(names), what = h("span", { class: "note" }), kept = h("span", {});
   const reward = withSpark("Reward"), accuracy = withSpark("Accuracy");
   const [held, speed, took] = [0, 1, 2].map(() => h("span", {}));
   const name = h("a", { href: `#/${ofRun(run.id)}` }, named(run.id));
-  const cells = [box, [name, what], status.element, steps.element, reward.element, accuracy.element, held, speed, took, buttons.element];
+  const cells = [box, [name, kept, what], status.element, steps.element, reward.element, accuracy.element, held, speed, took, buttons.element];
   const element = h("tr", { role: "row" }, cells.map((inside, place) => cell(place, inside)));
   const show = (found) => {
     box.disabled = found.status === "broken";
@@ -112,6 +112,7 @@ function row(run, changed, names) {
     buttons.show(found);
     const parts = found.error ? [found.error] : [found.algorithm, found.model, found.task];
     write(what, parts.filter(Boolean).map(visible).join(" · "));
+    refresh(kept, [found.tags, found.note], () => keptOf(found));
     reward.show(fixed(found.reward, 3), found.sparks?.reward);
     accuracy.show(share(found.accuracy), found.sparks?.accuracy);
     write(held, `${share(found.greedy_before)} → ${share(found.greedy_after)}`);
@@ -119,6 +120,12 @@ function row(run, changed, names) {
     write(took, time(found.seconds));
   };
   return { element, show };
+}
+
+/** The tags of a run, and the first line of its note. */
+function keptOf({ tags = [], note = "" }) {
+  const line = note.split("\n")[0];
+  return [tags.map((tag) => h("span", { class: "tag" }, visible(tag))), line && h("span", { class: "note" }, visible(line))];
 }
 
 function cell(place, inside) {

@@ -1,6 +1,7 @@
 // Starting, stopping, resuming and forking runs: dialogs that keep what was typed until it was accepted.
 import { get, ofRun, post } from "./api.js";
 import { field, h, options, put, say, select, write } from "./dom.js";
+import { keepDialog } from "./keep.js";
 import { visible, written } from "./text.js";
 
 const ERROR = /^error:/; // how the last words of a run that could not start begin
@@ -194,7 +195,8 @@ export function actions(names) {
   } });
   const ask = () => forkDialog(run, names()).catch((error) => say(error.message, "error"));
   const fork = h("button", { type: "button", class: "small", onclick: ask }, "Fork");
-  const element = h("span", { class: "row actions" }, turn, fork);
+  const notes = h("button", { type: "button", class: "small", onclick: () => keepDialog(run) }, "Notes");
+  const element = h("span", { class: "row actions" }, turn, fork, notes);
   const show = (found) => {
     run = found;
     if (run.status !== "running") asked = false;
@@ -202,6 +204,7 @@ export function actions(names) {
     write(turn, run.status !== "running" ? "Resume" : asked ? "Stopping" : "Stop");
     turn.setAttribute("aria-label", `${turn.textContent} ${visible(run.name)}`);
     fork.setAttribute("aria-label", `Fork ${visible(run.name)}`);
+    notes.setAttribute("aria-label", `Notes on ${visible(run.name)}`);
   };
   return { element, show };
 }

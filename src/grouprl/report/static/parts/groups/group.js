@@ -6,6 +6,7 @@ import { added, bracketed, column, deviationWorked, equals, meanWorked, plain } 
 import { named, number, signed, trouble, visible, written } from "../text.js";
 import { advantageMark, chip, correctMark, kindOfGroup, lengthMark, signalMark } from "./marks.js";
 import { tokenView } from "./tokens.js";
+import { tryBox } from "./try.js";
 
 /** {title, children, shown()} of a group; `shown` is called once it is in the page. */
 export async function groupView(run, place, given) {
@@ -22,6 +23,7 @@ export async function groupView(run, place, given) {
       h("div", { class: "halves" }, problemCard(group, links), statisticsCard(group)),
       h("p", { class: "note" }, "This step computed again, or under another algorithm or reward: ",
         h("code", {}, `grouprl replay runs/${named(run)} ${place.step} algorithm=dr_grpo`)),
+      live ? tryBox(run, place, group.completions[0]?.text ?? "") : null,
       cards.element,
     ],
     shown: cards.open,

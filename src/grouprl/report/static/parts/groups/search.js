@@ -15,8 +15,8 @@ const CHOICES = {
   invalid: ["Reward", [["", "valid or not"], ["0", "valid"], ["1", "invalid"]]],
 };
 const RANGES = { Reward: ["min_reward", "max_reward"], Step: ["first", "last"] };
-const NAMES = ["text", ...Object.values(RANGES).flat(), ...Object.keys(CHOICES)];
-const ASKED = ["text", "min_reward", "max_reward", ...Object.keys(CHOICES)];
+const NAMES = ["text", "prompt", ...Object.values(RANGES).flat(), ...Object.keys(CHOICES)];
+const ASKED = ["text", "prompt", "min_reward", "max_reward", ...Object.keys(CHOICES)];
 
 /** Whether the choices of an address are those of a search. */
 export const isSearch = (given) => ["search", ...NAMES].some((name) => Object.hasOwn(given, name));
@@ -25,6 +25,7 @@ export const isSearch = (given) => ["search", ...NAMES].some((name) => Object.ha
 export function searchForm(run, given) {
   const text = h("input", { name: "text", type: "search", value: given.text ?? "", placeholder: "Text of a completion",
     "aria-label": "Text of a completion", autocomplete: "off", spellcheck: "false" });
+  const prompt = h("input", { name: "prompt", value: given.prompt ?? "", autocomplete: "off", spellcheck: "false" });
   const ranges = Object.entries(RANGES).map(([label, [low, high]]) => h("div", { class: "field", role: "group", "aria-label": label },
     h("span", {}, `${label} from, to`), h("span", { class: "range" }, bound(low, `${label} from`, given), bound(high, `${label} to`, given))));
   const selects = Object.entries(CHOICES).map(([name, [label, options]]) => field(label, select(options, given[name], { name })));
@@ -32,7 +33,7 @@ export function searchForm(run, given) {
   return h("form", { class: "search card", role: "search", onsubmit: (event) => send(event, run) },
     h("div", { class: "row" }, text, h("button", { class: "main" }, "Search all steps")),
     h("details", { open: filtered }, h("summary", {}, "Filters"),
-      h("div", { class: "row filters" }, ranges, selects)));
+      h("div", { class: "row filters" }, field("Text of the prompt", prompt), ranges, selects)));
 }
 
 function bound(name, label, given) {
@@ -61,7 +62,7 @@ export function searchResults(run, given) {
       state.found += answer.rows.length;
       state.looked += answer.looked_at;
       state.back = answer.back_to ?? state.back;
-      list.append(...answer.rows.map((row) => result(run, row, given.text ?? "")));
+      list.append(...answer.rows.map((row) => result(run, row, given)));
       put(said, summary(state, state.before !== null && state.found < wanted));
     } while (state.before !== null && state.found < wanted);
     state.pages += 1;
@@ -107,7 +108,7 @@ function summary({ found, looked, back, before }, going) {
   return going ? `${words}, back to step ${back}; still looking.` : `${words}, back to step ${back}, the newest first.`;
 }
 
-function result(run, row, text) {
+function result(run, row, { text = "", prompt = "" }) {
   const to = address(run, { step: row.step, group: row.group_index }, { c: row.completion_index });
   return h("li", { class: "card result" },
     h("div", { class: "row" },
@@ -115,12 +116,12 @@ function result(run, row, text) {
       row.invalid_reason === null ? h("span", {}, `reward ${number(row.reward)}`) : h("span", { class: "mark bad" }, "invalid reward"),
       advantageMark(row.advantage), correctMark(row.correct), lengthMark(row)),
     row.invalid_reason === null ? null : h("p", { class: "bad" }, written(row.invalid_reason)),
-    highlighted(row.text, text));
+    row.prompt && highlighted(row.prompt, prompt, "note"), highlighted(row.text, text));
 }
 
 /** The text with every hit marked: the text is cut, never its markup. */
-function highlighted(text, wanted) {
-  return h("p", { class: "text" }, cut(text, wanted).map(([part, hit]) => (hit ? h("mark", {}, visible(part)) : visible(part))));
+function highlighted(text, wanted, look = "text") {
+  return h("p", { class: look }, cut(text, wanted).map(([part, hit]) => (hit ? h("mark", {}, visible(part)) : visible(part))));
 }
 
 function cut(text, wanted) {
