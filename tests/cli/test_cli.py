@@ -203,6 +203,18 @@ def test_files_and_changes_apply_in_order_and_options_are_text(place: Path, gues
     assert (summary["seed"], summary["steps"], summary["model"]) == (5, 1, str(model))
 
 
+@pytest.mark.parametrize("recipe", ["gsm8k", "own_file"])
+def test_the_recipes_for_a_file_train_on_one(recipe: str, guesser: Path, tmp_path: Path) -> None:
+    data = tmp_path / "mine.jsonl"
+    own = [{"prompt": f"What is {number} and 2?", "answer": str(number + 2)} for number in range(20)]
+    write_rows(data, ROWS if recipe == "gsm8k" else own)
+    named = f"task.path={data}" if recipe == "gsm8k" else f"task.name={data}"
+    ended = grouprl("train", recipe, *small_settings(tmp_path), named, "steps=1", "model.path=" + str(guesser),
+                    "model.dtype=float32", "--name", "made")  # fmt: skip
+    assert ended.code == 0, ended.err
+    assert json.loads((tmp_path / "made" / "summary.json").read_text())["before"]["problems"] > 0
+
+
 def test_a_folder_does_not_hide_the_recipe_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "demo").mkdir()
@@ -268,7 +280,7 @@ def test_bad_data(place: Path, guesser: Path, prepare: Prepare, parts: tuple[str
         (("learner.lr=1",), ("learner.lr: unknown key; TRL's or verl's lr is here learner.learning_rate",)),
         (("num_generations=4",), ("TRL's or verl's num_generations is here rollout.group_size",)),
         (("--steps", "5"), ("--steps: expected an option that --help lists", "write steps=5")),
-        (("compare_famly",), ("expected one of demo, r1_zero, got 'compare_famly'",)),
+        (("compare_famly",), ("expected one of demo, gsm8k, own_file, r1_zero, got 'compare_famly'",)),
         (("rollout.max_tokens=300",), ("rollout.max_tokens: expected less than the model's context of 256", "lower")),
         (("rollout.max_tokens=250",), ("expected a prompt of 1 to 6 tokens", "got", "lower rollout.max_tokens")),
         (("model.device=cuda:9",), ("model.device: expected a GPU 'cuda:9', found", "use model.device=auto or cpu")),
