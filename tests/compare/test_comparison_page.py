@@ -7,6 +7,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from grouprl.compare.read import run_folder
 from grouprl.compare.report import write_comparison
 from grouprl.record.files import atomic_write_text, json_text
@@ -58,6 +60,7 @@ def synthetic(folder: Path, variants: Sequence[str], steps: int = 60, seeds: int
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_the_page_draws_every_variant_in_a_browser_and_asks_for_nothing(tmp_path: Path) -> None:
     page = synthetic(tmp_path / "c", [f"variant {n}" for n in range(9)], steps=8, seeds=2)
     with opened(page) as shown:

@@ -13,7 +13,7 @@ import pytest
 from grouprl.config.run import RunConfig, dump_config
 from lab_browser import Opened, needs_chromium, opened, served
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.slow]
 NASTY = "<img src=x onerror=alert(1)>\u202e"
 
 

@@ -16,7 +16,7 @@ from grouprl.record.write import RunRecord
 from lab_browser import Lab, Opened, needs_chromium, opened
 from lab_runs import Made, add_step, algorithm_config, make_run
 
-pytestmark = [needs_chromium, pytest.mark.timeout(240)]
+pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(240)]
 SIGNAL = Made([1.0, 0.0, 1.0, 0.0], correct=[True, False, True, False], advantages=[1.0, -1.0, 1.0, -1.0])
 WIDE = Made([1.0, 0.0] * 8, advantages=[1.0, -1.0] * 8)
 

@@ -18,7 +18,7 @@ from grouprl.config.run import RunConfig, load_config
 from lab_browser import Lab, Opened, needs_chromium, opened
 from lab_runs import Made, make_run
 
-pytestmark = [needs_chromium, pytest.mark.timeout(120)]
+pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(120)]
 REWARDS = [0.25, 0.5, 0.125, 1.0]
 ADDRESS = "/runs/tools"
 

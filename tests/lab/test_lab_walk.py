@@ -17,7 +17,7 @@ from page_numbers import near, read, table
 from small_runs import ROWS, rollouts, small_config
 from variants import variant
 
-pytestmark = [needs_chromium, pytest.mark.timeout(240)]
+pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")

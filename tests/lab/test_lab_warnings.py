@@ -13,7 +13,7 @@ from grouprl.config.run import RunConfig, dump_config
 from grouprl.report.write import write_report
 from lab_browser import Opened, needs_chromium, opened
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.slow]
 SENTENCE, SETTING = "Step 3: the KL to the reference is 5.46 nats per token.", "lower learner.learning_rate"
 # Pixels of the color of marks, in the columns of a chart's canvas.
 MARKED = """(title) => {

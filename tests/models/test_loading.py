@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from grouprl.models import load
+from grouprl.models import hub, load
 from grouprl.models.attention import hidden_states, is_packed
 from grouprl.models.layouts import TreeLayout
 from grouprl.models.load import fingerprint, frozen_copy, load_model, load_tokenizer
@@ -278,8 +278,8 @@ def test_an_unknown_hub_is_not_asked_and_a_known_one_is_again(monkeypatch: pytes
         raise socket.gaierror("no network")
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(load, "_OFFLINE", False)
-    monkeypatch.setattr(load, "getproxies", dict)
+    monkeypatch.setattr(hub, "_OFFLINE", False)
+    monkeypatch.setattr(hub, "getproxies", dict)
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(UserError, match="could not load it"):
         load_model("someone/nothing", device=CPU)

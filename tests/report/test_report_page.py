@@ -12,7 +12,7 @@ from hostile_run import make_hostile_run
 from lab_browser import Opened, needs_chromium, opened
 from recorded_runs import ATTACK, record_run
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from grouprl.models import hub
 from grouprl.tasks import Gsm8k
 from grouprl.tasks.base import Split
 from grouprl.tasks.named import load_task
@@ -169,6 +172,7 @@ def test_a_missing_extra_is_named(
 def stand_in_for_the_hub(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
     module = ModuleType("datasets")
     module.load_dataset = load  # type: ignore[attr-defined]
+    module.config = SimpleNamespace()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", module)
 
 
@@ -217,3 +221,27 @@ def test_parquet_reads_like_json_lines(tmp_path: Path) -> None:
     (tmp_path / "b.parquet").write_bytes(b"not a table")
     with pytest.raises(UserError, match=r"expected a Parquet file at .*b\.parquet"):
         Gsm8k(str(tmp_path / "b.parquet")).problems("train")
+
+
+def test_a_hub_that_cannot_be_found_is_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real library, which asks an unknown host for half a minute."""
+    pytest.importorskip("datasets")
+    import datasets
+    from huggingface_hub import constants
+
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror("no network")
+
+    for place, name in (
+        (constants, "HF_HUB_OFFLINE"),
+        (datasets.config, "HF_HUB_OFFLINE"),
+        (datasets.config, "HF_DATASETS_OFFLINE"),
+    ):
+        monkeypatch.setattr(place, name, False)
+    monkeypatch.setattr(hub, "_OFFLINE", False)
+    monkeypatch.setattr(hub, "getproxies", dict)
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    asked_at = time.monotonic()
+    with pytest.raises(UserError, match=r"openai/gsm8k from the Hugging Face hub.*task\.path=FILE\.jsonl"):
+        Gsm8k().problems("train")
+    assert time.monotonic() - asked_at < 8

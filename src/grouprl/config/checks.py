@@ -66,7 +66,10 @@ def _check_memory(config: RunConfig) -> None:
     if model.weights != "nf4":
         return
     if model.lora is None:
-        raise UserError("model.weights: expected nf4 with an adapter, because 4 bits do not learn: set model.lora={}")
+        raise UserError(
+            "model.weights: expected nf4 with an adapter, because 4 bits do not learn: set model.lora={}, "
+            "and where model.path is an adapter's folder, merge it first (grouprl merge)"
+        )
     if isinstance(config.algorithm.critic, CopiedCritic):
         raise UserError("model.weights: expected bfloat16 with a critic beside the policy, got nf4: change one")
     if config.rollout.engine.name == "vllm" or config.cluster.backend != "none":

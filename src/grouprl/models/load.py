@@ -5,17 +5,13 @@ from __future__ import annotations
 import copy
 import difflib
 import hashlib
-import socket
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import torch
-from huggingface_hub import constants
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -32,6 +28,7 @@ from transformers.utils import CONFIG_NAME, cached_file, extract_commit_hash, fi
 
 from grouprl.config.run import ModelConfig
 from grouprl.models.adapters import attach_adapter, base_of, is_adapter
+from grouprl.models.hub import is_out_of_reach
 from grouprl.models.manifest import check_manifest, has_manifest
 from grouprl.models.precision import quantize_weights, round_weights
 from grouprl.models.templates import prepare_template
@@ -40,7 +37,6 @@ from grouprl.types import UserError
 
 BUNDLED = {"abacus": Path(__file__).parent / "assets" / "abacus"}
 
-_OFFLINE = constants.HF_HUB_OFFLINE  # as the user's environment asks
 
 # Configurations of language models, and of models that see images.
 _SPEAKS, _SEES = MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
@@ -290,7 +286,7 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 
 def _look_for(path: str) -> None:
-    """Asks the hub's cache alone while the hub cannot be found: its library asks an unknown host again for 90 s.
+    """Asks the hub's cache alone while the hub cannot be found.
 
     Raises:
         UserError: the path names a folder that does not exist.
@@ -299,18 +295,7 @@ def _look_for(path: str) -> None:
         return
     if path.startswith((".", "/", "~")) or path.count("/") > 1:  # no hub id
         raise UserError(f"model {path!r}: expected a folder in Hugging Face layout, got no such folder: check the path")
-    constants.HF_HUB_OFFLINE = _OFFLINE or not _hub_is_known()
-
-
-def _hub_is_known() -> bool:
-    """Whether this machine can find the hub's address; one behind a proxy need not."""
-    if getproxies():
-        return True
-    try:
-        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
-    except OSError:
-        return False
-    return True
+    is_out_of_reach()
 
 
 def _resolve(path: str) -> str:

@@ -16,6 +16,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+from grouprl.models.hub import is_out_of_reach
 from grouprl.tasks.answers import LONGEST_ANSWER, final_answer
 from grouprl.types import Message, UserError, import_extra
 
@@ -71,6 +72,7 @@ def _hub_rows(address: str, split: str) -> list[Row]:
     """Rows from the hub, or from its cache without a network. It never runs code of the data set."""
     repository, _, configuration = address.removeprefix(HUB).partition(":")
     datasets = import_extra("datasets", "data", f"the data set {repository}")
+    datasets.config.HF_HUB_OFFLINE = datasets.config.HF_DATASETS_OFFLINE = is_out_of_reach()
     try:
         rows = datasets.load_dataset(repository, configuration or None, split=split)
     except (OSError, ValueError, RuntimeError) as error:  # no network, offline without a cached copy, a hub error
