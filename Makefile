@@ -16,8 +16,8 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 
 WITHOUT_KERNELS := $(addprefix tests/,$(addprefix rollout/test_,rollout.py) $(addprefix learner/test_,learner.py packs.py) \
   $(addprefix models/test_,attention.py logprobs.py recompute.py))
 
-# Of tests/distributed, what test-slow runs too: ranks and Ray actors that are killed, and the run is the same.
-KILLS := after_each_kill or (actors_are_killed and not adapter)
+# Of tests/distributed, what test-slow runs too: two ranks, and ranks and Ray actors that are killed: the run is the same.
+KILLS := after_each_kill or two_ranks_are_one_process or (actors_are_killed and not adapter)
 
 # The first one that is new enough; `make PYTHON=/path/to/python3` names another.
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("no_page")
 NOTHING = PassRates()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_visits_the_same_problems_as_a_whole_one(tmp_path: Path) -> None:
     settings = small_settings(
         tmp_path,

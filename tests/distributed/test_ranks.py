@@ -78,6 +78,7 @@ def two_ranks(place: Place) -> Ended:
     return end
 
 
+@pytest.mark.slow
 def test_two_ranks_are_one_process(place: Place, two_ranks: Ended) -> None:
     for alone in (place.arguments("exact-1", **EXACT), place.arguments("plain-1")):
         assert grouprl(*alone).code == 0

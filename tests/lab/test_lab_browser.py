@@ -19,7 +19,7 @@ from grouprl.record.read import read_rollouts
 from hostile_run import LONGEST, TEXTS, make_hostile_run
 from lab_browser import Lab, Opened, needs_chromium, opened
 
-pytestmark = [needs_chromium, pytest.mark.timeout(240)]
+pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(240)]
 
 QUICK = """threads=1
 scoring.workers=1

@@ -77,12 +77,13 @@ def test_the_measured_numbers_of_the_side_by_side_page_are_those_of_the_docs(ans
     assert all(number in docs for number in found)
 
 
+@pytest.mark.slow
 @needs_chromium
 @pytest.mark.parametrize(
     ("names", "algorithms"),
     [
         pytest.param(["Partial rewards"], [""], id="one"),
-        pytest.param(list(presets()), ["", "gspo", "sapo", "verl"], id="all", marks=pytest.mark.slow),
+        pytest.param(list(presets()), ["", "gspo", "sapo", "verl"], id="all"),
     ],
 )
 def test_the_folder_opens_without_a_server_and_asks_for_nothing(

@@ -154,6 +154,7 @@ def test_a_run_that_is_read_when_it_ends_leaves_one_plain_file(tmp_path: Path):
         assert database.execute("SELECT COUNT(*) FROM completions").fetchone() == (29 * 8,)
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_who_reads_it(tmp_path: Path):
     """A finished run has no WAL, so that a reader holds up a resume."""
     folder = make_run(tmp_path / "run", [Made((1.0, 0.0))])

@@ -151,6 +151,7 @@ def times(file: Path) -> dict[str, Any]:
     return {name: lines for name, lines in json.loads(file.read_text()).items() if name != "torch"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["draw", "decode_step"])
 def test_a_kernel_of_decoding_that_sleeps_is_left_to_torch(
     name: str, tiny: Path, file: Path, monkeypatch: pytest.MonkeyPatch

@@ -86,6 +86,7 @@ def test_a_checkpoint_is_the_adapter_alone_and_everyone_loads_it(trained: Path, 
         assert (own_model(tiny)(ids).logits - expected).abs().max() > 0.01
 
 
+@pytest.mark.slow
 def test_eval_of_a_saved_adapter_is_the_evaluation_of_its_run(tmp_path: Path) -> None:
     settings = small_settings(
         tmp_path, steps=2, evaluation={"problems": 12, "samples": 2}, learner={"learning_rate": 0.01}, name="run",

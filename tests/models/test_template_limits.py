@@ -15,6 +15,7 @@ POWER = "{{ 10 ** (10 ** 8) }}"  # one operation of C, which no handler in Pytho
 GROWS = "{% set n = namespace(x='x') %}{% for a in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x }}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "template", [pytest.param(HANGS, marks=pytest.mark.slow), POWER, GROWS], ids=["loop", "power", "memory"]
 )

@@ -317,6 +317,7 @@ def test_a_killed_run_leaves_whole_steps_and_can_go_on(tmp_path: Path, attempt: 
     assert [row["step"] for row in read_run(directory).metrics] == list(range(1, last + 2))
 
 
+@pytest.mark.slow
 def test_rollouts_can_be_read_while_the_run_writes(run: Path) -> None:
     with RunRecord.reopen(run, 3) as record, closing(sqlite3.connect(run / "rollouts.sqlite")) as reader:
         reader.execute("BEGIN")

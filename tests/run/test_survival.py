@@ -116,9 +116,8 @@ def killed_again_and_again(
     return kills
 
 
-@pytest.mark.parametrize(
-    "setting", ["grpo", pytest.param("ppo", marks=pytest.mark.slow), pytest.param("moving", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["grpo", "ppo", "moving"])
 def test_a_run_that_is_killed_at_random_ends_as_if_nobody_had(
     make: Make, straight: Callable[[str], tuple[Path, int]], tmp_path: Path, setting: str
 ) -> None:
@@ -131,6 +130,7 @@ def test_a_run_that_is_killed_at_random_ends_as_if_nobody_had(
         shutil.rmtree(tmp_path / str(run))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names_last", [False, True], ids=["nothing unsynced lasts", "names last, bytes do not"])
 def test_a_run_that_loses_power_ends_as_if_it_had_not(
     make: Make,

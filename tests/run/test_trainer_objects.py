@@ -105,6 +105,7 @@ def test_what_is_sampled_and_evaluated_is_the_newest_checkpoint(tiny: Path, tmp_
     assert [value > 0 for value in scored.advantages] == [reward > mean for reward in rewards]
 
 
+@pytest.mark.slow
 def test_a_stream_without_an_end_is_read_as_far_as_the_run_needs(tiny: Path, tmp_path: Path) -> None:
     """Two steps of two problems and three held-out ones: twice four rows and thirty."""
     datasets = pytest.importorskip("datasets")

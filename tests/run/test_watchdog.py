@@ -50,6 +50,7 @@ def test_work_without_a_mark_is_named_with_its_stacks(tmp_path: Path):
     assert f"lane-1 0x{blocked.ident:016x}" in said
 
 
+@pytest.mark.slow
 def test_marks_or_no_work_at_all_end_nothing():
     ended = threading.Event()
     with end_when_stalled(0.3, console=io.StringIO(), end=lambda code: ended.set()):
@@ -132,6 +133,7 @@ def test_a_run_that_stalls_ends_and_resumes_from_its_checkpoint(tiny: Path, tmp_
     assert [row["step"] for row in metrics(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_a_suspended_process_is_not_a_stall(tmp_path: Path):
     """Ctrl-Z for longer than the limit, then fg."""
     program = (

@@ -42,6 +42,7 @@ def test_the_first_bytes_of_each_call_are_printed(tmp_path: Path, capfd: pytest.
     assert err.count("printed over 16384 bytes in a call") == 1
 
 
+@pytest.mark.slow
 def test_a_file_that_hangs_while_it_is_loaded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "_LOADING_SECONDS", 2.0)
     fine, hangs = tmp_path / "fine.py", tmp_path / "hangs.py"

@@ -128,6 +128,7 @@ def test_what_a_killed_worker_started_is_killed_too() -> None:
         assert not any(b"sleep\0" + STAYING.encode() in line for line in command_lines())
 
 
+@pytest.mark.slow
 def test_cpu_time_is_limited_where_the_clock_is_not() -> None:
     with pool_of(ScoringConfig(workers=1, seconds=60.0, cpu_seconds=1), it=misbehaves) as pool:
         assert scored(pool, "burn") == [Invalid("used more than 1 s of CPU time")]
@@ -167,6 +168,7 @@ def test_nothing_outlives_the_run() -> None:
     gone(pids)
 
 
+@pytest.mark.slow
 def test_a_killed_run_takes_its_workers_along() -> None:
     script = """
     import os, signal, sys, time
