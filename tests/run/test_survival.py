@@ -130,7 +130,6 @@ def test_a_run_that_is_killed_at_random_ends_as_if_nobody_had(
         shutil.rmtree(tmp_path / str(run))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("names_last", [False, True], ids=["nothing unsynced lasts", "names last, bytes do not"])
 def test_a_run_that_loses_power_ends_as_if_it_had_not(
     make: Make,
