@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from source_tree import SRC, Module, modules, room_of
+from source_tree import ROOT, SRC, Module, modules, room_of
 
 # A package imports the packages before it.
 ORDER = """
-    types algorithms config models record distributed tasks curriculum sandbox scoring environments rewards rollout
+    types algorithms config models record distributed tasks curriculum sandbox scoring rewards rollout
     learner evaluation planner report trackers step run supervised compare check_reward proof imported lab cli
 """
 RANK = {package: rank for rank, package in enumerate(ORDER.split())}
@@ -177,6 +177,15 @@ def test_the_package_keeps_the_rule(rule: Callable[[Module], Iterator[str]]):
 @pytest.mark.parametrize("recipe", sorted((SRC / "recipes").glob("*.yaml")), ids=lambda path: path.name)
 def test_a_recipe_fits_on_a_card(recipe: Path):
     assert recipe_lines(recipe.read_text(encoding="utf-8")) <= RECIPE_LINES
+
+
+def test_the_order_is_that_of_the_page_and_of_the_tree():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert page.split("```")[3].split() == ORDER.split()
+    assert {path.stem for path in SRC.iterdir() if not path.name.startswith("__")} - {"py"} == {
+        *ORDER.split(),
+        "recipes",
+    }
 
 
 def test_the_package_is_found():

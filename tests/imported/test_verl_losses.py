@@ -133,6 +133,12 @@ def test_gspo_has_the_ratio_of_the_completion_and_no_dual_clip(tmp_path: Path):
     assert made.objective.range == (0.9, 9.0)
 
 
+@pytest.mark.parametrize("mode", ["gspo", "geo_mean"])
+def test_a_ratio_of_the_completion_needs_one_advantage(mode: str):
+    with pytest.raises(UserError, match=f"loss_mode={mode}: expected one advantage for each completion"):
+        import_foreign(Foreign("verl", GRPO | {MODE: mode, "algorithm.adv_estimator": "gae"}))
+
+
 @pytest.mark.parametrize("mode", ["gpg", "clip_cov", "kl_cov", "dro", "no_such"])
 def test_other_modes_stop(mode: str):
     with pytest.raises(

@@ -218,6 +218,27 @@ def test_notes_in_a_browser(root: Path) -> None:
         assert sorted(path.name for path in root.glob("[a-z]*")) == ["s0", "s1", "s2", "two"]
 
         browser.go("/compare/s0,s1,s2")
+        # Steps 1 and 3 are in both runs: means 2 and 6 in (1, 3) and (5, 7); an evaluation in one run alone is none.
+        means = page.evaluate(
+            """async () => {
+              const { overSeeds, bySeed } = await import("./static/parts/compare/seeds.js");
+              const { Series } = await import("./static/parts/series.js");
+              const run = (seed, step, reward, evaluations) => {
+                const series = new Series();
+                series.fill({ step, tokens: step.map((one) => 10 * one), seconds: step, columns: { reward } });
+                return { id: `s${seed}`, run: { config: { seed, steps: 3 } }, series, evaluations };
+              };
+              const first = [{ step: 0, greedy_accuracy: 0.25 }, { step: 2, greedy_accuracy: 1 }];
+              const second = [{ step: 0, greedy_accuracy: 0.75 }];
+              const both = [run(0, [1, 2, 3], [1, 9, 5], first), run(1, [1, 3], [3, 7], second)];
+              const [one] = overSeeds(bySeed(both));
+              const other = bySeed([...both, { ...both[0], run: { config: { seed: 0, steps: 4 } } }]).length;
+              return [one.id, one.series.step, one.series.tokens, one.series.column("reward"), one.series.low.reward,
+                one.series.high.reward, one.evaluations, other];
+            }"""
+        )
+        row = {"step": 0, "greedy_accuracy": 0.5, "greedy_interval": [0.25, 0.75]}
+        assert means == ["s0 and 1 more", [1, 3], [10, 30], [2, 6], [1, 5], [3, 7], [row], 2]
         page.get_by_role("button", name="Mean over seeds").click()
         page.get_by_role("button", name="s0 and 2 more").wait_for()
         assert page.get_by_role("group", name="Runs that are shown").get_by_role("button").count() == 1

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from grouprl.imported.table import Given, Outcome, Rule, listed, unsupported
+from grouprl.imported.verl_rules import ACTOR, ESTIMATOR
 
-_ACTOR = "actor_rollout_ref.actor."
-MODE = f"{_ACTOR}policy_loss.loss_mode"
+MODE = f"{ACTOR}policy_loss.loss_mode"
 # One mean for each completion, whatever loss_agg_mode says.
 _OWN_MEAN = ("sapo", "geo_mean")
 _DPPO = {"dppo_tv": "algorithm.divergence_tv", "dppo_kl": "algorithm.divergence_kl"}
@@ -29,7 +29,7 @@ def loss_mode(given: Given, value: Any) -> Outcome:
         return _dppo(given, value)
     if value not in _MODES:
         return unsupported(f"expected one of {listed((*_MODES, *_DPPO))}")
-    if value == "gspo" and given["algorithm.adv_estimator"] == "gae":
+    if value in ("gspo", "geo_mean") and given[ESTIMATOR] == "gae":
         return unsupported("expected one advantage for each completion: adv_estimator: grpo or rloo")
     return Outcome("equal", _MODES[value])
 
@@ -45,7 +45,7 @@ def clip_of(side: str) -> Rule:
 
 def clip_ratio(given: Given, value: Any) -> Outcome:
     """The clip where clip_ratio_low and clip_ratio_high are null, which they are not by default."""
-    sides = {side: given[f"{_ACTOR}clip_ratio_{side}"] for side in ("low", "high")}
+    sides = {side: given[f"{ACTOR}clip_ratio_{side}"] for side in ("low", "high")}
     outcomes = [_clip(given[MODE], side, value) for side, own in sides.items() if own is None]
     if not outcomes:
         words = f"{value} does nothing: clip_ratio_low={sides['low']} and clip_ratio_high={sides['high']} count"
@@ -70,7 +70,7 @@ def aggregate(given: Given, value: Any) -> Outcome:
     known = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum-norm": "constant"}
     if value not in known:
         return unsupported(f"expected one of {listed(known)}")
-    factor = given[f"{_ACTOR}loss_scale_factor"]
+    factor = given[f"{ACTOR}loss_scale_factor"]
     if known[value] == "constant" and factor not in (None, given["data.max_response_length"]):
         return unsupported("expected loss_scale_factor to be null or data.max_response_length")
     return Outcome("equal", {"algorithm.aggregate": known[value]})
@@ -98,9 +98,9 @@ def _clip(mode: str, side: str, value: float) -> Outcome:
 
 def _dppo(given: Given, value: str) -> Outcome:
     """A detached ratio with an upper bound, CISPO's, and the mask on probabilities."""
-    sides = [given[f"{_ACTOR}clip_ratio_{side}"] for side in ("low", "high")]
-    low, high = (given[f"{_ACTOR}clip_ratio"] if own is None else own for own in sides)
+    sides = [given[f"{ACTOR}clip_ratio_{side}"] for side in ("low", "high")]
+    low, high = (given[f"{ACTOR}clip_ratio"] if own is None else own for own in sides)
     if low != high:
         return unsupported(f"expected clip_ratio_low equal to clip_ratio_high, one divergence, got {low} and {high}")
-    weights = {"algorithm.clip_low": 1.0, "algorithm.clip_high": given[f"{_ACTOR}clip_ratio_c"] - 1}
+    weights = {"algorithm.clip_low": 1.0, "algorithm.clip_high": given[f"{ACTOR}clip_ratio_c"] - 1}
     return Outcome("equal", {"algorithm.surrogate": "cispo", **weights, _DPPO[value]: low})

@@ -8,7 +8,7 @@ from typing import Any
 from grouprl.imported.table import Given, Outcome, Rule, changed, listed, unsupported
 
 ESTIMATOR = "algorithm.adv_estimator"
-_ACTOR = "actor_rollout_ref.actor."
+ACTOR = "actor_rollout_ref.actor."
 _NO_STD = {"algorithm.std": "population", "algorithm.eps": 1e-6}  # the preset has another, for a deviation
 
 
@@ -62,13 +62,13 @@ def kl_loss(given: Given, value: Any) -> Outcome:
         return unsupported("expected one of use_kl_loss and algorithm.use_kl_in_reward")
     if not value:
         return Outcome("equal", {} if in_reward else {"algorithm.kl_coef": 0.0}, "" if in_reward else "no KL")
-    ours = {"algorithm.kl_coef": given[f"{_ACTOR}kl_loss_coef"], "algorithm.kl_in": "loss"}
+    ours = {"algorithm.kl_coef": given[f"{ACTOR}kl_loss_coef"], "algorithm.kl_in": "loss"}
     return Outcome("equal", ours, "beyond 10 nats verl cuts the KL of a token")
 
 
 def kl_loss_coef(given: Given, value: Any) -> Outcome:
     """The weight of that KL, which alone does nothing."""
-    if given[f"{_ACTOR}use_kl_loss"]:
+    if given[f"{ACTOR}use_kl_loss"]:
         return Outcome("equal", {"algorithm.kl_coef": value})
     return Outcome("not needed", words=f"{value} does nothing without use_kl_loss")
 
@@ -76,7 +76,7 @@ def kl_loss_coef(given: Given, value: Any) -> Outcome:
 def kl_loss_type(given: Given, value: Any) -> Outcome:
     """The estimator of that KL."""
     known = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
-    if not given[f"{_ACTOR}use_kl_loss"]:
+    if not given[f"{ACTOR}use_kl_loss"]:
         return Outcome("not needed", words="does nothing without use_kl_loss")
     if value not in known:
         return unsupported(f"expected one of {listed(known)}")
@@ -106,7 +106,7 @@ def filter_groups(given: Given, value: Any) -> Outcome:
 
 def warmup(given: Given, value: Any) -> Outcome:
     """Updates of the warm-up; below 0 the ratio counts."""
-    steps = value if value > 0 else given[f"{_ACTOR}optim.lr_warmup_steps_ratio"]
+    steps = value if value > 0 else given[f"{ACTOR}optim.lr_warmup_steps_ratio"]
     if not steps:
         return Outcome("equal", {"learner.warmup_steps": 0})
     why = "verl schedules by step of its trainer, from a rate of 0"
@@ -115,10 +115,10 @@ def warmup(given: Given, value: Any) -> Outcome:
 
 def schedule(given: Given, value: Any) -> Outcome:
     """The learning rate over the run."""
-    low = given[f"{_ACTOR}optim.min_lr_ratio"] or 0.0
+    low = given[f"{ACTOR}optim.min_lr_ratio"] or 0.0
     if value == "constant":
         return Outcome("equal", {"learner.schedule": "constant"})
-    if value == "cosine" and given[f"{_ACTOR}optim.num_cycles"] == 0.5:
+    if value == "cosine" and given[f"{ACTOR}optim.num_cycles"] == 0.5:
         return Outcome("equal", {"learner.schedule": "cosine", "learner.min_lr_ratio": low})
     return unsupported("expected constant, or cosine with num_cycles=0.5")
 

@@ -24,6 +24,7 @@ _TEXT, _LEAD = 300, 80  # characters shown of a completion, and of those before 
 _NEWEST: Key = (1 << 62, 0, 0)  # after every completion
 _BACKWARDS = "ORDER BY step DESC, group_index DESC, completion_index DESC"
 _PLACE = "(step, group_index, completion_index)"
+_PROMPT = "(SELECT prompt FROM problems WHERE problems.problem_id = completions.problem_id)"
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,10 @@ class Wanted:
     last_step: int | None = None
 
     def condition(self) -> tuple[str, dict[str, Any]]:
-        """As SQL, and the values in it; `holds` is a function of a text, `answers` of a problem."""
+        """As SQL, and the values in it; `holds` is a function of a text, `asks` of a prompt."""
         terms = {
             "holds(text)": self.text or None,
-            "answers(problem_id)": self.prompt or None,
+            f"asks({_PROMPT})": self.prompt or None,
             "reward >= :min_reward": self.min_reward,
             "reward <= :max_reward": self.max_reward,
             "stop_reason = :stop": self.stop,
@@ -75,14 +76,13 @@ def search(
         UserError: the database cannot be read or is an older version's.
     """
     # casefold knows the letters of all languages, LIKE those of English.
-    folded, terms, values = wanted.text.casefold(), *wanted.condition()
+    folded, asked, terms, values = wanted.text.casefold(), wanted.prompt.casefold(), *wanted.condition()
     at = min(before or _NEWEST, _NEWEST if wanted.last_step is None else (wanted.last_step + 1, 0, 0))
     rows, looked, steps, more = list[sqlite3.Row](), 0, set[int](), True
     ends = time.monotonic() + seconds
     with recorded(folder) as database:
         database.create_function("holds", 1, lambda text: folded in text.casefold(), deterministic=True)
-        asked = _problems(database, wanted.prompt.casefold()) if wanted.prompt else {}
-        database.create_function("answers", 1, asked.__contains__, deterministic=True)
+        database.create_function("asks", 1, lambda prompt: asked in prompt.casefold(), deterministic=True)
         while more:
             keys = _next_keys(database, at, wanted.first_step)
             found = _found(database, at, keys[-1], terms, values, limit + 1 - len(rows)) if keys else []
@@ -95,18 +95,12 @@ def search(
             if full or time.monotonic() > ends:
                 break
     return {
-        "rows": [{**_shown(row, folded), "prompt": asked.get(row["problem_id"])} for row in rows],
+        "rows": [_shown(row, folded, asked) for row in rows],
         "next": "-".join(map(str, at)) if more else None,
         "searched": len(steps),
         "looked_at": looked,
         "back_to": min(steps, default=None),
     }
-
-
-def _problems(database: sqlite3.Connection, folded: str) -> dict[str, str]:
-    """The problems whose prompt holds the text: their prompts, cut around it, by id."""
-    rows = database.execute("SELECT problem_id, prompt FROM problems")
-    return {row["problem_id"]: _excerpt(row["prompt"], folded) for row in rows if folded in row["prompt"].casefold()}
 
 
 def _next_keys(database: sqlite3.Connection, before: Key, first_step: int) -> list[Key]:
@@ -124,8 +118,8 @@ def _found(
     bounds = dict(zip(("b0", "b1", "b2", "l0", "l1", "l2"), (*before, *last), strict=True))
     return database.execute(
         "SELECT step, group_index, completion_index, problem_id, text, reward, advantage, length, stop_reason, "
-        f"invalid_reason, correct FROM completions WHERE {_PLACE} < (:b0, :b1, :b2) AND {_PLACE} >= (:l0, :l1, :l2) "
-        f"AND {terms} {_BACKWARDS} LIMIT :most",
+        f"invalid_reason, correct, {_PROMPT} AS prompt FROM completions "
+        f"WHERE {_PLACE} < (:b0, :b1, :b2) AND {_PLACE} >= (:l0, :l1, :l2) AND {terms} {_BACKWARDS} LIMIT :most",
         {**values, **bounds, "most": most},
     ).fetchall()
 
@@ -134,9 +128,10 @@ def _key(row: sqlite3.Row) -> Key:
     return row["step"], row["group_index"], row["completion_index"]
 
 
-def _shown(row: sqlite3.Row, folded: str) -> dict[str, Any]:
+def _shown(row: sqlite3.Row, folded: str, asked: str) -> dict[str, Any]:
     correct = None if row["correct"] is None else bool(row["correct"])
-    return {**dict(row), "text": _excerpt(row["text"], folded), "correct": correct}
+    prompt = _excerpt(row["prompt"], asked) if asked else None
+    return {**dict(row), "text": _excerpt(row["text"], folded), "correct": correct, "prompt": prompt}
 
 
 def _excerpt(text: str, folded: str) -> str:

@@ -21,8 +21,8 @@ from grouprl.record.read import read_rollouts
 from grouprl.types import UserError
 
 MOST_TEXT = 100_000  # characters
-_SECONDS = 300.0  # beside the limit of a reward: torch, a task and a reward model are loaded first
-_one = threading.Semaphore(1)
+_SECONDS = 300.0  # in all: torch, the task and perhaps a reward model are loaded first
+_one_at_a_time = threading.Semaphore(1)
 
 
 def try_completion(folder: Path, step: int, group: int, text: str) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def try_completion(folder: Path, step: int, group: int, text: str) -> dict[str, 
     """
     if len(text) > MOST_TEXT:
         raise UserError(f"text: expected at most {MOST_TEXT} characters, got {len(text)}")
-    if not _one.acquire(timeout=0):
+    if not _one_at_a_time.acquire(timeout=0):
         raise UserError("another completion is being scored: wait for it")
     try:
         asked = json_text({"step": step, "group": group, "text": text})
@@ -52,7 +52,7 @@ def try_completion(folder: Path, step: int, group: int, text: str) -> dict[str, 
     except subprocess.TimeoutExpired:
         raise UserError(f"expected a score within {_SECONDS:g} s, got none: look at the task and the rewards") from None
     finally:
-        _one.release()
+        _one_at_a_time.release()
     if "answer" not in answer:
         raise UserError(answer.get("error") or f"the scorer ended with code {ended.returncode}: {ended.stderr[-2000:]}")
     return dict(answer["answer"])
@@ -62,8 +62,10 @@ def _scores(folder: Path, step: int, group: int, text: str) -> dict[str, Any]:
     # Here, not above: the lab's own process needs none of it.
     from grouprl.models.load import load_tokenizer
     from grouprl.models.precision import with_dtype
-    from grouprl.rewards.configured import configured_rewards, configured_scorer
+    from grouprl.rewards.configured import configured_rewards
+    from grouprl.run.trial import score_group, with_newest
     from grouprl.run.trust import refuse_foreign_code
+    from grouprl.scoring.functions import SOFT_OVERLONG
     from grouprl.tasks import load_task
     from grouprl.types import Completion, Group, StopReason
 
@@ -74,21 +76,17 @@ def _scores(folder: Path, step: int, group: int, text: str) -> dict[str, Any]:
     if group >= len(groups):
         raise UserError(f"step {step}: expected a group below {len(groups)}, got {group}")
     recorded = groups[group].group
-    config, task = with_dtype(config), load_task(**config.task.model_dump())
+    config, task = with_newest(with_dtype(config), run), load_task(**config.task.model_dump())
     # A record has its columns as JSON has them; the task has them whole.
     problem = next((one for one in task.problems("train") if one.id == recorded.problem.id), recorded.problem)
-    saved = run.checkpoints()
-    place = {"path": str(saved[-1].path), "chat_template": None, "revision": None} if saved else {}
-    tokenizer = load_tokenizer(config.model.model_copy(update=place))
+    tokenizer = load_tokenizer(config.model)
     ids = tuple(tokenizer.encode(text, add_special_tokens=False))
     completion = Completion(0, ids, (0.0,) * len(ids), (0.0,) * len(ids), text, StopReason.END, 0)
     rewards = configured_rewards(config, task)
-    # max_invalid=1, because whoever looks wants to see why a completion is invalid.
-    with configured_scorer(config, task, rewards, max_invalid=1.0) as scorer:
-        scorer.begin_step(step)
-        made = Group(problem, recorded.prompt_ids, (completion,))
-        (outcome,) = scorer.finish([scorer.begin(made)], tokenizer)[0]
-        weights = scorer.weights
+    made = Group(problem, recorded.prompt_ids, (completion,))
+    (outcome,) = score_group(config, task, made, rewards, tokenizer, step=step)
+    # The length penalty has no weight of its own.
+    weights = {SOFT_OVERLONG: 1.0} | {reward.name: reward.weight for reward in rewards}
     shown = [{"name": name, "weight": weights.get(name), "value": value} for name, value in outcome.components.items()]
     return {
         "rewards": shown,

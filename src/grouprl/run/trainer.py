@@ -25,7 +25,7 @@ from grouprl.rewards import resolve_rewards
 from grouprl.rewards.configured import configured_rewards
 from grouprl.run.resume import resumes, with_run_dtype
 from grouprl.run.train import Callback, Run, train
-from grouprl.run.trial import SampledGroup, evaluate_model, sample_group
+from grouprl.run.trial import SampledGroup, evaluate_model, sample_group, with_newest
 from grouprl.scoring.functions import RewardFunction, WeightedReward
 from grouprl.tasks import Task, load_task, task_from_list
 from grouprl.tasks.base import Split
@@ -92,7 +92,7 @@ class Trainer:
             The metrics: see `grouprl.evaluation.evaluate.evaluate`.
         """
         config, task, _ = self._prepared()
-        return evaluate_model(self._newest(config), task).metrics
+        return evaluate_model(with_newest(config, RunDirectory(self._directory)), task).metrics
 
     def sample(self, prompt: str | Problem | None = None) -> SampledGroup:
         """Samples a group of completions from the newest checkpoint of the run, or from the model where there is none.
@@ -102,20 +102,12 @@ class Trainer:
         """
         config, task, rewards = self._prepared()
         asked = task.problems(config.evaluation.split)[0] if prompt is None else prompt
-        return sample_group(self._newest(config), task, asked, () if isinstance(asked, str) else rewards)
+        newest = with_newest(config, RunDirectory(self._directory))
+        return sample_group(newest, task, asked, () if isinstance(asked, str) else rewards)
 
     @cached_property
     def _directory(self) -> Path:
         return Path(self.config.runs_dir) / self.config.name
-
-    def _newest(self, config: RunConfig) -> RunConfig:
-        run = RunDirectory(self._directory)
-        saved = run.checkpoints() if run.exists else []
-        if not saved:
-            return config
-        # A checkpoint has its chat template; only a hub id has a revision.
-        changes = {"path": str(saved[-1].path), "chat_template": None, "revision": None}
-        return config.model_copy(update={"model": config.model.model_copy(update=changes)})
 
     def _prepared(self, *, resume: bool = False) -> tuple[RunConfig, Task, tuple[WeightedReward, ...]]:
         task = self._task

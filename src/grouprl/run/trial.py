@@ -16,6 +16,7 @@ from grouprl.models.load import context_length, load_model, load_tokenizer
 from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.structure import structured_sampling
+from grouprl.record.layout import RunDirectory
 from grouprl.rewards.configured import configured_scorer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.scoring.functions import SOFT_OVERLONG, WeightedReward
@@ -66,12 +67,35 @@ def sample_group(
     problem = _own(asked, tokenizer) if isinstance(asked, str) else asked
     request = Request(problem, prompt_token_ids(problem, tokenizer, longest=longest), config.rollout.group_size)
     sampling = structured_sampling(config.rollout, model, tokenizer)
-    group, outcomes = engine.generate([request], sampling)[0], tuple[RewardOutcome, ...]()
-    if rewards:
-        # max_invalid=1, because whoever looks wants to see why completions are invalid.
-        with configured_scorer(config, task, rewards, max_invalid=1.0) as scorer:
-            outcomes = scorer.finish([scorer.begin(group)], tokenizer)[0]
+    group = engine.generate([request], sampling)[0]
+    outcomes = score_group(config, task, group, rewards, tokenizer) if rewards else ()
     return SampledGroup(group, outcomes, _advantages(config, outcomes, rewards))
+
+
+def score_group(
+    config: RunConfig,
+    task: Task,
+    group: Group,
+    rewards: Sequence[WeightedReward],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    step: int = 1,
+) -> tuple[RewardOutcome, ...]:
+    """Scores one group as a run of this configuration does in a step, in worker processes that end with it."""
+    # max_invalid=1, because whoever looks wants to see why completions are invalid.
+    with configured_scorer(config, task, rewards, max_invalid=1.0) as scorer:
+        scorer.begin_step(step)
+        return scorer.finish([scorer.begin(group)], tokenizer)[0]
+
+
+def with_newest(config: RunConfig, run: RunDirectory) -> RunConfig:
+    """The configuration with the newest checkpoint of a run as its model, where there is one."""
+    saved = run.checkpoints() if run.exists else ()
+    if not saved:
+        return config
+    # A checkpoint has its chat template; only a hub id has a revision.
+    changes = {"path": str(saved[-1].path), "chat_template": None, "revision": None}
+    return config.model_copy(update={"model": config.model.model_copy(update=changes)})
 
 
 def _advantages(

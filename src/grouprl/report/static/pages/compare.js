@@ -3,7 +3,7 @@ import { note } from "../parts/address.js";
 import { comparing, get, ofRun, queryOf, Refused } from "../parts/api.js";
 import { compareCard, isMeasure, titleOf } from "../parts/compare/card.js";
 import { comparisonFacts, comparisonHead, comparisonResults, variantsOf } from "../parts/compare/comparison.js";
-import { overSeeds } from "../parts/compare/seeds.js";
+import { bySeed, overSeeds } from "../parts/compare/seeds.js";
 import { h, memberBox, put, refresh, toggle } from "../parts/dom.js";
 import { look, swatch } from "../parts/legend.js";
 import { Series } from "../parts/series.js";
@@ -53,10 +53,10 @@ async function chosen(ids, query) {
   const title = found.length === 1 ? "Compare a run" : `Compare ${found.length || ""} runs`;
   const none = found.length ? null : h("p", { class: "card empty" }, "Choose runs above, or on the page of all runs.");
   const below = ({ runs }) => runs.length && [h("h2", {}, "Results"), results(runs), h("h2", {}, "Settings that differ"), differences(runs)];
-  const means = overSeeds(found), mean = means.length < found.length && query.get("seeds") === "mean";
-  const choice = means.length < found.length && seedChoice(mean, ids, query);
+  const groups = bySeed(found), several = groups.length < found.length, mean = several && query.get("seeds") === "mean";
+  const choice = several && seedChoice(mean, ids, query);
   const top = [h("h1", {}, title), missing, runChooser(all, found.map(({ id }) => id)), choice, none];
-  return mean ? { found: means, top, below: () => below({ runs: found }) } : { found, top, below };
+  return mean ? { found: overSeeds(groups), top, below: () => below({ runs: found }) } : { found, top, below };
 }
 
 /** Switches between each run and the mean over seeds, which is another address. */

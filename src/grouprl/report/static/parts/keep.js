@@ -21,9 +21,9 @@ export function keepDialog(run) {
   };
   const save = async () => {
     const to = name.value.trim();
-    const { id } = to === run.name ? run : await post(ofRun(run.id, "rename"), { name: to });
     const kept = tags.value.split(",").map((tag) => tag.trim()).filter(Boolean);
-    await post(ofRun(id, "notes"), { tags: kept, note: note.value, archived: archived.checked });
+    await post(ofRun(run.id, "notes"), { tags: kept, note: note.value, archived: archived.checked });
+    const { id } = to === run.name ? run : await post(ofRun(run.id, "rename"), { name: to });
     if (id !== run.id) moved(run, `#/${ofRun(id)}`);
     say(`Saved what you keep of ${visible(to)}.`);
   };

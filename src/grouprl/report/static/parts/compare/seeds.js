@@ -4,14 +4,19 @@ import { intervalName, Series } from "../series.js";
 
 const OWN = { seed: null, name: null, runs_dir: null };
 
-/** These runs of the page by what they have in common, in the form of those that a page draws; not followed further. */
-export function overSeeds(runs) {
+/** The runs of a page in groups that differ in their seed. */
+export function bySeed(runs) {
   const groups = new Map();
   for (const one of runs) {
     const key = JSON.stringify({ ...one.run.config, ...OWN });
     groups.set(key, [...(groups.get(key) ?? []), one]);
   }
-  return [...groups.values()].map((members, place) => ({
+  return [...groups.values()];
+}
+
+/** Each group as a run that a page draws; it is not followed further. */
+export function overSeeds(groups) {
+  return groups.map((members, place) => ({
     id: members[0].id + (members.length > 1 ? ` and ${members.length - 1} more` : ""), look: look(place), on: true,
     run: { ...members[0].run, status: "finished" }, series: joined(members.map(({ series }) => series)),
     evaluations: evaluated(members.map(({ evaluations }) => evaluations)),
