@@ -169,6 +169,7 @@ def test_a_problem_that_is_missing(run: Path, client: TestClient) -> None:
         assert "expected the problem of step 1, group 0, found none" in refused(client, where)
     for where in ("groups", "completion", "search", "history"):
         answered(client, where)
+    assert '"rows": []' in client.get("/api/runs/run/search?prompt=a").text
 
 
 @pytest.mark.parametrize("values", ["1e308, -1e308", "9e999, -9e999", "1e308, 1e307", "9e999, 0.0"])

@@ -82,7 +82,8 @@ def search(
     ends = time.monotonic() + seconds
     with recorded(folder) as database:
         database.create_function("holds", 1, lambda text: folded in text.casefold(), deterministic=True)
-        database.create_function("asks", 1, lambda prompt: asked in prompt.casefold(), deterministic=True)
+        # A damaged run may have lost a problem: its completions are found by what they say, not by its prompt.
+        database.create_function("asks", 1, lambda p: p is not None and asked in p.casefold(), deterministic=True)
         while more:
             keys = _next_keys(database, at, wanted.first_step)
             found = _found(database, at, keys[-1], terms, values, limit + 1 - len(rows)) if keys else []
@@ -118,7 +119,7 @@ def _found(
     bounds = dict(zip(("b0", "b1", "b2", "l0", "l1", "l2"), (*before, *last), strict=True))
     return database.execute(
         "SELECT step, group_index, completion_index, problem_id, text, reward, advantage, length, stop_reason, "
-        f"invalid_reason, correct, {_PROMPT} AS prompt FROM completions "
+        f"invalid_reason, correct{f', {_PROMPT} AS prompt' if values['prompt'] else ''} FROM completions "
         f"WHERE {_PLACE} < (:b0, :b1, :b2) AND {_PLACE} >= (:l0, :l1, :l2) AND {terms} {_BACKWARDS} LIMIT :most",
         {**values, **bounds, "most": most},
     ).fetchall()
