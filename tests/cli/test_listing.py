@@ -61,7 +61,7 @@ def test_reasoning_gym_lists_its_data_sets_and_their_arguments() -> None:
 
 
 def test_every_setting_of_a_run_is_listed_with_its_default() -> None:
-    console = Console(file=io.StringIO(), width=200)
+    console = Console(file=io.StringIO(), width=400)
     show_settings(console=console)
     assert isinstance(console.file, io.StringIO)
     rows = [re.split(r" {2,}", line.strip()) for line in console.file.getvalue().splitlines()[1:]]
@@ -84,7 +84,7 @@ def test_every_setting_of_a_run_is_listed_with_its_default() -> None:
 
 
 def test_names_of_other_trainers_lead_to_settings_that_exist() -> None:
-    console = Console(file=io.StringIO(), width=200)
+    console = Console(file=io.StringIO(), width=400)
     show_settings(console=console)
     assert isinstance(console.file, io.StringIO)
     known = {line.split()[0] for line in console.file.getvalue().splitlines()}

@@ -275,9 +275,9 @@ def test_every_mistake_is_told_at_once_with_its_place(tmp_path: Path):
         [
             f"{path}:1: rollout.group_size: expected greater than or equal to 1, got 0 (completions of one problem)",
             f"{path}:1: rollout.group_sise: unknown key; did you mean rollout.group_size?",
-            f"{path}:2: learner.betas.1: expected a value, got nothing (decay of the two moments)",
-            f"{path}:2: learner.learning_rate: expected a valid number, got 'fast' (after the warm-up)",
-            f"{path}:3: rewards.1.name: expected a value, got nothing (name under which its values are recorded)",
+            f"{path}:2: learner.betas.1: expected a value, got nothing (decay of AdamW's two moments)",
+            f"{path}:2: learner.learning_rate: expected a valid number, got 'fast' (learning rate after the warm-up)",
+            f"{path}:3: rewards.1.name: expected a value, got nothing (name of the reward in the record)",
             "override model.dtype=fp16: model.dtype: expected 'float32', 'bfloat16' or 'auto', got 'fp16' "
             "(of the computation; auto = bfloat16 if its products are faster)",
             "override top_p=0.5: top_p: unknown key; did you mean rollout.top_p?",
@@ -291,7 +291,7 @@ def test_a_mistake_is_laid_to_whoever_wrote_it_last(tmp_path: Path):
     path = written(tmp_path, "steps: 0\nrewards: [{name: a}]\n")
     assert mistakes("steps=-1", "rewards.1.weight=2", files=(path,)) == [
         "override steps=-1: steps: expected greater than or equal to 1, got -1 "
-        "(training iterations, one batch of completions each)",
+        "(steps of training, each with one batch of completions)",
         "override rewards.1.weight=2: rewards: expected a list (KEY.0=... changes an existing item), "
         "got {'1': {'weight': 2}} (one entry for each reward function)",
     ]

@@ -50,8 +50,10 @@ def group_advantages(
 class CompletionAdvantage(Advantage):
     """All tokens of a completion share one advantage, which compares its reward with other rewards."""
 
-    credit: Literal["completion"] = option("completion", "one advantage for the whole completion")
-    reward_mix: Mix = option("sum_then_normalise", "of several rewards: advantage of the sum, or sum of advantages")
+    credit: Literal["completion"] = option("completion", "unit with an advantage of its own: the whole completion")
+    reward_mix: Mix = option(
+        "sum_then_normalise", "with several rewards: the advantage of their sum, or the sum of their advantages"
+    )
 
     def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
         """Returns baseline, divisor and signal of each completion of a batch; NaN = invalid reward."""
@@ -89,8 +91,10 @@ class GroupAdvantage(CompletionAdvantage):
 
     compares_totals: ClassVar[bool] = True
 
-    baseline: Literal["mean", "leave_one_out"] = option("mean", "subtracted: mean of the group, or of its others")
-    scale: Scale = option("group_std", "divides: deviation of the group, of the batch, or nothing")
+    baseline: Literal["mean", "leave_one_out"] = option(
+        "mean", "subtracted from a reward: mean of the group, or of its other completions"
+    )
+    scale: Scale = option("group_std", "divisor: deviation of the group, of the batch, or none")
 
     def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
         """See `group_statistics`."""
@@ -103,8 +107,10 @@ class GroupAdvantage(CompletionAdvantage):
 class BatchAdvantage(CompletionAdvantage):
     """Compares a completion with the whole batch, which is treated as one group."""
 
-    baseline: Literal["batch_mean", "none"] = option("batch_mean", "subtracted: mean of the batch, or nothing")
-    scale: Literal["batch_std", "none"] = option("none", "divides: deviation of the batch, or nothing")
+    baseline: Literal["batch_mean", "none"] = option(
+        "batch_mean", "subtracted from a reward: mean of the batch, or nothing"
+    )
+    scale: Literal["batch_std", "none"] = option("none", "divisor: deviation of the batch, or none")
 
     def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
         """See `group_statistics`. With neither mean nor deviation of the batch, equal rewards have a signal too."""
@@ -119,10 +125,12 @@ class BatchAdvantage(CompletionAdvantage):
 class ConstantAdvantage(CompletionAdvantage):
     """Subtracts a constant from the reward (REINFORCE, Williams 1992), so equal rewards have a signal too."""
 
-    baseline: Literal["constant"] = option("constant", "subtracted: a constant")
-    scale: Literal["none"] = option("none", "nothing divides")
-    reward_mix: Literal["sum_then_normalise"] = option("sum_then_normalise", "of several rewards: of their sum")
-    baseline_constant: float = option(0.0, "which constant")
+    baseline: Literal["constant"] = option("constant", "subtracted from a reward: baseline_constant")
+    scale: Literal["none"] = option("none", "no divisor")
+    reward_mix: Literal["sum_then_normalise"] = option(
+        "sum_then_normalise", "with several rewards: the advantage of their sum"
+    )
+    baseline_constant: float = option(0.0, "baseline of REINFORCE: this number")
 
     def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
         """Uses the constant as baseline; mean and deviation of the group are there for the page alone."""

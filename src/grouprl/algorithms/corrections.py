@@ -61,10 +61,12 @@ class Correction(Part):
 
     absent: ClassVar[Mapping[str, Any]] = {"correction_kind": "none"}
 
-    correction_kind: CorrectionKind = option("truncate", "weights out of bounds are cut to the cap, or become 0")
-    correction_level: Level = option("token", "one weight for each token, or one for the completion")
-    correction_cap: float = option(2.0, "weights above it are cut to it, or masked", low=1.0)
-    correction_floor: float = option(0.5, "weights below it are masked", low=0.0, high=1.0)
+    correction_kind: CorrectionKind = option(
+        "truncate", "weight of learner to sampler outside the bounds: truncate = cut to the cap, mask = 0"
+    )
+    correction_level: Level = option("token", "one weight for each token, or one for each completion")
+    correction_cap: float = option(2.0, "upper bound of the weight", low=1.0)
+    correction_floor: float = option(0.5, "with mask: lower bound of the weight", low=0.0, high=1.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -52,11 +52,11 @@ class Advantage(Part):
     reward: ClassVar[str] = "r"  # symbol in the formula: the completion's reward, or the return from a token on
     compares_totals: ClassVar[bool] = False  # whether a group with equal rewards has no signal
 
-    credit: Literal["completion", "step", "token"] = option("completion", "the unit that has an advantage of its own")
-    baseline: str = option("mean", "what is subtracted")
-    scale: str = option("group_std", "what divides")
-    std: Std = option("population", "the deviation divides the squares by n, or by n - 1")
-    eps: float = option(1e-6, "added to the deviation", low=0.0, high=1.0)
+    credit: Literal["completion", "step", "token"] = option("completion", "unit with an advantage of its own")
+    baseline: str = option("mean", "subtracted from a reward")
+    scale: str = option("group_std", "divisor of a reward")
+    std: Std = option("population", "deviation with n (population) or n - 1 (sample)")
+    eps: float = option(1e-6, "number added to the deviation", low=0.0, high=1.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

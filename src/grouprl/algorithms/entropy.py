@@ -62,11 +62,13 @@ class Entropy(Part):
 
     absent: ClassVar[Mapping[str, Any]] = {"entropy_coef": 0.0, "entropy_target": None, "entropy_share": 1.0}
 
-    entropy_coef: float = option(0.0, "bonus for entropy, in the loss", low=0.0)
-    entropy_target: float | None = option(None, "target of an adaptive entropy_coef, in nats; null = fixed", low=1e-9)
-    entropy_step: float = option(0.005, "by how much a step changes an adaptive entropy_coef", low=1e-9, high=1.0)
+    entropy_coef: float = option(0.0, "weight of the entropy bonus in the loss", low=0.0)
+    entropy_target: float | None = option(
+        None, "entropy in nats below which entropy_coef rises; null = fixed entropy_coef", low=1e-9
+    )
+    entropy_step: float = option(0.005, "change of an adaptive entropy_coef in one step", low=1e-9, high=1.0)
     entropy_share: float = option(
-        1.0, "share of the tokens, those of highest entropy, that the advantages reach", low=1e-6, high=1.0
+        1.0, "share of tokens, by highest entropy, that have advantages; 1 = all", low=1e-6, high=1.0
     )
 
     def __post_init__(self) -> None:

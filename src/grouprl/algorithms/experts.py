@@ -35,4 +35,4 @@ class Experts(Part):
 
     absent: ClassVar[Mapping[str, Any]] = {"router_aux_coef": 0.0}
 
-    router_aux_coef: float = option(0.0, "weight of the loss that balances a mixture's experts", low=0.0)
+    router_aux_coef: float = option(0.0, "weight of the loss that balances the experts of a mixture", low=0.0)

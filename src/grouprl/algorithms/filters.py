@@ -71,14 +71,16 @@ class Filter(Part):
         "mask_overlong": False,
     }
 
-    drop_equal: bool = option(False, "groups without signal leave the batch and its denominators")
-    drop_below: float | None = option(None, "groups with a lower mean reward leave the batch; null = no bound")
-    drop_above: float | None = option(None, "groups with a higher mean reward leave the batch; null = no bound")
-    refills: int = option(0, "times that further problems may replace the dropped groups of a step", low=0, high=100)
+    drop_equal: bool = option(False, "drop groups without signal from the batch and its denominators")
+    drop_below: float | None = option(None, "drop groups with a lower mean reward; null = no bound")
+    drop_above: float | None = option(None, "drop groups with a higher mean reward; null = no bound")
+    refills: int = option(0, "rounds of new problems that replace the dropped groups of a step", low=0, high=100)
     overlong_buffer: float = option(
-        0.0, "last share of max_tokens, over which the reward falls by up to 1", low=0.0, high=1.0
+        0.0, "last share of max_tokens, over which the reward falls by up to 1; 0 = off", low=0.0, high=1.0
     )
-    mask_overlong: bool = option(False, "completions truncated at max_tokens are scored, but do not enter the loss")
+    mask_overlong: bool = option(
+        False, "keep completions truncated at max_tokens out of the loss; they are still scored"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -61,14 +61,20 @@ class Kl(Part):
     absent: ClassVar[Mapping[str, Any]] = {"kl_coef": 0.0}
 
     kl_estimator: KlKind = option("k3", "k1 is unbiased, k2 has low variance, k3 is unbiased and never negative")
-    kl_coef: float = option(0.04, "weight of the KL", low=0.0)
-    kl_in: Literal["loss", "reward"] = option("loss", "a term of the loss, or subtracted from the reward of each token")
-    kl_unbiased: bool = option(False, "in the loss, times the ratio of policy to behavior policy (DeepSeek-V3.2)")
-    kl_target: float | None = option(None, "target of an adaptive kl_coef, in nats per token; null = fixed", low=1e-9)
-    kl_rate: float = option(0.1, "how fast an adaptive kl_coef changes", low=0.0, high=1.0)
-    refresh_reference: int = option(0, "steps after which the reference becomes the policy; 0 = never", low=0)
+    kl_coef: float = option(0.04, "weight of the KL to the reference; 0 = no reference", low=0.0)
+    kl_in: Literal["loss", "reward"] = option(
+        "loss", "place of the KL: a term of the loss, or subtracted from the reward of each token"
+    )
+    kl_unbiased: bool = option(
+        False, "multiply the KL in the loss by the ratio of policy to behavior policy (DeepSeek-V3.2)"
+    )
+    kl_target: float | None = option(
+        None, "KL that an adaptive kl_coef aims at, in nats per token; null = fixed kl_coef", low=1e-9
+    )
+    kl_rate: float = option(0.1, "speed of an adaptive kl_coef", low=0.0, high=1.0)
+    refresh_reference: int = option(0, "steps between two refreshes of the reference by the policy; 0 = never", low=0)
     reference_mixup: float = option(
-        1.0, "the policy's share in that reference; below 1 the old one stays in part", low=1e-6, high=1.0
+        1.0, "share of the policy in a refreshed reference; the old reference is the rest", low=1e-6, high=1.0
     )
 
     def __post_init__(self) -> None:

@@ -231,20 +231,23 @@ def _check_shapes(logprobs_NT: Tensor, old_logprobs_NT: Tensor, advantages: Tens
 class Objective(Part):
     """A surrogate of the ratio of policy to behavior policy, averaged over tokens and maximized."""
 
-    surrogate: Surrogate = option("clip", "which")
-    ratio: Ratio = option("token", "one ratio for each token, or one for the completion (GSPO)")
+    surrogate: Surrogate = option("clip", "objective of a token")
+    ratio: Ratio = option("token", "one ratio for each token, or one for each completion (GSPO)")
     aggregate: Aggregate = option(
-        "sequence_mean", "mean of each completion, then of the batch; mean over all tokens; or a constant length"
+        "sequence_mean",
+        "weight of a token: mean of each completion, then of the batch; mean over all tokens; or a constant length",
     )
     off_policy_delta: float | None = option(
         None,
-        "nats per token; completions that the policy left by more have no negative advantage; null = off",
+        "largest drift of a bad completion, in nats per token; beyond it, no gradient; null = off",
         low=0.0,
     )
     divergence_tv: float | None = option(
-        None, "largest change of a token's probability; beyond it no gradient (DPPO); null = off", low=0.0
+        None, "largest change of a token's probability; beyond it, no gradient (DPPO); null = off", low=0.0
     )
-    divergence_kl: float | None = option(None, "the same for the binary KL, in nats; null = off", low=0.0)
+    divergence_kl: float | None = option(
+        None, "largest binary KL of a token, in nats; beyond it, no gradient (DPPO); null = off", low=0.0
+    )
 
     @property
     def range(self) -> tuple[float, float]:
@@ -294,11 +297,11 @@ class Objective(Part):
 class Clip(Objective):
     """The clipped surrogate of PPO (arXiv:1707.06347, equation 7), GRPO and DAPO."""
 
-    surrogate: Literal["clip"] = option("clip", "a token whose ratio leaves the range gets no gradient")
+    surrogate: Literal["clip"] = option("clip", "no gradient for a token whose ratio leaves the clip range")
     clip_low: float = option(0.2, "lower clip range: ratio >= 1 - clip_low", low=0.0, below=1.0)
     clip_high: float = option(0.2, "upper clip range: ratio <= 1 + clip_high", low=0.0)
     dual_clip: float | None = option(
-        None, "largest ratio where the advantage is negative (arXiv:1912.09729); null = no bound", low=1.01
+        None, "upper bound of the ratio for negative advantages (arXiv:1912.09729); null = no bound", low=1.01
     )
 
 
@@ -306,7 +309,7 @@ class Clip(Objective):
 class Cispo(Objective):
     """Bounds the detached ratio and keeps the gradient (MiniMax-M1, arXiv:2506.13585, equation 4)."""
 
-    surrogate: Literal["cispo"] = option("cispo", "the weight of a token is bounded, its gradient stays")
+    surrogate: Literal["cispo"] = option("cispo", "a bounded weight for each token; no gradient is cut")
     clip_low: float = option(0.2, "smallest weight: 1 - clip_low", low=0.0, high=1.0)
     clip_high: float = option(0.2, "largest weight: 1 + clip_high", low=0.0)
 
@@ -322,16 +325,16 @@ class Plain(Objective):
 class Sapo(Objective):
     """A soft gate instead of a clip (SAPO, arXiv:2511.20347, equations 5 and 6)."""
 
-    surrogate: Literal["sapo"] = option("sapo", "the gradient of a token fades as its ratio leaves 1")
-    tau_pos: float = option(1.0, "how fast, for positive advantages", low=1e-6)
-    tau_neg: float = option(1.05, "and for negative ones", low=1e-6)
+    surrogate: Literal["sapo"] = option("sapo", "a gradient that fades as the ratio of a token leaves 1")
+    tau_pos: float = option(1.0, "with sapo: how fast the gradient fades for positive advantages", low=1e-6)
+    tau_neg: float = option(1.05, "with sapo: how fast the gradient fades for negative advantages", low=1e-6)
 
 
 @dataclass(frozen=True)
 class Gmpo(Objective):
     """The geometric mean of the clipped ratios of a completion (GMPO, arXiv:2507.20673, equation 4)."""
 
-    surrogate: Literal["gmpo"] = option("gmpo", "one clipped geometric mean of ratios for each completion")
-    ratio: Literal["token"] = option("token", "tokens are clipped before the mean is taken")
+    surrogate: Literal["gmpo"] = option("gmpo", "geometric mean of the clipped ratios of a completion")
+    ratio: Literal["token"] = option("token", "clipped for each token, before the mean")
     clip_low: float = option(0.33, "lower clip range: ratio >= 1 - clip_low", low=0.0, below=1.0)
     clip_high: float = option(0.49, "upper clip range: ratio <= 1 + clip_high", low=0.0)

@@ -26,8 +26,8 @@ from grouprl.types import UserError
 class Updates(Part):
     """The number of updates per batch."""
 
-    passes: int = option(1, "mu: passes over each batch", low=1)
-    minibatches: int = option(1, "updates in a pass", low=1)
+    passes: int = option(1, "passes over each batch (mu of the papers)", low=1)
+    minibatches: int = option(1, "updates in each pass", low=1)
 
     @property
     def count(self) -> int:

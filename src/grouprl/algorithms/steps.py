@@ -60,9 +60,9 @@ def step_advantages(
 class StepAdvantage(Advantage):
     """Compares reasoning steps with all steps of the group; the completion's reward counts as its last step."""
 
-    credit: Literal["step"] = option("step", "each token is credited with the steps that end at or after it")
-    baseline: Literal["mean"] = option("mean", "subtracted: mean over the steps of the group")
-    scale: Literal["group_std"] = option("group_std", "divides: their deviation")
+    credit: Literal["step"] = option("step", "unit with an advantage of its own: the reasoning step")
+    baseline: Literal["mean"] = option("mean", "subtracted from a reward: mean over the reasoning steps of the group")
+    scale: Literal["group_std"] = option("group_std", "divisor: deviation over the reasoning steps of the group")
 
     def assign(self, batch: BatchRewards) -> Credit:
         """Adds the completion's reward as one more step, because right steps must also lead to an answer."""

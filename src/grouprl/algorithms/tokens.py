@@ -113,8 +113,8 @@ def _largest(values: Tensor) -> float:
 class FutureAdvantage(Advantage):
     """Credits each token with the rewards at and after it."""
 
-    credit: Literal["token"] = option("token", "each token is credited with the rewards at and after it")
-    gamma: float = option(1.0, "discount between tokens", low=0.0, high=1.0)
+    credit: Literal["token"] = option("token", "unit with an advantage of its own: the token")
+    gamma: float = option(1.0, "discount of the reward from token to token; 1 = none", low=0.0, high=1.0)
 
     def by_token(self, batch: BatchRewards, ends_N: Tensor, *, center: bool, lam: float = 1.0) -> Credit:
         """Computes `token_advantages` of `ends_N` at the last tokens, minus the KL at every token."""
@@ -142,8 +142,12 @@ class TokenAdvantage(FutureAdvantage):
 
     reward: ClassVar[str] = "R_t"
 
-    baseline: Literal["batch_mean", "none"] = option("batch_mean", "subtracted: mean over all tokens, or nothing")
-    scale: Literal["batch_std", "none"] = option("batch_std", "divides: deviation over the batch's tokens, or nothing")
+    baseline: Literal["batch_mean", "none"] = option(
+        "batch_mean", "subtracted: mean over all tokens of the batch, or nothing"
+    )
+    scale: Literal["batch_std", "none"] = option(
+        "batch_std", "divisor: deviation over the tokens of the batch, or none"
+    )
 
     def assign(self, batch: BatchRewards) -> Credit:
         """Puts the reward at the last token and the KL penalty at every token."""
@@ -156,8 +160,10 @@ class GroupTokenAdvantage(FutureAdvantage):
 
     compares_totals: ClassVar[bool] = True
 
-    baseline: Literal["mean", "leave_one_out"] = option("mean", "subtracted: mean of the group, or of its others")
-    scale: Scale = option("group_std", "divides: deviation of the group, of the batch's tokens, or nothing")
+    baseline: Literal["mean", "leave_one_out"] = option(
+        "mean", "subtracted from a reward: mean of the group, or of its other completions"
+    )
+    scale: Scale = option("group_std", "divisor: deviation of the group, of the batch's tokens, or none")
 
     def assign(self, batch: BatchRewards) -> Credit:
         """Normalizes rewards without the KL: dividing equal rewards with a KL would amplify its noise."""
@@ -183,9 +189,11 @@ class CriticAdvantage(FutureAdvantage):
 
     reward: ClassVar[str] = "R_t"
 
-    baseline: Literal["critic"] = option("critic", "subtracted: what the critic expects before the token")
-    scale: Literal["batch_std", "none"] = option("batch_std", "divides: deviation over the batch's tokens, or nothing")
-    lam: float = option(0.95, "0 trusts the critic, 1 the rewards", low=0.0, high=1.0)
+    baseline: Literal["critic"] = option("critic", "subtracted: the value that the critic predicts before the token")
+    scale: Literal["batch_std", "none"] = option(
+        "batch_std", "divisor: deviation over the tokens of the batch, or none"
+    )
+    lam: float = option(0.95, "lambda of GAE: 0 trusts the critic, 1 the rewards", low=0.0, high=1.0)
 
     def assign(self, batch: BatchRewards) -> Credit:
         """See `gae`."""

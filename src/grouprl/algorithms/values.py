@@ -56,20 +56,22 @@ class CriticPart(Part):
 
     absent: ClassVar[Mapping[str, Any]] = {"critic_kind": "none"}
 
-    value_clip: float | None = option(0.2, "how far a value may move from its value at sampling", low=1e-9)
+    value_clip: float | None = option(
+        0.2, "largest move of a value from its value before the update; null = no bound", low=1e-9
+    )
 
 
 @dataclass(frozen=True)
 class CopiedCritic(CriticPart):
     """A value head on a copy of the policy, with an optimizer of its own."""
 
-    critic_kind: Literal["copy"] = option("copy", "a copy of the policy with a value head")
-    critic_warmup: int = option(0, "first steps that update the critic alone", low=0)
+    critic_kind: Literal["copy"] = option("copy", "value head on a copy of the policy, or on the policy itself")
+    critic_warmup: int = option(0, "first steps, which update only the critic", low=0)
 
 
 @dataclass(frozen=True)
 class SharedCritic(CriticPart):
     """A value head on the policy itself, whose loss joins the policy's."""
 
-    critic_kind: Literal["shared"] = option("shared", "a value head on the policy itself")
+    critic_kind: Literal["shared"] = option("shared", "value head on a copy of the policy, or on the policy itself")
     value_coef: float = option(0.1, "weight of the value loss", low=0.0)

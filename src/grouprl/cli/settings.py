@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from grouprl.algorithms.option import Part, hints
 from grouprl.algorithms.spec import Algorithm
-from grouprl.config.algorithm import KINDS, options, plain
+from grouprl.config.algorithm import options, part_kinds, plain
 from grouprl.config.run import RunConfig
 from grouprl.types import unknown_name
 
 Row = tuple[str, str, str]
-"""Key, default, meaning."""
+"""Key, default, meaning, which begins with the choices of a key that has some."""
 
 
 def show_settings(prefix: str = "", console: Console | None = None) -> None:
@@ -56,19 +57,38 @@ def _of_section(section: type[BaseModel], above: str = "") -> Iterator[Row]:
                 yield key, _written(default), field.description or ""
             yield from _of_section(inner[0], f"{key}.0." if several else f"{key}.")
         else:
-            yield key, _written(default), field.description or ""
+            shown = "" if field.is_required() else _written(default)
+            yield key, shown, _meaning(field.description or "", [field.annotation])
 
 
 def algorithm_rows(default: Algorithm, above: str = "") -> Iterator[Row]:
     """Every option of an algorithm, with its value there instead of the default."""
     yield f"{above}name", default.name, "grpo, dapo, ppo or another: docs/presets.md"
     own = options(default)
-    for part, kinds in KINDS.items():
+    for part, kinds in part_kinds(default).items():
         known = {one.name: one for kind in reversed(kinds) for one in fields(kind)}
         off = kinds[0].absent if getattr(default, part) is None else {}
         for name, one in known.items():
             value = own.get(name, off.get(name, one.default))
-            yield f"{above}{name}", plain(value), one.metadata.get("about", "")
+            types = [hints(kind)[name] for kind in kinds if name in hints(kind)]
+            absent = [Literal[word] for word in (kinds[0].absent.get(name),) if isinstance(word, str)]
+            about = one.metadata["about"] if len(set(types)) == 1 else _shared_about(kinds, name)
+            yield f"{above}{name}", plain(value), _meaning(about, [*absent, *types])
+
+
+def _shared_about(kinds: Iterable[type[Part]], name: str) -> str:
+    """The description of an option in the first class that declares it, which holds for all kinds of the part."""
+    above = (base for kind in kinds for base in reversed(kind.__mro__))
+    first = next(base for base in above if name in vars(base).get("__annotations__", {}))
+    about: str = next(one.metadata["about"] for one in fields(first) if one.name == name)
+    return about
+
+
+def _meaning(about: str, types: Iterable[Any]) -> str:
+    """The description, after the choices that these types allow."""
+    kinds = [kind for one in types for kind in (one, *typing.get_args(one)) if typing.get_origin(kind) is Literal]
+    choices = dict.fromkeys(choice for kind in kinds for choice in typing.get_args(kind))
+    return f"{' | '.join(map(str, choices))}: {about}" if len(choices) > 1 else about
 
 
 def _written(value: Any) -> str:

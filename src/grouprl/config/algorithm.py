@@ -56,7 +56,7 @@ def options(algorithm: Algorithm) -> dict[str, Any]:
 def all_options(algorithm: Algorithm) -> dict[str, Any]:
     """Returns all options by name, with `absent` values for parts that are None and defaults for other kinds."""
     found: dict[str, Any] = {}
-    for part, kinds in _kinds(algorithm).items():
+    for part, kinds in part_kinds(algorithm).items():
         defaults = {one.name: one.default for kind in reversed(kinds) for one in fields(kind)}
         found |= {**defaults, **kinds[0].absent, **asdict(getattr(algorithm, part) or Part())}
     return found
@@ -123,14 +123,14 @@ def with_options(base: Algorithm, changes: Mapping[str, Any]) -> Algorithm:
             beside the others.
     """
     wanted = {name: value for name, value in flat(changes).items() if name != "name"}
-    known = {name: part for part, kinds in _kinds(base).items() for kind in kinds for name in hints(kind)}
+    known = {name: part for part, kinds in part_kinds(base).items() for kind in kinds for name in hints(kind)}
     for name in wanted:
         if name not in known:
             near = difflib.get_close_matches(name, [*known, *KINDS], n=1)
             hint = f"did you mean algorithm.{near[0]}?" if near else f"expected one of {', '.join(known)}"
             raise UserError(f"algorithm.{name}: unknown key; {hint}")
     parts: dict[str, Any] = {}
-    for part, kinds in _kinds(base).items():
+    for part, kinds in part_kinds(base).items():
         own = {name: value for name, value in wanted.items() if known[name] == part}
         current: Part | None = getattr(base, part)
         if own:
@@ -138,8 +138,8 @@ def with_options(base: Algorithm, changes: Mapping[str, Any]) -> Algorithm:
     return replace(base, name=changes.get("name", base.name), **parts)
 
 
-def _kinds(base: Algorithm) -> dict[str, tuple[type[Part], ...]]:
-    """Returns the kinds of each part, beginning with the algorithm's own."""
+def part_kinds(base: Algorithm) -> dict[str, tuple[type[Part], ...]]:
+    """Returns the kinds of each part by its name, beginning with the algorithm's own."""
     found = {}
     for part, kinds in KINDS.items():
         current = getattr(base, part)

@@ -13,29 +13,35 @@ from grouprl.types import UserError
 class UpdateConfig(Section):
     """The optimizer (AdamW) and the memory of an update."""
 
-    learning_rate: float = Field(1e-6, ge=0.0, description="after the warm-up")
+    learning_rate: float = Field(1e-6, ge=0.0, description="learning rate after the warm-up")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="of the learning rate after the warm-up: to the run's last update"
+        "constant", description="course of the learning rate after the warm-up, up to the last update of the run"
     )
-    min_lr_ratio: float = Field(0.0, ge=0.0, le=1.0, description="of linear and cosine: last rate / learning_rate")
+    min_lr_ratio: float = Field(0.0, ge=0.0, le=1.0, description="with linear and cosine: last rate / learning_rate")
     warmup_steps: int | float = Field(
-        0, ge=0, le=10**9, description="updates over which the learning rate rises from 0; below 1 = share of the run's"
+        0,
+        ge=0,
+        le=10**9,
+        description="updates over which the learning rate rises from 0; below 1 = share of the run's updates",
     )
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), strict=False, description="decay of the two moments")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), strict=False, description="decay of AdamW's two moments")
     moments: Literal["float32", "bfloat16", "8bit"] = Field(
-        "float32", description="kept so; bfloat16 is rounded at random; 8bit = by bitsandbytes, for float32 weights"
+        "float32",
+        description="AdamW's moments; bfloat16 is rounded at random; 8bit takes bitsandbytes and float32 weights",
     )
-    paged: bool = Field(False, description="moments move to the CPU's memory where a GPU's is full (bitsandbytes)")
-    weight_decay: float = Field(0.0, ge=0.0, description="decoupled, times the learning rate")
-    max_grad_norm: float = Field(1.0, gt=0.0, description="the gradient is scaled down to this norm")
+    paged: bool = Field(False, description="move moments to the CPU's memory when the GPU's is full (bitsandbytes)")
+    weight_decay: float = Field(0.0, ge=0.0, description="decoupled weight decay, times the learning rate")
+    max_grad_norm: float = Field(
+        1.0, gt=0.0, description="largest norm of the gradient; a larger gradient is scaled down"
+    )
     micro_batch_tokens: int = Field(
         0,
         ge=0,
         le=10**9,
-        description="packed tokens in one backward pass; affects memory, not results; 0 = by device and groups",
+        description="packed tokens in one backward pass; changes memory, not results; 0 = by device and groups",
     )
     recompute: bool | None = Field(
-        None, description="run layers again in the backward pass: less memory, more time; null = on a GPU"
+        None, description="recompute layers in the backward pass: less memory, more time; null = on a GPU"
     )
 
     @model_validator(mode="after")
@@ -61,4 +67,6 @@ class UpdateConfig(Section):
 class LearnerConfig(UpdateConfig):
     """The learner of reinforcement learning, which may have a critic."""
 
-    critic_learning_rate: float | None = Field(None, ge=0.0, description="of the critic; null = learning_rate")
+    critic_learning_rate: float | None = Field(
+        None, ge=0.0, description="learning rate of the critic; null = learning_rate"
+    )

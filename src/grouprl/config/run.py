@@ -35,13 +35,14 @@ class ModelConfig(Section):
     path: Text = Field("abacus", description="a built-in model, a hub id or a folder in Hugging Face layout")
     revision: Text | None = Field(None, description="branch, tag or commit of a hub id; null = its main branch")
     chat_template: Text | None = Field(
-        None, description="null = the tokenizer's; plain = built-in, for base models; or a file with a Jinja template"
+        None,
+        description="null = the tokenizer's; plain = a built-in one for base models; or a file with a Jinja template",
     )
     chat_template_kwargs: dict[Variable, bool | int | float | str] = Field(
         {}, description="variables of the chat template, such as enable_thinking: false"
     )
     dtype: Literal["float32", "bfloat16", "auto"] = Field(
-        "float32", description="of the computation; auto = bfloat16 if its products are faster"
+        "float32", description="dtype of the computation; auto = bfloat16 if its products are faster"
     )
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:1")
     threads: int = Field(0, ge=0, le=1024, description="CPU threads; 0 = all cores")
@@ -53,10 +54,13 @@ class LoraConfig(Section):
     It has no dropout, because sampler and learner must agree.
     """
 
-    rank: int = Field(16, ge=1, le=65_536, description="columns of B, rows of A")
-    alpha: int = Field(32, ge=1, le=10**6, description="the adapter's change is multiplied with alpha / rank")
+    rank: int = Field(16, ge=1, le=65_536, description="rank of the adapter: columns of B, rows of A")
+    alpha: int = Field(32, ge=1, le=10**6, description="the adapter's change is multiplied by alpha / rank")
     targets: Names = Field(
-        (ALL_LINEAR,), strict=False, min_length=1, description="layers such as [q_proj, v_proj]; all-linear = all"
+        (ALL_LINEAR,),
+        strict=False,
+        min_length=1,
+        description="adapted layers, such as [q_proj, v_proj]; all-linear = all",
     )
 
 
@@ -65,25 +69,36 @@ class PolicyConfig(ModelConfig):
 
     weights: Literal["float32", "bfloat16", "nf4"] = Field(
         "float32",
-        description="bfloat16 = half the memory, updates are rounded at random; nf4 = 4 bits below an adapter (QLoRA)",
+        description="bfloat16 = half the memory, with updates rounded at random; nf4 = 4 bits below an adapter (QLoRA)",
     )
     reference: Literal["device", "cpu"] = Field(
-        "device", description="where a GPU's frozen reference is kept; cpu = it visits the GPU for its pass of a step"
+        "device", description="place of the frozen reference; cpu = it moves to the GPU for one pass a step"
     )
-    lora: LoraConfig | None = Field(None, description="train an adapter instead of all weights; null = all weights")
+    lora: LoraConfig | None = Field(None, description="the adapter to train; null = train all weights")
 
 
 class TaskConfig(Section):
     """The task that gives the problems. The task decides the values that are null."""
 
-    name: Text = Field("word_problems", description="a built-in task; a data file or `hub:owner/name` is for jsonl")
-    path: Text | None = Field(None, description="data file or folder, for tasks that read one")
-    difficulty: int | None = Field(None, ge=1, le=10**6, description="for tasks with levels of difficulty")
-    train_problems: int | None = Field(None, ge=1, le=10**8, description="size of the train split")
-    eval_problems: int | None = Field(None, ge=1, le=10**8, description="size of the validation and of the test split")
+    name: Text = Field("word_problems", description="a built-in task, a data file, or hub:owner/name")
+    path: Text | None = Field(None, description="data file or folder of tasks that read one")
+    difficulty: int | None = Field(None, ge=1, le=10**6, description="level, of tasks that have levels")
+    train_problems: int | None = Field(
+        None, ge=1, le=10**8, description="problems in the train split; null = the task's default"
+    )
+    eval_problems: int | None = Field(
+        None,
+        ge=1,
+        le=10**8,
+        description="problems in the validation split and in the test split; null = the task's default",
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="seed of procedural problems")
-    system_prompt: Text | None = Field(None, description="replaces the task's system prompt; empty = none")
-    format: Literal["boxed", "think"] = Field("boxed", description="where the answer stands: \\boxed{}, or R1's tags")
+    system_prompt: Text | None = Field(
+        None, description="replaces the task's system prompt; empty = no system prompt; null = the task's"
+    )
+    format: Literal["boxed", "think"] = Field(
+        "boxed", description="form of the answer: boxed = \\boxed{}, think = DeepSeek-R1's tags"
+    )
     arguments: dict[str, Any] = Field({}, description="further settings of this task; `grouprl tasks NAME` lists them")
 
     @model_validator(mode="before")
@@ -100,31 +115,41 @@ class TaskConfig(Section):
 class RewardConfig(Section):
     """One reward function and its weight in the total."""
 
-    name: Text = Field(description="name under which its values are recorded")
-    function: Text | None = Field(None, description="a built-in function, or one in the file `path`; null = `name`")
+    name: Text = Field(description="name of the reward in the record")
+    function: Text | None = Field(
+        None, description="a built-in function, or one in the file `path`; null = the function called `name`"
+    )
     weight: float = Field(1.0, description="factor in the sum of the rewards; may be negative")
     path: Text | None = Field(None, description="a Python file, or the folder of a trained reward model")
-    arguments: dict[str, Any] = Field({}, description="settings of the function")
-    scope: Literal["group", "batch"] = Field("group", description="completions of one call: a problem's, or the step's")
+    arguments: dict[str, Any] = Field({}, description="arguments of the function")
+    scope: Literal["group", "batch"] = Field(
+        "group", description="completions in one call: those of a group, or of the step"
+    )
 
 
 class ScoringConfig(Section):
     """Limits of reward functions, which run in worker processes, by default with one call per group."""
 
-    workers: int = Field(0, ge=0, le=256, description="processes; 0 = one for each core")
-    seconds: float = Field(10.0, gt=0.0, le=86_400.0, description="longest time of one call")
-    cpu_seconds: int = Field(20, ge=1, le=86_400, description="CPU time of one call, all threads together")
-    memory_mib: int = Field(2048, ge=64, le=2**20, description="memory of a worker, imports excluded")
+    workers: int = Field(0, ge=0, le=256, description="worker processes; 0 = one for each core")
+    seconds: float = Field(10.0, gt=0.0, le=86_400.0, description="longest time of one call, in seconds")
+    cpu_seconds: int = Field(
+        20, ge=1, le=86_400, description="most CPU time of one call in seconds, all threads together"
+    )
+    memory_mib: int = Field(2048, ge=64, le=2**20, description="most memory of a worker in MiB, imports excluded")
     max_invalid: float = Field(0.1, ge=0.0, le=1.0, description="share of invalid completions that stops the run")
 
 
 class CurriculumConfig(Section):
     """The choice of a step's problems from the train split."""
 
-    order: Literal["uniform", "edge"] = Field("uniform", description="edge prefers problems solved sometimes")
-    floor: float = Field(0.2, gt=0.0, le=1.0, description="of edge: share of visits that cover all problems in turn")
-    sharpness: float = Field(2.0, ge=0.0, le=16.0, description="of edge: strength of the preference; 0 = none")
-    half_life: float = Field(1.0, gt=0.0, le=1e9, description="visits after which an earlier verdict counts half")
+    order: Literal["uniform", "edge"] = Field(
+        "uniform", description="edge = prefer problems that the policy solves sometimes"
+    )
+    floor: float = Field(0.2, gt=0.0, le=1.0, description="with edge: share of the problems that come in plain turn")
+    sharpness: float = Field(2.0, ge=0.0, le=16.0, description="with edge: strength of the preference; 0 = none")
+    half_life: float = Field(
+        1.0, gt=0.0, le=1e9, description="with edge: visits after which an earlier result counts half"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -142,19 +167,25 @@ class EngineConfig(Section):
     """What samples the completions: GroupRL's own engine on the learner's weights, or a vLLM server (docs/vllm.md)."""
 
     name: Literal["native", "vllm"] = Field("native", description="native shares the learner's weights in memory")
-    address: Address | None = Field(None, description="of vllm, such as http://127.0.0.1:8000; all ranks share it")
-    addresses: tuple[Address, ...] = Field(
-        (), strict=False, description="of vllm: instead of address, servers of ranks 0, 1, ... in turn"
+    address: Address | None = Field(
+        None, description="with vllm: its address, such as http://127.0.0.1:8000, for all ranks"
     )
-    token_env: Text | None = Field(None, description="of vllm: NAME of the environment variable with its token")
-    seconds: float = Field(600.0, gt=0.0, le=86_400.0, description="of vllm: longest time of one call, with retries")
+    addresses: tuple[Address, ...] = Field(
+        (), strict=False, description="with vllm: one server for each rank in turn, instead of address"
+    )
+    token_env: Text | None = Field(None, description="with vllm: name of the environment variable that holds its token")
+    seconds: float = Field(
+        600.0, gt=0.0, le=86_400.0, description="with vllm: longest time of one call in seconds, retries included"
+    )
     repetition_penalty: float = Field(
         1.0,
         gt=0.0,
         le=1e3,
-        description="divides positive logits of tokens that stand before, multiplies others; 1 = off",
+        description="divides the positive logits of earlier tokens and multiplies their negative ones; 1 = off",
     )
-    regex: Text | None = Field(None, description="of native: completions match this expression; null = any text")
+    regex: Text | None = Field(
+        None, description="with native: regular expression that completions match; null = any text"
+    )
 
     @model_validator(mode="after")
     def _fits_its_name(self) -> Self:
@@ -178,10 +209,14 @@ class RolloutConfig(Section):
     group_size: int = Field(8, ge=1, le=10**5, description="completions of one problem")
     max_rows: int = Field(256, ge=1, le=10**6, description="completions decoded at once")
     max_tokens: int = Field(128, ge=1, le=10**7, description="longest completion, in tokens")
-    temperature: float = Field(1.0, gt=0.0, le=1e6, description="above 0: greedy completions of a group would be equal")
-    top_p: float = Field(1.0, gt=0.0, le=1.0, description="smallest set of tokens with this probability; 1 = off")
-    top_k: int = Field(0, ge=0, le=10**9, description="most probable tokens kept; 0 = off")
-    min_p: Fraction = Field(0.0, description="smallest probability kept, relative to the largest; 0 = off")
+    temperature: float = Field(
+        1.0, gt=0.0, le=1e6, description="sampling temperature, above 0: greedy completions of a group would be equal"
+    )
+    top_p: float = Field(
+        1.0, gt=0.0, le=1.0, description="sample from the smallest set of tokens with this probability; 1 = off"
+    )
+    top_k: int = Field(0, ge=0, le=10**9, description="sample from this many most probable tokens; 0 = off")
+    min_p: Fraction = Field(0.0, description="least probability of a token, relative to the largest; 0 = off")
     stop: tuple[Text, ...] = Field((), strict=False, description="texts that end a completion")
     curriculum: CurriculumConfig = CurriculumConfig()
     scoring: ScoringConfig = ScoringConfig()
@@ -198,11 +233,11 @@ class EvaluationConfig(Section):
     """The evaluations of the policy on held-out problems."""
 
     every: int = Field(0, ge=0, le=10**9, description="steps between evaluations; 0 = only before and after")
-    problems: int = Field(500, ge=1, le=10**8, description="number of problems from the split")
+    problems: int = Field(500, ge=1, le=10**8, description="held-out problems in an evaluation")
     samples: int = Field(
-        8, ge=0, le=10**5, description="sampled completions of a problem for pass@k; 0 = greedy accuracy alone"
+        8, ge=0, le=10**5, description="sampled completions of each problem for pass@k; 0 = greedy accuracy only"
     )
-    split: Literal["train", "validation", "test"] = Field("test", description="split of the task")
+    split: Literal["train", "validation", "test"] = Field("test", description="split of the task that is evaluated")
 
 
 # Options that every algorithm has.
@@ -237,22 +272,24 @@ class CheckpointConfig(Section):
 class DistributedConfig(Section):
     """The ranks of the learner: the processes that torchrun starts. A single process ignores `seconds`."""
 
-    exact: bool = Field(False, description="bit-identical results on 1, 2, 4 and 8 ranks, at the price of memory")
+    exact: bool = Field(False, description="bit-identical results on 1, 2, 4 and 8 ranks, for more memory")
     shard: bool = Field(False, description="each rank keeps a part of weights, gradients and optimizer (FSDP2)")
-    seconds: float = Field(1500.0, gt=0.0, le=86_400.0, description="longest wait of a rank for the others")
+    seconds: float = Field(1500.0, gt=0.0, le=86_400.0, description="longest wait of a rank for the others, in seconds")
 
 
 class ClusterConfig(Section):
     """Where groups are sampled and scored: in this process, or by the actors of a Ray cluster (docs/scaling.md)."""
 
-    backend: Literal["none", "ray"] = Field("none", description="ray = samplers and scorers are actors")
-    address: Text | None = Field(None, description="of an existing cluster, HOST:PORT; null = start one here")
+    backend: Literal["none", "ray"] = Field("none", description="ray = samplers and scorers are Ray actors")
+    address: Text | None = Field(None, description="HOST:PORT of an existing cluster; null = start one here")
     samplers: int = Field(1, ge=1, le=4096, description="actors that sample groups")
-    scorers: int = Field(0, ge=0, le=4096, description="actors that call rewards; 0 = this process does")
+    scorers: int = Field(0, ge=0, le=4096, description="actors that call rewards; 0 = the run's own workers do")
     cpus: int = Field(1, ge=1, le=1024, description="CPU cores of an actor")
     gpus: float = Field(0.0, ge=0.0, le=64.0, description="GPUs of a sampler")
-    seconds: float = Field(600.0, gt=0.0, le=86_400.0, description="longest time for an answer; then it is replaced")
-    max_staleness: int = Field(0, ge=0, le=1, description="steps; 1 = the next step is sampled during an update")
+    seconds: float = Field(
+        600.0, gt=0.0, le=86_400.0, description="seconds after which an actor that does not answer is replaced"
+    )
+    max_staleness: int = Field(0, ge=0, le=1, description="0 = on-policy; 1 = sample the next step during the update")
 
     @model_validator(mode="after")
     def _fits_its_backend(self) -> Self:
@@ -267,9 +304,9 @@ class Experiment(Section):
     """What a run computes. No rewards means the task's own."""
 
     name: Name = Field("run", description="folder of the run: letters, digits, '.', '_' and '-'")
-    runs_dir: Text = Field("runs", description="where the folders of runs are")
-    seed: int = Field(0, ge=0, lt=2**63, description="of sampling and of the order of problems")
-    steps: int = Field(100, ge=1, le=10**9, description="training iterations, one batch of completions each")
+    runs_dir: Text = Field("runs", description="folder of all runs")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of the sampling and of the order of problems")
+    steps: int = Field(100, ge=1, le=10**9, description="steps of training, each with one batch of completions")
     model: PolicyConfig = PolicyConfig()
     task: TaskConfig = TaskConfig()
     rewards: tuple[RewardConfig, ...] = Field((), strict=False, description="one entry for each reward function")
@@ -293,7 +330,7 @@ class RunConfig(Experiment):
     """A reinforcement-learning run: what it computes, and where."""
 
     epochs: float | None = Field(
-        None, gt=0.0, le=1e6, description="passes over the train problems, instead of steps; null = as steps says"
+        None, gt=0.0, le=1e6, description="passes over the train problems, instead of steps; null = use steps"
     )
     distributed: DistributedConfig = DistributedConfig()
     cluster: ClusterConfig = ClusterConfig()

@@ -16,20 +16,20 @@ class PairsLearnerConfig(UpdateConfig):
     """The learner of supervised training."""
 
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "cosine", description="of the learning rate after the warm-up: to the run's last update"
+        "cosine", description="course of the learning rate after the warm-up, up to the last update"
     )
 
 
 class SftLearnerConfig(PairsLearnerConfig):
     """The learner of supervised fine-tuning."""
 
-    learning_rate: float = Field(3e-3, ge=0.0, description="after the warm-up")
+    learning_rate: float = Field(3e-3, ge=0.0, description="learning rate after the warm-up")
 
 
 class RewardModelLearnerConfig(PairsLearnerConfig):
     """The learner of a reward model, whose head has new weights."""
 
-    learning_rate: float = Field(1e-5, ge=0.0, description="after the warm-up")
+    learning_rate: float = Field(1e-5, ge=0.0, description="learning rate after the warm-up")
 
 
 class NewModelConfig(Section):

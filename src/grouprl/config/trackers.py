@@ -16,7 +16,7 @@ class TrackersConfig(Section):
 
     names: Annotated[
         tuple[TrackerName, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)
-    ] = Field((), strict=False, description="of tensorboard, wandb, trackio, mlflow; each is an extra of its name")
+    ] = Field((), strict=False, description="trackers that follow the run; each is an extra of its name")
     project: Text = Field("grouprl", description="project, or experiment, in which they show the run")
     completions_every: int = Field(10, ge=0, le=10**9, description="steps between tables of completions; 0 = none")
 
