@@ -136,8 +136,22 @@ def test_a_changed_value_is_shown_with_both_numbers():
 
 
 @pytest.mark.parametrize(
+    ("name", "moments", "paged"),
+    [
+        ("adamw_torch", "float32", False),
+        ("adamw_bnb_8bit", "8bit", False),
+        ("paged_adamw_8bit", "8bit", True),
+        ("paged_adamw_32bit", "float32", True),
+    ],
+)
+def test_the_optimizer_keeps_its_moments_where_it_did(tmp_path: Path, name: str, moments: str, paged: bool):
+    learner = recipe(tmp_path, optim=name).learner
+    assert (learner.moments, learner.paged) == (moments, paged)
+
+
+@pytest.mark.parametrize(
     ("key", "value"),
-    [("loss_type", "vespo"), ("optim", "paged_adamw_8bit"), ("load_in_8bit", True)],
+    [("loss_type", "vespo"), ("optim", "adafactor"), ("load_in_8bit", True)],
 )
 def test_what_cannot_be_had_stops_unless_it_is_allowed(key: str, value: object):
     with pytest.raises(UserError, match=f"{key}={value}.*\n.*--allow {key}"):

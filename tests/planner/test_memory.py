@@ -289,6 +289,22 @@ def test_what_a_learner_in_bfloat16_takes(shape: ModelShape) -> None:
 
 
 @needs_kernels
+def test_moments_in_8_bits_take_what_the_plan_says() -> None:
+    """Measured tensors of an optimizer that has made updates; a vocabulary that is much of the model."""
+    networks = Networks(moments="8bit")
+    step = StepShape(2, 4, 24, 40, micro_batch_tokens=190, device="cpu")
+    for shape in (ModelShape("", 3, 256, 4, 2, 64, 512, 2048, tied=True), SMALL):
+        _, kept = peak_of_an_update(step, networks, shape)
+        assert plan_memory(shape, networks, step).held == pytest.approx(kept, rel=0.01)
+
+
+def test_paged_moments_count_on_a_cpu_alone() -> None:
+    for device, counted in (("cpu", True), ("cuda", False)):
+        step = StepShape(2, 4, 24, 40, device=device)  # type: ignore[arg-type]
+        assert (plan_memory(SMALL, Networks(paged=True), step).networks.moments > 0) is counted
+
+
+@needs_kernels
 @pytest.mark.parametrize(
     ("problems", "dtype", "recompute", "budget", "low", "high"),
     [

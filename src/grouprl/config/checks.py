@@ -54,7 +54,8 @@ def _check_memory(config: RunConfig) -> None:
     model, shard = config.model, config.distributed.shard
     for name, small in (
         ("model.weights", model.weights != "float32"),
-        ("learner.moments", config.learner.moments == "bfloat16"),
+        ("learner.moments", config.learner.moments != "float32"),
+        ("learner.paged", config.learner.paged),
         ("model.reference", model.reference == "cpu"),
     ):
         if small and shard:
@@ -62,6 +63,11 @@ def _check_memory(config: RunConfig) -> None:
     if model.weights != "float32" and model.dtype == "float32":
         raise UserError(
             f"model.weights: expected float32 with model.dtype=float32, got {model.weights}: set model.dtype=bfloat16"
+        )
+    if config.learner.moments == "8bit" and model.weights == "bfloat16" and model.lora is None:
+        raise UserError(
+            "learner.moments: expected bfloat16 with model.weights=bfloat16, got 8bit, whose library would lose small "
+            "updates of such weights: change one, or train an adapter with model.lora={}"
         )
     if model.weights != "nf4":
         return

@@ -22,7 +22,10 @@ class UpdateConfig(Section):
         0, ge=0, le=10**9, description="updates over which the learning rate rises from 0; below 1 = share of the run's"
     )
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), strict=False, description="decay of the two moments")
-    moments: Literal["float32", "bfloat16"] = Field("float32", description="kept so; bfloat16 is rounded at random")
+    moments: Literal["float32", "bfloat16", "8bit"] = Field(
+        "float32", description="kept so; bfloat16 is rounded at random; 8bit = by bitsandbytes, for float32 weights"
+    )
+    paged: bool = Field(False, description="moments move to the CPU's memory where a GPU's is full (bitsandbytes)")
     weight_decay: float = Field(0.0, ge=0.0, description="decoupled, times the learning rate")
     max_grad_norm: float = Field(1.0, gt=0.0, description="the gradient is scaled down to this norm")
     micro_batch_tokens: int = Field(
@@ -46,6 +49,11 @@ class UpdateConfig(Section):
             raise UserError(
                 f"learner.min_lr_ratio: expected 0 with learner.schedule=constant, got {self.min_lr_ratio}: set "
                 "learner.schedule to linear or cosine, or remove it"
+            )
+        if self.paged and self.moments == "bfloat16":
+            raise UserError(
+                "learner.paged: expected false with learner.moments=bfloat16, got true: bitsandbytes pages moments in "
+                "float32 or 8bit: set one of these, or remove it"
             )
         return self
 

@@ -43,7 +43,7 @@ HERE = MappingProxyType(
         "num_generations": "rollout.group_size",
         "num_iterations": "algorithm.passes",
         "off_policy_mask_threshold": "algorithm.off_policy_delta",
-        "optim": "no setting: the optimizer is AdamW; learner.moments=bfloat16 saves memory",
+        "optim": "no setting: the optimizer is AdamW; learner.moments=8bit and learner.paged=true are bitsandbytes'",
         "output_dir": "runs_dir, the folder of the runs, and name",
         "per_device_train_batch_size": "rollout.problems_per_step, groups in a step (TRL counts completions)",
         "ppo_epochs": "algorithm.passes",

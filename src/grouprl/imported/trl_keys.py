@@ -157,7 +157,7 @@ _OPTIMIZER = {
     "adam_beta2": same("learner.betas.1", 0.999),
     "adam_epsilon": only(1e-8, "AdamW's epsilon is 1e-8"),
     "max_grad_norm": Entry(1.0, "learner.max_grad_norm", rules.grad_norm),
-    "optim": only("adamw_torch_fused", "the optimizer is AdamW", "adamw_torch"),
+    "optim": choice("adamw_torch_fused", "learner.moments and learner.paged", parts.OPTIMIZERS),
     "optim_args": only(None, "the optimizer is AdamW"),
     "optim_target_modules": only(None, "the optimizer is AdamW"),
     "neftune_noise_alpha": only(None, "no noise on embeddings"),

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from grouprl.imported.table import Given, Outcome, changed, unsupported
+
+_EIGHT, _PAGED = {"learner.moments": "8bit"}, {"learner.paged": True}
+OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
+    "adamw_torch_fused": {},
+    "adamw_torch": {},
+    "adamw_bnb_8bit": _EIGHT,
+    "adamw_8bit": _EIGHT,
+    "paged_adamw_8bit": {**_EIGHT, **_PAGED},
+    "paged_adamw_32bit": _PAGED,
+}
+"""transformers' names of AdamW; the 8-bit and paged ones are bitsandbytes' in both."""
 
 
 def bfloat16(given: Given, value: Any) -> Outcome:

@@ -166,7 +166,7 @@ def _memory(request: Request) -> dict[str, Any]:
         reference=reference != "none",
         lora_rank=query.whole("lora_rank", 1, 4096) if "lora_rank" in query else None,
         weights=query.choice("weights", ("float32", "bfloat16", "nf4"), "float32"),  # type: ignore[arg-type]
-        moments=query.choice("moments", ("float32", "bfloat16"), "float32"),  # type: ignore[arg-type]
+        moments=query.choice("moments", ("float32", "bfloat16", "8bit"), "float32"),  # type: ignore[arg-type]
         reference_on_cpu=reference == "cpu",
     )
     if networks.weights == "nf4" and networks.lora_rank is None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from grouprl.config.learner import UpdateConfig
+from grouprl.learner.library_adamw import LibraryAdamW
 from grouprl.learner.rounded_adamw import RoundedAdamW
 from grouprl.learner.schedule import scheduled_rate
 from grouprl.models.save import plain
@@ -46,8 +47,11 @@ class Optimizer:
         vectors = [weight for weight in self._named.values() if weight.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         rate, betas = config.learning_rate, config.betas
-        self._adamw: torch.optim.AdamW | RoundedAdamW
-        if config.moments == "bfloat16" or any(weight.dtype == torch.bfloat16 for weight in self._named.values()):
+        self._adamw: torch.optim.AdamW | RoundedAdamW | LibraryAdamW
+        if config.moments == "8bit" or config.paged:
+            embeddings = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+            self._adamw = LibraryAdamW(groups, config, embeddings)
+        elif config.moments == "bfloat16" or any(weight.dtype == torch.bfloat16 for weight in self._named.values()):
             names: dict[Tensor, str] = {one: name for name, one in self._named.items()}
             self._adamw = RoundedAdamW(groups, rate, betas, names, seed, getattr(torch, config.moments))
         else:
@@ -98,7 +102,7 @@ class Optimizer:
     @property
     def mib(self) -> float:
         """The memory of the moments, in MiB."""
-        return mib(value for state in self._adamw.state.values() for value in state.values())
+        return mib(self.moments().values())
 
     def state(self) -> dict[str, Tensor]:
         """Returns every tensor of the optimizer, named `<weight>/<moment>`, as a copy on the CPU."""
@@ -106,8 +110,11 @@ class Optimizer:
 
     def moments(self) -> dict[str, Tensor]:
         """The same tensors themselves, sharded ones as they are."""
-        states = ((name, self._adamw.state[weight].items()) for name, weight in self._named.items())
-        return {f"{name}/{moment}": value for name, state in states for moment, value in state}
+        states = ((name, self._state(weight)) for name, weight in self._named.items())
+        return {f"{name}/{moment}": value for name, state in states for moment, value in state.items()}
+
+    def _state(self, weight: Tensor) -> Mapping[str, Tensor]:
+        return self._adamw.tensors(weight) if isinstance(self._adamw, LibraryAdamW) else self._adamw.state[weight]
 
     def load_state(self, state: Mapping[str, Tensor], updates: int) -> None:
         """Loads tensors that `state` returned.
@@ -116,15 +123,22 @@ class Optimizer:
             UserError: the state belongs to other weights.
         """
         expected = set(self._named)
-        got = {key.rpartition("/")[0] for key in state}
+        moments: dict[str, list[str]] = {}
+        for key in state:
+            name, _, moment = key.rpartition("/")
+            moments.setdefault(name, []).append(moment)
+        got = set(moments)
         if got and got != expected:
             wrong = sorted(got ^ expected)
             raise UserError(f"expected optimizer state for the weights of this model, got a difference in {wrong[:3]}")
-        for key, value in state.items():
-            name, _, moment = key.rpartition("/")
+        for name in sorted(got):
             weight = self._named[name]
-            # Fused AdamW keeps the step count too on the weight's device.
-            self._adamw.state[weight][moment] = part_like(value, weight).clone()
+            own = {moment: state[f"{name}/{moment}"] for moment in moments[name]}
+            if isinstance(self._adamw, LibraryAdamW):
+                self._adamw.load(weight, own)
+            else:
+                # Fused AdamW keeps the step count too on the weight's device.
+                self._adamw.state[weight] = {moment: part_like(value, weight).clone() for moment, value in own.items()}
         self.updates = self.turn = updates
 
 

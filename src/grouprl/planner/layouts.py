@@ -123,7 +123,8 @@ def plan_layouts(
         passes: passes over the batch in learning.
     """
     found = [plan_layout(shape, networks, step, Layout(ranks, 1), gpu, passes=passes)]
-    whole = {networks.weights, networks.moments} != {"float32"} or networks.reference_on_cpu  # refused with shards
+    saves = networks.paged or networks.reference_on_cpu
+    whole = saves or {networks.weights, networks.moments} != {"float32"}  # refused with shards
     if (shard := min(ranks, gpu.machine)) > 1 and not whole:
         found.append(plan_layout(shape, networks, step, Layout(ranks, shard), gpu, passes=passes))
     return found

@@ -22,6 +22,7 @@ from grouprl.types import UserError
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16"]
 Weights = Literal["float32", "bfloat16", "nf4"]
+Moments = Literal["float32", "bfloat16", "8bit"]
 
 MOST_COMPLETIONS, MOST_TOKENS = 1024, 131_072
 """Upper bounds of the largest group and the longest completion that are searched for."""
@@ -30,6 +31,7 @@ _WEIGHT = 4  # bytes of a float32 weight; those of adapters, value heads and rew
 SIZES: Mapping[Dtype, int] = MappingProxyType({"float32": 4, "bfloat16": 2})
 # Of a linear layer in NF4: 4 bits, for 64 weights a scale of 8 bits, for 256 of these one of 32 (arXiv:2305.14314).
 _NF4 = 1 / 2 + (1 + 4 / 256) / 64
+_BYTE = 1 + 4 / 256  # bytes of a number of a moment in 8bit: 256 share a scale (learner/library_adamw.py)
 _NUMBERS = 4  # bytes of the float32 in which norms, rotations and logits are computed
 _LOGITS = 1 << 25  # logits in a chunk of log-probs (models/logprobs.py)
 _KEPT_LOGITS = 1 << 22  # logits of a single chunk that is kept for the backward pass (models/kernels/functions.py)
@@ -45,7 +47,8 @@ class Networks:
     reward_model: bool = False  # as large as the policy
     lora_rank: int | None = None  # None = all weights learn
     weights: Weights = "float32"  # of policy, reference and critic; vectors, which stay float32, count as matrices
-    moments: Dtype = "float32"
+    moments: Moments = "float32"
+    paged: bool = False  # a GPU moves the moments to the machine's memory when it is full
     reference_on_cpu: bool = False  # visits a GPU when there are no gradients, which are as large
 
 
@@ -130,7 +133,7 @@ class NetworkMemory:
     reference: int
     reward_model: int
     critic: int
-    moments: int  # AdamW's two moments of each trained weight of the policy
+    moments: int  # AdamW's two moments of each trained weight of the policy; 0 for paged ones of a GPU
     critic_moments: int
 
     @property
@@ -219,34 +222,34 @@ def plan_memory(
     adapter = 0 if rank is None else _WEIGHT * shape.lora_parameters(rank)
     trunk = weight * shape.decoder_parameters if rank is None else adapter  # it shares the policy's frozen weights
     learning = weight * shape.parameters if rank is None else adapter
-    moments = 2 * SIZES[networks.moments] / (weight if rank is None else _WEIGHT)  # bytes for each of a weight's
+    embedded = shape.embedding_parameters if rank is None else 0
+    numbers = shape.parameters if rank is None else shape.lora_parameters(rank)
+    valued = (shape.decoder_parameters if rank is None else numbers) + shape.hidden + 1
     critic = trunk + _WEIGHT * (shape.hidden + 1) if networks.critic else 0
     token = shape.cached_numbers * SIZES[step.dtype]
     own = step.rows * step.completion_tokens
     activations, layer = _activations(shape, step, pack, sharded)
     on_gpu = step.device == "cuda"
+    away = networks.reference_on_cpu and on_gpu
     # Each pack that runs beside others holds a gradient until it is added.
     at_once = 1 if on_gpu else max(1, workers_on_cpu(shape.parameters, len(step.packs), step.threads))
     gradients = 1 if at_once == 1 else 1 + at_once
     rounds = half and networks.weights == "float32"
     copies = SIZES[step.dtype] * (shape.linear_parameters + shape.embedding_parameters) if rounds else 0
     rounded = copies
-    if (
-        rounds and rank is not None and step.recompute
-    ):  # autocast keeps no frozen weights: those of one layer live at once
+    # Autocast keeps no frozen weights: those of one layer live at once.
+    if rounds and rank is not None and step.recompute:
         rounded -= SIZES[step.dtype] * shape.linear_parameters * (shape.layers - 1) // shape.layers
     return MemoryPlan(
         networks=NetworkMemory(
             policy=whole,
             adapter=adapter,
             # With an adapter, the reference is the policy without the adapter.
-            reference=whole
-            if networks.reference and rank is None and not (networks.reference_on_cpu and on_gpu)
-            else 0,
+            reference=whole if networks.reference and rank is None and not away else 0,
             reward_model=_WEIGHT * (shape.decoder_parameters + shape.hidden) if networks.reward_model else 0,
             critic=critic,
-            moments=int(moments * learning),
-            critic_moments=int(moments * critic),
+            moments=_moments(networks, numbers, embedded, on_gpu),
+            critic_moments=_moments(networks, valued, embedded, on_gpu) if critic else 0,
         ),
         update=UpdateMemory(
             gradients=gradients * learning,
@@ -266,6 +269,15 @@ def plan_memory(
         device=step.device,
         pack=pack,
     )
+
+
+def _moments(networks: Networks, numbers: int, embedded: int, on_gpu: bool) -> int:
+    """Bytes of two moments of `numbers` weights, `embedded` of which are embeddings: never in 8 bits."""
+    if networks.paged and on_gpu:
+        return 0
+    if networks.moments == "8bit":
+        return int(2 * (_BYTE * (numbers - embedded) + _WEIGHT * embedded))
+    return 2 * SIZES[networks.moments] * numbers
 
 
 def _activations(shape: ModelShape, step: StepShape, pack: Pack, sharded: bool) -> tuple[int, int]:

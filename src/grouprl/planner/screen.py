@@ -120,6 +120,7 @@ def networks_of(config: RunConfig) -> Networks:
         lora_rank=None if lora is None else lora.rank,
         weights=config.model.weights,
         moments=config.learner.moments,
+        paged=config.learner.paged,
         reference_on_cpu=config.model.reference == "cpu",
     )
 

@@ -51,7 +51,7 @@ def _memory(config: RunConfig, task: Task, ranks: int) -> str | None:
     least = plan.networks.total + plan.update.gradients + plan.update.critic_gradients
     saving = {
         "model.weights=bfloat16 model.dtype=bfloat16": networks.weights == "float32" and not config.distributed.shard,
-        "learner.moments=bfloat16": networks.moments == "float32" and not config.distributed.shard,
+        "learner.moments=bfloat16": networks.moments == "float32" and not (config.distributed.shard or networks.paged),
         "model.reference=cpu": plan.networks.reference > 0 and step.device == "cuda" and not config.distributed.shard,
         "model.lora={}": networks.lora_rank is None,
         "model.weights=nf4": networks.lora_rank is not None and networks.weights == "bfloat16",

@@ -88,7 +88,7 @@ const DTYPES = [["float32", "float32"], ["bfloat16", "bfloat16"]];
 const NUMBERS = [["problems", "Problems a step", 16], ["group_size", "Completions each", 8], ["prompt_tokens", "Tokens of a prompt", 256],
   ["completion_tokens", "Tokens of a completion", 512], ["lora_rank", "LoRA rank (empty: all weights learn)", ""]];
 const CHOICES = [["dtype", "Computed in", [...DTYPES].reverse()], ["recompute", "Layers run again in the backward pass", [["true", "yes"], ["false", "no"]]],
-  ["weights", "Weights in", [...DTYPES, ["nf4", "4 bits, below an adapter"]]], ["moments", "Moments in", DTYPES], ["reference", "Reference", [["gpu", "on the GPU"], ["cpu", "on the CPU"], ["none", "none: no KL"]]]];
+  ["weights", "Weights in", [...DTYPES, ["nf4", "4 bits, below an adapter"]]], ["moments", "Moments in", [...DTYPES, ["8bit", "8 bits (bitsandbytes)"]]], ["reference", "Reference", [["gpu", "on the GPU"], ["cpu", "on the CPU"], ["none", "none: no KL"]]]];
 const GPUS = [["", "any"], [24, "24 GiB: L4, RTX 4090"], [40, "40 GiB: A100"], [48, "48 GiB: L40S"], [80, "80 GiB: A100, H100"], [141, "141 GiB: H200"], [180, "180 GiB: B200"]];
 const OF_CONFIG = /^(hidden_size|num_.*|n_routed_experts|intermediate_size|vocab_size|head_dim|tie_word_embeddings|model_type|attention_bias)$/;
 
