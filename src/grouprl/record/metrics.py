@@ -18,9 +18,8 @@ _WORKED_SHARE_WORRY = (
     "when correct completions lose the property you hoped to see"
 )
 _FRAC_SOLVED = (
-    "share of groups in which every completion is correct (solved), and of those in which none is "
-    "(hopeless); the rest is mixed. Completions without a verdict do not count; absent without a "
-    "verifier"
+    "share of groups in which every completion is correct (solved), or none is (hopeless); the rest is "
+    "mixed. Completions without a verdict do not count; absent without a verifier"
 )
 _FRAC_SOLVED_WORRY = (
     "when few are mixed: only those have right and wrong completions to compare"
@@ -45,7 +44,7 @@ _GROUPS_SAMPLED = (
     "groups sampled in the step, refills included, and the groups among them that enter the loss (kept)"
 )
 _GROUPS_SAMPLED_WORRY = (
-    "when far fewer are kept than sampled: most of the sampling is thrown away"
+    "when far fewer are kept than sampled: most of the sampling is lost"
 )
 _COMPLETIONS_MEAN_LENGTH = (
     "length of the step's completions in tokens, end token included: the mean, and the longest"
@@ -70,7 +69,7 @@ _CORRECTION_MEAN = (
     " learner agree"
 )
 _CORRECTION_MEAN_WORRY = (
-    "when the mean is far from 1: most of the batch is then being thrown away"
+    "when the mean is far from 1: most of the batch is then lost"
 )
 _TIME_ROLLOUT = (
     "seconds of a step by part, refills included: sampling (rollout), waiting for rewards after "
@@ -116,7 +115,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("worked_share", "Worked step by step", "share", meaning=_WORKED_SHARE, worry=_WORKED_SHARE_WORRY),
     Metric("NAME_share", "Watched property", "share", meaning=_WORKED_SHARE, worry=_WORKED_SHARE_WORRY),
     Metric("frac_reward_zero_std", "Groups without signal", "share",
-        meaning="share of groups whose rewards are all equal: they teach nothing",
+        meaning="share of groups whose rewards are all equal: groups without signal",
         worry="when most groups are like this: they cost as much to sample as any other",
         formula="groups with max(r) = min(r) / groups", section="baseline", trl="frac_reward_zero_std"),
     Metric("frac_solved", "Solved groups", "share",
@@ -154,7 +153,7 @@ METRICS: tuple[Metric, ...] = (
         section="curriculum"),
     Metric("curriculum/mean_pass_rate", "Mean pass rate of the problems seen", "share",
         meaning="mean estimated pass rate of the problems visited so far",
-        worry="when it falls: what was solved is being unlearned, or new problems are harder",
+        worry="when it falls: the policy unlearns solved problems, or new problems are harder",
         formula="mean over problems of the estimated pass rate", section="curriculum"),
     Metric("judge/requests", "Requests to the judge model", "requests",
         meaning=_JUDGE_REQUESTS,
@@ -190,7 +189,7 @@ METRICS: tuple[Metric, ...] = (
         section="filters"),
     Metric("completions/mean_length", "Completion length", "tokens",
         meaning=_COMPLETIONS_MEAN_LENGTH,
-        worry="when it grows while accuracy does not: under an average per completion long wrong answers are cheap",
+        worry="when it grows while accuracy does not: a mean per completion punishes long wrong answers least",
         formula="sum(T_i) / N", section="length", trl="completions/mean_length"),
     Metric("completions/max_length", "Longest completion", "tokens",
         meaning=_COMPLETIONS_MEAN_LENGTH,
@@ -198,15 +197,15 @@ METRICS: tuple[Metric, ...] = (
         formula="max(T_i)", section="overlong", trl="completions/max_length"),
     Metric("completions/clipped_ratio", "Truncated completions", "share",
         meaning="share of completions truncated at `max_tokens`",
-        worry="above a few per cent: raise max_tokens before you punish length",
+        worry="above a few percent: raise max_tokens before you penalize length",
         formula="truncated / N", section="overlong", trl="completions/clipped_ratio"),
     Metric("completions/repeated", "Repetition", "share",
         meaning="share of a completion's sequences of four tokens that occurred in it before, mean over completions",
         worry="when it grows: the policy writes in loops",
         formula="mean of 1 - distinct 4-grams / 4-grams"),
     *LEDGER,
-    Metric("skipped_updates", "Updates not made", "",
-        meaning="updates of the step that were not made because loss or gradient was NaN or infinity; absent when 0",
+    Metric("skipped_updates", "Skipped updates", "",
+        meaning="updates of the step skipped because loss or gradient was NaN or infinite; absent when 0",
         worry="when it is ever there: the run stops after three such steps in a row"),
     Metric("loss", "Loss", "",
         meaning="loss of the update; includes the loss of a critic that shares the policy's trunk",
@@ -267,8 +266,8 @@ METRICS: tuple[Metric, ...] = (
         worry=_CORRECTION_MEAN_WORRY,
         formula="max of the correction's weight", section="correction"),
     Metric("staleness", "Staleness", "",
-        meaning="updates that were made between the weights that sampled the oldest completion of the step, and the"
-        " first update from it; with `cluster.max_staleness`",
+        meaning="updates between the weights that sampled the oldest completion of the step and the first update"
+        " from it; with `cluster.max_staleness`",
         worry="above the updates of one step: the policy learns from groups of an older one", section="correction"),
     Metric("sampler_learner_gap", "Sampler and learner gap", "nats",
         meaning="largest absolute difference between a token's log-prob at sampling and at learning, in the first"
@@ -286,7 +285,7 @@ METRICS: tuple[Metric, ...] = (
         formula="tokens with the clipped error larger / tokens", section="value"),
     Metric("value_explained_variance", "Variance that the critic explains", "",
         meaning="1 - Var(return - value) / Var(return) before the first update: 1 is a perfect critic, 0 one that"
-        " knows the mean alone; `null` when all returns are equal",
+        " knows only the mean; `null` when all returns are equal",
         worry="when it stays at 0: such a critic is no better than the mean of the batch; below 0 it does harm",
         formula="1 - Var(return - V) / Var(return)", section="critic"),
     Metric("critic_grad_norm", "Gradient norm of the critic", "",

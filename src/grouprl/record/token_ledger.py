@@ -17,7 +17,7 @@ CATEGORIES: Mapping[str, str] = MappingProxyType(
         "corrected": "masked by `correction`, because sampler and learner disagree",
         "low_entropy": "below the entropy threshold of `entropy_share`",
         "critic_only": "in a step of `critic_warmup`, which updates the critic alone",
-        "not_finite": "in an update that was not made, because its loss or gradient was not finite",
+        "not_finite": "in a skipped update, whose loss or gradient was not finite",
         "clipped": "without a gradient in the last pass: beyond the clip range, `off_policy_delta` or `divergence_*`",
         "used": "with a gradient from their advantage",
     }
@@ -41,7 +41,7 @@ LEDGER = tuple(
         "What became of the tokens" if name == "used" else f"Tokens: {name.replace('_', ' ')}",
         "tokens",
         meaning=f"completion tokens {CATEGORIES[name]}" + (_LEAD if name == "used" else ""),
-        worry="when few are used: the others cost as much to sample and teach nothing",
+        worry="when few are used: the others cost as much to sample without moving the policy",
         section="filters",
     )
     for name in reversed([*CATEGORIES])
