@@ -220,6 +220,9 @@ def test_json_schema(text: str, expected: float) -> None:
 
 def test_a_problem_without_a_schema_is_not_judged_and_a_missing_column_is_told() -> None:
     assert value(JsonSchema(), "[]", schema=None) is None
+    # As deep as any Python's parser and checker go, and one level more.
+    assert value(JsonSchema({}), "[" * 100 + "]" * 100) == 1.0
+    assert value(JsonSchema({}), "[" * 101 + "]" * 101) == 0.0
     with pytest.raises(ValueError, match="column 'schema', got answer"):
         value(JsonSchema(), "[]", answer="7")
     with pytest.raises(ValueError, match="expected a JSON Schema"):

@@ -134,7 +134,7 @@ def one_is_odd(completions: list[str], **_: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (raises, "it raised ZeroDivisionError: float division by zero"),
+        (raises, "it raised ZeroDivisionError"),
         (hangs, "it took longer than 0.5 s"),
         (crashes, "it ended its process with code 3"),
         (short, "it gave a wrong result: expected a list of 7 values, one per completion, got 6"),

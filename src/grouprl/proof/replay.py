@@ -289,7 +289,8 @@ def _changed_learner(learner: Learner, config: RunConfig, changed: RunConfig) ->
             "replay: expected the critic of the run, got another algorithm.critic: the values of another critic are "
             "not in the record; start a new run for that"
         )
-    other = copy.deepcopy(learner)
+    # The ranks meet in both; they are never copied.
+    other = copy.deepcopy(learner, {id(learner.ranks): learner.ranks})
     other.algorithm, other.micro_batch_tokens = new, changed.learner.micro_batch_tokens
     if new.kl != old.kl:  # otherwise the coefficient may have moved since the first step
         other.kl_coef = new.kl_coef

@@ -100,7 +100,7 @@ def parse(text: str | bytes, place: object) -> Any:
 
 def refuse_depth(value: object, place: object) -> None:
     """Raises UserError for lists and mappings that are nested too deeply to be written again."""
-    if _deeper(value, _DEEPEST):
+    if is_deeper(value, _DEEPEST):
         raise UserError(f"{place}: expected at most {_DEEPEST} levels of lists and objects, got more: {_REMEDY}")
 
 
@@ -109,9 +109,10 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
 
 
-def _deeper(value: object, left: int) -> bool:
+def is_deeper(value: object, left: int) -> bool:
+    """Whether lists and mappings are nested in more than `left` levels."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return left < 0 or any(_deeper(item, left - 1) for item in inside if isinstance(item, dict | list))
+    return left <= 0 or any(is_deeper(item, left - 1) for item in inside if isinstance(item, dict | list))
 
 
 def _unread(path: Path, error: Exception) -> UserError:

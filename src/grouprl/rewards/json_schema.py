@@ -10,9 +10,12 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
+from grouprl.record.strict import is_deeper
 from grouprl.rewards.formats import bounded
 from grouprl.rewards.rules import Ids, Texts, Values, completion_text, strict_members
 from grouprl.types import UserError, import_extra
+
+_DEEPEST = 100  # levels; checking a schema takes several stack frames for each
 
 
 @dataclass(frozen=True)
@@ -20,8 +23,8 @@ class JsonSchema:
     """1.0 when a completion is JSON that is valid against a JSON Schema, else 0.0.
 
     It checks the content of the last closed ```json fence, or without a fence the whole completion. The text must be
-    strict JSON: no NaN, no number beyond a float's range, no repeated key. The schema is `schema`, or without it the
-    column `column` of each problem (a mapping, or JSON text); None there = does not apply.
+    strict JSON: no NaN, no number beyond a float's range, no repeated key, at most 100 levels. The schema is `schema`,
+    or without it the column `column` of each problem (a mapping, or JSON text); None there = does not apply.
 
     Range: 0 or 1. Failure modes: the simplest valid value earns as much as the best, such as `{}` if no key is
     required: require every key, forbid others (`additionalProperties: false`), bound lengths. Values may be wrong;
@@ -61,9 +64,9 @@ def _is_valid(text: str, schema: Mapping[str, Any] | str) -> bool:
             parse_float=_finite,
             parse_constant=_finite,
         )
-    except (ValueError, RecursionError):  # not JSON, or nested too deeply for Python
+    except (ValueError, RecursionError):  # not JSON; Python before 3.14 stops at about 1,000 levels
         return False
-    return bool(validator.is_valid(value))
+    return not is_deeper(value, _DEEPEST) and bool(validator.is_valid(value))
 
 
 def _last_fence(text: str) -> str | None:
