@@ -30,7 +30,7 @@ from grouprl.record.layout import RunDirectory
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "demo.json"
 SEEDS = (0, 1, 2)
-SHOWN_STEPS = (1, 2, 5, 10, 20, 60)
+SHOWN_STEPS = (1, 5, 10, 20, 60)
 EVALUATED = ("greedy_accuracy", "pass_at_1", "pass_at_8", "worked_share")
 PARTS = {"learning": "learn", "sampling": "rollout", "reference log-probs": "reference", "rewards": "reward"}
 
@@ -66,15 +66,14 @@ def measured(run: RunDirectory, summary: Mapping[str, Any], whole_seconds: float
 
 
 def shown(printed: Sequence[str]) -> list[str]:
-    """The output in the README: from the head of the table some steps, "..." between them, and all that follows."""
+    """The output in the README: from the head of the table some steps, and all that follows them."""
     head = next(index for index, line in enumerate(printed) if line.split()[:2] == ["step", "reward"])
-    some: list[str] = []
-    for line in printed[head:]:
-        step = re.match(r" *(\d+)/\d+ ", line)
-        kept = line.rstrip() if step is None or int(step[1]) in SHOWN_STEPS else "   ..."
-        if some[-1:] != [kept]:
-            some.append(kept)
-    return some
+    steps = [re.match(r" *(\d+)/\d+ ", line) for line in printed[head:]]
+    return [
+        line.rstrip()
+        for line, step in zip(printed[head:], steps, strict=True)
+        if step is None or int(step[1]) in SHOWN_STEPS
+    ]
 
 
 def facts(place: Path, seeds: Sequence[int] = SEEDS) -> dict[str, Any]:
