@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/import_trl.py
 
-For each of twelve configurations TRL samples a batch with a small random model and computes an update; GroupRL gets
+For each of fifteen configurations TRL samples a batch with a small random model and computes an update; GroupRL gets
 the same tokens and rewards. The old log-probs are moved by up to 0.3 nats and the weights of the reference are tripled,
 so that every bound and the KL are met. Prints a row each: loss, difference, largest gradient, difference.
 """
@@ -58,6 +58,9 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
         "temperature": 0.7,
         "beta": 0.02,
     },
+    "off_policy_mask_threshold: 0.01": {"off_policy_mask_threshold": 0.01, "loss_type": "grpo"},
+    "loss_type: sapo": {"loss_type": "sapo"},
+    "entropy_coef: 0.05": {"entropy_coef": 0.05},
 }
 
 

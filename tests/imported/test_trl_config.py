@@ -111,6 +111,26 @@ def test_a_repetition_penalty_is_the_learners_too(tmp_path: Path):
     assert recipe(tmp_path).rollout.sampling.repetition_penalty == 1.0
 
 
+def test_an_adaptive_entropy_bonus_keeps_its_controller(tmp_path: Path):
+    """TRL's delta of 0.005 and target of 0.2 unless they are given; its bounds of 0 and 1 are those here."""
+    spread = recipe(tmp_path, use_adaptive_entropy=True, entropy_target=0.5, entropy_coef=0.01).algorithm.spread
+    assert (spread.entropy_coef, spread.entropy_target, spread.entropy_step) == (0.01, 0.5, 0.005)
+    assert recipe(tmp_path, use_adaptive_entropy=True).algorithm.spread.entropy_target == 0.2
+    assert recipe(tmp_path, entropy_target=0.5).algorithm.entropy is None
+    assert line("use_adaptive_entropy", use_adaptive_entropy=True).outcome.verdict == "equal"
+    assert line("use_adaptive_entropy", use_adaptive_entropy=True, num_iterations=2).outcome.verdict == "changed"
+    with pytest.raises(UserError, match=r"use_adaptive_entropy=True: expected entropy_coef_min: 0\.0"):
+        import_foreign(Foreign("trl", {"use_adaptive_entropy": True, "entropy_coef_min": 0.001}))
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [({}, "equal"), ({"loss_type": "grpo"}, "changed"), ({"gradient_accumulation_steps": 2}, "changed")],
+)
+def test_an_entropy_bonus_is_equal_where_the_loss_is_a_mean_over_tokens(values: dict[str, Any], verdict: str):
+    assert line("entropy_coef", entropy_coef=0.01, **values).outcome.verdict == verdict
+
+
 def test_an_expression_is_the_learners_too(tmp_path: Path):
     assert recipe(tmp_path, vllm_structured_outputs_regex="[0-9]+").rollout.engine.regex == "[0-9]+"
     assert line("vllm_structured_outputs_regex", vllm_structured_outputs_regex="[0-9]+").outcome.verdict == "changed"

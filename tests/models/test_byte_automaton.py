@@ -46,6 +46,11 @@ EXPRESSIONS = [
     r"[\x00-\x7f]",
     "é|€|😀",
     "[^😀]*",
+    "^(a|b)*$",
+    r"\Aa?b\Z",
+    "^$",
+    "^a",
+    "b$",
 ]
 
 
@@ -100,7 +105,9 @@ def test_any_character_is_what_utf8_allows():
     ("regex", "message"),
     [
         ("(", r"key: expected a regular expression, got '\(': missing \)"),
-        ("^a$", "got at in .*the whole completion is matched"),
+        ("b|^a$", "got at in .*the whole completion is matched"),
+        ("a^b", "got at in .*the whole completion is matched"),
+        ("$a", "got at in .*the whole completion is matched"),
         (r"a\b", "got at in"),
         ("(?=a)b", "got assert in"),
         (r"(a)\1", "got groupref in"),

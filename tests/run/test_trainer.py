@@ -17,6 +17,7 @@ from grouprl import Algorithm, Problem, Run, Trainer, UserError, WeightedReward
 from grouprl.config.run import RunConfig, load_config
 from grouprl.models.kernels import build
 from grouprl.models.load import load_tokenizer
+from grouprl.scoring.functions import Scope
 from grouprl.tasks import task_from_list
 from letter_rewards import letters
 from small_runs import ROWS, metrics, rollouts, small_config, tree
@@ -180,7 +181,7 @@ def test_an_algorithm_by_name_or_as_an_object(tiny: Path, tmp_path: Path) -> Non
         ({"task": []}, r"expected a list of rows such as .*, got none: add problems"),
         (
             {"task": [{"question": "2 + 2"}]},
-            r"expected a column 'prompt', got question: name .* with prompt_column=NAME",
+            r"expected a column 'prompt', got question: name .* with task=task_from_list\(rows, prompt_column=NAME",
         ),
         ({"rewards": ["boxed"]}, r"rewards: expected one of boxed_format, .*, got 'boxed'"),
         ({"rewards": []}, r"rewards: expected a list such as .*, got \[\]: name at least one"),
@@ -196,6 +197,26 @@ def test_what_cannot_be_trained_is_a_sentence(
     with pytest.raises(UserError, match=sentence):
         train(tiny, tmp_path, **{"rewards": [letters], **changes})
     assert tree(tmp_path) == {}
+
+
+def test_a_config_and_a_callback_of_another_kind_are_refused() -> None:
+    with pytest.raises(UserError, match=r"config: expected a RunConfig, got dict: write RunConfig\(steps=100\)"):
+        Trainer(config={"steps": 1})  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"callback: expected a function of a StepRecord, got int"):
+        Trainer(callback=3)  # type: ignore[arg-type]
+
+
+def test_a_single_reward_needs_no_list_and_knows_the_epoch(tiny: Path, tmp_path: Path) -> None:
+    """Two problems a step of 6 train problems: the third step begins after two thirds of the first epoch."""
+
+    def epochs(completions: list[str], trainer_state: Any, log_metric: Any, **_: Any) -> list[float]:
+        log_metric("epoch", trainer_state.epoch)
+        return [float(len(text)) for text in completions]
+
+    task = task_from_list(ROWS[:6], test=ROWS[6:8], validation=ROWS[8:10])
+    config = small_config(tmp_path, steps=3, rollout={"problems_per_step": 2, "group_size": 2, "max_tokens": 8})
+    run = Trainer(tiny, task, epochs, config=config).train()
+    assert [row["reward_logs/epoch"] for row in metrics(run.directory)] == pytest.approx([0, 1 / 3, 2 / 3])
 
 
 def raising(completions: list[str], **keywords: Any) -> list[float]:
@@ -307,6 +328,18 @@ def test_a_counter_that_only_the_workers_raise_is_warned_of(
     train(tiny, tmp_path, counting, task=CHAT)
     assert capsys.readouterr().out.count("the reward counting changes calls, which keeps its value here") == 1
     assert calls == []
+
+
+@pytest.mark.parametrize(("scope", "said"), [("group", 1), ("batch", 0)])
+def test_a_reward_that_compares_completions_is_warned_of_where_it_has_those_of_a_problem(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], scope: Scope, said: int
+) -> None:
+    def longest(completions: list[Any], **_: Any) -> list[float]:
+        most = max(len(text) for text in completions)
+        return [float(len(text) == most) for text in completions]
+
+    train(tiny, tmp_path, WeightedReward("longest", longest, scope=scope))
+    assert capsys.readouterr().out.count("the reward longest compares completions (its line 2: max(") == said
 
 
 @pytest.mark.parametrize(("setting", "warned"), [("", 1), ("on", 1), ("off", 0)])

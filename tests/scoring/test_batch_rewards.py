@@ -19,6 +19,7 @@ from grouprl.distributed import Ranks
 from grouprl.rewards.configured import configured_rewards
 from grouprl.scoring.calling import gather
 from grouprl.scoring.invalid import Invalid
+from grouprl.scoring.reward_logs import TrainingState
 from grouprl.scoring.scorer import Scoring, open_scorer
 from grouprl.tasks import WordProblems
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason
@@ -82,7 +83,9 @@ def noted(path: Path) -> Any:
 
 
 def test_one_call_has_the_keywords_that_trl_gives(tmp_path: Path) -> None:
-    with open_scorer([WeightedReward("it", noted(tmp_path / "calls"), scope="batch")], steps=9) as scorer:
+    with open_scorer(
+        [WeightedReward("it", noted(tmp_path / "calls"), scope="batch")], state=TrainingState(0, 9)
+    ) as scorer:
         scorer.begin_step(3)
         scoring = Scoring(scorer)
         for place in (2, 0, 1):  # groups are in the order of their problems, whichever is sampled first

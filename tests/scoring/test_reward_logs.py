@@ -15,6 +15,7 @@ from grouprl import Trainer, UserError, WeightedReward
 from grouprl.record.export import export
 from grouprl.record.read import read_rollouts
 from grouprl.scoring.calling import decode
+from grouprl.scoring.reward_logs import TrainingState
 from grouprl.scoring.scorer import open_scorer
 from grouprl.types import Completion, Group, Problem, StopReason
 from letter_rewards import letters
@@ -54,7 +55,7 @@ GROUPS = [group("a", "x", "yyy"), group("b", "zz", "")]
 
 def test_columns_and_the_mean_over_calls_come_back() -> None:
     rewards = [WeightedReward("mine", logging), WeightedReward("late", late), WeightedReward("here", Here())]
-    with open_scorer(rewards, steps=9) as scorer:
+    with open_scorer(rewards, state=TrainingState(0, 9, 4.0)) as scorer:
         scorer.begin_step(3)
         found = scorer.finish([scorer.begin(one) for one in GROUPS])
         # "longest" of the calls: 3 and 2 of `mine`, 10 twice of `late`; one call of `here` for all four.

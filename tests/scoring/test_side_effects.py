@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -58,6 +59,16 @@ class Held:
         return [0.0] * len(completions)
 
 
+class Counting:
+    def __init__(self) -> None:
+        self.calls, self.kept, self.weight = 0, list[str](), 1.0
+
+    def __call__(self, completions):
+        self.calls += 1
+        self.kept.extend(completions)
+        return [self.weight for _ in completions]
+
+
 @pytest.mark.parametrize(
     ("function", "names"),
     [
@@ -66,7 +77,9 @@ class Held:
         (adding, ["BY_LENGTH", "COUNTS"]),
         (reading, []),
         (enclosed(), ["kept"]),
-        (Held(), []),
+        (Held(), ["SEEN"]),
+        (Counting(), ["self.calls", "self.kept"]),
+        (partial(counting, extra=1), ["CALLS"]),
         (len, []),
         (eval("lambda completions: SEEN.append(completions)", {"SEEN": SEEN}), []),  # its source is not known
     ],

@@ -24,6 +24,13 @@ def test_an_unknown_task_is_reported_with_the_nearest_name(name: str, nearest: s
         load_task(name)
 
 
+def test_a_name_of_the_hub_is_answered_with_its_prefix() -> None:
+    with pytest.raises(
+        UserError, match=r"got 'trl-lib/DeepMath-103K': for a data set .* write hub:trl-lib/DeepMath-103K"
+    ):
+        load_task("trl-lib/DeepMath-103K")
+
+
 def test_every_task_goes_by_its_own_name_has_an_example_and_solves_it() -> None:
     pytest.importorskip("reasoning_gym")
     for name, kind in TASKS.items():
@@ -165,7 +172,8 @@ def test_another_answer_column_takes_the_place_of_answer() -> None:
     assert dict(problem.columns) == {"answer": "7"}
     assert (task.verifier, verdict(task, problem, r"\boxed{7}")) == ("correct_answer", 1.0)
     with pytest.raises(
-        UserError, match=r"list/train/40: expected a column 'short' .* got answer: .* answer_column=NAME"
+        UserError,
+        match=r"list/train/40: expected a column 'short' .* got answer: .*task_from_list\(rows, answer_column=NAME",
     ):
         task_from_list([*rows, {"prompt": "?", "answer": "7"}], answer_column="short")
 
@@ -216,7 +224,7 @@ def test_answers_that_nothing_can_equal_are_refused(verifier: str | None, answer
         ([], "expected a list of rows .* got none"),
         (
             [{"question": "1 + 1", "n": 1}],
-            r"list/train/0: expected a column 'prompt', got question, n: name .* with prompt_column=NAME",
+            r"list/train/0: expected a column 'prompt', got question, n: .*task_from_list\(rows, prompt_column=NAME",
         ),
         ([*ROWS, {"prompt": ""}], "list/train/40: expected text in column 'prompt', got ''"),
         ([{"prompt": 7}], "expected text in column 'prompt', got 7"),

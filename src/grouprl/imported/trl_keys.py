@@ -40,7 +40,7 @@ _ALGORITHM = {
     "mask_truncated_completions": Entry(False, "algorithm.mask_overlong", rules.masked),
     "top_entropy_quantile": Entry(1.0, "algorithm.entropy_share", rules.entropy_share),
     "entropy_coef": Entry(0.0, "algorithm.entropy_coef", rules.entropy_coef),
-    "use_adaptive_entropy": only(False, "algorithm.entropy_target moves the weight of the entropy by another rule"),
+    "use_adaptive_entropy": Entry(False, "algorithm.entropy_target and entropy_step", rules.adaptive_entropy),
     "sync_ref_model": Entry(
         False, "algorithm.refresh_reference", lambda _, value: Outcome("equal", words="see ref_model_sync_steps")
     ),

@@ -234,8 +234,24 @@ def entropy_share(given: Given, value: Any) -> Outcome:
 
 
 def entropy_coef(given: Given, value: Any) -> Outcome:
-    """The weight of the entropy bonus."""
-    return Outcome("equal", {"algorithm.entropy_coef": value} if value else {})
+    """The weight of the entropy bonus, which TRL adds as a mean over the tokens of a micro-batch."""
+    ours = {"algorithm.entropy_coef": value} if value else {}
+    weighted = given["loss_type"] not in ("dapo", "cispo") or given["top_entropy_quantile"] < 1
+    if (value or given["use_adaptive_entropy"]) and (weighted or given["gradient_accumulation_steps"] > 1):
+        return changed(value, ours, "tokens weigh as in the loss; TRL's bonus is their mean in each micro-batch")
+    return Outcome("equal", ours)
+
+
+def adaptive_entropy(given: Given, value: Any) -> Outcome:
+    """The controller of Skywork-OR1, the same here, which moves the weight once a step."""
+    if not value:
+        return Outcome("equal")
+    if (given["entropy_coef_min"], given["entropy_coef_max"]) != (0, 1):
+        return unsupported("expected entropy_coef_min: 0.0 and entropy_coef_max: 1.0, the bounds here")
+    ours = {"algorithm.entropy_target": given["entropy_target"], "algorithm.entropy_step": given["entropy_coef_delta"]}
+    if batches_of(given).updates * given["num_iterations"] > 1:
+        return changed(value, ours, "the weight moves once a step, TRL's at each update")
+    return Outcome("equal", ours)
 
 
 def masked(given: Given, value: Any) -> Outcome:

@@ -21,6 +21,7 @@ MOST_STATES = 1 << 14
 _LAST = sys.maxunicode + 1
 _SINGLE = {"LITERAL", "NOT_LITERAL", "ANY", "IN"}
 _REPEATS = {"MAX_REPEAT", "MIN_REPEAT"}
+_AT_START, _AT_END = ("AT_BEGINNING", "AT_BEGINNING_STRING"), ("AT_END", "AT_END_STRING")
 _SURROGATES = slice(0xD800, 0xE000)  # no characters, so that UTF-8 has no bytes for them
 _CHARACTERS = "".join(map(chr, [*range(0xD800), *range(0xE000, _LAST)]))
 
@@ -29,7 +30,8 @@ def byte_automaton(regex: str, key: str) -> tuple[np.ndarray, np.ndarray]:
     """The states of a regular expression that matches a whole text; state 0 is before the first byte.
 
     Args:
-        regex: in Python's syntax, without look-around, references, anchors and word boundaries.
+        regex: in Python's syntax, without look-around, references and word boundaries; with an anchor at its start and
+            its end at most, where it changes nothing.
         key: the setting, for errors.
 
     Returns:
@@ -43,10 +45,17 @@ def byte_automaton(regex: str, key: str) -> tuple[np.ndarray, np.ndarray]:
     except re.error as error:
         raise UserError(f"{key}: expected a regular expression, got {regex!r}: {error}") from error
     places = _Places(key, regex)
-    places.last = places.add(tree, tree.state.flags, 0)
+    places.last = places.add(_without_anchors(list(tree)), tree.state.flags, 0)
     class_of, symbols = _classes(list(places.characters.values()))
     moves, accepting = _determinized(places, symbols, class_of.max() + 1)
     return _of_bytes(moves, accepting, _Tree(class_of), places.too_large)
+
+
+def _without_anchors(nodes: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """The nodes between ^ and $, which a whole text is matched between anyway."""
+    first = 1 if nodes and str(nodes[0][1]) in _AT_START else 0
+    last = len(nodes) - 1 if len(nodes) > first and str(nodes[-1][1]) in _AT_END else len(nodes)
+    return nodes[first:last]
 
 
 class _Places:

@@ -27,7 +27,7 @@ from grouprl.models.structure import structured_sampling
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, read_rewards, read_rollouts, read_run
 from grouprl.record.strict import read_json
-from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer
+from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer, state_before
 from grouprl.run.assemble import make_learner
 from grouprl.run.machine import machine_facts
 from grouprl.run.resume import differences, newest_good
@@ -314,7 +314,7 @@ def _rescored(scored: ScoredGroups, config: RunConfig, changed: RunConfig) -> Sc
         rewards, tokenizer = configured_rewards(changed, task), load_tokenizer(changed.model)
         check_rewards(changed, rewards)
         # max_invalid=1, because nothing is trained on these rewards.
-        with configured_scorer(changed, task, rewards, max_invalid=1.0) as scorer:
+        with configured_scorer(changed, task, rewards, max_invalid=1.0, state=state_before(changed, task)) as scorer:
             scorer.begin_step(scored.step)
             outcomes = scorer.finish([scorer.begin(group) for group in scored.groups], tokenizer)
             return replace(scored, outcomes=outcomes, kept=_kept(changed, outcomes), weights=scorer.weights)

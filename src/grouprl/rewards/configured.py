@@ -15,6 +15,7 @@ from grouprl.rewards.learned import learned_reward
 from grouprl.rewards.resolve import built_in, resolve_rewards, verifier_of
 from grouprl.scoring.functions import FromFile, WeightedReward
 from grouprl.scoring.overlong import Overlong
+from grouprl.scoring.reward_logs import TrainingState
 from grouprl.scoring.scorer import Scorer, open_scorer
 from grouprl.tasks import Task
 from grouprl.types import UserError
@@ -68,10 +69,12 @@ def configured_scorer(
     max_invalid: float | None = None,
     ranks: Ranks | None = None,
     cluster: Cluster | None = None,
+    state: TrainingState | None = None,
 ) -> AbstractContextManager[Scorer]:
     """Opens the scorer of a run with its worker processes and the algorithm's length penalty: see `open_scorer`.
 
-    `max_invalid` replaces the configuration's share of invalid completions that stops the run.
+    `max_invalid` replaces the configuration's share of invalid completions that stops the run. `state` is that before
+    the first step (`state_before`); None = without epochs.
     """
     buffer, scoring = config.algorithm.groups.overlong_buffer, config.rollout.scoring
     return open_scorer(
@@ -81,8 +84,13 @@ def configured_scorer(
         overlong=Overlong(buffer, config.rollout.max_tokens) if buffer else None,
         ranks=ranks,
         cluster=cluster,
-        steps=config.steps,
+        state=state or TrainingState(0, config.steps),
     )
+
+
+def state_before(config: RunConfig, task: Task) -> TrainingState:
+    """What rewards get as `trainer_state` in the first step of a run."""
+    return TrainingState(0, config.steps, len(task.problems("train")) / config.rollout.problems_per_step)
 
 
 def check_rewards(config: RunConfig, rewards: Sequence[WeightedReward]) -> None:

@@ -30,7 +30,7 @@ from grouprl.report.terminal import Terminal, TrainingBars
 from grouprl.report.verdict import verdict
 from grouprl.report.watch import Explosion, Health
 from grouprl.report.write import write_report
-from grouprl.rewards.configured import configured_scorer
+from grouprl.rewards.configured import configured_scorer, state_before
 from grouprl.rewards.learned import LearnedReward
 from grouprl.rollout.remote import open_samplers
 from grouprl.run.assemble import RunParts, assemble
@@ -103,7 +103,10 @@ def train(
         if config.cluster.backend == "ray":
             cluster = stack.enter_context(open_cluster(config.cluster, terminal.say, ranks))
             samplers = stack.enter_context(open_samplers(cluster, config))
-        scorer = stack.enter_context(configured_scorer(config, task, rewards, ranks=ranks, cluster=cluster))
+        scoring = configured_scorer(
+            config, task, rewards, ranks=ranks, cluster=cluster, state=state_before(config, task)
+        )
+        scorer = stack.enter_context(scoring)
         with terminal.status("loading the model"):
             parts = assemble(config, task, scorer, saved=saved, ranks=ranks, samplers=samplers)
         code = code_of([*scorer.rewards, *filter(None, [scorer.verifier])], parts.step_parts.tokenizer, ranks)

@@ -46,7 +46,7 @@ class Trainer:
         task: a task's name, a data file or `hub:owner/name`, a `Task`, or rows with a `prompt` and any columns (TRL's
             form): a list, a generator, a data set or its splits, a data frame of pandas or polars; of a
             `datasets.IterableDataset` as many of the first rows as the steps and evaluations need.
-        rewards: names, functions in TRL's form, or `WeightedReward`s; None = the task's own.
+        rewards: names, functions in TRL's form, or `WeightedReward`s, or one of these; None = the task's own.
         algorithm: a name of `grouprl.algorithms.named`, or an `Algorithm`.
         config: all other settings.
         tokenizer: of a model object; None = the one of the place that it was loaded from.
@@ -57,12 +57,24 @@ class Trainer:
 
     model: str | Path | PreTrainedModel | None = None
     task: Any = None
-    rewards: Sequence[RewardFunction | WeightedReward | str] | None = None
+    rewards: Sequence[RewardFunction | WeightedReward | str] | RewardFunction | WeightedReward | str | None = None
     algorithm: str | Algorithm | None = None
     config: RunConfig = field(default_factory=RunConfig)
     tokenizer: PreTrainedTokenizerBase | None = None
     eval_task: Any = None
     callback: Callback | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.config, RunConfig):
+            raise UserError(
+                f"config: expected a RunConfig, got {type(self.config).__name__}: write RunConfig(steps=100); "
+                "`grouprl import-config` makes one from TRL's or verl's"
+            )
+        if self.callback is not None and not callable(self.callback):
+            raise UserError(
+                f"callback: expected a function of a StepRecord, got {type(self.callback).__name__}: write "
+                "def follow(record): ..."
+            )
 
     def train(self, *, resume: bool = False, step: int | None = None) -> Run:
         """Trains: see `grouprl.run.train.train`.
@@ -117,7 +129,8 @@ class Trainer:
         if self.rewards is None:
             rewards = configured_rewards(config, task)
         else:
-            rewards = resolve_rewards(self.rewards, task.own_rewards)
+            single = callable(self.rewards) or isinstance(self.rewards, WeightedReward | str)
+            rewards = resolve_rewards([self.rewards] if single else self.rewards, task.own_rewards)  # type: ignore[list-item, arg-type]
         if self.rewards is not None or not config.rewards:
             named = tuple(
                 RewardConfig(name=reward.name, weight=reward.weight, scope=reward.scope) for reward in rewards

@@ -20,6 +20,12 @@ class TrainingState:
 
     global_step: int = 0  # steps finished: 0 in the first step
     max_steps: int = 0  # steps of the whole run
+    steps_per_epoch: float = 0.0  # 0 = unknown
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the train problems that were made before this step; 0.0 where there is no run."""
+        return self.global_step / self.steps_per_epoch if self.steps_per_epoch else 0.0
 
 
 OUTSIDE = TrainingState()

@@ -34,7 +34,7 @@ from grouprl.scoring.parcels import ParcelError, pack
 from grouprl.scoring.pool import RewardPool, cores
 from grouprl.scoring.reasoning_steps import step_rewards
 from grouprl.scoring.remote import RemoteRewards
-from grouprl.scoring.reward_logs import TrainingState
+from grouprl.scoring.reward_logs import OUTSIDE, TrainingState
 from grouprl.scoring.zygote import Source
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, UserError
 
@@ -85,7 +85,7 @@ def open_scorer(
     overlong: Overlong | None = None,
     ranks: Ranks | None = None,
     cluster: Cluster | None = None,
-    steps: int = 0,
+    state: TrainingState = OUTSIDE,
 ) -> Iterator[Scorer]:
     """Opens a scorer with its worker processes, which load the functions in the background and end with the block.
 
@@ -96,7 +96,7 @@ def open_scorer(
         overlong: the length penalty of each completion; None = there is none.
         ranks: those that score together; None = a single process. The ranks of a machine share its cores.
         cluster: whose scorers run the workers; None = this machine does.
-        steps: of the run, for rewards that ask for `trainer_state`.
+        state: before the first step, for rewards that ask for `trainer_state`.
 
     Raises:
         UserError: a function cannot be sent to a worker, or may need longer than `limits` for one completion; or one
@@ -123,7 +123,7 @@ def open_scorer(
         workers = limits.workers or max(1, cores() // ranks.on_machine)
         opened = RewardPool(sources, limits.model_copy(update={"workers": workers}))
     with opened as pool:
-        yield Scorer(tuple(rewards), verifier, pool, limits.max_invalid, overlong, ranks, steps)
+        yield Scorer(tuple(rewards), verifier, pool, limits.max_invalid, overlong, ranks, state)
 
 
 class Scorer:
@@ -137,10 +137,10 @@ class Scorer:
         max_invalid: float,
         overlong: Overlong | None = None,
         ranks: Ranks | None = None,
-        steps: int = 0,
+        state: TrainingState = OUTSIDE,
     ) -> None:
         self._ranks = ranks or Ranks()
-        self._state, self._logged = TrainingState(0, steps), list[tuple[str, float]]()
+        self._state, self._logged = state, list[tuple[str, float]]()
         self.rewards, self.verifier, self.pool, self.overlong = rewards, verifier, pool, overlong
         self._max_invalid = max_invalid
         self._window: deque[tuple[int, int]] = deque()  # (completions, invalid ones) of the last steps

@@ -31,7 +31,11 @@ class RowFormat:
     answer_column: str = "answer"
     gold_column: str | None = None
     messages: bool = False  # turns a text prompt into a user message
-    setting: str = ""  # prefix of these names in a configuration, for errors
+    setting: str = ""  # prefix of these names in a configuration, for errors; "" = rows of a program
+
+    def option(self, name: str) -> str:
+        """How one of these names is set, for an error."""
+        return f"{self.setting}{name}=NAME" if self.setting else f"task=task_from_list(rows, {name}=NAME)"
 
 
 class RowRewards:
@@ -183,7 +187,7 @@ def _problem(identity: str, row: Row, row_format: RowFormat) -> Problem:
         raise UserError(
             f"{where}: expected a row with columns, got {short_repr(columns)}: write {{'prompt': '2 + 2 = ?'}}"
         )
-    remedy = f"name the column of the prompt with {row_format.setting}prompt_column=NAME"
+    remedy = f"name the column of the prompt with {row_format.option('prompt_column')}"
     prompt = text_or_messages(row, row_format.prompt_column, remedy=remedy)
     if row_format.messages and isinstance(prompt, str):
         prompt = ({"role": "user", "content": prompt},)
@@ -192,7 +196,7 @@ def _problem(identity: str, row: Row, row_format: RowFormat) -> Problem:
         if row_format.answer_column not in others:
             raise UserError(
                 f"{where}: expected a column {row_format.answer_column!r} with the answer, got "
-                f"{', '.join(map(str, others)) or 'none'}: name it with {row_format.setting}answer_column=NAME"
+                f"{', '.join(map(str, others)) or 'none'}: name it with {row_format.option('answer_column')}"
             )
         others["answer"] = others.pop(row_format.answer_column)
     return Problem(identity, prompt, others)

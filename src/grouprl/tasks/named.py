@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -58,6 +59,11 @@ def load_task(
     Raises UserError for an unknown name, for an option that the task does not have, and for a setting out of range.
     """
     kind, _, data_set = name.partition(":")
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise UserError(
+            f"task.name: expected a task's name, or a data file that ends in .jsonl, .json, .csv or .parquet, got "
+            f"{name!r}: for a data set of the Hugging Face hub write hub:{name}"
+        )
     if kind not in TASKS or (data_set and kind != _GYM):
         raise unknown_name("task.name", name, TASKS)
     if name == _GYM:
