@@ -184,6 +184,28 @@ def test_a_key_that_no_table_names_stops_with_the_nearest_one():
         import_foreign(Foreign("trl", {"num_generation": 8}))
 
 
+def test_older_names_of_keys_are_read(tmp_path: Path):
+    config = recipe(tmp_path, torch_dtype="bfloat16", evaluation_strategy="steps", eval_steps=3)
+    assert (config.model.weights, config.evaluation.every) == ("bfloat16", 3)
+    assert line("max_prompt_length", max_prompt_length=256).outcome.words.startswith("256 -> no limit")
+    assert line("overwrite_output_dir", overwrite_output_dir=True).outcome.verdict == "not needed"
+    with pytest.raises(UserError, match="torch_dtype: expected a key once, got dtype too"):
+        import_foreign(Foreign("trl", {"dtype": "float32", "torch_dtype": "bfloat16"}))
+    with pytest.raises(UserError, match="torch_dtype=float16: expected float32 or bfloat16"):
+        import_foreign(Foreign("trl", {"torch_dtype": "float16"}))
+
+
+def test_a_recipe_of_open_r1_keeps_its_prompts(tmp_path: Path):
+    config = recipe(tmp_path, dataset_prompt_column="problem", system_prompt="Think.", wandb_project="open-r1")
+    assert config.task.system_prompt == "Think."
+    assert config.task.arguments == {"prompt_column": "problem", "messages": True}
+
+
+def test_an_order_that_is_not_shuffled_is_shown_as_changed():
+    outcome = line("shuffle_dataset", shuffle_dataset=False).outcome
+    assert (outcome.verdict, "the order of the file -> a random order" in outcome.words) == ("changed", True)
+
+
 def test_rewards_of_the_script_become_rewards_of_the_recipe(tmp_path: Path):
     values = {"reward_funcs": ["think_format_reward", "my.lib.short"], "reward_weights": [1.0, 0.5]}
     found = recipe(tmp_path, **values).rewards
@@ -206,6 +228,17 @@ def test_the_command_writes_a_recipe_and_says_how_to_run_it(tmp_path: Path, monk
     assert isinstance(again.exception, UserError)
     assert Path("grpo.yaml").read_text() == "steps: 7\n"
     assert RUN.invoke(app, ["import-config", "grpo.json", "--force"]).exit_code == 0
+
+
+def test_every_key_is_whole_in_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What was lost comes first, and a key can be copied from its line."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "60")
+    Path("grpo.yaml").write_text("vllm_importance_sampling_correction: true\nlora_dropout: 0.1\nmax_grad_norm: 0\n")
+    output = RUN.invoke(app, ["import-config", "grpo.yaml"]).output
+    assert "vllm_importance_sampling_correction=true" in output
+    assert output.index("changed: ") < output.index("equal: ") < output.index("not needed: ")
+    assert "max_grad_norm=0 -> learner.max_grad_norm=1000000000.0" in " ".join(output.split())
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "a: [", "beta: 0.1\nbeta: 0.2\n"])

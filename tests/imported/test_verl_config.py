@@ -94,21 +94,63 @@ def test_a_script_is_read_with_its_variables(tmp_path: Path):
     assert (config.rewards[0].name, config.rewards[0].path) == ("compute_score", "score.py")
 
 
-def test_a_script_whose_values_come_from_elsewhere_is_refused(tmp_path: Path):
-    script = tmp_path / "run.sh"
-    script.write_text("verl data.train_batch_size=$(nproc)\n")
-    with pytest.raises(UserError, match=r"data.train_batch_size: expected a value, got \$\(nproc\)"):
-        read_foreign(script)
+def test_a_value_that_the_script_does_not_say_stops_where_it_counts(tmp_path: Path):
+    """The engine does not count here, the batch does."""
+    foreign = Foreign("verl", GRPO | {"data.train_batch_size": "$(nproc)", "actor_rollout_ref.rollout.name": "$ENGINE"})
+    with pytest.raises(UserError, match=r"batch_size=\$\(nproc\): the file does not say \$\(nproc\)") as refused:
+        import_foreign(foreign)
+    assert "rollout.name" not in str(refused.value)
+    found = {one.key: one for one in import_foreign(foreign, allow=["data.train_batch_size"]).lines}
+    assert found["actor_rollout_ref.rollout.name"].outcome.verdict == "not needed"
 
 
 def test_a_resolved_file_is_told_from_one_of_trl(tmp_path: Path):
     file = tmp_path / "resolved.yaml"
     file.write_text(
-        "actor_rollout_ref:\n  rollout: {n: 4}\n  actor: {_target_: x, ppo_mini_batch_size: '${data.x}'}\n"
+        "actor_rollout_ref:\n  rollout: {n: 4, response_length: '${oc.select:data.max_response_length,512}'}\n"
+        "  actor: {_target_: x, ppo_mini_batch_size: '${data.train_batch_size}'}\n"
+        "data: {train_batch_size: 64, max_response_length: 99, apply_chat_template_kwargs: {enable_thinking: false}}\n"
         "algorithm: {adv_estimator: grpo}\ncustom_reward_function: {path: score.py, name: null}\n"
     )
     config = recipe(tmp_path, read_foreign(file))
-    assert (config.algorithm.name, config.rollout.group_size, config.algorithm.updates.minibatches) == ("verl", 4, 4)
+    assert (config.algorithm.name, config.rollout.group_size, config.algorithm.updates.minibatches) == ("verl", 4, 1)
+    assert (config.rollout.max_tokens, config.model.chat_template_kwargs) == (99, {"enable_thinking": False})
+
+
+@pytest.mark.parametrize("value", ["${data.nothing}", "${oc.env:SIZE}", "${data.train_batch_size}"])
+def test_a_reference_to_nothing_or_to_itself_is_not_taken_for_the_default(value: str):
+    with pytest.raises(UserError, match=r"data\.train_batch_size=.*the file does not say"):
+        import_foreign(Foreign("verl", GRPO | {"data.train_batch_size": value}))
+
+
+def test_hydras_list_of_overrides_is_read(tmp_path: Path):
+    file = tmp_path / "overrides.yaml"
+    file.write_text("- algorithm.adv_estimator=grpo\n- +actor_rollout_ref.rollout.n=6\n- data.train_batch_size=256\n")
+    config = recipe(tmp_path, read_foreign(file))
+    assert (config.rollout.group_size, config.rollout.problems_per_step) == (6, 256)
+
+
+def test_examples_of_verls_defaults_do_not_enter_the_recipe(tmp_path: Path):
+    """Without a named model, data and compute_score the recipe has none, and the command asks for them."""
+    imported = import_foreign(Foreign("verl", {"algorithm.adv_estimator": "grpo", "actor_rollout_ref.rollout.n": 8}))
+    assert imported.missing == ("model", "task", "reward")
+    assert not any(key.startswith(("model.path", "task.")) and "prompt_column" not in key for key in imported.changes)
+
+
+def test_the_penalty_of_length_of_dapo_is_ours(tmp_path: Path):
+    """verl: the reward falls over the last 4096 of 20480 tokens by up to 1."""
+    at = "reward_model.reward_kwargs."
+    given = {
+        "data.max_response_length": 20480,
+        "reward_model.reward_manager": "dapo",
+        f"{at}overlong_buffer_cfg.enable": True,
+        f"{at}overlong_buffer_cfg.len": 4096,
+        f"{at}max_resp_len": 20480,
+    }
+    assert recipe(tmp_path, Foreign("verl", GRPO | given)).algorithm.groups.overlong_buffer == 0.2
+    for key, value in ((f"{at}overlong_buffer_cfg.penalty_factor", 0.5), (f"{at}max_resp_len", 9000)):
+        with pytest.raises(UserError, match="expected penalty_factor=1 and max_resp_len equal"):
+            import_foreign(Foreign("verl", GRPO | given | {key: value}))
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.padding import Padding
 from rich.text import Text
 
 from grouprl.cli.words import app
 
 if TYPE_CHECKING:
-    from grouprl.imported.recipe import Imported
+    from grouprl.imported.recipe import Imported, Line
 
-_STYLES = {"equal": "green", "changed": "yellow", "not needed": "dim", "unsupported": "red"}
+_STYLES = {"unsupported": "red", "changed": "yellow", "equal": "green", "not needed": "cyan"}
+_LONGEST = 60  # characters of a value in the table; the recipe has all of it
 _NEEDED = {"model": "--model PATH", "task": "--task FILE.jsonl", "reward": "--reward FILE.py:FUNCTION"}
 
 
@@ -32,7 +33,7 @@ def import_config(
 
     Example: grouprl import-config grpo.yaml --world 4
 
-    Example: grouprl import-config run_qwen.sh --output qwen.yaml --allow data.truncation
+    Example: grouprl import-config run_qwen.sh --output qwen.yaml --allow data.train_files
     """
     from grouprl.imported.read import read_foreign
     from grouprl.imported.recipe import import_foreign, write_recipe
@@ -48,18 +49,36 @@ def import_config(
 
 
 def show_imported(imported: Imported, console: Console | None = None) -> None:
-    """Prints the table; a key in parentheses is a default there."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("key", "there", "verdict", "here", "why"):
-        table.add_column(name, overflow="fold")  # a key that is cut off helps nobody
-    for line in imported.lines:
-        outcome = line.outcome
-        here = ", ".join(f"{key}={_written(value)}" for key, value in outcome.ours.items())
-        key = Text(line.key, "bold") if line.is_named else Text(f"({line.key})", "dim")
-        verdict = Text(outcome.verdict, _STYLES[outcome.verdict])
-        table.add_row(key, Text(_written(line.value)), verdict, Text(here), Text(outcome.words, "dim"))
-    (console or Console()).print(table)
+    """Prints every key under its verdict; a key in parentheses is a default there that is another here."""
+    console = console or Console()
+    for verdict, style in _STYLES.items():
+        lines = [line for line in imported.lines if line.outcome.verdict == verdict]
+        if not lines:
+            continue
+        heading = f"{verdict}: {len(lines)} {'key' if len(lines) == 1 else 'keys'}"
+        console.print(Text(heading + (", left out" if verdict == "unsupported" else ""), f"bold {style}"))
+        if verdict == "not needed":
+            reasons = dict.fromkeys(line.outcome.words for line in lines)
+            for reason in reasons:
+                console.print(Padding(Text(reason, "dim"), (0, 0, 0, 2), expand=False))
+                keys = [_there(line) for line in lines if line.outcome.words == reason]
+                console.print(Padding(Text(", ", overflow="fold").join(keys), (0, 0, 0, 6), expand=False))
+            continue
+        for line in lines:
+            here = ", ".join(f"{key}={_shown(value)}" for key, value in line.outcome.ours.items())
+            words = Text(f" -> {here}" if here else "")
+            if line.outcome.words:
+                words.append(f" ({line.outcome.words})", "dim")
+            console.print(Padding(_there(line) + words, (0, 0, 0, 2), expand=False))
+    if any(not line.is_named for line in imported.lines):
+        console.print(Text("(KEY): a default there, which the file does not name", "dim"))
 
 
-def _written(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+def _there(line: Line) -> Text:
+    text = f"{line.key}={_shown(line.value)}"
+    return Text(text if line.is_named else f"({text})", overflow="fold")
+
+
+def _shown(value: Any) -> str:
+    text = " ".join((value if isinstance(value, str) else json.dumps(value, default=str)).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +11,12 @@ from typing import Any, Literal
 import yaml
 
 from grouprl.config.yaml_text import read_yaml
+from grouprl.imported.shell import OVERRIDE, overrides
 from grouprl.types import UserError
 
 Library = Literal["trl", "verl"]
 _OF_VERL = {"actor_rollout_ref", "trainer", "data", "algorithm", "critic", "reward_model", "custom_reward_function"}
-_OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w-]*(?:\.[\w-]+)+)=(.*)", re.DOTALL)
-_ASSIGNED = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^${}]*))?\})")
+_MAPPINGS = ("data.apply_chat_template_kwargs",)  # a key whose value is a mapping: what is below belongs to it
 
 
 @dataclass(frozen=True)
@@ -42,15 +39,18 @@ def read_foreign(path: Path) -> Foreign:
         why = error.strerror if isinstance(error, OSError) else "not text"
         raise UserError(f"{path}: expected a YAML, JSON or shell file, got {why!r}: check the path") from error
     if path.suffix in (".sh", ".bash"):
-        return Foreign("verl", _overrides(path, text))
+        return Foreign("verl", _of_script(path, text))
     try:
         tree = json.loads(text) if path.suffix == ".json" else read_yaml(text)
     except (ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path}: expected YAML or JSON, got {' '.join(str(error).split())}: correct it") from error
+    if isinstance(tree, list) and tree and all(isinstance(one, str) and OVERRIDE.fullmatch(one) for one in tree):
+        pairs = [one.lstrip("+").partition("=") for one in tree]  # Hydra's .hydra/overrides.yaml
+        return Foreign("verl", _joined({key: _value(value) for key, _, value in pairs}))
     if not isinstance(tree, dict) or not tree:
         raise UserError(f"{path}: expected lines of KEY: VALUE, got none: give a configuration of TRL or verl")
     if any(isinstance(tree.get(key), dict) for key in _OF_VERL):
-        return Foreign("verl", dict(_dotted(tree)))
+        return Foreign("verl", _joined(dict(_dotted(tree))))
     return Foreign("trl", tree)
 
 
@@ -62,37 +62,33 @@ def _dotted(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
             yield f"{above}{name}", value
 
 
-def _overrides(path: Path, text: str) -> dict[str, Any]:
-    """The words KEY.KEY=VALUE of a script, with its own variables in place."""
-    try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise UserError(f"{path}: expected a shell script, got {error}: correct it") from error
-    variables: dict[str, str] = {}
+def _joined(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with the keys below a mapping joined to it."""
     found: dict[str, Any] = {}
-    for word in words:
-        if over := _OVERRIDE.fullmatch(word):
-            found[over[1]] = _value(path, over[1], _filled(over[2], variables))
-        elif assigned := _ASSIGNED.fullmatch(word):
-            variables[assigned[1]] = _filled(assigned[2], variables)
-    if not found:
-        raise UserError(f"{path}: expected overrides such as data.train_batch_size=256, got none: check the script")
+    for key, value in values.items():
+        above = next((one for one in _MAPPINGS if key.startswith(f"{one}.")), None)
+        if above is None:
+            found[key] = value
+        else:
+            found[above] = {**(found.get(above) or {}), key.removeprefix(f"{above}."): value}
     return found
 
 
-def _filled(text: str, variables: Mapping[str, str]) -> str:
-    def value(match: re.Match[str]) -> str:
-        return variables.get(match[1] or match[2], match[3] if match[3] is not None else match[0])
-
-    return _VARIABLE.sub(value, text)
-
-
-def _value(path: Path, key: str, text: str) -> Any:
-    if "$" in re.sub(r"\$HOME|\$\{HOME\}", "", text) or "`" in text:
-        raise UserError(
-            f"{path}: {key}: expected a value, got {text}: the script does not say it; write the value there"
-        )
+def _of_script(path: Path, text: str) -> dict[str, Any]:
     try:
-        return read_yaml(re.sub(r"\$HOME|\$\{HOME\}", "~", text)) if text != "~" else None
+        found = overrides(text)
+    except ValueError as error:
+        raise UserError(f"{path}: expected a shell script, got {error}: correct it") from error
+    if not found:
+        raise UserError(
+            f"{path}: expected verl's overrides, such as data.train_batch_size=256, got none: check the script; of TRL "
+            "give the YAML of --config, or JSON"
+        )
+    return _joined({key: _value(value) for key, value in found.items()})
+
+
+def _value(text: str) -> Any:
+    try:
+        return read_yaml(text)
     except yaml.YAMLError:
         return text

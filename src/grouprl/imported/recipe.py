@@ -15,13 +15,16 @@ from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
 from grouprl.config.yaml_text import write_yaml
 from grouprl.imported.read import Foreign
-from grouprl.imported.table import Given, Outcome, references, unsupported
+from grouprl.imported.references import resolve
+from grouprl.imported.table import Given, Outcome, unsupported
 from grouprl.imported.trl_keys import TRL
+from grouprl.imported.trl_older import RENAMED
 from grouprl.imported.verl_keys import ESTIMATOR, VERL, verl_needs_not
 from grouprl.record.files import atomic_write_text
 from grouprl.types import UserError
 
 _TABLES = {"trl": TRL, "verl": VERL}
+_RENAMED: Mapping[str, Mapping[str, str]] = {"trl": RENAMED, "verl": {}}
 _SAID = ("model.path", "task.path")  # written into a recipe even where it is the default here
 
 
@@ -45,7 +48,7 @@ class Imported:
     @property
     def missing(self) -> tuple[str, ...]:
         """What a run still needs and the file does not name: model, task, rewards."""
-        firsts = {key.partition(".")[0] for key in self.changes if key != "model.dtype"}
+        firsts = {key.partition(".")[0] for key in self.changes}
         found = {
             "model": "model.path" in self.changes,
             "task": "task.path" in self.changes,
@@ -75,11 +78,26 @@ def import_foreign(foreign: Foreign, *, world: int = 1, allow: Collection[str] =
     Raises:
         UserError: keys that are unsupported and not allowed, all at once; or numbers that do not fit each other.
     """
-    entries = _TABLES[foreign.library]
-    named = {key: value for key, value in foreign.values.items() if not references(value)}
-    given = Given(named, {key: entry.default for key, entry in entries.items()}, world)
+    entries, renamed = _TABLES[foreign.library], _RENAMED[foreign.library]
+    written = {renamed.get(key, key): key for key in foreign.values}
+    for older, new in renamed.items():
+        if older in foreign.values and new in foreign.values:
+            raise UserError(f"{older}: expected a key once, got {new} too, its newer name: remove one")
+    values = {new: foreign.values[key] for new, key in written.items()}
+    defaults = {key: entry.default for key, entry in entries.items()}
+    named, unsaid = resolve(values, defaults) if foreign.library == "verl" else (values, {})
+    given = Given(named, defaults, world)
     base = "ppo" if given.get(ESTIMATOR) == "gae" else foreign.library
-    lines = tuple(Line(key, value, key in named, _outcome(entries, key, value, given)) for key, value in given.items())
+    keys = {key: unsaid.get(key, value) for key, value in given.items()} | unsaid
+    lines = tuple(
+        Line(
+            written.get(key, key),
+            value,
+            key in written,
+            _unsaid(entries, key, value, given) if key in unsaid else _outcome(entries, key, value, given),
+        )
+        for key, value in keys.items()
+    )
     refused = [one for one in lines if one.outcome.verdict == "unsupported" and one.key not in allow]
     if refused:
         words = [f"{one.key}={one.value}: {one.outcome.words}" for one in refused]
@@ -106,6 +124,17 @@ def _outcome(entries: Mapping[str, Any], key: str, value: Any, given: Given) -> 
             f"{key}: expected a value as {entries[key].default!r}, got {value!r:.80}: correct it"
         ) from error
     return outcome
+
+
+def _unsaid(entries: Mapping[str, Any], key: str, text: str, given: Given) -> Outcome:
+    """What becomes of a value that the file does not say: nothing, where nothing here depends on it."""
+    if key in entries:
+        outcome = _outcome(entries, key, entries[key].default, given)
+    else:
+        outcome = _outcome(entries, key, text, given)
+    if outcome.verdict == "not needed" or (key not in entries and outcome.verdict == "unsupported"):
+        return Outcome(outcome.verdict, words=outcome.words)
+    return unsupported(f"the file does not say {text}: write the value there")
 
 
 def _worth_showing(lines: Collection[Line], base: str) -> Iterator[Line]:
@@ -145,5 +174,8 @@ def write_recipe(imported: Imported, origin: str, path: Path, *, force: bool = F
     with tempfile.TemporaryDirectory() as folder:
         trial = Path(folder) / path.name
         trial.write_text(text, encoding="utf-8")
-        load_config(RunConfig, [trial], [])
+        try:
+            load_config(RunConfig, [trial], [])
+        except UserError as error:
+            raise UserError(str(error).replace(str(trial), f"{path} (not written)")) from error
     atomic_write_text(path, text)

@@ -87,6 +87,15 @@ def only(default: Any, why: str, *others: Any) -> Entry:
     return Entry(default, why, rule)
 
 
+def in_random_order() -> Entry:
+    """Whether the data is shuffled, which is so here in any case."""
+
+    def rule(_: Given, value: Any) -> Outcome:
+        return Outcome("equal") if value else changed("the order of the file", {}, "a random order, from seed")
+
+    return Entry(True, "problems come in a random order, from seed", rule)
+
+
 def choice(default: Any, here: str, known: Mapping[Any, Mapping[str, Any]]) -> Entry:
     """A key with a few values, each with its settings here."""
 
@@ -104,12 +113,12 @@ def unsupported(words: str) -> Outcome:
 
 def changed(theirs: object, ours: Mapping[str, Any], why: str) -> Outcome:
     """The outcome of a value that another value stands for; the words have both."""
-    return Outcome("changed", ours, f"{theirs} -> {listed(ours.values()) or 'nothing'}: {why}")
+    return Outcome("changed", ours, f"{theirs} -> {f'{listed(ours.values())}: ' if ours else ''}{why}")
 
 
-def references(value: object) -> bool:
-    """Whether a value is OmegaConf's name of another key, which says the same."""
-    return isinstance(value, str) and "${" in value
+def folder_name(name: str) -> str:
+    """A name for the run's folder: other characters become -."""
+    return "".join(one if (one.isalnum() and one.isascii()) or one in "._-" else "-" for one in name).lstrip("._-")
 
 
 def listed(values: Collection[Any]) -> str:

@@ -11,7 +11,8 @@ from types import MappingProxyType
 
 from grouprl.imported import trl_parts as parts
 from grouprl.imported import trl_rules as rules
-from grouprl.imported.table import Entry, Outcome, also_learned, choice, idle, idles, only, same
+from grouprl.imported.table import Entry, Outcome, also_learned, choice, idle, idles, in_random_order, only, same
+from grouprl.imported.trl_older import OLDER
 
 _NO_TENSORS = "how its batches and devices are arranged: packs, ranks and `torchrun` need no setting"
 _LOGS = "every step is recorded, in metrics.jsonl"
@@ -141,7 +142,7 @@ _BATCHES = {
     "eval_strategy": idle("no", "see eval_steps"),
     "seed": same("seed", 42),
     "data_seed": idle(None, "the order of problems comes from seed"),
-    "shuffle_dataset": only(True, "problems come in a random order"),
+    "shuffle_dataset": in_random_order(),
     "dataloader_drop_last": idle(False, "a step has whole groups"),
     "auto_find_batch_size": only(False, "a batch has the size of its recipe"),
 }
@@ -284,6 +285,6 @@ _NOT_NEEDED = {
 }
 
 TRL: Mapping[str, Entry] = MappingProxyType(
-    {**_ALGORITHM, **_SAMPLING, **_BATCHES, **_OPTIMIZER, **_MODEL, **_DATA, **_OUTPUT, **_NOT_NEEDED}
+    {**_ALGORITHM, **_SAMPLING, **_BATCHES, **_OPTIMIZER, **_MODEL, **_DATA, **_OUTPUT, **_NOT_NEEDED, **OLDER}
 )
 """Key -> entry. A key that is missing is unsupported."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grouprl.imported.table import Given, Outcome, changed, unsupported
+from grouprl.imported.table import Given, Outcome, changed, folder_name, unsupported
 
 _EIGHT, _PAGED = {"learner.moments": "8bit"}, {"learner.paged": True}
 OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
@@ -98,7 +98,7 @@ def rewards(given: Given, value: Any) -> Outcome:
 def reward_weights(given: Given, value: Any) -> Outcome:
     """The weights of the functions."""
     if value is None or given["reward_funcs"]:
-        return Outcome("equal", words="" if value is None else "rewards.0.weight and so on")
+        return Outcome("equal", words="" if value is None else "with reward_funcs")
     return unsupported("functions are named in Python there: give --reward FILE.py:FUNCTION=WEIGHT and allow this")
 
 
@@ -114,7 +114,7 @@ def dataset(given: Given, value: Any) -> Outcome:
 def run_name(given: Given, value: Any) -> Outcome:
     """The run's folder; the last part of output_dir where it is not given."""
     name = value or str(given["output_dir"] or "").rstrip("/").rpartition("/")[2]
-    clean = "".join(one if (one.isalnum() and one.isascii()) or one in "._-" else "-" for one in name).lstrip("._-")
+    clean = folder_name(name)
     return Outcome("equal", {"name": clean} if clean else {})
 
 

@@ -12,17 +12,28 @@ from types import MappingProxyType
 
 from grouprl.imported import verl_losses as losses
 from grouprl.imported import verl_rules as rules
-from grouprl.imported.table import Entry, Outcome, Rule, also_learned, choice, idle, idles, only, same
+from grouprl.imported.table import (
+    Entry,
+    Outcome,
+    Rule,
+    also_learned,
+    choice,
+    folder_name,
+    idle,
+    in_random_order,
+    only,
+    same,
+)
+from grouprl.imported.verl_rewards import REWARD
 from grouprl.imported.verl_rules import ESTIMATOR as ESTIMATOR
-from grouprl.imported.verl_rules import at_home
 
 
 def _every(key: str) -> Rule:
     return lambda _, value: rules.every(key, value)
 
 
-def _files(key: str) -> Rule:
-    return lambda _, value: rules.files(key, value)
+def _files(theirs: str, key: str) -> Rule:
+    return lambda given, value: rules.files(f"data.{theirs}", key, given, value)
 
 
 _MODES = (
@@ -71,8 +82,9 @@ _ACTOR = {
     "optim.lr_warmup_steps": Entry(-1, "learner.warmup_steps", rules.warmup),
     "optim.lr_warmup_steps_ratio": idle(0.0, "learner.warmup_steps below 1"),
     "optim.lr_scheduler_type": Entry("constant", "learner.schedule", rules.schedule),
-    "optim.warmup_style": only(None, "verl's old name of lr_scheduler_type", "constant"),
+    "optim.warmup_style": Entry(None, "learner.schedule; verl's old name of lr_scheduler_type", rules.warmup_style),
     "optim.min_lr_ratio": idle(0.0, "learner.min_lr_ratio"),
+    "optim.lr_decay_style": only(None, "the learning rate is lr_scheduler_type's", "constant"),
     "optim.num_cycles": idle(0.5, "half a cosine"),
     "optim.weight_decay": Entry(0.01, "learner.weight_decay", rules.weight_decay),
     "optim.betas": same("learner.betas", [0.9, 0.999]),
@@ -97,9 +109,7 @@ _ACTOR = {
 }
 
 _MODEL = {
-    "path": Entry(
-        "~/models/deepseek-llm-7b-chat", "model.path", lambda _, value: Outcome("equal", {"model.path": at_home(value)})
-    ),
+    "path": Entry("~/models/deepseek-llm-7b-chat", "model.path", rules.model_path),
     "trust_remote_code": only(False, "no code from a checkpoint"),
     "custom_chat_template": only(None, "model.chat_template, a file"),
     "override_config": only({}, "a model as its checkpoint says"),
@@ -125,9 +135,9 @@ _ROLLOUT = {
 }
 
 _DATA = {
-    "train_files": Entry("~/data/rlhf/gsm8k/train.parquet", "task.path", _files("task.path")),
+    "train_files": Entry("~/data/rlhf/gsm8k/train.parquet", "task.path", _files("train_files", "task.path")),
     "val_files": Entry(
-        "~/data/rlhf/gsm8k/test.parquet", "task.arguments.test_path", _files("task.arguments.test_path")
+        "~/data/rlhf/gsm8k/test.parquet", "task.arguments.test_path", _files("val_files", "task.arguments.test_path")
     ),
     "prompt_key": same("task.arguments.prompt_column", "prompt"),
     "reward_fn_key": only("data_source", "the column data_source"),
@@ -138,17 +148,19 @@ _DATA = {
     "filter_overlong_prompts": idle(False, "prompts have no limit: none is cut or dropped"),
     "truncation": idle("error", "prompts have no limit: none is cut or dropped"),
     "train_max_samples": only(-1, "all problems of the file"),
-    "shuffle": only(True, "problems come in a random order"),
+    "shuffle": in_random_order(),
     "seed": same("seed", None),
     "apply_chat_template_kwargs": same("model.chat_template_kwargs", {}),
     "custom_cls.path": only(None, "task.path, a file, or a task in Python"),
+    "sampler.class_path": only(None, "rollout.curriculum.order"),
+    "datagen.path": only(None, "no generated data"),
 }
 
 _TRAINER = {
     "total_epochs": Entry(30, "epochs", rules.epochs),
     "total_training_steps": same("steps", None),
     "project_name": same("trackers.project", "verl_examples"),
-    "experiment_name": same("name", "gsm8k"),
+    "experiment_name": Entry("gsm8k", "name", lambda _, value: Outcome("equal", {"name": folder_name(str(value))})),
     "logger": Entry(["console", "wandb"], "trackers", rules.trackers),
     "save_freq": Entry(-1, "checkpoint.every; 0 = at the end", _every("checkpoint.every")),
     "test_freq": Entry(-1, "evaluation.every; 0 = before and after", _every("evaluation.every")),
@@ -157,23 +169,11 @@ _TRAINER = {
     "val_only": only(False, "`grouprl eval`"),
 }
 
-_REWARD = {
-    "custom_reward_function.path": Entry(None, "rewards.0.path", rules.reward),
-    **idles(
-        "see custom_reward_function.path",
-        {
-            "custom_reward_function.name": None,
-            "reward.custom_reward_function.path": None,
-            "reward.custom_reward_function.name": "compute_score",
-        },
-    ),
-    "reward_model.enable": only(None, "a trained reward model: rewards.0.path=FOLDER (docs/preferences.md)", False),
-    "reward_model.reward_manager": only(None, "a value for each completion", "naive"),
-    "reward.reward_manager.name": only("naive", "a value for each completion"),
-    "reward.reward_model.enable": only(False, "a trained reward model: rewards.0.path=FOLDER (docs/preferences.md)"),
+_OTHERS = {
     "critic.optim.lr": Entry(1e-5, "learner.critic_learning_rate", rules.of_critic("learner.critic_learning_rate")),
     "critic.cliprange_value": Entry(0.5, "algorithm.value_clip", rules.of_critic("algorithm.value_clip")),
     "distillation.enabled": only(False, "no distillation"),
+    "actor_rollout_ref.actor.router_replay.mode": only(None, "the router is not replayed", "disabled"),
 }
 
 
@@ -189,7 +189,8 @@ VERL: Mapping[str, Entry] = MappingProxyType(
         **_under("actor_rollout_ref.rollout", _ROLLOUT),
         **_under("data", _DATA),
         **_under("trainer", _TRAINER),
-        **_REWARD,
+        **REWARD,
+        **_OTHERS,
     }
 )
 """Dotted key -> entry. A key that is neither here nor in `NOT_NEEDED` is unsupported."""
@@ -206,10 +207,15 @@ _IDLE: Mapping[str, Mapping[str, str]] = {
     "actor_rollout_ref": {"of verl's workers": "hybrid_engine nccl_timeout", "as the policy": "ref.*"},
     "actor_rollout_ref.actor": {
         _DEVICES: "ppo_micro_batch_size ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu use_dynamic_bsz "
-        "strategy ulysses_sequence_parallel_size fsdp_config.* megatron.* rollout_n",
+        "strategy ulysses_sequence_parallel_size fsdp_config.* megatron.* rollout_n "
+        "optim.override_optimizer_config.optimizer_cpu_offload "
+        "optim.override_optimizer_config.optimizer_offload_fraction "
+        "optim.override_optimizer_config.overlap_cpu_optimizer_d2h_h2d "
+        "optim.override_optimizer_config.use_precision_aware_optimizer",
         _KERNELS: "use_torch_compile use_fused_kernels use_remove_padding use_prefix_grouper pad_to_length "
-        "entropy_from_logits_with_chunking entropy_from_logits_chunk_size entropy_checkpointing",
-        _OFF: "policy_loss.* qat.* profiler.* freeze_vision_tower",
+        "entropy_from_logits_with_chunking entropy_from_logits_chunk_size entropy_checkpointing "
+        "sum_pi_squared_checkpointing",
+        _OFF: "policy_loss.* qat.* profiler.* freeze_vision_tower router_replay.*",
         "a checkpoint has all of a run": "checkpoint.*",
         "every step has its entropy": "calculate_entropy calculate_sum_pi_squared",
         "optim.clip_grad counts": "grad_clip",
@@ -232,21 +238,23 @@ _IDLE: Mapping[str, Mapping[str, str]] = {
         "log_prob_max_token_len_per_gpu do_sample over_sample_rate multi_stage_wake_up router_config_path "
         "calculate_log_probs skip_tokenizer_init enable_rollout_routing_replay moe_load_balance_metrics_interval "
         "quantization quantization_config_file mtp qat engine_kwargs.* agent.* checkpoint_engine.* trace.* profiler.* "
-        "prometheus.* disaggregation.*",
+        "prometheus.* disaggregation.* skip_rollout skip_dump_dir skip_use_default_dir",
         "evaluation.samples; the policy is also evaluated greedily": "val_kwargs.*",
         _OFF: "multi_turn.*",
     },
     "data": {
         _TEXT: "tokenizer use_shm tool_config_path function_tool_path return_raw_input_ids return_raw_chat "
         "return_full_prompt dataloader_num_workers image_patch_size filter_overlong_prompts_workers image_key "
-        "video_key audio_key trust_remote_code return_multi_modal_inputs mm_processor_kwargs custom_cls.*",
+        "video_key audio_key trust_remote_code return_multi_modal_inputs mm_processor_kwargs custom_cls.* sampler.* "
+        "datagen.*",
         "evaluation.problems": "val_max_samples val_batch_size validation_shuffle",
     },
     "trainer": {
         _PLACE: "balance_batch rollout_data_dir validation_data_dir nnodes n_gpus_per_node esi_redundant_time "
         "resume_mode resume_from_path checkpoint_callback_class default_hdfs_dir del_local_ckpt_after_load "
-        "default_local_dir max_critic_ckpt_to_keep ray_wait_register_center_timeout device use_v1 v1.*",
-        "every completion is recorded, in rollouts.sqlite": "log_val_generations",
+        "default_local_dir max_critic_ckpt_to_keep ray_wait_register_center_timeout device use_v1 v1.* "
+        "use_legacy_worker_impl",
+        "every completion is recorded, in rollouts.sqlite": "log_val_generations val_generations_to_log_to_wandb",
         "a run is evaluated before and after": "val_before_train",
     },
     "algorithm": {
@@ -257,7 +265,8 @@ _IDLE: Mapping[str, Mapping[str, str]] = {
     "custom_reward_function": {"rewards.0.arguments": "reward_kwargs.*"},
     "reward": {
         "rewards.0.arguments": "custom_reward_function.reward_kwargs.*",
-        "of verl's reward workers: rollout.scoring": "num_workers reward_manager.* reward_model.* sandbox_fusion.*",
+        "of verl's reward workers: rollout.scoring": "num_workers reward_manager.* reward_model.* "
+        "sandbox_fusion.* reward_kwargs.*",
     },
     "critic": {
         "the critic is a copy of the policy, and learns in the same updates": "rollout_n strategy enable "
@@ -272,8 +281,13 @@ _IDLE: Mapping[str, Mapping[str, str]] = {
     },
     "reward_model": {
         _OFF: "num_workers enable_resource_pool n_gpus_per_node nnodes reward_loop_source reward_loop_module_path "
-        "reward_loop_class_name model.* rollout.*"
+        "reward_loop_class_name model.* rollout.* reward_kwargs.* strategy micro_batch_size micro_batch_size_per_gpu "
+        "max_length "
+        "use_dynamic_bsz forward_max_token_len_per_gpu launch_reward_fn_async profiler.* use_reward_loop "
+        "ulysses_sequence_parallel_size",
+        "model-written code runs in the sandbox here (docs/sandbox.md)": "sandbox_fusion.*",
     },
+    "reward_manager": {_OFF: "module.*"},
     "distillation": {_OFF: "distillation_loss.* n_gpus_per_node nnodes teacher_models.* teacher_key"},
     "sandbox_fusion": {"model-written code runs in the sandbox here (docs/sandbox.md)": "*"},
     **{name: {"of verl's workers": "*"} for name in ("global_profiler", "transfer_queue", "ray_kwargs", "skip")},

@@ -9,6 +9,7 @@ from grouprl.imported.table import Given, Outcome, Rule, changed, listed, unsupp
 
 ESTIMATOR = "algorithm.adv_estimator"
 ACTOR = "actor_rollout_ref.actor."
+MODEL = "actor_rollout_ref.model."
 _NO_STD = {"algorithm.std": "population", "algorithm.eps": 1e-6}  # the preset has another, for a deviation
 
 
@@ -123,6 +124,11 @@ def schedule(given: Given, value: Any) -> Outcome:
     return unsupported("expected constant, or cosine with num_cycles=0.5")
 
 
+def warmup_style(given: Given, value: Any) -> Outcome:
+    """The older name of the schedule, which counts where it is given."""
+    return Outcome("equal") if value is None else schedule(given, value)
+
+
 def weight_decay(given: Given, value: Any) -> Outcome:
     """The decay, which verl gives norms and biases too."""
     if not value:
@@ -142,13 +148,22 @@ def every(key: str, value: Any) -> Outcome:
     return Outcome("equal", {key: max(0, value)})
 
 
-def files(key: str, value: Any) -> Outcome:
-    """One data file."""
+def files(theirs: str, key: str, given: Given, value: Any) -> Outcome:
+    """One data file, where the script names it; verl's default is an example's."""
+    if theirs not in given.named:
+        return Outcome("not needed", words="verl's own default, an example's file, is left out")
     names = value if isinstance(value, list) else [value]
     if len(names) != 1:
-        return unsupported("expected one file: join them")
+        return unsupported("expected one file: join them, or make a mixture of tasks (docs/tasks.md)")
     name = {"task.name": "jsonl"} if key == "task.path" else {}
     return Outcome("equal", {key: at_home(names[0]), **name} if names[0] else {})
+
+
+def model_path(given: Given, value: Any) -> Outcome:
+    """The model, where the script names it; verl's default is an example's."""
+    if f"{MODEL}path" not in given.named:
+        return Outcome("not needed", words="verl's own default, an example's folder, is left out")
+    return Outcome("equal", {"model.path": at_home(value)})
 
 
 def at_home(path: str) -> str:
@@ -156,22 +171,9 @@ def at_home(path: str) -> str:
     return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
-def reward(given: Given, value: Any) -> Outcome:
-    """The user's compute_score; without one verl picks a scorer by data_source."""
-    at = "reward.custom_reward_function" if given["reward.custom_reward_function.path"] else "custom_reward_function"
-    path = given[f"{at}.path"]
-    if not path:
-        return unsupported("verl picks a scorer by data_source: write it as compute_score, or allow and give --reward")
-    name = given[f"{at}.name"] or "compute_score"
-    prefix = f"{at}.reward_kwargs."
-    arguments = {key.removeprefix(prefix): one for key, one in given.named.items() if key.startswith(prefix)}
-    made = {"name": name, "path": str(path).removeprefix("file://"), **({"arguments": arguments} if arguments else {})}
-    return Outcome("equal", {"rewards": [made], "task.arguments.verifier": name}, "called for each completion")
-
-
 def lora(key: str, given: Given, value: Any) -> Outcome:
     """A setting of the adapter; rank 0 = none."""
-    if not given["actor_rollout_ref.model.lora_rank"]:
+    if not given[f"{MODEL}lora_rank"]:
         return Outcome("not needed", words="no adapter with lora_rank=0")
     return Outcome("equal", {f"model.lora.{key}": value})
 
