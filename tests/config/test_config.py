@@ -279,7 +279,7 @@ def test_every_mistake_is_told_at_once_with_its_place(tmp_path: Path):
             f"{path}:2: learner.learning_rate: expected a valid number, got 'fast' (learning rate after the warm-up)",
             f"{path}:3: rewards.1.name: expected a value, got nothing (name of the reward in the record)",
             "override model.dtype=fp16: model.dtype: expected 'float32', 'bfloat16' or 'auto', got 'fp16' "
-            "(of the computation; auto = bfloat16 if its products are faster)",
+            "(dtype of the computation; auto = bfloat16 if its products are faster)",
             "override top_p=0.5: top_p: unknown key; did you mean rollout.top_p?",
             "override algorithm.kl=k9: algorithm.kl_estimator: got 'k9', expected one of k1, k2, k3",
             "override algorithm.clip_low=2: algorithm.clip_low: 2 is out of range, expected 0 or more and less than 1",
