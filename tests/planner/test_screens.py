@@ -223,6 +223,19 @@ def test_the_version_and_the_module() -> None:
     assert ran.stdout == f"grouprl {grouprl.__version__}\n"
 
 
+def test_paged_moments_are_planned_on_a_gpu_and_refused_on_a_cpu() -> None:
+    """Moments of Qwen2.5-7B in float32: 7,615,616,512 weights at 8 bytes."""
+
+    def planned(*settings: str) -> Any:
+        config = config_of(RunConfig, [*settings, "model.path=Qwen2.5-7B"])
+        return plan_run(config, prompt_tokens=99, available=1, rates=None).memory
+
+    usual, paged = planned(*GPU), planned(*GPU, "learner.paged=true")
+    assert usual.peak - paged.peak == 8 * 7_615_616_512
+    with pytest.raises(UserError, match=r"learner\.paged: expected false on a CPU"):
+        planned("model.device=cpu", "learner.paged=true")
+
+
 BATCH = [
     *("model.device=cuda", "model.dtype=bfloat16", "rollout.problems_per_step=16", "rollout.group_size=8"),
     *("rollout.max_tokens=1024", "learner.moments=bfloat16"),

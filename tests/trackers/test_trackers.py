@@ -255,6 +255,26 @@ def test_a_tracker_that_hangs_holds_up_neither_steps_nor_the_end(
     assert out.count("did not end within 0 s") == 1
 
 
+class Silent(Broken):
+    """A tracker whose library never begins."""
+
+    def begin(self, about: About) -> Shown:
+        time.sleep(3600)
+        raise AssertionError
+
+
+def test_a_tracker_that_never_begins_is_said_before_the_first_step_and_not_again(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_tracker(monkeypatch, Silent)
+    monkeypatch.setattr(following, "LINK_SECONDS", 0.1)
+    monkeypatch.setattr(following, "END_SECONDS", 0.2)
+    assert train(tiny, tmp_path, ["tensorboard"]).finished
+    out = capsys.readouterr().out
+    assert out.index("Warning: the tracker tensorboard has not answered within 0 s") < out.index("1/4")
+    assert out.count("Warning: the tracker") == 1
+
+
 def test_a_server_that_is_not_there_does_not_stop_a_run(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

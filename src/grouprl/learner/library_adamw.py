@@ -105,7 +105,13 @@ def _check(weights: Collection[Tensor], config: UpdateConfig, setting: str) -> N
             "the nearest number and loses small updates: set learner.moments=bfloat16 and learner.paged=false, or "
             "model.weights=float32, or train an adapter (model.lora={})"
         )
-    if config.paged and any(weight.device.type != "cuda" for weight in weights):
+    for device in {weight.device.type for weight in weights}:
+        refuse_paged(config, device)
+
+
+def refuse_paged(config: UpdateConfig, device: str) -> None:
+    """Raises UserError for paged moments on another device than "cuda"."""
+    if config.paged and device != "cuda":
         raise UserError(
             "learner.paged: expected false on a CPU, whose memory the moments are in anyway, got true: remove it"
         )

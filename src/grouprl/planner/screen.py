@@ -13,6 +13,7 @@ from rich.table import Table
 
 from grouprl.algorithms.values import CopiedCritic
 from grouprl.config.run import RunConfig
+from grouprl.learner.library_adamw import refuse_paged
 from grouprl.models.precision import faster_dtype
 from grouprl.models.recompute import recomputes
 from grouprl.planner.machine import measured_rates, total_memory
@@ -126,10 +127,15 @@ def networks_of(config: RunConfig) -> Networks:
 
 
 def step_of(config: RunConfig, prompt_tokens: int) -> StepShape:
-    """Returns the step of a configuration."""
+    """Returns the step of a configuration.
+
+    Raises:
+        UserError: the moments are paged, and the step is on a CPU.
+    """
     rollout, device, dtype = config.rollout, config.model.device, config.model.dtype
     dtype = dtype if config.model.weights == "float32" else "bfloat16"
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    refuse_paged(config.learner, "cuda" if on_gpu else "cpu")
     return StepShape(
         problems=rollout.problems_per_step,
         group_size=rollout.group_size,

@@ -32,6 +32,7 @@ TRACKERS: Mapping[str, Callable[[], Tracker]] = {
 }
 LINK_SECONDS = 10.0  # longest wait for the links before the first step
 END_SECONDS = 10.0  # longest wait at the end of a run, all trackers together
+_WAITS = "the run goes ahead, and what the tracker has not taken by its end is lost"
 _WAITING = 256  # records that wait for a tracker; one more is dropped
 
 _Job = Callable[[Tracker], None]
@@ -99,7 +100,8 @@ class Trackers:
             self._followers.append(Follower(name, self._about(known.get(name), after)))
         until = time.monotonic() + LINK_SECONDS
         for follower in self._followers:
-            follower.ready.wait(max(0.0, until - time.monotonic()))
+            if not follower.ready.wait(max(0.0, until - time.monotonic())):
+                self._once(follower, "silent", f"has not answered within {LINK_SECONDS:.0f} s; {_WAITS}")
         self._report()
 
     def _about(self, known: Any, after: int) -> About:
@@ -145,7 +147,7 @@ class Trackers:
             follower.send(None)
         until = time.monotonic() + END_SECONDS
         for follower in self._followers:
-            if not follower.join(until):
+            if not follower.join(until) and (follower.ready.is_set() or (follower.name, "silent") not in self._said):
                 self._once(follower, "end", f"did not end within {END_SECONDS:.0f} s; what it has not sent is lost")
         self._report()
 
