@@ -246,9 +246,9 @@ def needs_answer(answer: list[str], **keywords: Any) -> list[float]:
             raising,
             r"got 4 invalid of the last 8: raising raised ZeroDivisionError: .*test_trainer.py:\d+\) \(4 times\)",
         ),
-        (short, r"short gave a wrong result: expected a list of 1 values, one per completion, got 0"),
+        (short, r"short gave a wrong result: expected a list of 4 values, one per completion, got 3"),
         (textual, r"textual gave 'good' \(str\), expected a number or None"),
-        (no_list, r"no_list gave a wrong result: expected a list of 1 values, one per completion, got float"),
+        (no_list, r"no_list gave a wrong result: expected a list of 4 values, one per completion, got float"),
         (
             needs_answer,
             r"reward needs_answer: expected problems with the column 'answer', got number: rename the column",

@@ -55,8 +55,6 @@ VERDICTS = {
     "odd letters": "raised ValueError: bad \N{REPLACEMENT CHARACTER} \N{REPLACEMENT CHARACTER} char (misbehaving.py:",
     "text": "gave '1' (str), expected a number or None",
     "list": "gave [1.0] (list), expected a number or None",
-    "two values": "gave a wrong result: expected a list of 1 values, one per completion, got 2",
-    "no value": "gave a wrong result: expected a list of 1 values, one per completion, got 0",
 }
 
 
@@ -75,7 +73,7 @@ def scored(pool: RewardPool, *texts: str) -> list[Any]:
 
 
 def test_every_deed_has_its_verdict() -> None:
-    assert VERDICTS.keys() | {"none", "leak"} == DEEDS.keys()
+    assert VERDICTS.keys() | {"none", "leak", "two values", "no value"} == DEEDS.keys()
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +92,15 @@ def test_a_completion_that_cannot_be_judged_is_invalid_alone(
     assert isinstance(bad, Invalid)
     assert bad.reason.startswith(VERDICTS[deed])
     assert scored(one, *NORMAL) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(("deed", "count"), [("two values", 4), ("no value", 2)])
+def test_a_wrong_count_makes_the_whole_call_invalid(pool: RewardPool, deed: str, count: int) -> None:
+    """Called for each completion, a function that gives one value for a group would seem to be right."""
+    found = scored(pool, "fine", deed, "fine")
+    reason = f"gave a wrong result: expected a list of 3 values, one per completion, got {count}"
+    assert [isinstance(value, Invalid) and value.reason for value in found] == [reason] * 3
+    assert scored(pool, *NORMAL) == [1.0, 1.0]
 
 
 def test_none_means_that_it_does_not_apply(pool: RewardPool) -> None:

@@ -237,7 +237,7 @@ def _answer(
         values = [{"invalid": str(v.reason)} if isinstance(v, Invalid) else v for v in found.values]
         return {"values": values, "extra": found.extra, "metrics": found.metrics}
     except WrongCountError as error:
-        return {"error": f"gave a wrong result: {error}"}
+        return {"error": f"gave a wrong result: {error}", "of_call": True}
     except BaseException as error:  # noqa: BLE001  user code: report any exception, never turn it into a reward
         return {"error": f"raised {describe(error)}", "memory": isinstance(error, MemoryError)}
 

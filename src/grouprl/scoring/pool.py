@@ -72,14 +72,15 @@ class _Failure:
     reason: str
     hung: bool = False  # the call hung; another attempt would take as long
     died: bool = False  # the worker died or must not be used again
+    of_call: bool = False  # of no single completion: a wrong count, which a call for each could hide
 
 
 class RewardPool:
     """Runs reward functions in worker processes. It is a context manager, whose end kills every process.
 
-    When a call raises, hangs, dies or returns a wrong count, the pool calls the function again for each completion
-    alone. Completions that fail alone are `Invalid`; the others keep their value. After the failure of a `whole` call
-    all of its completions are `Invalid`.
+    When a call raises, hangs or dies, the pool calls the function again for each completion alone. Completions that
+    fail alone are `Invalid`; the others keep their value. After the failure of a `whole` call, or a wrong count of
+    values, all completions of the call are `Invalid`.
 
     Args:
         functions: the functions that the workers load, by name.
@@ -240,8 +241,8 @@ class RewardPool:
         return worker
 
     def _apart(self, job: _Job, failure: _Failure) -> Called | list[PendingValues]:
-        """Starts a call for each completion of a failed call; if it cannot be divided, returns the reason."""
-        if not job.divides:
+        """Starts a call for each completion of a failed call; if that is of no use, returns the reason."""
+        if not job.divides or failure.of_call:
             return Called([Invalid(readable(failure.reason))] * len(job.completions), {})
         singles = [{name: [values[n]] for name, values in job.keywords.items()} for n in range(len(job.completions))]
         # Before further groups, because they may stop the run.
@@ -262,7 +263,7 @@ class RewardPool:
             if reply.get("memory"):
                 return _Failure(f"needed more than {limits.memory_mib} MiB of memory", died=True)
             if "values" not in reply:
-                return _Failure(str(reply["error"]))
+                return _Failure(str(reply["error"]), of_call=bool(reply.get("of_call")))
             return decode(reply, len(job.completions)), int(reply["grown"])
         except TimeoutError:
             return _Failure(f"took longer than {limits.seconds:g} s", hung=True, died=True)
