@@ -42,6 +42,30 @@ def test_no_violation(lab: Opened, address: str, theme: str) -> None:
     assert violations(lab.page) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("button", ["Start a run", "Resume axe", "Notes on axe"])
+def test_no_violation_in_a_dialog(lab: Opened, button: str, theme: str) -> None:
+    lab.page.emulate_media(color_scheme=theme)
+    lab.go("/")
+    lab.page.get_by_role("button", name=button, exact=True).click()
+    dialog = lab.page.get_by_role("dialog")
+    for folded in dialog.locator("summary").all():
+        folded.click()
+    assert violations(lab.page) == []
+    dialog.get_by_role("button", name="Close").click()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("address", PAGES)
+def test_no_violation_where_everything_is_unfolded(lab: Opened, address: str) -> None:
+    lab.go(address)
+    for _ in range(2):  # what is inside another
+        lab.page.wait_for_timeout(300)
+        lab.page.evaluate("document.querySelectorAll('main details').forEach((one) => { one.open = true; })")
+    assert violations(lab.page) == []
+
+
 def test_a_violation_would_be_found(lab: Opened) -> None:
     lab.go("/")
     lab.page.evaluate("document.querySelector('main').append(document.createElement('input'))")

@@ -93,9 +93,10 @@ function chooser(runs, place, presets, stage) {
   const examples = Object.entries(presets).map(([name, rewards]) =>
     h("button", { type: "button", onclick: () => go({ rewards: rewards.join(","), algorithm: place.algorithm }) }, name));
   const recorded = runs.length || place.run ? recordedFields(runs, place, go, failed) : null;
+  const made = [h("div", { class: "row", role: "group", "aria-label": "Examples" }, h("span", { class: "note" }, "Examples"), examples),
+    typedFields(place, go, failed)];
   return h("div", { class: "card choose" }, failed, recorded,
-    h("div", { class: "row presets", role: "group", "aria-label": "Examples" }, h("span", { class: "note" }, "Examples"), examples),
-    typedFields(place, go, failed));
+    recorded ? h("details", { open: !place.run }, h("summary", {}, "Or an example, or rewards of your own"), made) : made);
 }
 
 function recordedFields(runs, place, go, failed) {
