@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from grouprl.lab.export import write_explainer
 from lab_browser import Lab, Opened, needs_chromium, opened
 from lab_runs import FULL_CONFIG, Made, make_run
 
@@ -64,6 +65,17 @@ def test_no_violation_where_everything_is_unfolded(lab: Opened, address: str) ->
         lab.page.wait_for_timeout(300)
         lab.page.evaluate("document.querySelectorAll('main details').forEach((one) => { one.open = true; })")
     assert violations(lab.page) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("address", ["/step", "/group", "/ppo"])
+def test_no_violation_in_the_exported_explainer(lab: Opened, tmp_path: Path, address: str) -> None:
+    page = lab.page.context.new_page()
+    page.goto(f"{write_explainer(tmp_path).as_uri()}#{address}")
+    page.locator("main .page").wait_for()
+    page.wait_for_timeout(500)
+    assert violations(page) == []
+    page.close()
 
 
 def test_a_violation_would_be_found(lab: Opened) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from grouprl.config.command_line import RECIPES
 from grouprl.config.run import RunConfig, load_config
-from lab_browser import Lab, Opened, needs_chromium, opened
+from lab_browser import Lab, Opened, needs_chromium, opened, served
 from lab_runs import Made, make_run
 
 pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(120)]
@@ -134,6 +134,21 @@ def test_printed_charts_fit_their_cards_and_are_light(lab: Opened) -> None:
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.evaluate("getComputedStyle(document.body).color") == dark
     page.get_by_label("Theme").select_option("")
+
+
+def test_a_folder_without_runs_says_how_to_begin(lab: Opened, tmp_path: Path) -> None:
+    with served(tmp_path) as empty:
+        page = lab.page.context.new_page()
+        page.goto(empty.link)
+        begin = page.get_by_role("heading", name="No run yet")
+        begin.wait_for()
+        assert page.locator(".tools > :visible").all_inner_texts() == ["Start a run"]
+        for address in ("#/step", "#/group", "#/ppo"):
+            page.locator(f".empty a[href='{address}']").click()
+            page.locator("main .explains h1").wait_for()
+            page.go_back()
+            begin.wait_for()
+        page.close()
 
 
 @pytest.mark.parametrize("width", [1024, 1179, 1001, 390])

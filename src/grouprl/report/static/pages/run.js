@@ -42,7 +42,7 @@ export async function render(root, { run: id }, query) {
   const warned = part("Warnings", ({ run }) => run.warnings, ({ run }) => (run.warnings.length ? warningsTable(run.warnings) : null));
   const found = part("Before and after", ({ run: { summary } }) => [summary.before, summary.after], (page) => beforeAndAfter(page.run.summary));
   const changes = part(null, reached, () => later(get(`${path}/course`), (answer) => course(id, answer)));
-  put(root, top.element, warned.element, changes.element, found.element, bar, howTo(true), page.unfound, charts, tables.element);
+  put(root, top.element, warned.element, changes.element, bar, howTo(true), page.unfound, charts, found.element, tables.element);
   const show = () => {
     arrange(page, charts);
     for (const one of [top, warned, changes, found, tables]) one.show(page);

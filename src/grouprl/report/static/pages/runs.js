@@ -24,7 +24,7 @@ export async function render(root) {
   const [{ runs }, { root: folder }] = await Promise.all([get("runs"), get("session")]);
   const page = { runs, rows: new Map() };
   const names = () => page.runs.map((run) => run.name);
-  const table = shownTable(), none = h("p", { class: "card empty" }), wrong = h("p", { class: "error", role: "status" });
+  const table = shownTable(), none = h("div", { class: "card empty" }), wrong = h("p", { class: "error", role: "status" });
   const comparable = () => page.runs.filter((run) => chosen.has(run.id) && run.status !== "broken").map(({ id }) => id);
   const compare = h("button", { type: "button", onclick: () => { location.hash = comparing(comparable()); } });
   const changed = () => {
@@ -37,8 +37,8 @@ export async function render(root) {
   page.search = h("input", { type: "search", placeholder: "Find by name, tag, note, algorithm, model or task", "aria-label": "Find runs", spellcheck: "false",
     oninput: rearranged });
   page.order = select(Object.keys(ORDERS).map((name) => [name, name]), null, { "aria-label": "Order of the runs", onchange: rearranged });
-  const tools = h("div", { class: "row tools" }, h("button", { type: "button", class: "main", onclick: start }, "Start a run"),
-    compare, page.search, page.order, toggle(false, (on) => { page.archived = on; rearranged(); }, "Show archived"));
+  page.choices = [compare, page.search, page.order, toggle(false, (on) => { page.archived = on; rearranged(); }, "Show archived")];
+  const tools = h("div", { class: "row tools" }, h("button", { type: "button", class: "main", onclick: start }, "Start a run"), page.choices);
   put(root, h("h1", {}, "Runs"), h("p", { class: "note" }, visible(folder)), tools, wrong, none, table.element);
   const show = ({ runs: found }) => {
     page.runs = found;
@@ -65,8 +65,18 @@ function arrange(page, table, none) {
   place(table.body, ordered.map((run) => page.rows.get(run.id).element));
   table.element.hidden = !ordered.length;
   none.hidden = ordered.length > 0;
-  const first = ["No run yet. Start one here, or in a terminal with ", h("code", {}, "grouprl train demo"), "."];
-  put(none, page.runs.length ? "No run matches; archived ones are shown on request." : first);
+  for (const one of page.choices) one.hidden = !page.runs.length;
+  put(none, page.runs.length ? "No run matches; archived ones are shown on request." : first());
+}
+
+/** What a folder without runs says. */
+function first() {
+  const link = (to, text) => h("a", { href: `#/${to}` }, text);
+  return [h("h2", {}, "No run yet"),
+    h("p", {}, "Start one above: the recipe demo teaches the built-in model to solve word problems, in about two minutes on a CPU. In a terminal the same is ",
+      h("code", {}, "grouprl train demo"), "."),
+    h("p", {}, "These pages need no run: ", link("step", "GRPO step by step"), " leads one group from its prompt to the update, ",
+      link("group", "One group"), " shows what rewards become, and ", link("ppo", "PPO and GRPO"), " compares both and plans memory.")];
 }
 
 function above(a, b) {

@@ -80,7 +80,7 @@ function about({ source, algorithm, notes }) {
   const which = source.rewards === undefined
     ? ["Step ", h("b", {}, String(source.step)), " of run ", h("b", {}, written(source.run)), ", group ",
       h("b", {}, String(source.group)), ` of ${source.groups} (counted from 0), trained with ${algorithm.name}.`]
-    : [`${source.rewards.length} rewards of your own, with ${algorithm.name}.`];
+    : [`A group of ${source.rewards.length} typed rewards, with ${algorithm.name}.`];
   return h("div", {}, h("p", {}, which), notes.map((sentence) => h("p", { class: "note" }, sentence)));
 }
 
