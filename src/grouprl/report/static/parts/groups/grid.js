@@ -2,8 +2,8 @@
 import { get, ofRun } from "../api.js";
 import { h, put, say, write } from "../dom.js";
 import { address, note } from "../address.js";
-import { number, signed, written } from "../text.js";
-import { FULL, inWords, kept, kindOfGroup, signalMark, tint, tinted } from "./marks.js";
+import { number, written } from "../text.js";
+import { FULL, inWords, kindOfGroup, shortSigned, signalMark, tint, tinted } from "./marks.js";
 
 const PAGE = 50; // groups shown at once
 
@@ -104,12 +104,10 @@ function cells(state, group) {
       tinted(h("a", {
         href: to({ c: completion.index }), tabindex: "-1", "data-column": place + 1,
         "aria-label": inWords(completion), class: `tint${completion.invalid ? " invalid" : ""}`,
-      }, h("span", {}, completion.invalid ? "invalid" : short(completion.advantage)),
+      }, h("span", {}, completion.invalid ? "invalid" : shortSigned(completion.advantage)),
       h("span", { class: "tick" }, completion.correct ? "\u2713" : "")), tint(completion.advantage, FULL)))),
   ];
 }
-
-const short = kept((advantage) => signed(advantage, 2));
 
 /** Makes the link at the place of the keyboard the one that Tab leads to; gives it. */
 function mark({ body, at, first }) {

@@ -74,7 +74,9 @@ export function kept(written) {
   };
 }
 
-const shortNumber = kept(number), shortSigned = kept(signed);
+const shortNumber = kept(number);
+/** An advantage as a cell has it, and its label: who says what is seen has to reach it. */
+export const shortSigned = kept((advantage) => signed(advantage, 2));
 
 /** One completion in a sentence, for those who listen and for a hover. */
 export function inWords(completion) {
