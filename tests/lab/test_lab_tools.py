@@ -51,6 +51,7 @@ def test_a_chart_is_saved_as_its_values_and_as_a_picture(lab: Opened, tmp_path: 
     assert table == [["step", "total"], *([str(step), f"{reward:g}"] for step, reward in enumerate(REWARDS, start=1))]
     root = ElementTree.parse(saved(lab.page, "SVG", tmp_path)).getroot()
     (line,) = root.iter("{http://www.w3.org/2000/svg}polyline")
+    assert {"Reward", "step"} <= {text.text for text in root.iter("{http://www.w3.org/2000/svg}text")}
     points = [[float(number) for number in point.split(",")] for point in line.attrib["points"].split()]
     # Equal steps to the right; higher rewards lie higher, in proportion.
     assert [right[0] - left[0] for left, right in pairwise(points)] == pytest.approx(
@@ -134,6 +135,17 @@ def test_printed_charts_fit_their_cards_and_are_light(lab: Opened) -> None:
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.evaluate("getComputedStyle(document.body).color") == dark
     page.get_by_label("Theme").select_option("")
+
+
+def test_a_run_has_one_peak_memory(lab: Opened, shared_lab: Lab) -> None:
+    """The evaluation after the last step may take more than any step: 900 MiB, not 700."""
+    run = make_run(shared_lab.root / "memory", [Made([1.0, 0.0])])
+    (run / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5, "rss_mib": 700.0}\n')
+    (run / "summary.json").write_text('{"steps": 1, "train_seconds": 1.0, "peak_rss_mib": 900.0}')
+    lab.go("/compare/memory")
+    assert lab.page.get_by_role("row", name="memory").get_by_text("900 MiB").count() == 1
+    lab.go("/runs/memory")
+    assert lab.page.get_by_role("row", name="Peak memory").inner_text().split()[-2:] == ["900.0", "MiB"]
 
 
 def test_a_folder_without_runs_says_how_to_begin(lab: Opened, tmp_path: Path) -> None:
