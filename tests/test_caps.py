@@ -20,7 +20,7 @@ CORE = {"types", "algorithms", "models", "rollout", "learner", "step", "run"}
 CORE_LINES, CORE_AIM = 13_044, 6_500
 LIBRARY_LINES, LIBRARY_AIM = 36_619, 20_000  # without the lab
 LAB_LINES, LAB_AIM = 3_165, 3_000
-SCRIPT_LINES, SCRIPT_AIM = 5_987, 5_500  # JavaScript of the page, without vendor
+SCRIPT_LINES, SCRIPT_AIM = 5_990, 5_500  # JavaScript of the page, without vendor
 
 
 def test_few_modules_stand_beside_the_packages():

@@ -2,7 +2,7 @@
 import { get, ofRun } from "../api.js";
 import { h, put, say, write } from "../dom.js";
 import { address, note } from "../address.js";
-import { number, written } from "../text.js";
+import { fixed, number, written } from "../text.js";
 import { FULL, inWords, kindOfGroup, shortSigned, signalMark, tint, tinted } from "./marks.js";
 
 const PAGE = 50; // groups shown at once
@@ -98,7 +98,7 @@ function cells(state, group) {
       h("a", { href: to({}), tabindex: "-1", "data-column": 0 },
         h("span", { class: "prompt" }, h("b", {}, `${group.group_index} `),
           group.prompt === "" ? h("span", { class: "note" }, "(empty prompt)") : written(group.prompt)),
-        h("span", { class: "facts" }, `mean ${number(group.mean)}, deviation ${number(group.deviation)} `,
+        h("span", { class: "facts" }, `mean ${fixed(group.mean, 3)}, deviation ${fixed(group.deviation, 3)} `,
           signalMark(kindOfGroup(group.signal, group.completions))))),
     group.completions.map((completion, place) => h("div", { role: "gridcell", class: "cell" },
       tinted(h("a", {
