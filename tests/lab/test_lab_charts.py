@@ -134,7 +134,7 @@ def test_a_chart_can_be_heard(lab: Opened) -> None:
     page = shown(lab, "/runs/first", ".chart-card")
     said = "From step 1 to step 3. total: from 0.5 to 1.5, lowest 0.5 at step 1, highest 1.5 at step 2."
     assert words(page, "Reward") == said
-    held_out = "From step 0 to step 2. greedy: from 25.0 % to 50.0 %, lowest 25.0 % at step 0, highest 50.0 % at step "
+    held_out = "From step 0 to step 2. greedy: from 25.0% to 50.0%, lowest 25.0% at step 0, highest 50.0% at step "
     held_out += "2."
     assert words(page, "Held-out accuracy") == held_out
     # 2 s a step, 1.5 s of them learning: the rest has its own area.
@@ -169,9 +169,9 @@ def test_a_held_out_value_has_its_interval_beside_it(lab: Opened) -> None:
     held_out = chart(page, "Held-out accuracy")
     held_out.focus()
     page.keyboard.press("Home")
-    assert held_out.get_attribute("aria-valuetext") == "step 0: greedy 25.0 % (12.5 to 37.5)"
+    assert held_out.get_attribute("aria-valuetext") == "step 0: greedy 25.0% (12.5 to 37.5)"
     legend = page.get_by_role("region", name="Held-out accuracy", exact=True).locator(".chart-legend")
-    assert "25.0 % (12.5 to 37.5)" in legend.inner_text()
+    assert "25.0% (12.5 to 37.5)" in legend.inner_text()
 
 
 def test_a_run_that_makes_no_step_says_what_it_does(lab: Opened) -> None:
@@ -264,7 +264,7 @@ def test_a_comparison_has_every_run_on_one_axis_and_says_what_differs(lab: Opene
     differ = page.get_by_role("region", name="Settings that differ").locator("tbody tr").all_inner_texts()
     assert [re.split(r"\s+", text.strip()) for text in differ] == [["seed", "0", "1"]]
     results = page.get_by_role("region", name="Results").locator("tbody tr").first.inner_text()
-    assert "25.0 %" in results
+    assert "25.0%" in results
     assert "37.5 to 62.5" in results
     assert "300" in results
 

@@ -51,6 +51,32 @@ def test_nothing_is_shown_of_what_is_not_there(tmp_path: Path) -> None:
     assert texts(make_run(tmp_path / "one", step(1, "a"), invalid)) == ["middle of step 1"]
 
 
+def test_a_held_out_problem_is_shown_instead_once_the_run_has_learned_it(tmp_path: Path) -> None:
+    """Of two problems one is solved from the start; of the other the course says when the policy learned it."""
+    run = make_run(tmp_path / "run", step(1, "a"), step(2, "b"))
+
+    def example(name: str, text: str, correct: bool) -> dict[str, Any]:
+        return {"problem_id": name, "prompt": f"How {name}?", "answer": "7", "completion": text, "correct": correct}
+
+    solved = example("easy", "7", True)
+    rows = {
+        "before": [solved, example("hard", "I guess 3", False)],
+        "step 1": [solved, example("hard", "I guess 4", False)],
+        "after": [solved, example("hard", "3 + 4 = 7", True)],
+    }
+    (run / "examples.json").write_text(json.dumps(rows))
+    assert texts(run) == ["middle of step 1", "middle of step 2"]  # not finished: one held-out completion is no course
+    (run / "summary.json").write_text('{"steps": 2}')
+    found = course_answer(run)
+    assert found["same"]
+    assert [(one["step"], one["text"], one["correct"]) for one in found["steps"]] == [
+        (1, "I guess 4", False), (2, "3 + 4 = 7", True),
+    ]  # fmt: skip
+    assert {(one["prompt"], one["answer"], one["reward"], one["group_index"]) for one in found["steps"]} == {
+        ("How hard?", "7", None, None)
+    }
+
+
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[Any]:
     """The report of a run with one loss of rounding and one that is none."""

@@ -317,7 +317,7 @@ def test_a_kl_in_the_reward_is_taken_off_before_rewards_are_compared(tmp_path: P
         ("kl?kind=k4", "got 'kind'"),
         ("pass_rate?group_size=65", "group_size: expected a whole number from 2 to 64"),
         ("pass_rate?group_size=8.0", "group_size: expected a whole number"),
-        ("memory?model=large", "--model (a known shape, or a folder with a config.json): expected one of Llama"),
+        ("memory?model=large", "model: expected Llama-3.1-70B, Llama-3.1-8B"),
         ("memory?problems=0", "problems: expected a whole number from 1"),
         ("memory?lora_rank=0", "lora_rank: expected a whole number from 1"),
     ],

@@ -205,15 +205,26 @@ def test_notes_in_a_browser(root: Path) -> None:
         page.locator("tr", has_text="two").wait_for(state="detached")
         change("one", lambda dialog: dialog.get_by_label("Archived").check())
         page.get_by_text("No run matches").wait_for()
-        page.get_by_role("button", name="Archived").click()
+        page.get_by_role("button", name="Show archived").click()
         change("one", lambda dialog: dialog.get_by_label("Name", exact=True).fill("first"))
         page.locator("tr", has_text="first").wait_for()
 
         def sure(dialog: Any) -> None:
             dialog.get_by_text("Delete this run").click()
             dialog.get_by_label("Type its name").fill("first")
+            dialog.get_by_label("Type its name").press("Enter")  # which deletes, and saves nothing
 
-        change("first", sure, "Delete")
+        browser.go("/runs/first")
+        change("first", lambda dialog: dialog.get_by_label("Note", exact=True).fill("second <i>thoughts</i>"))
+        page.locator(".run-head .kept", has_text="second <i>thoughts</i>").wait_for()
+        assert page.locator(".run-head .tag").all_inner_texts() == ["best", "<b>"]
+        page.get_by_role("button", name="Notes on first").click()
+        assert page.get_by_role("dialog").get_by_label("Note", exact=True).input_value() == "second <i>thoughts</i>"
+        page.keyboard.press("Escape")
+        browser.go("/")
+        page.get_by_role("button", name="Show archived").click()
+        page.get_by_role("button", name="Notes on first").click()
+        sure(page.get_by_role("dialog"))
         page.locator("tr", has_text="first").wait_for(state="detached")
         assert sorted(path.name for path in root.glob("[a-z]*")) == ["s0", "s1", "s2", "two"]
 

@@ -15,7 +15,7 @@ import pytest
 
 from grouprl.config.command_line import RECIPES
 from grouprl.config.run import RunConfig, load_config
-from lab_browser import Lab, Opened, needs_chromium, opened
+from lab_browser import Lab, Opened, needs_chromium, opened, served
 from lab_runs import Made, make_run
 
 pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(120)]
@@ -51,6 +51,7 @@ def test_a_chart_is_saved_as_its_values_and_as_a_picture(lab: Opened, tmp_path: 
     assert table == [["step", "total"], *([str(step), f"{reward:g}"] for step, reward in enumerate(REWARDS, start=1))]
     root = ElementTree.parse(saved(lab.page, "SVG", tmp_path)).getroot()
     (line,) = root.iter("{http://www.w3.org/2000/svg}polyline")
+    assert {"Reward", "step"} <= {text.text for text in root.iter("{http://www.w3.org/2000/svg}text")}
     points = [[float(number) for number in point.split(",")] for point in line.attrib["points"].split()]
     # Equal steps to the right; higher rewards lie higher, in proportion.
     assert [right[0] - left[0] for left, right in pairwise(points)] == pytest.approx(
@@ -69,6 +70,7 @@ def test_a_pinned_chart_comes_first_and_stays_pinned(lab: Opened) -> None:
     page = lab.page
     page.get_by_role("button", name="Pin: Loss").click()
     assert page.locator(".folds h2").first.inner_text() == "Pinned"
+    assert page.evaluate("document.activeElement.ariaLabel") == "Pin: Loss"  # the card moved, and the focus with it
     page.reload()
     page.locator(".folds").first.get_by_role("region", name="Loss").wait_for()
     page.get_by_role("button", name="Pin: Loss").click()
@@ -79,6 +81,8 @@ def test_charts_are_found_and_sections_fold(lab: Opened) -> None:
     page = lab.page
     page.get_by_label("Find a chart").fill("LOSS")
     assert page.locator(".chart-card:visible h3").all_inner_texts() == ["Loss"]
+    page.get_by_label("Find a chart").fill("<b>")
+    page.get_by_text("No chart has \u201c<b>\u201d in its title.").wait_for()
     page.get_by_label("Find a chart").fill("")
     page.locator(".folds summary h2").first.click()
     assert not page.get_by_role("region", name="Reward", exact=True).is_visible()
@@ -110,6 +114,104 @@ def test_charts_that_nobody_scrolled_to_are_drawn_for_a_picture_of_the_whole_pag
     page.emulate_media(media="print")
     assert not page.locator(".toolbar, .top").first.is_visible()
     page.emulate_media(media="screen")
+
+
+def test_printed_charts_fit_their_cards_and_are_light(lab: Opened) -> None:
+    page = lab.page
+    page.set_viewport_size({"width": 1440, "height": 900})
+    lab.go(ADDRESS)
+    canvas = page.locator(".chart-card canvas").first
+    canvas.wait_for()
+    page.get_by_label("Theme").select_option("dark")
+    dark = page.evaluate("getComputedStyle(document.body).color")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 718, "height": 900})  # of A4 at 96 dots per inch, less the margins
+    card, drawn = page.locator(".chart-card").first.bounding_box(), canvas.bounding_box()
+    assert drawn["x"] + drawn["width"] <= card["x"] + card["width"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= 718
+    assert page.evaluate("getComputedStyle(document.body).color") != dark
+    page.emulate_media(media="screen")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate("getComputedStyle(document.body).color") == dark
+    page.get_by_label("Theme").select_option("")
+
+
+def test_a_run_has_one_peak_memory(lab: Opened, shared_lab: Lab) -> None:
+    """The evaluation after the last step may take more than any step: 900 MiB, not 700."""
+    run = make_run(shared_lab.root / "memory", [Made([1.0, 0.0])])
+    (run / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5, "rss_mib": 700.0}\n')
+    (run / "summary.json").write_text('{"steps": 1, "train_seconds": 1.0, "peak_rss_mib": 900.0}')
+    lab.go("/compare/memory")
+    assert lab.page.get_by_role("row", name="memory").get_by_text("900 MiB").count() == 1
+    lab.go("/runs/memory")
+    assert lab.page.get_by_role("row", name="Peak memory").inner_text().split()[-2:] == ["900.0", "MiB"]
+
+
+def test_a_folder_without_runs_says_how_to_begin(lab: Opened, tmp_path: Path) -> None:
+    with served(tmp_path) as empty:
+        page = lab.page.context.new_page()
+        page.goto(empty.link)
+        begin = page.get_by_role("heading", name="No run yet")
+        begin.wait_for()
+        assert page.locator(".tools > :visible").all_inner_texts() == ["Start a run"]
+        for address in ("#/step", "#/group", "#/ppo"):
+            page.locator(f".empty a[href='{address}']").click()
+            page.locator("main .explains h1").wait_for()
+            page.go_back()
+            begin.wait_for()
+        page.close()
+
+
+@pytest.mark.parametrize("width", [1024, 1179, 1001, 390])
+def test_the_list_of_runs_fits_its_window(lab: Opened, width: int) -> None:
+    lab.page.set_viewport_size({"width": width, "height": 800})
+    lab.go("/")
+    lab.page.locator(".runs-table").wait_for()
+    assert lab.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_planner_says_what_is_wrong_and_shows_no_plan_of_something_else(lab: Opened) -> None:
+    page = lab.page
+    page.set_viewport_size({"width": 1280, "height": 900})
+    lab.go("/ppo")
+    part = page.locator("section[aria-labelledby=memory]")
+    plan, wrong, model = part.locator(".stacks"), part.locator(".error"), part.get_by_label("Model: a name or hub id")
+
+    def refused(sentence: str) -> None:
+        wrong.get_by_text(sentence).wait_for()
+        assert not plan.is_visible()
+
+    def given(name: str, text: bytes) -> None:
+        part.locator("input[type=file]").set_input_files(
+            [{"name": name, "mimeType": "application/json", "buffer": text}]
+        )
+
+    plan.get_by_text("GRPO").wait_for()
+    model.fill("<b>mine</b>")
+    model.blur()
+    refused("got '<b>mine</b>': choose the config.json of any other model")
+    given("notes.json", b"{not json")
+    refused("expected the JSON object of a config.json")
+    shape = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 96,
+        "vocab_size": 99,
+    }
+    given("config.json", json.dumps(shape).encode())
+    part.get_by_text("your config.json").wait_for()
+    assert plan.is_visible()
+    part.get_by_text("Batch, adapter and memory settings").click()
+    part.get_by_label("Completions a problem").fill("-5")
+    part.get_by_label("Completions a problem").blur()
+    refused("group_size: expected a whole number from 1 to 256, got '-5': correct it")
+    part.get_by_label("Completions a problem").fill("8")
+    model.fill("Qwen2.5-7B")  # takes the place of the file
+    model.blur()
+    part.get_by_text("Qwen2.5-7B, 7,615").wait_for()
+    lab.watched.forget()  # Chromium says of every refusal that it was one
 
 
 def test_a_run_is_chosen_from_lists(lab: Opened) -> None:

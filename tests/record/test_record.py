@@ -224,12 +224,15 @@ def test_a_run_is_read_whole(run: Path) -> None:
         record.examples("before", [before])
         record.examples("after", [before])
         record.examples("after", [after])
+        for step in (10, 5):
+            record.examples(f"step {step}", [after])
         record.summary({"steps": 3, "before": {"problems": 500}})
     found = read_run(run)
     assert found.config == CONFIG
     assert found.column("reward") == ([1, 2, 3], [0.25, 0.5, 0.75])
     assert found.evaluations == ({"step": 3, "greedy_accuracy": 0.5, "greedy_interval": [0.4, 0.6]},)
-    assert found.examples == {"before": (before,), "after": (after,)}
+    assert list(found.examples) == ["before", "step 5", "step 10", "after"]
+    assert (found.examples["before"], found.examples["after"]) == ((before,), (after,))
     assert found.results("before") == {"problems": 500}
     assert found.results("after") == {}
 

@@ -65,6 +65,18 @@ def straight(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tiny, config).directory
 
 
+def test_a_run_records_one_set_of_problems_through_training(straight: Path, tiny: Path, tmp_path: Path) -> None:
+    """After step 5 the policy completes them as a run of five steps does at its end."""
+    found = json.loads((straight / "examples.json").read_text())
+    assert list(found) == ["before", "step 1", "step 5", "after"]
+    problems = [[one["problem_id"] for one in rows] for rows in found.values()]
+    assert len(problems[0]) == 3
+    assert problems == [problems[0]] * 4
+    shorter = run(tiny, small_config(tmp_path, steps=5)).directory
+    other = json.loads((shorter / "examples.json").read_text())
+    assert other["after"] == other["step 5"] == found["step 5"] != found["before"]
+
+
 def test_a_run_leaves_what_its_summary_says(straight: Path) -> None:
     summary = json.loads((straight / "summary.json").read_text())
     assert {"before", "after", "train_seconds", "steps", "seed", "peak_rss_mib", "completion_tokens"} <= set(summary)

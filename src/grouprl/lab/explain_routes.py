@@ -48,8 +48,8 @@ _CODE = {
     "update": "step.py update_policy",
 }
 SENTENCE = (
-    "Beside the policy, GRPO holds a frozen reference. PPO holds a critic as well, which learns and is as large as the "
-    "policy, and in RLHF a reward model, which GRPO needs as little as PPO where a rule can check the answer."
+    "Beside the policy, GRPO holds a frozen reference. PPO holds a critic as well, which is trained and as large as "
+    "the policy. Either needs a reward model only where no rule can check the answer."
 )
 
 
@@ -186,7 +186,14 @@ def _memory(request: Request) -> dict[str, Any]:
 def _shape(query: Query) -> ModelShape:
     """Of the numbers of a config.json, or of a model that is known by its name or hub id; no file is read."""
     if "config" not in query:
-        return known_shape(query.text("model") if "model" in query else "Qwen2.5-1.5B")
+        model = query.text("model") if "model" in query else "Qwen2.5-1.5B"
+        try:
+            return known_shape(model)
+        except UserError:
+            raise UserError(
+                f"model: expected {', '.join(sorted(SHAPES))} or the hub id of one of them, got {model[:_SHOWN]!r}: "
+                "choose the config.json of any other model"
+            ) from None
     try:
         found = json.loads(query.text("config"))
     except (ValueError, RecursionError):
@@ -315,4 +322,4 @@ class Query:
 
 
 def _wrong(name: str, expected: str, got: str) -> UserError:
-    return UserError(f"{name}: expected {expected}, got {got[:_SHOWN]!r}: correct it in the address")
+    return UserError(f"{name}: expected {expected}, got {got[:_SHOWN]!r}: correct it")

@@ -51,7 +51,7 @@ class RecordedRun:
     metrics: tuple[Row, ...]  # one per step, ascending
     evaluations: tuple[Row, ...]
     held_out: tuple[Row, ...]  # results of each problem in those evaluations
-    examples: Mapping[str, tuple[Example, ...]]  # by "before" and "after"
+    examples: Mapping[str, tuple[Example, ...]]  # by "before", "step N" and "after"
     summary: Row
 
     def column(self, name: str) -> tuple[list[int], list[float]]:
@@ -151,7 +151,7 @@ def read_rewards(directory: Path) -> RecordedRewards:
 
 
 def read_examples(path: Path) -> dict[str, tuple[Example, ...]]:
-    """Reads the held-out problems of examples.json by "before" and "after"; empty when the file does not exist.
+    """Reads the held-out problems of examples.json by "before", "step N" and "after"; empty without the file.
 
     Raises:
         UserError: the file has other contents, or cannot be read.

@@ -6,6 +6,7 @@ metrics one appended line. So a run that is killed at any moment leaves a readab
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 import time
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from grouprl.record.files import append_line, atomic_write_text, json_text, make_directory
 from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory, lock_directory
@@ -111,11 +112,14 @@ class RunRecord:
         """Records an evaluation's results for each problem (the fields of `evaluation.ProblemResults`)."""
         append_line(self._files.held_out, json_text({"step": step, **results}))
 
-    def examples(self, when: Literal["before", "after"], rows: Sequence[Example]) -> None:
-        """Records a few held-out problems with completions; replaces earlier examples of the same `when`."""
+    def examples(self, when: str, rows: Sequence[Example]) -> None:
+        """Records a few held-out problems with completions; replaces earlier examples of the same `when`.
+
+        `when` is "before", "step N" or "after"; the file has them in this order.
+        """
         path = self._files.examples
-        known = read_json(path)
-        atomic_write_text(path, json_text({**known, when: [asdict(row) for row in rows]}, indent=2) + "\n")
+        known = {**read_json(path), when: [asdict(row) for row in rows]}
+        atomic_write_text(path, json_text({one: known[one] for one in sorted(known, key=_moment)}, indent=2) + "\n")
 
     def settings(self, config_yaml: str) -> None:
         """Replaces config.yaml: a resume may change settings that earlier steps do not depend on."""
@@ -161,11 +165,16 @@ class NoRecord(RunRecord):
     def held_out(self, step: int, results: Mapping[str, Any]) -> None:
         """Nothing."""
 
-    def examples(self, when: Literal["before", "after"], rows: Sequence[Example]) -> None:
+    def examples(self, when: str, rows: Sequence[Example]) -> None:
         """Nothing."""
 
     def rewards(self, weights: Mapping[str, float], process: Mapping[str, float]) -> None:
         """Nothing."""
+
+
+def _moment(when: str) -> float:
+    step = when.removeprefix("step ")
+    return -1 if when == "before" else int(step) if step.isdecimal() else math.inf
 
 
 def held_files(directory: Path) -> list[str]:

@@ -6,6 +6,8 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+from grouprl.record.layout import RunDirectory
+from grouprl.record.read import read_examples, read_summary
 from grouprl.record.rows import truth
 from grouprl.report.groups import cut
 from grouprl.report.recorded import recorded
@@ -17,18 +19,21 @@ _PROMPT, _TEXT = 300, 500  # characters
 
 
 def course_answer(folder: Path) -> dict[str, Any]:
-    """One completion of the first, the last and a few steps between: of those with a valid reward the median one.
+    """One completion after each of a few steps: what the policy makes of one held-out problem, greedily.
 
-    Where a problem of the first step came again often enough, all are completions of that problem, at its visits
-    nearest to these steps; else of any problem of the step.
+    Of a run that recorded no such completions, the one with the median valid reward: where a problem of the first step
+    came again often enough, all of that problem, at its visits nearest to these steps; else of any problem of the step.
 
     Returns:
         `same`, whether all are of one problem, and `steps`: `step`, `group_index`, `index`, `prompt`, `text`, `reward`,
-        `correct` and `completions`, how many the median is of.
+        `correct` and `completions`, how many the median is of. A held-out problem has an `answer` as well ("" = none),
+        and no group, index, reward or median.
 
     Raises:
-        UserError: the database cannot be read or is an older version's.
+        UserError: examples.json is damaged; the database cannot be read or is an older version's.
     """
+    if held_out := _held_out(folder):
+        return {"same": True, "steps": held_out}
     with recorded(folder) as database:
         first, last = database.execute(
             "SELECT (SELECT MIN(step) FROM completions), (SELECT MAX(step) FROM completions)"
@@ -41,6 +46,40 @@ def course_answer(folder: Path) -> dict[str, Any]:
         steps = sorted({min(visits, key=lambda visit: abs(visit - step)) for step in wanted} if same else set(wanted))
         found = [_typical(database, step, problem if same else None) for step in steps]
     return {"same": same, "steps": [one for one in found if one is not None]}
+
+
+def _held_out(folder: Path) -> list[dict[str, Any]]:
+    """One of the problems of examples.json after each step that it has; nothing with fewer than two."""
+    examples = read_examples(RunDirectory(folder).examples)
+    found = {step: examples[f"step {step}"] for step in STEPS if examples.get(f"step {step}")}
+    last = read_summary(folder).get("steps")
+    if isinstance(last, int) and last > max(found, default=last) and examples.get("after"):
+        found[last] = examples["after"]
+    if len(found) < 2:
+        return []
+    first, *_, final = found.values()
+    # The first that the policy has learned; else the first that it completes in another way.
+    turns = [
+        (not start.correct and bool(end.correct), start.completion != end.completion)
+        for start, end in zip(first, final, strict=False)
+    ]
+    shown = max(range(len(turns)), key=lambda place: (turns[place], -place))
+    problem = first[shown].problem_id
+    rows = ((step, row) for step, examples in found.items() for row in examples if row.problem_id == problem)
+    return [
+        {
+            "step": step,
+            "group_index": None,
+            "index": None,
+            "prompt": cut(row.prompt, _PROMPT),
+            "answer": cut(row.answer, _PROMPT),
+            "text": cut(row.completion, _TEXT),
+            "reward": None,
+            "correct": row.correct,
+            "completions": 1,
+        }
+        for step, row in rows
+    ]
 
 
 def _revisited(database: sqlite3.Connection, first: int) -> tuple[str, list[int]]:

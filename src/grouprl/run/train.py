@@ -26,6 +26,7 @@ from grouprl.record.layout import RunDirectory
 from grouprl.record.read import Example, read_examples, read_json_lines, read_run
 from grouprl.record.rollouts import recorded_verdicts
 from grouprl.record.write import RunRecord
+from grouprl.report.course import STEPS as COURSE
 from grouprl.report.terminal import Terminal, TrainingBars
 from grouprl.report.verdict import verdict
 from grouprl.report.watch import Explosion, Health
@@ -190,6 +191,8 @@ class _RunLoop:
         with self._terminal.training(config.steps, self._state.step, completions) as bars:
             while self._state.step < config.steps and not any(self._ranks.gather(self._stop.asked, "stop requests")):
                 self._one_step(bars)
+                if self._state.step in COURSE:
+                    self._record_course()
                 every = config.checkpoint.every
                 if every and self._state.step % every == 0:
                     saved = self._save()
@@ -289,6 +292,16 @@ class _RunLoop:
         if self._ranks.leads:
             self._health.warn()
         return found.metrics
+
+    def _record_course(self) -> None:
+        """Records how the policy completes the examples after a few of the first steps: 5 greedy completions."""
+        parts, prompts = self._parts.step_parts, self._parts.held_out[:_EXAMPLES]
+        if not prompts or self._parts.ahead is not None:  # the engine is sampling the next step
+            return
+        parts.scorer.begin_step(self._state.step + 1)
+        max_tokens = self._config.rollout.max_tokens
+        found = evaluate(parts.engine, parts.task, parts.scorer, prompts, samples=0, max_tokens=max_tokens)
+        self._record.examples(f"step {self._state.step}", self._examples(found))
 
     def _examples(self, evaluation: Evaluation) -> list[Example]:
         return [

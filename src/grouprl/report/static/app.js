@@ -29,10 +29,17 @@ themed(kept("theme"));
 /** Shows light, dark, or what the system has, now and when this browser comes again. */
 function themed(name) {
   kept("theme", name);
+  shade(name);
+}
+
+function shade(name) {
   if (name) document.documentElement.dataset.theme = name;
   else delete document.documentElement.dataset.theme;
   document.dispatchEvent(new Event("theme"));
 }
+
+addEventListener("beforeprint", () => shade("light")); // paper is white
+addEventListener("afterprint", () => shade(kept("theme")));
 
 let leave = () => {};
 let shown = 0;

@@ -14,7 +14,7 @@ import { howTo, polled, toolbar } from "../parts/view.js";
 
 const EVERY = 4000; // milliseconds
 const USUAL = ["reward", "greedy_accuracy", "accuracy", "completions/mean_length", "kl", "entropy", "unsolved"];
-const HEADS = ["Run", "Status", "Steps", "Greedy before", "Greedy last", "95 %", "pass@1 last", "Reward", "Tokens", "Training",
+const HEADS = ["Run", "Status", "Steps", "Greedy before", "Greedy last", "95%", "pass@1 last", "Reward", "Tokens", "Training",
   "Tokens/s, mean", "Peak memory"];
 // What differs between any two runs and says nothing about them.
 const OWN = new Set(["name", "runs_dir"]);
@@ -146,7 +146,7 @@ function cells({ run, series, evaluations }) {
   const [first, last] = [evaluations[0] ?? {}, evaluations.at(-1) ?? {}];
   const interval = last.greedy_interval ?? [];
   const seconds = run.status === "running" ? series.seconds.at(-1) : run.seconds, tokens = series.tokens.at(-1);
-  const memory = series.last("rss_mib");
+  const memory = run.summary.peak_rss_mib ?? series.last("rss_mib"); // the evaluation after the last step counts
   return [
     run.status, `${number(series.step.at(-1) ?? 0)} / ${number(run.steps)}`,
     share(first.greedy_accuracy), share(last.greedy_accuracy),

@@ -85,7 +85,7 @@ const JUDGES = [["none", "for neither: a verifier"], ["both", "for both"], ["ppo
 
 const DTYPES = [["float32", "float32"], ["bfloat16", "bfloat16"]];
 // The inputs of the planner beside the model and the rewards; a file without a lab has none of them.
-const NUMBERS = [["problems", "Problems a step", 16], ["group_size", "Completions each", 8], ["prompt_tokens", "Tokens of a prompt", 256],
+const NUMBERS = [["problems", "Problems a step", 16], ["group_size", "Completions a problem", 8], ["prompt_tokens", "Tokens of a prompt", 256],
   ["completion_tokens", "Tokens of a completion", 512], ["lora_rank", "LoRA rank (empty: all weights learn)", ""]];
 const CHOICES = [["dtype", "Computed in", [...DTYPES].reverse()], ["recompute", "Layers run again in the backward pass", [["true", "yes"], ["false", "no"]]],
   ["weights", "Weights in", [...DTYPES, ["nf4", "4 bits, below an adapter"]]], ["moments", "Moments in", [...DTYPES, ["8bit", "8 bits (bitsandbytes)"]]], ["reference", "Reference", [["gpu", "on the GPU"], ["cpu", "on the CPU"], ["none", "none: no KL"]]]];
@@ -100,21 +100,29 @@ function memorySection() {
   const model = live ? h("input", { name: "model", list: "known", placeholder: "Qwen2.5-1.5B", spellcheck: "false" }) : select([], null, { name: "model" });
   let config = "";
   const own = h("input", { type: "file", accept: ".json", onchange: async () => {
-    const found = own.files.length ? JSON.parse(await own.files[0].text().catch(() => "{}") || "{}") : null;
-    config = found && JSON.stringify(Object.fromEntries(Object.entries(found).filter(([name]) => OF_CONFIG.test(name))));
+    config = own.files.length ? await shapeIn(own.files[0]) : "";
+    if (config) model.value = "";
     ask();
   } });
   const asked = asking("memory", (answer) => {
+    planned.hidden = false;
     const names = answer.models.map((name) => [name, name]);
     put(live ? known : model, options(names, live ? null : answer.model.name));
     picture.setAttribute("aria-label", spoken(answer));
     put(picture, stacks(answer.plans));
     put(fits, gpu.value && Object.entries(answer.plans).map(([name, { peak }]) => `${NAMES[name]} ${peak <= gpu.value * 2 ** 30 ? "fits" : "does not fit"}. `));
     put(read, details(answer));
+  }, (sentence) => {
+    planned.hidden = true; // or the plan of something else would stand below the error
+    put(asked.failed, sentence);
   });
+  const planned = h("div", {}, fits, picture, read);
   const number = ([name, words, value]) => field(words, h("input", { name, type: "number", min: 1, value }));
   const choice = ([name, words, pairs]) => field(words, select(pairs, null, { name }));
-  const inputs = h("div", { class: "controls", onchange: (event) => event.target.name && ask() },
+  const inputs = h("div", { class: "controls", onchange: ({ target: { name } }) => {
+    if (name === "model") own.value = config = "";
+    if (name) ask();
+  } },
     h("div", { class: "row" }, field(live ? "Model: a name or hub id" : "Model", model), known, live && field("or its config.json", own),
       field("Reward model", select(JUDGES, null, { name: "reward_model" })), field("GPU", gpu)),
     live && h("details", {}, h("summary", {}, "Batch, adapter and memory settings"), h("div", { class: "row" }, NUMBERS.map(number), CHOICES.map(choice))));
@@ -122,8 +130,18 @@ function memorySection() {
     ...(config ? { model: "", config } : {}) });
   ask();
   const element = h("section", { "aria-labelledby": "memory" },
-    h("h2", { id: "memory" }, "What lies in memory"), h("div", { class: "card" }, inputs, asked.failed, fits, picture, read));
+    h("h2", { id: "memory" }, "What lies in memory"), h("div", { class: "card" }, inputs, asked.failed, planned));
   return { element, end: asked.end };
+}
+
+/** What a config.json says of a model's shape, as JSON; of a file that is none, its beginning, which the lab refuses. */
+async function shapeIn(file) {
+  const text = await file.text();
+  try {
+    return JSON.stringify(Object.fromEntries(Object.entries(JSON.parse(text)).filter(([name]) => OF_CONFIG.test(name))));
+  } catch {
+    return text.slice(0, 80) || file.name;
+  }
 }
 
 function spoken({ model, plans }) {

@@ -1,7 +1,7 @@
 // One run while it runs: its charts, evaluations and configuration, kept up to date by the lab's events.
 import { kept } from "../parts/address.js";
 import { file, follow, get, live, ofRun } from "../parts/api.js";
-import { h, put, refresh } from "../parts/dom.js";
+import { h, put, refresh, write } from "../parts/dom.js";
 import { course, reached } from "../parts/run/course.js";
 import { head } from "../parts/run/head.js";
 import { measuresOf, noVerifier, plan, UNJUDGED } from "../parts/run/plan.js";
@@ -19,14 +19,16 @@ export async function render(root, { run: id }, query) {
   const [run, find, sections, { runs }] = await Promise.all([get(path), definitions(), file("charts.json"), get("runs")]);
   const page = {
     id, run, find, sections, query, series: new Series(), evaluations: run.evaluations,
-    pinned: new Set(kept("pinned").split("\n").filter(Boolean)), folded: new Set(), sought: "",
+    pinned: new Set(kept("pinned").split("\n").filter(Boolean)), folded: new Set(), sought: "", unfound: h("p", { class: "note", role: "status" }),
     open: (step) => { location.hash = `#/${ofRun(id, "groups", step)}`; },
   };
   if (run.metrics.length) page.series.fill(await get(`${path}/series`));
   page.pin = (chart, on) => {
     page.pinned[on ? "add" : "delete"](chart);
     kept("pinned", [...page.pinned].join("\n"));
+    const held = document.activeElement;
     arrange(page, charts);
+    held.focus(); // which a moved button has lost
     page.drawing.change();
   };
   page.seek = (words) => {
@@ -40,7 +42,7 @@ export async function render(root, { run: id }, query) {
   const warned = part("Warnings", ({ run }) => run.warnings, ({ run }) => (run.warnings.length ? warningsTable(run.warnings) : null));
   const found = part("Before and after", ({ run: { summary } }) => [summary.before, summary.after], (page) => beforeAndAfter(page.run.summary));
   const changes = part(null, reached, () => later(get(`${path}/course`), (answer) => course(id, answer)));
-  put(root, top.element, warned.element, changes.element, found.element, bar, howTo(true), charts, tables.element);
+  put(root, top.element, warned.element, changes.element, bar, howTo(true), page.unfound, charts, found.element, tables.element);
   const show = () => {
     arrange(page, charts);
     for (const one of [top, warned, changes, found, tables]) one.show(page);
@@ -77,12 +79,13 @@ function withPinned(sections, pinned) {
 }
 
 /** Hides the charts whose titles do not have what is looked for, and sections without any other. */
-function seek({ sought }, element) {
+function seek(page, element) {
   for (const section of element.querySelectorAll(":scope > details")) {
     const cards = [...section.querySelectorAll(".chart-card")];
-    for (const one of cards) one.hidden = !one.getAttribute("aria-label").toLowerCase().includes(sought);
+    for (const one of cards) one.hidden = !one.getAttribute("aria-label").toLowerCase().includes(page.sought);
     section.hidden = cards.length > 0 && cards.every((one) => one.hidden);
   }
+  write(page.unfound, [...element.querySelectorAll(".chart-card")].every((one) => one.hidden) && page.sought ? `No chart has \u201c${visible(page.sought)}\u201d in its title.` : "");
 }
 
 function shownSection(page, { title, explained, charts, unjudged }, elements) {

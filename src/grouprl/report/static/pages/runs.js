@@ -2,7 +2,7 @@
 import { comparing, get, ofRun } from "../parts/api.js";
 import { h, memberBox, put, refresh, s, say, select, toggle, write } from "../parts/dom.js";
 import { actions, startDialog } from "../parts/launch.js";
-import { mark, progress, roughPhase } from "../parts/run/head.js";
+import { keptOf, mark, progress, roughPhase } from "../parts/run/head.js";
 import { fixed, named, number, share, time, visible } from "../parts/text.js";
 import { polled } from "../parts/view.js";
 
@@ -24,7 +24,7 @@ export async function render(root) {
   const [{ runs }, { root: folder }] = await Promise.all([get("runs"), get("session")]);
   const page = { runs, rows: new Map() };
   const names = () => page.runs.map((run) => run.name);
-  const table = shownTable(), none = h("p", { class: "card empty" }), wrong = h("p", { class: "error", role: "status" });
+  const table = shownTable(), none = h("div", { class: "card empty" }), wrong = h("p", { class: "error", role: "status" });
   const comparable = () => page.runs.filter((run) => chosen.has(run.id) && run.status !== "broken").map(({ id }) => id);
   const compare = h("button", { type: "button", onclick: () => { location.hash = comparing(comparable()); } });
   const changed = () => {
@@ -34,11 +34,11 @@ export async function render(root) {
   };
   const start = () => startDialog(names()).catch((error) => say(error.message, "error"));
   const rearranged = () => arrange(page, table, none);
-  page.search = h("input", { type: "search", placeholder: "name, tag, note, algorithm, model, task", "aria-label": "Find runs", spellcheck: "false",
+  page.search = h("input", { type: "search", placeholder: "Find by name, tag, note, algorithm, model or task", "aria-label": "Find runs", spellcheck: "false",
     oninput: rearranged });
   page.order = select(Object.keys(ORDERS).map((name) => [name, name]), null, { "aria-label": "Order of the runs", onchange: rearranged });
-  const tools = h("div", { class: "row tools" }, h("button", { type: "button", class: "main", onclick: start }, "Start a run"),
-    compare, page.search, page.order, toggle(false, (on) => { page.archived = on; rearranged(); }, "Archived"));
+  page.choices = [compare, page.search, page.order, toggle(false, (on) => { page.archived = on; rearranged(); }, "Show archived")];
+  const tools = h("div", { class: "row tools" }, h("button", { type: "button", class: "main", onclick: start }, "Start a run"), page.choices);
   put(root, h("h1", {}, "Runs"), h("p", { class: "note" }, visible(folder)), tools, wrong, none, table.element);
   const show = ({ runs: found }) => {
     page.runs = found;
@@ -65,8 +65,18 @@ function arrange(page, table, none) {
   place(table.body, ordered.map((run) => page.rows.get(run.id).element));
   table.element.hidden = !ordered.length;
   none.hidden = ordered.length > 0;
-  const first = ["No run yet. Start one here, or in a terminal with ", h("code", {}, "grouprl train demo"), "."];
-  put(none, page.runs.length ? "No run matches; archived ones are shown on request." : first);
+  for (const one of page.choices) one.hidden = !page.runs.length;
+  put(none, page.runs.length ? "No run matches; archived ones are shown on request." : first());
+}
+
+/** What a folder without runs says. */
+function first() {
+  const link = (to, text) => h("a", { href: `#/${to}` }, text);
+  return [h("h2", {}, "No run yet"),
+    h("p", {}, "Start one above: the recipe demo teaches the built-in model to solve word problems, in about two minutes on a CPU. In a terminal the same is ",
+      h("code", {}, "grouprl train demo"), "."),
+    h("p", {}, "These pages need no run: ", link("step", "GRPO step by step"), " leads one group from its prompt to the update, ",
+      link("group", "One group"), " shows what rewards become, and ", link("ppo", "PPO and GRPO"), " compares both and plans memory.")];
 }
 
 function above(a, b) {
@@ -99,7 +109,7 @@ function shownTable() {
 /** The row; `show(run)` brings it up to date. The row calls `changed()` when the user chooses it or no longer does. */
 function row(run, changed, names) {
   const box = memberBox(chosen, run.id, changed, { "aria-label": `Compare ${visible(run.name)}` });
-  const status = mark(), steps = progress(), buttons = actions(names), what = h("span", { class: "note" }), kept = h("span", {});
+  const status = mark(), steps = progress(), buttons = actions(names, (found) => show(found)), what = h("span", { class: "note" }), kept = h("span", {});
   const reward = withSpark("Reward"), accuracy = withSpark("Accuracy");
   const [held, speed, took] = [0, 1, 2].map(() => h("span", {}));
   const name = h("a", { href: `#/${ofRun(run.id)}` }, named(run.id));
@@ -112,7 +122,7 @@ function row(run, changed, names) {
     buttons.show(found);
     const parts = found.error ? [found.error] : [found.algorithm, found.model, found.task];
     write(what, parts.filter(Boolean).map(visible).join(" · "));
-    refresh(kept, [found.tags, found.note], () => keptOf(found));
+    refresh(kept, [found.tags, found.note], () => keptOf(found, (note) => h("span", { class: "note" }, visible(note.split("\n")[0]))));
     reward.show(fixed(found.reward, 3), found.sparks?.reward);
     accuracy.show(share(found.accuracy), found.sparks?.accuracy);
     write(held, `${share(found.greedy_before)} → ${share(found.greedy_after)}`);
@@ -120,12 +130,6 @@ function row(run, changed, names) {
     write(took, time(found.seconds));
   };
   return { element, show };
-}
-
-/** The tags of a run, and the first line of its note. */
-function keptOf({ tags = [], note = "" }) {
-  const line = note.split("\n")[0];
-  return [tags.map((tag) => h("span", { class: "tag" }, visible(tag))), line && h("span", { class: "note" }, visible(line))];
 }
 
 function cell(place, inside) {

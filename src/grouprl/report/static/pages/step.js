@@ -80,7 +80,7 @@ function about({ source, algorithm, notes }) {
   const which = source.rewards === undefined
     ? ["Step ", h("b", {}, String(source.step)), " of run ", h("b", {}, written(source.run)), ", group ",
       h("b", {}, String(source.group)), ` of ${source.groups} (counted from 0), trained with ${algorithm.name}.`]
-    : [`${source.rewards.length} rewards of your own, with ${algorithm.name}.`];
+    : [`A group of ${source.rewards.length} typed rewards, with ${algorithm.name}.`];
   return h("div", {}, h("p", {}, which), notes.map((sentence) => h("p", { class: "note" }, sentence)));
 }
 
@@ -93,9 +93,10 @@ function chooser(runs, place, presets, stage) {
   const examples = Object.entries(presets).map(([name, rewards]) =>
     h("button", { type: "button", onclick: () => go({ rewards: rewards.join(","), algorithm: place.algorithm }) }, name));
   const recorded = runs.length || place.run ? recordedFields(runs, place, go, failed) : null;
+  const made = [h("div", { class: "row", role: "group", "aria-label": "Examples" }, h("span", { class: "note" }, "Examples"), examples),
+    typedFields(place, go, failed)];
   return h("div", { class: "card choose" }, failed, recorded,
-    h("div", { class: "row presets", role: "group", "aria-label": "Examples" }, h("span", { class: "note" }, "Examples"), examples),
-    typedFields(place, go, failed));
+    recorded ? h("details", { open: !place.run }, h("summary", {}, "Or an example, or rewards of your own"), made) : made);
 }
 
 function recordedFields(runs, place, go, failed) {

@@ -8,8 +8,8 @@ const PAUSE = 120; // milliseconds without a further change
  * Asks an explainer, after a pause with `soon`, and forgets answers to what is no longer asked. `found(answer)` gets the
  * last one, `wrong(sentence)` the last error; without it the element `failed` shows that.
  */
-export function asking(path, found, wrong = (sentence) => put(failed, sentence)) {
-  const failed = h("p", { class: "error" });
+export function asking(path, found, wrong = null) {
+  const failed = h("p", { class: "error", role: "status" });
   let timer = 0;
   let running = null;
   const end = () => {
@@ -25,7 +25,7 @@ export function asking(path, found, wrong = (sentence) => put(failed, sentence))
       put(failed);
       found(answer);
     } catch (error) {
-      if (!signal.aborted) wrong(error.message);
+      if (!signal.aborted) (wrong ?? ((sentence) => put(failed, sentence)))(error.message);
     }
   };
   return {

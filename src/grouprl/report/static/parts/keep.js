@@ -3,8 +3,8 @@ import { ofRun, post } from "./api.js";
 import { field, h, put, say } from "./dom.js";
 import { visible, written } from "./text.js";
 
-/** The dialog of a run's notes; what is typed stays until it is accepted or the dialog is closed. */
-export function keepDialog(run) {
+/** The dialog of a run's notes; what is typed stays until it is accepted or the dialog is closed. `saved()` follows a change. */
+export function keepDialog(run, saved) {
   const wrong = h("div", { class: "error wrong", role: "alert" });
   const text = (name, value, more = {}) => h("input", { name, value, spellcheck: "false", autocomplete: "off", ...more });
   const name = text("name", run.name, { required: true }), tags = text("tags", (run.tags ?? []).join(", "), { placeholder: "best, long answers" });
@@ -21,8 +21,10 @@ export function keepDialog(run) {
   };
   const save = async () => {
     const to = name.value.trim();
-    const kept = tags.value.split(",").map((tag) => tag.trim()).filter(Boolean);
-    await post(ofRun(run.id, "notes"), { tags: kept, note: note.value, archived: archived.checked });
+    const given = tags.value.split(",").map((tag) => tag.trim()).filter(Boolean);
+    await post(ofRun(run.id, "notes"), { tags: given, note: note.value, archived: archived.checked });
+    Object.assign(run, { tags: given, note: note.value, archived: archived.checked }); // the dialog may open again before the page asks again
+    saved();
     const { id } = to === run.name ? run : await post(ofRun(run.id, "rename"), { name: to });
     if (id !== run.id) moved(run, `#/${ofRun(id)}`);
     say(`Saved what you keep of ${visible(to)}.`);
@@ -32,15 +34,15 @@ export function keepDialog(run) {
     moved(run, "#/");
     say(`${visible(run.name)} is deleted.`);
   };
-  const form = h("form", { onsubmit: (event) => { event.preventDefault(); attempt(save); } },
+  const form = (act, ...inside) => h("form", { onsubmit: (event) => { event.preventDefault(); attempt(act); } }, inside);
+  const kept = form(save,
     h("h2", {}, `Notes on ${visible(run.name)}`), field("Name", name), field("Tags, with commas", tags), field("Note", note),
     h("label", { class: "row" }, archived, "Archived: not in the list unless it is asked for"), wrong,
-    h("div", { class: "row" }, h("button", { class: "main" }, "Save"), h("button", { type: "button", onclick: close }, "Close")),
-    h("details", {}, h("summary", {}, "Delete this run"),
-      h("p", { class: "note" }, "Its folder is removed with every completion and checkpoint. Nothing brings it back."),
-      field("Type its name to delete it", sure),
-      h("button", { type: "button", onclick: () => attempt(remove) }, "Delete")));
-  const element = h("dialog", { "aria-label": `Notes on ${visible(run.name)}`, onclose: () => element.remove() }, form);
+    h("div", { class: "row" }, h("button", { class: "main" }, "Save"), h("button", { type: "button", onclick: close }, "Close")));
+  const gone = h("details", { class: "delete" }, h("summary", {}, "Delete this run"), form(remove,
+    h("p", { class: "note" }, "Its folder is removed with every completion and checkpoint. Nothing brings it back."),
+    field("Type its name to delete it", sure), h("button", { class: "danger" }, "Delete")));
+  const element = h("dialog", { "aria-label": `Notes on ${visible(run.name)}`, onclose: () => element.remove() }, kept, gone);
   document.body.append(element);
   element.showModal();
   addEventListener("hashchange", close, { once: true });

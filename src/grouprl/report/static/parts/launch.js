@@ -133,7 +133,7 @@ function listFields(lists) {
 function rewardList(text) {
   return JSON.stringify(text.split(",").map((one) => one.trim()).filter(Boolean).map((one) => {
     const [, path, name, weight] = /^(?:(.*):)?([^:=]*)(?:=(.*))?$/.exec(one) ?? [null, null, one];
-    return { name, ...(path ? { path } : {}), ...(weight ? { weight: Number(weight) } : {}) };
+    return { name, ...(path ? { path } : {}), ...(weight ? { weight: Number.isNaN(Number(weight)) ? weight : Number(weight) } : {}) };
   }));
 }
 
@@ -183,8 +183,11 @@ function freeName(wanted, names) {
 
 // The buttons of a run: one that stops or resumes it, one that forks it.
 
-/** The buttons; `show(run)` brings them up to date. `names` gives the names that are taken, of other runs. */
-export function actions(names) {
+/**
+ * The buttons; `show(run)` brings them up to date. `names` gives the names that are taken, of other runs; `saved(run)`
+ * follows another note.
+ */
+export function actions(names, saved) {
   let run = null, asked = false;
   // One button for both, so that it keeps the focus when the run ends.
   const turn = h("button", { type: "button", class: "small", onclick: async () => {
@@ -195,12 +198,12 @@ export function actions(names) {
   } });
   const ask = () => forkDialog(run, names()).catch((error) => say(error.message, "error"));
   const fork = h("button", { type: "button", class: "small", onclick: ask }, "Fork");
-  const notes = h("button", { type: "button", class: "small", onclick: () => keepDialog(run) }, "Notes");
+  const notes = h("button", { type: "button", class: "small", onclick: () => keepDialog(run, () => saved(run)) }, "Notes");
   const element = h("span", { class: "row actions" }, turn, fork, notes);
   const show = (found) => {
     run = found;
     if (run.status !== "running") asked = false;
-    element.hidden = run.status === "broken";
+    turn.hidden = fork.hidden = run.status === "broken";
     write(turn, run.status !== "running" ? "Resume" : asked ? "Stopping" : "Stop");
     turn.setAttribute("aria-label", `${turn.textContent} ${visible(run.name)}`);
     fork.setAttribute("aria-label", `Fork ${visible(run.name)}`);

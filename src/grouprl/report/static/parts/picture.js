@@ -4,6 +4,7 @@ import { color } from "./legend.js";
 import { AXES, visible } from "./text.js";
 
 const HEAD = 44, EDGE = 10, TWICE = 2; // room for title and names; sharpness of a PNG
+const SAID = ["", undefined, "s", "share", "loss"]; // units that the axis has beside its numbers, or that are none
 const FONT = { "font-family": "system-ui, sans-serif", "font-size": 12 };
 
 /** Saves a chart {label, lines, view, data, plot} as "CSV", "SVG" or "PNG". */
@@ -27,7 +28,7 @@ function csv({ lines, view, data: { x, columns, low, high } }) {
   return [[AXES[view.axis].label, ...heads].map(quoted).join(","), ...rows, ""].join("\n");
 }
 
-function drawing({ label, lines, plot }) {
+function drawing({ label, unit, lines, view, plot }) {
   const [left, top, wide, high] = ["left", "top", "width", "height"].map((side) => plot.bbox[side] / devicePixelRatio);
   const [width, height] = [plot.width + EDGE, plot.height + HEAD], [, ...series] = plot.series;
   const points = (place) => plot.data[0].map((x, at) => [x, plot.data[place][at]]).filter(([x, y]) => y !== null && y !== undefined && x >= plot.scales.x.min && x <= plot.scales.x.max)
@@ -49,8 +50,9 @@ function drawing({ label, lines, plot }) {
     stroke: one.stroke(plot, place + 1), "stroke-width": one.width, "stroke-opacity": one.alpha, "stroke-dasharray": one.dash?.join(" ") ?? null }));
   const names = lines.map(({ label: name, look }) => s("tspan", { fill: color(look.variable), dx: 10 }, visible(name)));
   return s("svg", { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}` },
-    s("rect", { width, height, fill: color("--card") }), word(EDGE, 18, label, { fill: color("--ink"), "font-weight": 700 }),
-    s("text", { x: 0, y: 36, ...FONT }, names), s("path", { d: `M${left} ${HEAD + top}v${high}h${wide}`, fill: "none", stroke: color("--line") }), marks, filled, strokes);
+    s("rect", { width, height, fill: color("--card") }), word(EDGE, 18, label + (SAID.includes(unit) ? "" : ` (${unit})`), { fill: color("--ink"), "font-weight": 700 }),
+    s("text", { x: 0, y: 36, ...FONT }, names), s("path", { d: `M${left} ${HEAD + top}v${high}h${wide}`, fill: "none", stroke: color("--line") }), marks,
+    word(left + wide / 2, HEAD + top + high + 34, AXES[view.axis].label, { "text-anchor": "middle" }), filled, strokes);
 }
 
 async function png(svg, { width, height }) {

@@ -35,7 +35,7 @@ export function signed(value, digits = 3) {
 }
 
 export function percent(share) {
-  return share === null || share === undefined ? "\u2013" : `${number(100 * share, 1)} %`;
+  return share === null || share === undefined ? "\u2013" : `${number(100 * share, 1)}%`;
 }
 
 export function duration(seconds) {
@@ -67,7 +67,7 @@ export function fixed(value, digits) {
 
 /** A share in a column of shares. */
 export function share(value) {
-  return typeof value === "number" ? `${fixed(100 * value, 1)} %` : number(null);
+  return typeof value === "number" ? `${fixed(100 * value, 1)}%` : number(null);
 }
 
 /** The ends of an interval of shares. */

@@ -46,7 +46,8 @@ function logarithm(chart, title, draw) {
 function words(definition) {
   if (!definition) return h("p", { class: "note" }, "A metric of this run's own: docs/run_directory.md does not define it.");
   const { is, worry, more } = definition;
-  return [h("p", { class: "note" }, `${is[0].toUpperCase()}${is.slice(1)}. Worry ${worry}.`), more ? further(more) : null];
+  return h("details", { class: "note about" }, h("summary", {}, `${is[0].toUpperCase()}${is.slice(1)}.`), h("p", {}, `Worry ${worry}.`),
+    more ? further(more) : null);
 }
 
 /** The sentences and formulas that say what is behind a metric, folded. */

@@ -34,7 +34,7 @@ export function comparisonHead({ verdict, about, seeds, variants }) {
 export function comparisonResults(answer) {
   return [
     h("h2", {}, "Held-out accuracy after the last step"),
-    h("p", { class: "note" }, "Means over seeds. Small: 95 % Student intervals, of the accuracies over seeds, and of the paired " +
+    h("p", { class: "note" }, "Means over seeds. Small: 95% Student intervals, of the accuracies over seeds, and of the paired " +
       `differences of greedy accuracy to ${visible(answer.baseline)}: over problems, which covers what other problems of the task ` +
       "would have said of these trained policies; and over seeds, which covers what other runs would have come to on these " +
       "problems. None is widened for the number of variants looked at. An interval that holds 0 leaves open which is better."),

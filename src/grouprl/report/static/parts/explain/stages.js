@@ -46,7 +46,7 @@ function completionsStage({ stages: { prompt, completions } }, words) {
   const own = filled(words, { count: completions.length });
   const one = ({ text, length, stop_reason: stop }) =>
     h("li", {}, written(text), " ", h("span", { class: "note" }, `${length} tokens, ${STOPS[stop] ?? stop}`));
-  const body = () => (prompt.text === null ? h("p", { class: "note" }, own.typed) : h("ol", { class: "tries" }, completions.map(one)));
+  const body = () => (prompt.text === null ? h("p", { class: "note" }, own.typed) : h("ol", { class: "tries", start: "0" }, completions.map(one)));
   return { ...own, body };
 }
 

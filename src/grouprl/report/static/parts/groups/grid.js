@@ -2,8 +2,8 @@
 import { get, ofRun } from "../api.js";
 import { h, put, say, write } from "../dom.js";
 import { address, note } from "../address.js";
-import { number, signed, written } from "../text.js";
-import { FULL, inWords, kept, kindOfGroup, signalMark, tint, tinted } from "./marks.js";
+import { fixed, number, written } from "../text.js";
+import { FULL, inWords, kindOfGroup, shortSigned, signalMark, tint, tinted } from "./marks.js";
 
 const PAGE = 50; // groups shown at once
 
@@ -98,18 +98,16 @@ function cells(state, group) {
       h("a", { href: to({}), tabindex: "-1", "data-column": 0 },
         h("span", { class: "prompt" }, h("b", {}, `${group.group_index} `),
           group.prompt === "" ? h("span", { class: "note" }, "(empty prompt)") : written(group.prompt)),
-        h("span", { class: "facts" }, `mean ${number(group.mean)}, deviation ${number(group.deviation)} `,
+        h("span", { class: "facts" }, `mean ${fixed(group.mean, 3)}, deviation ${fixed(group.deviation, 3)} `,
           signalMark(kindOfGroup(group.signal, group.completions))))),
     group.completions.map((completion, place) => h("div", { role: "gridcell", class: "cell" },
       tinted(h("a", {
         href: to({ c: completion.index }), tabindex: "-1", "data-column": place + 1,
         "aria-label": inWords(completion), class: `tint${completion.invalid ? " invalid" : ""}`,
-      }, h("span", {}, completion.invalid ? "invalid" : short(completion.advantage)),
+      }, h("span", {}, completion.invalid ? "invalid" : shortSigned(completion.advantage)),
       h("span", { class: "tick" }, completion.correct ? "\u2713" : "")), tint(completion.advantage, FULL)))),
   ];
 }
-
-const short = kept((advantage) => signed(advantage, 2));
 
 /** Makes the link at the place of the keyboard the one that Tab leads to; gives it. */
 function mark({ body, at, first }) {

@@ -1,6 +1,6 @@
 // How a completion's numbers look: color, sign and pattern together, so that none of them has to be seen.
 import { h } from "../dom.js";
-import { number, signed, visible } from "../text.js";
+import { fixed, number, signed, visible } from "../text.js";
 
 export const FULL = 2; // the advantage from which on a color has its full strength
 const FAINTEST = 0.14; // of what is not 0
@@ -47,7 +47,7 @@ export function signalMark(kind) {
 
 /** An advantage as a colored number. */
 export function advantageMark(advantage) {
-  return chip(signed(advantage, 2), advantage);
+  return chip(shortSigned(advantage), advantage);
 }
 
 /** The same where the number is written already. */
@@ -74,7 +74,12 @@ export function kept(written) {
   };
 }
 
-const shortNumber = kept(number), shortSigned = kept(signed);
+const shortNumber = kept(number);
+/** An advantage as a cell has it, and its label: who says what is seen has to reach it. */
+export const shortSigned = kept((advantage) => {
+  const size = Math.abs(advantage), even = size >= 0.005 && size < 100; // as many digits as its neighbors
+  return even ? `${advantage > 0 ? "+" : ""}${fixed(advantage, 2)}` : signed(advantage, 2);
+});
 
 /** One completion in a sentence, for those who listen and for a hover. */
 export function inWords(completion) {

@@ -25,15 +25,16 @@ export const isSearch = (given) => ["search", ...NAMES].some((name) => Object.ha
 export function searchForm(run, given) {
   const text = h("input", { name: "text", type: "search", value: given.text ?? "", placeholder: "Text of a completion",
     "aria-label": "Text of a completion", autocomplete: "off", spellcheck: "false" });
-  const prompt = h("input", { name: "prompt", value: given.prompt ?? "", autocomplete: "off", spellcheck: "false" });
+  const prompt = h("input", { name: "prompt", type: "search", value: given.prompt ?? "", placeholder: "Text of its prompt",
+    "aria-label": "Text of its prompt", autocomplete: "off", spellcheck: "false" });
   const ranges = Object.entries(RANGES).map(([label, [low, high]]) => h("div", { class: "field", role: "group", "aria-label": label },
     h("span", {}, `${label} from, to`), h("span", { class: "range" }, bound(low, `${label} from`, given), bound(high, `${label} to`, given))));
   const selects = Object.entries(CHOICES).map(([name, [label, options]]) => field(label, select(options, given[name], { name })));
-  const filtered = NAMES.some((name) => name !== "text" && given[name]);
+  const filtered = NAMES.some((name) => !["text", "prompt"].includes(name) && given[name]);
   return h("form", { class: "search card", role: "search", onsubmit: (event) => send(event, run) },
-    h("div", { class: "row" }, text, h("button", { class: "main" }, "Search all steps")),
+    h("div", { class: "row" }, text, prompt, h("button", { class: "main" }, "Search all steps")),
     h("details", { open: filtered }, h("summary", {}, "Filters"),
-      h("div", { class: "row filters" }, field("Text of the prompt", prompt), ranges, selects)));
+      h("div", { class: "row filters" }, ranges, selects)));
 }
 
 function bound(name, label, given) {
@@ -104,7 +105,7 @@ function steps({ first, last }) {
 
 function summary({ found, looked, back, before }, going) {
   const words = `${number(found)} found in ${number(looked)} completions`;
-  if (before === null) return looked ? `${words}, back to step ${back}: all that were to be looked at.` : "There is nothing to look at.";
+  if (before === null) return looked ? `${words}, back to step ${back}: that is all of them.` : "There is no completion to search.";
   return going ? `${words}, back to step ${back}; still looking.` : `${words}, back to step ${back}, the newest first.`;
 }
 

@@ -1,6 +1,6 @@
 // The top of a run's page: what it is, how far it is, how fast, and what can be done with it.
 import { comparing, live, ofRun } from "../api.js";
-import { h, write } from "../dom.js";
+import { h, refresh, write } from "../dom.js";
 import { actions } from "../launch.js";
 import { duration, number, share, visible } from "../text.js";
 import { LOST } from "../view.js";
@@ -13,15 +13,16 @@ const NONE = "no verifier";
 
 /** The head; `show({run, series, evaluations})` brings it up to date, `lost(yes)` says that the lab does not answer. */
 export function head(run, runs) {
-  const status = mark(), steps = progress(), buttons = actions(() => runs.map((one) => one.name));
-  const verdict = h("p", { class: "verdict" });
+  const status = mark(), steps = progress(), buttons = actions(() => runs.map((one) => one.name), (found) => keep(found));
+  const verdict = h("p", { class: "verdict" }), kept = h("div", { class: "kept" });
+  const keep = (found) => refresh(kept, [found.tags, found.note], () => keptOf(found, (note) => h("p", { class: "text" }, visible(note))));
   const connection = h("p", { class: "error", role: "status" });
   const values = NUMBERS.map(() => h("b", {}));
   const numbers = h("div", { class: "numbers card" }, NUMBERS.map((name, place) => h("div", {}, h("span", {}, name), values[place])));
   const element = h("header", { class: "run-head" },
     h("h1", {}, visible(run.name), " ", status.element),
     h("p", { class: "note" }, [run.algorithm, run.model, run.task, `seed ${run.seed ?? "not known"}`].filter(Boolean).map(visible).join(" · ")),
-    verdict, origin(run, runs),
+    verdict, origin(run, runs), kept,
     h("div", { class: "row" }, steps.element, live ? buttons.element : null,
       h("a", { href: `#/${ofRun(run.id, "groups")}` }, "Groups and completions"),
       live ? h("a", { href: comparing([run.id]) }, "Compare") : null),
@@ -31,8 +32,12 @@ export function head(run, runs) {
     const step = page.series.step.at(-1) ?? 0;
     steps.show(step, page.run.steps, phase({ ...page.run, step, evaluations: page.evaluations }));
     buttons.show(page.run);
-    write(verdict, page.run.verdict);
-    numbersOf(page).forEach((text, place) => write(values[place], text));
+    keep(page.run);
+    write(verdict, page.run.status === "running" ? "" : page.run.verdict); // which is from when the page was opened
+    numbersOf(page).forEach((text, place) => {
+      write(values[place], text ?? "");
+      values[place].parentElement.hidden = text === null;
+    });
   };
   const lost = (yes) => write(connection, yes ? LOST : "");
   return { element, show, lost };
@@ -44,7 +49,7 @@ function numbersOf({ run, series, evaluations }) {
   return [
     number(series.last("tokens_per_second"), 0), duration(secondsPerStep(series, PACE)),
     // A run that is over says itself how long it trained: as the list of runs has it.
-    duration(running ? series.seconds.at(-1) : run.seconds), running ? timeLeft(series, run.steps) : duration(null),
+    duration(running ? series.seconds.at(-1) : run.seconds), running ? timeLeft(series, run.steps) : null,
     number(series.last("reward")), judged ? share(series.last("accuracy")) : NONE,
     judged ? `${share(first)} → ${share(evaluations.length > 1 ? last : null)}` : NONE,
   ];
@@ -60,6 +65,9 @@ function origin({ forked, id }, runs) {
   const source = known.length === 1 ? h("a", { href: `#/${ofRun(known[0].id)}` }, name) : h("b", {}, name);
   return h("p", { class: "note" }, "Forked from ", source, ` at step ${number(forked.step)}.`);
 }
+
+/** The tags of a run, and its note as `shown(note)` has it. */
+export const keptOf = ({ tags = [], note = "" }, shown) => [tags.map((tag) => h("span", { class: "tag" }, visible(tag))), note && shown(note)];
 
 // How a run is doing.
 

@@ -93,7 +93,7 @@ export function summaryTable(summary) {
   if (summary.train_seconds === undefined) return h("p", { class: "note" }, "The run writes summary.json when it ends.");
   return pairs("Summary", [
     ["Training", time(summary.train_seconds)], ["Training, loading, evaluation and saving", time(summary.total_seconds)],
-    ["Completion tokens", number(summary.completion_tokens)], ["Peak memory", mebibytes(summary.peak_rss_mib)],
+    ["Completion tokens", number(summary.completion_tokens)], ["Peak memory, with loading and evaluation", mebibytes(summary.peak_rss_mib)],
     ...Object.entries(summary.networks_mib ?? {}).map(([name, size]) => [`Memory of ${name.replaceAll("_", " ")}`, mebibytes(size)]),
     ...Object.entries(summary.machine ?? {}).map(([name, value]) => [`Machine: ${name}`, String(value)]),
   ]);
