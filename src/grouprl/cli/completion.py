@@ -22,6 +22,15 @@ def settings(incomplete: str) -> list[Offer]:
     return _begin(incomplete, recipes, files, keys)
 
 
+def keys(incomplete: str) -> list[Offer]:
+    """Keys of a run, and their sections."""
+    from grouprl.cli.settings import setting_rows
+
+    rows = setting_rows()
+    sections = ((key.partition(".")[0], "section") for key, _, _ in rows if "." in key)
+    return _begin(incomplete, sections, ((key, meaning) for key, _, meaning in rows))
+
+
 def runs(incomplete: str) -> list[Offer]:
     """Folders of runs, in the folder that is typed or in `runs`."""
     typed = Path(incomplete)
@@ -31,7 +40,7 @@ def runs(incomplete: str) -> list[Offer]:
 
 def models(incomplete: str) -> list[Offer]:
     """Bundled models and folders of runs."""
-    from grouprl.models.load import BUNDLED
+    from grouprl.models.names import BUNDLED
 
     return _begin(incomplete, ((name, "bundled model") for name in BUNDLED)) + runs(incomplete)
 

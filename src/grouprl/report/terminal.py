@@ -105,7 +105,7 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """One line of text, shown as it is."""
-        self.console.print(text, markup=False)
+        self.console.print(text, markup=False, emoji=False)
 
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Advance]:
