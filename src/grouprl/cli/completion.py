@@ -13,7 +13,7 @@ Offer = tuple[str, str]
 
 
 def settings(incomplete: str) -> list[Offer]:
-    """Recipes, YAML files and keys; of a section, its keys."""
+    """Recipes of a run, YAML files and keys; of a section, its keys."""
     from grouprl.cli.settings import setting_rows  # brings in torch, which other words do not need
 
     files = ((str(path), "") for path in sorted(Path().glob("*.yaml")))
