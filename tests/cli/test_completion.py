@@ -52,6 +52,8 @@ def test_bash_gets_the_keys_of_a_section(folder: Path) -> None:
         (completion.settings, "dem", ["demo"]),
         (completion.settings, "mi", ["mine.yaml"]),
         (completion.settings, "nothing", []),
+        (completion.keys, "rollout.group", ["rollout.group_size"]),
+        (completion.keys, "checkp", ["checkpoint", "checkpoint.every", "checkpoint.keep"]),
         (completion.models, "", ["abacus", "runs/mine"]),
         (completion.runs, "", ["runs/mine"]),
         (completion.runs, "runs/", ["runs/mine"]),

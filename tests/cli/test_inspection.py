@@ -60,8 +60,9 @@ def test_a_reward_that_does_not_apply_is_a_dash(tiny: Path, tmp_path: Path, monk
 
 
 def test_escapes_that_the_model_wrote_do_not_reach_the_terminal(tiny: Path) -> None:
-    prompt = "a\x1b[2J\x07\u202eb\x9b31m\tc"
+    prompt = "a\x1b[2J\x07\u202eb\x9b31m\tc :smile: [bold]d"
     ended = grouprl("sample", tiny, "--prompt", prompt, "rollout.max_tokens=2", "rollout.group_size=1", "threads=1")
     assert ended.code == 0, ended.text
     assert not set("\x1b\x07\u202e\x9b") & set(ended.out)
     assert r"a\x1b[2J\x07\u202eb\x9b31m" in ended.out
+    assert ":smile: [bold]d" in ended.out

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from grouprl.models import hub, load
+from grouprl.models import hub, names
 from grouprl.models.attention import hidden_states, is_packed
 from grouprl.models.layouts import TreeLayout
 from grouprl.models.load import fingerprint, frozen_copy, load_model, load_tokenizer
@@ -281,12 +281,12 @@ def test_an_unknown_hub_is_not_asked_and_a_known_one_is_again(monkeypatch: pytes
     monkeypatch.setattr(hub, "_OFFLINE", False)
     monkeypatch.setattr(hub, "getproxies", dict)
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    with pytest.raises(UserError, match="could not load it"):
+    with pytest.raises(UserError, match="no such folder, no cached copy and no network"):
         load_model("someone/nothing", device=CPU)
     assert constants.HF_HUB_OFFLINE
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [])
     with pytest.raises(UserError):
         load_model("./someone/nothing", device=CPU)  # a folder: the hub does not matter
     assert constants.HF_HUB_OFFLINE
-    load._look_for("someone/nothing")
+    names.check_name("someone/nothing")
     assert not constants.HF_HUB_OFFLINE

@@ -77,6 +77,9 @@ def test_without_a_verifier_a_step_has_no_share_of_correct_ones_and_a_table_what
     assert "greedy" not in text
     shown.comparison({"problems": 7}, {"problems": 7})
     assert written.getvalue() == text
+    assert "worked share:" not in text
+    shown.comparison({"problems": 1, "worked_share": 0.5}, {"problems": 1, "worked_share": 0.5})
+    assert "worked share: completions with an equation" in written.getvalue()
 
 
 def test_the_legend_names_columns_that_exist() -> None:

@@ -13,13 +13,22 @@ Offer = tuple[str, str]
 
 
 def settings(incomplete: str) -> list[Offer]:
-    """Recipes, YAML files and keys; of a section, its keys."""
+    """Recipes of a run, YAML files and keys; of a section, its keys."""
     from grouprl.cli.settings import setting_rows  # brings in torch, which other words do not need
 
     files = ((str(path), "") for path in sorted(Path().glob("*.yaml")))
     recipes = ((path.stem, "recipe") for path in sorted(RECIPES.glob("*.yaml")))
     keys = ((f"{key}=", meaning) for key, _, meaning in setting_rows())
     return _begin(incomplete, recipes, files, keys)
+
+
+def keys(incomplete: str) -> list[Offer]:
+    """Keys of a run, and their sections."""
+    from grouprl.cli.settings import setting_rows
+
+    rows = setting_rows()
+    sections = ((key.partition(".")[0], "section") for key, _, _ in rows if "." in key)
+    return _begin(incomplete, sections, ((key, meaning) for key, _, meaning in rows))
 
 
 def runs(incomplete: str) -> list[Offer]:
@@ -31,7 +40,7 @@ def runs(incomplete: str) -> list[Offer]:
 
 def models(incomplete: str) -> list[Offer]:
     """Bundled models and folders of runs."""
-    from grouprl.models.load import BUNDLED
+    from grouprl.models.names import BUNDLED
 
     return _begin(incomplete, ((name, "bundled model") for name in BUNDLED)) + runs(incomplete)
 

@@ -18,6 +18,7 @@ from grouprl.cli.words import (
     TaskOption,
     TrustOption,
     app,
+    check_models,
     newest_model,
     run_config,
     settings_of_run,
@@ -83,6 +84,7 @@ def sft(settings: Settings = None, model: ModelOption = None, task: TaskOption =
 
     Example: grouprl sft --model runs/a/model pairs.path=pairs.jsonl learner.learning_rate=1e-4
     """
+    check_models(settings, {"model.path": model})
     from grouprl.config.supervised import SftConfig
 
     config = config_of(SftConfig, settings, {"model.path": model, "task.name": task})
@@ -103,6 +105,7 @@ def dpo(settings: Settings = None, model: ModelOption = None) -> None:
 
     Example: grouprl dpo --model runs/a/model preferences.path=pairs.jsonl learner.learning_rate=1e-6
     """
+    check_models(settings, {"model.path": model})
     from grouprl.config.supervised import DpoConfig
 
     config = config_of(DpoConfig, settings, {"model.path": model})
@@ -123,6 +126,7 @@ def reward_model(settings: Settings = None, model: ModelOption = None) -> None:
 
     Example: grouprl train demo 'rewards=[{name: reward_model, path: runs/reward-model/model}]'
     """
+    check_models(settings, {"model.path": model})
     from grouprl.config.supervised import RewardModelConfig
 
     config = config_of(RewardModelConfig, settings, {"model.path": model})

@@ -27,7 +27,10 @@ def tasks(
 
 @app.command()
 def settings(
-    prefix: Annotated[str, typer.Argument(help="A section or the beginning of a key, such as rollout.")] = "",
+    prefix: Annotated[
+        str,
+        typer.Argument(help="A section or the beginning of a key, such as rollout.", autocompletion=completion.keys),
+    ] = "",
 ) -> None:
     """List the settings of a run: key, default, meaning.
 

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from grouprl import __version__
 from grouprl.cli import completion
+from grouprl.models.names import check_name
 from grouprl.record.layout import RunDirectory, run_of_checkpoint
 from grouprl.types import UserError
 
@@ -77,6 +78,7 @@ def run_config(
     Raises:
         UserError: also for code that comes from somebody else's run and not from `trust`; see `refuse_foreign_code`.
     """
+    check_models(settings, options)
     from grouprl.config.command_line import config_of, settings_file
     from grouprl.config.run import RunConfig
     from grouprl.run.trust import refuse_foreign_code
@@ -84,6 +86,18 @@ def run_config(
     config = config_of(RunConfig, settings, options)
     refuse_foreign_code(config, [settings_file(text) for text in settings or [] if "=" not in text], trust or ())
     return config
+
+
+def check_models(settings: Sequence[str] | None, options: Mapping[str, object] | None = None) -> None:
+    """Checks the model that a command line names, before anything is loaded.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    named = [text.partition("=")[2] for text in settings or [] if text.startswith(("model=", "model.path="))]
+    for model in (*named, (options or {}).get("model.path")):
+        if model is not None:
+            check_name(str(model))
 
 
 def newest_model(model: str) -> str:

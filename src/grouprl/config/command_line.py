@@ -34,7 +34,7 @@ def config_of(
     from grouprl.config.files import load_config  # brings in torch, which --help does not need
 
     given = settings or []
-    _refuse_options(given)
+    _refuse_options(kind, given)
     files = [settings_file(text, kind) for text in given if "=" not in text]
     changes = [text for text in given if "=" in text]
     # As JSON, so that --name 007 stays text and a path may contain any character.
@@ -42,14 +42,17 @@ def config_of(
     return load_config(kind, files, changes)
 
 
-def _refuse_options(given: Sequence[str]) -> None:
+def _refuse_options(kind: type[BaseModel], given: Sequence[str]) -> None:
+    from grouprl.config.files import advice
+
     for at, text in enumerate(given):
         if text.startswith("-"):
             name, equals, value = text.lstrip("-").partition("=")
+            key = name.replace("-", "_")
             value = value if equals else next(iter(given[at + 1 :]), "VALUE")
             raise UserError(
-                f"{text}: expected an option that --help lists; a setting has no dashes: write {name}={value} "
-                "(`grouprl settings` lists them)"
+                f"{text}: expected an option that --help lists; a setting has no dashes: "
+                f"{advice(kind, key) or f'write {key}={value}'} (`grouprl settings` lists them)"
             )
 
 

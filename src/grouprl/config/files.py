@@ -233,7 +233,7 @@ _SENTENCES = {
 def _mistake(kind: type[BaseModel], detail: Mapping[str, Any]) -> _Mistake:
     key = tuple(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
-        return key, f"unknown key; {_nearest(kind, key)}"
+        return key, f"unknown key; {_nearest(kind, key, detail['input'])}"
     expected = _SENTENCES.get(detail["type"]) or re.sub(r"^\w+ should (be|have|match)", "expected", detail["msg"])
     got = "nothing" if detail["type"] == "missing" else shown(detail["input"])
     _, about = _field(kind, key)
@@ -291,9 +291,18 @@ def _all_keys(kind: Any, above: _Key = ()) -> Iterable[_Key]:
         yield from _all_keys(inner, (*above, name))
 
 
-def _nearest(kind: type[BaseModel], key: _Key) -> str:
-    if key[-1] in HERE and "steps" in kind.model_fields:  # the configuration of a run
-        return f"TRL's or verl's {key[-1]} is here {HERE[key[-1]]}"
+def advice(kind: type[BaseModel], dotted: str) -> str:
+    """What to write in place of a key that does not exist; empty where it exists."""
+    key = tuple(dotted.split("."))
+    return "" if key in set(_all_keys(kind)) else _nearest(kind, key)
+
+
+def _nearest(kind: type[BaseModel], key: _Key, value: Any = None) -> str:
+    theirs = key[-1]
+    while isinstance(value, dict) and len(value) == 1:  # verl's data.train_batch_size stops at data
+        ((theirs, value),) = value.items()
+    if theirs in HERE and "steps" in kind.model_fields:  # the configuration of a run
+        return f"TRL's or verl's {theirs} is here {HERE[theirs]}"
     siblings = {name: (*key[:-1], name) for name in _fields(_field(kind, key[:-1])[0])}
     anywhere = {other[-1]: other for other in _all_keys(kind)}
     if key[-1] in anywhere:

@@ -28,15 +28,13 @@ from transformers.utils import CONFIG_NAME, cached_file, extract_commit_hash, fi
 
 from grouprl.config.run import ModelConfig
 from grouprl.models.adapters import attach_adapter, base_of, is_adapter
-from grouprl.models.hub import is_out_of_reach
 from grouprl.models.manifest import check_manifest, has_manifest
+from grouprl.models.names import BUNDLED as BUNDLED
+from grouprl.models.names import check_name
 from grouprl.models.precision import quantize_weights, round_weights
 from grouprl.models.templates import prepare_template
 from grouprl.models.verify import in_right_form
 from grouprl.types import UserError
-
-BUNDLED = {"abacus": Path(__file__).parent / "assets" / "abacus"}
-
 
 # Configurations of language models, and of models that see images.
 _SPEAKS, _SEES = MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
@@ -100,7 +98,7 @@ def _auto_class(path: str, what: str, revision: str) -> Any:
 
 
 def _refuse_adapter(path: str, what: str, revision: str) -> None:
-    _look_for(path)
+    check_name(path, revision)
     if find_adapter_config_file(_resolve(path), revision=revision) is not None:
         raise UserError(
             f"model {path!r}: expected {what}, got an adapter: merge it into its base model (docs/lora.md); "
@@ -283,19 +281,6 @@ def fingerprint(model: PreTrainedModel) -> str:
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _look_for(path: str) -> None:
-    """Asks the hub's cache alone while the hub cannot be found.
-
-    Raises:
-        UserError: the path names a folder that does not exist.
-    """
-    if path in BUNDLED or Path(path).is_dir():
-        return
-    if path.startswith((".", "/", "~")) or path.count("/") > 1:  # no hub id
-        raise UserError(f"model {path!r}: expected a folder in Hugging Face layout, got no such folder: check the path")
-    is_out_of_reach()
 
 
 def _resolve(path: str) -> str:

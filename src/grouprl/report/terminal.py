@@ -43,6 +43,8 @@ LEGEND = (
     "log-prob, sampler to learner. sample, learn: seconds."
 )
 
+WORKED = "worked share: completions with an equation before the answer."
+
 
 class Advance(Protocol):
     """Moves a progress bar on."""
@@ -105,7 +107,7 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """One line of text, shown as it is."""
-        self.console.print(text, markup=False)
+        self.console.print(text, markup=False, emoji=False)
 
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Advance]:
@@ -182,6 +184,8 @@ class Terminal:
                 table.add_row(name.replace("_", " "), _cell(before.get(name), form), _cell(after.get(name), form))
         if table.row_count:  # without a verifier nothing was judged
             self.console.print(table)
+        if "worked_share" in after:
+            self.console.print(f"[dim]{WORKED}[/dim]")
 
 
 def visible(text: str) -> str:

@@ -250,6 +250,6 @@ def _refuse_changes(state: TrainerState, start: str, data: str) -> None:
     for what, then, now in (("model", state.start, start), ("train problems", state.data, data)):
         if then != now:
             raise UserError(
-                f"--resume: expected the {what} that the run started with (fingerprint {then}), got another ({now}): "
+                f"resume: expected the {what} that the run started with (fingerprint {then}), got another ({now}): "
                 f"put the {what} back as it was, or start a new run under another name"
             )

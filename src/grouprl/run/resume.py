@@ -73,12 +73,13 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
     changed = differences(begun, config, free)
     if changed:
         raise UserError(
-            f"--resume: expected the settings that {directory} was started with, got {'; '.join(changed)}: "
+            f"resume: expected the settings that {directory} was started with, got {'; '.join(changed)}: "
             f"leave them as they were (only {', '.join(free)} may change), or start a new run under another name"
         )
     if RunDirectory(directory).is_finished(config.steps) and not was_begun(directory):
         raise UserError(
-            f"--resume: {directory} has made all of its {config.steps} steps: give a larger number with steps=N"
+            f"resume: {directory} has made all of its {config.steps} steps: give a larger number, steps=N, "
+            "in Python RunConfig(steps=N)"
         )
 
 
@@ -120,7 +121,7 @@ def choose_checkpoint(
     if missing:
         back = max((checkpoint.step for checkpoint in found if checkpoint.step < missing[0]), default=0)
         raise UserError(
-            f"--resume: expected a record of every step up to {chosen[0].step}, the checkpoint to continue from; "
+            f"resume: expected a record of every step up to {chosen[0].step}, the checkpoint to continue from; "
             f"{directory} lacks all or a part of {_ranges(missing)}: restore metrics.jsonl, evaluations.jsonl and "
             f"rollouts.sqlite, or continue after the last whole step with a checkpoint: --resume --step {back} (later "
             "steps are made again)"
@@ -183,7 +184,7 @@ def _refuse_lost_steps(directory: Path, every: int) -> None:
     last = RunDirectory(directory).newest_metrics().get("step", 0)
     if every and last > every:
         raise UserError(
-            f"--resume: expected a checkpoint in {directory}, which records {last} steps and saved every {every}, "
+            f"resume: expected a checkpoint in {directory}, which records {last} steps and saved every {every}, "
             "found none: restore the folder checkpoints, or make all steps again with --resume --step 0"
         )
 

@@ -88,14 +88,14 @@ def refuse_changed_code(directory: Path, code: Mapping[str, Any], trusted: Colle
     for what in ("tokenizer", "chat_template"):
         if what in then and then[what] != code[what]:
             raise UserError(
-                f"--resume: expected the {what.replace('_', ' ')} that {directory} was started with (SHA-256 "
+                f"resume: expected the {what.replace('_', ' ')} that {directory} was started with (SHA-256 "
                 f"{then[what]}), got another ({code[what]}): put it back, or start a new run under another name"
             )
     recorded = then.get("files", {})
     for path, digest in code["files"].items():
         if recorded.get(path, digest) != digest and not _real([path]) <= _real(trusted):
             raise UserError(
-                f"--resume: expected {path} as it was when {directory} started (SHA-256 {recorded[path]}), got a "
+                f"resume: expected {path} as it was when {directory} started (SHA-256 {recorded[path]}), got a "
                 f"changed file ({digest}): put it back, or add --trust-code {path} to continue with the changed one"
             )
 
