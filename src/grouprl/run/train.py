@@ -191,11 +191,11 @@ class _RunLoop:
         with self._terminal.training(config.steps, self._state.step, completions) as bars:
             while self._state.step < config.steps and not any(self._ranks.gather(self._stop.asked, "stop requests")):
                 self._one_step(bars)
-                if self._state.step in COURSE:
-                    self._record_course()
                 every = config.checkpoint.every
                 if every and self._state.step % every == 0:
                     saved = self._save()
+                if self._state.step in COURSE:
+                    self._record_course()
                 if self._evaluation_is_due():
                     self._evaluate()
         return saved
