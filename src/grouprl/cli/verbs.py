@@ -266,7 +266,7 @@ def report(run: RunArgument) -> None:
 
 @app.command()
 def lab(
-    runs: Annotated[Path, typer.Argument(help="Folder of the runs.")] = Path("runs"),
+    runs: Annotated[Path, typer.Argument(help="Folder of the runs, or one run.")] = Path("runs"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 = a free one.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the link.")] = True,
     export_explainer: Annotated[
@@ -277,7 +277,7 @@ def lab(
 
     Example: grouprl lab
 
-    Example: grouprl lab runs --port 8000 --no-browser
+    Example: grouprl lab runs/demo --port 8000 --no-browser
 
     Example: grouprl lab --export-explainer site
     """

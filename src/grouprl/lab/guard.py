@@ -35,8 +35,8 @@ _HEADERS = {
 
 _DOOR = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><title>GroupRL lab</title>'
-    '<link rel="icon" href="{home}static/icon.svg"><meta http-equiv="refresh" content="0;url={home}">'
-    '<a href="{home}">Open the lab</a></html>'
+    '<link rel="icon" href="{home}static/icon.svg"><meta http-equiv="refresh" content="0;url={home}{page}">'
+    '<a href="{home}{page}">Open the lab</a></html>'
 )
 
 
@@ -76,10 +76,11 @@ class Guard:
         app: what is protected.
         sessions: who may come in.
         port: the lab's own, which is part of its name and of its cookie's.
+        page: what a link opens, such as `#/runs/demo`; empty = the list of runs.
     """
 
-    def __init__(self, app: ASGIApp, sessions: Sessions, port: int) -> None:
-        self._app, self._sessions = app, sessions
+    def __init__(self, app: ASGIApp, sessions: Sessions, port: int, page: str = "") -> None:
+        self._app, self._sessions, self._page = app, sessions, page
         # Browsers leave the port of http out.
         self._hosts = {name if port == 80 else f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
         self._home = f"/{secrets.token_urlsafe(16)}/"
@@ -131,7 +132,7 @@ class Guard:
                 "or start it again. An open page continues to work.",
             )
         # A redirect would still be a request from where the link was followed, which gets no strict cookie.
-        answer = HTMLResponse(_DOOR.format(home=self._home))
+        answer = HTMLResponse(_DOOR.format(home=self._home, page=self._page))
         answer.set_cookie(self._cookie, session, httponly=True, samesite="strict", path=self._home)
         return answer
 

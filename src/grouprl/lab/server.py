@@ -8,11 +8,13 @@ import threading
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import uvicorn
 
 from grouprl.lab.connections import BACKLOG, PatientProtocol
 from grouprl.lab.guard import Guard, Sessions
+from grouprl.record.layout import RunDirectory
 from grouprl.types import UserError
 
 _LOOPBACK = "127.0.0.1"
@@ -22,18 +24,15 @@ def serve(root: Path, *, port: int, open_browser: bool, say: Callable[[str], Non
     """Serves until Ctrl-C. Runs that were started from the page continue without it.
 
     Args:
-        root: folder of the runs.
+        root: folder of the runs, or one of them, whose page the link opens then.
         port: 0 = a free one.
         open_browser: whether to open the link in the user's browser.
         say: where sentences go.
 
     Raises:
-        UserError: the port is taken, or the folder cannot be made.
+        UserError: the port is taken, there is no such folder, or `runs` cannot be made.
     """
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{root}: expected a folder for runs ({error}); name another") from None
+    root, page = _folder_and_page(root)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -57,7 +56,7 @@ def serve(root: Path, *, port: int, open_browser: bool, say: Callable[[str], Non
         from grouprl.lab.app import create_app
 
         torch.set_num_threads(1)  # the processors belong to the runs
-        app = Guard(create_app(root, lambda: server.should_exit), sessions, port)
+        app = Guard(create_app(root, lambda: server.should_exit), sessions, port, page)
         server = uvicorn.Server(
             uvicorn.Config(
                 app,
@@ -70,6 +69,19 @@ def serve(root: Path, *, port: int, open_browser: bool, say: Callable[[str], Non
             )
         )
         server.run(sockets=[listening])
+
+
+def _folder_and_page(place: Path) -> tuple[Path, str]:
+    """The folder of the runs, and the page to begin with; the first run of all has no folder `runs` yet."""
+    if RunDirectory(place).exists:
+        return place.absolute().parent, f"#/runs/{quote(place.absolute().name)}"
+    if place != Path("runs") and not place.is_dir():
+        raise UserError(f"{place}: expected a folder of runs, or a run, found no such folder: check the path")
+    try:
+        place.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{place}: expected a folder for runs ({error}); name another") from None
+    return place, ""
 
 
 def _link(port: int, sessions: Sessions) -> str:
