@@ -58,7 +58,7 @@ def train(
     from grouprl.run.resume import resumes, saved_path, with_run_dtype
 
     if step is not None and not resume:
-        raise UserError("--step: expected it with --resume, the checkpoint to continue from")
+        raise UserError("--step: expected --resume with it, got none: add --resume")
     directory = Path(config.runs_dir) / config.name
     resume = resumes(directory, asked=resume)
     if resume:
