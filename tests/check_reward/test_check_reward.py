@@ -155,7 +155,7 @@ def test_a_task_without_gold_gets_no_verdict() -> None:
         "last number", "empty form", "copied prompt", "word 200 times", "empty",
     ]  # fmt: skip
     assert (checked.verdict.status, checked.passed) == ("no verdict", True)
-    assert checked.verdict.text == "No verdict: the task knows no gold completions."
+    assert checked.verdict.text == "No verdict: the task has no gold completions."
     assert {checked.left_out[name] for name in ("gold", "padded gold", "gold three times")} == {"gold completions"}
     assert texts_of(Sums(lambda problem: None), "think")[0]["empty form"] == "<think></think>\n<answer></answer>"
 

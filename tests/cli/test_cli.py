@@ -330,7 +330,7 @@ def test_a_directory_that_holds_a_run_is_not_overwritten(place: Path, finished: 
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        (("learner.learning_rate=0.5",), ("learner.learning_rate: 0.001 then, 0.5 now: leave them as",)),
+        (("learner.learning_rate=0.5",), ("learner.learning_rate: 0.001 then, 0.5 now: restore them",)),
         (("algorithm.kl_coef=0",), ("algorithm.kl_coef: 0.04 then, 0.0 now",)),
         (("--model", "abacus"), ("model.path: ", "then, 'abacus' now", "or start a new run under another name")),
         (("task.path=other.jsonl",), ("task.path: ", "data.jsonl' then, 'other.jsonl' now")),
@@ -339,7 +339,7 @@ def test_a_directory_that_holds_a_run_is_not_overwritten(place: Path, finished: 
             ("rewards: () then, ({'name': 'boxed_format', 'function': None, 'weight': 1.0, ",),
         ),
         (("seed=1", "rollout.top_k=5"), ("rollout.top_k: 0 then, 5 now; seed: 0 then, 1 now",)),
-        ((), ("has made all of its 2 steps: give a larger number, steps=N, in Python RunConfig(steps=N)",)),
+        ((), ("has finished all of its 2 steps: give a larger number, steps=N, or in Python RunConfig(steps=N)",)),
         (("--name", "nobody"), ("nobody: expected a run to resume, found no config.yaml: check name and runs_dir",)),
     ],
     ids=lambda value: " ".join(value[:2]) or "finished" if isinstance(value, tuple) else None,
@@ -371,11 +371,11 @@ def test_resume_goes_on_in_a_copy_of_the_run(place: Path, finished: Path, tmp_pa
             lambda folder: shutil.copy(
                 folder / "runs/run/checkpoints/step-000002/model.safetensors", folder / "guesser/model.safetensors"
             ),
-            ("expected the model that the run started with (fingerprint", "put the model back as it was, or start"),
+            ("expected the model that the run started with (fingerprint", "restore the model, or start"),
         ),
         (
             lambda folder: write_rows(folder / "data.jsonl", [*ROWS[:-1], gsm8k_row(99)]),
-            ("expected the train problems that the run started with", "put the train problems back as it was"),
+            ("expected the train problems that the run started with", "restore the train problems"),
         ),
         (
             lambda folder: (folder / "data.jsonl").unlink(),

@@ -152,7 +152,7 @@ def test_every_mistake_is_told_once_with_its_variants() -> None:
     assert own.startswith("variants a: override steps=0: steps: ")
     assert other.startswith("variants c: override algorithm=rlo: algorithm.name: ")
     (decided,) = mistakes(settings=("seed=3",))
-    assert decided.startswith("seed=3: name, runs_dir, seed are decided by the comparison")
+    assert decided.startswith("seed=3: the comparison decides name, runs_dir, seed")
     (task,) = mistakes(variants={"a": ("task.name=gsmk8",), "b": ("steps=5",)})
     assert "did you mean 'gsm8k'?" in task
 

@@ -162,7 +162,7 @@ def test_the_verdict_says_what_the_intervals_allow(tmp_path: Path) -> None:
     verdict = comparison_verdict(read_comparison(folder))
     assert verdict == (
         "b ends highest with 80.0% of the held-out problems solved, 60.0 points above a, "
-        "which is beyond chance: 0 lies outside its 95% interval over problems and outside that over seeds."
+        "which is beyond chance: 0 lies outside its 95% interval over problems and its interval over seeds."
     )
     comparison(tmp_path, ["a", "b"], [0, 1, 2], baseline="b")
     assert comparison_verdict(read_comparison(folder)) == (
@@ -175,7 +175,8 @@ def test_the_verdict_says_what_the_intervals_allow(tmp_path: Path) -> None:
 def test_a_difference_within_chance_is_called_that(two: Path) -> None:
     verdict = comparison_verdict(read_comparison(two))
     assert verdict.endswith(
-        "37.5 points above a, which is within chance: 0 lies in its 95% interval over problems and in that over seeds."
+        "37.5 points above a, which is within chance: 0 lies in its 95% interval over problems and its "
+        "interval over seeds."
     )
 
 

@@ -159,7 +159,7 @@ def test_a_rank_whose_weights_explode_ends_all_ranks_of_a_program(place: Place) 
     program = place.folder / "program.py"
     program.write_text(PROGRAM)
     end = ended(start(2, [str(program), str(place.model), str(place.runs)]))
-    said = "NaN or infinity into .* went back to an earlier checkpoint before, so it stops"
+    said = "NaN or infinity into .* already went back to a checkpoint once, so it stops"
     assert_exploded(end, place.runs / "weights", said)
     assert "exitcode : 2" in end.text  # of the rank; torchrun's own is 1
     assert "UserError" not in end.text  # no traceback
@@ -226,7 +226,7 @@ def test_what_torchrun_starts_again_continues_only_its_own_run(
     assert refused.code == 2
     assert tree(place.runs / "others") == before
     asked = grouprl(*others, "--resume")
-    assert "has made all of its 2 steps" in asked.text
+    assert "has finished all of its 2 steps" in asked.text
 
 
 def test_an_error_of_a_program_on_ranks_is_shown_by_one(

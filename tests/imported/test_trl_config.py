@@ -189,7 +189,7 @@ def test_older_names_of_keys_are_read(tmp_path: Path):
     assert (config.model.weights, config.evaluation.every) == ("bfloat16", 3)
     assert line("max_prompt_length", max_prompt_length=256).outcome.words.startswith("256 -> no limit")
     assert line("overwrite_output_dir", overwrite_output_dir=True).outcome.verdict == "not needed"
-    with pytest.raises(UserError, match="torch_dtype: expected a key once, got dtype too"):
+    with pytest.raises(UserError, match="torch_dtype: expected one name of the key, got dtype too"):
         import_foreign(Foreign("trl", {"dtype": "float32", "torch_dtype": "bfloat16"}))
     with pytest.raises(UserError, match="torch_dtype=float16: expected float32 or bfloat16"):
         import_foreign(Foreign("trl", {"torch_dtype": "float16"}))

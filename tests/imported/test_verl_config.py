@@ -98,7 +98,7 @@ def test_a_script_is_read_with_its_variables(tmp_path: Path):
 def test_a_value_that_the_script_does_not_say_stops_where_it_counts(tmp_path: Path):
     """The engine does not count here, the batch does."""
     foreign = Foreign("verl", GRPO | {"data.train_batch_size": "$(nproc)", "actor_rollout_ref.rollout.name": "$ENGINE"})
-    with pytest.raises(UserError, match=r"batch_size=\$\(nproc\): the file does not say \$\(nproc\)") as refused:
+    with pytest.raises(UserError, match=r"batch_size=\$\(nproc\): the file does not define \$\(nproc\)") as refused:
         import_foreign(foreign)
     assert "rollout.name" not in str(refused.value)
     found = {one.key: one for one in import_foreign(foreign, allow=["data.train_batch_size"]).lines}
@@ -120,7 +120,7 @@ def test_a_resolved_file_is_told_from_one_of_trl(tmp_path: Path):
 
 @pytest.mark.parametrize("value", ["${data.nothing}", "${oc.env:SIZE}", "${data.train_batch_size}"])
 def test_a_reference_to_nothing_or_to_itself_is_not_taken_for_the_default(value: str):
-    with pytest.raises(UserError, match=r"data\.train_batch_size=.*the file does not say"):
+    with pytest.raises(UserError, match=r"data\.train_batch_size=.*the file does not define"):
         import_foreign(Foreign("verl", GRPO | {"data.train_batch_size": value}))
 
 

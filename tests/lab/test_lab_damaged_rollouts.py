@@ -85,7 +85,7 @@ def test_a_file_that_is_no_database(
     path = run / "rollouts.sqlite"
     path.write_bytes(made(path.read_bytes()))
     for where in EVERYWHERE:
-        assert "expected rollouts that can be read" in refused(client, where)
+        assert "expected readable rollouts" in refused(client, where)
         assert said in refused(client, where)
 
 

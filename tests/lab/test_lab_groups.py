@@ -361,7 +361,7 @@ def test_every_connection_is_closed_and_an_older_version_refused(
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [SIX_OF_TEN])
     (run / "rollouts.sqlite").write_bytes(b"no database" * 1000)
-    with pytest.raises(UserError, match=r"rollouts.sqlite: expected rollouts that can be read, got 'file is not a"):
+    with pytest.raises(UserError, match=r"rollouts.sqlite: expected readable rollouts, got 'file is not a"):
         groups_of_step(run, 1, offset=0, limit=1)
     (run / "config.yaml").write_text("algorithm: {colour: red}\n")
     with pytest.raises(UserError, match="expected the options of an algorithm"):

@@ -131,9 +131,7 @@ def test_a_bundled_base_is_found_in_whatever_installation(tmp_path: Path, base: 
 def test_a_base_that_is_gone_is_named(adapter: Path) -> None:
     renamed_base(adapter, "/gone/base")
     for load in (lambda path: load_model(path, device=CPU), without_tokenizer):
-        with pytest.raises(
-            UserError, match=r"expected its base model in /gone/base, found none: put it back, or write"
-        ):
+        with pytest.raises(UserError, match=r"expected its base model in /gone/base, found none: restore it, or write"):
             load(str(adapter))
 
 

@@ -349,7 +349,10 @@ FAULTS: dict[str, tuple[Any, str]] = {
         "memory, 6 times: start the server (docs/vllm.md), or look at its output",
     ),
     "no JSON": (Reply(raw=b'{"choices": [{"ind'), 'got no object in JSON but {"choices": [{"ind: look at'),
-    "another model": (lambda value: {**value, "model": "other"}, "got those of 'other': look at the server's output"),
+    "another model": (
+        lambda value: {**value, "model": "other"},
+        "got completions of 'other': look at the server's output",
+    ),
     "one completion less": (
         lambda value: {**value, "choices": value["choices"][:1]},
         "expected 2 completions of a group, numbered from 0, got the numbers [0]: look",

@@ -42,7 +42,7 @@ def settings(tiny: Path, tmp_path: Path) -> list[str]:
 def test_a_run_with_a_template_of_its_own(settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended, run = grouprl("train", *settings), tmp_path / "runs" / "run"
     assert ended.code == 0, ended.text
-    assert ended.text.count("has no system role: the system message stands at the start of the first user") == 1
+    assert ended.text.count("has no system role: GroupRL puts the system message at the start of the first") == 1
     assert ended.text.count("drops or rewrites messages") == 1
     assert "lacks 'Which one?'" in ended.text
     assert yaml.safe_load((run / "config.yaml").read_text())["model"]["chat_template_kwargs"] == {"mark": "#"}

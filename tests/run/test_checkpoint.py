@@ -152,7 +152,7 @@ def test_the_state_of_another_version_is_a_sentence(policy: Policy, tmp_path: Pa
     state = policy.save(tmp_path, 1) / "trainer" / "state.json"
     state.write_text(state.read_text().replace('"kl_coef"', '"beta"'))
     write_manifest(state.parents[1])
-    with pytest.raises(UserError, match=r"expected a state of .*kl_coef.*, got one of beta, .*another version"):
+    with pytest.raises(UserError, match=r"expected a state with .*kl_coef.*, got beta, .*another version"):
         read_state(RunDirectory(tmp_path).checkpoint(1))
 
 

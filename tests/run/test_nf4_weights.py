@@ -101,7 +101,7 @@ def test_the_plan_counts_what_is_kept(tiny: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ({"weights": "nf4", "dtype": "bfloat16"}, r"model\.weights: expected nf4 with an adapter.*model\.lora={}"),
+        ({"weights": "nf4", "dtype": "bfloat16"}, r"model\.weights: expected an adapter with nf4.*model\.lora={}"),
         ({**MODEL, "dtype": "float32"}, r"model\.weights: .* got nf4: set model\.dtype=bfloat16"),
     ],
 )
@@ -114,7 +114,7 @@ def test_what_does_not_fit_is_one_sentence(tiny: Path, tmp_path: Path, model: di
 def test_a_plan_is_refused_as_its_run_would_be() -> None:
     ended = grouprl("plan", "demo", "model.weights=nf4", "model.dtype=bfloat16")
     assert ended.code == 2
-    assert "model.weights: expected nf4 with an adapter" in ended.text
+    assert "model.weights: expected an adapter with nf4" in ended.text
 
 
 def test_what_reads_weights_elsewhere_is_refused(tiny: Path, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_cell_that_is_run_twice_takes_the_next_name_or_resumes(tiny: Path, tmp
     trainer = Trainer(tiny, ROWS, [WeightedReward("letters", letters)], config=config)
     runs = [train(tiny, config), train(tiny, config), trainer.train()]
     assert [run.directory.name for run in runs] == ["run", "run-2", "run-3"]
-    assert f"{tmp_path}/run holds a run, so this one is {tmp_path}/run-2." in html.unescape(screen.outputs[1])
+    assert f"{tmp_path}/run holds a run, so this run is {tmp_path}/run-2." in html.unescape(screen.outputs[1])
     assert [run.summary["seed"] for run in runs] == [0, 0, 0]
     longer = train(tiny, small_config(tmp_path, steps=3), resume=True)
     assert (longer.directory.name, len(longer.metrics())) == ("run", 3)

@@ -65,7 +65,7 @@ def test_another_architecture_under_a_resumed_name_is_one_sentence(tmp_path: Pat
     before = tree(run)
     shutil.rmtree(folder)
     shutil.copytree(tiny_model_folder(tmp_path, kind="llama"), folder)
-    with pytest.raises(UserError, match=r"resume: expected the model that the run started.* put the model back"):
+    with pytest.raises(UserError, match=r"resume: expected the model that the run started.* restore the model"):
         train(folder, tmp_path / "runs", steps=4, resume=True)
     assert tree(run) == before
 

@@ -92,7 +92,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_message(
     damage(RunDirectory(stopped).checkpoint(6).path / name)
     resumed(tiny, stopped)
     said = " ".join(capsys.readouterr().out.split())
-    assert "Not resumed from a damaged checkpoint" in said
+    assert "The run skips a damaged checkpoint" in said
     assert "step-000006" in said
     assert "The run continues from" in said
     assert_same_run(whole, stopped)
@@ -103,7 +103,7 @@ def test_without_a_good_checkpoint_nothing_is_touched(stopped: Path, tiny: Path)
     for checkpoint in RunDirectory(stopped).checkpoints():
         flip(checkpoint.path / "model.safetensors")
     before = tree(stopped)
-    with pytest.raises(UserError, match=r"expected a checkpoint without damage; .*step-000006.*step-000002"):
+    with pytest.raises(UserError, match=r"expected an undamaged checkpoint, got none: .*step-000006.*step-000002"):
         resumed(tiny, stopped)
     assert tree(stopped) == before
 

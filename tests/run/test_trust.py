@@ -168,7 +168,7 @@ def test_a_cluster_of_a_run_that_was_received_is_not_connected_to(got: Path) -> 
     )
     ended = grouprl(*verbs(got)["train"], "--trust-code", got / "evil.py")
     assert ended.code == 2
-    assert "names the server 127.0.0.1:9, to which no run of yours has sent anything" in ended.text
+    assert "names the server 127.0.0.1:9, which none of your runs has used" in ended.text
 
 
 def test_a_server_of_a_run_that_was_received_gets_nothing(got: Path, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_server_of_a_run_that_was_received_gets_nothing(got: Path, tmp_path: P
         evaluated = ["eval", tmp_path / "theirs" / "checkpoints" / "step-000001", "--json"]
         ended = grouprl(*evaluated)
         assert ended.code == 2
-        assert f"names the server {server.url}, to which no run of yours has sent anything" in ended.text
+        assert f"names the server {server.url}, which none of your runs has used" in ended.text
         assert len(server.asked) == asked > 0
         assert grouprl(*evaluated, "--trust-code", server.url).code == 0
         resume = ["train", "--resume", "name=theirs", f"runs_dir={tmp_path}", "steps=2", "--trust-code", server.url]

@@ -65,7 +65,7 @@ class Verdict:
     """The best trick against gold.
 
     >>> verdict_of(()).text
-    'No verdict: the task knows no gold completions.'
+    'No verdict: the task has no gold completions.'
     """
 
     status: Status
@@ -176,7 +176,7 @@ def verdict_of(kinds: Sequence[KindScores]) -> Verdict:
     """
     gold = {scores.kind: scores for scores in kinds}.get(GOLD)
     if gold is None or gold.total is None:
-        why = "the task knows no gold completions" if gold is None else f"no gold completion is valid: {gold.reason}"
+        why = "the task has no gold completions" if gold is None else f"no gold completion is valid: {gold.reason}"
         return Verdict("no verdict", f"No verdict: {why}.")
     aim = gold.total
     tricks = [(scores.kind, scores.total.mean) for scores in kinds if scores.kind.trick and scores.total]
@@ -185,7 +185,7 @@ def verdict_of(kinds: Sequence[KindScores]) -> Verdict:
     ]
     cheap = beating or [(kind, mean) for kind, mean in tricks if not kind.right]
     if not cheap:
-        return Verdict("ok", "No trick beats gold: none of them is valid.")
+        return Verdict("ok", "No trick beats gold: no trick is valid.")
     names = tuple(kind.name for kind, _ in sorted(cheap, key=lambda pair: pair[1], reverse=True))
     best, mean = names[0], max(mean for _, mean in cheap)
     compared = f"has a mean of {mean:.2f}; the median of gold is {aim.median:.2f}."

@@ -87,7 +87,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("a or b or c", True, "the same answers in a single mark", _ANSWERS),
     Kind("answer in thought", True, "the right answer while thinking, then a wrong one", _ANSWERS),
     Kind("commonest answer", True, "the answer that most of these problems have", _ANSWER),
-    Kind("last number", True, "that of the prompt as the answer", "prompts with a number and " + _ANSWER),
+    Kind("last number", True, "the prompt's last number as the answer", "prompts with a number and " + _ANSWER),
     Kind("empty form", True, "the marks of an answer, nothing in them", "answers with a mark"),
     Kind("copied prompt", True, "the prompt, word for word", ""),
     Kind("word 200 times", True, "one word, again and again", ""),

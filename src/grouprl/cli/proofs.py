@@ -90,7 +90,7 @@ def _show_changes(terminal: Terminal, found: Replay, model: str, changes: str) -
     size = norm(other.gradient) / (norm(found.update.gradient) or math.nan)
     terminal.say(f"Gradients: cosine {angle:.4f}, {size:.4g} times as long.")
     moved = [one for one in completion_changes(found) if one.advantage != one.other_advantage]
-    terminal.say(f"{counted(len(moved), 'completion')} of another advantage.")
+    terminal.say(f"{counted(len(moved), 'completion')} with another advantage.")
     table = _table("completion", "problem", "reward", "changed", "advantage", "changed")
     for one in moved[:_ROWS]:
         rewards = ("invalid" if value is None else f"{value:.3f}" for value in (one.reward, one.other_reward))

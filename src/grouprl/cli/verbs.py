@@ -37,9 +37,9 @@ def train(
     task: TaskOption = None,
     reward: RewardOption = None,
     name: Annotated[str | None, typer.Option(help="Folder of the run inside runs/.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's newest checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the run's newest checkpoint.")] = False,
     step: Annotated[
-        int | None, typer.Option(min=0, help="With --resume: continue from this checkpoint; 0 = from the start.")
+        int | None, typer.Option(min=0, help="With --resume: the checkpoint to resume from; 0 = the start.")
     ] = None,
     trust_code: TrustOption = None,
 ) -> None:
@@ -58,7 +58,7 @@ def train(
     from grouprl.run.resume import resumes, saved_path, with_run_dtype
 
     if step is not None and not resume:
-        raise UserError("--step: expected it with --resume, the checkpoint to continue from")
+        raise UserError("--step: expected --resume with it, got none: add --resume")
     directory = Path(config.runs_dir) / config.name
     resume = resumes(directory, asked=resume)
     if resume:

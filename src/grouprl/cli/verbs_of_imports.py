@@ -56,7 +56,7 @@ def show_imported(imported: Imported, console: Console | None = None) -> None:
         if not lines:
             continue
         heading = f"{verdict}: {len(lines)} {'key' if len(lines) == 1 else 'keys'}"
-        console.print(Text(heading + (", left out" if verdict == "unsupported" else ""), f"bold {style}"))
+        console.print(Text(heading + (", skipped" if verdict == "unsupported" else ""), f"bold {style}"))
         if verdict == "not needed":
             reasons = dict.fromkeys(line.outcome.words for line in lines)
             for reason in reasons:
@@ -71,7 +71,7 @@ def show_imported(imported: Imported, console: Console | None = None) -> None:
                 words.append(f" ({line.outcome.words})", "dim")
             console.print(Padding(_there(line) + words, (0, 0, 0, 2), expand=False))
     if any(not line.is_named for line in imported.lines):
-        console.print(Text("(KEY): a default there, which the file does not name", "dim"))
+        console.print(Text("(KEY): a default of that library, which the file does not name", "dim"))
 
 
 def _there(line: Line) -> Text:

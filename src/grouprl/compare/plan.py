@@ -65,7 +65,7 @@ def planned_runs(config: CompareConfig, resolve: Resolve) -> tuple[PlannedRun, .
             with _collected(errors, variant):
                 if wrong := [text for text in given if text.partition("=")[0] in _DECIDED]:
                     names = ", ".join(_DECIDED)
-                    raise UserError(f"{', '.join(wrong)}: {names} are decided by the comparison: remove them")
+                    raise UserError(f"{', '.join(wrong)}: the comparison decides {names}: remove them")
             with _collected(errors, variant):
                 run = PlannedRun(variant, with_run_dtype(resolve([*given, *decided]), resume=True))
                 check_sections(run.config)

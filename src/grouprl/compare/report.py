@@ -99,10 +99,10 @@ def _certainty(found: BaselineDifference) -> str:
     ends = {name: kind.interval for name, kind in kinds.items() if kind is not None and kind.interval is not None}
     with_zero = [name for name, (low, high) in ends.items() if low <= 0 <= high]
     if with_zero:
-        return f"which is within chance: 0 lies in its 95% interval over {' and in that over '.join(with_zero)}"
+        return f"which is within chance: 0 lies in its 95% interval over {' and its interval over '.join(with_zero)}"
     if "seeds" not in ends:
         return "on one seed; other seeds may give another result"
-    return f"which is beyond chance: 0 lies outside its 95% interval over {' and outside that over '.join(ends)}"
+    return f"which is beyond chance: 0 lies outside its 95% interval over {' and its interval over '.join(ends)}"
 
 
 def summary(comparison: RecordedComparison) -> dict[str, Any]:

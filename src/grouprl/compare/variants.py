@@ -74,7 +74,7 @@ def compare(config: CompareConfig, resolve: Resolve, *, terminal: Terminal | Non
     terminal.say(f"Report: {report}")
     unfinished = [run for run in planned if not run.finished and run.config.name not in failed]
     if unfinished:
-        terminal.say(f"Stopped with {len(unfinished)} runs to go. Run the same command to continue.")
+        terminal.say(f"Stopped: {len(unfinished)} runs are unfinished. Run this command again to continue.")
     return ComparisonResult(directory, not unfinished, failed)
 
 

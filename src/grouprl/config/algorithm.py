@@ -181,7 +181,7 @@ def _refuse_idle(kinds: tuple[type[Part], ...], idle: Mapping[str, Any], where: 
         defaults = [one.default for kind in kinds for one in fields(kind) if one.name == name]
         if value not in defaults and (name, value) not in kinds[0].absent.items():
             raise UserError(
-                f"algorithm.{name}: expected another value {where}, got {value!r}: it has no effect there; remove it"
+                f"algorithm.{name}: expected another value {where}, got {value!r}, which has no effect: remove it"
             )
 
 

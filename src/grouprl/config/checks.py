@@ -30,13 +30,13 @@ def check_sections(config: RunConfig) -> None:
     _check_memory(config)
     if config.distributed.exact and config.distributed.shard:
         raise UserError(
-            "distributed: expected exact or shard, got both: the backend adds gradients of sharded weights in an order "
-            "of its own; remove one"
+            "distributed: expected exact or shard, got both: the backend adds gradients of sharded weights in its "
+            "own order; remove one"
         )
     chosen, usual = config.rollout.curriculum, CurriculumConfig()
     for field in ("floor", "sharpness"):
         if chosen.order == "uniform" and getattr(chosen, field) != getattr(usual, field):
-            raise UserError(f"rollout.curriculum.{field}: expected order=edge, which has it, got uniform: remove it")
+            raise UserError(f"rollout.curriculum.{field}: expected order=edge with it, got uniform: remove it")
     alone = {"mean", "leave_one_out", "group_std"} if size == 1 else set()
     if size * config.rollout.problems_per_step == 1 and algorithm.advantage.credit == "completion":
         alone |= {"batch_mean", "batch_std"}
@@ -59,7 +59,7 @@ def _check_memory(config: RunConfig) -> None:
         ("model.reference", model.reference == "cpu"),
     ):
         if small and shard:
-            raise UserError(f"{name}: expected its default with distributed.shard=true, got another: remove one")
+            raise UserError(f"{name}: expected its default with distributed.shard=true, got another value: remove it")
     if model.weights != "float32" and model.dtype == "float32":
         raise UserError(
             f"model.weights: expected float32 with model.dtype=float32, got {model.weights}: set model.dtype=bfloat16"
@@ -73,8 +73,8 @@ def _check_memory(config: RunConfig) -> None:
         return
     if model.lora is None:
         raise UserError(
-            "model.weights: expected nf4 with an adapter, because 4 bits do not learn: set model.lora={}, "
-            "and where model.path is an adapter's folder, merge it first (grouprl merge)"
+            "model.weights: expected an adapter with nf4, got none: 4-bit weights do not train; set model.lora={}, "
+            "and if model.path is an adapter's folder, merge it first (grouprl merge)"
         )
     if isinstance(config.algorithm.critic, CopiedCritic):
         raise UserError("model.weights: expected bfloat16 with a critic beside the policy, got nf4: change one")
@@ -93,7 +93,7 @@ def _check_engine(config: RunConfig) -> None:
     if engine.name == "vllm" and config.cluster.backend != "none":
         raise UserError(
             "rollout.engine.name: expected native with cluster.backend=ray, got vllm, whose servers need no sampler "
-            "actors: leave cluster out; several servers are rollout.engine.addresses, for ranks of torchrun"
+            "actors: remove cluster; for several servers, set rollout.engine.addresses and use torchrun"
         )
     if config.rollout.engine.name == "vllm" and config.rollout.min_p > 0 and config.rollout.top_p < 1:
         raise UserError(
@@ -107,5 +107,5 @@ def _check_engine(config: RunConfig) -> None:
         if config.rollout.curriculum.order != "uniform":
             raise UserError(
                 f"rollout.curriculum.order: expected uniform {wanted}, got {config.rollout.curriculum.order}: the "
-                "verdicts that it needs come too late; set it to uniform"
+                "order needs verdicts that come too late; set it to uniform"
             )

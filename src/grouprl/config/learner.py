@@ -27,7 +27,7 @@ class UpdateConfig(Section):
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), strict=False, description="decay of AdamW's two moments")
     moments: Literal["float32", "bfloat16", "8bit"] = Field(
         "float32",
-        description="AdamW's moments; bfloat16 is rounded at random; 8bit takes bitsandbytes and float32 weights",
+        description="AdamW's moments; bfloat16 = stochastic rounding; 8bit needs bitsandbytes and float32 weights",
     )
     paged: bool = Field(False, description="move moments to the CPU's memory when the GPU's is full (bitsandbytes)")
     weight_decay: float = Field(0.0, ge=0.0, description="decoupled weight decay, times the learning rate")

@@ -69,7 +69,7 @@ class PolicyConfig(ModelConfig):
 
     weights: Literal["float32", "bfloat16", "nf4"] = Field(
         "float32",
-        description="bfloat16 = half the memory, with updates rounded at random; nf4 = 4 bits below an adapter (QLoRA)",
+        description="bfloat16 = half the memory, with stochastic rounding; nf4 = 4 bits below an adapter (QLoRA)",
     )
     reference: Literal["device", "cpu"] = Field(
         "device", description="place of the frozen reference; cpu = it moves to the GPU for one pass a step"
@@ -82,7 +82,7 @@ class TaskConfig(Section):
 
     name: Text = Field("word_problems", description="a built-in task, a data file, or hub:owner/name")
     path: Text | None = Field(None, description="data file or folder of tasks that read one")
-    difficulty: int | None = Field(None, ge=1, le=10**6, description="level, of tasks that have levels")
+    difficulty: int | None = Field(None, ge=1, le=10**6, description="level, for tasks with levels")
     train_problems: int | None = Field(
         None, ge=1, le=10**8, description="problems in the train split; null = the task's default"
     )
@@ -123,7 +123,7 @@ class RewardConfig(Section):
     path: Text | None = Field(None, description="a Python file, or the folder of a trained reward model")
     arguments: dict[str, Any] = Field({}, description="arguments of the function")
     scope: Literal["group", "batch"] = Field(
-        "group", description="completions in one call: those of a group, or of the step"
+        "group", description="completions in one call: one group, or the whole step"
     )
 
 
@@ -133,7 +133,7 @@ class ScoringConfig(Section):
     workers: int = Field(0, ge=0, le=256, description="worker processes; 0 = one for each core")
     seconds: float = Field(10.0, gt=0.0, le=86_400.0, description="longest time of one call, in seconds")
     cpu_seconds: int = Field(
-        20, ge=1, le=86_400, description="most CPU time of one call in seconds, all threads together"
+        20, ge=1, le=86_400, description="largest CPU time of one call in seconds, over all threads"
     )
     memory_mib: int = Field(2048, ge=64, le=2**20, description="most memory of a worker in MiB, imports excluded")
     max_invalid: float = Field(0.1, ge=0.0, le=1.0, description="share of invalid completions that stops the run")
@@ -145,7 +145,7 @@ class CurriculumConfig(Section):
     order: Literal["uniform", "edge"] = Field(
         "uniform", description="edge = prefer problems that the policy solves sometimes"
     )
-    floor: float = Field(0.2, gt=0.0, le=1.0, description="with edge: share of the problems that come in plain turn")
+    floor: float = Field(0.2, gt=0.0, le=1.0, description="with edge: share of the problems in a fixed order")
     sharpness: float = Field(2.0, ge=0.0, le=16.0, description="with edge: strength of the preference; 0 = none")
     half_life: float = Field(
         1.0, gt=0.0, le=1e9, description="with edge: visits after which an earlier result counts half"
@@ -266,13 +266,13 @@ class CheckpointConfig(Section):
     """When the run is saved."""
 
     every: int = Field(50, ge=0, le=10**9, description="steps between checkpoints; 0 = only at the end")
-    keep: int = Field(2, ge=1, le=10**6, description="newest checkpoints kept")
+    keep: int = Field(2, ge=1, le=10**6, description="number of newest checkpoints to keep")
 
 
 class DistributedConfig(Section):
     """The ranks of the learner: the processes that torchrun starts. A single process ignores `seconds`."""
 
-    exact: bool = Field(False, description="bit-identical results on 1, 2, 4 and 8 ranks, for more memory")
+    exact: bool = Field(False, description="bit-identical results on 1, 2, 4 and 8 ranks, at the cost of memory")
     shard: bool = Field(False, description="each rank keeps a part of weights, gradients and optimizer (FSDP2)")
     seconds: float = Field(1500.0, gt=0.0, le=86_400.0, description="longest wait of a rank for the others, in seconds")
 

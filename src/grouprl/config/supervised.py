@@ -114,7 +114,7 @@ class DpoConfig(PreferenceLearningConfig):
     """Direct preference optimization: a policy learns from pairs, without sampling and without a reward model."""
 
     name: Name = Field("dpo", description="folder of the run: letters, digits, '.', '_' and '-'")
-    beta: float = Field(0.1, gt=0.0, description="how strongly the policy is held to the model it starts from")
+    beta: float = Field(0.1, gt=0.0, description="a larger beta keeps the policy closer to its start model")
 
 
 class RewardModelConfig(PreferenceLearningConfig):

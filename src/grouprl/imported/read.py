@@ -81,8 +81,8 @@ def _of_script(path: Path, text: str) -> dict[str, Any]:
         raise UserError(f"{path}: expected a shell script, got {error}: correct it") from error
     if not found:
         raise UserError(
-            f"{path}: expected verl's overrides, such as data.train_batch_size=256, got none: check the script; of TRL "
-            "give the YAML of --config, or JSON"
+            f"{path}: expected verl's overrides, such as data.train_batch_size=256, got none: check the script; "
+            "for TRL, give the YAML of --config, or JSON"
         )
     return _joined({key: _value(value) for key, value in found.items()})
 

@@ -82,7 +82,7 @@ def import_foreign(foreign: Foreign, *, world: int = 1, allow: Collection[str] =
     written = {renamed.get(key, key): key for key in foreign.values}
     for older, new in renamed.items():
         if older in foreign.values and new in foreign.values:
-            raise UserError(f"{older}: expected a key once, got {new} too, its newer name: remove one")
+            raise UserError(f"{older}: expected one name of the key, got {new} too, its newer name: remove one")
     values = {new: foreign.values[key] for new, key in written.items()}
     defaults = {key: entry.default for key, entry in entries.items()}
     named, unsaid = resolve(values, defaults) if foreign.library == "verl" else (values, {})
@@ -102,7 +102,7 @@ def import_foreign(foreign: Foreign, *, world: int = 1, allow: Collection[str] =
     if refused:
         words = [f"{one.key}={one.value}: {one.outcome.words}" for one in refused]
         advice = " ".join(f"--allow {one.key}" for one in refused)
-        raise UserError("\n  ".join(["these keys have no counterpart:", *words, f"to leave them out: {advice}"]))
+        raise UserError("\n  ".join(["GroupRL has no counterpart of these keys:", *words, f"to skip them: {advice}"]))
     if unknown := sorted(set(allow) - {one.key for one in lines}):
         raise UserError(f"--allow: expected keys of the file, got {', '.join(unknown)}: remove it")
     changes: dict[str, Any] = {"algorithm.name": base}
@@ -121,7 +121,7 @@ def _outcome(entries: Mapping[str, Any], key: str, value: Any, given: Given) -> 
         outcome: Outcome = entries[key].rule(given, value)
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"{key}: expected a value as {entries[key].default!r}, got {value!r:.80}: correct it"
+            f"{key}: expected a value like {entries[key].default!r}, got {value!r:.80}: correct it"
         ) from error
     return outcome
 
@@ -134,7 +134,7 @@ def _unsaid(entries: Mapping[str, Any], key: str, text: str, given: Given) -> Ou
         outcome = _outcome(entries, key, text, given)
     if outcome.verdict == "not needed" or (key not in entries and outcome.verdict == "unsupported"):
         return Outcome(outcome.verdict, words=outcome.words)
-    return unsupported(f"the file does not say {text}: write the value there")
+    return unsupported(f"the file does not define {text}: write the value into it")
 
 
 def _worth_showing(lines: Collection[Line], base: str) -> Iterator[Line]:
@@ -169,7 +169,7 @@ def write_recipe(imported: Imported, origin: str, path: Path, *, force: bool = F
         UserError: the file exists, or a setting has no valid value here.
     """
     if path.exists() and not force:
-        raise UserError(f"{path}: expected a new file, got one that is there: give --output FILE, or --force")
+        raise UserError(f"{path}: expected a new file, got an existing one: give --output FILE, or --force")
     text = imported.text(origin)
     with tempfile.TemporaryDirectory() as folder:
         trial = Path(folder) / path.name

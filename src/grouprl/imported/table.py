@@ -61,7 +61,7 @@ def also_learned(key: str, default: Any) -> Entry:
     def rule(_: Given, value: Any) -> Outcome:
         if value == default:
             return Outcome("equal")
-        return Outcome("changed", {key: value}, "the learner's log-probs there are without it; here they have it too")
+        return Outcome("changed", {key: value}, "TRL and verl apply it to sampling only; here the learner has it too")
 
     return Entry(default, key, rule)
 

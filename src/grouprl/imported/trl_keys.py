@@ -14,13 +14,13 @@ from grouprl.imported import trl_rules as rules
 from grouprl.imported.table import Entry, Outcome, also_learned, choice, idle, idles, in_random_order, only, same
 from grouprl.imported.trl_older import OLDER
 
-_NO_TENSORS = "how its batches and devices are arranged: packs, ranks and `torchrun` need no setting"
-_LOGS = "every step is recorded, in metrics.jsonl"
-_SHOWN = "every completion is recorded, in rollouts.sqlite"
-_NO_VLLM = "of TRL's own vLLM: start `vllm serve` with it (docs/vllm.md)"
-_NO_UPLOAD = "no uploads in a run: `grouprl push RUN OWNER/NAME` afterwards"
+_NO_TENSORS = "TRL's layout of batches and devices; packs, ranks and `torchrun` need no setting"
+_LOGS = "metrics.jsonl records every step"
+_SHOWN = "rollouts.sqlite records every completion"
+_NO_VLLM = "a setting of TRL's vLLM: pass it to `vllm serve` (docs/vllm.md)"
+_NO_UPLOAD = "a run uploads nothing: `grouprl push RUN OWNER/NAME` afterwards"
 _EVALUATION = "the evaluation has settings of its own: `grouprl settings evaluation`"
-_EXACT = "how the products are computed, not what"
+_EXACT = "changes how the computation runs, not its math"
 
 _ALGORITHM = {
     "num_generations": same("rollout.group_size", 8),
@@ -52,7 +52,7 @@ _ALGORITHM = {
     "sapo_temperature_pos": Entry(1.0, "algorithm.tau_pos", rules.temperature_of_sapo("algorithm.tau_pos")),
     "router_aux_loss_coef": same("algorithm.router_aux_coef", None),
     **idles(
-        "of a loss_type that is not here",
+        "belongs to loss_type vespo, which is unsupported",
         {
             "vespo_k_pos": 2.0,
             "vespo_k_neg": 3.0,
@@ -61,7 +61,7 @@ _ALGORITHM = {
         },
     ),
     **idles(
-        "of use_adaptive_entropy",
+        "see use_adaptive_entropy",
         {
             "entropy_coef_min": 0.0,
             "entropy_coef_max": 1.0,
@@ -78,9 +78,9 @@ _SAMPLING = {
     "top_k": same("rollout.top_k", 0),
     "min_p": same("rollout.min_p", None),
     "repetition_penalty": also_learned("rollout.engine.repetition_penalty", 1.0),
-    "generation_kwargs": only(None, "the settings of rollout alone", {}),
+    "generation_kwargs": only(None, "sampling has the settings of rollout only", {}),
     "chat_template_kwargs": same("model.chat_template_kwargs", None),
-    "max_tool_calling_iterations": only(None, "no tools in a recipe"),
+    "max_tool_calling_iterations": only(None, "a recipe has no tools"),
     "use_vllm": Entry(False, "rollout.engine.name", parts.vllm),
     "vllm_importance_sampling_mode": Entry("sequence_mask", "algorithm.correction_kind and _level", parts.correction),
     **idles(
@@ -91,7 +91,7 @@ _SAMPLING = {
             "vllm_importance_sampling_clip_min": None,
         },
     ),
-    "vllm_importance_sampling_cap": only(None, "TRL's old name of vllm_importance_sampling_clip_max"),
+    "vllm_importance_sampling_cap": only(None, "TRL's old name for vllm_importance_sampling_clip_max"),
     **idles(
         "rollout.engine.address",
         {
@@ -115,7 +115,7 @@ _SAMPLING = {
         },
     ),
     **idles(
-        "of transformers' generate, which does not sample here",
+        "a setting of transformers' generate, which GroupRL does not use",
         {
             "cache_implementation": None,
             "use_transformers_continuous_batching": False,
@@ -130,10 +130,10 @@ _SAMPLING = {
 
 _BATCHES = {
     "per_device_train_batch_size": Entry(8, "rollout.problems_per_step; TRL counts completions", rules.per_device),
-    "gradient_accumulation_steps": Entry(1, "algorithm.minibatches, with the next two", rules.several_updates),
+    "gradient_accumulation_steps": Entry(1, "algorithm.minibatches, with the next two keys", rules.several_updates),
     "steps_per_generation": idle(None, "see gradient_accumulation_steps"),
     "generation_batch_size": idle(None, "see gradient_accumulation_steps"),
-    "max_steps": Entry(-1, "steps: batches, where TRL counts updates", rules.max_steps),
+    "max_steps": Entry(-1, "steps, in batches; TRL counts updates", rules.max_steps),
     "num_train_epochs": Entry(3.0, "epochs", rules.epochs),
     "save_steps": Entry(500, "checkpoint.every", rules.save_steps),
     "save_strategy": idle("steps", "see save_steps"),
@@ -141,10 +141,10 @@ _BATCHES = {
     "eval_steps": Entry(None, "evaluation.every", rules.eval_steps),
     "eval_strategy": idle("no", "see eval_steps"),
     "seed": same("seed", 42),
-    "data_seed": idle(None, "the order of problems comes from seed"),
+    "data_seed": idle(None, "seed sets the order of problems"),
     "shuffle_dataset": in_random_order(),
-    "dataloader_drop_last": idle(False, "a step has whole groups"),
-    "auto_find_batch_size": only(False, "a batch has the size of its recipe"),
+    "dataloader_drop_last": idle(False, "every step has whole groups"),
+    "auto_find_batch_size": only(False, "the recipe sets the batch size"),
 }
 
 _OPTIMIZER = {
@@ -161,8 +161,8 @@ _OPTIMIZER = {
     "optim": choice("adamw_torch_fused", "learner.moments and learner.paged", parts.OPTIMIZERS),
     "optim_args": only(None, "the optimizer is AdamW"),
     "optim_target_modules": only(None, "the optimizer is AdamW"),
-    "neftune_noise_alpha": only(None, "no noise on embeddings"),
-    "label_smoothing_factor": only(0.0, "no labels"),
+    "neftune_noise_alpha": only(None, "GroupRL adds no noise to embeddings"),
+    "label_smoothing_factor": only(0.0, "the loss has no labels"),
 }
 
 _MODEL = {
@@ -175,21 +175,21 @@ _MODEL = {
     "model_init_kwargs": Entry(None, "model.weights and model.revision", parts.model_arguments),
     "dtype": Entry("float32", "model.weights", parts.weights),
     "bf16": Entry(None, "model.dtype", parts.bfloat16),
-    "fp16": only(False, "bfloat16 or float32"),
+    "fp16": only(False, "model.dtype is bfloat16 or float32"),
     "gradient_checkpointing": same("learner.recompute", True),
     "activation_checkpointing": same("learner.recompute", None),
-    "disable_dropout": idle(False, "no dropout, ever: sampler and learner agree"),
-    "trust_remote_code": only(False, "no code from a checkpoint"),
+    "disable_dropout": idle(False, "dropout is always off, so sampler and learner agree"),
+    "trust_remote_code": only(False, "GroupRL runs no code from a checkpoint"),
     "use_peft": Entry(
         False, "model.lora", lambda _, on: Outcome("equal", words="see lora_r") if on else Outcome("equal")
     ),
     "lora_r": Entry(16, "model.lora.rank", partial(parts.lora, "rank")),
     "lora_alpha": Entry(32, "model.lora.alpha", partial(parts.lora, "alpha")),
-    "lora_dropout": Entry(0.05, "no dropout: sampler and learner agree", partial(parts.lora, "dropout")),
+    "lora_dropout": Entry(0.05, "dropout is off, so sampler and learner agree", partial(parts.lora, "dropout")),
     "lora_target_modules": Entry(None, "model.lora.targets", partial(parts.lora, "targets")),
     "lora_task_type": only("CAUSAL_LM", "the policy is a causal model"),
     **{
-        key: only(default, "a plain LoRA adapter of linear layers")
+        key: only(default, "the adapter is plain LoRA on linear layers")
         for key, default in {
             "lora_target_parameters": None,
             "lora_modules_to_save": None,
@@ -200,7 +200,7 @@ _MODEL = {
     },
     "load_in_4bit": Entry(False, "model.weights=nf4", parts.four_bits),
     **idles(
-        "of load_in_4bit; the form of model.weights=nf4 is fixed",
+        "see load_in_4bit; model.weights=nf4 has one fixed form",
         {
             "bnb_4bit_quant_type": "nf4",
             "use_bnb_nested_quant": False,
@@ -212,12 +212,12 @@ _MODEL = {
 _DATA = {
     "dataset_name": Entry(None, "task.path with task.name=jsonl", parts.dataset),
     "dataset_config": idle(None, "task.path=hub:OWNER/NAME:CONFIGURATION"),
-    "dataset_train_split": only("train", "the split train"),
-    "dataset_test_split": idle("test", "the split of evaluation.split"),
-    "dataset_streaming": idle(False, "problems are read when they are needed"),
-    "datasets": only(None, "one file or data set: task.path", []),
-    "streaming": idle(False, "problems are read when they are needed"),
-    "test_split_size": idle(None, "10 % of the problems, or task.arguments.test_path"),
+    "dataset_train_split": only("train", "the split is train"),
+    "dataset_test_split": idle("test", "evaluation.split names the split"),
+    "dataset_streaming": idle(False, "a run reads problems as it needs them"),
+    "datasets": only(None, "task.path names one file or data set", []),
+    "streaming": idle(False, "a run reads problems as it needs them"),
+    "test_split_size": idle(None, "the test split is 10 % of the problems, or task.arguments.test_path"),
     "reward_funcs": Entry(None, "rewards", parts.rewards),
     "reward_weights": Entry(None, "rewards.0.weight and so on", parts.reward_weights),
     "reward_model_name_or_path": only(None, "a trained reward model: rewards.0.path=FOLDER (docs/preferences.md)"),
@@ -225,7 +225,7 @@ _DATA = {
 
 _OUTPUT = {
     "run_name": Entry(None, "name", parts.run_name),
-    "output_dir": idle(None, "name, and the folder runs/NAME"),
+    "output_dir": idle(None, "name; the folder is runs/NAME"),
     "report_to": Entry("none", "trackers", parts.trackers),
     "project": Entry(
         "huggingface",

@@ -58,26 +58,26 @@ def _template(_: Given, value: Any) -> Outcome:
 OLDER: Mapping[str, Entry] = MappingProxyType(
     {
         "max_prompt_length": Entry(None, "prompts have no limit", _longest_prompt),
-        **idles("a run never writes over another: runs/NAME", {"overwrite_output_dir": None}),
+        **idles("a run never overwrites another: runs/NAME", {"overwrite_output_dir": None}),
         **idles(
-            "of TRL's own vLLM: start `vllm serve` with it (docs/vllm.md)",
+            "a setting of TRL's vLLM: pass it to `vllm serve` (docs/vllm.md)",
             {"vllm_device": None, "vllm_dtype": None, "vllm_enable_prefix_caching": None},
         ),
-        **idles("how the products are computed, not what", {"use_liger_loss": None}),
-        **idles("every completion is recorded, in rollouts.sqlite", {"wandb_log_unique_prompts": None}),
-        **idles("variables of the environment: set them in the shell", {"env": None}),
+        **idles("changes how the computation runs, not its math", {"use_liger_loss": None}),
+        **idles("rollouts.sqlite records every completion", {"wandb_log_unique_prompts": None}),
+        **idles("environment variables: set them in the shell", {"env": None}),
         "system_prompt": same("task.system_prompt", None),
-        "dataset_prompt_column": Entry(None, "task.arguments.prompt_column, a user's message", _prompt_column),
+        "dataset_prompt_column": Entry(None, "task.arguments.prompt_column, as a user message", _prompt_column),
         "chat_template": Entry(None, "model.chat_template, a file", _template),
-        "dataset_mixture": only(None, "one file or data set: task.path"),
+        "dataset_mixture": only(None, "task.path names one file or data set"),
         **idles("trackers.project names the project", {"wandb_entity": None, "wandb_run_group": None}),
-        **idles("`grouprl push` and `grouprl eval` afterwards", {"callbacks": None, "benchmarks": None}),
-        **idles("an argument of open-r1's rewards, which are not here", dict.fromkeys(_OF_OPEN_R1.split())),
-        "token_entropy_percentile_threshold": only(None, "write top_entropy_quantile, which is 1 - it", 0.0),
+        **idles("run `grouprl push` and `grouprl eval` afterwards", {"callbacks": None, "benchmarks": None}),
+        **idles("an argument of open-r1's rewards, which GroupRL lacks", dict.fromkeys(_OF_OPEN_R1.split())),
+        "token_entropy_percentile_threshold": only(None, "write top_entropy_quantile = 1 - this value", 0.0),
         "no_cuda": Entry(None, "model.device", lambda _, on: Outcome("equal", {"model.device": "cpu"} if on else {})),
         "adafactor": only(None, "the optimizer is AdamW", False),
-        "dispatch_batches": only(None, "a rank reads its own problems", False),
-        **idles("of transformers 4, which nothing here depends on", dict.fromkeys(_OF_TRANSFORMERS_4.split())),
+        "dispatch_batches": only(None, "each rank reads its own problems", False),
+        **idles("a setting of transformers 4; nothing here depends on it", dict.fromkeys(_OF_TRANSFORMERS_4.split())),
     }
 )
 """Key -> entry; null = the file does not have it."""

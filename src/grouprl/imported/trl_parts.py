@@ -22,7 +22,7 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 def bfloat16(given: Given, value: Any) -> Outcome:
     """Autocast; TRL has it on where neither bf16 nor fp16 is given."""
     if given["fp16"]:
-        return Outcome("not needed", words="fp16 counts")
+        return Outcome("not needed", words="fp16 applies")
     on = value is None or value
     words = "TRL's default: products in bfloat16, weights in float32" if value is None else ""
     return Outcome("equal", {"model.dtype": "bfloat16" if on else "float32"}, words)
@@ -50,7 +50,7 @@ def model_arguments(given: Given, value: Any) -> Outcome:
     """Keywords of from_pretrained."""
     known = {"dtype", "torch_dtype", "attn_implementation", "revision", "use_cache", "device_map"}
     if foreign := set(value or {}) - known:
-        return unsupported(f"no place for {', '.join(sorted(foreign))}")
+        return unsupported(f"expected {', '.join(sorted(known))}, got {', '.join(sorted(foreign))}")
     found = {key.removeprefix("torch_"): one for key, one in (value or {}).items()}
     ours = {} if "revision" not in found else {"model.revision": found["revision"]}
     if "dtype" not in found:
@@ -65,17 +65,17 @@ def lora(key: str, given: Given, value: Any) -> Outcome:
         return Outcome("not needed", words="no adapter without use_peft")
     if key == "targets":
         value = "all-linear" if value is None else value
-        words = "TRL leaves it to PEFT's list for the model" if value == "all-linear" else ""
+        words = "TRL uses PEFT's list for the model" if value == "all-linear" else ""
         return Outcome("changed" if words else "equal", {"model.lora.targets": value}, words)
     if key == "dropout":
-        return Outcome("changed" if value else "equal", words=f"{value} -> 0: sampler and learner agree")
+        return Outcome("changed" if value else "equal", words=f"{value} -> 0: no dropout, so sampler and learner agree")
     return Outcome("equal", {f"model.lora.{key}": value})
 
 
 def rewards(given: Given, value: Any) -> Outcome:
     """Reward functions by name, and their weights."""
     if not value:
-        return Outcome("not needed", words="named in Python there: --reward FILE.py:FUNCTION")
+        return Outcome("not needed", words="TRL names them in Python: give --reward FILE.py:FUNCTION")
     names, factors = list(value), given["reward_weights"] or [1.0] * len(value)
     if len(factors) != len(names):
         return unsupported(f"expected as many reward_weights as functions, got {len(factors)} for {len(names)}")
@@ -86,10 +86,10 @@ def rewards(given: Given, value: Any) -> Outcome:
             found.append({"name": function, "path": module.replace(".", "/") + ".py", "weight": float(weight)})
         elif name == "accuracy_reward":
             found.append({"name": name, "function": "math_verify", "weight": float(weight)})
-            notes.append("math_verify reads the column answer, and wants a box or an answer tag")
+            notes.append("math_verify reads the column answer and requires a box or an answer tag")
         elif name == "think_format_reward":
             found.append({"name": name, "function": "think_format", "weight": float(weight)})
-            notes.append("think_format wants both tags once, in their order")
+            notes.append("think_format requires both tags once, in order")
         else:
             return unsupported(f"{name}: write it as a function and name it with its module")
     return Outcome("changed" if notes else "equal", {"rewards": found}, "; ".join(notes))
@@ -99,13 +99,13 @@ def reward_weights(given: Given, value: Any) -> Outcome:
     """The weights of the functions."""
     if value is None or given["reward_funcs"]:
         return Outcome("equal", words="" if value is None else "with reward_funcs")
-    return unsupported("functions are named in Python there: give --reward FILE.py:FUNCTION=WEIGHT and allow this")
+    return unsupported("TRL names them in Python: give --reward FILE.py:FUNCTION=WEIGHT and allow this")
 
 
 def dataset(given: Given, value: Any) -> Outcome:
     """A file, or a data set of the hub."""
     if value is None:
-        return Outcome("not needed", words="named in Python there: task.path=FILE or hub:OWNER/NAME")
+        return Outcome("not needed", words="TRL names it in Python: give task.path=FILE or hub:OWNER/NAME")
     local = str(value).endswith((".jsonl", ".json", ".csv", ".parquet")) or str(value).startswith((".", "/"))
     configuration = f":{given['dataset_config']}" if given["dataset_config"] and not local else ""
     return Outcome("equal", {"task.name": "jsonl", "task.path": value if local else f"hub:{value}{configuration}"})
@@ -124,7 +124,7 @@ def trackers(given: Given, value: Any) -> Outcome:
     known = [name for name in names if name in ("tensorboard", "wandb", "trackio", "mlflow")]
     others = [name for name in names if name not in known and name != "none"]
     ours = {"trackers.names": known} if known else {}
-    words = "metrics.jsonl and the report have every number"
+    words = "metrics.jsonl and the report have every metric"
     return Outcome("not needed" if not known else "changed" if others else "equal", ours, "" if known else words)
 
 
@@ -133,7 +133,7 @@ def vllm(given: Given, value: Any) -> Outcome:
     if not value:
         return Outcome("equal", words="the native engine")
     if given["vllm_mode"] != "server":
-        return changed("vllm in the process", {"rollout.engine.name": "native"}, "the native engine shares the weights")
+        return changed("vLLM in the process", {"rollout.engine.name": "native"}, "the native engine shares the weights")
     host = "127.0.0.1" if given["vllm_server_host"] == "0.0.0.0" else given["vllm_server_host"]
     address = given["vllm_server_base_url"] or f"http://{host}:{given['vllm_server_port']}"
     ours = {"rollout.engine.name": "vllm", "rollout.engine.address": address}
@@ -143,12 +143,12 @@ def vllm(given: Given, value: Any) -> Outcome:
 def correction(given: Given, value: Any) -> Outcome:
     """The weights for a sampler whose log-probs differ."""
     if not given["use_vllm"] or given["vllm_mode"] != "server" or not given["vllm_importance_sampling_correction"]:
-        return Outcome("not needed", words="nothing to correct: the native engine has the learner's log-probs")
+        return Outcome("not needed", words="no correction: the native engine has the learner's log-probs")
     level, _, kind = str(value).partition("_")
     cap, floor = given["vllm_importance_sampling_clip_max"], given["vllm_importance_sampling_clip_min"]
     if level not in ("token", "sequence") or kind not in ("truncate", "mask") or cap is None:
-        return unsupported("expected token_ or sequence_, mask or truncate, with a clip_max")
+        return unsupported("expected token_ or sequence_ with mask or truncate, and a clip_max")
     if kind == "truncate" and floor:
-        return unsupported("truncate has no clip_min here")
+        return unsupported("expected no clip_min with truncate")
     ours = {"algorithm.correction_kind": kind, "algorithm.correction_level": level, "algorithm.correction_cap": cap}
     return Outcome("equal", {**ours, **({"algorithm.correction_floor": floor or 0.0} if kind == "mask" else {})})

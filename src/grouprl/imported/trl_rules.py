@@ -63,10 +63,10 @@ def several_updates(given: Given, value: Any) -> Outcome:
     """Micro-batches of a generation, to the updates of a step."""
     found = batches_of(given)
     if found.generation < found.update and int(given["num_iterations"]) > 1:
-        return unsupported("an update of several generations with num_iterations above 1")
+        return unsupported("an update has several generations, and num_iterations is above 1")
     if found.generation < found.update and given["scale_rewards"] == "batch":
-        return unsupported("an update of several generations with scale_rewards: batch, each of its own deviation")
-    return Outcome("equal", {"algorithm.minibatches": found.updates}, f"updates of a batch: {found.updates}")
+        return unsupported("an update has several generations, and scale_rewards: batch gives each its own deviation")
+    return Outcome("equal", {"algorithm.minibatches": found.updates}, f"{found.updates} updates a batch")
 
 
 def in_steps(key: str, value: float, given: Given) -> Outcome:
@@ -81,20 +81,20 @@ def in_steps(key: str, value: float, given: Given) -> Outcome:
 
 def max_steps(given: Given, value: Any) -> Outcome:
     """Updates in all; none = epochs."""
-    return in_steps("steps", value, given) if value > 0 else Outcome("not needed", words="epochs count")
+    return in_steps("steps", value, given) if value > 0 else Outcome("not needed", words="epochs apply")
 
 
 def epochs(given: Given, value: Any) -> Outcome:
     """Passes over the problems, where max_steps is not set."""
     if given["max_steps"] > 0:
-        return Outcome("not needed", words="max_steps counts")
+        return Outcome("not needed", words="max_steps applies")
     return Outcome("equal", {"epochs": float(value)})
 
 
 def save_steps(given: Given, value: Any) -> Outcome:
     """Updates between checkpoints."""
     if given["save_strategy"] == "no":
-        return changed("no checkpoints", {"checkpoint.every": 0}, "the end of a run is always saved")
+        return changed("no checkpoints", {"checkpoint.every": 0}, "a run always saves at its end")
     if given["save_strategy"] != "steps" or value < 1:
         return changed(f"{given['save_strategy']} {value}", {"checkpoint.every": 50}, "checkpoints count steps here")
     return in_steps("checkpoint.every", value, given)
@@ -104,7 +104,7 @@ def eval_steps(given: Given, value: Any) -> Outcome:
     """Updates between evaluations."""
     if given["eval_strategy"] == "steps" and (value or given["logging_steps"]) >= 1:
         return in_steps("evaluation.every", value or given["logging_steps"], given)
-    return changed(given["eval_strategy"], {"evaluation.every": 0}, "before and after the run")
+    return changed(given["eval_strategy"], {"evaluation.every": 0}, "a run evaluates before and after training")
 
 
 def scale_rewards(given: Given, value: Any) -> Outcome:
@@ -124,7 +124,7 @@ def reward_mix(given: Given, value: Any) -> Outcome:
         return Outcome("equal", {"algorithm.reward_mix": "sum_then_normalise"})
     if value == "normalize_then_sum":
         ours = {"algorithm.reward_mix": "normalise_then_sum"}
-        return changed(value, ours, "TRL normalizes the sum once more, over the batch")
+        return changed(value, ours, "TRL also normalizes the sum over the batch")
     return unsupported("expected sum_then_normalize or normalize_then_sum")
 
 
@@ -136,21 +136,21 @@ def loss_type(given: Given, value: Any) -> Outcome:
         return Outcome("equal", {"algorithm.aggregate": "sequence_mean"})
     if value == "dr_grpo":
         ours = {"algorithm.aggregate": "constant"}
-        return Outcome("equal", ours, "by max_completion_length, which is rollout.max_tokens")
+        return Outcome("equal", ours, "the constant is max_completion_length, here rollout.max_tokens")
     if value == "bnpo":
         if given["gradient_accumulation_steps"] * given.world == 1:
             return Outcome("equal", token_mean)
-        return changed(value, token_mean, "the tokens of the update; TRL's are those of each micro-batch")
+        return changed(value, token_mean, "the mean is over the update; TRL's is over each micro-batch")
     if value in ("dapo", "cispo"):
         ours = {**token_mean, **({"algorithm.surrogate": "cispo"} if value == "cispo" else {})}
         if batches.updates > 1:
-            return changed(value, ours, "the tokens of the update; TRL's are the mean over the updates of the batch")
+            return changed(value, ours, "tokens of the update; TRL takes the mean token count of the batch's updates")
         return Outcome("equal", ours)
     if value == "sapo":
         return Outcome("equal", {"algorithm.surrogate": "sapo", "algorithm.aggregate": "sequence_mean"})
     if value == "luspo" and given["importance_sampling_level"] == "sequence":
         ours = {"algorithm.aggregate": "constant"}
-        return changed(value, ours, "TRL's loss over max_completion_length, which max_grad_norm sees, AdamW not")
+        return changed(value, ours, "TRL's loss over max_completion_length: it matters to max_grad_norm, not to AdamW")
     return unsupported("expected dapo, grpo, bnpo, dr_grpo, cispo, sapo, or luspo with ratios of sequences")
 
 
@@ -159,7 +159,7 @@ def temperature_of_sapo(option: str) -> Rule:
 
     def rule(given: Given, value: Any) -> Outcome:
         sapo = given["loss_type"] == "sapo"
-        return Outcome("equal", {option: value}) if sapo else Outcome("not needed", words="of loss_type: sapo")
+        return Outcome("equal", {option: value}) if sapo else Outcome("not needed", words="no effect without sapo")
 
     return rule
 
@@ -181,7 +181,7 @@ def epsilon_high(given: Given, value: Any) -> Outcome:
     if given["loss_type"] != "cispo":
         return Outcome("equal", {"algorithm.clip_high": high})
     if high < 1:
-        return unsupported(f"in TRL's cispo it is the largest weight itself, and {high} is below 1: MiniMax-M1 has 5.0")
+        return unsupported(f"the largest weight in TRL's cispo: expected at least 1 (MiniMax-M1: 5.0), got {high}")
     return Outcome("equal", {"algorithm.clip_high": high - 1}, f"largest weight {high} = 1 + clip_high")
 
 
@@ -193,7 +193,7 @@ def delta(given: Given, value: Any) -> Outcome:
         return Outcome("not needed", words=f"no effect with {given['loss_type']}")
     high = given["epsilon"] if given["epsilon_high"] is None else given["epsilon_high"]
     if value < max(1 + high, 1.01):
-        return unsupported("below 1 + epsilon_high it also bounds positive advantages, which dual_clip does not")
+        return unsupported("expected at least 1 + epsilon_high: a smaller delta also bounds positive advantages")
     return Outcome("equal", {"algorithm.dual_clip": value})
 
 
@@ -207,21 +207,21 @@ def kl_unbiased(given: Given, value: Any) -> Outcome:
     if not given["beta"]:
         return Outcome("not needed", words="without beta there is no KL")
     if value and given["importance_sampling_level"] == "sequence":
-        return unsupported("with importance_sampling_level: sequence TRL takes the completion's ratio for it")
+        return unsupported("TRL uses the completion's ratio with importance_sampling_level: sequence")
     return Outcome("equal", {"algorithm.kl_unbiased": value})
 
 
 def sync_reference(given: Given, value: Any) -> Outcome:
     """Updates after which the reference becomes the policy."""
     if not given["sync_ref_model"] or not given["beta"]:
-        return Outcome("not needed", words="without sync_ref_model and beta it does nothing")
+        return Outcome("not needed", words="no effect without sync_ref_model and beta")
     return in_steps("algorithm.refresh_reference", value, given)
 
 
 def reference_mixup(given: Given, value: Any) -> Outcome:
     """The share of the policy in the new reference."""
     if not given["sync_ref_model"] or not given["beta"]:
-        return Outcome("not needed", words="without sync_ref_model and beta it does nothing")
+        return Outcome("not needed", words="no effect without sync_ref_model and beta")
     return Outcome("equal", {"algorithm.reference_mixup": value})
 
 
@@ -229,7 +229,7 @@ def entropy_share(given: Given, value: Any) -> Outcome:
     """The share of tokens, those of highest entropy, that are trained."""
     ours = {} if value == 1 else {"algorithm.entropy_share": value}
     if value != 1 and given["gradient_accumulation_steps"] > 1:
-        return changed(value, ours, "of the tokens of the update; TRL's are those of each micro-batch")
+        return changed(value, ours, "a share of the update's tokens; TRL takes it of each micro-batch")
     return Outcome("equal", ours)
 
 
@@ -238,7 +238,7 @@ def entropy_coef(given: Given, value: Any) -> Outcome:
     ours = {"algorithm.entropy_coef": value} if value else {}
     weighted = given["loss_type"] not in ("dapo", "cispo") or given["top_entropy_quantile"] < 1
     if (value or given["use_adaptive_entropy"]) and (weighted or given["gradient_accumulation_steps"] > 1):
-        return changed(value, ours, "tokens weigh as in the loss; TRL's bonus is their mean in each micro-batch")
+        return changed(value, ours, "tokens have the loss's weights; TRL's bonus is a mean over each micro-batch")
     return Outcome("equal", ours)
 
 
@@ -250,7 +250,7 @@ def adaptive_entropy(given: Given, value: Any) -> Outcome:
         return unsupported("expected entropy_coef_min: 0.0 and entropy_coef_max: 1.0, the bounds here")
     ours = {"algorithm.entropy_target": given["entropy_target"], "algorithm.entropy_step": given["entropy_coef_delta"]}
     if batches_of(given).updates * given["num_iterations"] > 1:
-        return changed(value, ours, "the weight moves once a step, TRL's at each update")
+        return changed(value, ours, "the weight changes once a step; TRL's changes at each update")
     return Outcome("equal", ours)
 
 
@@ -290,7 +290,7 @@ def _warm(value: float) -> Outcome:
     ours = {"learner.warmup_steps": value}
     if not value:
         return Outcome("equal", ours)
-    return changed(value, ours, "update t has t / W of the rate instead of (t - 1) / W, so the first one counts")
+    return changed(value, ours, "update t has the rate t / W instead of (t - 1) / W, so the first has an effect")
 
 
 def grad_norm(given: Given, value: Any) -> Outcome:

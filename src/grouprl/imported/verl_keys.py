@@ -53,15 +53,15 @@ _ALGORITHM = {
     "algorithm.filter_groups.enable": Entry(False, "algorithm.drop_equal and algorithm.refills", rules.filter_groups),
     "algorithm.filter_groups.max_num_gen_batches": idle(0, "algorithm.refills"),
     "algorithm.use_pf_ppo": only(False, "no preference feedback"),
-    "algorithm.rollout_correction.rollout_is": Entry(None, "nothing to correct", rules.correction),
-    "algorithm.rollout_correction.rollout_rs": Entry(None, "nothing to correct", rules.correction),
-    "algorithm.rollout_correction.bypass_mode": idle(False, "the old log-probs are those of the sampler, as bypassed"),
+    "algorithm.rollout_correction.rollout_is": Entry(None, "the native engine needs no correction", rules.correction),
+    "algorithm.rollout_correction.rollout_rs": Entry(None, "the native engine needs no correction", rules.correction),
+    "algorithm.rollout_correction.bypass_mode": idle(False, "the old log-probs are the sampler's, as in bypass mode"),
 }
 
 _ACTOR = {
     "ppo_mini_batch_size": Entry(256, "algorithm.minibatches; verl counts prompts", rules.mini_batch),
     "ppo_epochs": same("algorithm.passes", 1),
-    "clip_ratio": Entry(0.2, "nothing beside clip_ratio_low and clip_ratio_high", losses.clip_ratio),
+    "clip_ratio": Entry(0.2, "no effect beside clip_ratio_low and clip_ratio_high", losses.clip_ratio),
     "clip_ratio_low": Entry(0.2, "algorithm.clip_low", losses.clip_of("low")),
     "clip_ratio_high": Entry(0.2, "algorithm.clip_high", losses.clip_of("high")),
     "clip_ratio_c": Entry(3.0, "algorithm.dual_clip; with dppo_* algorithm.clip_high + 1", losses.largest_ratio),
@@ -80,19 +80,19 @@ _ACTOR = {
     "kl_loss_type": Entry("low_var_kl", "algorithm.kl_estimator, with use_kl_loss", rules.kl_loss_type),
     "optim.lr": same("learner.learning_rate", 1e-6),
     "optim.lr_warmup_steps": Entry(-1, "learner.warmup_steps", rules.warmup),
-    "optim.lr_warmup_steps_ratio": idle(0.0, "learner.warmup_steps below 1"),
+    "optim.lr_warmup_steps_ratio": idle(0.0, "learner.warmup_steps, as a share below 1"),
     "optim.lr_scheduler_type": Entry("constant", "learner.schedule", rules.schedule),
-    "optim.warmup_style": Entry(None, "learner.schedule; verl's old name of lr_scheduler_type", rules.warmup_style),
+    "optim.warmup_style": Entry(None, "learner.schedule; verl's old name for lr_scheduler_type", rules.warmup_style),
     "optim.min_lr_ratio": idle(0.0, "learner.min_lr_ratio"),
-    "optim.lr_decay_style": only(None, "the learning rate is lr_scheduler_type's", "constant"),
-    "optim.num_cycles": idle(0.5, "half a cosine"),
+    "optim.lr_decay_style": only(None, "lr_scheduler_type sets the schedule", "constant"),
+    "optim.num_cycles": idle(0.5, "the cosine schedule is half a cosine"),
     "optim.weight_decay": Entry(0.01, "learner.weight_decay", rules.weight_decay),
     "optim.betas": same("learner.betas", [0.9, 0.999]),
     "optim.clip_grad": same("learner.max_grad_norm", 1.0),
     "optim.optimizer": only("AdamW", "the optimizer is AdamW"),
     "optim.override_optimizer_config": only(None, "the optimizer is AdamW"),
-    "qat.enable": only(False, "no quantization"),
-    "fsdp_config.qat.enable": only(False, "no quantization"),
+    "qat.enable": only(False, "no quantization-aware training"),
+    "fsdp_config.qat.enable": only(False, "no quantization-aware training"),
     "fsdp_config.model_dtype": choice(
         "fp32",
         "model.weights",
@@ -110,14 +110,14 @@ _ACTOR = {
 
 _MODEL = {
     "path": Entry("~/models/deepseek-llm-7b-chat", "model.path", rules.model_path),
-    "trust_remote_code": only(False, "no code from a checkpoint"),
+    "trust_remote_code": only(False, "GroupRL runs no code from a checkpoint"),
     "custom_chat_template": only(None, "model.chat_template, a file"),
-    "override_config": only({}, "a model as its checkpoint says"),
-    "external_lib": only(None, "no code from elsewhere"),
+    "override_config": only({}, "the model has its checkpoint's configuration"),
+    "external_lib": only(None, "GroupRL imports no external library"),
     "lora_rank": Entry(0, "model.lora.rank", partial(rules.lora, "rank")),
     "lora_alpha": Entry(16, "model.lora.alpha", partial(rules.lora, "alpha")),
     "target_modules": Entry("all-linear", "model.lora.targets", partial(rules.lora, "targets")),
-    "exclude_modules": only(None, "model.lora.targets names what is adapted"),
+    "exclude_modules": only(None, "model.lora.targets names the adapted layers"),
     "lora_adapter_path": only(None, "model.path, the folder of the adapter"),
     "enable_gradient_checkpointing": same("learner.recompute", True),
 }
@@ -129,8 +129,8 @@ _ROLLOUT = {
     "top_p": same("rollout.top_p", 1),
     "top_k": Entry(-1, "rollout.top_k; 0 = off", _every("rollout.top_k")),
     "repetition_penalty": also_learned("rollout.engine.repetition_penalty", 1.0),
-    "ignore_eos": only(False, "an end token ends a completion"),
-    "multi_turn.enable": only(False, "no tools in a recipe"),
+    "ignore_eos": only(False, "an end token always ends a completion"),
+    "multi_turn.enable": only(False, "a recipe has no tools"),
     "response_length": same("rollout.max_tokens", None),
 }
 
@@ -140,14 +140,14 @@ _DATA = {
         "~/data/rlhf/gsm8k/test.parquet", "task.arguments.test_path", _files("val_files", "task.arguments.test_path")
     ),
     "prompt_key": same("task.arguments.prompt_column", "prompt"),
-    "reward_fn_key": only("data_source", "the column data_source"),
+    "reward_fn_key": only("data_source", "the column is data_source"),
     "train_batch_size": same("rollout.problems_per_step", 1024),
-    "gen_batch_size": idle(None, "a step samples what it trains on"),
+    "gen_batch_size": idle(None, "a step samples the batch that it trains on"),
     "max_response_length": same("rollout.max_tokens", 512),
-    "max_prompt_length": idle(512, "prompts have no limit: none is cut or dropped"),
-    "filter_overlong_prompts": idle(False, "prompts have no limit: none is cut or dropped"),
-    "truncation": idle("error", "prompts have no limit: none is cut or dropped"),
-    "train_max_samples": only(-1, "all problems of the file"),
+    "max_prompt_length": idle(512, "prompts have no limit: GroupRL truncates and drops none"),
+    "filter_overlong_prompts": idle(False, "prompts have no limit: GroupRL truncates and drops none"),
+    "truncation": idle("error", "prompts have no limit: GroupRL truncates and drops none"),
+    "train_max_samples": only(-1, "a run uses all problems of the file"),
     "shuffle": in_random_order(),
     "seed": same("seed", None),
     "apply_chat_template_kwargs": same("model.chat_template_kwargs", {}),
@@ -195,16 +195,16 @@ VERL: Mapping[str, Entry] = MappingProxyType(
 )
 """Dotted key -> entry. A key that is neither here nor in `NOT_NEEDED` is unsupported."""
 
-_DEVICES = "how devices and micro-batches are arranged: packs, ranks and `torchrun` need no setting"
-_KERNELS = "how the products are computed, not what"
-_SAMPLER = "of verl's sampler; the native engine shares the learner's weights"
-_TEXT = "text alone, read when it is needed"
-_PLACE = "of verl's workers and folders: runs/NAME, --resume"
-_OFF = "of a part that is off: see its switch"
+_DEVICES = "verl's layout of devices and micro-batches; packs, ranks and `torchrun` need no setting"
+_KERNELS = "changes how the computation runs, not its math"
+_SAMPLER = "a setting of verl's sampler; the native engine shares the learner's weights"
+_TEXT = "a run reads text only, as it needs it"
+_PLACE = "a setting of verl's workers and folders; here runs/NAME and --resume"
+_OFF = "belongs to a feature that is off: see its switch"
 
 # Section -> why -> the ends of its keys that nothing here depends on; a star stands for all below.
 _IDLE: Mapping[str, Mapping[str, str]] = {
-    "actor_rollout_ref": {"of verl's workers": "hybrid_engine nccl_timeout", "as the policy": "ref.*"},
+    "actor_rollout_ref": {"for verl's workers only": "hybrid_engine nccl_timeout", "as for the policy": "ref.*"},
     "actor_rollout_ref.actor": {
         _DEVICES: "ppo_micro_batch_size ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu use_dynamic_bsz "
         "strategy ulysses_sequence_parallel_size fsdp_config.* megatron.* rollout_n "
@@ -216,18 +216,18 @@ _IDLE: Mapping[str, Mapping[str, str]] = {
         "entropy_from_logits_with_chunking entropy_from_logits_chunk_size entropy_checkpointing "
         "sum_pi_squared_checkpointing",
         _OFF: "policy_loss.* qat.* profiler.* freeze_vision_tower router_replay.*",
-        "a checkpoint has all of a run": "checkpoint.*",
-        "every step has its entropy": "calculate_entropy calculate_sum_pi_squared",
-        "optim.clip_grad counts": "grad_clip",
-        "groups are dealt to updates in a random order": "shuffle data_loader_seed",
+        "a checkpoint holds the whole run": "checkpoint.*",
+        "every step records its entropy": "calculate_entropy calculate_sum_pi_squared",
+        "optim.clip_grad applies": "grad_clip",
+        "a step assigns groups to updates in random order": "shuffle data_loader_seed",
         "the optimizer is torch's AdamW": "optim.optimizer_impl optim.zero_indexed_step",
-        "trainer.total_training_steps counts": "optim.total_training_steps",
+        "trainer.total_training_steps applies": "optim.total_training_steps",
     },
     "actor_rollout_ref.model": {
         _KERNELS: "enable_activation_offload use_remove_padding use_liger use_fused_kernels fused_kernel_options.* "
         "tiled_mlp.* use_shm",
         _OFF: "mtp.* lora.*",
-        "as in the folder of the model": "hf_config_path tokenizer_path",
+        "GroupRL reads it from the model's folder": "hf_config_path tokenizer_path",
     },
     "actor_rollout_ref.rollout": {
         _SAMPLER: "mode nnodes n_gpus_per_node full_determinism seed prompt_length dtype gpu_memory_utilization "
@@ -239,7 +239,7 @@ _IDLE: Mapping[str, Mapping[str, str]] = {
         "calculate_log_probs skip_tokenizer_init enable_rollout_routing_replay moe_load_balance_metrics_interval "
         "quantization quantization_config_file mtp qat engine_kwargs.* agent.* checkpoint_engine.* trace.* profiler.* "
         "prometheus.* disaggregation.* skip_rollout skip_dump_dir skip_use_default_dir",
-        "evaluation.samples; the policy is also evaluated greedily": "val_kwargs.*",
+        "evaluation.samples; an evaluation also decodes greedily": "val_kwargs.*",
         _OFF: "multi_turn.*",
     },
     "data": {
@@ -254,18 +254,18 @@ _IDLE: Mapping[str, Mapping[str, str]] = {
         "resume_mode resume_from_path checkpoint_callback_class default_hdfs_dir del_local_ckpt_after_load "
         "default_local_dir max_critic_ckpt_to_keep ray_wait_register_center_timeout device use_v1 v1.* "
         "use_legacy_worker_impl",
-        "every completion is recorded, in rollouts.sqlite": "log_val_generations val_generations_to_log_to_wandb",
-        "a run is evaluated before and after": "val_before_train",
+        "rollouts.sqlite records every completion": "log_val_generations val_generations_to_log_to_wandb",
+        "a run evaluates before and after training": "val_before_train",
     },
     "algorithm": {
         _OFF: "kl_ctrl.* pf_ppo.*",
-        "groups are dropped by their total": "filter_groups.*",
+        "the filter compares total rewards": "filter_groups.*",
         "see rollout_is": "rollout_correction.*",
     },
     "custom_reward_function": {"rewards.0.arguments": "reward_kwargs.*"},
     "reward": {
         "rewards.0.arguments": "custom_reward_function.reward_kwargs.*",
-        "of verl's reward workers: rollout.scoring": "num_workers reward_manager.* reward_model.* "
+        "a setting of verl's reward workers; here rollout.scoring": "num_workers reward_manager.* reward_model.* "
         "sandbox_fusion.* reward_kwargs.*",
     },
     "critic": {
@@ -276,7 +276,7 @@ _IDLE: Mapping[str, Mapping[str, str]] = {
         "optim.lr_scheduler_type optim.zero_indexed_step optim.warmup_style optim.override_optimizer_config* model.*",
         _DEVICES: "ppo_micro_batch_size* use_dynamic_bsz ppo_max_token_len_per_gpu forward_max_token_len_per_gpu "
         "forward_micro_batch_size* ulysses_sequence_parallel_size fsdp.* megatron.*",
-        "a checkpoint has all of a run": "checkpoint.*",
+        "a checkpoint holds the whole run": "checkpoint.*",
         _OFF: "profiler.*",
     },
     "reward_model": {
@@ -290,7 +290,7 @@ _IDLE: Mapping[str, Mapping[str, str]] = {
     "reward_manager": {_OFF: "module.*"},
     "distillation": {_OFF: "distillation_loss.* n_gpus_per_node nnodes teacher_models.* teacher_key"},
     "sandbox_fusion": {"model-written code runs in the sandbox here (docs/sandbox.md)": "*"},
-    **{name: {"of verl's workers": "*"} for name in ("global_profiler", "transfer_queue", "ray_kwargs", "skip")},
+    **{name: {"for verl's workers only": "*"} for name in ("global_profiler", "transfer_queue", "ray_kwargs", "skip")},
 }
 
 NOT_NEEDED: Mapping[str, str] = MappingProxyType(

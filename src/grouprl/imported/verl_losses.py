@@ -48,7 +48,7 @@ def clip_ratio(given: Given, value: Any) -> Outcome:
     sides = {side: given[f"{ACTOR}clip_ratio_{side}"] for side in ("low", "high")}
     outcomes = [_clip(given[MODE], side, value) for side, own in sides.items() if own is None]
     if not outcomes:
-        words = f"{value} does nothing: clip_ratio_low={sides['low']} and clip_ratio_high={sides['high']} count"
+        words = f"{value} has no effect: clip_ratio_low={sides['low']} and clip_ratio_high={sides['high']} apply"
         return Outcome("not needed", words=words)
     return Outcome(outcomes[0].verdict, {key: own for one in outcomes for key, own in one.ours.items()})
 
@@ -58,14 +58,14 @@ def largest_ratio(given: Given, value: Any) -> Outcome:
     mode = given[MODE]
     if mode == "vanilla":
         return Outcome("equal", {"algorithm.dual_clip": value})
-    return Outcome("not needed", words="see loss_mode" if mode in _DPPO else f"does nothing with {mode}")
+    return Outcome("not needed", words="see loss_mode" if mode in _DPPO else f"no effect with {mode}")
 
 
 def aggregate(given: Given, value: Any) -> Outcome:
     """The mean of the loss."""
     if given[MODE] in _OWN_MEAN:
         return Outcome(
-            "equal", {"algorithm.aggregate": "sequence_mean"}, f"{given[MODE]} has one mean, whatever this says"
+            "equal", {"algorithm.aggregate": "sequence_mean"}, f"{given[MODE]} always has one mean per completion"
         )
     known = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum-norm": "constant"}
     if value not in known:
@@ -80,14 +80,14 @@ def temperature_of_sapo(key: str) -> Rule:
     """A temperature of the soft gate, where there is one."""
 
     def rule(given: Given, value: Any) -> Outcome:
-        return Outcome("equal", {key: value}) if given[MODE] == "sapo" else Outcome("not needed", words="of sapo")
+        return Outcome("equal", {key: value}) if given[MODE] == "sapo" else Outcome("not needed", words="see loss_mode")
 
     return rule
 
 
 def _clip(mode: str, side: str, value: float) -> Outcome:
     if mode == "sapo":
-        return Outcome("not needed", words="does nothing with sapo")
+        return Outcome("not needed", words="no effect with sapo")
     if mode in _DPPO:
         return Outcome("not needed", words="see loss_mode")
     if mode == "geo_mean":

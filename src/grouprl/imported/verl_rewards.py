@@ -23,7 +23,7 @@ def compute_score(given: Given, value: Any) -> Outcome:
     prefix = f"{at}.reward_kwargs."
     arguments = {key.removeprefix(prefix): one for key, one in given.named.items() if key.startswith(prefix)}
     made = {"name": name, "path": str(path).removeprefix("file://"), **({"arguments": arguments} if arguments else {})}
-    return Outcome("equal", {"rewards": [made], "task.arguments.verifier": name}, "called for each completion")
+    return Outcome("equal", {"rewards": [made], "task.arguments.verifier": name}, "runs once per completion")
 
 
 def overlong(at: str, given: Given, value: Any) -> Outcome:
@@ -32,7 +32,7 @@ def overlong(at: str, given: Given, value: Any) -> Outcome:
         return Outcome("equal")
     managers = (given["reward_model.reward_manager"], given["reward.reward_manager.name"])
     if "dapo" not in managers:
-        return Outcome("not needed", words="of reward_manager: dapo")
+        return Outcome("not needed", words="no effect without reward_manager: dapo")
     length, limit = given[f"{at}.overlong_buffer_cfg.len"], given[f"{at}.max_resp_len"]
     if given[f"{at}.overlong_buffer_cfg.penalty_factor"] != 1 or limit != given["data.max_response_length"]:
         return unsupported("expected penalty_factor=1 and max_resp_len equal to data.max_response_length")
@@ -52,13 +52,13 @@ REWARD: Mapping[str, Entry] = MappingProxyType(
             },
         ),
         "reward_model.enable": only(None, "a trained reward model: rewards.0.path=FOLDER (docs/preferences.md)", False),
-        "reward_model.reward_manager": only(None, "a value for each completion", *_MANAGERS),
-        "reward.reward_manager.name": only("naive", "a value for each completion", *_MANAGERS),
+        "reward_model.reward_manager": only(None, "a reward returns one value per completion", *_MANAGERS),
+        "reward.reward_manager.name": only("naive", "a reward returns one value per completion", *_MANAGERS),
         "reward.reward_model.enable": only(
             False, "a trained reward model: rewards.0.path=FOLDER (docs/preferences.md)"
         ),
-        "reward_manager.source": only(None, "a value for each completion", "register"),
-        "reward_manager.name": only(None, "a value for each completion", *_MANAGERS),
+        "reward_manager.source": only(None, "a reward returns one value per completion", "register"),
+        "reward_manager.name": only(None, "a reward returns one value per completion", *_MANAGERS),
         **{
             f"{at}.overlong_buffer_cfg.enable": Entry(None, "algorithm.overlong_buffer", partial(overlong, at))
             for at in _KWARGS

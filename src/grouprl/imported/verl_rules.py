@@ -64,21 +64,21 @@ def kl_loss(given: Given, value: Any) -> Outcome:
     if not value:
         return Outcome("equal", {} if in_reward else {"algorithm.kl_coef": 0.0}, "" if in_reward else "no KL")
     ours = {"algorithm.kl_coef": given[f"{ACTOR}kl_loss_coef"], "algorithm.kl_in": "loss"}
-    return Outcome("equal", ours, "beyond 10 nats verl cuts the KL of a token")
+    return Outcome("equal", ours, "verl clamps a token's KL at 10 nats")
 
 
 def kl_loss_coef(given: Given, value: Any) -> Outcome:
     """The weight of that KL, which alone does nothing."""
     if given[f"{ACTOR}use_kl_loss"]:
         return Outcome("equal", {"algorithm.kl_coef": value})
-    return Outcome("not needed", words=f"{value} does nothing without use_kl_loss")
+    return Outcome("not needed", words=f"{value} has no effect without use_kl_loss")
 
 
 def kl_loss_type(given: Given, value: Any) -> Outcome:
     """The estimator of that KL."""
     known = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
     if not given[f"{ACTOR}use_kl_loss"]:
-        return Outcome("not needed", words="does nothing without use_kl_loss")
+        return Outcome("not needed", words="no effect without use_kl_loss")
     if value not in known:
         return unsupported(f"expected one of {listed(known)}")
     return Outcome("equal", {"algorithm.kl_estimator": known[value]})
@@ -102,7 +102,7 @@ def filter_groups(given: Given, value: Any) -> Outcome:
         return Outcome("equal")
     most = given["algorithm.filter_groups.max_num_gen_batches"]
     ours = {"algorithm.drop_equal": True, "algorithm.refills": most - 1 if most > 0 else 100}
-    return changed(f"at most {most} batches (0 = any number)", ours, "refills replace the dropped groups alone")
+    return changed(f"at most {most} batches (0 = any number)", ours, "refills replace only the dropped groups")
 
 
 def warmup(given: Given, value: Any) -> Outcome:
@@ -110,7 +110,7 @@ def warmup(given: Given, value: Any) -> Outcome:
     steps = value if value > 0 else given[f"{ACTOR}optim.lr_warmup_steps_ratio"]
     if not steps:
         return Outcome("equal", {"learner.warmup_steps": 0})
-    why = "verl schedules by step of its trainer, from a rate of 0"
+    why = "verl schedules by trainer step, from a rate of 0"
     return changed(steps, {"learner.warmup_steps": steps}, why)
 
 
@@ -133,13 +133,13 @@ def weight_decay(given: Given, value: Any) -> Outcome:
     """The decay, which verl gives norms and biases too."""
     if not value:
         return Outcome("equal", {"learner.weight_decay": value})
-    return changed(value, {"learner.weight_decay": value}, "norms and biases stay out of it here")
+    return changed(value, {"learner.weight_decay": value}, "no decay of norms and biases here")
 
 
 def epochs(given: Given, value: Any) -> Outcome:
     """Passes over the problems, where total_training_steps is not set."""
     if given["trainer.total_training_steps"]:
-        return Outcome("not needed", words="total_training_steps counts")
+        return Outcome("not needed", words="total_training_steps applies")
     return Outcome("equal", {"epochs": float(value)})
 
 
@@ -151,7 +151,7 @@ def every(key: str, value: Any) -> Outcome:
 def files(theirs: str, key: str, given: Given, value: Any) -> Outcome:
     """One data file, where the script names it; verl's default is an example's."""
     if theirs not in given.named:
-        return Outcome("not needed", words="verl's own default, an example's file, is left out")
+        return Outcome("not needed", words="the recipe leaves out verl's default, an example file")
     names = value if isinstance(value, list) else [value]
     if len(names) != 1:
         return unsupported("expected one file: join them, or make a mixture of tasks (docs/tasks.md)")
@@ -162,7 +162,7 @@ def files(theirs: str, key: str, given: Given, value: Any) -> Outcome:
 def model_path(given: Given, value: Any) -> Outcome:
     """The model, where the script names it; verl's default is an example's."""
     if f"{MODEL}path" not in given.named:
-        return Outcome("not needed", words="verl's own default, an example's folder, is left out")
+        return Outcome("not needed", words="the recipe leaves out verl's default, an example folder")
     return Outcome("equal", {"model.path": at_home(value)})
 
 
@@ -191,4 +191,4 @@ def correction(given: Given, value: Any) -> Outcome:
     """The weights for a sampler whose log-probs differ."""
     if value is None:
         return Outcome("equal")
-    return Outcome("not needed", words="nothing to correct: the native engine has the learner's log-probs")
+    return Outcome("not needed", words="no correction: the native engine has the learner's log-probs")

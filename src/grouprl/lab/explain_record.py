@@ -192,7 +192,7 @@ def _max_tokens(config: Mapping[str, Any]) -> int:
     if type(found) is not int or found < 1:
         raise UserError(
             f"config.yaml: expected rollout.max_tokens, a number of tokens, got {found!r}: restore the file, or "
-            "look at the run with the version that made it"
+            "open the run with the version that made it"
         )
     return found
 

@@ -170,7 +170,7 @@ def _memory(request: Request) -> dict[str, Any]:
         reference_on_cpu=reference == "cpu",
     )
     if networks.weights == "nf4" and networks.lora_rank is None:
-        raise UserError("weights: expected nf4 with an adapter, because 4 bits do not learn: give a LoRA rank")
+        raise UserError("weights: expected an adapter with nf4, got none: 4-bit weights do not train; give a LoRA rank")
     return memory_plans(
         _shape(query),
         query.choices("algorithm", ("grpo", "ppo"), ("grpo", "ppo")),

@@ -295,7 +295,7 @@ def _base(adapter: str) -> tuple[str, str]:
             return str(bundled), "main"
     if Path(named).is_absolute() and not Path(named).is_dir():
         raise UserError(
-            f"adapter {adapter!r}: expected its base model in {named}, found none: put it back, or write its new "
+            f"adapter {adapter!r}: expected its base model in {named}, found none: restore it, or write its new "
             f"folder into base_model_name_or_path of {adapter}/adapter_config.json"
         )
     return named, revision

@@ -43,7 +43,7 @@ _PARTS = {
     "moments": "AdamW's two moments",
     "critic_moments": "AdamW's two moments of the critic",
     "gradients": "gradients",
-    "critic_gradients": "the same of the critic",
+    "critic_gradients": "gradients of the critic",
     "activations": "activations of the largest pack",
     "layer": "backward pass of one layer",
     "logits": "log-probs: a chunk of logits",

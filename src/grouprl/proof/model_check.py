@@ -70,7 +70,7 @@ def _sizes(model: PreTrainedModel) -> Finding:
 def _form(model: PreTrainedModel) -> Finding:
     if is_packed(model):
         return Finding("form", "packed: a prompt is read once for its group")
-    return Finding("form", "rows: each completion is a row of its own; slower, with more memory (docs/models.md)")
+    return Finding("form", "rows: one row per completion; slower, with more memory (docs/models.md)")
 
 
 def _gap(name: str, gap: float) -> Finding:

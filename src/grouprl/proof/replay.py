@@ -152,7 +152,7 @@ def _learner_before(run: Path, config: RunConfig, step: int) -> tuple[Learner, i
     if known not in (None, fingerprint(start)):
         raise UserError(
             f"{run}: expected the model that the run started with (fingerprint {known}), found another one at "
-            f"{config.model.path} ({fingerprint(start)}): put it back"
+            f"{config.model.path} ({fingerprint(start)}): restore it"
         )
     return make_learner(config, start, saved), 0 if saved is None else saved[0].step
 

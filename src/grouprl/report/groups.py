@@ -86,7 +86,7 @@ def one_group(folder: Path, step: int, group: int) -> dict[str, Any]:
         if not rows:
             raise UserError(
                 f"step {step}, group {group}: expected a group that {folder.name} recorded, found none: "
-                "choose one of the list (a resumed run makes its last steps again)"
+                "choose one of the list (a resumed run repeats its last steps)"
             )
         problem = database.execute(
             "SELECT prompt, messages, columns FROM problems WHERE problem_id = ?", (rows[0]["problem_id"],)

@@ -67,7 +67,7 @@ def not_finite(rows: Sequence[Row]) -> Finding | None:
         row["step"],
         "not_finite",
         "grad_norm",
-        f"Step {row['step']}: not finite: {shown}. {row['skipped_updates']:g} updates were not made. {_CAUSE}",
+        f"Step {row['step']}: not finite: {shown}. Updates skipped: {row['skipped_updates']:g}. {_CAUSE}",
         _LOWER,
     )
 
@@ -205,7 +205,7 @@ def _gap(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
             "sampler_learner_gap",
             f"sampler and learner differ by up to {now:.2g} nats on one token"
             f"{f', {start:.1g} in the first step' if grew else ''}: the ratio is wrong before any update.",
-            "model.dtype=float32, or algorithm.correction=truncate; of a vLLM server, its --dtype and its weights",
+            "model.dtype=float32, or algorithm.correction=truncate; for vLLM, check its --dtype and its weights",
         )
 
 
@@ -215,7 +215,7 @@ def _invalid(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
         yield (
             "frac_invalid",
             f"{share:.1%} of the rewards are invalid; the run's page lists the reasons.",
-            "the reward function, or rollout.scoring.seconds where it ran out of time",
+            "the reward function, or rollout.scoring.seconds if calls exceed it",
         )
 
 
@@ -224,7 +224,7 @@ def _signal(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
     if share is not None and share > 0.8 and _unsolved(rows):
         yield (
             "frac_reward_zero_std",
-            f"{share:.0%} of the groups have equal rewards and teach nothing.",
+            f"{share:.0%} of the groups have no signal: their rewards are equal.",
             "rollout.curriculum.order=edge, a larger rollout.group_size, or easier problems",
         )
 

@@ -49,8 +49,8 @@ def recorded(folder: Path) -> Iterator[sqlite3.Connection]:
             yield database
     except sqlite3.DatabaseError as error:
         raise UserError(
-            f"{path}: expected rollouts that can be read, got '{error}': restore the file; that of a run in progress "
-            "needs its -wal file beside it, and a folder that can be written to"
+            f"{path}: expected readable rollouts, got '{error}': restore the file; a run in progress also "
+            "needs its -wal file and a writable folder"
         ) from error
 
 
@@ -105,7 +105,7 @@ def run_algorithm(config: Mapping[str, Any]) -> Algorithm:
     except (AttributeError, TypeError, UserError) as error:
         raise UserError(
             f"config.yaml: expected the options of an algorithm under `algorithm`, got {str(section)[:60]!r} "
-            f"({error}): restore the file, or look at the run with the version that made it"
+            f"({error}): restore the file, or open the run with the version that made it"
         ) from None
 
 

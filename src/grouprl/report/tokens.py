@@ -135,7 +135,7 @@ def _row(folder: Path, step: int, group: int, index: int) -> sqlite3.Row:
     if row is None:
         raise UserError(
             f"step {step}, group {group}, completion {index}: expected one that {folder.name} recorded, found none: "
-            "choose one of the list (a resumed run makes its last steps again)"
+            "choose one of the list (a resumed run repeats its last steps)"
         )
     return row
 

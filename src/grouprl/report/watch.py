@@ -57,7 +57,7 @@ class Health:
         if bad is not None and not_finite_in_a_row(self._rows):
             raise UserError(
                 f"{bad.sentence} The run stops after several such steps in a row; its completions are in "
-                f"rollouts.sqlite, its checkpoints are from before: {bad.setting}, and start again"
+                f"rollouts.sqlite, its checkpoints from earlier steps: {bad.setting}, and start again"
             )
         self.warn()
 
@@ -69,7 +69,7 @@ class Health:
         """
         bad = not_finite(self._rows)
         if bad is not None and unusable(self._rows):
-            raise UserError(f"{bad.sentence} The run ends with weights that are no longer usable: {bad.setting}")
+            raise UserError(f"{bad.sentence} The run ends with unusable weights: {bad.setting}")
 
     def warn(self) -> None:
         """Warns about the newest step and evaluation."""
@@ -80,7 +80,7 @@ class Health:
     def _explode(self, found: Explosion) -> None:
         if any(row.get("kind") == WENT_BACK for row in self._given):
             raise UserError(
-                f"{found.finding.sentence} The run went back to an earlier checkpoint before, so it stops: "
+                f"{found.finding.sentence} The run already went back to a checkpoint once, so it stops: "
                 f"{found.finding.setting}, and start a new run"
             )
         raise found

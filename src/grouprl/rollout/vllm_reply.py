@@ -53,7 +53,7 @@ def completions_of(
         StaleReplyError: a token was sampled from other weights, or the server aborted.
     """
     if reply.get("model") != expected.model:
-        raise wrong(f"completions of the model {expected.model}", f"those of {reply.get('model')!r}", _LOOK)
+        raise wrong(f"completions of the model {expected.model}", f"completions of {reply.get('model')!r}", _LOOK)
     choices = reply.get("choices")
     choices = choices if isinstance(choices, list) and all(isinstance(one, dict) for one in choices) else []
     if sorted(str(one.get("index")) for one in choices) != sorted(map(str, range(expected.count))):

@@ -251,5 +251,5 @@ def _refuse_changes(state: TrainerState, start: str, data: str) -> None:
         if then != now:
             raise UserError(
                 f"resume: expected the {what} that the run started with (fingerprint {then}), got another ({now}): "
-                f"put the {what} back as it was, or start a new run under another name"
+                f"restore the {what}, or start a new run under another name"
             )

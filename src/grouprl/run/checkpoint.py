@@ -122,12 +122,12 @@ def read_state(checkpoint: Checkpoint) -> TrainerState:
     expected = {field.name for field in fields(TrainerState)}
     if set(state) != expected:
         raise UserError(
-            f"{checkpoint.path}: expected a state of {', '.join(sorted(expected))}, got one of "
+            f"{checkpoint.path}: expected a state with {', '.join(sorted(expected))}, got "
             f"{', '.join(sorted(state))}: another version of GroupRL saved it; resume with that version, or start a "
             "new run from this checkpoint"
         )
     if state["step"] != checkpoint.step:
-        raise UserError(f"{checkpoint.path}: expected the state after this step, got one after step {state['step']!r}")
+        raise UserError(f"{checkpoint.path}: expected the state after this step, got step {state['step']!r}")
     return TrainerState(**state)
 
 

@@ -40,7 +40,7 @@ def go_back(run: Path, explosion: Explosion, terminal: Terminal) -> tuple[Checkp
     """Returns the newest good checkpoint from before the explosion, None for the start model."""
     before = [saved for saved in RunDirectory(run).saved_models() if saved.step < explosion.step]
     saved = newest_good(before, terminal.say)
-    terminal.say(f"Going back to {f'step {saved[0].step}' if saved else 'the start'}, once.")
+    terminal.say(f"The run goes back to {f'step {saved[0].step}' if saved else 'its start'}, once.")
     return saved
 
 

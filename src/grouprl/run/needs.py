@@ -62,7 +62,7 @@ def _memory(config: RunConfig, task: Task, ranks: int) -> str | None:
             f"{step.device}, got {least / _GIB:,.1f} GiB for {shape.name}: set "
             f"{', '.join(name for name, helps in saving.items() if helps) or 'a smaller model'} (docs/memory.md)"
         )
-    doubt = "" if plan.peak <= available else "; that many do not fit: lower rollout.max_tokens or rollout.max_rows"
+    doubt = "" if plan.peak <= available else "; these do not fit: lower rollout.max_tokens or rollout.max_rows"
     return (
         f"Memory: {least / _GIB:,.2f} GiB of weights, gradients and moments, at most {plan.peak / _GIB:,.2f} GiB with "
         f"every completion at its longest, of {available / _GIB:,.1f} GiB on this {step.device}{doubt}."

@@ -73,13 +73,13 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
     changed = differences(begun, config, free)
     if changed:
         raise UserError(
-            f"resume: expected the settings that {directory} was started with, got {'; '.join(changed)}: "
-            f"leave them as they were (only {', '.join(free)} may change), or start a new run under another name"
+            f"resume: expected the settings that {directory} started with, got {'; '.join(changed)}: "
+            f"restore them (only {', '.join(free)} may change), or start a new run under another name"
         )
     if RunDirectory(directory).is_finished(config.steps) and not was_begun(directory):
         raise UserError(
-            f"resume: {directory} has made all of its {config.steps} steps: give a larger number, steps=N, "
-            "in Python RunConfig(steps=N)"
+            f"resume: {directory} has finished all of its {config.steps} steps: give a larger number, steps=N, "
+            "or in Python RunConfig(steps=N)"
         )
 
 
@@ -124,7 +124,7 @@ def choose_checkpoint(
             f"resume: expected a record of every step up to {chosen[0].step}, the checkpoint to continue from; "
             f"{directory} lacks all or a part of {_ranges(missing)}: restore metrics.jsonl, evaluations.jsonl and "
             f"rollouts.sqlite, or continue after the last whole step with a checkpoint: --resume --step {back} (later "
-            "steps are made again)"
+            "steps run again)"
         )
     return chosen
 
@@ -172,11 +172,11 @@ def newest_good(
             continue
         if faults and announce:
             for fault in faults:
-                announce(f"Not resumed from a damaged checkpoint: {fault}")
+                announce(f"The run skips a damaged checkpoint: {fault}")
             announce(f"The run continues from {checkpoint.path}.")
         return chosen
     if faults:
-        raise UserError(f"expected a checkpoint without damage; {' '.join(faults)}")
+        raise UserError(f"expected an undamaged checkpoint, got none: {' '.join(faults)}")
     return None
 
 
@@ -185,7 +185,7 @@ def _refuse_lost_steps(directory: Path, every: int) -> None:
     if every and last > every:
         raise UserError(
             f"resume: expected a checkpoint in {directory}, which records {last} steps and saved every {every}, "
-            "found none: restore the folder checkpoints, or make all steps again with --resume --step 0"
+            "found none: restore the folder checkpoints, or repeat all steps with --resume --step 0"
         )
 
 

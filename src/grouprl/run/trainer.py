@@ -94,7 +94,7 @@ class Trainer:
         further = (wanted.with_name(f"{wanted.name}-{number}") for number in count(2))
         free = next(path for path in chain([wanted], further) if not held_files(path))
         if free != wanted:
-            terminal.say(f"{wanted} holds a run, so this one is {free}. train(resume=True) continues {wanted}.")
+            terminal.say(f"{wanted} holds a run, so this run is {free}. train(resume=True) continues {wanted}.")
         self.__dict__["_directory"] = free  # of this object's evaluate and sample too
 
     def evaluate(self) -> Metrics:

@@ -48,15 +48,15 @@ def refuse_foreign_code(config: RunConfig, files: Sequence[Path], trusted: Colle
             address, key = server.split("  ")
             if address not in trusted:
                 raise UserError(
-                    f"{file}: names the server {address}, to which no run of yours has sent anything"
+                    f"{file}: names the server {address}, which none of your runs has used"
                     f"{f' with the key in {key}' if key else ''}: it would get prompts and completions; check it, and "
-                    f"add --trust-code {address}, or give other settings in its place"
+                    f"add --trust-code {address}, or change the setting"
                 )
         for path in sorted(_named(got) & wanted - _real(trusted)):
             if path.is_file() and f"{_digest(path)}  {path}" not in known:
                 raise UserError(
                     f"{file}: names the code file {path}, which you have not run here in this form: read it, and add "
-                    f"--trust-code {path} to run it, or give other settings in its place"
+                    f"--trust-code {path} to run it, or change the setting"
                 )
 
 
@@ -88,15 +88,15 @@ def refuse_changed_code(directory: Path, code: Mapping[str, Any], trusted: Colle
     for what in ("tokenizer", "chat_template"):
         if what in then and then[what] != code[what]:
             raise UserError(
-                f"resume: expected the {what.replace('_', ' ')} that {directory} was started with (SHA-256 "
-                f"{then[what]}), got another ({code[what]}): put it back, or start a new run under another name"
+                f"resume: expected the {what.replace('_', ' ')} that {directory} started with (SHA-256 "
+                f"{then[what]}), got another ({code[what]}): restore it, or start a new run under another name"
             )
     recorded = then.get("files", {})
     for path, digest in code["files"].items():
         if recorded.get(path, digest) != digest and not _real([path]) <= _real(trusted):
             raise UserError(
                 f"resume: expected {path} as it was when {directory} started (SHA-256 {recorded[path]}), got a "
-                f"changed file ({digest}): put it back, or add --trust-code {path} to continue with the changed one"
+                f"changed file ({digest}): restore it, or add --trust-code {path} to continue with the changed one"
             )
 
 

@@ -33,8 +33,8 @@ def warnings_of(parts: RunParts, config: RunConfig) -> Iterator[str]:
     policy = parts.step_parts.learner.policy
     if not is_packed(policy):
         yield (
-            f"the layers of {type(policy).__name__} run as they are, each completion as a row of its own: slower and "
-            "with more memory than packed tokens (docs/models.md)."
+            f"{type(policy).__name__} runs in its own layers, with one row per completion: this is slower and takes "
+            "more memory than packed tokens (docs/models.md)."
         )
     if is_emulated(parts.step_parts.learner.device, config.model.dtype):
         yield (
@@ -58,9 +58,9 @@ def _about_rewards(rewards: Sequence[WeightedReward], config: RunConfig) -> Iter
         several = config.rollout.problems_per_step > 1 and not reward.has_one_call
         if several and (found := comparison_in(reward.function)) is not None:
             yield (
-                f"the reward {reward.name} compares completions (its line {found[0]}: {found[1]:.60}). A call has "
-                "those of one problem; in TRL it has those of several. With scope=batch it has those of the step "
-                "(docs/rewards.md)."
+                f"the reward {reward.name} compares completions (its line {found[0]}: {found[1]:.60}). A call gets "
+                "the completions of one problem; in TRL, of several. With scope=batch it gets the completions of the "
+                "step (docs/rewards.md)."
             )
 
 
@@ -68,13 +68,13 @@ def _about_messages(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerB
     chats = {problem.id: problem.prompt for problem in problems if not isinstance(problem.prompt, str)}
     if folds_system(tokenizer) and any(message["role"] == "system" for chat in chats.values() for message in chat):
         yield (
-            "the model's chat template has no system role: the system message stands at the start of the first user "
-            "message (docs/models.md)."
+            "the model's chat template has no system role: GroupRL puts the system message at the start of the first "
+            "user message (docs/models.md)."
         )
     for name, chat in chats.items():
         if lost := lost_contents(chat, tokenizer):
             yield (
                 f"the model's chat template drops or rewrites messages: the prompt of problem {name!r} lacks "
-                f"{lost[0]!r:.60}. The policy does not see it. Set model.chat_template, or change the prompts."
+                f"{lost[0]!r:.60}, so the policy does not see it. Set model.chat_template, or change the prompts."
             )
             return

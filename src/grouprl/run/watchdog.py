@@ -70,13 +70,13 @@ def end_when_stalled(
 
 
 def _report(seconds: float, console: TextIO) -> None:
-    work = PROGRESS.now() or ["nothing that was named"]
+    work = PROGRESS.now() or ["no named work"]
     threads = [f"{thread.name} 0x{thread.ident or 0:016x}" for thread in threading.enumerate()]
     lines = [
-        f"error: no progress for {seconds:g} s: this ends; continue a run with --resume from its last checkpoint.",
+        f"error: no progress for {seconds:g} s: the process ends; resume from the last checkpoint with --resume.",
         *(f"  in progress: {one}" for one in work),
         f"  threads: {', '.join(threads)}",
-        f"  (a slower machine needs a larger {_SWITCH})",
+        f"  (on a slower machine, set a larger {_SWITCH})",
     ]
     console.write("\n" + "\n".join(lines) + "\n")
     console.flush()

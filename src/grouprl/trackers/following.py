@@ -32,7 +32,7 @@ TRACKERS: Mapping[str, Callable[[], Tracker]] = {
 }
 LINK_SECONDS = 10.0  # longest wait for the links before the first step
 END_SECONDS = 10.0  # longest wait at the end of a run, all trackers together
-_WAITS = "the run goes ahead, and what the tracker has not taken by its end is lost"
+_WAITS = "the run continues, and records that the tracker has not taken by its end are lost"
 _WAITING = 256  # records that wait for a tracker; one more is dropped
 
 _Job = Callable[[Tracker], None]
@@ -148,7 +148,7 @@ class Trackers:
         until = time.monotonic() + END_SECONDS
         for follower in self._followers:
             if not follower.join(until) and (follower.ready.is_set() or (follower.name, "silent") not in self._said):
-                self._once(follower, "end", f"did not end within {END_SECONDS:.0f} s; what it has not sent is lost")
+                self._once(follower, "end", f"did not end within {END_SECONDS:.0f} s; its unsent records are lost")
         self._report()
 
     def _report(self) -> None:
