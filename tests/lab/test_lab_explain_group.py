@@ -260,10 +260,10 @@ def test_weights_of_the_task_are_those_that_were_recorded(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("algorithm", "kind", "said"),
     [
-        (NAMED["ppo"], "tokens", "what the critic expected"),
+        (NAMED["ppo"], "tokens", "the critic's prediction"),
         (NAMED["reinforce_pp"], "tokens", "the batch's tokens"),
         (NAMED["openrlhf"], "tokens", "the group"),
-        (variant(reward_mix="normalise_then_sum"), "components", "Each reward function by itself"),
+        (variant(reward_mix="normalise_then_sum"), "components", "Each reward function gives its own advantages"),
     ],
 )
 def test_what_is_compared_is_said(tmp_path: Path, algorithm: Algorithm, kind: str, said: str) -> None:
@@ -334,4 +334,4 @@ def test_settings_of_another_version_are_refused(tmp_path: Path) -> None:
     (tmp_path / "run" / "config.yaml").write_text("algorithm: {name: grpo, temperature: 3}\nrollout: {max_tokens: 4}\n")
     answer = lab(tmp_path).get("/api/explain/group?run=run&step=3&group=0")
     assert answer.status_code == 400
-    assert "look at the run with the version that made it" in answer.json()["error"]
+    assert "open the run with the version that made it" in answer.json()["error"]

@@ -105,7 +105,7 @@ def run_algorithm(config: Mapping[str, Any]) -> Algorithm:
     except (AttributeError, TypeError, UserError) as error:
         raise UserError(
             f"config.yaml: expected the options of an algorithm under `algorithm`, got {str(section)[:60]!r} "
-            f"({error}): restore the file, or look at the run with the version that made it"
+            f"({error}): restore the file, or open the run with the version that made it"
         ) from None
 
 
