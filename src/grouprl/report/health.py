@@ -224,7 +224,7 @@ def _signal(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
     if share is not None and share > 0.8 and _unsolved(rows):
         yield (
             "frac_reward_zero_std",
-            f"{share:.0%} of the groups have equal rewards and teach nothing.",
+            f"{share:.0%} of the groups have equal rewards and no signal.",
             "rollout.curriculum.order=edge, a larger rollout.group_size, or easier problems",
         )
 

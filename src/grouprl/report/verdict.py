@@ -19,7 +19,7 @@ def verdict(run: RecordedRun) -> str:
         return f"Greedy accuracy {_from_to(start, end, '.1%')}{where}{_training_time(run)}."
     (_, accuracy), (_, reward) = run.column("accuracy"), run.column("reward")
     if not accuracy and not reward:
-        return "Nothing to judge yet: no step with a reward is recorded."
+        return "No result yet: no step with a reward is recorded."
     said = f"mean reward {_tenths(reward, '.2f')}" if reward else ""
     if accuracy:
         said = f"{_tenths(accuracy, '.1%')} of the sampled completions correct"
