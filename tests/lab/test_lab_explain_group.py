@@ -260,10 +260,10 @@ def test_weights_of_the_task_are_those_that_were_recorded(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("algorithm", "kind", "said"),
     [
-        (NAMED["ppo"], "tokens", "what the critic expected"),
+        (NAMED["ppo"], "tokens", "the critic's prediction"),
         (NAMED["reinforce_pp"], "tokens", "the batch's tokens"),
         (NAMED["openrlhf"], "tokens", "the group"),
-        (variant(reward_mix="normalise_then_sum"), "components", "Each reward function by itself"),
+        (variant(reward_mix="normalise_then_sum"), "components", "Each reward function gives its own advantages"),
     ],
 )
 def test_what_is_compared_is_said(tmp_path: Path, algorithm: Algorithm, kind: str, said: str) -> None:

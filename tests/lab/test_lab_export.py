@@ -102,9 +102,9 @@ def test_the_folder_opens_without_a_server_and_asks_for_nothing(
         page.get_by_text("0.9375").first.wait_for()
         assert page.locator("input[type=range]").first.is_disabled()  # nothing computes other rewards here
         browser.go("/ppo")
-        page.get_by_text("held all the time").wait_for()
+        page.get_by_text("held throughout").wait_for()
         side = page.get_by_role("region", name="PPO and GRPO side by side").inner_text()
-        assert all(row in side for row in ("models in memory", "completions a prompt", "type of reward", "used in"))
+        assert all(row in side for row in ("models in memory", "completions per prompt", "type of reward", "used in"))
         assert page.locator(".flow img").evaluate_all("all => all.every((one) => one.naturalWidth > 0)")
         browser.watched.assert_quiet()
 

@@ -143,13 +143,14 @@ def test_a_run_without_a_clip_shows_none(browser: Opened, page: Any) -> None:
     for key in ("Home", "End"):
         stage.get_by_role("slider").press(key)
         assert "ε" not in stage.inner_text()
-        assert ("Nothing pushes" in stage.inner_text()) == (key == "Home")
+        assert ("There is no gradient" in stage.inner_text()) == (key == "Home")
     estimate, reward = formulas(page, "kl")
     assert estimate == "the estimate D i t, k1, is the log of pi old over pi ref of the token"
     assert "R i" in reward
     told = page.locator("#stage-kl summary", has_text="In this group").inner_text()
     assert (
-        told == "In this group rloo takes k1, times β = 0.03, off the reward, estimated from the sampler's log-probs."
+        told
+        == "In this group rloo subtracts k1, times β = 0.03, from the reward, estimated from the sampler's log-probs."
     )
     assert "KL penalty" in page.locator("#stage-rewards thead").inner_text()
 
@@ -187,14 +188,14 @@ def test_a_ratio_of_whole_completions_has_an_axis_for_its_bounds(browser: Opened
     first, last = (float(handle.get_attribute(f"aria-value{end}")) for end in ("min", "max"))
     assert (first, last) == (pytest.approx(0.999), pytest.approx(1.001))
     assert 1 < float(handle.get_attribute("aria-valuenow")) < 1.0004
-    assert "make this completion likelier" in told.inner_text()
+    assert "make this completion more probable" in told.inner_text()
     dead = {}
     for key in ("Home", "End"):
         handle.press(key)
-        dead[key] = "Nothing pushes this completion" in told.inner_text()
+        dead[key] = "does not contribute to the update" in told.inner_text()
     assert dead == {"Home": False, "End": True}
     # Two groups and four minibatches: AdamW moves twice.
-    assert "by one step for each of the 2 groups of the batch" in page.locator("#stage-update").inner_text()
+    assert "in one update for each of the 2 groups of the batch" in page.locator("#stage-update").inner_text()
 
 
 def test_a_dual_clip_is_asked_for_and_shown(browser: Opened, page: Any) -> None:
@@ -213,17 +214,17 @@ def test_a_dual_clip_is_asked_for_and_shown(browser: Opened, page: Any) -> None:
     ratio, objective, gradient = read(page.locator("#stage-ratio .read").inner_text())
     assert (ratio, objective, gradient) == (near(3.6), pytest.approx(3 * advantage, rel=1e-3), 0)
     choice(page, "Dual clip").select_option("")
-    page.locator("#stage-ratio .read", has_text="less likely").wait_for()
-    assert "by 2 steps, each by the loss of a part of the batch" in page.locator("#stage-update").inner_text()
+    page.locator("#stage-ratio .read", has_text="less probable").wait_for()
+    assert "in 2 updates, each on a part of the batch" in page.locator("#stage-update").inner_text()
 
 
 def test_what_a_critic_expects_has_its_formula(browser: Opened, page: Any) -> None:
     browser.go("/step?run=ppo&step=1&group=0&stage=kl")
     reward, surprise, estimation, over = formulas(page, "advantages")
     assert "less beta times D i t" in reward
-    assert surprise.startswith("the surprise delta")
+    assert surprise.startswith("the temporal-difference error delta")
     assert estimation.startswith("generalized advantage estimation")
-    assert over.startswith("the advantage is that less its mean over the tokens of the batch, over its deviation")
+    assert over.startswith("the advantage is the return less its mean over the tokens of the batch, over its deviation")
     assert "λ = 1" in page.locator("#stage-advantages .remark").inner_text()
     assert formulas(page, "kl")[0].startswith("the estimate D i t, k1,")
 
@@ -235,10 +236,8 @@ def test_steps_are_listed_and_added_up(browser: Opened, page: Any, root: Path) -
     )
     browser.go("/step?run=process&step=1&group=0&stage=advantages")
     said = page.locator("#stage-rewards dd").first.inner_text()
-    assert said.startswith(
-        "Each completion is judged by a reward function. Its value, times its weight, is its reward."
-    )
-    assert "no part of this sum" in said
+    assert said.startswith("A reward function scores each completion. Its value, times its weight, is the reward.")
+    assert "does not include those rewards" in said
     rows = table(page, "Steps of the group")
     earned = [reward for row in found for reward in [*recorded_steps(row[0]), row[1]]]
     assert [row[-2] for row in rows] == near(earned)
@@ -273,19 +272,19 @@ def test_the_page_opens_on_grpo_and_says_what_is_missing(browser: Opened, page: 
     assert "(grpo)" in page.locator("select[name=run] option:checked").inner_text()
     browser.go("/step?run=not-yet")
     assert page.locator("select[name=run] option:checked").inner_text() == "not-yet (no steps)"
-    assert "No step was found of the run not-yet" in page.get_by_role("alert").last.inner_text()
+    assert "No step found for the run not-yet" in page.get_by_role("alert").last.inner_text()
 
 
 VERDICTS = {
-    "1,0": ["One against one: completion 0 gets +1 under GRPO, completion 1 −1. Each pushes equally hard."],
-    "1,1,0,0": ["Half and half: 2 get +1, 2 get −1 under GRPO. Each completion pushes equally hard."],
+    "1,0": ["One against one: completion 0 gets +1 under GRPO, completion 1 −1. Each has the same weight."],
+    "1,1,0,0": ["Half and half: 2 get +1, 2 get −1 under GRPO. Each completion has the same weight."],
     "0,0,0,1": [
         "completion 3 gets +1.732",
         "each of the others −0.5773",
-        "It alone weighs as much as the other 3 together.",
+        "It weighs as much as the other 3 together.",
     ],
-    "0,0.5,1,0.5": ["completion 0 (−1.414) and completion 2 (+1.414) count most, completions 1 and 3 (0) least."],
-    "5,1,1,0,nan": ["completion 0 (", "counts most, completions 1 and 2 (", "Over the 4 valid rewards"],
+    "0,0.5,1,0.5": ["completion 0 (−1.414) and completion 2 (+1.414) weigh most, completions 1 and 3 (0) least."],
+    "5,1,1,0,nan": ["completion 0 (", "weighs most, completions 1 and 2 (", "Over the 4 valid rewards"],
 }
 
 
@@ -295,7 +294,7 @@ def test_what_is_said_of_rewards(browser: Opened, page: Any, rewards: str) -> No
     said = page.locator(".verdicts")
     said.locator("p").first.wait_for()
     text = said.inner_text()
-    assert "the squared distances from the mean are divided by their number" in text
+    assert "the sum of the squared distances from the mean is divided by their number" in text
     for sentence in VERDICTS[rewards]:
         assert sentence in text
 

@@ -126,7 +126,7 @@ def test_the_sample_deviation_divides_by_one_less(tmp_path: Path) -> None:
     assert found["advantages"] == pytest.approx([0.4 / 0.5164978] * 6 + [-0.6 / 0.5164978] * 4, abs=1e-6)
     # They were recorded with the population's.
     assert found["agree"] is False
-    assert "with others, as before a fork" in found["why"]
+    assert "such as before a fork" in found["why"]
 
 
 def test_an_invalid_reward_takes_no_part(tmp_path: Path) -> None:
@@ -196,9 +196,9 @@ def test_a_dropped_group_has_no_advantage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"baseline": "critic", "critic": "copy", "credit": "token", "scale": "none"}, "what a critic expected"),
-        ({"credit": "step"}, "Each step of a completion has a reward"),
-        ({"reward_mix": "normalise_then_sum"}, "normalized by themselves"),
+        ({"baseline": "critic", "critic": "copy", "credit": "token", "scale": "none"}, "the critic's prediction"),
+        ({"credit": "step"}, "Each reasoning step has a reward"),
+        ({"reward_mix": "normalise_then_sum"}, "normalized separately"),
         ({"credit": "token", "baseline": "batch_mean", "scale": "batch_std"}, "over all tokens of the step"),
     ],
 )
@@ -214,7 +214,7 @@ def test_what_rewards_alone_do_not_decide_is_not_made_up(tmp_path: Path, fields:
     [
         ({"kl_in": "reward", "scale": "none"}, "KL to the reference is part of the reward"),
         ({"credit": "token", "gamma": 0.9}, "discounted by 0.9"),
-        ({"credit": "token", "mask_overlong": "true"}, "cut at the limit"),
+        ({"credit": "token", "mask_overlong": "true"}, "Truncated completions are masked"),
     ],
 )
 def test_a_difference_has_its_reason(tmp_path: Path, fields: dict[str, str], said: str) -> None:

@@ -63,7 +63,7 @@ def test_only_the_process_that_has_the_lock_is_stopped(
     handle = locked(folder, str(bystander.pid) if said == "the bystander" else said)
     answer = client.post("/api/runs/run/stop", json={})
     os.close(handle)
-    assert (answer.status_code, "cannot be reached from here" in answer.json()["error"]) == (400, True)
+    assert (answer.status_code, "which this lab cannot stop" in answer.json()["error"]) == (400, True)
     time.sleep(0.2)
     assert bystander.poll() is None
 

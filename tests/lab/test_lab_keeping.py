@@ -122,7 +122,7 @@ def test_a_run_that_is_written_stays(client: TestClient, root: Path, what: str) 
 @pytest.mark.parametrize("what", ["rename", "delete"])
 def test_a_run_of_a_comparison_stays(client: TestClient, root: Path, what: str) -> None:
     make_run(root / "both" / "grpo", [Made((1.0, 0.0))])
-    assert "got one of the comparison both" in refusal(
+    assert "got a run of the comparison both" in refusal(
         client, f"both~grpo/{what}", name="grpo" if what == "delete" else "b"
     )
     assert "expected a run below" in refusal(client, f"nobody/{what}", name="nobody")

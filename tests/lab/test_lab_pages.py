@@ -174,7 +174,7 @@ def test_a_dialog_that_was_closed_leaves_its_reader_where_they_are(lab: Opened, 
     show(lab, "/")
     held: list[Any] = []
     dialog = start(page, held.append)
-    dialog.get_by_role("button", name="Close and let it start").click()
+    dialog.get_by_role("button", name="Close and start in the background").click()
     dialog.wait_for(state="hidden")
     page.get_by_role("link", name="One group").click()
     page.wait_for_selector("h1:has-text('One group')")
@@ -182,7 +182,7 @@ def test_a_dialog_that_was_closed_leaves_its_reader_where_they_are(lab: Opened, 
     said = page.locator("#said")
     said.get_by_text("newest has started.").wait_for()
     assert page.locator("h1").inner_text() == "One group"
-    said.get_by_role("link", name="Look at it").click()
+    said.get_by_role("link", name="Open the run").click()
     page.wait_for_selector(".run-head h1:has-text('one')")
 
 
@@ -195,7 +195,7 @@ def test_a_failure_begins_with_its_error_and_has_the_rest_folded(lab: Opened, pa
     shown = dialog.get_by_role("alert").inner_text()
     assert shown.startswith("error: no such model\nexpected a folder")
     assert "retrying" not in shown
-    dialog.get_by_text("Everything that it said").click()
+    dialog.get_by_text("Full output").click()
     assert dialog.get_by_role("alert").inner_text().count("retrying") == 11
     page.keyboard.press("Escape")
 
@@ -240,12 +240,12 @@ def test_a_comparison_shows_the_runs_that_are_there(lab: Opened, page: Any) -> N
 @pytest.mark.parametrize(
     ("address", "expected"),
     [
-        ("/runs/%", "damaged part"),
+        ("/runs/%", "invalid part"),
         ("/runs/nobody", "found none"),
-        ("/compare/%25", "damaged part"),
+        ("/compare/%25", "invalid part"),
         ("/nowhere", "No such page"),
-        ("/runs/one/groups?problem=unknown", "no problem of this name"),
-        ("/runs/one/groups?first=9&last=3", "Step from 9 to 3: no step is in there"),
+        ("/runs/one/groups?problem=unknown", "has not sampled this problem"),
+        ("/runs/one/groups?first=9&last=3", "Step from 9 to 3: the range is empty"),
     ],
 )
 def test_a_bad_address_is_told_once(lab: Opened, page: Any, address: str, expected: str) -> None:

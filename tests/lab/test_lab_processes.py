@@ -103,10 +103,10 @@ def completions(directory: Path, where: str) -> list[dict[str, Any]]:
         ({"recipe": "demo", "name": "a", "changes": [1]}, "changes: expected a list of texts"),
         ({"recipe": "demo", "name": "a", "changes": ["steps=1"] * 101}, "changes: expected at most 100, got 101"),
         ({"recipe": "demo", "name": "a", "changes": "steps=1"}, "changes: expected a list of texts"),
-        ({"recipe": "demo", "name": "a", "changes": ["runs_dir=/elsewhere"]}, "lies where its name says"),
-        ({"recipe": "demo", "name": "a", "changes": ["name=b"]}, "lies where its name says"),
+        ({"recipe": "demo", "name": "a", "changes": ["runs_dir=/elsewhere"]}, "use the field Name"),
+        ({"recipe": "demo", "name": "a", "changes": ["name=b"]}, "use the field Name"),
         ({"recipe": "demo"}, "name: expected a text"),
-        ({"recipe": "demo", "name": "taken"}, "there is such a folder already"),
+        ({"recipe": "demo", "name": "taken"}, "a folder of this name exists"),
         pytest.param(
             {"recipe": "demo", "name": "a", "changes": ["task.name=nowhere"]}, "nowhere", marks=pytest.mark.slow
         ),
@@ -141,9 +141,9 @@ def test_a_fork_that_cannot_be_leaves_nothing(client: TestClient, root: Path):
     ended(root / "first")
     for body, expected in (
         ({"step": 7, "name": "b"}, "expected a checkpoint of step 7"),
-        ({"step": 1, "name": "first"}, "there is such a folder already"),
+        ({"step": 1, "name": "first"}, "a folder of this name exists"),
         ({"step": 1, "name": "b", "changes": ["steps=none"]}, "steps"),
-        ({"step": 1, "name": "b", "changes": ["steps=1"]}, "expected more than the 1 that the fork begins with"),
+        ({"step": 1, "name": "b", "changes": ["steps=1"]}, "expected more than 1, the step of the checkpoint"),
         ({"step": 1, "name": "b", "changes": ["steps=2", "task.name=nowhere"]}, "nowhere"),
         ({"step": 10**300, "name": "b"}, "step: expected 0 to"),
         ({"step": -1, "name": "b"}, "step: expected 0 to"),

@@ -225,7 +225,7 @@ def test_a_run_is_chosen_from_lists(lab: Opened) -> None:
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Algorithm").fill("dapo")
     dialog.get_by_label("Task, data file").fill("gsm8k")
-    dialog.get_by_label("Rewards with commas").fill("correct_answer, mine.py:short=0.2")
+    dialog.get_by_label("Rewards separated by commas").fill("correct_answer, mine.py:short=0.2")
     assert page.locator("[id='of algorithm'] option[value=rloo]").count() == 1
     dialog.get_by_role("textbox").last.fill("steps=3")
     dialog.get_by_role("button", name="Start").click()

@@ -63,7 +63,7 @@ def test_they_are_counted_and_shown(directory: Path) -> None:
     found = rollouts(directory, "SELECT step, AVG(reward IS NULL) FROM completions GROUP BY 1")
     assert [(row["step"], row["frac_invalid"]) for row in metrics(directory)] == found
     page = (directory / "report.html").read_text()
-    assert "Completions that could not be judged" in page
+    assert "Completions with invalid rewards" in page
     assert all(reason.split(" (")[0] in page for reason in REASONS.values())
 
 

@@ -75,7 +75,7 @@ def _sentence(code: int) -> Callable[[Request, Exception], Response]:
 def _unforeseen(request: Request, error: Exception) -> Response:
     """Starlette raises the error again, so that the server writes where it came from to the terminal."""
     what = request.path_params.get("run") or request.url.path
-    return _error(500, f"{what} cannot be read: {type(error).__name__}; the terminal that runs the lab says where")
+    return _error(500, f"{what} cannot be read: {type(error).__name__}; see the lab's terminal for the place")
 
 
 def _error(code: int, sentence: str) -> Response:

@@ -141,19 +141,19 @@ def _statistics_stage(recorded: Recorded) -> dict[str, Any]:
         baseline = options(a)["baseline"]
         grouped = baseline in ("mean", "leave_one_out")
         whose = {
-            "critic": "what the critic expected of it",
+            "critic": "the critic's prediction",
             "batch_mean": "the mean over the batch's tokens",
             "none": "nothing",
         }
         against = "the group, before the KL of each token" if grouped else whose.get(baseline, a.advantage.formula)
         return {
             "kind": "tokens",
-            "sentence": f"{a.name} gives credit token by token, for the reward still to come, against {against}.",
+            "sentence": f"{a.name} gives each token an advantage: the reward still to come, compared with {against}.",
             "compared": _compared(recorded) if grouped else None,
         }
     if options(a).get("reward_mix") == "normalise_then_sum":
         by_name = {name: _compared(recorded, name) for name in _component_names(recorded)}
-        sentence = f"Each reward function by itself; the advantages are added up. {comparison_sentence(a)}"
+        sentence = f"Each reward function gives its own advantages, which are added up. {comparison_sentence(a)}"
         return {"kind": "components", "sentence": sentence, "by_name": by_name}
     return {"kind": "rewards", "sentence": comparison_sentence(a), "compared": _compared(recorded)}
 
@@ -218,8 +218,8 @@ def _of_steps(recorded: Recorded) -> dict[str, Any]:
     each = iter(normalized_K1.flatten().tolist())
     return {
         "kind": "steps",
-        "sentence": "The rewards of all steps of the group are compared with each other; a token is credited with "
-        "every step that ends at or after it.",
+        "sentence": "The rewards of all reasoning steps of the group are compared. The advantage of a token is the sum "
+        "over the reasoning steps that end at or after it.",
         **vars(Spread.of(found, std)),
         "std": std,
         "steps": [[{"end": end, "reward": reward, "normalised": next(each)} for end, reward in row] for row in rows],
@@ -337,6 +337,6 @@ def _exp(logprob: float | None) -> float | None:
 
 
 def _not_watched(recorded: Recorded) -> str:
-    rule = "The first group with a signal of steps 1, 11, 21, ... is read again after the update; this one was not."
+    rule = "In steps 1, 11, 21, ... the run reads the first group with a signal again after the update, not this one."
     near = ", ".join(f"step {step} group {group}" for step, group in recorded.watched)
-    return f"{rule} Of this run there are: {near}." if near else f"{rule} None near this step was."
+    return f"{rule} Nearby: {near}." if near else f"{rule} None is near this step."

@@ -204,28 +204,28 @@ def notes(recorded: Recorded) -> list[str]:
     """What the numbers of the walk-through skip."""
     a, notes = recorded.algorithm, []
     if not recorded.kept[recorded.place]:
-        notes.append("This group was dropped: it has no part in the loss, and its advantages are 0.")
+        notes.append("This group was dropped: it is not in the loss, and its advantages are 0.")
     updates = a.updates.passes * a.updates.minibatches
     if updates > 1:
         notes.append(
-            f"The run makes {updates} updates from a batch; the policy is that of the last pass, and "
+            f"The run makes {updates} updates per batch. The numbers here are from the last pass, and "
             "the loss is averaged as if the batch were one update."
         )
     if a.correction is not None:
-        notes.append("The run weighs its advantages for a sampler that differs from the learner; this page does not.")
+        notes.append("The run corrects its advantages for differences between sampler and learner; this page does not.")
     if a.spread.entropy_share < 1:
-        notes.append("The run's advantages reach the tokens of highest entropy alone; here they reach every token.")
+        notes.append("In the run only the tokens of highest entropy have advantages; here every token has one.")
     if a.spread.bonus:
-        notes.append("Loss and gradient are shown without the run's bonus for entropy.")
+        notes.append("Loss and gradient here exclude the run's entropy bonus.")
     if isinstance(a.critic, SharedCritic):
-        notes.append("The loss is shown without that of the critic, which shares the policy's trunk.")
+        notes.append("The loss here excludes the loss of the critic, which shares the policy's trunk.")
     return notes
 
 
 def ratio_reasons(recorded: Recorded) -> list[str | None]:
     """Of each completion why its ratio is 1, where it is."""
     a = recorded.algorithm
-    once = "one update per batch: the policy that learns is the one that sampled, and the ratio is 1 up to rounding"
+    once = "one update per batch: the policy is still the behavior policy, and the ratio is 1 up to rounding"
     unread = "the learner did not read this completion, because nothing in it could move the policy: the ratio is 1"
     if isinstance(a.critic, CopiedCritic) and a.critic.critic_warmup >= recorded.step:
         unread = "the critic alone learned in this step: the ratio is 1"
@@ -238,11 +238,11 @@ def ratio_reasons(recorded: Recorded) -> list[str | None]:
 def kl_reason(recorded: Recorded) -> str | None:
     """Why there is no KL, or whose log-probs it is made from."""
     if recorded.algorithm.kl is None:
-        return "kl_coef is 0: there is no reference to stay close to"
+        return "kl_coef is 0: there is no reference"
     if any(trace.reference is None for trace in recorded.group.traces):
         return "the reference did not read this group, because it was dropped"
     if recorded.algorithm.kl.kl_in == "reward":
-        return "taken off the reward, from the sampler's log-probs"
+        return "subtracted from the reward, from the sampler's log-probs"
     return None
 
 

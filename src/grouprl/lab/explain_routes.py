@@ -48,8 +48,8 @@ _CODE = {
     "update": "step.py update_policy",
 }
 SENTENCE = (
-    "Beside the policy, GRPO holds a frozen reference. PPO holds a critic as well, which is trained and as large as "
-    "the policy. Either needs a reward model only where no rule can check the answer."
+    "GRPO keeps the policy and a frozen reference in memory. PPO also keeps a critic, which is trained and as large "
+    "as the policy. Both need a reward model only where no rule can check the answer."
 )
 
 

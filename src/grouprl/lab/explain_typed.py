@@ -78,8 +78,8 @@ def typed_walk(rewards: Sequence[float], algorithm: Algorithm, learning_rate: fl
     traces = [replace(trace, updated=(after,)) for trace, after in zip(group.traces, updated_G.tolist(), strict=True)]
     metrics = {"learning_rate": learning_rate, "grad_norm": float(slope_G.norm())}
     updated = replace(made, metrics=metrics, group=replace(group, traces=tuple(traces)))
-    once = "one update per batch: the policy that learns is the one that sampled, and every ratio is 1"
-    anchor = "the reference is the policy itself to begin with" if algorithm.kl is not None else "kl_coef is 0"
+    once = "one update per batch: the policy is still the behavior policy, and every ratio is 1"
+    anchor = "the policy starts equal to the reference" if algorithm.kl is not None else "kl_coef is 0"
     nothing: dict[str, Any] = {**dict.fromkeys(("problem_id", "text", "messages", "tokens")), "columns": {}}
     walked = walk_through(updated, material, nothing, [once] * size, anchor)
     walked["stages"]["update"]["logits_gradient"] = (slope_G + 0.0).tolist()
@@ -96,7 +96,7 @@ def _typed_group(rewards: Sequence[float], algorithm: Algorithm) -> RecordedGrou
         Completion(index, (0,), start, start, f"completion {index}", StopReason.END, 0) for index in range(size)
     ]
     outcomes = [
-        RewardOutcome(math.nan, {"reward": None}, "nan was given")
+        RewardOutcome(math.nan, {"reward": None}, "the reward is nan")
         if math.isnan(reward)
         else RewardOutcome(reward, {"reward": reward})
         for reward in rewards

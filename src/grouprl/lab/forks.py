@@ -38,7 +38,7 @@ def fork_directory(source: Path, target: Path, step: int, config: RunConfig, con
     if not saved.is_complete:
         raise missing
     if config.steps <= step:
-        raise UserError(f"steps: expected more than the {step} that the fork begins with, got {config.steps}")
+        raise UserError(f"steps: expected more than {step}, the step of the checkpoint, got {config.steps}")
     # A link would bring what it points to into the new run, wherever that lies.
     if any(path.is_symlink() for path in (checkpoint, *checkpoint.rglob("*"))):
         raise UserError(f"{checkpoint}: expected files and folders, found a link: copy what it points to")

@@ -128,8 +128,8 @@ class Guard:
         if session is None:
             return _no(
                 403,
-                "This link has been used, or never was one. Press Enter in the terminal of grouprl lab for another, "
-                "or start it again. An open page continues to work.",
+                "This link is used or invalid. Press Enter in the terminal of grouprl lab for another, or start the "
+                "lab again. Open pages continue to work.",
             )
         # A redirect would still be a request from where the link was followed, which gets no strict cookie.
         answer = HTMLResponse(_DOOR.format(home=self._home, page=self._page))

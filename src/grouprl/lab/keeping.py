@@ -66,7 +66,7 @@ def _ours(runs: Runs, processes: Processes, run: str) -> Iterator[Path]:
     """
     folder = runs.folder(run)
     if folder.parent != runs.root:
-        raise UserError(f"{run}: expected a run of its own, got one of the comparison {folder.parent.name}")
+        raise UserError(f"{run}: expected a single run, got a run of the comparison {folder.parent.name}")
     with processes.claimed(folder):
         handle = lock_directory(folder)
         try:

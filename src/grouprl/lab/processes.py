@@ -117,7 +117,7 @@ class Processes:
                 _interrupt(process, RunDirectory(folder).lock)
             except (OSError, OverflowError):
                 raise UserError(
-                    f"{folder.name} is run by process {str(process)[:20]}, which cannot be reached from here"
+                    f"{folder.name} runs in process {str(process)[:20]}, which this lab cannot stop: stop it there"
                 ) from None
             self._stopping.add((folder, process))
 
@@ -170,7 +170,7 @@ class Processes:
         folder = self._runs.root / name
         with self.claimed(folder):
             if folder.exists() or folder.is_symlink():
-                raise UserError(f"{name}: there is such a folder already, choose another name")
+                raise UserError(f"{name}: a folder of this name exists, choose another name")
             yield folder
 
     @contextmanager
@@ -178,7 +178,7 @@ class Processes:
         """Nobody else who asks the lab starts anything there meanwhile."""
         with self._lock:
             if folder in self._starting:
-                raise UserError(f"{folder.name} is being started")
+                raise UserError(f"{folder.name} is starting")
             self._starting.add(folder)
         try:
             yield
@@ -200,9 +200,9 @@ class Processes:
         while run.holder() != process.pid or not run.exists:
             if process.poll() is not None:
                 words_left = log.read_bytes()[begins:][-_SAID:].decode("utf-8", "replace").strip()
-                raise UserError(words_left or f"the run ended at once, with code {process.returncode}")
+                raise UserError(words_left or f"the run ended at its start, with code {process.returncode}")
             if time.monotonic() > ends:
-                raise _Slow(f"{folder.name} has not begun after {_START_SECONDS:g} s and continues to try: see {log}")
+                raise _Slow(f"{folder.name} is still starting after {_START_SECONDS:g} s: see {log}")
             time.sleep(0.05)
 
 
@@ -239,7 +239,7 @@ def _checked(files: Sequence[Path], changes: Sequence[str], place: Sequence[str]
         raise UserError(f"expected changes such as rollout.group_size=16, got {wrong[0][:60]!r}")
     moved = [change for change in changes if change.partition("=")[0] in ("name", "runs_dir")]
     if moved:
-        raise UserError(f"{moved[0][:60]}: a run of the lab lies where its name says; give the name in its own field")
+        raise UserError(f"{moved[0][:60]}: the lab sets the folder by the name; use the field Name")
     return load_config(RunConfig, files, [*changes, *place])
 
 

@@ -38,7 +38,7 @@ def serve(root: Path, *, port: int, open_browser: bool, say: Callable[[str], Non
         try:
             listening.bind((_LOOPBACK, port))
         except OSError as error:
-            raise UserError(f"port {port} cannot be had ({error}): leave --port out for a free one") from None
+            raise UserError(f"port {port} is not available ({error}): omit --port for a free one") from None
         listening.listen()  # a browser that is quicker than the imports below waits here
         port = listening.getsockname()[1]
         sessions = Sessions()

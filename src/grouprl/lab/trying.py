@@ -50,7 +50,7 @@ def try_completion(folder: Path, step: int, group: int, text: str) -> dict[str, 
         ended = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=_SECONDS, check=False)
         answer = json.loads(ended.stdout.splitlines()[-1]) if ended.stdout.strip() else {}
     except subprocess.TimeoutExpired:
-        raise UserError(f"expected a score within {_SECONDS:g} s, got none: look at the task and the rewards") from None
+        raise UserError(f"expected a score within {_SECONDS:g} s, got none: check the task and the rewards") from None
     finally:
         _one_at_a_time.release()
     if "answer" not in answer:

@@ -18,8 +18,8 @@ from grouprl.types import UserError
 # Advantages are recorded as float32.
 _ROUNDING = 1e-5
 _OTHER_SETTINGS = (
-    "These rewards do not give the recorded advantages with the settings in config.yaml: the step was made with "
-    "others, as before a fork, or one of the two files was changed."
+    "With the settings in config.yaml, these rewards do not give the recorded advantages. The step used other "
+    "settings, such as before a fork, or config.yaml or the record was changed."
 )
 
 
@@ -200,7 +200,7 @@ def _by_completion(
         return {
             **dict.fromkeys(("baselines", "gaps", "divisors"), [None] * len(own)),
             "advantages": numbers([0.0] * len(own), own),
-            "without_signal": "The algorithm drops this group: it takes no part in the update.",
+            "without_signal": "The algorithm drops this group: it is not in the update.",
         }
     rewards_N = _tensor([reward for row in groups for reward in row])
     groups_N = torch.tensor([place for place, row in enumerate(groups) for _ in row])
@@ -223,10 +223,10 @@ def _without_signal(rewards: Sequence[float | None], algorithm: Algorithm) -> st
     if not valid:
         return "No reward of this group is valid: every advantage is exactly 0."
     if len(valid) == 1:
-        return "Only one reward is valid: there is nothing to compare it with, and its advantage is exactly 0."
+        return "Only one reward is valid: there is no other to compare it with, and its advantage is exactly 0."
     if max(valid) > min(valid):
         return f"{algorithm.name} finds no signal in these rewards: every advantage is exactly 0."
-    return f"All {len(valid)} valid rewards are equal: every advantage is exactly 0, and the group teaches nothing."
+    return f"All {len(valid)} valid rewards are equal: every advantage is exactly 0, and the group has no signal."
 
 
 def _by_rewards(algorithm: Algorithm) -> bool:
@@ -253,22 +253,22 @@ def _kept(groups: Sequence[Sequence[Scored]], algorithm: Algorithm) -> Sequence[
 def _reasons(algorithm: Algorithm) -> Iterator[str]:
     by_token, known = algorithm.advantage.credit == "token", options(algorithm)
     if algorithm.critic is not None:
-        yield "The baseline is what a critic expected before each token, not a mean of rewards."
+        yield "The baseline is the critic's prediction before each token, not a mean of rewards."
     if algorithm.advantage.credit == "step":
         yield (
-            "Each step of a completion has a reward: these are normalized over all steps of the group, and a token "
-            "gets the sum over the steps that end at or after it. What is recorded is the mean over the tokens."
+            "Each reasoning step has a reward, normalized over all reasoning steps of the group. A token gets the sum "
+            "over the steps that end at or after it. The record has the mean over the tokens."
         )
     if known.get("reward_mix") == "normalise_then_sum":
-        yield "Each reward function's values are normalized by themselves, and the advantages are then added up."
+        yield "The values of each reward function are normalized separately; then the advantages are added up."
     if algorithm.kl is not None and algorithm.kl.kl_in == "reward":
-        yield "The KL to the reference is part of the reward in this run, and the rewards shown here are without it."
+        yield "The KL to the reference is part of the reward in this run; the rewards shown here exclude it."
     if by_token and known["gamma"] != 1:
-        yield f"What comes later counts less: each token is discounted by {known['gamma']:g}."
+        yield f"Later rewards count less: each token is discounted by {known['gamma']:g}."
     if by_token and algorithm.advantage.of_batch:
-        yield "Mean and deviation are those over all tokens of the step, so that longer completions count more."
+        yield "Mean and deviation are over all tokens of the step, so longer completions count more."
     if by_token and algorithm.groups.mask_overlong:
-        yield "Completions that were cut at the limit are not learned from: their advantage is 0."
+        yield "Truncated completions are masked: their advantage is 0."
 
 
 def _close(ours: Sequence[float], theirs: Sequence[float]) -> bool:

@@ -81,7 +81,7 @@ function decoded(part) {
   try {
     return decodeURIComponent(part);
   } catch {
-    throw new Refused(`The address has a damaged part, ${part}: in an address % has to be written as %25.`);
+    throw new Refused(`The address has an invalid part, ${part}: write % as %25.`);
   }
 }
 

@@ -51,7 +51,7 @@ async function chosen(ids, query) {
   const { runs: all } = await get("runs");
   const { found, missing } = await loaded(ids.split(",").filter(Boolean).map(decodeURIComponent));
   const title = found.length === 1 ? "Compare a run" : `Compare ${found.length || ""} runs`;
-  const none = found.length ? null : h("p", { class: "card empty" }, "Choose runs above, or on the page of all runs.");
+  const none = found.length ? null : h("p", { class: "card empty" }, "Choose runs above, or on the page Runs.");
   const below = ({ runs }) => runs.length && [h("h2", {}, "Results"), results(runs), h("h2", {}, "Settings that differ"), differences(runs)];
   const groups = bySeed(found), several = groups.length < found.length, mean = several && query.get("seeds") === "mean";
   const choice = several && seedChoice(mean, ids, query);
@@ -65,7 +65,7 @@ function seedChoice(mean, ids, query) {
     location.hash = comparing(ids.split(",").map(decodeURIComponent)) + queryOf({ ...Object.fromEntries(query), seeds: on ? "mean" : null });
   };
   return h("p", { class: "row" }, toggle(mean, other, "Mean over seeds"),
-    mean && h("span", { class: "note" }, "Runs that differ in their seed are one line, the mean, in a band from the lowest to the highest; as they were when this page was opened."));
+    mean && h("span", { class: "note" }, "Runs that differ only in their seed become one line: their mean, with a band from lowest to highest. Reload the page for newer steps."));
 }
 
 /** A comparison that was made with `grouprl compare`. */
@@ -161,7 +161,7 @@ function differences(runs) {
   const flat = runs.map(({ run }) => new Map(leaves(run.config)));
   const names = [...new Set(flat.flatMap((settings) => [...settings.keys()]))].filter((name) => !OWN.has(name));
   const differ = names.filter((name) => new Set(flat.map((settings) => settings.get(name))).size > 1);
-  if (!differ.length) return h("p", { class: "note" }, runs.length > 1 ? "None: these runs have the same configuration." : "There is one run.");
+  if (!differ.length) return h("p", { class: "note" }, runs.length > 1 ? "None: these runs have the same configuration." : "None: there is only one run.");
   const values = (name) => flat.map((settings) => visible(settings.get(name) ?? "\u2013"));
   return table("Settings that differ", ["Setting", ...runs.map(linked)], differ.map((name) => [broken(name), ...values(name)]));
 }

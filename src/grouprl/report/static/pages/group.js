@@ -33,14 +33,14 @@ export async function render(page, parameters, query) {
   };
   const editor = rewardEditor(given, changed);
   const presets = all.map(([name, rewards]) => h("button", { type: "button", onclick: () => editor.set(rewards) }, name));
-  const { element, select } = algorithmChoice("Beside these four", more, "no other");
+  const { element, select } = algorithmChoice("Compare with", more, "no other");
   select.addEventListener("change", () => {
     location.hash = `#/group${queryOf({ rewards: writeRewards(editor.rewards()), algorithm: select.value })}`;
   });
   put(page,
     h("h1", {}, "One group"),
-    h("p", { class: "lead" }, "One prompt, G completions, G rewards. Move the rewards and see what each completion is worth to the update: " +
-      "a positive advantage raises its probability, a negative one lowers it."),
+    h("p", { class: "lead" }, "One prompt, G completions, G rewards. Change the rewards and see the advantage of each completion: " +
+      "a positive one raises its probability, a negative one lowers it."),
     wrong ? h("p", { class: "error" }, wrong) : null,
     h("div", { class: "row presets", role: "group", "aria-label": "Examples" }, presets),
     h("section", { class: "card", "aria-label": "Rewards" }, h("h2", { class: "first" }, "Rewards"), choosable(editor.element)),
@@ -57,7 +57,7 @@ function start(query, usual) {
   try {
     return [readRewards(text), null];
   } catch (error) {
-    return [usual, `The rewards of this address could not be read: ${error.message}.`];
+    return [usual, `The rewards in this address cannot be read: ${error.message}.`];
   }
 }
 
@@ -114,9 +114,9 @@ function weightPlot(lines) {
   let size = null;
   return {
     element: h("section", { "aria-labelledby": "weight" }, title,
-      h("p", { class: "lead" }, "How hard a group pushes on average: the sum of its advantages, signs aside, where rewards are 1 " +
-        "or 0 and each completion is right with this chance. At both ends nearly all groups are unanimous and weigh nothing. Without " +
-        "the division the weight follows the variance of the rewards; with it, easy and hard problems are lifted."),
+      h("p", { class: "lead" }, "The weight is the expected sum of |A| over a group, where rewards are 1 " +
+        "or 0 and each completion is correct with this probability. At both ends nearly all groups have equal rewards and weight 0. Without " +
+        "the division by the deviation, the weight follows the variance of the rewards; with it, easy and hard problems weigh more."),
       h("div", { class: "card" }, asked.failed, plot.element, read)),
     show(next) {
       if (next === size) return;
@@ -156,24 +156,24 @@ function verdicts({ rewards, valid: count, algorithms }) {
 
 function spread({ mean, deviation, divided_by: divided }, over) {
   const about = (value) => (equals(value) === "= " ? "" : "about ");
-  return `Over ${over} rewards the mean is ${about(mean)}${plain(mean)}, the standard deviation ${about(deviation)}${plain(deviation)}. It is that ` +
-    `of the population: the squared distances from the mean are divided by their number, ${divided}, not by one less.`;
+  return `Over ${over} rewards the mean is ${about(mean)}${plain(mean)}, the standard deviation ${about(deviation)}${plain(deviation)}. It is the deviation ` +
+    `of the population: the sum of the squared distances from the mean is divided by their number, ${divided}, not by one less.`;
 }
 
 function invalid(rewards, count) {
   const left = rewards.length - count;
-  return `${left} of ${rewards.length} completions ${left === 1 ? "is" : "are"} invalid, for instance because the verifier failed: ` +
+  return `${left} of ${rewards.length} completions ${left === 1 ? "is" : "are"} invalid, for example because the verifier failed: ` +
     "the statistics skip invalid completions, which never count as a reward of 0.";
 }
 
 function noSignal(rewards, valid, { grpo, reinforce }) {
-  const said = `${grpo.without_signal} Such a group has no signal: its completions were sampled and paid for, and GRPO, Dr.GRPO and RLOO ` +
+  const said = `${grpo.without_signal} Sampling its completions took time, but GRPO, Dr.GRPO and RLOO ` +
     "learn nothing from it.";
   const moved = valid.find((index) => reinforce.advantages[index] !== 0);
   if (valid.length === 0) return said;
   if (moved === undefined) return `${said} REINFORCE learns nothing either, because the rewards are ${plain(rewards[valid[0]])}.`;
   const still = withSign(reinforce.advantages[moved], SHOWN);
-  return `${said} REINFORCE, which compares with a constant, still gives completion ${moved} an advantage of ${still}.`;
+  return `${said} REINFORCE, whose baseline is a constant, still gives completion ${moved} an advantage of ${still}.`;
 }
 
 function outlier(rewards, valid, { grpo: { advantages: grpo }, dr_grpo: { advantages: bare } }) {
@@ -181,8 +181,8 @@ function outlier(rewards, valid, { grpo: { advantages: grpo }, dr_grpo: { advant
   const kinds = different.map((reward) => valid.filter((index) => rewards[index] === reward));
   if (kinds.length === 2) return twoKinds(kinds.sort((one, other) => one.length - other.length), rewards, grpo, bare);
   const [most, least] = [strongest(valid, grpo, Math.max), strongest(valid, grpo, Math.min)];
-  return `Under GRPO ${each(most, grpo)} ${most.length === 1 ? "counts" : "count"} most, ${each(least, grpo)} least. ` +
-    `Without the division by the deviation (Dr.GRPO) these are ${each(most, bare)} and ${each(least, bare)}.`;
+  return `Under GRPO ${each(most, grpo)} ${most.length === 1 ? "weighs" : "weigh"} most, ${each(least, grpo)} least. ` +
+    `Without the division by the deviation (Dr.GRPO): ${each(most, bare)} and ${each(least, bare)}.`;
 }
 
 /** All whose advantage is as far from 0 as that of the furthest, or the nearest, as far as it is written out. */
@@ -209,18 +209,18 @@ const joined = (words) => new Intl.ListFormat("en-GB").format(words.map(String))
 function twoKinds([few, many], rewards, grpo, bare) {
   const [one, other] = [few[0], many[0]];
   const [loud, quiet, plainly, against] = [grpo[one], grpo[other], bare[one], bare[other]].map((value) => withSign(value, SHOWN));
-  const divided = `Without the division by the deviation (Dr.GRPO) it would be ${plainly} against ${against}.`;
+  const divided = `Without the division by the deviation (Dr.GRPO): ${plainly} and ${against}.`;
   const balance = "As in every group, the advantages add up to 0.";
   if (few.length === many.length) {
     const found = many.length === 1 ? `One against one: completion ${one} gets ${loud} under GRPO, completion ${other} ${quiet}. Each`
       : `Half and half: ${few.length} get ${loud}, ${many.length} get ${quiet} under GRPO. Each completion`;
-    return `${found} pushes equally hard. ${many.length === 1 ? "" : `${balance} `}${divided}`;
+    return `${found} has the same weight. ${many.length === 1 ? "" : `${balance} `}${divided}`;
   }
   if (few.length === 1) {
     return `One against ${many.length}: completion ${one} gets ${loud} under GRPO, each of the others ${quiet}. ` +
-      `It alone weighs as much as the other ${many.length} together. ${balance} ${divided}`;
+      `It weighs as much as the other ${many.length} together. ${balance} ${divided}`;
   }
   return `The ${few.length} completions with reward ${plain(rewards[one])} get ${loud} each under GRPO, ` +
-    `the ${many.length} with reward ${plain(rewards[other])} get ${quiet} each: the rarer a reward is in its group, the harder each ` +
-    `completion with it pushes. ${balance} ${divided}`;
+    `the ${many.length} with reward ${plain(rewards[other])} get ${quiet} each: the rarer a reward is in its group, the larger the ` +
+    `absolute advantage of its completions. ${balance} ${divided}`;
 }

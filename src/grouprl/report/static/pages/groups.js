@@ -87,12 +87,12 @@ async function followed(run, known, choice, load) {
 
 function sentence({ total, steps, of, held }) {
   if (!steps) return "No step has been recorded yet.";
-  const rest = held ? ` This file holds ${number(total)} of the ${number(of)} groups, of the steps ${held.join(", ")}, and the beginnings of `
-    + "long texts; grouprl lab shows all." : "";
+  const rest = held ? ` This file holds ${number(total)} of the ${number(of)} groups, from steps ${held.join(", ")}, and truncates `
+    + "long texts; grouprl lab shows everything." : "";
   if (!total && held) return rest.trim();
-  if (!total) return `This step is not recorded: the run has ${steps.join(" to ")}.`;
+  if (!total) return `The run has not recorded this step: it has steps ${steps.join(" to ")}.`;
   const groups = total === 1 ? "One group." : `${number(total)} groups.`;
-  return `${groups} A row is a group: one problem and its completions. Arrow keys move, Enter opens.${rest}`;
+  return `${groups} Each row is a group: one problem and its completions. Arrow keys move the focus, Enter opens a group.${rest}`;
 }
 
 function cell(at) {

@@ -8,19 +8,19 @@ import { table } from "../parts/table.js";
 import { later, number, visible } from "../parts/text.js";
 
 const GRPO = "GRPO. The policy, which is trained, writes G completions of one prompt. A verifier or a frozen reward model " +
-  "gives each a reward, and the frozen reference its log-probs. From the rewards the group's mean and deviation " +
-  "are computed, without a network, and from them one advantage for each completion. Advantages and KL meet in " +
+  "gives each a reward, and the frozen reference its log-probs. The group's mean and deviation " +
+  "are computed from the rewards, without a network. They give one advantage for each completion. Advantages and KL enter " +
   "the clipped objective, whose gradient updates the policy.";
 const PPO = "PPO. The policy, which is trained, writes a completion of a prompt. A verifier or a frozen reward model " +
-  "gives its reward, the frozen reference its log-probs, and the critic, a second network that is trained, a " +
+  "gives its reward, the frozen reference gives its log-probs, and the critic, a second trained network, gives a " +
   "value before each token. The reward less the KL becomes a reward for each token. Generalized advantage " +
-  "estimation turns these and the values into an advantage and a return for each token. The clipped objective " +
+  "estimation turns rewards and values into an advantage and a return for each token. The clipped objective " +
   "updates the policy, and the value loss updates the critic.";
 
-const CRITIC = ["It buys credit token by token, and a baseline that needs no siblings: a prompt can be tried once, and " +
-  "completions that all come out alike can still be better or worse than expected.",
+const CRITIC = ["It gives each token its own advantage, and a baseline that needs no group: one completion per prompt is enough, and " +
+  "completions with equal rewards can still be better or worse than expected.",
 "It costs a second network with gradients and moments of its own, a forward and a backward pass in every " +
-  "update, and settings to tune; and until it has learned to predict, its baseline is noise."];
+  "update, and settings to tune. An untrained critic gives a baseline of noise."];
 
 export async function render(page) {
   page.classList.add("explains");
@@ -28,16 +28,16 @@ export async function render(page) {
   const memory = memorySection();
   put(page,
     h("h1", {}, "PPO and GRPO"),
-    h("p", { class: "lead" }, "Both make likelier what went better than expected, and hold the policy near a reference. They differ in who says " +
-      "what was to be expected: PPO trains a second network for it, GRPO asks the other completions of the same prompt."),
+    h("p", { class: "lead" }, "Both raise the probability of completions that did better than expected, and keep the policy near a reference. They differ " +
+      "in the expectation: PPO trains a second network to predict it; GRPO takes it from the other completions of the same prompt."),
     pipelines(), sideBySide(words), memory.element, measured(words));
   return memory.end;
 }
 
 /** The reader's own comparisons of runs with a critic and without one. */
 function measured({ why }) {
-  const none = h("p", { class: "note" }, "Your own: ", h("code", {}, "grouprl compare compare_family"), " in a terminal trains both, and the lab shows here what they came to.");
-  return h("section", { "aria-labelledby": "measured" }, h("h2", { id: "measured" }, "Why the measured peak says otherwise"),
+  const none = h("p", { class: "note" }, "Compare them yourself: ", h("code", {}, "grouprl compare compare_family"), " in a terminal trains both, and this page then shows the results.");
+  return h("section", { "aria-labelledby": "measured" }, h("h2", { id: "measured" }, "Why the measured peak differs"),
     h("div", { class: "card" }, why.map((words) => h("p", {}, words))),
     later(get("comparisons"), ({ comparisons }) => (comparisons.length ? comparisons.map(shown) : none)));
 }
@@ -49,11 +49,11 @@ function shown(one) {
 
 function pipelines() {
   return h("section", { "aria-labelledby": "flow" },
-    h("h2", { id: "flow" }, "What flows where"),
+    h("h2", { id: "flow" }, "Data flow"),
     h("div", { class: "two" },
       h("figure", { class: "card flow" }, h("figcaption", {}, h("h3", {}, "GRPO: the group is the baseline")), h("img", { src: "static/grpo.svg", alt: GRPO })),
       h("figure", { class: "card flow" }, h("figcaption", {}, h("h3", {}, "PPO: a critic is the baseline")), h("img", { src: "static/ppo.svg", alt: PPO }))),
-    h("p", { class: "note after" }, "Thick frame: a network that is trained. Dashed frame: frozen. No frame: arithmetic without a network. " +
+    h("p", { class: "note after" }, "Thick frame: a trained network. Dashed frame: a frozen network. No frame: no network, only arithmetic. " +
       "A verifier is a rule; only a reward model is a network."));
 }
 
@@ -61,7 +61,7 @@ function pipelines() {
 function sideBySide({ rows }) {
   return h("section", { "aria-labelledby": "side" }, h("h2", { id: "side" }, "Side by side"),
     table("PPO and GRPO side by side", ["", "GRPO", "PPO"], rows, { kind: "words", look: "card side-by-side" }),
-    h("details", { class: "note after" }, h("summary", {}, "What the critic buys, and what it costs"), CRITIC.map((words) => h("p", {}, words))));
+    h("details", { class: "note after" }, h("summary", {}, "Benefit and cost of the critic"), CRITIC.map((words) => h("p", {}, words))));
 }
 
 // What lies in the memory of a GPU under GRPO and under PPO, for a model of a chosen size: planned, not measured.
@@ -77,18 +77,18 @@ const PARTS = [
   ["critic: gradients", 2, 0.72, (plan) => plan.networks.critic.gradients],
   ["critic: AdamW's moments", 2, 0.45, (plan) => plan.networks.critic.moments],
   ["activations", 6, 1, (plan) => plan.parts.activations],
-  ["cache of keys and values", 5, 1, (plan) => plan.parts.cache],
+  ["KV cache", 5, 1, (plan) => plan.parts.cache],
 ];
-const REST = "the rest: rounded copies of weights, and what a layer or the logits need";
+const REST = "the rest: rounded copies of weights, and buffers for a layer or the logits";
 const NAMES = { grpo: "GRPO", ppo: "PPO" };
 const JUDGES = [["none", "for neither: a verifier"], ["both", "for both"], ["ppo", "for PPO alone"]];
 
 const DTYPES = [["float32", "float32"], ["bfloat16", "bfloat16"]];
 // The inputs of the planner beside the model and the rewards; a file without a lab has none of them.
 const NUMBERS = [["problems", "Problems a step", 16], ["group_size", "Completions a problem", 8], ["prompt_tokens", "Tokens of a prompt", 256],
-  ["completion_tokens", "Tokens of a completion", 512], ["lora_rank", "LoRA rank (empty: all weights learn)", ""]];
-const CHOICES = [["dtype", "Computed in", [...DTYPES].reverse()], ["recompute", "Layers run again in the backward pass", [["true", "yes"], ["false", "no"]]],
-  ["weights", "Weights in", [...DTYPES, ["nf4", "4 bits, below an adapter"]]], ["moments", "Moments in", [...DTYPES, ["8bit", "8 bits (bitsandbytes)"]]], ["reference", "Reference", [["gpu", "on the GPU"], ["cpu", "on the CPU"], ["none", "none: no KL"]]]];
+  ["completion_tokens", "Tokens of a completion", 512], ["lora_rank", "LoRA rank (empty: all weights are trained)", ""]];
+const CHOICES = [["dtype", "Computed in", [...DTYPES].reverse()], ["recompute", "Activation checkpointing", [["true", "yes"], ["false", "no"]]],
+  ["weights", "Weights in", [...DTYPES, ["nf4", "4 bits, with an adapter"]]], ["moments", "Moments in", [...DTYPES, ["8bit", "8 bits (bitsandbytes)"]]], ["reference", "Reference", [["gpu", "on the GPU"], ["cpu", "on the CPU"], ["none", "none: no KL"]]]];
 const GPUS = [["", "any"], [24, "24 GiB: L4, RTX 4090"], [40, "40 GiB: A100"], [48, "48 GiB: L40S"], [80, "80 GiB: A100, H100"], [141, "141 GiB: H200"], [180, "180 GiB: B200"]];
 const OF_CONFIG = /^(hidden_size|num_.*|n_routed_experts|intermediate_size|vocab_size|head_dim|tie_word_embeddings|model_type|attention_bias)$/;
 
@@ -130,7 +130,7 @@ function memorySection() {
     ...(config ? { model: "", config } : {}) });
   ask();
   const element = h("section", { "aria-labelledby": "memory" },
-    h("h2", { id: "memory" }, "What lies in memory"), h("div", { class: "card" }, inputs, asked.failed, planned));
+    h("h2", { id: "memory" }, "Memory plan"), h("div", { class: "card" }, inputs, asked.failed, planned));
   return { element, end: asked.end };
 }
 
@@ -174,14 +174,14 @@ function details({ plans, step, parameters, model, sentence }) {
     ...PARTS.map(([name, look, strength, bytes], index) => [keyed(index + 1, name, look, strength), ...of.map((plan) => shown(bytes(plan)))]),
     [keyed(PARTS.length + 1, REST, null, 1), ...of.map(({ rest }) => shown(rest))],
     ["peak", ...of.map(({ peak }) => h("b", {}, unit.text(peak)))],
-    ["held all the time", ...of.map(({ held }) => unit.text(held))],
+    ["held throughout", ...of.map(({ held }) => unit.text(held))],
     ["while sampling", ...of.map(({ sampling }) => unit.text(sampling))],
   ];
   return [h("p", {}, sentence),
     table("Memory by part", ["part", ...Object.keys(plans).map((name) => NAMES[name])], rows, { look: "figures" }),
-    h("p", { class: "note" }, `${model.name}, ${number(parameters)} parameters: planned for a step of ${step.problems} prompts of ` +
+    h("p", { class: "note" }, `${model.name}, ${number(parameters)} parameters: plan for a step of ${step.problems} prompts of ` +
       `${step.prompt_tokens} tokens with ${step.group_size} completions of ${step.completion_tokens} tokens each, ` +
-      `computed in ${step.dtype}, on ${step.device === "cuda" ? "one GPU" : "a CPU"}. What torch itself needs is not counted.`)];
+      `computed in ${step.dtype}, on ${step.device === "cuda" ? "one GPU" : "a CPU"}. Memory of torch itself is not included.`)];
 }
 
 function keyed(key, name, look, strength) {

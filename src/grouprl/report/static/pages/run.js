@@ -66,7 +66,7 @@ function arrange(page, element) {
   element.dataset.key = key;
   const ids = [...wanted.keys()], made = page.drawing.arrange(ids, (id) => card(wanted.get(id), page));
   const elements = new Map(ids.map((id, place) => [id, made[place]]));
-  const none = h("p", { class: "note" }, "No step yet: charts appear with the first.");
+  const none = h("p", { class: "note" }, "No step yet: charts appear after the first step.");
   put(element, sections.length ? sections.map((section) => shownSection(page, section, elements)) : none);
   seek(page, element);
 }
@@ -105,7 +105,7 @@ function rest(path) {
     part("The same problems, before and after", ({ run }) => run.examples, ({ run }) => examplePairs(run.examples)),
     part("Evaluations on held-out problems", (page) => [page.evaluations, judged(page)],
       (page) => evaluationsTable(page.evaluations, judged(page))),
-    part("Completions that could not be judged", (page) => [invalid(page), page.run.status],
+    part("Completions with invalid rewards", (page) => [invalid(page), page.run.status],
       (page) => (invalid(page) ? invalidReasons(get(`${path}/invalid`)) : null)),
     part("Where the time of a step goes", ({ series }) => series.length, ({ series }) => timeTable(series)),
     part("Summary", ({ run }) => run.summary, ({ run }) => summaryTable(run.summary)),

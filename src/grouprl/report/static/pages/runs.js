@@ -66,17 +66,17 @@ function arrange(page, table, none) {
   table.element.hidden = !ordered.length;
   none.hidden = ordered.length > 0;
   for (const one of page.choices) one.hidden = !page.runs.length;
-  put(none, page.runs.length ? "No run matches; archived ones are shown on request." : first());
+  put(none, page.runs.length ? "No run matches. “Show archived” includes archived runs." : first());
 }
 
 /** What a folder without runs says. */
 function first() {
   const link = (to, text) => h("a", { href: `#/${to}` }, text);
   return [h("h2", {}, "No run yet"),
-    h("p", {}, "Start one above: the recipe demo teaches the built-in model to solve word problems, in about two minutes on a CPU. In a terminal the same is ",
+    h("p", {}, "Start one above: the recipe demo trains the built-in model to solve word problems, in about two minutes on a CPU. In a terminal, run ",
       h("code", {}, "grouprl train demo"), "."),
-    h("p", {}, "These pages need no run: ", link("step", "GRPO step by step"), " leads one group from its prompt to the update, ",
-      link("group", "One group"), " shows what rewards become, and ", link("ppo", "PPO and GRPO"), " compares both and plans memory.")];
+    h("p", {}, "These pages need no run: ", link("step", "GRPO step by step"), " follows one group from its prompt to the update, ",
+      link("group", "One group"), " shows the advantages of any rewards, and ", link("ppo", "PPO and GRPO"), " compares the two algorithms and plans their memory.")];
 }
 
 function above(a, b) {
@@ -96,7 +96,7 @@ function place(body, elements) {
 
 function shownTable() {
   const body = h("tbody", { role: "rowgroup" });
-  const unnamed = (at) => h("span", { class: "unseen" }, at ? "What to do" : "Choose");
+  const unnamed = (at) => h("span", { class: "unseen" }, at ? "Actions" : "Choose");
   const heads = COLUMNS.map((name, at) =>
     h("th", { scope: "col", role: "columnheader", class: `of-${at}` }, name || unnamed(at)));
   const element = h("table", { class: "runs-table card", role: "table" },

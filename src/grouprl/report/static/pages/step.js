@@ -23,11 +23,11 @@ export async function render(page, parameters, query) {
   let place = asked;
   const unknown = asked?.run && !runs.some(({ id }) => id === asked.run);
   put(page, h("h1", {}, "GRPO step by step"),
-    h("p", { class: "lead" }, "One group on its way through a step of training, with the numbers that were used. Reveal a stage at a " +
-      "time; everything you have seen stays above."));
+    h("p", { class: "lead" }, "This page follows one group through a training step, with all its numbers. Reveal one stage at a " +
+      "time; earlier stages stay above."));
   if (unknown) {
-    page.append(chooser(runs, asked, presets, () => stage), h("p", { class: "error", role: "alert" }, "No step was found of the run ",
-      written(asked.run), ": it has none yet, or there is no such run. Choose another one above, or rewards of your own."));
+    page.append(chooser(runs, asked, presets, () => stage), h("p", { class: "error", role: "alert" }, "No step found for the run ",
+      written(asked.run), ": it has no step yet, or does not exist. Choose another run or your own rewards above."));
     return undefined;
   }
   try {
@@ -96,7 +96,7 @@ function chooser(runs, place, presets, stage) {
   const made = [h("div", { class: "row", role: "group", "aria-label": "Examples" }, h("span", { class: "note" }, "Examples"), examples),
     typedFields(place, go, failed)];
   return h("div", { class: "card choose" }, failed, recorded,
-    recorded ? h("details", { open: !place.run }, h("summary", {}, "Or an example, or rewards of your own"), made) : made);
+    recorded ? h("details", { open: !place.run }, h("summary", {}, "Or an example, or your own rewards"), made) : made);
 }
 
 function recordedFields(runs, place, go, failed) {
@@ -140,8 +140,8 @@ function typedFields(place, go, failed) {
       typed.focus();
     }
   };
-  const named = field(live ? "Rewards of your own, with commas between them" : "Rewards", typed, "field wide");
-  return fields("Rewards of your own", submit, named, element, "Show these");
+  const named = field(live ? "Your own rewards, separated by commas" : "Rewards", typed, "field wide");
+  return fields("Your own rewards", submit, named, element, "Show these rewards");
 }
 
 /** A row of fields with a button at its end; Enter in a field presses it. */

@@ -16,8 +16,8 @@ export class Refused extends Error {}
 /** The lab did not answer. */
 export class Gone extends Error {
   constructor() {
-    super("The lab does not answer: it has ended, or cannot be reached. "
-      + "Start grouprl lab again in a terminal, and open the link that it prints.");
+    super("The lab does not answer: it has ended, or the connection failed. "
+      + "Start grouprl lab again in a terminal and open its link.");
   }
 }
 
@@ -56,7 +56,7 @@ export async function file(name) {
 function held(path, parameters = {}) {
   const { answers } = HELD, { step = null } = parameters;
   if (path.startsWith("explain/") && !answers[path + queryOf(parameters)]) {
-    throw new Refused("This file holds the numbers of its examples: grouprl lab computes those of any rewards and settings.");
+    throw new Refused("This file holds only its examples. grouprl lab computes any rewards and settings.");
   }
   const nearest = (steps) => steps.reduce((best, one) => (Math.abs(one - step) < Math.abs(best - step) ? one : best));
   const found = answers[path + queryOf(parameters)] ?? answers[step === null || !answers[path]?.held ? path : `${path}?step=${nearest(answers[path].held)}`];

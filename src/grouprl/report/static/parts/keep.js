@@ -7,7 +7,7 @@ import { visible, written } from "./text.js";
 export function keepDialog(run, saved) {
   const wrong = h("div", { class: "error wrong", role: "alert" });
   const text = (name, value, more = {}) => h("input", { name, value, spellcheck: "false", autocomplete: "off", ...more });
-  const name = text("name", run.name, { required: true }), tags = text("tags", (run.tags ?? []).join(", "), { placeholder: "best, long answers" });
+  const name = text("name", run.name, { required: true }), tags = text("tags", (run.tags ?? []).join(", "), { placeholder: "best, long completions" });
   const note = h("textarea", { rows: "4", value: run.note ?? "" }), archived = h("input", { type: "checkbox", checked: run.archived });
   const sure = text("sure", "", { placeholder: run.name });
   const close = () => element.close();
@@ -27,7 +27,7 @@ export function keepDialog(run, saved) {
     saved();
     const { id } = to === run.name ? run : await post(ofRun(run.id, "rename"), { name: to });
     if (id !== run.id) moved(run, `#/${ofRun(id)}`);
-    say(`Saved what you keep of ${visible(to)}.`);
+    say(`Saved the notes on ${visible(to)}.`);
   };
   const remove = async () => {
     await post(ofRun(run.id, "delete"), { name: sure.value.trim() });
@@ -36,11 +36,11 @@ export function keepDialog(run, saved) {
   };
   const form = (act, ...inside) => h("form", { onsubmit: (event) => { event.preventDefault(); attempt(act); } }, inside);
   const kept = form(save,
-    h("h2", {}, `Notes on ${visible(run.name)}`), field("Name", name), field("Tags, with commas", tags), field("Note", note),
-    h("label", { class: "row" }, archived, "Archived: not in the list unless it is asked for"), wrong,
+    h("h2", {}, `Notes on ${visible(run.name)}`), field("Name", name), field("Tags, separated by commas", tags), field("Note", note),
+    h("label", { class: "row" }, archived, "Archived: hidden from the list unless \u201cShow archived\u201d is on"), wrong,
     h("div", { class: "row" }, h("button", { class: "main" }, "Save"), h("button", { type: "button", onclick: close }, "Close")));
   const gone = h("details", { class: "delete" }, h("summary", {}, "Delete this run"), form(remove,
-    h("p", { class: "note" }, "Its folder is removed with every completion and checkpoint. Nothing brings it back."),
+    h("p", { class: "note" }, "This removes its folder with every completion and checkpoint. It cannot be undone."),
     field("Type its name to delete it", sure), h("button", { class: "danger" }, "Delete")));
   const element = h("dialog", { "aria-label": `Notes on ${visible(run.name)}`, onclose: () => element.remove() }, kept, gone);
   document.body.append(element);

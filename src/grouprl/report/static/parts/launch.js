@@ -12,7 +12,7 @@ const kept = new Map();
 async function stop(run) {
   try {
     await post(ofRun(run.id, "stop"));
-    say(`${visible(run.name)} was asked to stop: it finishes its step and saves.`);
+    say(`${visible(run.name)} is stopping: it finishes its step and saves a checkpoint.`);
     return true;
   } catch (error) {
     say(error.message, "error");
@@ -46,7 +46,7 @@ export async function startDialog(names) {
 function resumeDialog(run) {
   open(`resume ${run.id} ${moreSteps(run)}`, () => ({
     title: `Resume ${visible(run.name)}`, button: "Resume", waits: "Resuming", run,
-    fields: [h("p", { class: "note" }, "The run continues from its last checkpoint. A run that has made all its steps needs more of them."),
+    fields: [h("p", { class: "note" }, "The run resumes from its last checkpoint. To resume a finished run, raise steps."),
       changesField(`steps=${2 * (run.steps ?? 50)}`, moreSteps(run))],
     send: (typed) => post(ofRun(run.id, "resume"), typed),
   }));
@@ -56,12 +56,12 @@ function resumeDialog(run) {
 async function forkDialog(run, names) {
   const { checkpoints } = await get(ofRun(run.id));
   if (!checkpoints.length) {
-    return say(`${visible(run.name)} has no checkpoint to fork from yet (checkpoint.every says when it saves).`, "error");
+    return say(`${visible(run.name)} has no checkpoint to fork yet (checkpoint.every decides when it saves one).`, "error");
   }
   open(`fork ${run.id} ${checkpoints}`, () => ({
     title: `Fork ${visible(run.name)}`, button: "Fork", waits: "Forking",
     fields: [
-      h("p", { class: "note" }, "A new run has the same steps up to a checkpoint, and continues from there with your changes."),
+      h("p", { class: "note" }, "The new run copies the steps up to a checkpoint, and continues from there with your changes."),
       field("Checkpoint", select(checkpoints.toReversed().map((step) => [step, `step ${step}`]), null, { name: "step" })),
       field("New name", nameInput(freeName(`${run.name}-fork`, names))),
       changesField("algorithm.kl_coef=0\nlearner.learning_rate=1e-4", moreSteps(run)),
@@ -91,7 +91,7 @@ function dialog(key, { title, button, waits, run, fields, send }) {
     if (on) go.setAttribute("aria-disabled", "true");
     else go.removeAttribute("aria-disabled");
     put(go, on ? waits : button);
-    put(close, on ? "Close and let it start" : "Close");
+    put(close, on ? "Close and start in the background" : "Close");
   };
   element.addEventListener("close", () => element.remove());
   form.addEventListener("submit", async (event) => {
@@ -100,7 +100,7 @@ function dialog(key, { title, button, waits, run, fields, send }) {
     const typed = Object.fromEntries([...new FormData(form)].map(([field, text]) => [field, text.trim()]));
     const name = visible(run?.name ?? typed.name);
     busy(true);
-    put(wrong, h("span", { class: "note" }, "Waiting until it has its folder or says what is wrong; this takes seconds."));
+    put(wrong, h("span", { class: "note" }, "Waiting for the run; this takes a few seconds."));
     try {
       const chosen = Object.entries(typed).filter(([name, text]) => name.startsWith(SET) && text)
         .map(([name, text]) => `${name.slice(SET.length)}=${name === `${SET}rewards` ? rewardList(text) : text}`);
@@ -110,7 +110,7 @@ function dialog(key, { title, button, waits, run, fields, send }) {
       element.close();
     } catch (error) {
       put(wrong, failure(error.message));
-      if (!element.open) say(`${name} has not started. Open \u201c${title}\u201d again to see why.`, "error");
+      if (!element.open) say(`${name} did not start. Open \u201c${title}\u201d again to see the error.`, "error");
     } finally {
       busy(false);
     }
@@ -121,7 +121,7 @@ function dialog(key, { title, button, waits, run, fields, send }) {
 // What can be chosen from lists, by its setting; anything else may be typed.
 const SET = "set ";
 const LISTED = [["model.path", "Model, folder or hub id"], ["task.name", "Task, data file or hub:owner/data"],
-  ["algorithm", "Algorithm"], ["rewards", "Rewards with commas, such as correct_answer, my.py:short=0.2"]];
+  ["algorithm", "Algorithm"], ["rewards", "Rewards separated by commas, such as correct_answer, my.py:short=0.2"]];
 
 function listFields(lists) {
   const listed = ([key, label]) => [field(label, h("input", { name: SET + key, list: `of ${key}`, spellcheck: "false", placeholder: "as in the recipe" })),
@@ -141,7 +141,7 @@ function rewardList(text) {
 function began({ id }, name, waited) {
   const to = `#/${ofRun(id)}`;
   if (waited) location.hash = to;
-  else say([`${name} has started. `, h("a", { href: to }, "Look at it")]);
+  else say([`${name} has started. `, h("a", { href: to }, "Open the run")]);
 }
 
 /** What a run says that could not start: its error first, and what came before on request. */
@@ -150,13 +150,13 @@ function failure(message) {
   const last = lines.findLastIndex((line) => ERROR.test(line));
   if (last < 1) return written(message);
   return [written(lines.slice(last).join("\n")),
-    h("details", {}, h("summary", {}, "Everything that it said"), written(message))];
+    h("details", {}, h("summary", {}, "Full output"), written(message))];
 }
 
 function description(recipe) {
   if (!recipe) return null;
   const settings = h("pre", { tabindex: "0" }, visible(recipe.text));
-  return [h("p", { class: "note" }, visible(recipe.comment)), h("details", {}, h("summary", {}, "Its settings"), settings)];
+  return [h("p", { class: "note" }, visible(recipe.comment)), h("details", {}, h("summary", {}, "Settings of the recipe"), settings)];
 }
 
 function nameInput(value) {

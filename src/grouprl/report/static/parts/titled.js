@@ -36,7 +36,7 @@ function pin({ pin: { on, change }, label }) {
 }
 
 function logarithm(chart, title, draw) {
-  const named = { "aria-label": `Logarithmic axis: ${visible(title)}`, title: "Values of 0 and below have no place there" };
+  const named = { "aria-label": `Logarithmic axis: ${visible(title)}`, title: "Values of 0 and below are not drawn" };
   return toggle(chart.log, (on) => {
     chart.log = on;
     draw();
@@ -44,7 +44,7 @@ function logarithm(chart, title, draw) {
 }
 
 function words(definition) {
-  if (!definition) return h("p", { class: "note" }, "A metric of this run's own: docs/run_directory.md does not define it.");
+  if (!definition) return h("p", { class: "note" }, "A custom metric: docs/run_directory.md does not define it.");
   const { is, worry, more } = definition;
   return h("details", { class: "note about" }, h("summary", {}, `${is[0].toUpperCase()}${is.slice(1)}.`), h("p", {}, `Worry ${worry}.`),
     more ? further(more) : null);

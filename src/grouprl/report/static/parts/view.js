@@ -7,8 +7,8 @@ import { AXES } from "./text.js";
 const AROUND = "160px 0px"; // drawn before it is scrolled to
 const PAUSE = 20; // times as long as an answer took: hundreds of runs should not cost the training its processor
 /** What a page says while it gets no answer. */
-export const LOST = "The lab does not answer. This page continues by itself when it does; "
-  + "a restarted lab has to be opened by its new link.";
+export const LOST = "The lab does not answer. This page continues when the lab answers again; "
+  + "after a restart, open the lab's new link.";
 
 /** Draws what is in view, once a frame at most: sixty charts of a long run cost no more than those that are seen. */
 class View {
@@ -147,7 +147,7 @@ export function polled(every, ask, show, wrong) {
 export function howTo(opens) {
   return h("p", { class: "note how" }, opens ? "Click a step to see its groups, drag to zoom. " : "Drag to zoom. ",
     "On the keyboard: Tab to a chart, arrows to walk along it, ", opens ? "Enter for the groups, " : "",
-    "+ and \u2212 to zoom, Escape for the whole run.");
+    "+ and \u2212 to zoom, Escape to show the whole run.");
 }
 
 /**
@@ -186,5 +186,5 @@ export function toolbar(page, sync, smoothed) {
   const find = h("input", { type: "search", class: "find", placeholder: "Find a chart", "aria-label": "Find a chart", oninput: () => page.seek(find.value) });
   return h("div", { class: "toolbar card" },
     h("div", { class: "row", role: "group", "aria-label": "Drawn over" }, h("span", { class: "note" }, "Over"), over),
-    h("label", { title: "The mean over about a tenth of the steps, the values themselves behind it" }, smooth, "Smooth"), whole, page.seek ? find : null);
+    h("label", { title: "Moving mean over about a tenth of the steps, in front of the values" }, smooth, "Smooth"), whole, page.seek ? find : null);
 }

@@ -9,7 +9,7 @@ const MEASURE = /^(greedy_accuracy|pass_at_\d+|unsolved)$/;
 // Of comparisons alone.
 const UNSOLVED = {
   label: "Unsolved held-out problems", unit: "share",
-  is: "one less the greedy accuracy, on an axis that keeps policies apart which solve nearly everything; one that solves all of them is drawn at half a problem",
+  is: "1 minus the greedy accuracy, on an axis that separates policies that solve nearly all problems; a policy that solves all is drawn at half a problem",
   worry: "when a line stops falling while others fall",
 };
 // What jumps by orders of magnitude.

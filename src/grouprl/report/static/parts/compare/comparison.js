@@ -34,10 +34,10 @@ export function comparisonHead({ verdict, about, seeds, variants }) {
 export function comparisonResults(answer) {
   return [
     h("h2", {}, "Held-out accuracy after the last step"),
-    h("p", { class: "note" }, "Means over seeds. Small: 95% Student intervals, of the accuracies over seeds, and of the paired " +
-      `differences of greedy accuracy to ${visible(answer.baseline)}: over problems, which covers what other problems of the task ` +
-      "would have said of these trained policies; and over seeds, which covers what other runs would have come to on these " +
-      "problems. None is widened for the number of variants looked at. An interval that holds 0 leaves open which is better."),
+    h("p", { class: "note" }, "Means over seeds. Small: 95% Student intervals of the accuracies over seeds, and of the paired " +
+      `differences of greedy accuracy to ${visible(answer.baseline)}. The intervals over problems cover other problems of the ` +
+      "task for these policies; the intervals over seeds cover other runs on these " +
+      "problems. No interval is corrected for the number of variants. If an interval contains 0, either may be better."),
     accuracies(answer), costTable(answer),
   ];
 }
@@ -110,11 +110,11 @@ export function costTable({ threshold, window, variants }) {
     const values = Object.values(found), range = [Math.min(...values), Math.max(...values)];
     return [form(mean), count < all ? small(`${count} of ${all} seeds`) : range[0] < range[1] ? small(range.map(form).join(" to ")) : null];
   };
-  return [h("h2", {}, "What it took"),
+  return [h("h2", {}, "Cost"),
     h("p", { class: "note" }, "Means over seeds; small: the lowest and the highest seed. " +
-      `Greedy to ${to}: until the first evaluation with a held-out greedy accuracy of at least that. Sampled to ${to}: until ${window} steps in a row whose ` +
-      "completions were correct that often, on problems not seen before. \u201c\u2013\u201d where there was none."),
-    table("What it took", ["variant", ...Object.values(costs).map(([title]) => title)], finished(variants).map((one) =>
+      `Greedy to ${to}: until the first evaluation with that held-out greedy accuracy. Sampled to ${to}: until ${window} steps in a row with that share of ` +
+      "correct completions, on new problems. \u201c\u2013\u201d: never."),
+    table("Cost", ["variant", ...Object.values(costs).map(([title]) => title)], finished(variants).map((one) =>
       [visible(one.name), ...Object.entries(costs).map(([name, [, form]]) => cell(one, name, form))]))];
 }
 

@@ -39,7 +39,7 @@ function recorded({ completions, level, bounds }, { updates_per_batch: updates }
   const [heads, columns] = level === "token" ? ofTokens(completions, bounds) : ofCompletions(completions, bounds);
   const each = level === "token" ? "one for each token" : "one for each completion";
   return h("details", {},
-    h("summary", {}, `Ratios of this group when it was last learned from (${each}; ${updates} updates on a batch)`),
+    h("summary", {}, `Ratios of this group in its last update (${each}; ${updates} updates per batch)`),
     byCompletion("Ratios of this group", heads, columns));
 }
 
@@ -62,7 +62,7 @@ function ofCompletions(completions, bounds) {
 function objective({ completions, by_token: byToken }, algorithm, recorded) {
   const whole = algorithm.ratio === "sequence";
   const read = h("p", { class: "read" });
-  const counted = h("p", { class: "note" }, "The log-prob is counted from what it was when the token was written.");
+  const counted = h("p", { class: "note" }, "The objective uses the change of the log-prob since the token was sampled.");
   const selects = selectsOf(completions, algorithm, recorded ? "this run" : algorithm.name);
   let answer = null;
   const plot = linePlot({
@@ -163,7 +163,7 @@ function readout({ ratio, objective: values, gradient }, index, whole) {
   const [what, by] = whole ? ["completion", "mean log-prob of its tokens"] : ["token", "log-prob of the token"];
   return ["Ratio ", h("b", {}, plain(ratio[index], digits)), ": objective ", h("b", {}, withSign(values[index], digits)),
     `, gradient with respect to the ${by} `, h("b", {}, withSign(slope, digits)), ". ",
-    slope === 0 ? `Nothing pushes this ${what} here.` : `The update would make this ${what} ${slope > 0 ? "likelier" : "less likely"}.`];
+    slope === 0 ? `There is no gradient: this ${what} does not contribute to the update.` : `The update would make this ${what} ${slope > 0 ? "more probable" : "less probable"}.`];
 }
 
 // The KL: drag how far a token's log-prob has moved, see three estimates and their gradients.
@@ -222,7 +222,7 @@ function spokenKl({ log_ratio: grid, kinds }, index, part) {
 function readoutKl({ log_ratio: grid, kinds }, index) {
   const at = grid[index];
   const [more, less] = at > 0 ? ["reference", "policy"] : ["policy", "reference"];
-  const where = at === 0 ? "Policy and reference agree" : `The ${more} likes this token more than the ${less} does`;
+  const where = at === 0 ? "Policy and reference give this token the same probability" : `This token is more probable under the ${more} than under the ${less}`;
   const of = (part) => column(KINDS.map(([kind]) => kinds[kind][part][index]), { sign: true });
   return [h("p", {}, h("i", {}, "x"), " = log ( \u03c0 ref / \u03c0 \u03b8 ) = ", h("b", {}, withSign(at)), `. ${where}.`),
     figures("Estimates and gradients at this point", ["", "estimate", "gradient"],
@@ -235,21 +235,21 @@ function ofAPair({ policy, reference, kl, reverse_kl: reverse, exact_gradient: e
   const names = [...KINDS.map(([kind]) => kind), "KL(policy, reference)", "KL(reference, policy)"];
   const means = column([...KINDS.map(([kind]) => kinds[kind].expectation), kl, reverse]);
   const slopes = [...KINDS.map(([kind]) => kinds[kind].gradient), exact, other].map((values) => list(values, true));
-  return h("details", {}, h("summary", {}, "Over a whole distribution: what each estimate comes to, and where it pulls"),
-    h("p", { class: "note" }, `Three tokens, drawn from a policy with probabilities ${list(policy, false)}; those of the reference are ` +
-      `${list(reference, false)}. Gradients are by the policy's three logits.`),
+  return h("details", {}, h("summary", {}, "Over a whole distribution: mean and gradient of each estimate"),
+    h("p", { class: "note" }, `Three tokens: the policy has the probabilities ${list(policy, false)}; the reference has ` +
+      `${list(reference, false)}. Gradients are with respect to the policy's three logits.`),
     figures("Estimates over a distribution", ["", "mean", "gradient as a loss"], [names, means, slopes]),
-    h("p", { class: "note" }, "k1 has the right mean and no gradient at all, k2 pulls as KL(policy, reference) does, k3 as KL(reference, policy)."));
+    h("p", { class: "note" }, "k1 has the mean of the KL and gradient 0. k2 has the gradient of KL(policy, reference), k3 the gradient of KL(reference, policy)."));
 }
 
 /** What the KL of this group was in its run. */
 function recordedKl({ kind, coefficient, reason, completions, in: where }, { name }) {
   if (!completions) return h("p", { class: "note" }, `In this group: ${reason ?? "no KL was recorded"}.`);
   const inLoss = reason ? ` (${reason})` : "";
-  const place = where === "loss" ? `into the loss${inLoss}` : "off the reward, estimated from the sampler's log-probs";
+  const [does, place] = where === "loss" ? ["adds", `to the loss${inLoss}`] : ["subtracts", "from the reward, estimated from the sampler's log-probs"];
   const of = (part) => column(completions.map((one) => one[part]));
   return h("details", {},
-    h("summary", {}, `In this group ${name} takes ${kind}, times \u03b2 = ${plain(coefficient)}, ${place}.`),
+    h("summary", {}, `In this group ${name} ${does} ${kind}, times \u03b2 = ${plain(coefficient)}, ${place}.`),
     byCompletion("KL of this group", [`${kind} per token, nats`, "sum over its tokens"],
       [of("mean"), of("sum")]));
 }

@@ -20,7 +20,7 @@ export function rewardEquations(algorithm, some) {
   const whole = `reward r i is the sum over the reward functions m${some ? " of whole completions" : ""} of weight omega m times reward r i m`;
   const sum = equation(whole, "r_i = ∑_m ω_m r_{i,m}");
   // Otherwise each token has a penalty of its own.
-  return [sum, letterOf(algorithm) === "R" ? equation("the reward that is compared, R i, is r i less beta times the sum of the KL " +
+  return [sum, letterOf(algorithm) === "R" ? equation("the compared reward R i is r i less beta times the sum of the KL " +
     "estimates D i t over the tokens", "R_i = r_i − β ∑_t D_{i,t}") : null];
 }
 
@@ -122,13 +122,13 @@ function tokenEquations(algorithm) {
   return [
     tokenReward(algorithm),
     ...(critic ? [
-      equation("the surprise delta at token t is its reward plus gamma times the value after it, less the value before it",
+      equation("the temporal-difference error delta at token t is its reward plus gamma times the value after it, less the value before it",
         "δ_{i,t} = r_{i,t} + γ V_ϕ(t + 1) − V_ϕ(t)"),
-      equation("generalized advantage estimation: the sum of the surprises at and after the token, each discounted by gamma times lambda",
+      equation("generalized advantage estimation: the sum of the temporal-difference errors at and after the token, each discounted by gamma times lambda",
         `${result} = ∑_{l ≥ 0} (γλ)^l δ_{i,t+l}`),
-    ] : [equation("what a token can still earn is the sum of the rewards at and after it, each discounted by gamma",
+    ] : [equation("the return of a token is the sum of the rewards at and after it, each discounted by gamma",
       `${result} = ∑_{s ≥ t} γ^{s−t} r_{i,s}`)]),
-    centered || scaled ? equation(`the advantage is that${centered ? " less its mean over the tokens of the batch" : ""}` +
+    centered || scaled ? equation(`the advantage is the return${centered ? " less its mean over the tokens of the batch" : ""}` +
       `${scaled ? ", over its deviation there plus epsilon" : ""}`, `A_{i,t} = ${scaled ? `frac{${gap}}{${divisor("batch_std")}}` : gap}`) : null,
     remark(`Here γ = ${plain(gamma)}${critic ? `, λ = ${plain(lam)}; the value after the last token is 0.` : "."}`),
   ];
@@ -140,10 +140,10 @@ function tokenReward(algorithm) {
   const end = "r_{i,t} = 1[t = T_i]";
   if (baseline === "mean" || baseline === "leave_one_out") {
     const gap = `r_i${subtracted(baseline, "r")[1]}`;
-    return equation(`the reward of a token is, at the last token, what the group makes of the completion's reward${said}`,
+    return equation(`the reward of a token is, at the last token, the completion's reward compared with the group${said}`,
       `${end} ${scale === "group_std" ? `frac{${gap}}{${divisor(scale)}}` : `(${gap})`}${cost}`);
   }
-  return equation(`the reward of a token is, at the last token, that of the completion${said}`,
+  return equation(`the reward of a token is, at the last token, the reward of the completion${said}`,
     `${end} ${baseline === "constant" ? "(r_i − b)" : "r_i"}${cost}`);
 }
 
@@ -174,8 +174,8 @@ export function ratioEquations(algorithm) {
 
 function clipSettings({ surrogate, clip_low: low, clip_high: high, dual_clip: dual, tau_pos: pos, tau_neg: neg }) {
   if (["plain", "sapo"].includes(surrogate)) return surrogate === "plain" ? null : remark(`Here τ = ${plain(pos)} where the advantage is above 0, and ${plain(neg)} elsewhere. σ(x) = 1 / (1 + e^{−x}).`);
-  return remark(`Here ε_{low} = ${plain(low)} and ε_{high} = ${plain(high)}: the ratio is trusted from ${plain(1 - low)} to ${plain(1 + high)}.` +
-    `${dual === null ? "" : ` c = ${plain(dual)}.`}${surrogate === "cispo" ? " sg[ ] is a number without gradient." : ""}`);
+  return remark(`Here ε_{low} = ${plain(low)} and ε_{high} = ${plain(high)}: the trust region of the ratio is ${plain(1 - low)} to ${plain(1 + high)}.` +
+    `${dual === null ? "" : ` c = ${plain(dual)}.`}${surrogate === "cispo" ? " sg[ ] stops the gradient." : ""}`);
 }
 
 // The KL
@@ -189,13 +189,13 @@ export function klEquations(algorithm) {
   const [said, written] = {
     k1: [`the log of ${name} over pi ref of the token`, `log ${over}`],
     k2: [`half the square of the log of ${name} over pi ref of the token`, `frac{1}{2} ( log ${over} )^2`],
-    k3: [`pi ref over ${name} of the token, minus one, minus the log of that`, `${under} − 1 − log ${under}`],
+    k3: [`pi ref over ${name} of the token, minus one, minus the log of this ratio`, `${under} − 1 − log ${under}`],
   }[kind];
   const reward = credit === "completion"
-    ? ["the reward R i that is compared is r i less beta times the sum of D i t over the tokens t", "R_i = r_i − β ∑_t D_{i,t}"]
+    ? ["the compared reward R i is r i less beta times the sum of D i t over the tokens t", "R_i = r_i − β ∑_t D_{i,t}"]
     : ["the reward of token t loses beta times D i t", "r_{i,t} ← r_{i,t} − β D_{i,t}"];
   return [equation(`the estimate D i t, ${kind}, is ${said}`, `D_{i,t} = ${written}`), rewarded ? equation(...reward) : null,
-    remark(`Here β = ${plain(coefficient)}${rewarded ? "." : ", with which it enters the loss."}`)];
+    remark(`Here β = ${plain(coefficient)}${rewarded ? "." : ", its weight in the loss."}`)];
 }
 
 // The loss

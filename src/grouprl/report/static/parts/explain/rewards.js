@@ -10,7 +10,7 @@ const SLIDER = { min: -1, max: 2, step: 0.05 }; // further where a reward lies f
 /** Controls that need a lab: a file holds the numbers of its examples alone, so there they are shown and cannot be changed. */
 export function choosable(...controls) {
   return live ? controls : h("fieldset", { disabled: true }, controls,
-    h("p", { class: "note" }, "These are the examples of this file. ", h("code", {}, "grouprl lab"), " takes any rewards and settings."));
+    h("p", { class: "note" }, "This file holds only its examples. ", h("code", {}, "grouprl lab"), " takes any rewards and settings."));
 }
 
 /** Rewards from an address or a field: numbers, null for an invalid one. An Error says what was expected. */

@@ -10,8 +10,8 @@ import { advantageEquations, comparison, deviationOf, isAnchored, lossEquations,
   stepStatisticsEquations, term } from "./formulas.js";
 import { filled } from "./walk.js";
 
-const STOPS = { end: "ended by itself", stop_string: "ended at a stop string", length: "cut at the limit" };
-const SETS = { steps: "all steps of the group", group: "the group", batch: "all groups of the batch" };
+const STOPS = { end: "ended at its end token", stop_string: "ended at a stop string", length: "truncated" };
+const SETS = { steps: "all reasoning steps of the group", group: "the group", batch: "all groups of the batch" };
 const MOST_STEPS = 8; // of one of steps
 const LINKS = 8; // to groups whose update was looked at
 const SHOWN = 3; // digits in the tables of the last stages, at least
@@ -39,7 +39,7 @@ function quoted(text) {
 function answer({ answer: found }) {
   if (found === undefined || found === null) return null;
   const text = typeof found === "string" ? found : JSON.stringify(found);
-  return h("details", {}, h("summary", {}, "The right answer, for the verifier"), quoted(text));
+  return h("details", {}, h("summary", {}, "The correct answer, for the verifier"), quoted(text));
 }
 
 function completionsStage({ stages: { prompt, completions } }, words) {
@@ -60,13 +60,12 @@ function rewardsStage(group, words) {
 }
 
 function judged({ names, by_step: bySteps }) {
-  if (bySteps === null) return "Each completion is judged by reward functions. Which of them judge its steps one by one was not recorded.";
+  if (bySteps === null) return "Reward functions score each completion. The run did not record which of them score reasoning steps.";
   const whole = names.length - bySteps.length;
-  const functions = whole === 1 ? "a reward function. Its value, times its weight, is" : `${whole} reward functions. Their values, times their weights, add up to`;
-  const said = `Each completion is judged by ${functions} its reward.`;
+  const said = whole === 1 ? "A reward function scores each completion. Its value, times its weight, is the reward." : `${whole} reward functions score each completion. The reward is the sum of their values times their weights.`;
   if (bySteps.length === 0) return said;
-  const others = bySteps.length === 1 ? "Another reward function judges" : `${bySteps.length} others judge`;
-  return `${said} ${others} the steps of a completion one by one. What a step earns is no part of this sum: it has its place in the next stage.`;
+  const others = bySteps.length === 1 ? "Another reward function scores" : `${bySteps.length} others score`;
+  return `${said} ${others} each reasoning step of a completion. This sum does not include those rewards: the next stage uses them.`;
 }
 
 function rewardTable({ algorithm, stages: { rewards, statistics } }, names) {
@@ -115,10 +114,10 @@ function statisticsStage({ algorithm, stages: { statistics } }, words) {
 function summedUp(statistics, whose) {
   const one = comparison(statistics), bySteps = statistics.kind === "steps";
   if (!bySteps && !one?.mean_of && !one?.deviation_of) {
-    return "In GRPO the rewards of a group come down to their mean and their deviation. Not in this run.";
+    return "GRPO computes the mean and the deviation of the group's rewards. This run uses neither.";
   }
-  if (!bySteps && !one.deviation_of) return `The rewards of ${whose} come down to one number: their mean.`;
-  return `The rewards of ${whose} come down to two numbers: their mean, and how far they scatter around it.`;
+  if (!bySteps && !one.deviation_of) return `The rewards of ${whose} are summarized by their mean.`;
+  return `The rewards of ${whose} are summarized by their mean and their standard deviation.`;
 }
 
 function statisticsBody({ kind, compared, by_name: byName, ...found }) {
@@ -131,7 +130,7 @@ function worked({ mean_of: of, without_signal: noSignal, sentence, fields, ...gi
   if (!of || set.mean === null) return h("p", {}, noSignal ?? sentence);
   return h("ul", { class: "worked" },
     h("li", {}, term("mu", meanOf(of)), " = ", meanWorked(set, of === "batch" ? null : given.rewards), of === "batch" ? " over the batch" : null),
-    given.deviation_of ? scatter(given) : h("li", {}, fields.scale === "none" ? "This algorithm divides by no deviation." : sentence),
+    given.deviation_of ? scatter(given) : h("li", {}, fields.scale === "none" ? "This algorithm does not divide by the deviation." : sentence),
     noSignal ? h("li", {}, h("span", { class: "mark warn" }, "no signal"), " ", noSignal) : null);
 }
 
@@ -145,7 +144,7 @@ function stepStatistics({ steps, ...all }) {
   if (all.count === 0) return h("p", {}, "No completion of this group has a valid reward.");
   return [
     h("ul", { class: "worked" },
-      h("li", {}, term("mu", "μ"), " = ", meanWorked(all), ` over the ${all.count} steps below`),
+      h("li", {}, term("mu", "μ"), " = ", meanWorked(all), ` over the ${all.count} reasoning steps below`),
       all.count > 1 ? h("li", {}, term("sigma", "σ"), " = ", deviationWorked(all)) : null),
     stepTable(steps)];
 }
@@ -182,7 +181,7 @@ function example({ rewards, baselines, gaps, divisors, advantages, fields: { sca
   const above = `Completion ${index}: ${plain(rewards[index])} \u2212 ${bracketed(less)} `;
   if (scale === "none") return h("p", {}, above, equals(own), h("b", {}, withSign(own)), ".");
   return h("p", {}, above, `${equals(gap)}${plain(gap)}, and ${plain(gap)} / ${plain(divisor)} `, equals(own),
-    h("b", {}, withSign(own)), over ? `. The divisor has \u03f5 = ${plain(eps)} in it.` : ".");
+    h("b", {}, withSign(own)), over ? `. The divisor includes \u03f5 = ${plain(eps)}.` : ".");
 }
 
 /** The same where each reward function is compared by itself: the weighted advantages of one completion, added up. */
@@ -207,7 +206,7 @@ function stepExample({ steps }, { tokens }) {
     return h("li", {}, `${which}: `, added(left.map(({ normalised }) => bracketed(normalised)), MOST_STEPS), " ",
       equals(advantage), h("b", {}, withSign(advantage)));
   };
-  return h("div", {}, h("p", {}, `Completion ${index}, token by token: each is credited with the steps that end at or after it.`),
+  return h("div", {}, h("p", {}, `Completion ${index}, token by token: each token gets the rewards of the reasoning steps that end at or after it.`),
     h("ul", { class: "worked" }, stretches.filter(({ from, end }) => from <= end).map(credited)));
 }
 
@@ -222,7 +221,7 @@ function lossStage({ algorithm, stages: { loss, gradient, completions } }, words
 }
 
 function lossTable({ completions: terms }, { completions: slopes }, completions) {
-  const becomes = slopes.map(({ sum }) => (sum < 0 ? "likelier" : sum > 0 ? "less likely" : "not moved"));
+  const becomes = slopes.map(({ sum }) => (sum < 0 ? "more probable" : sum > 0 ? "less probable" : "unchanged"));
   const lengths = completions.map(({ length }) => String(length));
   const of = (name) => column(slopes.map((one) => one[name]), { digits: SHOWN });
   return byCompletion("Loss and gradient by completion", ["tokens", "weight", "loss", "gradient", "becomes"],
@@ -234,11 +233,11 @@ const lossText = (loss) => lossOfNothing(loss) ?? plain(loss);
 function lossNote({ share, surrogate, kl, step, batch }) {
   const groups = batch.groups === 1 ? "one group" : `${batch.groups} groups`;
   return h("p", { class: "note" },
-    "Weight, loss and gradient are summed over the tokens; a gradient below 0 makes a completion likelier. " +
-    `The batch has the ${batch.completions} completions of ${groups}. Of its loss this group makes ${lossText(share)}: ` +
+    "Weight, loss and gradient are summed over the tokens; a gradient below 0 makes a completion more probable. " +
+    `The batch has ${batch.completions} completions from ${groups}. This group contributes ${lossText(share)} to its loss: ` +
     `${lossText(surrogate)} from the advantages, ${lossText(kl)} from the KL.`,
     step === null ? null : ` The loss of the whole step was ${lossText(step)}.`,
-    " The value of the loss says little by itself: what moves the policy is the gradient.");
+    " The value of the loss says little by itself: the gradient moves the policy.");
 }
 
 function updateStage(group, words) {
@@ -252,17 +251,17 @@ function updateStage(group, words) {
 
 /** How often the weights move before the next completions are written. */
 function stepsOf({ algorithm: { updates_per_batch: updates, minibatches, passes }, stages: { loss: { batch } } }) {
-  if (updates === 1) return "by one step";
+  if (updates === 1) return "one update";
   const again = passes > 1 ? `, in ${passes} passes over the batch` : "";
-  if (minibatches === 1) return `by ${updates} steps, one for each pass over the batch`;
-  if (batch.groups < minibatches) return `by one step for each of the ${batch.groups} groups of the batch${again}`;
-  return `by ${updates} steps, each by the loss of a part of the batch${again}`;
+  if (minibatches === 1) return `${updates} updates, one for each pass over the batch`;
+  if (batch.groups < minibatches) return `one update for each of the ${batch.groups} groups of the batch${again}`;
+  return `${updates} updates, each on a part of the batch${again}`;
 }
 
 function unseen({ source: { run }, stages: { update } }) {
   const links = update.watched.slice(0, LINKS).map(({ step, group }) =>
     h("li", {}, h("a", { href: `#/step${queryOf({ run, step, group, stage: "update" })}` }, `step ${step}, group ${group}`)));
-  return h("div", {}, h("p", {}, update.reason), links.length ? [h("p", {}, "Go there:"), h("ul", {}, links)] : null);
+  return h("div", {}, h("p", {}, update.reason), links.length ? [h("p", {}, "Groups with probabilities after the update:"), h("ul", {}, links)] : null);
 }
 
 function seen({ source, stages: { update, advantages } }) {
@@ -274,9 +273,9 @@ function seen({ source, stages: { update, advantages } }) {
     ({ name: String(index), value: factor === null ? null : Math.log(factor), text: times[index] }));
   const of = (name) => column(completions.map((one) => one[name]));
   return h("div", {},
-    h("h3", {}, "How much likelier each completion became"),
-    signedBars("Probability after the update over that before", bars).element,
-    h("p", { class: "note" }, `Right: likelier. Left: less likely. The learning rate was ${plain(rate)}, the norm of the gradient ` +
+    h("h3", {}, "How much more probable each completion became"),
+    signedBars("Probability after the update over the probability before", bars).element,
+    h("p", { class: "note" }, `Right: more probable. Left: less probable. The learning rate was ${plain(rate)}, the norm of the gradient ` +
       `${plain(norm)}${isTyped(source) ? "" : " over the whole batch"}.`),
     h("h3", {}, "Probabilities"),
     byCompletion("Probabilities before and after", ["advantage", "before", "after", "factor"],

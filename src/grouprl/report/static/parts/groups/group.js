@@ -21,7 +21,7 @@ export async function groupView(run, place, given) {
     children: [
       neighbors(run, place, total),
       h("div", { class: "halves" }, problemCard(group, links), statisticsCard(group)),
-      h("p", { class: "note" }, "This step computed again, or under another algorithm or reward: ",
+      h("p", { class: "note" }, "Recompute this step, or change its algorithm or reward: ",
         h("code", {}, `grouprl replay runs/${named(run)} ${place.step} algorithm=dr_grpo`)),
       live ? tryBox(run, place, group.completions[0]?.text ?? "") : null,
       cards.element,
@@ -51,7 +51,7 @@ function problemCard(group, links) {
 
 function columns(given) {
   const entries = Object.entries(given ?? {});
-  if (!entries.length) return h("p", { class: "note" }, "It has no columns.");
+  if (!entries.length) return h("p", { class: "note" }, "This problem has no columns.");
   // The answer first: it is what one looks for.
   entries.sort(([left], [right]) => (right === "answer") - (left === "answer"));
   return h("dl", { class: "columns" }, entries.map(([name, value]) => [
@@ -97,7 +97,7 @@ function stepLine({ batch }) {
 function divisorLine({ divisors, deviation_of: of, ...given }) {
   const [divisor, ...others] = new Set(divisors?.filter((one) => one !== null));
   if (divisor === undefined || others.length) return null;
-  if (given.fields.scale === "none") return line("divided by", "nothing: this algorithm does not scale");
+  if (given.fields.scale === "none") return line("divided by", "nothing: this algorithm does not divide");
   const { deviation } = of === "batch" ? given.batch : given;
   return line("divided by", of && `${plain(deviation)} + ${plain(given.fields.eps)} ${equals(divisor)}`, h("b", {}, plain(divisor)));
 }
@@ -112,11 +112,11 @@ function sentences(given, kind) {
     hopeless: `No completion is correct, and each has the reward ${plain(given.mean)}: none is better than another.`,
     equal: `All ${given.count} valid rewards are ${plain(given.mean)}: no completion is better than another.`,
   }[kind];
-  const then = still ? "Every advantage is exactly 0: the group prefers none of them."
-    : "Advantages are not 0 all the same: this algorithm compares with something else than the group.";
+  const then = still ? "Every advantage is exactly 0: the group has no signal."
+    : "But the advantages are not 0: this algorithm does not compare within the group.";
   return [
     why && `${why} ${then}`,
-    given.dropped ? "The algorithm drops such a group: it takes no part in the update." : null,
+    given.dropped ? "The algorithm drops this group: it is not in the update." : null,
     given.advantages && !why && h("span", { class: "formula" }, `advantage = ${given.formula}`),
   ].filter(Boolean);
 }
@@ -161,7 +161,7 @@ function workedOut({ rewards, baselines, divisors, advantages: all, fields, sign
 }
 
 function agreement(given) {
-  if (given.agree) return h("p", { class: "note" }, "\u2713 These are the advantages that the run recorded.");
+  if (given.agree) return h("p", { class: "note" }, "\u2713 These advantages match the recorded ones.");
   return h("p", { class: "note" }, given.why);
 }
 

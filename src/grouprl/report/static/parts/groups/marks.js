@@ -18,18 +18,18 @@ export function tinted(element, { tone, size }) {
   return element;
 }
 
-const STOPS = { end: "ended", stop_string: "stop string", length: "cut at the limit" };
+const STOPS = { end: "ended", stop_string: "stop string", length: "truncated" };
 
 function stopWords(reason) {
   return STOPS[reason] ?? visible(reason);
 }
 
 const SIGNALS = {
-  signal: ["signal", "good", "Its rewards differ: they say which completions are better."],
-  solved: ["solved", "", "Every completion is correct, and all rewards are equal: nothing to compare."],
-  hopeless: ["hopeless", "bad", "No completion is correct, and all rewards are equal: nothing to compare."],
-  equal: ["equal rewards", "warn", "All valid rewards are equal: nothing to compare."],
-  invalid: ["invalid", "bad", "Fewer than two rewards are valid: nothing to compare."],
+  signal: ["signal", "good", "The rewards differ: the group has a signal."],
+  solved: ["solved", "", "Every completion is correct, and all rewards are equal: no signal."],
+  hopeless: ["hopeless", "bad", "No completion is correct, and all rewards are equal: no signal."],
+  equal: ["equal rewards", "warn", "All valid rewards are equal: no signal."],
+  invalid: ["invalid", "bad", "Fewer than two rewards are valid: no signal."],
 };
 
 /** Whether a group's rewards differ, or why they do not; `completions` have a reward (null = invalid) and `correct`. */
@@ -60,7 +60,7 @@ export function lengthMark({ length, stop_reason: reason }) {
 }
 
 export function correctMark(correct) {
-  if (correct === null || correct === undefined) return h("span", { class: "mark" }, "not judged");
+  if (correct === null || correct === undefined) return h("span", { class: "mark" }, "not verified");
   return correct ? h("span", { class: "mark good" }, "\u2713 correct") : h("span", { class: "mark bad" }, "\u2717 wrong");
 }
 

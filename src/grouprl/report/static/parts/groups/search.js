@@ -10,7 +10,7 @@ import { advantageMark, correctMark, lengthMark } from "./marks.js";
 const LIMIT = 50; // completions or visits asked for at once
 const MOST_PAGES = 20; // that are fetched again when one comes back to a search
 const CHOICES = {
-  stop: ["Ended by", [["", "anything"], ["end", "its end token"], ["stop_string", "a stop string"], ["length", "the limit"]]],
+  stop: ["Ended by", [["", "anything"], ["end", "its end token"], ["stop_string", "a stop string"], ["length", "the token limit"]]],
   correct: ["Correct", [["", "either"], ["1", "correct"], ["0", "wrong"]]],
   invalid: ["Reward", [["", "valid or not"], ["0", "valid"], ["1", "invalid"]]],
 };
@@ -49,7 +49,7 @@ function send(event, run) {
 /** What was found, the newest first: {element, end()}. It looks until a page is full; more is fetched on request. */
 export function searchResults(run, given) {
   const list = h("ol", { class: "results" }), said = h("div", { class: "note said-found", role: "status" });
-  const further = h("button", { type: "button", hidden: true, onclick: () => more(true) }, "Look further");
+  const further = h("button", { type: "button", hidden: true, onclick: () => more(true) }, "Search earlier steps");
   const asked = { ...Object.fromEntries(ASKED.map((name) => [name, given[name]])), step: steps(given), limit: LIMIT };
   const leaving = new AbortController();
   const state = { before: null, found: 0, looked: 0, back: null, pages: 0 };
@@ -95,7 +95,7 @@ function reversed(given) {
   const found = Object.entries(RANGES).find(([, [low, high]]) => given[low] && given[high] && Number(given[low]) > Number(given[high]));
   if (!found) return null;
   const [label, [low, high]] = found;
-  return `${label} from ${visible(given[low])} to ${visible(given[high])}: no ${label.toLowerCase()} is in there. The first number has to be the smaller one.`;
+  return `${label} from ${visible(given[low])} to ${visible(given[high])}: the range is empty. Put the smaller number first.`;
 }
 
 /** A range as the lab takes it: 3-10, 3-, -10. */
@@ -105,8 +105,8 @@ function steps({ first, last }) {
 
 function summary({ found, looked, back, before }, going) {
   const words = `${number(found)} found in ${number(looked)} completions`;
-  if (before === null) return looked ? `${words}, back to step ${back}: that is all of them.` : "There is no completion to search.";
-  return going ? `${words}, back to step ${back}; still looking.` : `${words}, back to step ${back}, the newest first.`;
+  if (before === null) return looked ? `${words}, back to step ${back}: the search is complete.` : "There are no completions to search.";
+  return going ? `${words}, back to step ${back}; still searching.` : `${words}, back to step ${back}, the newest first.`;
 }
 
 function result(run, row, { text = "", prompt = "" }) {
@@ -177,7 +177,7 @@ export async function historyView(run, problem) {
   await more(false);
   const title = "A problem through training";
   const named = h("p", { class: "note" }, written(problem));
-  const none = h("p", {}, "This run has sampled no problem of this name. ", h("a", { href: address(run) }, "All groups of the run"), " name theirs.");
+  const none = h("p", {}, "This run has not sampled this problem. ", h("a", { href: address(run) }, "All groups of the run"), " name their problems.");
   if (!answer.total) return { title, children: h("section", { class: "card" }, named, none) };
   return {
     title,
@@ -185,8 +185,8 @@ export async function historyView(run, problem) {
       h("section", { class: "card" }, named,
         answer.prompt === null ? null : h("p", { class: "said" }, written(answer.prompt))),
       h("p", {}, `Sampled ${answer.total === 1 ? "once" : `${number(answer.total)} times`} in this run.`),
-      visits.length > 1 ? [charts, ends] : h("p", { class: "note" }, "A problem that is sampled again shows here how its completions change."),
-      h("h2", {}, "Every visit, the newest first"), list, further,
+      visits.length > 1 ? [charts, ends] : h("p", { class: "note" }, "If the run samples the problem again, this page shows how its completions change."),
+      h("h2", {}, "Every visit, newest first"), list, further,
     ],
   };
 }

@@ -55,7 +55,7 @@ function paint(state, name) {
 
 function ofSequence(name, { objective, sequence_ratio: ratio }) {
   if (!["ratio", "clipped"].includes(name) || objective.ratio !== "sequence") return "";
-  return `This run clips the ratio of the whole completion, ${number(ratio, 5)}, and not that of each token.`;
+  return `This run clips the ratio of the whole completion, ${number(ratio, 5)}, not the ratio of each token.`;
 }
 
 function color(span, look) {
@@ -89,9 +89,9 @@ function pieces({ id, text }) {
 }
 
 function legendOfSigns({ tokenizer, tokens }) {
-  const from = tokenizer === null ? "No tokenizer of this run was found: tokens are shown by their number, as #5. "
-    : `Texts by the tokenizer of ${visible(tokenizer)}. `;
-  const half = tokens.some((token) => token.half) ? " Underlined in dots: part of a character, as its bytes." : "";
+  const from = tokenizer === null ? "This run's tokenizer was not found: each token is shown by its id, such as #5. "
+    : `Token texts from the tokenizer of ${visible(tokenizer)}. `;
+  const half = tokens.some((token) => token.half) ? " Dotted underline: part of a character, as bytes." : "";
   return `${from}\u00b7 space, \u23ce end of a line, \u21e5 tab.${half} Arrow keys move from token to token.`;
 }
 
@@ -187,24 +187,24 @@ function tokenPanel(found) {
 // `of`: the list in the lab's answer. `missing`: why a completion may not have it.
 const VIEWS = {
   advantage: { label: "Advantage", of: "advantages", scale: asOnCards,
-    sentence: "How much better the completion, or what follows the token, was than expected." },
+    sentence: "How much better the completion, or the rest of it after this token, was than expected." },
   probability: { label: "Probability", of: "probabilities", scale: surprise,
-    sentence: "Of the token when it was drawn. The stronger the color, the less likely it was." },
+    sentence: "Probability of the token when it was sampled. Stronger colors mean lower probability." },
   ratio: { label: "Ratio learner / sampler", of: "ratios", scale: ratio,
     missing: "the learner did not read this completion",
-    sentence: "The learner's probability to the sampler's, in the last pass over the group: 1 until the weights move." },
+    sentence: "The learner's probability over the sampler's, in the last pass over the group: 1 until the weights change." },
   clipped: { label: "Clipped", of: "clipped", scale: sides,
-    missing: "the learner did not read this completion, or the record does not say which were clipped",
-    sentence: "Tokens whose ratio left the bounds on the side to which the advantage pushes: they give no gradient." },
+    missing: "the learner did not read this completion, or the run did not record clipping",
+    sentence: "Tokens whose ratio left the clip range in the direction of the advantage: their gradient is 0." },
   kl: { label: "KL to the reference", of: "kl", scale: either,
     missing: "the run has no reference, or the learner did not read this completion",
-    sentence: "The run's estimate of how far the policy is from the reference at this token, in nats." },
+    sentence: "The run's estimate of the KL from the policy to the reference at this token, in nats." },
   entropy: { label: "Entropy", of: "entropies", scale: either,
     missing: "the learner did not read this completion",
-    sentence: "How open the policy was at this place, in nats: 0 is certain." },
+    sentence: "Entropy of the policy before this token, in nats: 0 means certainty." },
   change: { label: "Change by the update", of: "changes", scale: both,
-    missing: "in every tenth step (1, 11, 21, \u2026) one group is read again after the update, and this is another",
-    sentence: "What the step's update added to the token's probability." },
+    missing: "the run reads one group of every tenth step (1, 11, 21, \u2026) again after the update, but not this one",
+    sentence: "The change of the token's probability by the update." },
 };
 
 /** The scale of the completions: a color means the same there and here. */

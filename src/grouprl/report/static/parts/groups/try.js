@@ -10,7 +10,7 @@ export function tryBox(run, place, text) {
   const go = h("button", { class: "main" }, "Score it");
   const score = async () => {
     go.setAttribute("aria-disabled", "true");
-    put(said, h("p", { class: "note" }, "Loading the task and the rewards in a process of its own; this takes seconds."));
+    put(said, h("p", { class: "note" }, "Loading the task and the rewards in a new process; this takes a few seconds."));
     try {
       put(said, scores(await post(ofRun(run, "try"), { ...place, text: typed.value })));
     } catch (error) {
@@ -23,8 +23,8 @@ export function tryBox(run, place, text) {
     event.preventDefault();
     if (!go.getAttribute("aria-disabled")) score();
   };
-  return h("details", { class: "card folded" }, h("summary", {}, "Try a completion of your own"),
-    h("form", { onsubmit: submit }, h("p", { class: "note" }, "The rewards of this run, with its limits, on any text for this problem. Nothing is recorded."),
+  return h("details", { class: "card folded" }, h("summary", {}, "Try your own completion"),
+    h("form", { onsubmit: submit }, h("p", { class: "note" }, "Scores any text with the rewards and limits of this run. Nothing is recorded."),
       field("Completion", typed), h("p", {}, go)), said);
 }
 

@@ -20,8 +20,8 @@ export function course(run, { same, steps }) {
     h("div", { class: "row between" }, h("h3", {}, link(one)), correctMark(one.correct)),
     same ? null : h("p", { class: "note" }, written(one.prompt)), h("p", { class: "said" }, written(one.text)),
     one.reward === null ? null : h("p", { class: "note" }, `reward ${rewards[place]}`));
-  const whose = answer === undefined ? "Each is the completion with the median reward." : "One of the recorded held-out problems, completed greedily after each of these steps.";
-  const problem = same ? h("p", { class: "asked" }, written(prompt), answer ? [" ", h("span", { class: "note" }, "Right answer: ", h("b", {}, visible(answer)))] : null) : null;
+  const whose = answer === undefined ? "Each panel shows the completion with the median reward." : "Each panel shows the greedy completion of one recorded held-out problem after that step.";
+  const problem = same ? h("p", { class: "asked" }, written(prompt), answer ? [" ", h("span", { class: "note" }, "Correct answer: ", h("b", {}, visible(answer)))] : null) : null;
   return [h("h2", {}, `What the policy writes, step ${number(steps[0].step)} to ${number(steps.at(-1).step)}`),
     problem, h("ol", { class: "course" }, steps.map(panel)),
     h("p", { class: "note" }, same ? null : "These steps have no problem in common. ", whose)];

@@ -112,7 +112,7 @@ export function phase({ status, step, steps, config, evaluations }) {
 /** The same by what a line of the list of runs has. */
 export function roughPhase({ status, step, steps, greedy_before: before }) {
   if (status !== "running") return "";
-  if (!step) return typeof before === "number" ? "" : "evaluates before the first step";
+  if (!step) return typeof before === "number" ? "" : "evaluating before training";
   return steps && step >= steps ? "final evaluation" : "";
 }
 

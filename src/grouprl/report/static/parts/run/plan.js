@@ -5,7 +5,7 @@
 import { look } from "../legend.js";
 
 /** What a page says in place of what needs a verifier. */
-export const UNJUDGED = "This task has no verifier: nothing can be called correct, so there is no accuracy, on training problems or on "
+export const UNJUDGED = "This task has no verifier: no completion is marked correct, so there is no accuracy, on training problems or on "
   + "held-out ones, and no group is solved or hopeless.";
 
 const ORDER = ["rollout", "reward", "reference", "learn"]; // of a step

@@ -28,7 +28,7 @@ export function evaluationsTable(evaluations, unjudged) {
   const names = measuresOf(evaluations);
   const row = (one) => [number(one.step), ...names.map((name) => cell(one, name)), number(one.problems)];
   const rows = evaluations.length ? table("Evaluations", ["step", ...names.map(title), "problems"], evaluations.map(row))
-    : h("p", { class: "note" }, "None yet: the first is made before training.");
+    : h("p", { class: "note" }, "None yet: the first evaluation comes before training.");
   return [unjudged ? h("p", {}, UNJUDGED) : null, evaluations.length || !unjudged ? rows : null];
 }
 
@@ -51,10 +51,10 @@ export function examplePairs({ before = [], after = [] }) {
   const problems = new Map([...before, ...after].map((one) => [one.problem_id, one]));
   if (!problems.size) return null;
   const sides = { before: new Map(before.map((one) => [one.problem_id, one])), after: new Map(after.map((one) => [one.problem_id, one])) };
-  return [h("p", { class: "note" }, "Held-out problems, answered greedily."),
+  return [h("p", { class: "note" }, "Greedy completions of held-out problems."),
     [...problems.values()].map(({ problem_id: id, prompt, answer }) => h("article", { class: "card pair" },
       h("p", {}, written(prompt)),
-      answer ? h("p", { class: "note" }, "Right answer: ", h("b", {}, written(answer))) : null,
+      answer ? h("p", { class: "note" }, "Correct answer: ", h("b", {}, written(answer))) : null,
       h("div", { class: "two" }, Object.entries(sides).map(([when, found]) => found.has(id) && side(when, found.get(id))))))];
 }
 
@@ -66,7 +66,7 @@ function side(when, { completion, correct }) {
 /** The reasons of invalid rewards, once they are there. */
 export function invalidReasons(asked) {
   const rows = ({ reasons }) => reasons.map((one) => [written(one.reason), number(one.completions), `${one.first_step} to ${one.last_step}`]);
-  return [h("p", { class: "note" }, "The statistics of their groups skip them: a verifier that fails must not look like a wrong answer."),
+  return [h("p", { class: "note" }, "The group statistics skip these completions: a failed verifier does not count as a wrong completion."),
     later(asked, (answer) => table("Reasons", ["reason", "completions", "steps"], rows(answer)))];
 }
 
@@ -90,7 +90,7 @@ export function timeTable(series) {
 
 /** What summary.json holds besides the evaluations; nothing before the end. */
 export function summaryTable(summary) {
-  if (summary.train_seconds === undefined) return h("p", { class: "note" }, "The run writes summary.json when it ends.");
+  if (summary.train_seconds === undefined) return h("p", { class: "note" }, "The run writes summary.json at its end.");
   return pairs("Summary", [
     ["Training", time(summary.train_seconds)], ["Training, loading, evaluation and saving", time(summary.total_seconds)],
     ["Completion tokens", number(summary.completion_tokens)], ["Peak memory, with loading and evaluation", mebibytes(summary.peak_rss_mib)],
