@@ -51,9 +51,11 @@ def push(folder: Path, repository: str, *, public: bool = False) -> str:
                 (Path(place) / CARD).write_text(model_card(read_run(run.path), folder.name), encoding="utf-8")
                 hub.upload_folder(repo_id=repository, folder_path=place, commit_message="Model card")
     except (HTTPError, HFValidationError, OSError) as error:  # refused, not a name, no token, no network, offline
+        answered = getattr(error, "response", None) is not None or isinstance(error, HFValidationError)
+        remedy = "log in with `hf auth login` or set HF_TOKEN with the right to write, and give OWNER/NAME"
         raise UserError(
-            f"{repository}: expected to upload {folder}, got {type(error).__name__}: {str(error).strip()}: log in with "
-            "`hf auth login` or set HF_TOKEN with the right to write, and give OWNER/NAME"
+            f"{repository}: expected to upload {folder}, got {type(error).__name__}: {str(error).strip()}: "
+            + (remedy if answered or "token" in str(error).lower() else "check the network and HF_HUB_OFFLINE")
         ) from error
     return done.commit_url
 
