@@ -76,7 +76,7 @@ def test_the_page_draws_every_variant_in_a_browser_and_asks_for_nothing(tmp_path
         text = shown.page.inner_text("main")
         for part in (
             "18 of 18 runs finished",
-            "What it took",
+            "Cost",
             "Where the time of a step goes",
             "AMD EPYC",
             "over seeds",
