@@ -93,7 +93,8 @@ def train_trl(held: Held, course: Course) -> None:
     from trl import GRPOTrainer
 
     from grouprl.curriculum.order import UniformOrder
-    from grouprl.models.load import BUNDLED, load_model, load_tokenizer
+    from grouprl.models.load import load_model, load_tokenizer
+    from grouprl.models.names import BUNDLED
     from grouprl.rewards.configured import configured_rewards
 
     config, rollout, learner = held.config, held.config.rollout, held.config.learner

@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM
 from grouprl import UserError
 from grouprl.config.run import LoraConfig, ModelConfig
 from grouprl.models.adapters import add_adapter, attach_adapter
-from grouprl.models.load import BUNDLED, fingerprint, load_model, load_tokenizer
+from grouprl.models.load import fingerprint, load_model, load_tokenizer
+from grouprl.models.names import BUNDLED
 from grouprl.models.reward_model import load_reward_model
 from lora_models import (
     CORRECTED,

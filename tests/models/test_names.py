@@ -55,3 +55,12 @@ def test_the_command_answers_before_it_loads_torch(words: tuple[str, ...], tmp_p
     )
     assert "no such folder" in ended.stderr
     assert ended.stdout.splitlines()[-1] == "False False"
+
+
+def test_a_cached_model_is_accepted_whatever_its_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("grouprl.models.hub._OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UserError, match="no cached copy"):
+        check_name("someone/something")
+    (tmp_path / "models--someone--something" / "snapshots" / "0a1b").mkdir(parents=True)
+    check_name("someone/something")

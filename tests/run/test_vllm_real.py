@@ -17,7 +17,7 @@ import pytest
 
 from engine_setting import setting_of
 from grouprl.config.run import EngineConfig
-from grouprl.models.load import BUNDLED
+from grouprl.models.names import BUNDLED
 from grouprl.rollout.vllm import VllmEngine
 from grouprl.types import Sampling
 from real_vllm import PYTHON, TOKEN, RealVllm

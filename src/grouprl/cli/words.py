@@ -94,10 +94,8 @@ def check_models(settings: Sequence[str] | None, options: Mapping[str, object] |
     Raises:
         UserError: there is no such model.
     """
-    changes = [text.partition("=") for text in settings or []]
+    changes = (text.partition("=") for text in settings or [])
     named = [value for key, _, value in changes if key in ("model", "model.path") and not value.startswith("{")]
-    if any(key == "model.revision" for key, _, _ in changes):  # the cache may have that one alone
-        return
     for model in (*named, (options or {}).get("model.path")):
         if model is not None:
             check_name(str(model))

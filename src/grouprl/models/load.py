@@ -29,8 +29,7 @@ from transformers.utils import CONFIG_NAME, cached_file, extract_commit_hash, fi
 from grouprl.config.run import ModelConfig
 from grouprl.models.adapters import attach_adapter, base_of, is_adapter
 from grouprl.models.manifest import check_manifest, has_manifest
-from grouprl.models.names import BUNDLED as BUNDLED
-from grouprl.models.names import check_name
+from grouprl.models.names import BUNDLED, check_name
 from grouprl.models.precision import quantize_weights, round_weights
 from grouprl.models.templates import prepare_template
 from grouprl.models.verify import in_right_form
@@ -98,7 +97,7 @@ def _auto_class(path: str, what: str, revision: str) -> Any:
 
 
 def _refuse_adapter(path: str, what: str, revision: str) -> None:
-    check_name(path, revision)
+    check_name(path)
     if find_adapter_config_file(_resolve(path), revision=revision) is not None:
         raise UserError(
             f"model {path!r}: expected {what}, got an adapter: merge it into its base model (docs/lora.md); "

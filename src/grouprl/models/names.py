@@ -13,7 +13,7 @@ BUNDLED = {"abacus": Path(__file__).parent / "assets" / "abacus"}
 _FILES = ("config.json", "adapter_config.json")
 
 
-def check_name(path: str, revision: str | None = None) -> None:
+def check_name(path: str) -> None:
     """Checks that a model of this name can be loaded; while the hub is out of reach, its cache alone is asked.
 
     Raises:
@@ -34,7 +34,7 @@ def check_name(path: str, revision: str | None = None) -> None:
         )
     from grouprl.models.hub import is_out_of_reach  # brings in huggingface_hub
 
-    if is_out_of_reach() and not _is_cached(path, revision):
+    if is_out_of_reach() and not _is_cached(path):
         near = difflib.get_close_matches(path, BUNDLED, n=1)
         raise UserError(
             f"model {path!r}: expected a bundled name ({', '.join(BUNDLED)}), a folder in Hugging Face layout or a hub "
@@ -52,11 +52,8 @@ def _near_folder(folder: Path) -> str:
     return f"did you mean {folder.parent / near[0]}?" if near else "check the path"
 
 
-def _is_cached(path: str, revision: str | None) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
+def _is_cached(path: str) -> bool:
+    """Whether the hub's cache has some revision of it; loading asks for the one that is wanted."""
+    from huggingface_hub.constants import HF_HUB_CACHE
 
-    try:
-        return any(isinstance(try_to_load_from_cache(path, name, revision=revision), str) for name in _FILES)
-    except HFValidationError:  # no name that the hub could have
-        return False
+    return (Path(HF_HUB_CACHE) / f"models--{path.replace('/', '--')}").is_dir()
