@@ -15,7 +15,7 @@ ORDER = """
     learner evaluation planner report trackers step run supervised compare check_reward proof imported lab cli
 """
 RANK = {package: rank for rank, package in enumerate(ORDER.split())}
-FILE_LINES, FUNCTION_LINES, RECIPE_LINES, FIELDS = 350, 60, 15, 12
+FILE_LINES, FUNCTION_LINES, RECIPE_LINES, FIELDS = 400, 60, 15, 12
 STEP_LINES = 120
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 # Functions and columns on their way from a run to its own workers; nothing that was stored or downloaded.
