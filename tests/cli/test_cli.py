@@ -339,7 +339,6 @@ def test_a_directory_that_holds_a_run_is_not_overwritten(place: Path, finished: 
             ("rewards: () then, ({'name': 'boxed_format', 'function': None, 'weight': 1.0, ",),
         ),
         (("seed=1", "rollout.top_k=5"), ("rollout.top_k: 0 then, 5 now; seed: 0 then, 1 now",)),
-        ((), ("has finished all of its 2 steps: give a larger number, steps=N, or in Python RunConfig(steps=N)",)),
         (("--name", "nobody"), ("nobody: expected a run to resume, found no config.yaml: check name and runs_dir",)),
     ],
     ids=lambda value: " ".join(value[:2]) or "finished" if isinstance(value, tuple) else None,
@@ -347,6 +346,14 @@ def test_a_directory_that_holds_a_run_is_not_overwritten(place: Path, finished: 
 def test_bad_resume(place: Path, finished: Path, change: tuple[str, ...], parts: tuple[str, ...]) -> None:
     before = tree(place)
     refused(grouprl("train", "--resume", f"runs_dir={place / 'runs'}", *change), *parts)
+    assert tree(place) == before
+
+
+def test_a_finished_run_is_left_as_it_is(place: Path, finished: Path) -> None:
+    before = tree(place)
+    ended = grouprl("train", "--resume", f"runs_dir={place / 'runs'}")
+    assert ended.code == 0
+    assert "has finished all of its 2 steps: nothing is missing. To train further, give a larger number" in ended.text
     assert tree(place) == before
 
 

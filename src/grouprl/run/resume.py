@@ -16,6 +16,7 @@ from grouprl.learner.schedule import follows_the_end
 from grouprl.models.precision import with_dtype
 from grouprl.record.complete import incomplete_steps
 from grouprl.record.layout import Checkpoint, RunDirectory, lock_directory
+from grouprl.record.strict import read_json
 from grouprl.run.checkpoint import TrainerState, read_state
 from grouprl.types import UserError
 
@@ -64,8 +65,7 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
     """Checks that the run in `directory` can be resumed with this configuration.
 
     Raises:
-        UserError: earlier steps depend on a setting that differs, or the run has made all its steps, unless torchrun
-            starts its ranks again: the kill came while they ended.
+        UserError: earlier steps depend on a setting that differs.
     """
     begun = _begun(directory, config)
     # A learning rate that follows the run to its end depends on where that is.
@@ -75,11 +75,6 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
         raise UserError(
             f"resume: expected the settings that {directory} started with, got {'; '.join(changed)}: "
             f"restore them (only {', '.join(free)} may change), or start a new run under another name"
-        )
-    if RunDirectory(directory).is_finished(config.steps) and not was_begun(directory):
-        raise UserError(
-            f"resume: {directory} has finished all of its {config.steps} steps: give a larger number, steps=N, "
-            "or in Python RunConfig(steps=N)"
         )
 
 
@@ -129,17 +124,21 @@ def choose_checkpoint(
     return chosen
 
 
-def locked_checkpoint(
-    stack: ExitStack, config: RunConfig, ranks: Ranks, step: int | None, announce: Callable[[str], None]
-) -> tuple[int | None, tuple[Checkpoint, TrainerState] | None]:
-    """Locks a run until `stack` ends, and chooses the checkpoint to continue from."""
+def lock_run(stack: ExitStack, config: RunConfig, ranks: Ranks) -> int | None:
+    """Locks a run until `stack` ends, on the leading rank, and checks that it can be resumed."""
     directory, lock = Path(config.runs_dir) / config.name, None
     if ranks.leads:  # the lock comes first: nobody else may add a step after the checkpoint is read
         lock = lock_directory(saved_path(directory).parent)
         stack.callback(os.close, lock)
     check_resumable(directory, config)
-    choose = partial(choose_checkpoint, directory, config, step=step, announce=announce)
-    return lock, chosen_on_all(choose, ranks)
+    return lock
+
+
+def made_steps(directory: Path, steps: int) -> int | None:
+    """The steps of a run that has made all of them and recorded them whole; None for any other run."""
+    files = RunDirectory(directory)
+    made = read_json(files.summary).get("steps")
+    return made if files.is_finished(steps) and not incomplete_steps(directory, made) else None
 
 
 def chosen_on_all(

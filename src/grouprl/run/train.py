@@ -40,9 +40,9 @@ from grouprl.run.ended import Run as Run
 from grouprl.run.health import go_back, look_on_all, record_going_back
 from grouprl.run.machine import machine_facts, peak_rss_mib
 from grouprl.run.needs import needs_of
-from grouprl.run.opening import open_record, reward_weights
+from grouprl.run.opening import finished_run, open_record, reward_weights
 from grouprl.run.process import StopRequest, stop_on_signal
-from grouprl.run.resume import chosen_on_all, locked_checkpoint, with_run_dtype
+from grouprl.run.resume import choose_checkpoint, chosen_on_all, lock_run, made_steps, with_run_dtype
 from grouprl.run.trust import code_of, record_code, refuse_changed_code
 from grouprl.run.warnings import warnings_of
 from grouprl.scoring.functions import WeightedReward
@@ -98,7 +98,12 @@ def train(
         trackers = stack.enter_context(Trackers(config, terminal.say, leads=ranks.leads))
         lock, saved = None, None
         if resume:
-            lock, saved = locked_checkpoint(stack, config, ranks, step, terminal.say)
+            lock = lock_run(stack, config, ranks)
+            made = ranks.decided(partial(made_steps, directory, config.steps), "steps of a finished run")
+            if made is not None and step is None:
+                return finished_run(directory, made, lock=lock, terminal=terminal)
+            choose = partial(choose_checkpoint, directory, config, step=step, announce=terminal.say)
+            saved = chosen_on_all(choose, ranks)
         terminal.say("\n".join(needs_of(config, task, ranks.world)))
         cluster = samplers = None
         if config.cluster.backend == "ray":
@@ -184,20 +189,16 @@ class _RunLoop:
     def _train(self) -> int:
         """Makes the steps; returns the last step with a checkpoint."""
         config, saved = self._config, self._state.step
-        if self._evaluation_is_due():  # a kill may have ended the evaluation after the checkpoint
-            self._evaluate()
+        self._look_at_held_out()
         completions = config.rollout.problems_per_step * config.rollout.group_size
         self._terminal.heading()
         with self._terminal.training(config.steps, self._state.step, completions) as bars:
             while self._state.step < config.steps and not any(self._ranks.gather(self._stop.asked, "stop requests")):
                 self._one_step(bars)
+                self._look_at_held_out()  # before the checkpoint: a run that resumes from it does not look again
                 every = config.checkpoint.every
                 if every and self._state.step % every == 0:
                     saved = self._save()
-                if self._state.step in COURSE:
-                    self._record_course()
-                if self._evaluation_is_due():
-                    self._evaluate()
         return saved
 
     def _one_step(self, bars: TrainingBars) -> None:
@@ -241,9 +242,13 @@ class _RunLoop:
         self._stop.check()
         bars.sampled(count)
 
-    def _evaluation_is_due(self) -> bool:
-        every = self._config.evaluation.every
-        return bool(every) and self._state.step % every == 0 and self._state.step < self._config.steps
+    def _look_at_held_out(self) -> None:
+        """Records the examples and the evaluation that are due after this step, if they are not recorded."""
+        every, step = self._config.evaluation.every, self._state.step
+        if step in COURSE:
+            self._record_course()
+        if every and step % every == 0 and step < self._config.steps:
+            self._evaluate()
 
     def _save(self) -> int:
         ahead = self._parts.ahead
@@ -295,13 +300,16 @@ class _RunLoop:
 
     def _record_course(self) -> None:
         """Records how the policy completes the examples after a few of the first steps: 5 greedy completions."""
-        parts, prompts = self._parts.step_parts, self._parts.held_out[:_EXAMPLES]
+        parts, prompts, when = self._parts.step_parts, self._parts.held_out[:_EXAMPLES], f"step {self._state.step}"
+        files = RunDirectory(self._record.directory)
+        if self._ranks.decided(lambda: when in read_examples(files.examples), "recorded examples"):
+            return
         if not prompts or self._parts.ahead is not None:  # the engine is sampling the next step
             return
         parts.scorer.begin_step(self._state.step + 1)
         max_tokens = self._config.rollout.max_tokens
         found = evaluate(parts.engine, parts.task, parts.scorer, prompts, samples=0, max_tokens=max_tokens)
-        self._record.examples(f"step {self._state.step}", self._examples(found))
+        self._record.examples(when, self._examples(found))
 
     def _examples(self, evaluation: Evaluation) -> list[Example]:
         return [
