@@ -58,7 +58,7 @@ def load_config(
         raise _all_of(unread)
     above = {tuple(keys[:depth]) for keys in map(_keys, overrides) for depth in range(1, len(keys))}
     misplaced = [(layer.origin, mistake) for layer in layers for mistake in _misplaced(kind, layer.tree, above)]
-    config, invalid = _validated(kind, functools.reduce(_layered, layers, {}), context)
+    config, invalid = validated(kind, functools.reduce(_layered, layers, {}), context)
     known = {key for _, (key, _) in misplaced}
     invalid = [(key, text) for key, text in invalid if not any(key[: len(one)] == one for one in known)]
     found = misplaced + [(_origin(layers, key), (key, text)) for key, text in invalid]
@@ -201,7 +201,7 @@ def _accepts(section: Any, name: str, value: Any) -> bool:
     return True
 
 
-def _validated(kind: type[Kind], tree: _Tree, context: Mapping[str, Any] | None) -> tuple[Kind | None, list[_Mistake]]:
+def validated(kind: type[Kind], tree: _Tree, context: Mapping[str, Any] | None) -> tuple[Kind | None, list[_Mistake]]:
     try:
         # As JSON, because a strict model then accepts a list as a tuple and a mapping as a section.
         return kind.model_validate_json(json.dumps(tree), context=context), []
@@ -212,7 +212,7 @@ def _validated(kind: type[Kind], tree: _Tree, context: Mapping[str, Any] | None)
         mistakes = [(tuple(dotted.split(".")), text)]
     # Checks across fields run after field checks and stop at the first error: validate again without these keys.
     rest = functools.reduce(_without, (key for key, _ in mistakes), tree)
-    return None, mistakes + (_validated(kind, rest, context)[1] if rest != tree else [])
+    return None, mistakes + (validated(kind, rest, context)[1] if rest != tree else [])
 
 
 def _without(tree: _Tree, key: _Key) -> _Tree:
