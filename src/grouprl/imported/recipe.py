@@ -128,7 +128,7 @@ def _refused(lines: Collection[Line], base: str) -> dict[str, str]:
         of_it = [one for one in lines if any(_touch(key, ours) for key in one.outcome.ours)]
         if not of_it:
             raise UserError(f"{ours}: {text}")
-        words[of_it[-1].key] = f"here it is {ours}: {text}"
+        words[of_it[-1].key] = f"its counterpart takes other values: {ours}: {text}"
     return words
 
 

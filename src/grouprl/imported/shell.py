@@ -22,8 +22,8 @@ OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w-]*(?:\.[\w-]+)+)=(.*)", re.DOTALL)
 _MOST_TEXT, _DEEPEST, _SHOWN = 2**18, 20, 400  # characters of variables; branches in each other; characters shown
 
 
-def _grammar() -> tuple[str, str]:
-    """Expressions for an expansion, three in each other at most, and for a double-quoted text."""
+def _grammar() -> tuple[str, str, str]:
+    """Expressions for an expansion, three in each other at most, a double-quoted text, and arithmetic."""
     expansion = double = "(?!)"
     plain, sums = r"[^'\"\\$`(){}]", r"[\w\s+*/%${}-]"
     for _ in range(3):
@@ -34,12 +34,13 @@ def _grammar() -> tuple[str, str]:
             rf"|\$\((?:{text}|[{{}}]|\((?:{text})*+\))*+\)|`[^`]*+`)"
         )
         double = rf'"(?:[^"\\$`]|\\.|{expansion}|\$(?![\w{{(]))*+"'
-    return expansion, double
+    return expansion, double, sums
 
 
-_EXPANSION, _DOUBLE = _grammar()
+_EXPANSION, _DOUBLE, _SUMS = _grammar()
+_HERE = r"<<-?[ ]*['\"]?(?P<tag>\w+)['\"]?(?:[ ]*>>?[ ]*\S+)?[ ]*\n(?:[^\n]*\n)*?\t*(?P=tag)(?=\n|\Z)"
 _TOKEN = re.compile(
-    rf"""(?P<gap>(?:[ \t]|\\\n|\#[^\n]*)+)|(?P<unread><<(?!<)|[<>]\(|\(\()
+    rf"""(?P<gap>(?:[ \t]|\\\n|\#[^\n]*)+|{_HERE})|(?P<sum>\(\({_SUMS}*+\)\))|(?P<unread><<(?!<)|[<>]\(|\(\()
     |(?P<sign>\d*(?:>>|>\||<>|<<<|[<>])&?|&>>?|;;?&?|&&|\|[|&]?|[&()\n])|(?P<list>[A-Za-z_]\w*\+?=\()
     |(?P<word>(?:[^\s'"\\$`;&|()<>]++|'[^']*+'|{_DOUBLE}|\\.|{_EXPANSION})++)""".replace("\n    ", ""),
     re.DOTALL,
@@ -48,6 +49,7 @@ _ATOM = re.compile(rf"(?P<single>'[^']*')|(?P<double>{_DOUBLE})|(?P<escape>\\.)|
 _IN_QUOTES = re.compile(rf"(?P<double>{_DOUBLE})|(?P<escape>\\.)|(?P<other>{_EXPANSION})|[^\"\\$`]+|.", re.DOTALL)
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _VARIABLE = re.compile(r"([A-Za-z_]\w*|[\d@*])(\[@\])?(?:(:?[-=])(.*))?", re.DOTALL)
+_ASSIGNS = re.compile(r"[^=!<>]=[^=]|[*/%+&|^<>-]=|\+\+|--")  # in arithmetic; <= and >= too, to be safe
 _BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
 _PROGRAM = re.compile(r"verl\.[\w.]+|(?:.*[./])?main(?:_\w+)?(?:\.py)?")
 _OF_BASH = re.compile(
@@ -79,9 +81,9 @@ def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
     at, line = 0, 1
     while at < len(text):
         found = _TOKEN.match(text, at)
-        if found is None or found.lastgroup == "unread":
+        if found is None or found.lastgroup in (None, "unread"):
             raise ValueError(f"{text[at : at + 20]!r} in line {line}, which GroupRL does not read")
-        yield found.lastgroup or "", found[0], line
+        yield found.lastgroup.replace("sum", "word"), found[0], line
         line, at = line + found[0].count("\n"), found.end()
 
 
@@ -108,7 +110,8 @@ class _Script:
         self.commands: list[tuple[int, dict[str, _Value]]] = []
         self._inside: list[str] = []
         self._may = False  # whether it depends on something that the next command runs, and for the script
-        self._anything, self._lost = set(_ANYTHING), ""
+        self._anything = set(_ANYTHING)
+        self._lost: Unknown | None = None  # why a variable that is not in `variables` may have any value
         self._line, self._room = 1, _MOST_TEXT
 
     def read(self, text: str) -> None:
@@ -157,7 +160,7 @@ class _Script:
         return word in (*_OPENS, *_CLOSES, *_BETWEEN, "function")
 
     def _lose(self, why: str) -> None:
-        self.variables, self._lost = {}, f"{why} (line {self._line})"
+        self.variables, self._lost = {}, self._unknown("", why)
 
     def _command(self, words: list[_Word]) -> None:
         rest = list(dropwhile(lambda word: _ASSIGNED.match(word.source), words))
@@ -170,10 +173,14 @@ class _Script:
                 self._set(name, value)
         elif sources[0] in ("for", "select"):
             self.variables[sources[1]] = self._unknown(sources[1], "a loop sets it")
+        elif sources[0] == "unset" and not self._may and all(re.fullmatch(r"[A-Za-z_]\w*", one) for one in sources[1:]):
+            for name in sources[1:]:
+                self.variables.pop(name, None)
         elif sources[0] == "shopt":
             raise ValueError(f"shopt in line {self._line}, which changes what bash reads")
         elif (
             sources[0] in self._anything
+            or (sources[0].startswith("((") and _ASSIGNS.search(sources[0]))
             or re.match(r"\w+\[", sources[0])
             or sources[:2] == ["printf", "-v"]
             or (sources[0] == "set" and any(one[0] not in "-+" or one == "--" for one in sources[1:2]))
@@ -203,11 +210,12 @@ class _Script:
         old = self.variables.get(name)
         if word.items is not None:
             value = [field for item in word.items for field in self._fields(item)]
-            if isinstance(old, str | Unknown) or self._lost or any(item.source[0] == "[" for item in word.items):
+            is_open = (adds or self._may) and (isinstance(old, str | Unknown) or (old is None and self._lost is not None))
+            if is_open or any(item.source[0] == "[" for item in word.items):
                 return name, self._unknown(name, "it is a list of a form that is not read")
             if self._may:
                 value = [self._unknown(getattr(one, "text", one), "only a branch adds it") for one in value]
-            return name, [*(old or []), *value] if adds or self._may else value
+            return name, [*old, *value] if isinstance(old, list) and (adds or self._may) else value
         if re.match(r"~(?:/|$)", text):
             text = f"$HOME{text[1:]}"
         one = self._joined(text, False)
@@ -230,6 +238,8 @@ class _Script:
         current: _Value | None = None
         for text, is_other, is_quoted in _atoms(word.source, False):
             for number, value in enumerate(self._values(text, is_quoted) if is_other else [text]):
+                if not is_quoted and is_other and re.search(r"['\"\\]", text) and re.search(r"\s", str(value)):
+                    value = self._unknown(text, "it has quotes in a form that is not read")
                 is_whole = is_quoted or not is_other or isinstance(value, Unknown)
                 for place, piece in enumerate([value] if is_whole else re.split(r"[ \t\n]+", value)):
                     if (number or place) and current is not None:
@@ -256,8 +266,6 @@ class _Script:
             return [self._unknown(text, "the file does not set it, or a form that is not read")]
         if known is None or (sign and sign[0] == ":" and not known):
             value = self._joined(default or "", is_quoted)
-            if not is_quoted and re.search(r"['\"\\]", default or "") and re.search(r"\s", str(value)):
-                value = self._unknown(text, "it has quotes in a form that is not read")
             if sign and sign[-1] == "=":
                 self._set(name, value)
             return [value]
@@ -271,9 +279,7 @@ class _Script:
             return self._unknown(name, "bash or the machine sets it")
         if name in self.variables:
             return self.variables[name]
-        if self._lost:
-            return self._unknown(name, self._lost)
-        return [] if name in ("@", "*") else None
+        return self._lost or ([] if name in ("@", "*") else None)
 
     def _joined(self, text: str, is_quoted: bool) -> _Value:
         found: _Value = ""
@@ -297,7 +303,7 @@ class _Script:
                 raise ValueError("not a sum")
             return str(_computed(ast.parse(" ".join(inner.replace("/", "//").split()), mode="eval").body))
         except (ValueError, SyntaxError, ZeroDivisionError):
-            if re.search(r"=|\+\+|--", source):
+            if _ASSIGNS.search(source):
                 self._lose("arithmetic may set it")
             return self._unknown(source, "only sums and products of whole numbers are read")
 

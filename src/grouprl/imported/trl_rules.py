@@ -184,7 +184,7 @@ def epsilon(given: Given, value: Any) -> Outcome:
         return Outcome("equal", {"algorithm.clip_low": 1.0}, "cispo has no lower bound in TRL")
     if given["loss_type"] == "sapo":
         return Outcome("not needed", words="no effect with sapo")
-    return Outcome("equal", {"algorithm.clip_low": value})
+    return Outcome("equal", {"algorithm.clip_low": min(1.0, value)}, "no lower bound" if value > 1 else "")
 
 
 def epsilon_high(given: Given, value: Any) -> Outcome:
