@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from grouprl.algorithms.option import hints
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import KINDS, flat
-from grouprl.config.other_names import HERE
+from grouprl.config.other_names import name_here
 from grouprl.config.yaml_text import line_of, read_yaml, write_yaml
 from grouprl.types import UserError
 
@@ -29,6 +29,21 @@ Kind = TypeVar("Kind", bound=BaseModel)
 _MOVED = {"threads": "model", "curriculum": "rollout", "scoring": "rollout"}
 # Sections that one word names, with the key that it stands for.
 _NAMED_BY = {"algorithm": "name", "task": "name", "model": "path", "trackers": "names"}
+
+# What a file or an override drops of the earlier ones where it sets the first: settings that exclude each other.
+_DROPS = {
+    "steps": ("epochs",),
+    "epochs": ("steps",),
+    "new_model": ("model.path",),
+    "model.path": ("new_model",),
+    "pairs.path": ("pairs.count", "pairs.worked_share"),
+    "preferences.run": ("preferences.path",),
+    "preferences.path": tuple(f"preferences.{key}" for key in ("run", "per_group", "first_step", "last_step")),
+    "rollout.engine.address": ("rollout.engine.addresses",),
+    "rollout.engine.addresses": ("rollout.engine.address",),
+    "distributed.exact": ("distributed.shard",),
+    "distributed.shard": ("distributed.exact",),
+}
 
 _Tree = dict[str, Any]
 _Key = tuple[str, ...]
@@ -47,7 +62,7 @@ def load_config(
     """Reads a configuration: later files change earlier files, overrides (`rollout.group_size=16`) change all files.
 
     The algorithm can be given by a name, `algorithm=dapo` or `{name: dapo, kl_coef: 0}`. A file or override that
-    names it discards earlier settings of it. `task=NAME` is task.name, `model=PATH` is model.path, `trackers=[NAME]` is
+    names it discards earlier settings of it; of two settings that exclude each other the later one counts. `task=NAME` is task.name, `model=PATH` is model.path, `trackers=[NAME]` is
     trackers.names; a value in the place of another section is an error. A list replaces the earlier list, and
     `rewards.0.weight=2` changes one item. `context` gives the validators further algorithms by name.
 
@@ -144,7 +159,11 @@ def _read_override(text: str) -> _Tree:
 
 def _layered(tree: _Tree, layer: _Layer) -> _Tree:
     fresh = "name" in _children(layer.tree.get("algorithm"))
-    return typing.cast(_Tree, _merged(_without(tree, ("algorithm",)) if fresh else tree, layer.tree))
+    tree = _without(tree, ("algorithm",)) if fresh else tree
+    for key, others in _DROPS.items():
+        if functools.reduce(lambda inner, part: _children(inner).get(part), key.split("."), layer.tree):
+            tree = functools.reduce(_without, (tuple(other.split(".")) for other in others), tree)
+    return typing.cast(_Tree, _merged(tree, layer.tree))
 
 
 def _merged(base: Any, change: Any) -> Any:
@@ -202,6 +221,7 @@ def _accepts(section: Any, name: str, value: Any) -> bool:
 
 
 def validated(kind: type[Kind], tree: _Tree, context: Mapping[str, Any] | None) -> tuple[Kind | None, list[_Mistake]]:
+    """The configuration of a tree of values, or None with the keys that are wrong and the words on each."""
     try:
         # As JSON, because a strict model then accepts a list as a tuple and a mapping as a section.
         return kind.model_validate_json(json.dumps(tree), context=context), []
@@ -301,12 +321,12 @@ def _nearest(kind: type[BaseModel], key: _Key, value: Any = None) -> str:
     theirs = key[-1]
     while isinstance(value, dict) and len(value) == 1:  # verl's data.train_batch_size stops at data
         ((theirs, value),) = value.items()
-    if theirs in HERE and "steps" in kind.model_fields:  # the configuration of a run
-        return f"TRL's or verl's {theirs} is here {HERE[theirs]}"
     siblings = {name: (*key[:-1], name) for name in _fields(_field(kind, key[:-1])[0])}
     anywhere = {other[-1]: other for other in _all_keys(kind)}
     if key[-1] in anywhere:
         return f"did you mean {'.'.join(anywhere[key[-1]])}?"
+    if "steps" in kind.model_fields and (hint := name_here(theirs)):  # the configuration of a run
+        return hint
     for valid in (siblings, anywhere):
         for name in difflib.get_close_matches(key[-1], valid, n=1):
             return f"did you mean {'.'.join(valid[name])}?"

@@ -335,3 +335,9 @@ class RunConfig(Experiment):
     distributed: DistributedConfig = DistributedConfig()
     cluster: ClusterConfig = ClusterConfig()
     trackers: TrackersConfig = TrackersConfig()
+
+    @model_validator(mode="after")
+    def _steps_or_epochs(self) -> Self:
+        if self.epochs is not None:
+            self.refuse_beside("epochs", "steps")
+        return self

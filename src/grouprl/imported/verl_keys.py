@@ -42,7 +42,7 @@ _MODES = (
 )
 
 _ALGORITHM = {
-    ESTIMATOR: Entry("gae", "algorithm: gae = ppo, grpo = verl", rules.estimator),
+    ESTIMATOR: Entry("gae", "algorithm, such as algorithm=grpo; gae is ppo", rules.estimator),
     "algorithm.norm_adv_by_std_in_grpo": idle(True, "algorithm.scale"),
     "algorithm.gamma": idle(1.0, "algorithm.gamma, with gae"),
     "algorithm.lam": idle(1.0, "algorithm.lam, with gae"),
@@ -61,7 +61,7 @@ _ALGORITHM = {
 _ACTOR = {
     "ppo_mini_batch_size": Entry(256, "algorithm.minibatches; verl counts prompts", rules.mini_batch),
     "ppo_epochs": same("algorithm.passes", 1),
-    "clip_ratio": Entry(0.2, "no effect beside clip_ratio_low and clip_ratio_high", losses.clip_ratio),
+    "clip_ratio": Entry(0.2, "algorithm.clip_low and clip_high, without clip_ratio_low and _high", losses.clip_ratio),
     "clip_ratio_low": Entry(0.2, "algorithm.clip_low", losses.clip_of("low")),
     "clip_ratio_high": Entry(0.2, "algorithm.clip_high", losses.clip_of("high")),
     "clip_ratio_c": Entry(3.0, "algorithm.dual_clip; with dppo_* algorithm.clip_high + 1", losses.largest_ratio),
@@ -151,7 +151,7 @@ _DATA = {
         key: Entry(default, "text only", rules.no_images(f"data.{key}", default))
         for key, default in {"image_key": "images", "video_key": "videos", "audio_key": "audios"}.items()
     },
-    "tokenizer": only(None, "model.path has the tokenizer"),
+    "tokenizer": only(None, "model.path, whose folder has the tokenizer"),
     "tool_config_path": only(None, "a recipe has no tools"),
     "function_tool_path": only(None, "a recipe has no tools"),
     "train_max_samples": only(-1, "a run uses all problems of the file"),
@@ -169,7 +169,7 @@ _TRAINER = {
     "total_training_steps": same("steps", None),
     "project_name": same("trackers.project", "verl_examples"),
     "experiment_name": Entry("gsm8k", "name", lambda _, value: Outcome("equal", {"name": folder_name(str(value))})),
-    "logger": Entry(["console", "wandb"], "trackers", rules.trackers),
+    "logger": Entry(["console", "wandb"], "trackers.names (docs/trackers.md)", rules.trackers),
     "save_freq": Entry(-1, "checkpoint.every; 0 = at the end", _every("checkpoint.every")),
     "test_freq": Entry(-1, "evaluation.every; 0 = before and after", _every("evaluation.every")),
     "max_actor_ckpt_to_keep": same("checkpoint.keep", None),
