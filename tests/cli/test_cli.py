@@ -172,7 +172,7 @@ def test_report_is_written_anew(finished: Path) -> None:
     written = page.read_text()
     page.unlink()
     ended = grouprl("report", finished)
-    assert ended.text == f"Report: {page}"
+    assert ended.out.splitlines() == [f"Report: {page}", f"Try: grouprl lab {finished}"]
     assert page.read_text() == written
 
 

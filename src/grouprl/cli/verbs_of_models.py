@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from grouprl.cli import completion
-from grouprl.cli.words import Settings, TrustOption, app, newest_model, run_config, watched
+from grouprl.cli.words import ANY_OPTION, Settings, TrustOption, app, run_config, settings_of_run, suggest, watched
+from grouprl.record.places import model_at
 
 
-@app.command("check-model")
+@app.command("check-model", context_settings=ANY_OPTION)
 @watched
 def check_model(
     model: Annotated[str, typer.Argument(help="A bundled name, a folder in Hugging Face layout, or a hub id.")],
@@ -26,11 +27,13 @@ def check_model(
 
     Example: grouprl check-model Qwen/Qwen2.5-0.5B-Instruct rollout.max_tokens=1024
     """
-    config = run_config(settings, {"model.path": model}, trust=trust_code)
+    model = model_at(model)
+    config = run_config([*settings_of_run(model), *(settings or [])], {"model.path": model}, trust=trust_code)
     from grouprl.cli.proofs import show_model_check
 
     if not show_model_check(config):
         raise typer.Exit(1)
+    suggest(f"grouprl sample {model}", f"grouprl train --model {model}")
 
 
 @app.command()
@@ -45,8 +48,9 @@ def merge(
     """
     from grouprl.run.checkpoint import merge_checkpoint
 
-    merge_checkpoint(adapter, out)
+    merge_checkpoint(model_at(adapter), out)
     typer.echo(f"Model: {out}")
+    suggest(f"grouprl sample {out}", f"grouprl eval {out}")
 
 
 @app.command()
@@ -65,4 +69,4 @@ def push(
     """
     from grouprl.run.push import push as upload
 
-    typer.echo(f"Model: {upload(Path(newest_model(model)), repository, public=public)}")
+    typer.echo(f"Model: {upload(Path(model_at(model)), repository, public=public)}")
