@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from grouprl.cli import completion
 from grouprl.cli.words import (
     ANY_OPTION,
+    ModelArgument,
     ModelOption,
     RewardOption,
     RunArgument,
@@ -30,7 +30,6 @@ from grouprl.cli.words import (
 )
 from grouprl.config.command_line import reward_settings
 from grouprl.record.layout import RunDirectory
-from grouprl.record.places import model_at
 from grouprl.types import UserError
 
 
@@ -153,9 +152,7 @@ def reward_model(settings: Settings = None, model: ModelOption = None) -> None:
 @app.command("eval", context_settings=ANY_OPTION)
 @watched
 def evaluate(
-    checkpoint: Annotated[
-        str, typer.Argument(help="Run or checkpoint folder, built-in name or hub id.", autocompletion=completion.models)
-    ],
+    checkpoint: ModelArgument,
     settings: Settings = None,
     task: TaskOption = None,
     trust_code: TrustOption = None,
@@ -169,7 +166,6 @@ def evaluate(
 
     Example: grouprl eval runs/demo/checkpoints/step-000060 evaluation.samples=16
     """
-    checkpoint = model_at(checkpoint)
     options = {"model.path": checkpoint, "task.name": task}
     config = run_config([*settings_of_run(checkpoint), *(settings or [])], options, trust=trust_code)
     from grouprl.cli.inspection import show_evaluation
@@ -182,9 +178,7 @@ def evaluate(
 @app.command(context_settings=ANY_OPTION)
 @watched
 def sample(
-    model: Annotated[
-        str, typer.Argument(help="Run or checkpoint folder, built-in name or hub id.", autocompletion=completion.models)
-    ] = "abacus",
+    model: ModelArgument = "abacus",
     settings: Settings = None,
     task: TaskOption = None,
     problem: Annotated[int, typer.Option(min=0, help="Index of a problem in evaluation.split.")] = 0,
@@ -195,7 +189,6 @@ def sample(
 
     Example: grouprl sample abacus --problem 3 rollout.group_size=8
     """
-    model = model_at(model)
     options = {"model.path": model, "task.name": task}
     config = run_config([*settings_of_run(model), *(settings or [])], options, trust=trust_code)
     from grouprl.cli.inspection import show_group

@@ -53,9 +53,30 @@ TaskOption = Annotated[
     str | None,
     typer.Option("--task", help="A task of `grouprl tasks`, or a data file.", autocompletion=completion.tasks),
 ]
+
+
+def _no_option(place: object) -> str:
+    """Refuses an option that a verb does not have where a run or a model is expected."""
+    if str(place).startswith("-"):
+        raise UserError(f"{place}: expected an option that --help lists; a setting has no dashes: KEY=VALUE")
+    return str(place)
+
+
 RunArgument = Annotated[
     Path,
-    typer.Argument(help="Run directory, such as runs/demo.", autocompletion=completion.runs, callback=run_at),
+    typer.Argument(
+        help="Run directory, such as runs/demo.",
+        autocompletion=completion.runs,
+        callback=lambda place: run_at(_no_option(place)),
+    ),
+]
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        help="Run or checkpoint folder, built-in name or hub id.",
+        autocompletion=completion.models,
+        callback=lambda place: model_at(_no_option(place)),
+    ),
 ]
 RewardOption = Annotated[
     list[str] | None, typer.Option("--reward", help="A name, or FILE.py:FUNCTION; =WEIGHT may follow. Repeatable.")

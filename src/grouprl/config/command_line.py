@@ -34,7 +34,7 @@ def config_of(
     from grouprl.config.files import load_config  # brings in torch, which --help does not need
 
     given = settings or []
-    _refuse_options(kind, given)
+    refuse_options(kind, given)
     files = [settings_file(text, kind) for text in given if "=" not in text]
     changes = [text for text in given if "=" in text]
     # As JSON, so that --name 007 stays text and a path may contain any character.
@@ -42,7 +42,8 @@ def config_of(
     return load_config(kind, files, changes)
 
 
-def _refuse_options(kind: type[BaseModel], given: Sequence[str]) -> None:
+def refuse_options(kind: type[BaseModel], given: Sequence[str]) -> None:
+    """Raises UserError for an option that a verb left among the settings; it names the setting that is meant."""
     from grouprl.config.files import advice
 
     for at, text in enumerate(given):

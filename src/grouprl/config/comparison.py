@@ -18,8 +18,9 @@ from typing import Annotated, Self
 import yaml
 from pydantic import Field, model_validator
 
-from grouprl.config.command_line import settings_file
+from grouprl.config.command_line import refuse_options, settings_file
 from grouprl.config.files import load_config
+from grouprl.config.run import RunConfig
 from grouprl.config.section import Name, Place, Section, Text
 from grouprl.config.yaml_text import read_yaml
 from grouprl.types import UserError
@@ -71,6 +72,7 @@ def load_comparison(given: Sequence[str], vary: str | None) -> CompareConfig:
     Raises:
         UserError: lists all errors.
     """
+    refuse_options(RunConfig, given)
     names = [text for text in given if "=" not in text]
     comparisons = [name for name in names if _has_variants(settings_file(name))]
     changes = [text for text in given if "=" in text]
