@@ -297,7 +297,7 @@ def test_bad_data(place: Path, guesser: Path, prepare: Prepare, parts: tuple[str
 )
 def test_bad_settings(place: Path, guesser: Path, change: tuple[str, ...], parts: tuple[str, ...]) -> None:
     before = tree(place)
-    refused(train(place, guesser, *change), *parts)
+    refused(train(place, guesser, "name=other", *change), *parts)
     assert tree(place) == before
 
 

@@ -135,7 +135,8 @@ def train(
 
 
 def _directory(config: RunConfig, *, resume: bool) -> Path:
-    """The run's directory; of a new run one that holds no run, which is known before a model is loaded."""
+    """The run's directory, which holds no run yet if it is new; device and name are judged before a model is loaded."""
+    resolve_device(config.model.device)
     directory = Path(config.runs_dir) / config.name
     if not resume:
         refuse_run(directory)
