@@ -74,7 +74,7 @@ def import_foreign(
         foreign: the configuration as it was written.
         world: processes that train, where the file does not say it.
         allow: unsupported keys to leave out.
-        version: the version of TRL that the file is for; None = the newest that knows its keys.
+        version: the release of TRL that the file is for; None = the newest, with a line for each other default.
 
     Raises:
         UserError: keys that are unsupported and not allowed, all at once; or numbers that do not fit each other.
@@ -89,7 +89,7 @@ def import_foreign(
     if foreign.library == "verl":
         given = Given(resolve(values, defaults), defaults, world)
     else:
-        versions = versions_of(foreign.values, version)
+        versions = versions_of(version)
         given = Given(values, {key: default_in(versions[1], key, one) for key, one in defaults.items()}, world, versions)
     values = {key: _fitted(written[key], defaults.get(key), one) for key, one in given.named.items()}
     skipped = {key for key, one in values.items() if isinstance(one, Unknown) and key in allow}

@@ -59,7 +59,7 @@ _OF_BASH = re.compile(
 _OPENS, _BETWEEN = ("if", "while", "until", "{"), ("then", "else", "elif", "do", "!", "time")
 _CLOSES = {"fi": ("if",), "done": ("for", "select", "while", "until"), "esac": ("case",), "}": ("{",), ")": ("(",)}
 _ANYTHING = """eval source . alias builtin command enable read mapfile readarray getopts let unset declare typeset
-    local coproc""".split()
+    local coproc export readonly""".split()
 _OPERATORS = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -168,11 +168,11 @@ class _Script:
         if not rest:
             for word in words:
                 self._set(*self._assigned(word))
-        elif sources[0] in ("export", "readonly"):
+        elif sources[0] in ("export", "readonly") and not any(map(_has_braces, rest)):
             for name, value in [self._assigned(word) for word in rest if _ASSIGNED.match(word.source)]:
                 self._set(name, value)
         elif sources[0] in ("for", "select"):
-            self.variables[sources[1]] = self._unknown(sources[1], "a loop sets it")
+            self.variables |= {name: self._unknown(name, "a loop sets it") for name in sources[1:2]}
         elif sources[0] == "unset" and not self._may and all(re.fullmatch(r"[A-Za-z_]\w*", one) for one in sources[1:]):
             for name in sources[1:]:
                 self.variables.pop(name, None)
@@ -204,7 +204,7 @@ class _Script:
 
     def _assigned(self, word: _Word) -> tuple[str, _Value | list[_Value]]:
         """The name and the new value of NAME=VALUE."""
-        found = re.match(_ASSIGNED, word.source)
+        found = _ASSIGNED.match(word.source)
         assert found is not None
         name, adds, text = found[1], bool(found[2]), word.source[found.end() :]
         old = self.variables.get(name)
@@ -232,7 +232,7 @@ class _Script:
     def _fields(self, word: _Word) -> list[_Value]:
         """What bash makes of a word: none, one or several."""
         self._line = word.line
-        if _BRACES.search("".join(one for one, is_other, is_quoted in _atoms(word.source, False) if not is_quoted)):
+        if _has_braces(word):
             return [self._unknown(word.source, "braces with a comma are several words in bash")]
         done: list[_Value] = []
         current: _Value | None = None
@@ -310,6 +310,12 @@ class _Script:
     def _number(self, name: str) -> str:
         known = self._known(name)
         return known if isinstance(known, str) and re.fullmatch(r"0|[1-9]\d*", known) else "?"
+
+
+def _has_braces(word: _Word) -> bool:
+    """Whether bash makes several words of one, as of {a,b}."""
+    plain = "".join(one for one, is_other, is_quoted in _atoms(word.source, False) if not (is_quoted or is_other))
+    return bool(_BRACES.search(plain))
 
 
 def _plus(left: _Value | None, right: _Value) -> _Value:
