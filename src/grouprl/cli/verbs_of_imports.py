@@ -24,7 +24,9 @@ _NEEDED = {"model": "--model PATH", "task": "--task FILE.jsonl", "reward": "--re
 @app.command("import-config")
 def import_config(
     file: Annotated[Path, typer.Argument(help="TRL's YAML or JSON, verl's resolved YAML, or verl's shell script.")],
-    changes: Annotated[list[str] | None, typer.Argument(help="KEY=VALUE of that library, in place of the file's.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Argument(help="KEY=VALUE of that library, in place of the file's.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="The recipe; NAME.yaml, or NAME-grouprl.yaml beside it.")] = None,
     world: Annotated[int, typer.Option(min=1, help="Processes that train, which a TRL file does not say.")] = 1,
     trl: Annotated[str | None, typer.Option(help="The release of TRL that the file is for, such as 0.14.")] = None,

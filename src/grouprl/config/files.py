@@ -61,9 +61,10 @@ def load_config(
     """Reads a configuration: later files change earlier files, overrides (`rollout.group_size=16`) change all files.
 
     The algorithm can be given by a name, `algorithm=dapo` or `{name: dapo, kl_coef: 0}`. A file or override that
-    names it discards earlier settings of it; of two settings that exclude each other the later one counts. `task=NAME` is task.name, `model=PATH` is model.path, `trackers=[NAME]` is
-    trackers.names; a value in the place of another section is an error. A list replaces the earlier list, and
-    `rewards.0.weight=2` changes one item. `context` gives the validators further algorithms by name.
+    names it discards earlier settings of it, and of two settings that exclude each other the later one counts.
+    `task=NAME` is task.name, `model=PATH` is model.path, `trackers=[NAME]` is trackers.names; a value in the place of
+    another section is an error. A list replaces the earlier list, and `rewards.0.weight=2` changes one item. `context`
+    gives the validators further algorithms by name.
 
     Raises UserError with all errors: each names its file or override, its key, the expected and the given value.
     """
@@ -160,7 +161,10 @@ def _layered(tree: _Tree, layer: _Layer) -> _Tree:
     fresh = "name" in _children(layer.tree.get("algorithm"))
     tree = _without(tree, ("algorithm",)) if fresh else tree
     for key, others in _DROPS.items():
-        if functools.reduce(lambda inner, part: _children(inner).get(part), key.split("."), layer.tree):
+        given: Any = layer.tree
+        for part in key.split("."):
+            given = _children(given).get(part)
+        if given:
             tree = functools.reduce(_without, (tuple(other.split(".")) for other in others), tree)
     return typing.cast(_Tree, _merged(tree, layer.tree))
 

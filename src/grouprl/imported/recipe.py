@@ -90,7 +90,9 @@ def import_foreign(
         given = Given(resolve(values, defaults), defaults, world)
     else:
         versions = versions_of(version)
-        given = Given(values, {key: default_in(versions[1], key, one) for key, one in defaults.items()}, world, versions)
+        given = Given(
+            values, {key: default_in(versions[1], key, one) for key, one in defaults.items()}, world, versions
+        )
     values = {key: _fitted(written[key], defaults.get(key), one) for key, one in given.named.items()}
     skipped = {key for key, one in values.items() if isinstance(one, Unknown) and key in allow}
     given = replace(given, named={key: one for key, one in values.items() if key not in skipped})
@@ -169,6 +171,7 @@ def _fitted(key: str, default: Any, value: Any) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     wanted = "true or false" if isinstance(default, bool) else "a number" if isinstance(default, int | float) else ""
     fits = isinstance(value, bool) if isinstance(default, bool) else is_number
+    wanted, fits = ("a smaller number", False) if is_number and abs(value) > 2**63 else (wanted, fits)
     if wanted and not fits and value is not None and not isinstance(value, Unknown):
         raise UserError(f"{key}: expected {wanted} such as {json.dumps(default)}, got {value!r:.80}: correct it")
     return value

@@ -45,7 +45,9 @@ _TOKEN = re.compile(
     |(?P<word>(?:[^\s'"\\$`;&|()<>]++|'[^']*+'|{_DOUBLE}|\\.|{_EXPANSION})++)""".replace("\n    ", ""),
     re.DOTALL,
 )
-_ATOM = re.compile(rf"(?P<single>'[^']*')|(?P<double>{_DOUBLE})|(?P<escape>\\.)|(?P<other>{_EXPANSION})|[^'\"\\$`]+|.", re.DOTALL)
+_ATOM = re.compile(
+    rf"(?P<single>'[^']*')|(?P<double>{_DOUBLE})|(?P<escape>\\.)|(?P<other>{_EXPANSION})|[^'\"\\$`]+|.", re.DOTALL
+)
 _IN_QUOTES = re.compile(rf"(?P<double>{_DOUBLE})|(?P<escape>\\.)|(?P<other>{_EXPANSION})|[^\"\\$`]+|.", re.DOTALL)
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _VARIABLE = re.compile(r"([A-Za-z_]\w*|[\d@*])(\[@\])?(?:(:?[-=])(.*))?", re.DOTALL)
@@ -58,8 +60,10 @@ _OF_BASH = re.compile(
 )
 _OPENS, _BETWEEN = ("if", "while", "until", "{"), ("then", "else", "elif", "do", "!", "time")
 _CLOSES = {"fi": ("if",), "done": ("for", "select", "while", "until"), "esac": ("case",), "}": ("{",), ")": ("(",)}
-_ANYTHING = """eval source . alias builtin command enable read mapfile readarray getopts let unset declare typeset
-    local coproc export readonly""".split()
+_ANYTHING = re.compile(  # commands that may set any variable; export and readonly where they are not read
+    r"eval|source|\.|alias|builtin|command|enable|read|readarray|mapfile|getopts|let|unset|declare|typeset|local|coproc|"
+    r"export|readonly|\w+\[.*"
+)
 _OPERATORS = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -110,7 +114,7 @@ class _Script:
         self.commands: list[tuple[int, dict[str, _Value]]] = []
         self._inside: list[str] = []
         self._may = False  # whether it depends on something that the next command runs, and for the script
-        self._anything = set(_ANYTHING)
+        self._functions: set[str] = set()
         self._lost: Unknown | None = None  # why a variable that is not in `variables` may have any value
         self._line, self._room = 1, _MOST_TEXT
 
@@ -119,7 +123,8 @@ class _Script:
         words: list[_Word] = []
         items: list[_Word] | None = None
         before, is_target = "\n", False
-        for kind, one, self._line in chain(_tokens(text), [("sign", "\n", self._line)]):
+        for kind, one, line in chain(_tokens(text), [("sign", "\n", 1)]):
+            self._line = line
             if items is not None and one == ")":
                 items = None
             elif items is not None and (kind == "list" or (kind == "sign" and one != "\n")):
@@ -131,7 +136,7 @@ class _Script:
                 items.append(_Word(one, self._line))
             elif kind == "word":
                 if is_target:
-                    self._anything.add(one)  # the name of a function, or a file
+                    self._functions.add(one)  # the name of a function, or a file
                 elif words or not self._is_reserved(one):
                     words.append(_Word(one, self._line))
                 is_target = one == "function" and not words
@@ -141,7 +146,7 @@ class _Script:
                     continue
                 if one == "(" and words:
                     self._lose(f"the function {words[0].source} may set it")
-                    self._anything.add(words.pop(0).source)
+                    self._functions.add(words.pop(0).source)
                 if words and not (one == ")" and self._inside[-1:] == ["case"]):  # a pattern of it
                     self._may = before in ("&&", "||", "|", "|&") or one in ("|", "|&", "&") or bool(self._inside)
                     self._command(words)
@@ -179,9 +184,9 @@ class _Script:
         elif sources[0] == "shopt":
             raise ValueError(f"shopt in line {self._line}, which changes what bash reads")
         elif (
-            sources[0] in self._anything
+            sources[0] in self._functions
+            or _ANYTHING.fullmatch(sources[0])
             or (sources[0].startswith("((") and _ASSIGNS.search(sources[0]))
-            or re.match(r"\w+\[", sources[0])
             or sources[:2] == ["printf", "-v"]
             or (sources[0] == "set" and any(one[0] not in "-+" or one == "--" for one in sources[1:2]))
         ):
@@ -193,7 +198,7 @@ class _Script:
         programs = [at for at, one in enumerate(fields) if isinstance(one, str) and _PROGRAM.fullmatch(one)]
         found: dict[str, _Value] = {}
         for one in fields[(programs[0] if programs else 0) + 1 :]:
-            text = one if isinstance(one, str) else one.text
+            text = _text(one)
             if over := OVERRIDE.fullmatch(text):
                 found[over[1]] = over[2] if isinstance(one, str) else replace(one, text=over[2])
             elif isinstance(one, Unknown) and not text.startswith("-"):
@@ -210,11 +215,13 @@ class _Script:
         old = self.variables.get(name)
         if word.items is not None:
             value = [field for item in word.items for field in self._fields(item)]
-            is_open = (adds or self._may) and (isinstance(old, str | Unknown) or (old is None and self._lost is not None))
+            is_open = (adds or self._may) and (
+                isinstance(old, str | Unknown) or (old is None and self._lost is not None)
+            )
             if is_open or any(item.source[0] == "[" for item in word.items):
                 return name, self._unknown(name, "it is a list of a form that is not read")
             if self._may:
-                value = [self._unknown(getattr(one, "text", one), "only a branch adds it") for one in value]
+                value = [self._unknown(_text(one), "only a branch adds it") for one in value]
             return name, [*old, *value] if isinstance(old, list) and (adds or self._may) else value
         if re.match(r"~(?:/|$)", text):
             text = f"$HOME{text[1:]}"
@@ -241,7 +248,7 @@ class _Script:
                 if not is_quoted and is_other and re.search(r"['\"\\]", text) and re.search(r"\s", str(value)):
                     value = self._unknown(text, "it has quotes in a form that is not read")
                 is_whole = is_quoted or not is_other or isinstance(value, Unknown)
-                for place, piece in enumerate([value] if is_whole else re.split(r"[ \t\n]+", value)):
+                for place, piece in enumerate([value] if is_whole else re.split(r"[ \t\n]+", _text(value))):
                     if (number or place) and current is not None:
                         done.append(current)
                         current = None
@@ -312,6 +319,10 @@ class _Script:
         return known if isinstance(known, str) and re.fullmatch(r"0|[1-9]\d*", known) else "?"
 
 
+def _text(value: _Value) -> str:
+    return value if isinstance(value, str) else value.text
+
+
 def _has_braces(word: _Word) -> bool:
     """Whether bash makes several words of one, as of {a,b}."""
     plain = "".join(one for one, is_other, is_quoted in _atoms(word.source, False) if not (is_quoted or is_other))
@@ -320,7 +331,7 @@ def _has_braces(word: _Word) -> bool:
 
 def _plus(left: _Value | None, right: _Value) -> _Value:
     if isinstance(left, Unknown):
-        return replace(left, text=(left.text + (right if isinstance(right, str) else right.text))[:_SHOWN])
+        return replace(left, text=(left.text + _text(right))[:_SHOWN])
     return replace(right, text=(left or "") + right.text) if isinstance(right, Unknown) else (left or "") + right
 
 

@@ -120,7 +120,9 @@ def choice(default: Any, here: str, known: Mapping[Any, Mapping[str, Any]]) -> E
 
 def undecided(key: str, value: Unknown) -> str:
     """Says why a value cannot be decided and what to do."""
-    remedy = f"write the value into the file, or pass {key}=VALUE" if "$" not in key else "write its words into the file"
+    remedy = (
+        f"write the value into the file, or pass {key}=VALUE" if "$" not in key else "write its words into the file"
+    )
     return f"cannot be decided: {value.why}{f' (line {value.line})' if value.line else ''}; {remedy}"
 
 

@@ -130,7 +130,9 @@ _SAMPLING = {
 
 _BATCHES = {
     "per_device_train_batch_size": Entry(8, "rollout.problems_per_step; TRL counts completions", rules.per_device),
-    "gradient_accumulation_steps": Entry(1, "rollout.problems_per_step and algorithm.minibatches", rules.several_updates),
+    "gradient_accumulation_steps": Entry(
+        1, "rollout.problems_per_step and algorithm.minibatches", rules.several_updates
+    ),
     "steps_per_generation": idle(None, "see gradient_accumulation_steps"),
     "generation_batch_size": idle(None, "rollout.problems_per_step; see gradient_accumulation_steps"),
     "max_steps": Entry(-1, "steps, in batches; TRL counts updates", rules.max_steps),

@@ -7,7 +7,9 @@ from typing import Any
 
 from grouprl.imported.table import Given, Outcome, changed, folder_name, unsupported
 
-HELD_OUT = "every row -> 90 % of them: 10 % are held out, unless task.arguments.test_path names a file for the evaluation"
+HELD_OUT = (
+    "every row -> 90 % of them: 10 % are held out, unless task.arguments.test_path names a file for the evaluation"
+)
 _EIGHT, _PAGED = {"learner.moments": "8bit"}, {"learner.paged": True}
 OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "adamw_torch_fused": {},
@@ -95,7 +97,7 @@ def rewards(given: Given, value: Any) -> Outcome:
             notes.append(f"{name} -> think_format, which requires the tags of thought and answer once, in order")
         else:
             return unsupported(
-                f"{name} is no function that GroupRL has: write it into a file and name its module, as in my_rewards.short"
+                f"{name} is no function that GroupRL has: write it into a file and name its module: my_rewards.short"
             )
     return Outcome("changed" if notes else "equal", {"rewards": found}, "; ".join(notes))
 

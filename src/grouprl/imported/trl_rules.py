@@ -38,12 +38,13 @@ def batches_of(given: Given) -> Batches:
     Raises:
         UserError: the numbers do not divide; TRL refuses most of these too.
     """
-    prompts = int(given["num_generations"]) if given.versions[1] < COUNTED_PROMPTS else 1
-    device = int(given["per_device_train_batch_size"]) * given.world * prompts
-    accumulated = int(given["gradient_accumulation_steps"])
-    steps = given["steps_per_generation"] or accumulated
-    found = Batches(int(given["generation_batch_size"] or device * steps), device * accumulated)
-    if found.step % found.update or found.step % found.generation or found.step % int(given["num_generations"]):
+    size, accumulated = whole(given, "num_generations"), whole(given, "gradient_accumulation_steps")
+    device = whole(given, "per_device_train_batch_size") * given.world
+    device *= size if given.versions[1] < COUNTED_PROMPTS else 1
+    steps = accumulated if given["steps_per_generation"] is None else whole(given, "steps_per_generation")
+    no_size = given["generation_batch_size"] is None
+    found = Batches(device * steps if no_size else whole(given, "generation_batch_size"), device * accumulated)
+    if found.step % found.update or found.step % found.generation or found.step % size:
         raise UserError(
             f"per_device_train_batch_size: expected whole updates of whole groups of {given['num_generations']} "
             f"completions, got {found.generation} completions in a generation and {found.update} in an update on "
@@ -52,9 +53,17 @@ def batches_of(given: Given) -> Batches:
     return found
 
 
+def whole(given: Given, key: str) -> int:
+    """A count from 1. Raises UserError for another value."""
+    value = given[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 1 or value % 1:
+        raise UserError(f"{key}: expected a whole number from 1, got {value!r:.80}: correct it")
+    return int(value)
+
+
 def per_device(given: Given, value: Any) -> Outcome:
     """Completions per device, to groups of a step."""
-    found, size = batches_of(given), int(given["num_generations"])
+    found, size = batches_of(given), whole(given, "num_generations")
     kind = "prompts" if given.versions[1] < COUNTED_PROMPTS else "completions"
     text = (
         f"{value} {kind} x {given['gradient_accumulation_steps']} accumulated x {given.world} processes: {found.step} "
@@ -84,7 +93,7 @@ def in_steps(key: str, value: float, given: Given) -> Outcome:
         if given["max_steps"] <= 0:
             return unsupported("a share of max_steps, which the file does not name: write the number of updates")
         share, value = f"{value} of max_steps = ", math.ceil(given["max_steps"] * value)
-    updates = batches_of(given).updates * int(given["num_iterations"])
+    updates = batches_of(given).updates * whole(given, "num_iterations")
     steps = math.ceil(value / updates)
     if updates == 1:
         return Outcome("equal", {key: steps}, f"{share}{value} updates" if share else "")
@@ -184,7 +193,7 @@ def epsilon(given: Given, value: Any) -> Outcome:
         return Outcome("equal", {"algorithm.clip_low": 1.0}, "cispo has no lower bound in TRL")
     if given["loss_type"] == "sapo":
         return Outcome("not needed", words="no effect with sapo")
-    return Outcome("equal", {"algorithm.clip_low": min(1.0, value)}, "no lower bound" if value > 1 else "")
+    return Outcome("equal", {"algorithm.clip_low": value})
 
 
 def epsilon_high(given: Given, value: Any) -> Outcome:

@@ -37,6 +37,7 @@ _WAS: Mapping[str, tuple[tuple[Version, Any], ...]] = {
     "use_bias_correction_kl": (((1, 10), False),),
 }
 
+
 def versions_of(named: str | None) -> Versions:
     """The release that is named, as the oldest and the newest that a file can be for; None = all of them.
 
