@@ -34,7 +34,7 @@ _SETTING = re.compile(
 def hint(name: str) -> str:
     """What a setting of TRL or verl, by the last part of its name, is here; empty for another name."""
     name = RENAMED.get(name, name)
-    of_verl = {key.rpartition(".")[2]: entry.here for key, entry in VERL.items()}
+    of_verl = {key.rpartition(".")[2]: entry.here for key, entry in [*VERL.items()][::-1]}
     short = {key for key in of_verl if "_" not in key} - {"n", "lr", "betas", "logger", "tokenizer"}
     idle = {pattern.rpartition(".")[2]: why for pattern, why in NOT_NEEDED.items() if "*" not in pattern}
     known = {**idle, **of_verl, **{key: entry.here for key, entry in TRL.items()}, **_OTHERS}
