@@ -12,6 +12,7 @@ from typing import Any, Literal
 import yaml
 
 from grouprl.config.yaml_text import read_yaml
+from grouprl.imported.references import scalar
 from grouprl.imported.shell import OVERRIDE, overrides
 from grouprl.imported.table import Unknown
 from grouprl.record.strict import opened, refuse_depth
@@ -46,7 +47,7 @@ def read_foreign(path: Path, changes: Sequence[str] = ()) -> Foreign:
         key, equals, value = change.partition("=")
         if not key or not equals:
             raise UserError(f"{change}: expected KEY=VALUE with a key of {path}: write it so")
-        values[key] = _value(value)
+        values[key] = scalar(value)
     if len(values) > _MOST_KEYS:
         raise UserError(f"{path}: expected at most {_MOST_KEYS} keys, got {len(values)}: give one configuration")
     return Foreign(library, _joined(values) if library == "verl" else values)
@@ -86,7 +87,7 @@ def _read(path: Path, text: str) -> tuple[Library, dict[str, Any]]:
     refuse_depth(tree, path)
     if isinstance(tree, list) and tree and all(isinstance(one, str) and OVERRIDE.fullmatch(one) for one in tree):
         pairs = [one.lstrip("+").partition("=") for one in tree]  # Hydra's .hydra/overrides.yaml
-        return "verl", {key: _value(value) for key, _, value in pairs}
+        return "verl", {key: scalar(value) for key, _, value in pairs}
     if not isinstance(tree, dict) or not tree:
         raise UserError(f"{path}: expected lines of KEY: VALUE, got none: give a configuration of TRL or verl")
     if any(isinstance(tree.get(key), dict) for key in _OF_VERL):
@@ -128,11 +129,4 @@ def _of_script(path: Path, text: str) -> dict[str, Any]:
             f"{path}: expected verl's overrides, such as data.train_batch_size=256, got none: check the script; "
             "for TRL, give the YAML of --config, or JSON"
         )
-    return {key: value if isinstance(value, Unknown) else _value(value) for key, value in found.items()}
-
-
-def _value(text: str) -> Any:
-    try:
-        return read_yaml(text) if text else ""
-    except yaml.YAMLError:
-        return text
+    return {key: value if isinstance(value, Unknown) else scalar(value) for key, value in found.items()}

@@ -15,9 +15,9 @@ from grouprl.config.algorithm import all_options
 from grouprl.config.checks import check_sections
 from grouprl.config.files import validated
 from grouprl.config.run import RunConfig
-from grouprl.config.yaml_text import read_yaml, write_yaml
+from grouprl.config.yaml_text import write_yaml
 from grouprl.imported.read import Foreign
-from grouprl.imported.references import resolve
+from grouprl.imported.references import resolve, scalar
 from grouprl.imported.table import Given, Outcome, Undecided, Unknown, undecided, unsupported
 from grouprl.imported.trl_keys import TRL
 from grouprl.imported.trl_older import RENAMED
@@ -89,10 +89,9 @@ def import_foreign(
     if foreign.library == "verl":
         given = Given(resolve(values, defaults), defaults, world)
     else:
-        versions = versions_of(version)
-        given = Given(
-            values, {key: default_in(versions[1], key, one) for key, one in defaults.items()}, world, versions
-        )
+        oldest, newest = versions_of(version)
+        older = {key: default_in(newest, key, one) for key, one in defaults.items()}
+        given = Given(values, older, world, (oldest, newest))
     values = {key: _fitted(written[key], defaults.get(key), one) for key, one in given.named.items()}
     skipped = {key for key, one in values.items() if isinstance(one, Unknown) and key in allow}
     given = replace(given, named={key: one for key, one in values.items() if key not in skipped})
@@ -167,7 +166,7 @@ def _stop_at_unsupported(lines: Collection[Line], entries: Mapping[str, Any], al
 def _fitted(key: str, default: Any, value: Any) -> Any:
     """The value as the kind of its default: a number may be written as text."""
     if isinstance(default, bool | int | float) and isinstance(value, str):
-        value = read_yaml(value.lower()) if len(value) < 30 else value
+        value = scalar(value.lower()) if len(value) < 30 else value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     wanted = "true or false" if isinstance(default, bool) else "a number" if isinstance(default, int | float) else ""
     fits = isinstance(value, bool) if isinstance(default, bool) else is_number

@@ -47,7 +47,7 @@ def _resolved(key: str, value: Any, known: Mapping[str, Any], depth: int) -> Any
             return _resolved(name, known[name], known, depth + 1)
         if whole[2] is None:
             raise LookupError(value)
-        return _resolved(key, _scalar(whole[2].strip()), known, depth + 1)
+        return _resolved(key, scalar(whole[2].strip()), known, depth + 1)
     if value.count("$") > _DEPTH:  # texts of texts grow with a power of it
         raise LookupError(value)
     text = _INSIDE.sub(lambda match: str(_resolved(key, match[0], known, depth + 2)), value)
@@ -56,8 +56,9 @@ def _resolved(key: str, value: Any, known: Mapping[str, Any], depth: int) -> Any
     return text
 
 
-def _scalar(text: str) -> Any:
+def scalar(text: str) -> Any:
+    """A value that is written as text: its number, list or other YAML, else the text."""
     try:
-        return read_yaml(text)
+        return read_yaml(text) if text else ""
     except yaml.YAMLError:
         return text
