@@ -244,6 +244,8 @@ def test_a_value_that_a_run_would_refuse_is_refused_by_their_name(key: str, valu
     [
         ("data.train_batch_size", "many", "data.train_batch_size: expected a number such as 1024, got 'many'"),
         (f"{ACTOR}ppo_mini_batch_size", None, "ppo_mini_batch_size: expected a value like 256, got None"),
+        ("data.train_batch_size", None, "data.train_batch_size: expected a value like 1024, got None"),
+        (f"{ACTOR}policy_loss.loss_mode", ["gspo"], "loss_mode: expected a value like 'vanilla', got ['gspo']"),
         (f"{ACTOR}use_kl_loss", "perhaps", "use_kl_loss: expected true or false such as false, got 'perhaps'"),
         ("data.max_response_length", 10**400, "data.max_response_length: expected a smaller number"),
     ],

@@ -90,8 +90,8 @@ def import_foreign(
         given = Given(resolve(values, defaults), defaults, world)
     else:
         oldest, newest = versions_of(version)
-        older = {key: default_in(newest, key, one) for key, one in defaults.items()}
-        given = Given(values, older, world, (oldest, newest))
+        defaults = {key: default_in(newest, key, one) for key, one in defaults.items()}
+        given = Given(values, defaults, world, (oldest, newest))
     values = {key: _fitted(written[key], defaults.get(key), one) for key, one in given.named.items()}
     skipped = {key for key, one in values.items() if isinstance(one, Unknown) and key in allow}
     given = replace(given, named={key: one for key, one in values.items() if key not in skipped})
@@ -179,14 +179,17 @@ def _fitted(key: str, default: Any, value: Any) -> Any:
 def _outcome(entries: Mapping[str, Any], key: str, value: Any, given: Given) -> Outcome:
     if key not in entries:
         return verl_needs_not(key) or unsupported(undecided(key, value) if isinstance(value, Unknown) else _UNKNOWN)
+    given.asked[:] = [key]
     try:
         outcome: Outcome = entries[key].rule(given, entries[key].default if isinstance(value, Unknown) else value)
     except Undecided as error:
         return unsupported(str(error))
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
-        raise UserError(
-            f"{key}: expected a value like {entries[key].default!r}, got {value!r:.80}: correct it"
-        ) from error
+        found = {one: (given.named[one], given.defaults[one]) for one in given.asked if one in given.named}
+        wrong = [one for one, (value, default) in found.items() if type(value) is not type(default)]
+        key = wrong[0] if wrong else key
+        wanted, got = given.defaults[key], given.named.get(key, value)
+        raise UserError(f"{key}: expected a value like {wanted!r}, got {got!r:.80}: correct it") from error
     if isinstance(value, Unknown) and outcome.verdict != "not needed":
         return unsupported(undecided(key, value))
     oldest, newest = (default_in(one, key, entries[key].default) for one in given.versions)

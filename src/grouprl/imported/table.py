@@ -33,7 +33,10 @@ class Given:
     world: int = 1  # processes that train
     versions: Versions = ((1, 16), (1, 16))  # the oldest and the newest of the library that it can be
 
+    asked: list[str] = field(default_factory=list)  # the keys that the current rule has read
+
     def __getitem__(self, key: str) -> Any:
+        self.asked.append(key)
         value = self.named[key] if key in self.named else self.defaults[key]
         if isinstance(value, Unknown):
             raise Undecided(f"depends on {key}, which {undecided(key, value)}")
