@@ -73,7 +73,7 @@ def _read(path: Path, text: str) -> tuple[Library, dict[str, Any]]:
             f"{path}: expected YAML, JSON or a shell script, got a Python script, which import-config does not run: "
             "write its GRPOConfig(...) as YAML with the same keys; docs/from_trl.md has such a script beside ours"
         )
-    if re.search(r"\bopenrlhf\.cli\b", text):
+    if re.search(r"\bopenrlhf[./]cli\b", text):
         raise UserError(
             f"{path}: expected a configuration of TRL or verl, got a script of OpenRLHF, which has no importer: "
             "docs/from_openrlhf.md has each of its options and the setting here"

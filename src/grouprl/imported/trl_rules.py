@@ -83,7 +83,8 @@ def several_updates(given: Given, value: Any) -> Outcome:
         return unsupported("an update has several generations, and num_iterations is above 1")
     if found.generation < found.update and given["scale_rewards"] == "batch":
         return unsupported("an update has several generations, and scale_rewards: batch gives each its own deviation")
-    return Outcome("equal", {"algorithm.minibatches": found.updates}, f"accumulated; updates a batch: {found.updates}")
+    words = f"micro-batches an update: {value}; updates a batch: {found.updates}"
+    return Outcome("equal", {"algorithm.minibatches": found.updates}, words)
 
 
 def in_steps(key: str, value: float, given: Given) -> Outcome:

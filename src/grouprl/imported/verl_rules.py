@@ -153,16 +153,16 @@ def every(key: str, value: Any) -> Outcome:
 def files(theirs: str, key: str, given: Given, value: Any) -> Outcome:
     """One data file, where the script names it; verl's default is an example's."""
     if theirs not in given.named:
-        return Outcome("not needed", words="the recipe leaves out verl's default, an example file")
+        return Outcome("equal", words="the recipe leaves out verl's default, an example file")
     names = value if isinstance(value, list) else [value]
     if len(names) != 1:
         return unsupported("expected one file: join them, or make a mixture of tasks (docs/tasks.md)")
     ours = {key: at_home(names[0])} if names[0] else {}
     if key != "task.path" or not ours:
         return Outcome("equal", ours)
-    held_out = given["data.val_files"] if "data.val_files" in given.named else None
-    verdict = Outcome("equal") if held_out else Outcome("changed", words=HELD_OUT)
-    return Outcome(verdict.verdict, {**ours, "task.name": "jsonl"}, verdict.words)
+    ours["task.name"] = "jsonl"
+    has_others = "data.val_files" in given.named and given["data.val_files"]
+    return Outcome("equal", ours) if has_others else Outcome("changed", ours, HELD_OUT)
 
 
 def prompt_limit(given: Given, value: Any) -> Outcome:
@@ -176,7 +176,8 @@ def prompt_limit(given: Given, value: Any) -> Outcome:
 
 def of_prompt_limit(given: Given, value: Any) -> Outcome:
     """What happens to prompts above the limit."""
-    return prompt_limit(given, given["data.max_prompt_length"])
+    is_usual = value in (False, "error")
+    return Outcome("equal") if is_usual else prompt_limit(given, given["data.max_prompt_length"])
 
 
 def no_images(key: str, default: Any) -> Rule:
