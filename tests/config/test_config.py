@@ -123,6 +123,7 @@ def test_of_two_overrides_of_a_key_the_last_counts():
             "rollout.engine.addresses=['http://b:2']",
             {"rollout.engine.address": None, "rollout.engine.addresses": ("http://b:2",)},
         ),
+        ("task: {name: jsonl, path: a.jsonl}", "task=b.jsonl", {"task.name": "jsonl", "task.path": "b.jsonl"}),
         ("new_model: {layers: 2}", "model=abacus", {"new_model": None, "model.path": "abacus"}),
         ("model: {path: a/b}", "new_model.layers=2", {"new_model.layers": 2, "model.path": "abacus"}),
         (
