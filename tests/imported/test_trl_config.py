@@ -427,3 +427,7 @@ def test_a_file_that_cannot_be_read_writes_nothing(tmp_path: Path, text: str):
     assert isinstance(result.exception, UserError)
     assert str(file) in str(result.exception)
     assert not target.exists()
+
+
+def test_the_oldest_name_of_the_batch_counts(tmp_path: Path):
+    assert recipe(tmp_path, per_gpu_train_batch_size=32).rollout.problems_per_step == 4
