@@ -113,7 +113,9 @@ def policy_loss(
     """
     _check_shapes(logprobs_NT, old_logprobs_NT, advantages, weights_NT)
     if _of_completions(surrogate, ratio) and (divergence_tv, divergence_kl) != (None, None):
-        raise ValueError(f"divergence_tv, divergence_kl: surrogate={surrogate!r}, ratio={ratio!r} move whole completions")
+        raise ValueError(
+            f"divergence_tv, divergence_kl: surrogate={surrogate!r}, ratio={ratio!r} move whole completions"
+        )
     if kl_coef > 0 and ref_logprobs_NT is None:
         raise ValueError(f"kl_coef={kl_coef} needs ref_logprobs_NT")
     mask_NT = weights_NT > 0 if mask_NT is None else mask_NT.bool()

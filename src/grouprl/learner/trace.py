@@ -78,7 +78,9 @@ def cut_tokens(
     for part in last_pass:
         rows, columns = torch.tensor(part.pack.rows)[part.pack.row_C.cpu()], part.pack.column_C.cpu()
         logprobs_NT[rows, columns] = part.logprobs_C.float().cpu()
-    ratios_NT = policy_ratios(logprobs_NT, logprobs_NT if old_NT is None else old_NT, batch.mask_NT, ratio=objective.ratio)
+    ratios_NT = policy_ratios(
+        logprobs_NT, logprobs_NT if old_NT is None else old_NT, batch.mask_NT, ratio=objective.ratio
+    )
     limits = objective.off_policy_delta, objective.divergence_tv, objective.divergence_kl
     left_NT = left_out(logprobs_NT, batch.old_logprobs_NT, advantages_NT, batch.mask_NT, *limits)
     if not objective.cuts:  # a bounded weight keeps its gradient
