@@ -138,7 +138,7 @@ def _directory(config: RunConfig, *, resume: bool) -> Path:
     """The run's directory, which holds no run yet if it is new; device and name are judged before a model is loaded."""
     resolve_device(config.model.device)
     directory = Path(config.runs_dir) / config.name
-    if not resume:
+    if not resume and RunDirectory(directory).holder() is None:
         refuse_run(directory)
     return directory
 
