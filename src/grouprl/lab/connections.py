@@ -17,8 +17,8 @@ REQUEST_SECONDS = 10.0  # from a connection, or the first byte of its next reque
 class PatientProtocol(H11Protocol):
     """HTTP as uvicorn speaks it, with a time limit for the headers of a request, and a limit on connections.
 
-    A new connection beyond the limit takes the place of the oldest of whoever has the most: of a browser, whose streams of
-    events never end, or of those without a request. So nobody locks out anybody.
+    A new connection beyond the limit takes the place of the oldest of whoever has the most: of a browser, whose streams
+    of events never end, or of those without a request. So nobody locks out anybody.
     """
 
     _since = 0.0  # when it was made, or its last request began
