@@ -46,7 +46,7 @@ def try_completion(folder: Path, step: int, group: int, text: str) -> dict[str, 
         raise UserError("another completion is being scored: wait for it")
     try:
         asked = json_text({"step": step, "group": group, "text": text})
-        command = [sys.executable, "-m", "grouprl.lab.trying", str(folder)]
+        command = [sys.executable, "-P", "-m", "grouprl.lab.trying", str(folder)]
         ended = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=_SECONDS, check=False)
         answer = json.loads(ended.stdout.splitlines()[-1]) if ended.stdout.strip() else {}
     except subprocess.TimeoutExpired:
