@@ -236,7 +236,6 @@ def test_answers_that_nothing_can_equal_are_refused(verifier: str | None, answer
         ([{"prompt": [{"role": "bot", "content": "?"}]}], "one of the roles system, user, assistant, tool in each"),
         ([{"prompt": "a\ud800"}], r"list/train/0: expected Unicode text in column 'prompt', got half of .*'\\ud800'"),
         (["1 + 1 = ?"], "list/train/0: expected a row with columns, got '1"),
-        (ROWS[:2], "expected more than 2 different prompts, got 2"),
     ],
 )
 def test_unusable_lists_are_reported(rows: list[Any], message: str) -> None:

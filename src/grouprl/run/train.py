@@ -48,6 +48,7 @@ from grouprl.run.warnings import warnings_of
 from grouprl.scoring.functions import WeightedReward
 from grouprl.step import grpo_step
 from grouprl.tasks import Task
+from grouprl.tasks.held_out import trained_on_the_rest
 from grouprl.trackers import Trackers
 from grouprl.types import StepRecord
 
@@ -83,6 +84,7 @@ def train(
     Raises:
         UserError: model, data or run directory do not fit the configuration; nothing is overwritten.
     """
+    task = trained_on_the_rest(task, config.evaluation.split)
     terminal, config = terminal or Terminal(), with_run_dtype(_in_steps(config, task), resume=resume)
     check_sections(config)
     directory = _directory(config, resume=resume)
