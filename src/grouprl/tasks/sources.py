@@ -23,9 +23,9 @@ class FileProblems(ABC):
     """The problems of a `Task` in a data set, which is read when they are first needed.
 
     The hash of a prompt splits a single file into train, validation and test, 80/10/10. Where train and test are given,
-    it takes 5 % of train as validation. A run trains on what it
-    does not evaluate (`tasks.held_out`). A repeated prompt counts once, and in test rather than in train. Reading raises
-    UserError with file and line for missing or malformed data.
+    it takes 5 % of train as validation. A run trains on what it does not evaluate (`tasks.held_out`). A repeated prompt
+    counts once, and in test rather than in train. Reading raises UserError with file and line for missing or malformed
+    data.
     """
 
     path: str | None

@@ -5,22 +5,20 @@ from __future__ import annotations
 import re
 
 # Spelled out, without the plural's s, in any case. Multiples of other units (decade, dozen, score) are not here.
-_WORDS = frozenset(
-    """
+_NAMES = """
     meter metre kilometer kilometre centimeter centimetre millimeter millimetre micrometer nanometer inch inche foot
     feet yard mile acre hectare liter litre milliliter millilitre gallon quart pint cup ounce tablespoon teaspoon gram
     kilogram milligram ton tonne pound second minute hour day week month year degree radian dollar cent euro penny
     pence rupee yuan yen peso newton joule kilojoule watt kilowatt volt ampere ohm hertz pascal kelvin mole calorie
     kilocalorie unit mph kph percent
-    """.split()
-)
+"""
+_WORDS = frozenset(_NAMES.split())
 # Abbreviations, as they are spelled. Without i, e, k, K, M, B, A, C, d: a value, a multiplier, a digit or a choice.
-_SYMBOLS = frozenset(
-    """
+_SHORT = """
     m cm mm km dm nm g kg mg s ms sec min h hr hrs L l mL ml dL cL ft in yd mi lb lbs oz rad deg Hz kHz MHz N kN J kJ
     W kW V Pa kPa atm mol eV kmh kWh rpm cc gal qt pt USD EUR
-    """.split()
-)
+"""
+_SYMBOLS = frozenset(_SHORT.split())
 _COUNTED = frozenset({"people", "persons", "men", "women", "children"})
 _ORDER = {"square": "S", "cubic": "S", "sq": "S", "cu": "S", "squared": "Q", "cubed": "Q", "/": "P", "per": "P"}
 _ORDER |= {"a": "P", "an": "P", "celsius": "Q", "fahrenheit": "Q"}
