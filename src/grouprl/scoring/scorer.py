@@ -145,7 +145,7 @@ class Scorer:
         self._max_invalid = max_invalid
         self._window: deque[tuple[int, int]] = deque()  # (completions, invalid ones) of the last steps
         names = [reward.name for reward in rewards]
-        self._called = rewards if verifier is None or verifier.name in names else (*rewards, verifier)
+        self.called = rewards if verifier is None or verifier.name in names else (*rewards, verifier)
 
     @property
     def weights(self) -> dict[str, float]:
@@ -166,7 +166,7 @@ class Scorer:
 
     def usage(self) -> dict[str, float]:
         """Returns the usage metrics of rewards that count their requests, on all ranks since the run began."""
-        counting = [reward.function for reward in self._called if hasattr(reward.function, "usage")]
+        counting = [reward.function for reward in self.called if hasattr(reward.function, "usage")]
         used: Counter[str] = Counter()
         for function in counting:
             used.update(function.usage())
@@ -177,7 +177,7 @@ class Scorer:
     def check_columns(self, problems: Sequence[Problem]) -> None:
         """Raises UserError for a reward that needs a column that no problem has, such as a misspelled one."""
         columns = dict.fromkeys(name for problem in problems for name in problem.columns)
-        for reward in self._called:
+        for reward in self.called:
             for name in signature_of(reward, self.pool).required:
                 if name not in columns:
                     raise UserError(
@@ -188,7 +188,7 @@ class Scorer:
     def begin(self, group: Group, rewards: Sequence[WeightedReward] | None = None) -> PendingGroup:
         """Starts the calls for one group in the workers; `rewards` are those to call, None = all."""
         keywords = call_keywords([group])
-        by_group = [reward for reward in rewards or self._called if not reward.has_one_call]
+        by_group = [reward for reward in rewards or self.called if not reward.has_one_call]
         return PendingGroup(
             group,
             {
@@ -222,7 +222,7 @@ class Scorer:
         """
 
         def scored() -> Iterator[Scored]:
-            for group, calls in self._gathered(pending, self._called):
+            for group, calls in self._gathered(pending, self.called):
                 rows = rows_of(calls, group)
                 found = list(map(self._outcome, rows, group.completions, repeat(tokenizer)))
                 found = [replace(one, extra=extra) for one, extra in zip(found, extras_of(calls, group), strict=True)]
@@ -242,9 +242,9 @@ class Scorer:
     def earned(self, pending: PendingGroup, tokenizer: PreTrainedTokenizerBase | None) -> list[float] | None:
         """What `finish` will find for the completions of a group before the length penalty; None = not known yet."""
         calls = pending.calls.values()
-        if any(reward.has_one_call for reward in self._called) or not all(map(is_known, calls)):
+        if any(reward.has_one_call for reward in self.called) or not all(map(is_known, calls)):
             return None
-        ((group, found),) = self._gathered([pending], self._called)
+        ((group, found),) = self._gathered([pending], self.called)
         return [one.earned for one in map(self._outcome, rows_of(found, group), group.completions, repeat(tokenizer))]
 
     def _count(self, window: deque[tuple[int, int]], pending: Sequence[PendingGroup]) -> InvalidCount:
