@@ -131,6 +131,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     repetition_penalty: float = 1.0  # 1 = off; above 1 makes repetition less likely
     structure: Structure | None = None  # of the regular expression that completions match
+    by_learner: bool = True  # whether the learner's modules draw; the log-probs of another program are not theirs
 
     def __post_init__(self) -> None:
         for name, value, ok in (
@@ -237,6 +238,7 @@ class TokenTrace:
     entropies: tuple[float, ...] | None = None  # entropies of the policy in that pass, in nats
     reference: tuple[float, ...] | None = None  # log-probs under the reference
     updated: tuple[float, ...] | None = None  # log-probs under the policy after the step's last update
+    old: tuple[float, ...] | None = None  # log-probs below the ratio, where the learner computed them; None = sampler's
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,12 @@ const SHOWN = 4; // digits of an advantage in the list
 
 export function clipStage({ algorithm, source, stages: { ratio, advantages } }, words) {
   const { surrogate, ratio: level, updates_per_batch: updates } = algorithm;
+  const away = Math.max(0, ...ratio.completions.flatMap(({ ratios }) => ratios.map((one) => Math.abs(one - 1))));
   return {
     title: words.title[surrogate],
     happens: `${words.happens[level]} ${words.maximized[surrogate]}`,
     why: words.why[surrogate],
-    watch: filled(words.watch[updates === 1 ? "one" : "several"], { updates, acts: words.acts[surrogate] }),
+    watch: filled(words.watch[updates > 1 ? "several" : away > 1e-3 ? "rounded" : "one"], { updates, acts: words.acts[surrogate] }),
     equation: ratioEquations(algorithm),
     body: () => h("div", {}, objective(advantages, algorithm, source.rewards === undefined), recorded(ratio, algorithm)),
   };
