@@ -27,6 +27,7 @@ from grouprl.record.read import Example, read_examples, read_json_lines, read_ru
 from grouprl.record.rollouts import recorded_verdicts
 from grouprl.record.write import RunRecord
 from grouprl.report.course import STEPS as COURSE
+from grouprl.report.health import GAPS
 from grouprl.report.terminal import Terminal, TrainingBars
 from grouprl.report.verdict import verdict
 from grouprl.report.watch import Explosion, Health
@@ -161,7 +162,8 @@ class _RunLoop:
         self._trackers = trackers
         self._terminal, self._stop, self._ranks = terminal, stop, parts.step_parts.learner.ranks
         self._state, self._started = parts.state, time.perf_counter()
-        self._health = Health(record, terminal)
+        sampler = "vllm" if config.rollout.engine.name == "vllm" else config.model.dtype
+        self._health = Health(record, terminal, GAPS[sampler])
         verdicts_of_run = partial(recorded_verdicts, record.directory, until=parts.state.step)
         known = self._ranks.decided(verdicts_of_run, "recorded verdicts")
         self._rates = update(PassRates(), known, half_life=config.rollout.curriculum.half_life)
