@@ -140,8 +140,8 @@ def other_sampler(rows: Sequence[Row], limits: GapLimits) -> Finding | None:
         return None
     step, mean = rows[-1]["step"], rows[-1][_MEAN]
     sentence = (
-        f"Step {step}: the sampler's log-probs are {abs(mean):.2g} nats too {'low' if mean > 0 else 'high'} on average, "
-        "so another distribution sampled than the learner's policy."
+        f"Step {step}: the sampler's log-probs are {abs(mean):.2g} nats too {'low' if mean > 0 else 'high'} on average"
+        ": another distribution sampled than the learner's policy."
     )
     return Finding(step, "sampler_learner_gap", _MEAN, sentence, _SAMPLER)
 
@@ -246,8 +246,8 @@ def _gap(limits: GapLimits, rows: Sequence[Row], evaluations: Sequence[Row]) -> 
         yield (
             _GAP,
             f"sampler and learner differ by up to {now:.2g} nats on one token"
-            f"{f', {start:.1g} in the first step' if grew else ''}, and by {mean:+.2g} on average: the completions come "
-            "from another distribution than the learner's policy.",
+            f"{f', {start:.1g} in the first step' if grew else ''}, and by {mean:+.2g} on average: another "
+            "distribution sampled than the learner's policy.",
             _SAMPLER,
         )
 

@@ -299,12 +299,12 @@ class VllmEngine:
 
     async def _check_model(self, server: Connection) -> None:
         wrong, tokenizer = self._client.wrong, self._tokenizer
-        await self._check_version(server)
         match await server.call("GET", "/v1/models", what="its models"):
             case {"data": [{"id": str(name)}, *_]}:
                 self._name = name
             case other:
                 raise wrong("the name of its model", repr(other), _START)
+        await self._check_version(server)
         (found, *_) = await self._rpc(server, "grouprl_describe", what="a description of its model")
         if difference := shape_difference(shape_of(self._policy.config), found["shape"]):
             raise wrong(f"the model {self._policy.name_or_path}", f"{found['model']}, with {difference}", _START)
