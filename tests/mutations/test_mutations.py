@@ -281,6 +281,48 @@ MUTANTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "stopped = self._stopped_rows()",
         (ENDS,),
     ),
+    # What the lines above leave alive.
+    (
+        "algorithms/corrections.py",
+        "(weight_NT <= cap) & (weight_NT >= floor), weight_NT, 0.0)",
+        "(weight_NT < cap) & (weight_NT > floor), weight_NT, 0.0)",
+        (LINES,),
+    ),
+    (
+        "algorithms/surrogates.py",
+        "return (gap_NT.sum(1, keepdim=True) > delta * mask_NT.sum(1, keepdim=True)) & (advantages_NT < 0)",
+        "return (gap_NT.sum(1, keepdim=True) > delta) & (advantages_NT < 0)",
+        (LINES,),
+    ),
+    ("algorithms/surrogates.py", "out_NT = out_NT | diverged(", "out_NT = diverged(", (LINES,)),
+    (
+        "algorithms/statistics.py",
+        "highest > lowest)[group_of_N]",
+        "highest > lowest + 1e-6)[group_of_N]",
+        (LINES,),
+    ),
+    (
+        "algorithms/entropy.py",
+        "return steered_entropy_coef(coefs[0], entropy,",
+        "return steered_entropy_coef(coefs[1], entropy,",
+        (LINES,),
+    ),
+    ("algorithms/named/dppo.py", "divergence_tv=0.15)", "divergence_tv=0.2)", (LINES,)),
+    ("algorithms/values.py", ".clamp(-clip, clip)", ".clamp(max=clip)", (LINES,)),
+    ("learner/learner.py", "optimizer.turn = turn", "optimizer.turn = 0", (LINES,)),
+    (
+        "learner/learner.py",
+        "old_logprobs_NT=logprobs_nT.detach() if work.old_NT is None else self._cut(pack, work.old_NT),",
+        "old_logprobs_NT=sampled_nT,",
+        ("tests/learner/test_learner.py",),
+    ),
+    (
+        "learner/trace.py",
+        "left_NT = left_out(logprobs_NT, batch.old_logprobs_NT,",
+        "left_NT = left_out(logprobs_NT, old_NT,",
+        (LINES,),
+    ),
+    ("proof/replay.py", "differing = ~((a == b) |", "differing = ~((np.abs(a - b) < 1e-9) |", (LINES,)),
 )
 
 
