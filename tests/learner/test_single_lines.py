@@ -227,7 +227,7 @@ def test_updates_are_numbered_through_the_run(tiny: Path) -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"passes": 2, "correction": "truncate"}], ids=str)
 def test_a_diverged_token_is_one_beside_its_sampler(tiny: Path, changes: dict[str, Any]) -> None:
-    """The ratio is 1, because the learner's log-probs are the old ones, but what the sampler drew each token with still decides DPPO's mask."""
+    """The learner's own log-probs are the old ones, but what the sampler drew with still decides DPPO's mask."""
     model, batch = loaded(tiny), batch_of(sampled(tiny, SAMPLING))
     batch.old_logprobs_NT.sub_(3.0 * batch.mask_NT)
     learner = learner_of(model, variant("dppo", minibatches=1, **changes))
