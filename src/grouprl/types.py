@@ -104,6 +104,12 @@ class Problem:
     id: str  # unique within the task; it keys the random numbers of the problem's completions
     prompt: str | tuple[Message, ...]  # plain text, or chat messages for the model's chat template
     columns: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))  # passed to rewards by name
+    place: str = field(default="", compare=False)  # file and line that it was read from, for errors
+
+    @property
+    def where(self) -> str:
+        """Its name in an error: the id, and where it was read."""
+        return f"problem {self.id!r}" + (f" ({self.place})" if self.place not in ("", self.id) else "")
 
     @property
     def prompt_text(self) -> str:
