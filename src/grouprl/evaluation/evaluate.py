@@ -148,7 +148,9 @@ def _accuracies(results: ProblemResults) -> Metrics:
     # pass@k grows with k, and so do the ends of its interval.
     lows = list(accumulate((low for low, _ in reversed(intervals)), min))[::-1]
     highs = accumulate((high for _, high in intervals), max)
-    return metrics | {f"pass_at_{k}_interval": ends for k, ends in zip(counts, zip(lows, highs, strict=True), strict=True)}
+    return metrics | {
+        f"pass_at_{k}_interval": ends for k, ends in zip(counts, zip(lows, highs, strict=True), strict=True)
+    }
 
 
 def _of_parts(prompts: Sequence[Request], hits: Sequence[int]) -> Metrics:

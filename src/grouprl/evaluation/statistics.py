@@ -58,7 +58,9 @@ def score_interval(
     """
     z = NormalDist().inv_cdf(_upper_probability(confidence))
     if not values or not low < high or not low <= min(values) <= max(values) <= high:
-        raise ValueError(f"score_interval: expected numbers in [{low}, {high}], at least one, got {list(values)!r:.100}")
+        raise ValueError(
+            f"score_interval: expected numbers in [{low}, {high}], at least one, got {list(values)!r:.100}"
+        )
     shares = [min(1.0, max(0.0, (value - low) / (high - low))) for value in values]
     share, count = math.fsum(shares) / len(shares), len(shares) + z * z
     center = (math.fsum(shares) + z * z / 2) / count

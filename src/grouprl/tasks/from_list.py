@@ -81,6 +81,7 @@ class ListTask(RowRewards):
     verifier: str | None = None  # reward that verifies completions; None = the task has no verifier
     own_rewards: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     gold_column: str | None = None  # holds a completion that solves the problem
+    verifier_given: bool = False  # whether somebody named the verifier
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split, in the order of the rows."""
@@ -148,7 +149,7 @@ def task_from_rows(
 ) -> ListTask:
     """A task from rows with places, for errors; `parts` has at least the rows of train. See `task_from_list`."""
     problems = {split: _problems(f"{name}/{split}", part, row_format) for split, part in parts.items()}
-    everything = chain.from_iterable(problems.values())
+    everything, given = chain.from_iterable(problems.values()), verifier is not None
     if verifier is None and all(problem.columns.get("answer") is not None for problem in everything):
         verifier = "correct_answer"
     if isinstance(verifier, str) and verifier in BY_ANSWER:  # it does not apply to a problem without an answer
@@ -169,7 +170,7 @@ def task_from_rows(
     if callable(verifier):
         function, verifier = verifier, getattr(verifier, "__name__", type(verifier).__name__)
         own = {verifier: function}
-    return ListTask(name, problems, verifier, own, row_format.gold_column)
+    return ListTask(name, problems, verifier, own, row_format.gold_column, given)
 
 
 def _problems(prefix: str, rows: Sequence[Row], row_format: RowFormat) -> list[Problem]:

@@ -23,6 +23,7 @@ class HeldOutTask:
     own_rewards: Mapping[str, Callable[..., Any]]
     gold: Callable[[Problem], str | None]
     traits: Callable[[str], Mapping[str, bool]]
+    verifier_given: bool
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split."""
@@ -52,4 +53,5 @@ def evaluated_on(task: Task, held_out: Mapping[Split, Sequence[Problem]]) -> Tas
         own_rewards=task.own_rewards,
         gold=task.gold,
         traits=task.traits,
+        verifier_given=getattr(task, "verifier_given", False),
     )
