@@ -132,7 +132,7 @@ class Terminal:
 
     @contextmanager
     def _lines(self, describe: Callable[[], str]) -> Iterator[None]:
-        """Says what the block does after each `QUIET` seconds without a line, where there are no bars: in a log file."""
+        """Says what the block does after each `QUIET` seconds without a line where there are no bars: in a log file."""
         if self.console.is_terminal or self.console.quiet or self._cell is not None:
             yield
             return
