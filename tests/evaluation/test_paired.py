@@ -58,9 +58,14 @@ def test_the_interval_covers_the_true_mean_as_often_as_its_confidence_says(pairs
     assert held / rounds == pytest.approx(0.95, abs=3 * (0.95 * 0.05 / rounds) ** 0.5)
 
 
-def test_one_pair_has_no_interval_and_equal_differences_one_without_width() -> None:
+def test_one_pair_has_no_interval_and_equal_differences_have_a_width() -> None:
     assert paired_difference([3.0], [1.0]) == Difference(2.0, None, 1)
-    assert paired_difference([1.0, 2.0], [0.0, 1.0]) == Difference(1.0, (1.0, 1.0), 2)
+    found = paired_difference([1.0, 2.0], [0.0, 1.0])
+    assert (found.mean, found.pairs) == (1.0, 2)
+    assert found.interval is not None and found.interval[0] < 0 < 2 < found.interval[1]  # two pairs say little
+    # 500 problems without a change: Wilson's upper end for none of 500 that became better is 0.76 %.
+    none = paired_difference([1.0] * 500, [1.0] * 500).interval
+    assert none == pytest.approx((-0.0077, 0.0077), abs=2e-4)
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [([], []), ([1.0], []), ([1.0, 2.0], [1.0])])

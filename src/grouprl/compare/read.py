@@ -235,14 +235,9 @@ def against_baseline(comparison: RecordedComparison, variant: Variant, metric: s
         for side in (variant, comparison.baseline)
     )
     over_seeds = paired_by_name(ours, theirs)
-    if over_seeds is not None and len({ours[seed] - theirs[seed] for seed in ours}) == 1:
+    if over_seeds is not None and len({ours[seed] - theirs[seed] for seed in ours if seed in theirs}) == 1:
         over_seeds = replace(over_seeds, interval=None)  # equal differences do not know how runs vary
-    span = 1.0 if metric != "reward" else max(1.0, _range([*sides[0].values(), *sides[1].values()]))
-    return BaselineDifference(paired_by_name(*sides, span=span), over_seeds)
-
-
-def _range(values: Sequence[float]) -> float:
-    return max(values, default=0.0) - min(values, default=0.0)
+    return BaselineDifference(paired_by_name(*sides), over_seeds)
 
 
 def _by_problem(variant: Variant, seeds: Sequence[int], metric: str) -> dict[str, float]:

@@ -78,9 +78,7 @@ def comparison_verdict(comparison: RecordedComparison) -> str:
     means = {variant.name: metric_by_seed(variant, measure).mean for variant in comparison.finished}
     known = {name: value for name, value in means.items() if value is not None}
     if len(comparison.finished) > 1 and not known:
-        return (
-            "Nothing to compare: no run has held-out rewards or accuracy. The curves show reward and length."
-        )
+        return "No accuracy to compare: the task has no verifier. The curves show reward and length."
     if len(known) < 2 or not comparison.baseline.runs:
         done = ", ".join(known) or "none"
         return f"Nothing to compare yet: expected finished runs of two variants, the baseline among them, got {done}."

@@ -69,16 +69,16 @@ class Difference:
     pairs: int
 
 
-def paired_difference(ours: Sequence[float], theirs: Sequence[float], *, span: float | None = None) -> Difference:
-    """Mean of ours - theirs with its 95 % interval over the pairs: `score_interval`, without a span Student's.
+def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
+    """Mean of ours - theirs with its 95 % Student interval over the pairs.
 
     The interval covers only the population that the pairs were drawn from. Pairs of problems say something about other
-    problems for the same trained weights; pairs of seeds say something about other seeds on the same problems. It has a
-    width where all differences are equal, too.
+    problems for the same trained weights; pairs of seeds say something about other seeds on the same problems. Equal
+    differences do not know their spread: they get the width of the `score_interval` of numbers that could have been as
+    far apart as those of one side are, and at least by 1.
 
     Args:
         ours, theirs: one number for each pair, in the same order; in the unit of the result.
-        span: largest possible size of a difference, 1.0 for shares; None = not known.
 
     Raises:
         ValueError: the two have different lengths, or are empty.
@@ -90,20 +90,19 @@ def paired_difference(ours: Sequence[float], theirs: Sequence[float], *, span: f
         raise ValueError(f"paired_difference: expected pairs, at least one, got {len(ours)} and {len(theirs)} values")
     differences = [mine - other for mine, other in zip(ours, theirs, strict=True)]
     interval = None
-    if len(differences) > 1 and span is None and min(differences) < max(differences):
+    if min(differences) < max(differences):
         interval = mean_interval(differences)
     elif len(differences) > 1:
-        span = span or max(1.0, max(*ours, *theirs) - min(*ours, *theirs))
-        interval = score_interval(differences, -span, span)
+        span = max(1.0, *(max(side) - min(side) for side in (ours, theirs)))
+        low, high = score_interval([0.0] * len(differences), -span, span)
+        interval = differences[0] + low, differences[0] + high
     return Difference(fmean(differences), interval, len(differences))
 
 
-def paired_by_name(
-    ours: Mapping[str, float], theirs: Mapping[str, float], *, span: float | None = None
-) -> Difference | None:
+def paired_by_name(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Difference | None:
     """The `paired_difference` over the names that both mappings have; None when they share no name."""
     names = [name for name in ours if name in theirs]
-    return paired_difference([ours[n] for n in names], [theirs[n] for n in names], span=span) if names else None
+    return paired_difference([ours[n] for n in names], [theirs[n] for n in names]) if names else None
 
 
 def mean_by_problem(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -125,12 +124,8 @@ def compare_results(ours: ProblemResults, theirs: ProblemResults) -> dict[str, D
     if not set(ours.problem_ids) & set(theirs.problem_ids):
         raise ValueError("compare_results: expected problems that both were evaluated on, got none in common")
     found = {
-        "greedy_accuracy": paired_by_name(ours.greedy_by_problem, theirs.greedy_by_problem, span=1.0),
-        "pass_at_1": paired_by_name(ours.sampled_by_problem, theirs.sampled_by_problem, span=1.0),
+        "greedy_accuracy": paired_by_name(ours.greedy_by_problem, theirs.greedy_by_problem),
+        "pass_at_1": paired_by_name(ours.sampled_by_problem, theirs.sampled_by_problem),
+        **{name: paired_by_name(ours.reward_by_problem(name), theirs.reward_by_problem(name)) for name in ours.rewards},
     }
-    for metric in ours.rewards:
-        sides = [side.reward_by_problem(metric) for side in (ours, theirs)]
-        seen = [value for side in sides for value in side.values()]
-        span = max(seen, default=0.0) - min(seen, default=0.0)
-        found[metric] = paired_by_name(*sides, span=span or max(1.0, *map(abs, seen[:1])))
     return {name: difference for name, difference in found.items() if difference is not None}
