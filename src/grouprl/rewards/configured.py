@@ -95,13 +95,15 @@ def configured_scorer(
 def measured_verifier(config: RunConfig, task: Task, rewards: Sequence[WeightedReward]) -> WeightedReward | None:
     """The task's verifier, where it is one of the run's rewards or the user asked for it; else nothing is correct.
 
-    The user asks by naming the verifier in `task.arguments.verifier` or `task_from_list`, or problems by pass rate.
+    The user asks by naming the verifier (`task.arguments.verifier`, `task_from_list`), by a task of their own, or by
+    the order `edge`, which needs pass rates.
     """
     found = verifier_of(task.verifier, rewards, task.own_rewards)
     if found is None:
         return None
     asked = "verifier" in config.task.arguments or config.rollout.curriculum.order == "edge"
-    if not asked and not getattr(task, "verifier_given", False):
+    theirs = not type(task).__module__.startswith("grouprl.")
+    if not asked and not getattr(task, "verifier_given", theirs):
         return next((reward for reward in rewards if _same(reward, found)), None)
     return next((reward for reward in rewards if _same(reward, found)), found)
 

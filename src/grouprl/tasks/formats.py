@@ -45,7 +45,7 @@ def with_format(task: Task, format: Format = "boxed", system_prompt: str | None 
         default_step_rewards=task.default_step_rewards,
         own_rewards=task.own_rewards,
         traits=task.traits,
-        verifier_given=getattr(task, "verifier_given", False),
+        verifier_given=getattr(task, "verifier_given", not type(task).__module__.startswith("grouprl.")),
     )
 
 

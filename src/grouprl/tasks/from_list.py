@@ -81,7 +81,12 @@ class ListTask(RowRewards):
     verifier: str | None = None  # reward that verifies completions; None = the task has no verifier
     own_rewards: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     gold_column: str | None = None  # holds a completion that solves the problem
-    verifier_given: bool = False  # whether somebody named the verifier
+    verifier_named: bool = False  # whether somebody named the verifier
+
+    @property
+    def verifier_given(self) -> bool:
+        """Whether somebody named the verifier, or gave its function."""
+        return self.verifier_named or self.verifier in self.own_rewards
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split, in the order of the rows."""

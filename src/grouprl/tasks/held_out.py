@@ -53,5 +53,5 @@ def evaluated_on(task: Task, held_out: Mapping[Split, Sequence[Problem]]) -> Tas
         own_rewards=task.own_rewards,
         gold=task.gold,
         traits=task.traits,
-        verifier_given=getattr(task, "verifier_given", False),
+        verifier_given=getattr(task, "verifier_given", not type(task).__module__.startswith("grouprl.")),
     )
