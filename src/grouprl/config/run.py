@@ -112,8 +112,8 @@ class TaskConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _name_of_a_file(cls, given: Any) -> Any:
-        """A data file in place of a name is one for the task `jsonl`."""
-        if not isinstance(given, Mapping) or not isinstance(given.get("name"), str) or given.get("path"):
+        """A data file in place of a name is one for the task `jsonl`, in place of the path that a recipe has."""
+        if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
             return given
         if given["name"].startswith("hub:") or given["name"].endswith((".jsonl", ".json", ".csv", ".parquet")):
             return {**given, "name": "jsonl", "path": given["name"]}
@@ -349,3 +349,9 @@ class RunConfig(Experiment):
     distributed: DistributedConfig = DistributedConfig()
     cluster: ClusterConfig = ClusterConfig()
     trackers: TrackersConfig = TrackersConfig()
+
+    @model_validator(mode="after")
+    def _steps_or_epochs(self) -> Self:
+        if self.epochs is not None:
+            self.refuse_beside("epochs", "steps")
+        return self
