@@ -157,7 +157,7 @@ def test_a_log_file_gets_a_line_about_long_work_with_what_is_done_and_left(monke
     assert all("(stage learn)" in line for line in lines)
     with terminal.status("loading the model"):
         time.sleep(0.25)
-    assert "loading the model, 0." in text.getvalue()
+    assert "loading the model, after 0." in text.getvalue()
     before = text.getvalue()
     with terminal.progress("short", 1) as advance:
         advance(1)
