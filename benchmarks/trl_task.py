@@ -175,7 +175,7 @@ def run(library: str, seed: int, steps: int, problems: int = 200) -> list[dict[s
         def looked(model: Any) -> dict[str, float]:
             engine = NativeEngine(model, tokenizer, seed=seed, max_rows=config.rollout.max_rows)
             found: dict[str, Any] = evaluate(
-                engine, task, scorer, prompts, samples=config.evaluation.samples, max_tokens=64
+                engine, task, scorer, prompts, sampling=Sampling(64), samples=config.evaluation.samples
             ).metrics
             return {name: float(found[name]) for name in MEASURES.values()}
 
