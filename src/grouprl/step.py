@@ -116,4 +116,5 @@ def token_loss(learner: Learner, tokens: TokenGrid) -> tuple[Tensor, dict[str, T
         kl_coef=learner.kl_coef if learner.algorithm.pulls else 0.0,
         sampler_logprobs_NT=tokens.sampler_logprobs_NT,
         mask_NT=tokens.mask_NT,
+        counted_NT=tokens.counted_NT,
     )

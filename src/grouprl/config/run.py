@@ -234,7 +234,8 @@ class RolloutConfig(Section):
     def sampling(self) -> Sampling:
         """The sampling parameters of training."""
         cuts, penalty = (self.top_p, self.top_k, self.min_p), self.engine.repetition_penalty
-        return Sampling(self.max_tokens, self.temperature, *cuts, self.stop, penalty)
+        native = self.engine.name == "native"
+        return Sampling(self.max_tokens, self.temperature, *cuts, self.stop, penalty, by_learner=native)
 
 
 class EvaluationConfig(Section):

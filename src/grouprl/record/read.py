@@ -251,7 +251,7 @@ def _token_advantages(row: sqlite3.Row) -> tuple[float, ...]:
 
 
 def _trace(row: sqlite3.Row) -> TokenTrace:
-    columns = ("learner_logprobs", "entropies", "reference_logprobs", "updated_logprobs")
+    columns = ("learner_logprobs", "entropies", "reference_logprobs", "updated_logprobs", "old_logprobs")
     return TokenTrace(*(None if row[name] is None else _numbers(row[name], "<f4") for name in columns))
 
 

@@ -247,9 +247,10 @@ def _check_prompts(parts: StepParts, first: int, last: int) -> None:
 
 
 def _refuse_changes(state: TrainerState, start: str, data: str) -> None:
-    for what, then, now in (("model", state.start, start), ("train problems", state.data, data)):
+    rows = "train problems, which evaluation.split and eval_task leave of the rows,"
+    for what, then, now in (("model", state.start, start), (rows, state.data, data)):
         if then != now:
             raise UserError(
                 f"resume: expected the {what} that the run started with (fingerprint {then}), got another ({now}): "
-                f"restore the {what}, or start a new run under another name"
+                f"restore the {what.partition(',')[0]}, or start a new run under another name"
             )

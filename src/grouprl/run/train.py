@@ -49,6 +49,7 @@ from grouprl.run.warnings import warnings_of
 from grouprl.scoring.functions import WeightedReward
 from grouprl.step import grpo_step
 from grouprl.tasks import Task
+from grouprl.tasks.held_out import trained_on_the_rest
 from grouprl.trackers import Trackers
 from grouprl.types import StepRecord
 
@@ -84,6 +85,7 @@ def train(
     Raises:
         UserError: model, data or run directory do not fit the configuration; nothing is overwritten.
     """
+    task = trained_on_the_rest(task, config.evaluation.split)
     terminal, config = terminal or Terminal(), with_run_dtype(_in_steps(config, task), resume=resume)
     check_sections(config)
     directory = _directory(config, resume=resume)
@@ -139,7 +141,7 @@ def _directory(config: RunConfig, *, resume: bool) -> Path:
     """The run's directory, which holds no run yet if it is new; device and name are judged before a model is loaded."""
     resolve_device(config.model.device)
     directory = Path(config.runs_dir) / config.name
-    if not resume:
+    if not resume and RunDirectory(directory).holder() is None:
         refuse_run(directory)
     return directory
 

@@ -2,7 +2,7 @@ r"""Changes the format that a task asks for, \boxed{...} or DeepSeek-R1's tags, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -63,6 +63,11 @@ class FormattedTask:
     own_rewards: Mapping[str, Callable[..., Any]]
     traits: Callable[[str], Mapping[str, bool]]
     verifier_given: bool
+
+    @property
+    def given(self) -> Collection[Split] | None:
+        """What the task says; None = its problems are no rows."""
+        return getattr(self.task, "given", None)
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of the task with the system prompt; lazy where the task's are lazy."""
