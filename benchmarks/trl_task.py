@@ -154,6 +154,7 @@ def run(library: str, seed: int, steps: int, problems: int = 200) -> list[dict[s
     from grouprl.rewards.configured import configured_rewards, configured_scorer
     from grouprl.rollout import NativeEngine, Request
     from grouprl.tasks.named import load_task
+    from grouprl.types import Sampling
 
     torch.set_num_threads(1)
     config = RunConfig(
