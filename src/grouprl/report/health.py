@@ -315,6 +315,9 @@ def _last(rows: Sequence[Row], name: str) -> float | None:
 
 
 def _unsolved(rows: Sequence[Row]) -> bool:
-    """Whether most problems are still to be learned: without a verdict nobody knows, so it warns."""
+    """Whether most problems are still to be learned: by accuracy, else where the mean reward has not risen clearly."""
     accuracy = _last(rows, "accuracy")
-    return accuracy is None or accuracy < 0.9
+    if accuracy is not None:
+        return accuracy < 0.9
+    start, now, spread = _first(rows, "reward"), _last(rows, "reward"), _first(rows, "reward_std")
+    return start is None or now is None or now - start <= (spread or 0.0)
