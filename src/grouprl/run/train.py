@@ -100,18 +100,17 @@ def train(
             f"{dump_config(config)}torch: {torch.__version__}\ngrouprl: {__version__}\n", "settings and versions"
         )
         trackers = stack.enter_context(Trackers(config, terminal.say, leads=ranks.leads))
-        lock, saved = None, None
+        lock = saved = cluster = samplers = None
         if resume:
             lock, saved = locked_checkpoint(stack, config, ranks, step, terminal.say)
         terminal.say("\n".join(needs_of(config, task, ranks.world)))
-        cluster = samplers = None
         if config.cluster.backend == "ray":
             cluster = stack.enter_context(open_cluster(config.cluster, terminal.say, ranks))
             samplers = stack.enter_context(open_samplers(cluster, config))
-        scoring = configured_scorer(
-            config, task, rewards, ranks=ranks, cluster=cluster, state=state_before(config, task)
+        before = state_before(config, task)
+        scorer = stack.enter_context(
+            configured_scorer(config, task, rewards, ranks=ranks, cluster=cluster, state=before)
         )
-        scorer = stack.enter_context(scoring)
         with terminal.status("loading the model"):
             parts = assemble(config, task, scorer, saved=saved, ranks=ranks, samplers=samplers)
         code = code_of([*scorer.rewards, *filter(None, [scorer.verifier])], parts.step_parts.tokenizer, ranks)
