@@ -167,6 +167,10 @@ class Sampling:
             if not ok:
                 raise UserError(f"sampling.{name}: {value!r} is out of range (see grouprl.types.Sampling)")
 
+    def plain(self, temperature: float = 1.0) -> Sampling:
+        """Sampling from the plain softmax of texts that end and are structured in the same way; 0 = greedy."""
+        return Sampling(self.max_tokens, temperature, stop=self.stop, structure=self.structure)
+
     @property
     def truncates(self) -> bool:
         """Whether top_p, top_k or min_p removes tokens before drawing."""

@@ -112,12 +112,7 @@ def policy_loss(
             tokens stands beside one ratio that moves the whole completion.
     """
     _check_shapes(logprobs_NT, old_logprobs_NT, advantages, weights_NT)
-    if _of_completions(surrogate, ratio) and (divergence_tv, divergence_kl) != (None, None):
-        raise ValueError(
-            f"divergence_tv, divergence_kl: surrogate={surrogate!r}, ratio={ratio!r} move whole completions"
-        )
-    if kl_coef > 0 and ref_logprobs_NT is None:
-        raise ValueError(f"kl_coef={kl_coef} needs ref_logprobs_NT")
+    _check_options(surrogate, ratio, (divergence_tv, divergence_kl), kl_coef, ref_logprobs_NT)
     mask_NT = weights_NT > 0 if mask_NT is None else mask_NT.bool()
     advantages_NT = (advantages if advantages.ndim == 2 else advantages[:, None]).expand_as(logprobs_NT)
     # Padding may hold any value, inf and NaN too; it must reach neither the loss nor the gradient.
@@ -143,7 +138,6 @@ def policy_loss(
         raise ValueError(f"surrogate: got {surrogate!r}, expected one of clip, cispo, plain, sapo, gmpo")
     if dual_clip is not None:
         gain_NT = torch.where(advantages_NT < 0, torch.maximum(gain_NT, dual_clip * advantages_NT), gain_NT)
-
     cost_NT = -gain_NT
     counted_NT = mask_NT if counted_NT is None else mask_NT & counted_NT
     stats = _ratio_stats(ratio_NT.detach(), advantages_NT, counted_NT, clip_low, clip_high)
@@ -226,6 +220,22 @@ def _blank(values_NT: Tensor, mask_NT: Tensor) -> Tensor:
 
 def _masked_mean(values_NT: Tensor, mask_NT: Tensor) -> Tensor:
     return _blank(values_NT, mask_NT).sum() / mask_NT.sum().clamp(min=1)
+
+
+def _check_options(
+    surrogate: Surrogate,
+    ratio: Ratio,
+    limits: tuple[float | None, float | None],
+    kl_coef: float,
+    ref_logprobs_NT: Tensor | None,
+) -> None:
+    if _of_completions(surrogate, ratio) and limits != (None, None):
+        raise ValueError(
+            f"divergence_tv, divergence_kl: expected ratio='token' and no surrogate='gmpo' with a limit of single "
+            f"tokens, got ratio={ratio!r}, surrogate={surrogate!r}, whose one ratio moves the whole completion"
+        )
+    if kl_coef > 0 and ref_logprobs_NT is None:
+        raise ValueError(f"kl_coef={kl_coef} needs ref_logprobs_NT")
 
 
 def _check_shapes(logprobs_NT: Tensor, old_logprobs_NT: Tensor, advantages: Tensor, weights_NT: Tensor) -> None:

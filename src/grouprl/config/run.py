@@ -242,9 +242,15 @@ class EvaluationConfig(Section):
     """The evaluations of the policy on held-out problems."""
 
     every: int = Field(0, ge=0, le=10**9, description="steps between evaluations; 0 = only before and after")
-    problems: int = Field(500, ge=1, le=10**8, description="held-out problems in an evaluation")
+    problems: int = Field(500, ge=0, le=10**8, description="held-out problems in an evaluation; 0 = no evaluations")
+    judge: bool = Field(
+        False, description="whether judge models score held-out completions too; each is a request that may cost money"
+    )
     samples: int = Field(
-        8, ge=0, le=10**5, description="sampled completions of each problem for pass@k; 0 = greedy accuracy only"
+        8,
+        ge=0,
+        le=10**5,
+        description="sampled completions of each problem for mean rewards and pass@k; 0 = the greedy one only",
     )
     split: Literal["train", "validation", "test"] = Field("test", description="split of the task that is evaluated")
 

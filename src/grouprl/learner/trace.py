@@ -74,13 +74,12 @@ def cut_tokens(
     objective: Objective, batch: Batch, last_pass: Sequence[TokenPass], old_NT: Tensor | None, advantages_NT: Tensor
 ) -> Tensor:
     """[N, T] bool: the tokens whose gradient the clip, the dual clip or `left_out` removes in the last pass."""
-    logprobs_NT = (batch.old_logprobs_NT if old_NT is None else old_NT).clone()
+    own, old_NT = old_NT is None, batch.old_logprobs_NT if old_NT is None else old_NT
+    logprobs_NT = old_NT.clone()
     for part in last_pass:
         rows, columns = torch.tensor(part.pack.rows)[part.pack.row_C.cpu()], part.pack.column_C.cpu()
         logprobs_NT[rows, columns] = part.logprobs_C.float().cpu()
-    ratios_NT = policy_ratios(
-        logprobs_NT, logprobs_NT if old_NT is None else old_NT, batch.mask_NT, ratio=objective.ratio
-    )
+    ratios_NT = policy_ratios(logprobs_NT, logprobs_NT if own else old_NT, batch.mask_NT, ratio=objective.ratio)
     limits = objective.off_policy_delta, objective.divergence_tv, objective.divergence_kl
     left_NT = left_out(logprobs_NT, batch.old_logprobs_NT, advantages_NT, batch.mask_NT, *limits)
     if not objective.cuts:  # a bounded weight keeps its gradient

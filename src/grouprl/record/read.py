@@ -32,7 +32,8 @@ class Example:
     prompt: str
     answer: str  # the right answer; empty when the problem has none
     completion: str
-    correct: bool | None  # None = the verifier failed, or the task has none
+    correct: bool | None  # None = the verifier failed, or does not measure the run
+    reward: float | None = None  # None = invalid, or not recorded
 
 
 @dataclass(frozen=True)

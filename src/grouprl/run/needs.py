@@ -40,7 +40,16 @@ def needs_of(config: RunConfig, task: Task, ranks: int) -> Iterator[str]:
     yield (
         f"Evaluations: {count} of {problems} problems x (1 greedy + {evaluation.samples} sampled) x at most {tokens} "
         f"tokens, {count * each:,} in all; training: at most {most:,}."
+        if problems
+        else "Evaluations: none (evaluation.problems=0, or the task has no held-out problems)."
     )
+    if problems and any((reward.function or reward.name) == "judge_model" for reward in config.rewards):
+        asked = count * problems * (1 + evaluation.samples)
+        yield (
+            f"Judge models score held-out completions as well: {asked:,} requests each (evaluation.judge=false: none)."
+            if evaluation.judge
+            else f"Judge models do not score held-out completions (evaluation.judge=true: {asked:,} requests each)."
+        )
 
 
 def _memory(config: RunConfig, task: Task, ranks: int) -> str | None:

@@ -105,8 +105,8 @@ class Trainer:
         Returns:
             The metrics: see `grouprl.evaluation.evaluate.evaluate`.
         """
-        config, task, _ = self._prepared()
-        return evaluate_model(with_newest(config, RunDirectory(self._directory)), task).metrics
+        config, task, rewards = self._prepared()
+        return evaluate_model(with_newest(config, RunDirectory(self._directory)), task, rewards).metrics
 
     def sample(self, prompt: str | Problem | None = None) -> SampledGroup:
         """Samples a group of completions from the newest checkpoint of the run, or from the model where there is none.

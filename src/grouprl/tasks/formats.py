@@ -45,6 +45,7 @@ def with_format(task: Task, format: Format = "boxed", system_prompt: str | None 
         default_step_rewards=task.default_step_rewards,
         own_rewards=task.own_rewards,
         traits=task.traits,
+        verifier_given=getattr(task, "verifier_given", not type(task).__module__.startswith("grouprl.")),
     )
 
 
@@ -61,6 +62,7 @@ class FormattedTask:
     default_step_rewards: Mapping[str, float]
     own_rewards: Mapping[str, Callable[..., Any]]
     traits: Callable[[str], Mapping[str, bool]]
+    verifier_given: bool
 
     @property
     def given(self) -> Collection[Split] | None:

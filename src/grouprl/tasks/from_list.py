@@ -82,6 +82,12 @@ class ListTask(RowRewards):
     own_rewards: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     gold_column: str | None = None  # holds a completion that solves the problem
     given: Collection[Split] = ()  # the splits that were given; the others were cut from train
+    verifier_named: bool = False  # whether somebody named the verifier
+
+    @property
+    def verifier_given(self) -> bool:
+        """Whether somebody named the verifier, or gave its function."""
+        return self.verifier_named or self.verifier in self.own_rewards
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split, in the order of the rows."""
@@ -151,7 +157,7 @@ def task_from_rows(
     """A task from rows with places, for errors; `parts` has at least the rows of train. See `task_from_list`."""
     problems: dict[Split, Sequence[Problem]]
     problems = {split: _problems(f"{name}/{split}", part, row_format) for split, part in parts.items()}
-    everything = chain.from_iterable(problems.values())
+    everything, named = chain.from_iterable(problems.values()), verifier is not None
     if verifier is None and all(problem.columns.get("answer") is not None for problem in everything):
         verifier = "correct_answer"
     if isinstance(verifier, str) and verifier in BY_ANSWER:  # it does not apply to a problem without an answer
@@ -172,7 +178,7 @@ def task_from_rows(
     if callable(verifier):
         function, verifier = verifier, getattr(verifier, "__name__", type(verifier).__name__)
         own = {verifier: function}
-    return ListTask(name, or_shared(problems), verifier, own, row_format.gold_column, tuple(parts))
+    return ListTask(name, or_shared(problems), verifier, own, row_format.gold_column, tuple(parts), named)
 
 
 def _problems(prefix: str, rows: Sequence[Row], row_format: RowFormat) -> list[Problem]:

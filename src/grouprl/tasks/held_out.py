@@ -24,6 +24,7 @@ class HeldOutTask:
     own_rewards: Mapping[str, Callable[..., Any]]
     gold: Callable[[Problem], str | None]
     traits: Callable[[str], Mapping[str, bool]]
+    verifier_given: bool
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split."""
@@ -82,4 +83,5 @@ def _with(task: Task, replaced: Mapping[Split, Sequence[Problem]]) -> Task:
         own_rewards=task.own_rewards,
         gold=task.gold,
         traits=task.traits,
+        verifier_given=getattr(task, "verifier_given", not type(task).__module__.startswith("grouprl.")),
     )
