@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 # The process that started this one: a rank finds out by it that torchrun has ended, even while torch was being loaded.
-PARENT = os.getppid()
+__parent__ = os.getppid()
 __all__ = [
     "Algorithm",
     "Invalid",
