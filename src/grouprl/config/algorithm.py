@@ -144,7 +144,7 @@ def with_options(base: Algorithm, changes: Mapping[str, Any]) -> Algorithm:
         UserError: an unknown name, a value that is out of range or of another type, or an option that has no effect
             beside the others.
     """
-    wanted = {name: value for name, value in flat(changes).items() if name != "name"}
+    wanted = {name: value for name, value in flat(changes).items() if name not in ("name", OWN)}
     known = {name: part for part, kinds in part_kinds(base).items() for kind in kinds for name in hints(kind)}
     for name in wanted:
         if name not in known:

@@ -272,7 +272,7 @@ def _algorithm(given: object, info: ValidationInfo) -> Algorithm:
     whole = isinstance(name, str) and flat(given).keys() >= _REQUIRED
     if name not in known and not whole:
         raise unknown_name("algorithm.name", str(name)[:60], known)
-    made = with_options(known.get(name, NAMED["grpo"]), {key: value for key, value in given.items() if key != OWN})
+    made = with_options(known.get(name, NAMED["grpo"]), given)
     own = given.get(OWN)
     if own is None or own == own_parts(made):
         return made
