@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+import letter_rewards
 from grouprl.config.run import RunConfig, load_config
 from small_runs import ROWS, grouprl, metrics, small_settings, write_rows
 
@@ -29,7 +30,8 @@ doubled = Algorithm(name="doubled", objective=Doubled())
 def train(tiny: Path, folder: Path, name: str, *more: object):
     write_rows(folder / "rows.jsonl", [{**row, "answer": "1"} for row in ROWS])
     settings = small_settings(folder / "runs", steps=1, name=name)
-    return grouprl("train", "--model", tiny, "--task", folder / "rows.jsonl", *settings, *more)
+    reward = f"{letter_rewards.__file__}:letters"
+    return grouprl("train", "--model", tiny, "--task", folder / "rows.jsonl", "--reward", reward, *settings, *more)
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def test_a_class_of_ones_own_trains_and_is_not_resumed_without_it(tiny: Path, tm
     assert losses[1] == pytest.approx(2 * losses[0], rel=1e-5)
     ended = grouprl("train", "--resume", tmp_path / "runs/doubled", "steps=2")
     assert ended.code == 2
-    assert "mine.Doubled" in ended.err
+    assert "mine.py.Doubled" in ended.err
     again = ["--resume", tmp_path / "runs/doubled", "steps=2", "--algorithm", f"{file}:doubled"]
     assert grouprl("train", *again).code == 0
     file.write_text(FILE.replace("2 * loss", "3 * loss"))

@@ -43,9 +43,9 @@ def algorithm_in_file(text: str) -> Algorithm:
     file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"--algorithm {text}: expected a Python file at {path}, found none: check the path")
-    module = ModuleType(file.stem)
+    module = ModuleType(file.name)  # with .py: no import has this name
     module.__file__ = str(file.resolve())
-    sys.modules.setdefault(file.stem, module)  # where a dataclass looks for the names of its fields' types
+    sys.modules[file.name] = module  # where a dataclass looks for its fields' types, and `inspect` for the source
     try:
         exec(compile(file.read_bytes(), module.__file__, "exec"), vars(module))
     except Exception as error:  # a program, which can raise anything
