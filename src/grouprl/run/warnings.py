@@ -12,9 +12,6 @@ from grouprl.models.kernels.build import setting, why_no_library
 from grouprl.models.precision import is_emulated
 from grouprl.models.templates import folds_system, hidden_tags, lost_contents
 from grouprl.run.assemble import RunParts
-from grouprl.scoring.comparisons import comparison_in
-from grouprl.scoring.functions import FromFile, WeightedReward
-from grouprl.scoring.side_effects import changed_outside
 from grouprl.types import Problem
 
 _PROMPTS = 64  # train problems whose messages are compared with their rendering
@@ -39,7 +36,6 @@ def warnings_of(parts: RunParts, config: RunConfig) -> Iterator[str]:
     yield from _about_messages(problems[:_PROMPTS], tokenizer)
     if doubt := getattr(parts.step_parts.engine, "doubt", ""):
         yield doubt
-    yield from _about_rewards(parts.step_parts.scorer.rewards, config)
     policy = parts.step_parts.learner.policy
     if not is_packed(policy):
         yield (
@@ -53,25 +49,6 @@ def warnings_of(parts: RunParts, config: RunConfig) -> Iterator[str]:
         )
     if parts.step_parts.learner.device.type == "cpu" and setting() != "off" and (reason := why_no_library()):
         yield f"without the compiled kernels this run takes 1.3 to 3 times as long. The reason: {reason}."
-
-
-def _about_rewards(rewards: Sequence[WeightedReward], config: RunConfig) -> Iterator[str]:
-    for reward in rewards:
-        own = not getattr(reward.function, "__module__", "").startswith("grouprl.")
-        if reward.in_process or not (own or isinstance(reward.function, FromFile)):
-            continue
-        if names := changed_outside(reward.function):
-            yield (
-                f"the reward {reward.name} changes {', '.join(names)}, which keeps its value here: rewards run in "
-                "worker processes. Record numbers with log_metric (docs/rewards.md)."
-            )
-        several = config.rollout.problems_per_step > 1 and not reward.has_one_call
-        if several and (found := comparison_in(reward.function)) is not None:
-            yield (
-                f"the reward {reward.name} compares completions (its line {found[0]}: {found[1]:.60}). A call gets "
-                "the completions of one problem; in TRL, of several. With scope=batch it gets the completions of the "
-                "step (docs/rewards.md)."
-            )
 
 
 def _about_messages(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
