@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from grouprl.scoring.invalid import Invalid
 
 __version__ = "0.1.0"
+# The process that started this one: a rank finds out by it that torchrun has ended, even while torch was being loaded.
+__parent__ = os.getppid()
 __all__ = [
     "Algorithm",
     "Invalid",

@@ -203,7 +203,9 @@ def main() -> None:
     _open_standard_streams()
     try:
         app()
-    except (UserError, FloatingPointError, OSError, sqlite3.Error, MemoryError) as error:
+    except (UserError, FloatingPointError, OSError, sqlite3.Error, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "can't start new thread" not in str(error):
+            raise
         text = str(error) if isinstance(error, UserError | FloatingPointError) else _of_the_machine(error)
         if _reports():
             Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {text}", markup=False)
@@ -237,6 +239,8 @@ def _of_the_machine(error: Exception) -> str:
             return f"{place}: {error.strerror}: check permissions and space there; continue with --resume"
         case OSError():
             return f"{error}: check the disk and the limits of this machine; continue with --resume"
+        case RuntimeError():
+            return "no thread is left for this user: end other programs, or raise `ulimit -u`; continue with --resume"
         case sqlite3.OperationalError() if "locked" in str(error):
             return "the database of the run: locked by another program: end that program, then continue with --resume"
         case sqlite3.Error():
