@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
+
+# `python -m grouprl` puts the current folder first: a typing.py in it must not replace the standard library's.
+if sys.argv[:1] == ["-m"] and "-m grouprl" in " ".join(sys.orig_argv) and not sys.flags.safe_path:
+    del sys.path[0]
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

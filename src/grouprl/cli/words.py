@@ -18,7 +18,7 @@ from rich.console import Console
 from grouprl import __version__
 from grouprl.cli import completion
 from grouprl.models.names import check_name
-from grouprl.record.layout import RunDirectory, run_of_checkpoint
+from grouprl.record.layout import RunDirectory, is_config_of_a_run, refuse_links, run_of_checkpoint
 from grouprl.record.places import model_at, run_at
 from grouprl.types import UserError
 
@@ -111,13 +111,22 @@ def run_config(
         UserError: also for code that comes from somebody else's run and not from `trust`; see `refuse_foreign_code`.
     """
     check_models(settings, options)
-    from grouprl.config.command_line import settings_file
-    from grouprl.config.run import RunConfig
+    from grouprl.config.run import RunConfig, load_config
     from grouprl.run.trust import refuse_foreign_code
 
     settings = [_file_of_run(text) for text in settings or []]
+    of_runs = [Path(text) for text in settings if is_config_of_a_run(Path(text))]
+    for file in of_runs:
+        refuse_links(file.parent)
     config = configured(RunConfig, settings, options)
-    refuse_foreign_code(config, [settings_file(text) for text in settings if "=" not in text], trust or ())
+    refuse_foreign_code(config, of_runs, trust or ())
+    if not of_runs or any(text.startswith("runs_dir=") for text in settings):
+        return config
+    run = of_runs[-1].parent
+    if config.runs_dir == load_config(RunConfig, [of_runs[-1]], []).runs_dir:
+        # Where its first user kept it says nothing here, and could be any folder of this user.
+        place = run.parent if run.name not in ("", "..") else run.absolute().parent
+        config = config.model_copy(update={"runs_dir": str(place)})
     return config
 
 
@@ -148,6 +157,8 @@ def check_models(settings: Sequence[str] | None, options: Mapping[str, object] |
 def settings_of_run(checkpoint: str) -> list[str]:
     """Returns the settings of the run that contains a checkpoint, if there is one; a checkpoint has its template."""
     run = run_of_checkpoint(Path(checkpoint))
+    if run is not None:
+        refuse_links(run.path)
     return [] if run is None else [str(run.config), "model.chat_template=null", "model.revision=null"]
 
 

@@ -24,9 +24,9 @@ from grouprl.compare.read import (
     time_parts,
     totals,
 )
+from grouprl.config.strict import is_number
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory
-from grouprl.record.strict import is_number
 from grouprl.report.page import standalone
 from grouprl.report.write import encoded, page_answers, rounded
 

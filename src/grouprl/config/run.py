@@ -331,7 +331,9 @@ class Experiment(Section):
     steps: int = Field(100, ge=1, le=10**9, description="steps of training, each with one batch of completions")
     model: PolicyConfig = PolicyConfig()
     task: TaskConfig = TaskConfig()
-    rewards: tuple[RewardConfig, ...] = Field((), strict=False, description="one entry for each reward function")
+    rewards: tuple[RewardConfig, ...] = Field(
+        (), strict=False, max_length=100, description="one entry for each reward function"
+    )
     algorithm: AlgorithmSection = Algorithm()
     rollout: RolloutConfig = RolloutConfig()
     learner: LearnerConfig = LearnerConfig()

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import yaml
 
+from grouprl.config.strict import opened, refuse_depth
 from grouprl.config.yaml_text import read_yaml
 from grouprl.imported.references import scalar
 from grouprl.imported.shell import OVERRIDE, overrides
 from grouprl.imported.table import Unknown
-from grouprl.record.strict import opened, refuse_depth
 from grouprl.types import UserError
 
 Library = Literal["trl", "verl"]

@@ -10,6 +10,7 @@ import torch
 
 from grouprl.algorithms import kl_estimate, policy_ratios, step_advantages
 from grouprl.config.algorithm import options
+from grouprl.config.strict import is_number
 from grouprl.lab.explain_record import (
     Material,
     Peer,
@@ -21,7 +22,6 @@ from grouprl.lab.explain_record import (
     read_recorded,
 )
 from grouprl.lab.runs import Runs
-from grouprl.record.strict import is_number
 from grouprl.report.worked import Spread, compared, comparison_sentence, exact_sum
 from grouprl.types import RewardOutcome
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from grouprl.record.layout import RunDirectory, run_of_checkpoint
+from grouprl.record.layout import RunDirectory, refuse_links, run_of_checkpoint
 from grouprl.types import UserError, nearest_name
 
 
@@ -18,6 +18,7 @@ def model_at(given: str) -> str:
     run = RunDirectory(place)
     if not run.exists:
         return str(place) if given.startswith("~") else given
+    refuse_links(run.path)
     saved = run.saved_models()
     if saved:
         return str(saved[-1].path)

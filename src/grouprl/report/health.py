@@ -12,7 +12,7 @@ from functools import partial
 from statistics import fmean, median
 from typing import Any
 
-from grouprl.record.strict import is_number
+from grouprl.config.strict import is_number
 
 Row = Mapping[str, Any]
 

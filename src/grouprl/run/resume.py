@@ -13,13 +13,13 @@ from typing import Any
 from grouprl.config.algorithm import OWN, all_options, own_parts
 from grouprl.config.own_code import own_code
 from grouprl.config.run import RunConfig, load_config
+from grouprl.config.strict import read_json
 from grouprl.distributed import Ranks, was_begun
 from grouprl.learner.schedule import follows_the_end
 from grouprl.models.precision import with_dtype
 from grouprl.record.complete import incomplete_steps
 from grouprl.record.files import json_text
-from grouprl.record.layout import Checkpoint, RunDirectory, lock_directory
-from grouprl.record.strict import read_json
+from grouprl.record.layout import Checkpoint, RunDirectory, lock_directory, refuse_links
 from grouprl.run.assemble import RunParts
 from grouprl.run.checkpoint import TrainerState, read_state
 from grouprl.run.trust import code_of, refuse_changed_code
@@ -50,6 +50,7 @@ def saved_path(directory: Path) -> Path:
     run = RunDirectory(directory)
     if not run.exists:
         raise UserError(f"{directory}: expected a run to resume, found no config.yaml: check name and runs_dir")
+    refuse_links(directory)
     return run.config
 
 

@@ -345,7 +345,7 @@ class Scorer:
 def _source(reward: WeightedReward) -> Source:
     function = reward.function
     if isinstance(function, FromFile):
-        return function.path, function.function, dict(function.arguments)
+        return function.path, function.function, dict(function.arguments), dict(function.code)
     try:
         return pack(function)
     except ParcelError as error:
