@@ -20,9 +20,8 @@ STEP_LINES = 120
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 # Functions and columns on their way from a run to its own workers; nothing that was stored or downloaded.
 MAY_PICKLE = "grouprl.scoring.parcels"
-# What starts model-written programs, inside the sandbox only; what asks whether a test is Python, and runs nothing; and
-# what runs the file that a user names with --algorithm, from its own bytes.
-MAY_COMPILE = ("grouprl.sandbox.guest", "grouprl.tasks.asserts", "grouprl.config.own_code")
+# What starts model-written programs, inside the sandbox only; and what asks whether a test is Python, and runs nothing.
+MAY_COMPILE = ("grouprl.sandbox.guest", "grouprl.tasks.asserts")
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

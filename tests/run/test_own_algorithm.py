@@ -69,7 +69,7 @@ def test_a_class_of_ones_own_trains_and_is_not_resumed_without_it(tiny: Path, tm
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("nothing.py:mine", "expected a Python file at nothing.py, found none"),
+        ("nothing.py:mine", "nothing.py: expected a Python file, found none"),
         ("{file}:value", "did you mean 'values'?"),
         ("GRPO", "did you mean 'grpo'?"),
     ],

@@ -1,18 +1,13 @@
-"""Algorithms in a user's file, and the names and digests of classes and functions that a program defines."""
+"""Names classes and functions that a program defines, with a digest of their source, for the record of a run."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
 import inspect
-import sys
 import textwrap
 from functools import partial
-from pathlib import Path
-from types import FunctionType, MethodType, ModuleType
-
-from grouprl.algorithms.spec import Algorithm
-from grouprl.types import UserError, unknown_name
+from types import FunctionType, MethodType
 
 _DIGITS = 16
 
@@ -31,31 +26,6 @@ def own_code(thing: object) -> str | None:
     parts = [kind for kind in thing.__mro__ if _is_own(kind)] if isinstance(thing, type) else [thing]
     digest = hashlib.sha256("\n".join(map(_tree, parts)).encode()).hexdigest()
     return f"{thing.__module__}.{thing.__qualname__} {digest[:_DIGITS]}"
-
-
-def algorithm_in_file(text: str) -> Algorithm:
-    """The algorithm that `FILE.py:NAME` names. The file runs in this process: only its user may name it.
-
-    Raises:
-        UserError: there is no such file, it fails, or it has no algorithm of this name.
-    """
-    path, _, name = text.rpartition(":")
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise UserError(f"--algorithm {text}: expected a Python file at {path}, found none: check the path")
-    module = ModuleType(file.name)  # with .py: no import has this name
-    module.__file__ = str(file.resolve())
-    sys.modules[file.name] = module  # where a dataclass looks for its fields' types, and `inspect` for the source
-    try:
-        exec(compile(file.read_bytes(), module.__file__, "exec"), vars(module))
-    except Exception as error:  # a program, which can raise anything
-        raise UserError(
-            f"--algorithm {text}: expected a file that runs, got {type(error).__name__}: {error}"
-        ) from error
-    known = {one: found for one, found in vars(module).items() if isinstance(found, Algorithm)}
-    if name not in known:
-        raise unknown_name(f"--algorithm {text}", name, known)
-    return known[name]
 
 
 def _is_own(thing: type | FunctionType) -> bool:

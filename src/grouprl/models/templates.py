@@ -96,6 +96,14 @@ def _lacks_system(tokenizer: PreTrainedTokenizerBase) -> bool:
     return _FOLDED[template]
 
 
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+
+
+def hidden_tags(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Tags of DeepSeek-R1's format that are special tokens, which the text of a completion leaves out."""
+    return [tag for tag in TAGS if tag in tokenizer.all_special_tokens]
+
+
 def folds_system(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the system message stands in the first user message, because the template has no system role."""
     return _FOLD in str(tokenizer.chat_template)

@@ -74,8 +74,14 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
     if changed:
         raise UserError(
             f"resume: expected the settings that {directory} started with, got {'; '.join(changed)}: "
-            f"restore them (only {', '.join(free)} may change), or start a new run under another name"
+            f"restore them ({_why(begun)}only {', '.join(free)} may change), or start a new run under another name"
         )
+
+
+def _why(begun: RunConfig) -> str:
+    if not follows_the_end(begun.learner):
+        return ""
+    return f"with learner.schedule={begun.learner.schedule} the learning rate of each step depends on steps; "
 
 
 def _begun(directory: Path, config: RunConfig) -> RunConfig:
