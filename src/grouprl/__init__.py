@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Any
 # core (a reward worker, a browser), a step with spinning threads takes 40 to 80 times as long (docs/performance.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# The process that started this one: a rank finds out by it that torchrun has ended, even while torch was being loaded.
-PARENT = os.getppid()
-
 from grouprl.types import Problem, StepRecord, UserError
 
 if TYPE_CHECKING:
@@ -24,6 +21,8 @@ if TYPE_CHECKING:
     from grouprl.scoring.invalid import Invalid
 
 __version__ = "0.1.0"
+# The process that started this one: a rank finds out by it that torchrun has ended, even while torch was being loaded.
+PARENT = os.getppid()
 __all__ = [
     "Algorithm",
     "Invalid",

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PlainSerializer, PlainValidator, ValidationInfo, model_validator
 
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
-from grouprl.config.algorithm import as_tree, flat, with_options
+from grouprl.config.algorithm import OWN, as_tree, flat, own_parts, with_options
 from grouprl.config.files import dump_config as dump_config
 from grouprl.config.files import load_config as load_config
 from grouprl.config.learner import LearnerConfig as LearnerConfig
@@ -256,7 +257,13 @@ def _algorithm(given: object, info: ValidationInfo) -> Algorithm:
     whole = isinstance(name, str) and flat(given).keys() >= _REQUIRED
     if name not in known and not whole:
         raise UserError(f"algorithm.name: expected one of {', '.join(known)}, got {name!r:.60}")
-    return with_options(known.get(name, NAMED["grpo"]), given)
+    made = with_options(known.get(name, NAMED["grpo"]), {key: value for key, value in given.items() if key != OWN})
+    own = given.get(OWN)
+    if own is None or own == own_parts(made):
+        return made
+    if not isinstance(own, Mapping) or not all(isinstance(text, str) for pair in own.items() for text in pair):
+        raise UserError(f"algorithm.{OWN}: expected the classes of parts as a run recorded them, got {own!r:.60}")
+    return replace(made, missing=tuple(own.items()))
 
 
 AlgorithmSection = Annotated[Algorithm, PlainValidator(_algorithm), PlainSerializer(as_tree)]

@@ -149,7 +149,9 @@ def _whole_store() -> Any:
         try:
             socket.create_connection((address, port), timeout=_STORE_SECONDS.total_seconds()).close()
         except ConnectionRefusedError:
-            raise UserError(f"expected torchrun at {address}:{port}, got no answer: it has ended; start again") from None
+            raise UserError(
+                f"expected torchrun at {address}:{port}, got no answer: it has ended; start again"
+            ) from None
     return made.TCPStore(address, port, is_master=not kept, timeout=_STORE_SECONDS, wait_for_workers=False)
 
 

@@ -94,9 +94,9 @@ class RunRecord:
                 kept = [row for row in kept if row["step"] in evaluated]
             atomic_write_text(path, "".join(json_text(row) + "\n" for row in kept))
         examples = read_json(files.examples)
-        if kept_examples := {when: rows for when, rows in examples.items() if not step < _moment(when) < math.inf}:
-            if kept_examples != examples:
-                atomic_write_text(files.examples, json_text(kept_examples, indent=2) + "\n")
+        shown = {when: rows for when, rows in examples.items() if not step < _moment(when) < math.inf}
+        if shown != examples:
+            atomic_write_text(files.examples, json_text(shown, indent=2) + "\n")
         drop_after(self._rollouts, step)
 
     def step(self, record: StepRecord) -> None:

@@ -43,6 +43,7 @@ class TrainerState:
     entropy_coef: float = 0.0  # as steered
     entropy_bonus: float = 0.0  # the part of it that the next step applies
     critic_updates: int = 0
+    run: str = ""  # the id of the run, see `grouprl.run.resume.run_id`
 
 
 def save_checkpoint(
@@ -129,7 +130,7 @@ def read_state(checkpoint: Checkpoint) -> TrainerState:
     """Checks every file of a checkpoint against its manifest, then reads the state.
 
     Raises:
-        UserError: a file differs, or the state belongs to another step or another version.
+        UserError: a file differs, the state belongs to another step, run or version, or a number is not finite.
     """
     check_manifest(checkpoint.path)
     state = read_json(checkpoint.state)
@@ -142,6 +143,12 @@ def read_state(checkpoint: Checkpoint) -> TrainerState:
         )
     if state["step"] != checkpoint.step:
         raise UserError(f"{checkpoint.path}: expected the state after this step, got step {state['step']!r}")
+    run = read_json(RunDirectory(checkpoint.path.parents[1]).code).get("run", state["run"])
+    if state["run"] != run:
+        raise UserError(
+            f"{checkpoint.path}: expected a checkpoint of this run ({run}), got one of another run "
+            f"({state['run'] or 'without an id'}): restore the run's own checkpoint"
+        )
     for path in sorted(checkpoint.path.rglob("*.safetensors")):
         if (name := not_finite(_Stored(path).items())) is not None:
             raise UserError(f"{path}: expected finite numbers, got NaN or infinity in {name}: use another checkpoint")

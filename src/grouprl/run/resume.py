@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grouprl.config.algorithm import all_options
+from grouprl.config.algorithm import OWN, all_options, own_parts
 from grouprl.config.run import RunConfig, load_config
 from grouprl.distributed import Ranks, was_begun
 from grouprl.learner.schedule import follows_the_end
 from grouprl.models.precision import with_dtype
 from grouprl.record.complete import incomplete_steps
+from grouprl.record.files import json_text
 from grouprl.record.layout import Checkpoint, RunDirectory, lock_directory
 from grouprl.record.strict import read_json
 from grouprl.run.checkpoint import TrainerState, read_state
@@ -137,7 +138,7 @@ def lock_run(stack: ExitStack, config: RunConfig, ranks: Ranks) -> int | None:
 def made_steps(directory: Path, steps: int) -> int | None:
     """The steps of a run that has made all of them and recorded them whole; None for any other run."""
     files = RunDirectory(directory)
-    made = read_json(files.summary).get("steps")
+    made = read_json(files.summary).get("steps", 0)
     return made if files.is_finished(steps) and not incomplete_steps(directory, made) else None
 
 
@@ -205,14 +206,48 @@ def _ranges(steps: Sequence[int]) -> str:
 
 def differences(then: RunConfig, now: RunConfig, free: Collection[str]) -> list[str]:
     """Lists the settings that differ, with old and new value; `free` names settings and sections to ignore."""
-    # A part of an algorithm that is None appears as the option value that turns it off.
-    old, new = (
-        _flat(config.model_dump() | {"algorithm": {"name": config.algorithm.name, **all_options(config.algorithm)}})
-        for config in (then, now)
-    )
-    ignored = tuple(f"{name}." for name in free)
-    changed = [key for key in sorted(old | new) if not f"{key}.".startswith(ignored) and old.get(key) != new.get(key)]
+    old, new = (_settings(config, free) for config in (then, now))
+    changed = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
     return [f"{key}: {old.get(key)!r} then, {new.get(key)!r} now" for key in changed]
+
+
+def _settings(config: RunConfig, free: Collection[str]) -> dict[str, Any]:
+    """Every setting by its dotted name, without those that `free` names."""
+    a, ignored = config.algorithm, tuple(f"{name}." for name in free)
+    # A part of an algorithm that is None appears as the option value that turns it off.
+    found = _flat(config.model_dump() | {"algorithm": {"name": a.name, OWN: own_parts(a), **all_options(a)}})
+    return {key: value for key, value in found.items() if not f"{key}.".startswith(ignored)}
+
+
+def run_id(config: RunConfig, state: TrainerState, code: Mapping[str, Any], resumed: Path | None) -> str:
+    """The digest of what decides a run's numbers as it begins, which binds its checkpoints to it.
+
+    Args:
+        config: its configuration.
+        state: its state as it begins or is resumed; `start` and `data` count.
+        code: the digests of its code.
+        resumed: the directory of a run that is resumed, which keeps its id; None for a new one.
+    """
+    known = {} if resumed is None else read_json(RunDirectory(resumed).code)
+    if found := known.get("run") or state.run:
+        return str(found)
+    text = json_text([_settings(config, _FREE), code, state.start, state.data], default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def refuse_changed_objects(directory: Path, objects: Mapping[str, str]) -> None:
+    """Checks that a resume has the functions and the task that the program of the run had in memory.
+
+    Raises:
+        UserError: one of them has another name or other code, or is missing.
+    """
+    then = read_json(RunDirectory(directory).code).get("objects", objects)
+    for what in sorted({*then, *objects}):
+        if then.get(what) != objects.get(what):
+            raise UserError(
+                f"resume: expected the {what} that {directory} started with ({then.get(what, 'none of a program')}), "
+                f"got {objects.get(what, 'none of a program')}: restore it, or start a new run under another name"
+            )
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from grouprl import __version__
 from grouprl.config.checks import check_sections
+from grouprl.config.own_code import own_code
 from grouprl.config.run import RunConfig, dump_config
 from grouprl.curriculum.pass_rates import PassRates, curriculum_metrics, update, verdicts
 from grouprl.distributed import open_ranks
@@ -42,7 +43,15 @@ from grouprl.run.machine import machine_facts, peak_rss_mib
 from grouprl.run.needs import needs_of
 from grouprl.run.opening import finished_run, open_record, reward_weights
 from grouprl.run.process import StopRequest, stop_on_signal
-from grouprl.run.resume import choose_checkpoint, chosen_on_all, lock_run, made_steps, with_run_dtype
+from grouprl.run.resume import (
+    choose_checkpoint,
+    chosen_on_all,
+    lock_run,
+    made_steps,
+    refuse_changed_objects,
+    run_id,
+    with_run_dtype,
+)
 from grouprl.run.trust import code_of, record_code, refuse_changed_code
 from grouprl.run.warnings import warnings_of
 from grouprl.scoring.functions import WeightedReward
@@ -115,14 +124,19 @@ def train(
         scorer = stack.enter_context(scoring)
         with terminal.status("loading the model"):
             parts = assemble(config, task, scorer, saved=saved, ranks=ranks, samplers=samplers)
-        code = code_of([*scorer.rewards, *filter(None, [scorer.verifier])], parts.step_parts.tokenizer, ranks)
+        functions = [*scorer.rewards, *filter(None, [scorer.verifier])]
+        code = code_of(functions, parts.step_parts.tokenizer, ranks) | {"objects": own_objects(functions, task)}
         if resume:
             refuse_changed_code(directory, code, trust_code)
+            refuse_changed_objects(directory, code["objects"])
+        code["run"] = run_id(config, parts.state, code, directory if resume else None)
         for warning in warnings_of(parts, config):
             terminal.say(f"Warning: {warning}")
         with stop_on_signal(terminal.say) as stop:
             opened = partial(open_record, directory, config, lock=lock, terminal=terminal)
-            loop = partial(_RunLoop, config, terminal=terminal, stop=stop, callback=callback, trackers=trackers)
+            loop = partial(
+                _RunLoop, config, code["run"], terminal=terminal, stop=stop, callback=callback, trackers=trackers
+            )
             try:
                 with opened(parts=parts, resume=resume) as record:
                     record.rewards(*reward_weights(rewards))
@@ -137,6 +151,12 @@ def train(
             with opened(parts=parts, resume=True) as record:
                 record_going_back(record, found, parts.state.step)
                 return loop(parts, record).run()
+
+
+def own_objects(rewards: Sequence[WeightedReward], task: Task) -> dict[str, str]:
+    """The functions, the task and the reward models of a run that are in no file of code, by name, with a digest."""
+    named = {f"reward {one.name}": one.function for one in rewards} | {"task": task}
+    return {name: own for name, one in named.items() if (own := own_code(one)) is not None}
 
 
 def _in_steps(config: RunConfig, task: Task) -> RunConfig:
@@ -154,6 +174,7 @@ class _RunLoop:
     def __init__(
         self,
         config: RunConfig,
+        run: str,
         parts: RunParts,
         record: RunRecord,
         *,
@@ -165,7 +186,7 @@ class _RunLoop:
         self._config, self._parts, self._record, self._callback = config, parts, record, callback
         self._trackers = trackers
         self._terminal, self._stop, self._ranks = terminal, stop, parts.step_parts.learner.ranks
-        self._state, self._started = parts.state, time.perf_counter()
+        self._state, self._started = replace(parts.state, run=run), time.perf_counter()
         self._health = Health(record, terminal)
         verdicts_of_run = partial(recorded_verdicts, record.directory, until=parts.state.step)
         known = self._ranks.decided(verdicts_of_run, "recorded verdicts")

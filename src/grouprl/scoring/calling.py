@@ -187,9 +187,11 @@ def _steps(steps: object, completion: str | Sequence[Mapping[str, Any]]) -> Valu
     )
     if not ok:
         return Invalid(f"gave {steps!r:.60}, expected steps (end, value) with an end of 1 to {length} characters")
-    checked = tuple((end, _number(value)) for end, value in pairs)  # type: ignore[attr-defined]
+    checked = [(end, _number(value)) for end, value in pairs]  # type: ignore[attr-defined]
     bad = [value for _, value in checked if isinstance(value, Invalid)]
-    return Invalid(bad[0].reason.replace("gave", "gave a step", 1)) if bad else checked
+    if bad:
+        return Invalid(bad[0].reason.replace("gave", "gave a step", 1))
+    return tuple((end, value) for end, value in checked if isinstance(value, float))
 
 
 def describe(error: BaseException) -> str:
