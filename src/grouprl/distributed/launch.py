@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from grouprl import PARENT
 from grouprl.config.run import RunConfig
 from grouprl.distributed.ranks import Ranks
 from grouprl.types import UserError
@@ -88,8 +87,10 @@ def _mesh(device: str, world: int, on_machine: int) -> DeviceMesh:
 def _end_with_torchrun() -> None:
     """Ends this process when its parent ends, or has ended: a torchrun that is killed cannot end its ranks."""
 
+    from grouprl import __parent__  # when this process began, which loading torch makes long ago
+
     def watch() -> None:
-        while os.getppid() == PARENT:
+        while os.getppid() == __parent__:
             time.sleep(_PARENT_SECONDS)
         os._exit(1)
 
@@ -108,8 +109,11 @@ def was_begun(run: Path) -> bool:
 
 
 def show_errors_once() -> None:
-    """Makes an error of the user that ends a program on several ranks one message of one of them, and code 2."""
-    if _number("WORLD_SIZE") > 1:
+    """Makes an error of the user that ends a program one sentence, without a traceback, and code 2.
+
+    Of several ranks one shows it. A program's own hook for exceptions stays, but for the one of torchrun's processes.
+    """
+    if _number("WORLD_SIZE") > 1 or sys.excepthook is sys.__excepthook__:
         sys.excepthook = _show_error
 
 
@@ -119,7 +123,8 @@ def _show_error(kind: type[BaseException], error: BaseException, trace: Tracebac
         return
     if may_report():
         print(f"error: {error}", file=sys.__stderr__)  # torch's own hook, which calls this one, replaces sys.stderr
-    sys.exit(2)
+    if not hasattr(sys, "ps1"):  # a console goes on
+        sys.exit(2)
 
 
 def may_report() -> bool:

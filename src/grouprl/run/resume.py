@@ -6,19 +6,24 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from grouprl.config.algorithm import OWN, all_options, own_parts
+from grouprl.config.own_code import own_code
 from grouprl.config.run import RunConfig, load_config
+from grouprl.config.strict import read_json
 from grouprl.distributed import Ranks, was_begun
 from grouprl.learner.schedule import follows_the_end
 from grouprl.models.precision import with_dtype
 from grouprl.record.complete import incomplete_steps
 from grouprl.record.files import json_text
-from grouprl.record.layout import Checkpoint, RunDirectory, lock_directory
-from grouprl.record.strict import read_json
+from grouprl.record.layout import Checkpoint, RunDirectory, lock_directory, refuse_links
+from grouprl.run.assemble import RunParts
 from grouprl.run.checkpoint import TrainerState, read_state
+from grouprl.run.trust import code_of, refuse_changed_code
+from grouprl.tasks import Task
 from grouprl.types import UserError
 
 # All other settings determine problems, completions or updates.
@@ -26,15 +31,8 @@ _FREE = (
     *("name", "runs_dir", "steps", "model.threads", "rollout.scoring", "evaluation", "checkpoint"),
     *("trackers.names", "trackers.project", "trackers.completions_every"),
     *("rollout.engine.address", "rollout.engine.token_env", "rollout.engine.seconds"),
-    *(
-        "distributed.shard",
-        "distributed.seconds",
-        "cluster.backend",
-        "cluster.address",
-        "cluster.samplers",
-        "cluster.scorers",
-    ),
-    *("cluster.cpus", "cluster.gpus", "cluster.seconds"),
+    *("distributed.shard", "distributed.seconds", "cluster.backend", "cluster.address", "cluster.samplers"),
+    *("cluster.scorers", "cluster.cpus", "cluster.gpus", "cluster.seconds"),
 )
 
 
@@ -52,6 +50,7 @@ def saved_path(directory: Path) -> Path:
     run = RunDirectory(directory)
     if not run.exists:
         raise UserError(f"{directory}: expected a run to resume, found no config.yaml: check name and runs_dir")
+    refuse_links(directory)
     return run.config
 
 
@@ -75,8 +74,14 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
     if changed:
         raise UserError(
             f"resume: expected the settings that {directory} started with, got {'; '.join(changed)}: "
-            f"restore them (only {', '.join(free)} may change), or start a new run under another name"
+            f"restore them ({_why(begun)}only {', '.join(free)} may change), or start a new run under another name"
         )
+
+
+def _why(begun: RunConfig) -> str:
+    if not follows_the_end(begun.learner):
+        return ""
+    return f"with learner.schedule={begun.learner.schedule} the learning rate of each step depends on steps; "
 
 
 def _begun(directory: Path, config: RunConfig) -> RunConfig:
@@ -125,14 +130,24 @@ def choose_checkpoint(
     return chosen
 
 
-def lock_run(stack: ExitStack, config: RunConfig, ranks: Ranks) -> int | None:
-    """Locks a run until `stack` ends, on the leading rank, and checks that it can be resumed."""
+def locked_checkpoint(
+    stack: ExitStack, config: RunConfig, ranks: Ranks, step: int | None, announce: Callable[[str], None]
+) -> tuple[int | None, int | None, tuple[Checkpoint, TrainerState] | None]:
+    """Locks a run until `stack` ends, and chooses the checkpoint to continue from.
+
+    Returns:
+        The lock of the leading rank; the steps of a run that has made them all, else None; the checkpoint.
+    """
     directory, lock = Path(config.runs_dir) / config.name, None
     if ranks.leads:  # the lock comes first: nobody else may add a step after the checkpoint is read
         lock = lock_directory(saved_path(directory).parent)
         stack.callback(os.close, lock)
     check_resumable(directory, config)
-    return lock
+    made = ranks.decided(partial(made_steps, directory, config.steps), "steps of a finished run")
+    if made is not None and step is None:
+        return lock, made, None
+    choose = partial(choose_checkpoint, directory, config, step=step, announce=announce)
+    return lock, None, chosen_on_all(choose, ranks)
 
 
 def made_steps(directory: Path, steps: int) -> int | None:
@@ -217,6 +232,26 @@ def _settings(config: RunConfig, free: Collection[str]) -> dict[str, Any]:
     # A part of an algorithm that is None appears as the option value that turns it off.
     found = _flat(config.model_dump() | {"algorithm": {"name": a.name, OWN: own_parts(a), **all_options(a)}})
     return {key: value for key, value in found.items() if not f"{key}.".startswith(ignored)}
+
+
+def code_of_run(
+    config: RunConfig, task: Task, parts: RunParts, ranks: Ranks, resumed: Path | None, trusted: Sequence[str]
+) -> dict[str, Any]:
+    """The digests of the code that decides a run, and the run's id.
+
+    Raises:
+        UserError: a run that is resumed was started with other code.
+    """
+    scorer = parts.step_parts.scorer
+    functions = [*scorer.rewards, *filter(None, [scorer.verifier])]
+    # In no file of code: by name, with a digest.
+    named = {f"reward {one.name}": one.function for one in functions} | {"task": task}
+    objects = {name: own for name, one in named.items() if (own := own_code(one)) is not None}
+    code = code_of(functions, parts.step_parts.tokenizer, ranks) | {"objects": objects}
+    if resumed is not None:
+        refuse_changed_code(resumed, code, trusted)
+        refuse_changed_objects(resumed, objects)
+    return code | {"run": run_id(config, parts.state, code, resumed)}
 
 
 def run_id(config: RunConfig, state: TrainerState, code: Mapping[str, Any], resumed: Path | None) -> str:

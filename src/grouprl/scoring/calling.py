@@ -59,6 +59,7 @@ class Signature:
 
     required: tuple[str, ...]  # columns that it needs
     accepted: tuple[str, ...] | None  # None = all columns
+    one_of: tuple[str, ...] = ()  # columns of which it needs one
 
     @property
     def provided(self) -> tuple[str, ...]:
@@ -81,7 +82,8 @@ def signature(function: Callable[..., Any]) -> Signature:
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     required = tuple(p.name for p in named if p.default is p.empty and p.name not in OWN_KEYWORDS)
     everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    return Signature(required, None if everything else tuple(p.name for p in named))
+    accepted = None if everything else tuple(p.name for p in named)
+    return Signature(required, accepted, getattr(function, "needs_one_of", ()))
 
 
 def call(
