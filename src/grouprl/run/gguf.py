@@ -22,10 +22,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from grouprl.config.strict import read_json
 from grouprl.models.load import hide_progress_bars, hide_warnings
 from grouprl.models.save import save_model
 from grouprl.record.files import atomic_directory
-from grouprl.record.strict import read_json
 from grouprl.types import UserError, import_extra
 
 SOURCE = "gguf.json"  # in the folder: name and SHA-256 of the file that it was made of
