@@ -37,6 +37,10 @@ Message = Mapping[str, str]
 class UserError(Exception):
     """An error that the user can fix. The text names what was expected, what was got and the remedy. Exit code 2."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in the place of a traceback."""
+        return [f"UserError: {self}"]
+
 
 def import_extra(module: str, extra: str, purpose: str) -> Any:
     """Imports a package that an extra of GroupRL installs.
@@ -56,17 +60,28 @@ def import_extra(module: str, extra: str, purpose: str) -> Any:
 _MANY_NAMES = 40
 
 
+def nearest_name(got: str, known: Iterable[str]) -> str | None:
+    """Returns the known name that a user may have meant: by its letters, whether capitals or dashes are right or not.
+
+    >>> nearest_name("Dr-GRPO", ["dr_grpo", "grpo"])
+    'dr_grpo'
+    """
+    plain = {name.lower().replace("-", "_"): name for name in known}
+    near = difflib.get_close_matches(got.lower().replace("-", "_"), plain, n=1)
+    return plain[near[0]] if near else None
+
+
 def unknown_name(what: str, got: str, known: Iterable[str], *, listed_by: str = "") -> UserError:
     """Makes the error for a name that is not among the known names; it suggests the nearest known name.
 
     More than 40 names are not listed in the error; `listed_by` is the command that lists them.
     """
     names = sorted(known)
-    near = difflib.get_close_matches(got, names, n=1)
+    near = nearest_name(got, names)
     if len(names) > _MANY_NAMES:
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = f"did you mean {near!r}? " if near else ""
         return UserError(f"{what}: {hint}expected one of {len(names)} names, got {got!r}: see {listed_by}")
-    hint = f"did you mean {near[0]!r}?" if near else "use one of these."
+    hint = f"did you mean {near!r}?" if near else "use one of these."
     return UserError(f"{what}: expected one of {', '.join(names)}, got {got!r}: {hint}")
 
 
@@ -89,6 +104,12 @@ class Problem:
     id: str  # unique within the task; it keys the random numbers of the problem's completions
     prompt: str | tuple[Message, ...]  # plain text, or chat messages for the model's chat template
     columns: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))  # passed to rewards by name
+    place: str = field(default="", compare=False)  # file and line that it was read from, for errors
+
+    @property
+    def where(self) -> str:
+        """Its name in an error: the id, and where it was read."""
+        return f"problem {self.id!r}" + (f" ({self.place})" if self.place not in ("", self.id) else "")
 
     @property
     def prompt_text(self) -> str:
@@ -131,6 +152,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     repetition_penalty: float = 1.0  # 1 = off; above 1 makes repetition less likely
     structure: Structure | None = None  # of the regular expression that completions match
+    by_learner: bool = True  # whether the learner's modules draw; the log-probs of another program are not theirs
 
     def __post_init__(self) -> None:
         for name, value, ok in (
@@ -144,6 +166,10 @@ class Sampling:
         ):
             if not ok:
                 raise UserError(f"sampling.{name}: {value!r} is out of range (see grouprl.types.Sampling)")
+
+    def plain(self, temperature: float = 1.0) -> Sampling:
+        """Sampling from the plain softmax of texts that end and are structured in the same way; 0 = greedy."""
+        return Sampling(self.max_tokens, temperature, stop=self.stop, structure=self.structure)
 
     @property
     def truncates(self) -> bool:
@@ -237,6 +263,7 @@ class TokenTrace:
     entropies: tuple[float, ...] | None = None  # entropies of the policy in that pass, in nats
     reference: tuple[float, ...] | None = None  # log-probs under the reference
     updated: tuple[float, ...] | None = None  # log-probs under the policy after the step's last update
+    old: tuple[float, ...] | None = None  # log-probs below the ratio, where the learner computed them; None = sampler's
 
 
 @dataclass(frozen=True)

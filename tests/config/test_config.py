@@ -1,4 +1,6 @@
+import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -104,6 +106,73 @@ def test_of_two_overrides_of_a_key_the_last_counts():
     assert run("steps=1", "steps=2", "steps=1").steps == 1
 
 
+@pytest.mark.parametrize(
+    ("file", "override", "counts"),
+    [
+        ("epochs: 3", "steps=3", {"steps": 3, "epochs": None}),  # ran 3 epochs
+        ("steps: 60", "epochs=2", {"steps": 100, "epochs": 2.0}),
+        ("steps: 60", "epochs=null", {"steps": 60, "epochs": None}),
+        ("{steps: 100, epochs: 3}", "steps=7", {"steps": 7, "epochs": None}),
+        (
+            "distributed: {exact: true}",
+            "distributed.shard=true",
+            {"distributed.exact": False, "distributed.shard": True},
+        ),
+        (
+            "rollout: {engine: {name: vllm, address: 'http://a:1'}}",
+            "rollout.engine.addresses=['http://b:2']",
+            {"rollout.engine.address": None, "rollout.engine.addresses": ("http://b:2",)},
+        ),
+        ("task: {name: jsonl, path: a.jsonl}", "task=b.jsonl", {"task.name": "jsonl", "task.path": "b.jsonl"}),
+        ("new_model: {layers: 2}", "model=abacus", {"new_model": None, "model.path": "abacus"}),
+        ("model: {path: a/b}", "new_model.layers=2", {"new_model.layers": 2, "model.path": "abacus"}),
+        (
+            "pairs: {count: 5, worked_share: 0.5}",
+            "pairs.path=a.jsonl",
+            {"pairs.count": 100_000, "pairs.path": "a.jsonl"},
+        ),
+        (
+            "preferences: {run: runs/a, per_group: 3}",
+            "preferences.path=a.jsonl",
+            {"preferences.run": None, "preferences.path": "a.jsonl", "preferences.per_group": 1},
+        ),
+        (
+            "preferences: {path: a.jsonl}",
+            "preferences.run=runs/a",
+            {"preferences.run": "runs/a", "preferences.path": None},
+        ),
+    ],
+)
+def test_of_settings_that_exclude_each_other_the_later_counts(
+    tmp_path: Path, file: str, override: str, counts: dict[str, object]
+):
+    of_sft = any(word in file + override for word in ("pairs", "new_model"))
+    kind = DpoConfig if "preferences" in file else SftConfig if of_sft else RunConfig
+    config = load_config(kind, [written(tmp_path, f"{file}\n")], [override])
+    assert {key: functools.reduce(getattr, key.split("."), config) for key in counts} == counts
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "text"),
+    [
+        (RunConfig, "{steps: 3, epochs: 2}", "steps: expected none beside epochs, got 3, which would have no effect"),
+        (SftConfig, "pairs: {path: a.jsonl, count: 5}", "pairs.count: expected none beside pairs.path, got 5"),
+        (SftConfig, "{new_model: {layers: 2}, model: a/b}", "model.path: expected none beside new_model, got a/b"),
+        (
+            DpoConfig,
+            "preferences: {path: a.jsonl, last_step: 5}",
+            "last_step: expected none beside preferences.path, got 5",
+        ),
+        (DpoConfig, "preferences: {path: a.jsonl, run: runs/a}", "expected either preferences.run or preferences.path"),
+    ],
+)
+def test_settings_of_one_file_that_exclude_each_other_are_refused(
+    tmp_path: Path, kind: type[BaseModel], file: str, text: str
+):
+    (line,) = mistakes(files=(written(tmp_path, f"{file}\n"),), kind=kind)
+    assert text in line
+
+
 def test_lists_are_replaced_whole_and_items_changed_by_number(tmp_path: Path):
     path = written(tmp_path, "rewards: [{name: correct}, {name: boxed, weight: 0.5}]\n")
     assert run("rewards.0.weight=2", files=(path,)).rewards == (
@@ -196,8 +265,53 @@ def test_naming_a_section_again_starts_it_anew(tmp_path: Path):
 
 def test_an_unknown_name_lists_the_known_ones():
     assert mistakes("algorithm=grop") == [
-        f"override algorithm=grop: algorithm.name: expected one of {', '.join(NAMED)}, got 'grop'"
+        f"override algorithm=grop: algorithm.name: expected one of {', '.join(sorted(NAMED))}, got 'grop': "
+        "did you mean 'grpo'?"
     ]
+
+
+@pytest.mark.parametrize(
+    ("change", "meant"),
+    [
+        ("algorithm=GRPO", "'grpo'"),
+        ("algorithm=dr-grpo", "'dr_grpo'"),
+        ("algorithm.surrogate=CISPO", "'cispo'"),
+        ("algorithm.aggregate=token-mean", "'token_mean'"),
+        ("algorithm.Clip-High=0.3", "algorithm.clip_high"),
+        ("model.dtype=bf16", "'bfloat16'"),
+        ("model.dtype=Float32", "'float32'"),
+        ("trackers=WandB", "'wandb'"),
+        ("rollout.curriculum.order=Edge", "'edge'"),
+        ("evaluation.split=Test", "'test'"),
+        ("rollout.group-size=4", "rollout.group_size"),
+        ("learning-rate=1e-5", "learner.learning_rate"),
+        ("task.Format=think", "task.format"),
+    ],
+)
+def test_a_value_or_key_that_is_nearly_right_is_named(change: str, meant: str):
+    (mistake,) = mistakes(change)
+    assert f"did you mean {meant}?" in mistake
+
+
+def test_a_mac_is_told_what_its_device_is():
+    (mistake,) = mistakes("model.device=mps")
+    assert "got 'mps'" in mistake
+    assert "on a Mac GroupRL computes on the CPU: set cpu, or auto" in mistake
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["model.path", "runs_dir", "model.chat_template", "task.path", "rewards.0.path", "task.arguments.test_path"],
+)
+def test_the_home_folder_is_read_in_every_place(key: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home/anna")
+    rewards = [] if key != "rewards.0.path" else ["rewards=[{name: f, path: x.py}]"]
+    found: Any = load_config(RunConfig, [], [*rewards, f"{key}=~/here/x.py"])
+    for part in key.split("."):
+        found = (
+            found[int(part)] if part.isdecimal() else found[part] if isinstance(found, dict) else getattr(found, part)
+        )
+    assert found == "/home/anna/here/x.py"
 
 
 # A value for a whole section
@@ -316,8 +430,8 @@ def test_a_mistake_is_laid_to_whoever_wrote_it_last(tmp_path: Path):
         ("rollout=8", "expected a section with keys of its own, got 8"),
         ("rewards.0.weight=2", "expected a list (KEY.0=... changes an existing item), got {'0': {'weight': 2}}"),
         ("rewards=[{name: a}, {name: a}]", "expected every name once, got a, a"),
-        ("name=../x", "expected pattern"),
-        ("model.device=gpu", "expected pattern"),
+        ("name=../x", "expected another form"),
+        ("model.device=gpu", "did you mean 'cuda'?"),
         ("checkpoint.keep=0", "expected greater than or equal to 1, got 0"),
     ],
 )
@@ -442,7 +556,7 @@ sfts = st.builds(
     SftConfig,
     name=names,
     task=tasks,
-    pairs=st.builds(PairsConfig, path=st.none() | texts, worked_share=st.floats(0, 1)),
+    pairs=st.builds(PairsConfig, path=texts) | st.builds(PairsConfig, worked_share=st.floats(0, 1)),
     learner=st.builds(SftLearnerConfig, **learners),
     out=st.none() | texts,
 )
@@ -470,7 +584,7 @@ def test_an_engine_is_native_or_a_server():
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ((VLLM[0], "rollout.engine.address=127.0.0.1:8000"), "rollout.engine.address: expected pattern"),
+        ((VLLM[0], "rollout.engine.address=127.0.0.1:8000"), "rollout.engine.address: expected another form"),
         ((VLLM[0], "rollout.engine.address=http://me:word@b"), "such as http://127.0.0.1:8000"),
         ((VLLM[0], "rollout.engine.address=http://b/v1"), "such as http://127.0.0.1:8000"),
         (

@@ -11,10 +11,10 @@ import pytest
 import yaml
 from starlette.testclient import TestClient
 
+from grouprl.config.strict import read_json
 from grouprl.lab import trying
 from grouprl.lab.app import create_app
 from grouprl.record.layout import lock_directory
-from grouprl.record.strict import read_json
 from grouprl.types import UserError
 from lab_browser import opened, served
 from lab_processes import ended, started

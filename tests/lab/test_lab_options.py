@@ -1,4 +1,4 @@
-"""Every value that an option of an algorithm may have is on the page: a new one fails here, not in somebody's browser."""
+"""Every value that an option of an algorithm may have is on the page: a new one fails here, not in a browser."""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ from grouprl.record.layout import lock_directory
 from grouprl.rewards.resolve import REWARDS
 from grouprl.scoring.functions import WeightedReward
 from grouprl.tasks import task_from_list
-from letter_rewards import InProcess, letters
+from grouprl.tasks.held_out import trained_on_the_rest
+from letter_rewards import InProcess
 from small_runs import (
     ROWS,
     assert_same_run,
@@ -46,7 +47,7 @@ from variants import variant
 
 pytestmark = pytest.mark.usefixtures("no_page")  # `straight` has one
 
-LETTERS = WeightedReward("letters", letters)
+LETTERS = WeightedReward("letters", InProcess(lambda calls: None))  # a resume takes no function of another kind
 # Everything with a state of its own: moments, warm-up, weight decay, several updates a step, no reference.
 STATEFUL: dict[str, Any] = {
     "algorithm": variant(passes=2, kl_coef=0.0, scale="none", entropy_target=9.0),
@@ -81,7 +82,8 @@ def test_a_run_leaves_what_its_summary_says(straight: Path) -> None:
     summary = json.loads((straight / "summary.json").read_text())
     assert {"before", "after", "train_seconds", "steps", "seed", "peak_rss_mib", "completion_tokens"} <= set(summary)
     for when in ("before", "after"):
-        assert set(summary[when]) == {"worked_share", "mean_length", "problems"}  # nothing says what is correct
+        own = {f"{name}{end}" for name in ("reward", "rewards/letters/mean") for end in ("", "_interval")}
+        assert set(summary[when]) == {"worked_share", "mean_length", "problems", *own}  # nothing says what is correct
     assert summary["steps"] == 6
     assert [row["step"] for row in metrics(straight)] == [1, 2, 3, 4, 5, 6]
     lengths = rollouts(straight, "SELECT step, COUNT(*), SUM(length) FROM completions GROUP BY step")
@@ -167,9 +169,10 @@ def test_the_learning_rate_follows_the_steps_through_one_without_signal_and_a_ki
 
 def test_epochs_end_after_the_last_problem(tiny: Path, tmp_path: Path) -> None:
     task = task_from_list([{"prompt": f"Say {number}."} for number in range(8)])
-    problems = len(task.problems("train"))
-    directory = Trainer(tiny, task, [LETTERS], config=small_config(tmp_path, epochs=1.5)).train().directory
-    assert len(metrics(directory)) == math.ceil(1.5 * problems / 2)  # two problems in a step
+    problems = len(trained_on_the_rest(task, "test").problems("train"))
+    config = RunConfig(**{**dict(small_config(tmp_path)), "steps": 100, "epochs": 1.0})
+    directory = Trainer(tiny, task, [LETTERS], config=config).train().directory
+    assert len(metrics(directory)) == math.ceil(problems / 2)  # two problems in a step
     assert len(rollouts(directory, "SELECT DISTINCT problem_id FROM completions")) == problems
 
 
@@ -183,11 +186,11 @@ def test_a_run_of_another_seed_is_another_run(straight: Path, tiny: Path, tmp_pa
 def test_the_first_ctrl_c_saves_and_the_run_goes_on_as_if_there_had_been_none(
     straight: Path, tiny: Path, tmp_path: Path
 ) -> None:
-    interrupted = InProcess(lambda calls: calls == 3 and signal.raise_signal(signal.SIGINT))
+    interrupted = InProcess(lambda calls: calls == 6 and signal.raise_signal(signal.SIGINT))
     config = small_config(tmp_path)
     stopped = run(tiny, config, rewards=[WeightedReward("letters", interrupted)])
     assert not stopped.finished
-    assert interrupted.calls == 3
+    assert interrupted.calls == 6  # two of the evaluation before, one of the examples after step 1
     assert stopped.summary["steps"] == 3
     assert "after" not in stopped.summary
     assert checkpoint_names(stopped.directory) == ["step-000003"]
@@ -212,7 +215,7 @@ def test_a_stop_before_the_first_step_leaves_something_to_resume(tiny: Path, tmp
 
 
 def at_step_5(model: Path, config: RunConfig) -> None:
-    dying = InProcess(lambda calls: calls == 5 and os.kill(os.getpid(), signal.SIGKILL))
+    dying = InProcess(lambda calls: calls == 8 and os.kill(os.getpid(), signal.SIGKILL))
     run(model, config, rewards=[WeightedReward("letters", dying)])
 
 
@@ -272,14 +275,14 @@ def test_two_ctrl_c_end_the_command_at_once(tiny: Path, tmp_path: Path) -> None:
 def test_one_ctrl_c_ends_the_command_with_130_and_says_how_to_go_on(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pressing = InProcess(lambda _: signal.raise_signal(signal.SIGINT))
+    pressing = InProcess(lambda calls: calls == 3 and signal.raise_signal(signal.SIGINT))  # after the evaluation
     data = write_rows(tmp_path / "data.jsonl", [gsm8k_row(n) for n in range(30)])
     settings = [*small_settings(tmp_path), "task.name=gsm8k", f"task.path={data}", 'rewards=[{"name": "letters"}]']
     monkeypatch.setitem(REWARDS, "letters", pressing)
     stopped = grouprl("train", "--model", tiny, *settings)
     assert stopped.code == 130
     assert "Stopped after step 1 of 6. Continue with --resume." in stopped.text
-    monkeypatch.setitem(REWARDS, "letters", letters)
+    monkeypatch.setitem(REWARDS, "letters", InProcess(lambda calls: None))
     assert grouprl("train", "--resume", f"runs_dir={tmp_path}").code == 0
     assert grouprl("train", "--model", tiny, *settings, "--name", "whole").code == 0
     assert_same_run(tmp_path / "whole", tmp_path / "run")

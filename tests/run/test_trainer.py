@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,9 @@ import torch
 from grouprl import Algorithm, Problem, Run, Trainer, UserError, WeightedReward
 from grouprl.config.run import RunConfig, load_config
 from grouprl.models.kernels import build
-from grouprl.models.load import load_tokenizer
-from grouprl.scoring.functions import Scope
+from grouprl.models.load import fingerprint, load_model, load_tokenizer
+from grouprl.models.manifest import MANIFEST
+from grouprl.rewards import built_in
 from grouprl.tasks import task_from_list
 from letter_rewards import letters
 from small_runs import ROWS, metrics, rollouts, small_config, tree
@@ -70,7 +73,7 @@ def noted(path: Path) -> list[dict[str, Any]]:
 
 def test_rewards_are_called_in_trls_form_with_columns(tiny: Path, tmp_path: Path) -> None:
     run = train(tiny, tmp_path, noting(tmp_path / "calls"))
-    calls = {call["number"][0]: call for call in noted(tmp_path / "calls")}
+    calls = {call["number"][0]: call for call in noted(tmp_path / "calls") if len(call["number"]) == 4}  # not held out
     assert len(calls) == 4  # one for each group of two steps
     for number, call in calls.items():
         assert set(call) == {"prompts", "completions", "completion_ids", "number"}
@@ -87,7 +90,7 @@ def test_rewards_are_called_in_trls_form_with_columns(tiny: Path, tmp_path: Path
 
 def test_chat_prompts_give_chat_completions_and_go_through_the_template(tiny: Path, tmp_path: Path) -> None:
     directory = train(tiny, tmp_path, noting(tmp_path / "calls"), task=CHAT).directory
-    calls = noted(tmp_path / "calls")
+    calls = [call for call in noted(tmp_path / "calls") if len(call["prompts"]) == 4]  # groups, not held out
     seen = [pair for call in calls for pair in zip(call["prompts"], call["completions"], strict=True)]
     assert len(seen) == 16
     for prompt, completion in seen:
@@ -316,32 +319,6 @@ def test_plain_prompts_for_a_chat_model_are_warned_of(
     assert "Warning" not in capsys.readouterr().out
 
 
-def test_a_counter_that_only_the_workers_raise_is_warned_of(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    calls: list[int] = []
-
-    def counting(completions: list[Any], **_: Any) -> list[float]:
-        calls.append(len(completions))
-        return [float(place) for place in range(len(completions))]
-
-    train(tiny, tmp_path, counting, task=CHAT)
-    assert capsys.readouterr().out.count("the reward counting changes calls, which keeps its value here") == 1
-    assert calls == []
-
-
-@pytest.mark.parametrize(("scope", "said"), [("group", 1), ("batch", 0)])
-def test_a_reward_that_compares_completions_is_warned_of_where_it_has_those_of_a_problem(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], scope: Scope, said: int
-) -> None:
-    def longest(completions: list[Any], **_: Any) -> list[float]:
-        most = max(len(text) for text in completions)
-        return [float(len(text) == most) for text in completions]
-
-    train(tiny, tmp_path, WeightedReward("longest", longest, scope=scope))
-    assert capsys.readouterr().out.count("the reward longest compares completions (its line 2: max(") == said
-
-
 @pytest.mark.parametrize(("setting", "warned"), [("", 1), ("on", 1), ("off", 0)])
 def test_a_missing_compiler_is_warned_of_once_with_its_cost(
     tiny: Path,
@@ -389,3 +366,86 @@ def test_products_in_software_are_warned_of(
     config = small_config(tmp_path, steps=1, model={"path": str(tiny), "dtype": dtype})
     Trainer(tiny, ROWS, [letters], config=config).train()
     assert ("emulates bfloat16" in " ".join(capsys.readouterr().out.split())) == warned
+
+
+def test_the_model_is_saved_without_the_state_of_its_run(tiny: Path, tmp_path: Path) -> None:
+    trainer = Trainer(tiny, ROWS, [letters], config=small_config(tmp_path, steps=1))
+    with pytest.raises(UserError, match=r"expected a run with a checkpoint, got none: call train\(\) first"):
+        trainer.save(tmp_path / "early")
+    run = trainer.train()
+    assert run.checkpoint == run.directory / "checkpoints" / "step-000001"
+    saved = trainer.save(tmp_path / "saved")
+    assert {path.name for path in saved.iterdir()} == {
+        path.name for path in run.checkpoint.iterdir() if path.name not in ("trainer", MANIFEST)
+    }
+    ours, theirs = (load_model(str(folder), device=torch.device("cpu")) for folder in (run.checkpoint, saved))
+    assert fingerprint(ours) == fingerprint(theirs)
+    with pytest.raises(UserError, match="expected a new or empty folder"):
+        trainer.save(saved)
+
+
+@pytest.mark.parametrize("words", ["task='nope'", "rewards=['nope']", "config=3"])
+def test_a_script_shows_one_sentence_and_no_traceback(words: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(f"from grouprl import Trainer\nTrainer(model='abacus', {words}).train()\n")
+    ended = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: ")
+    assert "Traceback" not in ended.stderr
+
+
+def test_an_error_that_is_not_the_users_keeps_its_traceback(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("from grouprl import Trainer\nTrainer(model='abacus')\n1 / 0\n")
+    ended = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "ZeroDivisionError" in ended.stderr
+    assert "Traceback" in ended.stderr
+
+
+def test_a_run_is_measured_by_its_own_reward_and_not_by_a_verifier_that_nobody_asked_for(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": f"Say {n}.", "answer": "7"} for n in range(40)]  # its verifier is correct_answer
+
+    def letters(completions: list[str], **columns: Any) -> list[float]:
+        return [sum(map(str.isalpha, text)) / max(1, len(text)) for text in completions]
+
+    run = Trainer(tiny, rows, [letters], config=small_config(tmp_path, steps=2)).train()
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "correct" not in shown
+    assert "accuracy" not in shown.lower()
+    assert "Mean reward" in shown
+    before, after, change = (run.summary[name] for name in ("before", "after", "change"))
+    assert run.summary["measure"] == "reward"
+    for name in ("reward", "rewards/letters/mean"):
+        assert change[name]["mean"] == pytest.approx(after[name] - before[name])
+        low, high = change[name]["interval"]
+        assert low < change[name]["mean"] < high
+    assert "greedy_accuracy" not in after
+    assert "accuracy" not in run.metrics().names
+    assert rollouts(run.directory, "SELECT DISTINCT correct FROM completions") == [(None,)]
+    examples = json.loads((run.directory / "examples.json").read_text())["after"]
+    assert all(one["correct"] is None and one["reward"] is not None for one in examples)
+    # With the verifier as a reward of weight 0 somebody asked for it; the run's own reward stays the measure.
+    asked = [letters, built_in("correct_answer", weight=0.0)]
+    both = Trainer(tiny, rows, asked, config=small_config(tmp_path, "both", steps=2)).train().summary
+    assert (both["measure"], both["after"]["greedy_accuracy"]) == ("reward", 0.0)
+    judged = Trainer(tiny, rows, ["correct_answer"], config=small_config(tmp_path, "judged", steps=2)).train().summary
+    assert judged["measure"] == "greedy_accuracy"
+    assert "Greedy accuracy 0.0%" in capsys.readouterr().out
+
+
+def test_no_evaluation_problems_mean_no_evaluation(tiny: Path, tmp_path: Path) -> None:
+    config = small_config(tmp_path, steps=2, evaluation={"problems": 0, "every": 1})
+    run = Trainer(tiny, ROWS, [letters], config=config).train()
+    assert run.finished
+    assert (run.summary["before"], run.summary["after"]) == ({"problems": 0}, {"problems": 0})
+    assert not (run.directory / "evaluations.jsonl").exists()
+
+
+def test_held_out_completions_end_as_those_of_training_do(tiny: Path, tmp_path: Path) -> None:
+    rollout = {"problems_per_step": 2, "group_size": 4, "max_tokens": 8, "engine": {"regex": "[ab]{2}c"}}
+    run = Trainer(tiny, ROWS, [letters], config=small_config(tmp_path, steps=1, rollout=rollout)).train()
+    examples = json.loads((run.directory / "examples.json").read_text())
+    texts = [one["completion"] for rows in examples.values() for one in rows]
+    assert texts
+    assert all(re.fullmatch("[ab]{2}c", text) for text in texts)

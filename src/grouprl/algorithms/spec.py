@@ -54,6 +54,8 @@ class Algorithm:
     entropy: Entropy | None = None  # an entropy bonus, or advantages for high-entropy tokens alone
     experts: Experts | None = None  # a loss that balances the experts of a mixture
     updates: Updates = Updates()  # the number of updates per batch
+    # Parts whose class a program defined, with that class: read from a record, where only the stock part can be made.
+    missing: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for one, other, why in _misfits(self):
@@ -124,6 +126,9 @@ def _misfits(a: Algorithm) -> Iterator[tuple[str, str, str]]:
             yield one, "entropy_share", why
         if a.correction is not None and a.correction.correction_level == "token":
             yield one, "correction_level", why
+        for limit in ("divergence_tv", "divergence_kl"):
+            if getattr(a.objective, limit) is not None:
+                yield one, limit, why
 
 
 def _mixes(advantage: Advantage) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ParamSpec
+from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
@@ -17,13 +18,20 @@ from rich.console import Console
 from grouprl import __version__
 from grouprl.cli import completion
 from grouprl.models.names import check_name
-from grouprl.record.layout import RunDirectory, run_of_checkpoint
+from grouprl.record.layout import RunDirectory, is_config_of_a_run, refuse_links, run_of_checkpoint
+from grouprl.record.places import model_at, run_at
 from grouprl.types import UserError
 
 if TYPE_CHECKING:
     from grouprl.config.run import RunConfig
+    from grouprl.config.supervised import DpoConfig, RewardModelConfig, SftConfig
+
+Config = TypeVar("Config", "RunConfig", "SftConfig", "DpoConfig", "RewardModelConfig")
 
 Arguments = ParamSpec("Arguments")
+
+# An option that a verb does not have is left to `config_of`, which says what setting it may be.
+ANY_OPTION = {"ignore_unknown_options": True}
 
 app = typer.Typer(
     help="Critic-free reinforcement learning for language models.",
@@ -45,7 +53,31 @@ TaskOption = Annotated[
     str | None,
     typer.Option("--task", help="A task of `grouprl tasks`, or a data file.", autocompletion=completion.tasks),
 ]
-RunArgument = Annotated[Path, typer.Argument(help="Run directory, such as runs/demo.", autocompletion=completion.runs)]
+
+
+def _no_option(place: object) -> str:
+    """Refuses an option that a verb does not have where a run or a model is expected."""
+    if str(place).startswith("-"):
+        raise UserError(f"{place}: expected an option that --help lists; a setting has no dashes: KEY=VALUE")
+    return str(place)
+
+
+RunArgument = Annotated[
+    Path,
+    typer.Argument(
+        help="Run directory, such as runs/demo.",
+        autocompletion=completion.runs,
+        callback=lambda place: run_at(_no_option(place)),
+    ),
+]
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        help="Run or checkpoint folder, built-in name or hub id.",
+        autocompletion=completion.models,
+        callback=lambda place: model_at(_no_option(place)),
+    ),
+]
 RewardOption = Annotated[
     list[str] | None, typer.Option("--reward", help="A name, or FILE.py:FUNCTION; =WEIGHT may follow. Repeatable.")
 ]
@@ -79,13 +111,40 @@ def run_config(
         UserError: also for code that comes from somebody else's run and not from `trust`; see `refuse_foreign_code`.
     """
     check_models(settings, options)
-    from grouprl.config.command_line import config_of, settings_file
-    from grouprl.config.run import RunConfig
+    from grouprl.config.run import RunConfig, load_config
     from grouprl.run.trust import refuse_foreign_code
 
-    config = config_of(RunConfig, settings, options)
-    refuse_foreign_code(config, [settings_file(text) for text in settings or [] if "=" not in text], trust or ())
+    settings = [_file_of_run(text) for text in settings or []]
+    of_runs = [Path(text) for text in settings if is_config_of_a_run(Path(text))]
+    for file in of_runs:
+        refuse_links(file.parent)
+    config = configured(RunConfig, settings, options)
+    refuse_foreign_code(config, of_runs, trust or ())
+    if not of_runs or any(text.startswith("runs_dir=") for text in settings):
+        return config
+    run = of_runs[-1].parent
+    if config.runs_dir == load_config(RunConfig, [of_runs[-1]], []).runs_dir:
+        # Where its first user kept it says nothing here, and could be any folder of this user.
+        place = run.parent if run.name not in ("", "..") else run.absolute().parent
+        config = config.model_copy(update={"runs_dir": str(place)})
     return config
+
+
+def configured(
+    kind: type[Config], settings: Sequence[str] | None, options: Mapping[str, object] | None = None
+) -> Config:
+    """Builds a configuration from command-line arguments; a run in the place of a model is its newest checkpoint."""
+    from grouprl.config.command_line import config_of
+
+    config = config_of(kind, settings, options)
+    path = model_at(config.model.path)
+    if path.endswith(".gguf"):
+        from grouprl.run.gguf import import_gguf
+
+        typer.echo(f"{path}: its weights are read once, into {Path(path).with_suffix('')}.")
+        path = str(import_gguf(Path(path)))
+    model = config.model.model_copy(update={"path": path})
+    return config.model_copy(update={"model": model})
 
 
 def check_models(settings: Sequence[str] | None, options: Mapping[str, object] | None = None) -> None:
@@ -98,24 +157,38 @@ def check_models(settings: Sequence[str] | None, options: Mapping[str, object] |
     named = [value for key, _, value in changes if key in ("model", "model.path") and not value.startswith("{")]
     for model in (*named, (options or {}).get("model.path")):
         if model is not None:
-            check_name(str(model))
-
-
-def newest_model(model: str) -> str:
-    """The newest checkpoint where a run is named; any other model as it is."""
-    run = RunDirectory(Path(model))
-    if not run.exists:
-        return model
-    checkpoints = run.checkpoints()
-    if not checkpoints:
-        raise UserError(f"{model}: expected a run with a checkpoint, got one without: continue it with --resume")
-    return str(checkpoints[-1].path)
+            check_name(model_at(str(model)))
 
 
 def settings_of_run(checkpoint: str) -> list[str]:
     """Returns the settings of the run that contains a checkpoint, if there is one; a checkpoint has its template."""
     run = run_of_checkpoint(Path(checkpoint))
+    if run is not None:
+        refuse_links(run.path)
     return [] if run is None else [str(run.config), "model.chat_template=null", "model.revision=null"]
+
+
+def _file_of_run(text: str) -> str:
+    """The configuration of a run that is named by its folder; other settings as they are."""
+    run = RunDirectory(text)
+    return str(run.config) if "=" not in text and run.exists else text
+
+
+def place_of_run(settings: Sequence[str] | None) -> dict[str, object]:
+    """Returns the name and the parent of the run directory among the settings, where `--resume` continues it."""
+    runs = [RunDirectory(text).path for text in settings or [] if "=" not in text and RunDirectory(text).exists]
+    return {"name": runs[-1].resolve().name, "runs_dir": str(runs[-1].parent)} if runs else {}
+
+
+def suggest(*commands: str) -> None:
+    """Prints the commands that a user may want next, as the last line of a verb."""
+    typer.echo(f"Try: {', '.join(commands)}")
+
+
+def again(verb: str, settings: Sequence[str] | None, options: Mapping[str, str | None]) -> str:
+    """Writes the command of another verb with the same settings and options."""
+    given = [word for option, value in options.items() if value is not None for word in (option, value)]
+    return shlex.join(["grouprl", verb, *(settings or []), *given])
 
 
 def watched(verb: Callable[Arguments, None]) -> Callable[Arguments, None]:
@@ -136,7 +209,9 @@ def main() -> None:
     _open_standard_streams()
     try:
         app()
-    except (UserError, FloatingPointError, OSError, sqlite3.Error, MemoryError) as error:
+    except (UserError, FloatingPointError, OSError, sqlite3.Error, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "can't start new thread" not in str(error):
+            raise
         text = str(error) if isinstance(error, UserError | FloatingPointError) else _of_the_machine(error)
         if _reports():
             Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {text}", markup=False)
@@ -170,6 +245,8 @@ def _of_the_machine(error: Exception) -> str:
             return f"{place}: {error.strerror}: check permissions and space there; continue with --resume"
         case OSError():
             return f"{error}: check the disk and the limits of this machine; continue with --resume"
+        case RuntimeError():
+            return "no thread is left for this user: end other programs, or raise `ulimit -u`; continue with --resume"
         case sqlite3.OperationalError() if "locked" in str(error):
             return "the database of the run: locked by another program: end that program, then continue with --resume"
         case sqlite3.Error():

@@ -11,30 +11,39 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PlainSerializer, PlainValidator, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationInfo, model_validator
 
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
-from grouprl.config.algorithm import as_tree, flat, with_options
+from grouprl.config.algorithm import OWN, as_tree, flat, own_parts, with_options
 from grouprl.config.files import dump_config as dump_config
 from grouprl.config.files import load_config as load_config
 from grouprl.config.learner import LearnerConfig as LearnerConfig
-from grouprl.config.section import Fraction, Name, Names, Section, Text, Variable
+from grouprl.config.section import Arguments, Fraction, Name, Names, Place, Section, Text, Variable
 from grouprl.config.trackers import TrackersConfig as TrackersConfig
-from grouprl.types import Sampling, UserError
+from grouprl.types import Sampling, UserError, unknown_name
 
 ALL_LINEAR = "all-linear"
 PLAIN = "plain"  # the built-in chat template
 
 
+def _device(given: str) -> str:
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", given):
+        return given
+    apple = "; on a Mac GroupRL computes on the CPU: set cpu, or auto" if given.startswith("mps") else ""
+    near = "; did you mean 'cuda'?" if given in ("gpu", "GPU", "CUDA", "rocm", "hip") else ""
+    raise ValueError(f"expected auto, cpu, cuda or cuda:1{apple}{near}")
+
+
 class ModelConfig(Section):
     """A model, and how this machine computes it."""
 
-    path: Text = Field("abacus", description="a built-in model, a hub id or a folder in Hugging Face layout")
+    path: Place = Field("abacus", description="a built-in model, a hub id or a folder in Hugging Face layout")
     revision: Text | None = Field(None, description="branch, tag or commit of a hub id; null = its main branch")
-    chat_template: Text | None = Field(
+    chat_template: Place | None = Field(
         None,
         description="null = the tokenizer's; plain = a built-in one for base models; or a file with a Jinja template",
     )
@@ -44,7 +53,7 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16", "auto"] = Field(
         "float32", description="dtype of the computation; auto = bfloat16 if its products are faster"
     )
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:1")
+    device: Annotated[str, AfterValidator(_device)] = Field("auto", description="auto, cpu, cuda or cuda:1")
     threads: int = Field(0, ge=0, le=1024, description="CPU threads; 0 = all cores")
 
 
@@ -81,7 +90,7 @@ class TaskConfig(Section):
     """The task that gives the problems. The task decides the values that are null."""
 
     name: Text = Field("word_problems", description="a built-in task, a data file, or hub:owner/name")
-    path: Text | None = Field(None, description="data file or folder of tasks that read one")
+    path: Place | None = Field(None, description="data file or folder of tasks that read one")
     difficulty: int | None = Field(None, ge=1, le=10**6, description="level, for tasks with levels")
     train_problems: int | None = Field(
         None, ge=1, le=10**8, description="problems in the train split; null = the task's default"
@@ -99,13 +108,13 @@ class TaskConfig(Section):
     format: Literal["boxed", "think"] = Field(
         "boxed", description="form of the answer: boxed = \\boxed{}, think = DeepSeek-R1's tags"
     )
-    arguments: dict[str, Any] = Field({}, description="further settings of this task; `grouprl tasks NAME` lists them")
+    arguments: Arguments = Field({}, description="further settings of this task; `grouprl tasks NAME` lists them")
 
     @model_validator(mode="before")
     @classmethod
     def _name_of_a_file(cls, given: Any) -> Any:
-        """A data file in place of a name is one for the task `jsonl`."""
-        if not isinstance(given, Mapping) or not isinstance(given.get("name"), str) or given.get("path"):
+        """A data file in place of a name is one for the task `jsonl`, in place of the path that a recipe has."""
+        if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
             return given
         if given["name"].startswith("hub:") or given["name"].endswith((".jsonl", ".json", ".csv", ".parquet")):
             return {**given, "name": "jsonl", "path": given["name"]}
@@ -120,8 +129,8 @@ class RewardConfig(Section):
         None, description="a built-in function, or one in the file `path`; null = the function called `name`"
     )
     weight: float = Field(1.0, description="factor in the sum of the rewards; may be negative")
-    path: Text | None = Field(None, description="a Python file, or the folder of a trained reward model")
-    arguments: dict[str, Any] = Field({}, description="arguments of the function")
+    path: Place | None = Field(None, description="a Python file, or the folder of a trained reward model")
+    arguments: Arguments = Field({}, description="arguments of the function")
     scope: Literal["group", "batch"] = Field(
         "group", description="completions in one call: one group, or the whole step"
     )
@@ -226,16 +235,23 @@ class RolloutConfig(Section):
     def sampling(self) -> Sampling:
         """The sampling parameters of training."""
         cuts, penalty = (self.top_p, self.top_k, self.min_p), self.engine.repetition_penalty
-        return Sampling(self.max_tokens, self.temperature, *cuts, self.stop, penalty)
+        native = self.engine.name == "native"
+        return Sampling(self.max_tokens, self.temperature, *cuts, self.stop, penalty, by_learner=native)
 
 
 class EvaluationConfig(Section):
     """The evaluations of the policy on held-out problems."""
 
     every: int = Field(0, ge=0, le=10**9, description="steps between evaluations; 0 = only before and after")
-    problems: int = Field(500, ge=1, le=10**8, description="held-out problems in an evaluation")
+    problems: int = Field(500, ge=0, le=10**8, description="held-out problems in an evaluation; 0 = no evaluations")
+    judge: bool = Field(
+        False, description="whether judge models score held-out completions too; each is a request that may cost money"
+    )
     samples: int = Field(
-        8, ge=0, le=10**5, description="sampled completions of each problem for pass@k; 0 = greedy accuracy only"
+        8,
+        ge=0,
+        le=10**5,
+        description="sampled completions of each problem for mean rewards and pass@k; 0 = the greedy one only",
     )
     split: Literal["train", "validation", "test"] = Field("test", description="split of the task that is evaluated")
 
@@ -255,8 +271,14 @@ def _algorithm(given: object, info: ValidationInfo) -> Algorithm:
     # An algorithm that a program defined, read back from a run directory, where all options are written.
     whole = isinstance(name, str) and flat(given).keys() >= _REQUIRED
     if name not in known and not whole:
-        raise UserError(f"algorithm.name: expected one of {', '.join(known)}, got {name!r:.60}")
-    return with_options(known.get(name, NAMED["grpo"]), given)
+        raise unknown_name("algorithm.name", str(name)[:60], known)
+    made = with_options(known.get(name, NAMED["grpo"]), given)
+    own = given.get(OWN)
+    if own is None or own == own_parts(made):
+        return made
+    if not isinstance(own, Mapping) or not all(isinstance(text, str) for pair in own.items() for text in pair):
+        raise UserError(f"algorithm.{OWN}: expected the classes of parts as a run recorded them, got {own!r:.60}")
+    return replace(made, missing=tuple(own.items()))
 
 
 AlgorithmSection = Annotated[Algorithm, PlainValidator(_algorithm), PlainSerializer(as_tree)]
@@ -304,12 +326,14 @@ class Experiment(Section):
     """What a run computes. No rewards means the task's own."""
 
     name: Name = Field("run", description="folder of the run: letters, digits, '.', '_' and '-'")
-    runs_dir: Text = Field("runs", description="folder of all runs")
+    runs_dir: Place = Field("runs", description="folder of all runs")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of the sampling and of the order of problems")
     steps: int = Field(100, ge=1, le=10**9, description="steps of training, each with one batch of completions")
     model: PolicyConfig = PolicyConfig()
     task: TaskConfig = TaskConfig()
-    rewards: tuple[RewardConfig, ...] = Field((), strict=False, description="one entry for each reward function")
+    rewards: tuple[RewardConfig, ...] = Field(
+        (), strict=False, max_length=100, description="one entry for each reward function"
+    )
     algorithm: AlgorithmSection = Algorithm()
     rollout: RolloutConfig = RolloutConfig()
     learner: LearnerConfig = LearnerConfig()
@@ -335,3 +359,9 @@ class RunConfig(Experiment):
     distributed: DistributedConfig = DistributedConfig()
     cluster: ClusterConfig = ClusterConfig()
     trackers: TrackersConfig = TrackersConfig()
+
+    @model_validator(mode="after")
+    def _steps_or_epochs(self) -> Self:
+        if self.epochs is not None:
+            self.refuse_beside("epochs", "steps")
+        return self

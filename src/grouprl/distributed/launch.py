@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 import time
@@ -84,11 +85,12 @@ def _mesh(device: str, world: int, on_machine: int) -> DeviceMesh:
 
 @cache
 def _end_with_torchrun() -> None:
-    """Ends this process when its parent ends: a torchrun that is killed cannot end its ranks."""
-    parent = os.getppid()
+    """Ends this process when its parent ends, or has ended: a torchrun that is killed cannot end its ranks."""
+
+    from grouprl import __parent__  # when this process began, which loading torch makes long ago
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == __parent__:
             time.sleep(_PARENT_SECONDS)
         os._exit(1)
 
@@ -107,8 +109,11 @@ def was_begun(run: Path) -> bool:
 
 
 def show_errors_once() -> None:
-    """Makes an error of the user that ends a program on several ranks one message of one of them, and code 2."""
-    if _number("WORLD_SIZE") > 1:
+    """Makes an error of the user that ends a program one sentence, without a traceback, and code 2.
+
+    Of several ranks one shows it. A program's own hook for exceptions stays, but for the one of torchrun's processes.
+    """
+    if _number("WORLD_SIZE") > 1 or sys.excepthook is sys.__excepthook__:
         sys.excepthook = _show_error
 
 
@@ -118,7 +123,8 @@ def _show_error(kind: type[BaseException], error: BaseException, trace: Tracebac
         return
     if may_report():
         print(f"error: {error}", file=sys.__stderr__)  # torch's own hook, which calls this one, replaces sys.stderr
-    sys.exit(2)
+    if not hasattr(sys, "ps1"):  # a console goes on
+        sys.exit(2)
 
 
 def may_report() -> bool:
@@ -127,7 +133,7 @@ def may_report() -> bool:
         return True
     try:
         return bool(_store("errors").add("errors", 1) == 1)
-    except (RuntimeError, KeyError):  # nobody to ask
+    except (RuntimeError, KeyError, OSError, UserError):  # nobody to ask
         return True
 
 
@@ -140,9 +146,17 @@ def _store(name: str) -> Any:
 @cache
 def _whole_store() -> Any:
     """The store that torchrun keeps for its processes; without torchrun, rank 0 keeps it."""
-    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or _number("RANK") > 0
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    kept = agent or _number("RANK") > 0
     address, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
     made = cast(Any, dist)
+    if agent:  # torchrun opened it before it started a rank: a client of torch would try for a minute
+        try:
+            socket.create_connection((address, port), timeout=_STORE_SECONDS.total_seconds()).close()
+        except ConnectionRefusedError:
+            raise UserError(
+                f"expected torchrun at {address}:{port}, got no answer: it has ended; start again"
+            ) from None
     return made.TCPStore(address, port, is_master=not kept, timeout=_STORE_SECONDS, wait_for_workers=False)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from grouprl.algorithms import kl_estimate, policy_ratios, step_advantages
 from grouprl.config.algorithm import options
+from grouprl.config.strict import is_number
 from grouprl.lab.explain_record import (
     Material,
     Peer,
@@ -21,7 +22,6 @@ from grouprl.lab.explain_record import (
     read_recorded,
 )
 from grouprl.lab.runs import Runs
-from grouprl.record.strict import is_number
 from grouprl.report.worked import Spread, compared, comparison_sentence, exact_sum
 from grouprl.types import RewardOutcome
 
@@ -257,8 +257,9 @@ def _ratio_stage(material: Material, reasons: Sequence[str | None]) -> dict[str,
 
 def _ratios_of_step(recorded: Recorded) -> dict[str, Any]:
     """What the step recorded of its ratios: `max`, the share `clipped` on both sides, and whether all are `near` 1."""
-    found = [recorded.metrics.get(name) for name in ("ratio_max", "clip_low_fraction", "clip_high_fraction")]
-    if not all(map(is_number, found)):
+    names = ("ratio_max", "clip_low_fraction", "clip_high_fraction")
+    found = [float(value) for name in names if is_number(value := recorded.metrics.get(name))]
+    if len(found) < len(names):
         return {"max": None, "clipped": None, "near": True}
     largest, low, high = found
     return {"max": largest, "clipped": low + high, "near": abs(largest - 1) < _NEAR_ONE and low + high == 0}

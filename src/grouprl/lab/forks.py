@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import sqlite3
 from contextlib import closing
@@ -10,12 +11,12 @@ from urllib.parse import quote
 
 from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
+from grouprl.config.strict import read_json
 from grouprl.models.manifest import check_manifest, write_manifest
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.record.read import read_json_lines
-from grouprl.record.rollouts import drop_after, open_rollouts
-from grouprl.record.strict import read_json
+from grouprl.record.rollouts import drop_after, open_recorded, open_rollouts
 from grouprl.types import UserError
 
 
@@ -55,23 +56,24 @@ def fork_directory(source: Path, target: Path, step: int, config: RunConfig, con
                 raise
             raise missing from None  # a run in progress keeps its last checkpoints alone
         _copy_until(source, copied, step)
-        _set_kl(fork.checkpoint(step), source, config)
+        run = hashlib.sha256(f"{checkpoint.resolve()}\n{config_yaml}".encode()).hexdigest()[:16]
+        _adopt(fork.checkpoint(step), source, config, run)
         atomic_write_text(fork.config, config_yaml)
-        if RunDirectory(source).code.is_file():
-            shutil.copyfile(RunDirectory(source).code, fork.code)
+        code = read_json(RunDirectory(source).code) | {"run": run}
+        atomic_write_text(fork.code, json_text(code, indent=2) + "\n")
         atomic_write_text(fork.forked, json_text({"from": source.name, "step": step}) + "\n")
         copied.rename(target)
     finally:
         shutil.rmtree(copied, ignore_errors=True)
 
 
-def _set_kl(saved: Checkpoint, source: Path, config: RunConfig) -> None:
-    """A checkpoint holds the coefficient of its step, which may have moved; one that was changed counts instead."""
-    then = load_config(RunConfig, [RunDirectory(source).config], [])
+def _adopt(saved: Checkpoint, source: Path, config: RunConfig, run: str) -> None:
+    """Binds the checkpoint to the new run, and sets a KL coefficient that was changed: it may have moved since."""
+    then, state = load_config(RunConfig, [RunDirectory(source).config], []), read_json(saved.state)
     if then.algorithm.kl_coef != config.algorithm.kl_coef:
-        state = {**read_json(saved.state), "kl_coef": config.algorithm.kl_coef}
-        atomic_write_text(saved.state, json_text(state, indent=2) + "\n")
-        write_manifest(saved.path)
+        state["kl_coef"] = config.algorithm.kl_coef
+    atomic_write_text(saved.state, json_text(state | {"run": run}, indent=2) + "\n")
+    write_manifest(saved.path)
 
 
 def _copy_until(source: Path, target: Path, step: int) -> None:
@@ -81,6 +83,7 @@ def _copy_until(source: Path, target: Path, step: int) -> None:
         kept = [row for row in read_json_lines(path) if row["step"] <= step]
         atomic_write_text(copied, "".join(json_text(row) + "\n" for row in kept))
     with closing(open_rollouts(_uri(files.rollouts))) as copy:
+        open_recorded(source).close()  # raises where it is no database of a run
         steps = [row["step"] for row in read_json_lines(files.metrics)]
         for one in steps:
             _copy_rows(copy, source, "completions", f"WHERE step = {one:d}")

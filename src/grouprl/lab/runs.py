@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grouprl.config.strict import read_json
 from grouprl.lab.remembered import GrowingRows, Remembered
 from grouprl.record.files import utf8_text
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_json_lines, read_summary
-from grouprl.record.strict import read_json
 from grouprl.report.recorded import read_config
 from grouprl.report.run_data import Row, RunFiles, changed, named, run_line
 from grouprl.types import UserError
@@ -68,11 +68,12 @@ class Runs:
         return path if path is not None and self._is_run(path) else None
 
     def _is_run(self, path: Path) -> bool:
-        """Whether this is a run directory, and neither it nor anything in it leads out of the root."""
+        """Whether this is a run directory inside the root, and no link in it leads out of it."""
         try:
-            entries = [path, *path.iterdir()] if path.is_dir() else []
-            inside = all(_leads_to(entry).is_relative_to(self.root) for entry in entries)
-            return bool(entries) and inside and RunDirectory(path).exists
+            here = _leads_to(path)
+            if not here.is_relative_to(self.root) or not RunDirectory(path).exists:
+                return False
+            return all(_leads_to(entry).is_relative_to(here) for entry in path.iterdir())
         except (OSError, RuntimeError):  # another user's; a link to itself
             return False
 

@@ -18,7 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from grouprl.config.algorithm import refuse_missing_parts
 from grouprl.config.run import RunConfig
+from grouprl.config.strict import read_json
 from grouprl.evaluation.metrics import Clock
 from grouprl.learner import Learner, Optimizer, ScoredGroups, TokenGrid, token_record
 from grouprl.models.load import fingerprint, load_model, load_tokenizer
@@ -26,7 +28,6 @@ from grouprl.models.precision import resolve_device
 from grouprl.models.structure import structured_sampling
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, read_rewards, read_rollouts, read_run
-from grouprl.record.strict import read_json
 from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer, state_before
 from grouprl.run.assemble import make_learner
 from grouprl.run.machine import machine_facts
@@ -44,6 +45,7 @@ _TRACED = {
     "entropies": "entropies",
     "reference log-probs": "reference",
     "log-probs after the update": "updated",
+    "old log-probs": "old",
 }
 
 
@@ -103,6 +105,7 @@ def replay(run: Path, step: int, config: RunConfig, changed: RunConfig | None = 
     Raises:
         UserError: the step is not recorded, its weights cannot be computed again, or another setting was changed.
     """
+    refuse_missing_parts(config.algorithm)
     refused = [] if changed is None else differences(config, changed, _FREE)
     if refused:
         raise UserError(

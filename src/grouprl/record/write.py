@@ -16,11 +16,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
+from grouprl.config.strict import read_json
 from grouprl.record.files import append_line, atomic_write_text, json_text, make_directory
 from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory, lock_directory
 from grouprl.record.read import Example, read_json_lines
 from grouprl.record.rollouts import drop_after, holds_steps, open_rollouts, write_step
-from grouprl.record.strict import read_json
 from grouprl.types import StepRecord, UserError
 
 _CLOSE_SECONDS = 5.0  # longest wait for a moment without readers; beside constant queries it took 0.75
@@ -50,12 +50,11 @@ class RunRecord:
         except OSError as error:
             raise UserError(f"{directory}: cannot be made a run directory ({error}); choose another name") from None
         lock = lock_directory(directory)
-        if held := held_files(directory):
+        try:
+            refuse_run(directory)
+        except UserError:
             os.close(lock)
-            raise UserError(
-                f"{directory}: expected a new run directory, but it already holds a run ({', '.join(held)}); "
-                "continue that run with --resume (in Python train(resume=True)), or choose another name"
-            )
+            raise
         files = RunDirectory(directory)
         for path in (files.rollouts, *files.rollout_side_files):  # it has no rows, but maybe an older version's columns
             path.unlink(missing_ok=True)
@@ -93,6 +92,10 @@ class RunRecord:
             if path == files.held_out:
                 kept = [row for row in kept if row["step"] in evaluated]
             atomic_write_text(path, "".join(json_text(row) + "\n" for row in kept))
+        examples = read_json(files.examples)
+        shown = {when: rows for when, rows in examples.items() if not step < _moment(when) < math.inf}
+        if shown != examples:
+            atomic_write_text(files.examples, json_text(shown, indent=2) + "\n")
         drop_after(self._rollouts, step)
 
     def step(self, record: StepRecord) -> None:
@@ -175,6 +178,16 @@ class NoRecord(RunRecord):
 def _moment(when: str) -> float:
     step = when.removeprefix("step ")
     return -1 if when == "before" else int(step) if step.isdecimal() else math.inf
+
+
+def refuse_run(directory: Path) -> None:
+    """Raises UserError for a directory that holds a run, which a new run must not replace."""
+    if held := held_files(directory):
+        raise UserError(
+            f"{directory}: expected a new run directory, but it already holds a run ({', '.join(held)}); "
+            f"continue that run with grouprl train --resume {directory} (in Python train(resume=True)), or choose "
+            "another name"
+        )
 
 
 def held_files(directory: Path) -> list[str]:

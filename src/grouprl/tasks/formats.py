@@ -2,7 +2,7 @@ r"""Changes the format that a task asks for, \boxed{...} or DeepSeek-R1's tags, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -45,6 +45,7 @@ def with_format(task: Task, format: Format = "boxed", system_prompt: str | None 
         default_step_rewards=task.default_step_rewards,
         own_rewards=task.own_rewards,
         traits=task.traits,
+        verifier_given=getattr(task, "verifier_given", not type(task).__module__.startswith("grouprl.")),
     )
 
 
@@ -61,13 +62,20 @@ class FormattedTask:
     default_step_rewards: Mapping[str, float]
     own_rewards: Mapping[str, Callable[..., Any]]
     traits: Callable[[str], Mapping[str, bool]]
+    verifier_given: bool
+
+    @property
+    def given(self) -> Collection[Split] | None:
+        """What the task says; None = its problems are no rows."""
+        return getattr(self.task, "given", None)
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of the task with the system prompt; lazy where the task's are lazy."""
         problems = self.task.problems(split)
         if isinstance(problems, list | tuple):
             return tuple(map(self._with_system_prompt, problems))
-        return LazyProblems(len(problems), lambda place: self._with_system_prompt(problems[place]))
+        in_memory = tuple(map(self._with_system_prompt, getattr(problems, "in_memory", ())))
+        return LazyProblems(len(problems), lambda place: self._with_system_prompt(problems[place]), in_memory)
 
     def gold(self, problem: Problem) -> str | None:
         """The task's solution in this format."""
