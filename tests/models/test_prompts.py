@@ -66,11 +66,11 @@ def test_rewards_get_the_beginning_with_the_completion_as_in_trl():
 
 
 def test_a_reasoning_step_of_a_begun_completion_ends_in_its_own_text():
-    """The beginning has 38 characters: a step that ends in it is none of the completion's."""
-    assert len(BEGUN["content"]) == 38
+    """The beginning has 39 characters: a step that ends in it is none of the completion's."""
+    assert len(BEGUN["content"]) == 39
     completion = Completion(0, (5,), (0.0,), (0.0,), " 40 + 41", StopReason.END, 0)
     group = Group(Problem("a", (QUESTION, BEGUN)), (1,), (completion,))
-    assert rows_of({"steps": Called([((10, 1.0), (43, 0.5))], {})}, group) == [{"steps": ((5, 0.5),)}]
+    assert rows_of({"steps": Called([((10, 1.0), (44, 0.5))], {})}, group) == [{"steps": ((5, 0.5),)}]
 
 
 @pytest.mark.parametrize(
@@ -93,5 +93,5 @@ def test_tags_that_are_special_tokens_stay_in_the_text_and_others_do_not(tiny: P
     tokenizer = load_tokenizer(str(tiny))
     tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>", "<other>"]})
     ids = [tokenizer.convert_tokens_to_ids("<think>"), *tokenizer("7")["input_ids"]]
-    ids += tokenizer.convert_tokens_to_ids(["</think>", "<other>"]) + [tokenizer.eos_token_id]
+    ids += [*tokenizer.convert_tokens_to_ids(["</think>", "<other>"]), tokenizer.eos_token_id]
     assert completion_texts([ids], tokenizer) == ["<think>7</think>"]
