@@ -59,11 +59,23 @@ def test_the_mean_and_the_deviation_behind_the_advantages():
 @pytest.mark.parametrize("scale", ["group_std", "batch_std"])
 @pytest.mark.parametrize(
     "rewards",
-    [[0.1 + 0.2, 0.3], [0.1 + 0.2, 0.3, 0.3], [0.7, 0.1 * 7, 0.7, 0.1 * 7], [1e29, 1e29 * (1 + 2**-52)], [-0.3, -0.1 - 0.2]],
+    [
+        [0.1 + 0.2, 0.3],
+        [0.1 + 0.2, 0.3, 0.3],
+        [0.7, 0.1 * 7, 0.7, 0.1 * 7],
+        [1e29, 1e29 * (1 + 2**-52)],
+        [-0.3, -0.1 - 0.2],
+    ],
 )
 def test_rounding_is_no_signal_without_eps(rewards: list[float], scale: str, baseline: str):
     """The rewards differ in their last bits: exact arithmetic divided by them would give about 1."""
-    got = group_advantages(torch.tensor(rewards, dtype=torch.float64), torch.zeros(len(rewards), dtype=torch.long), eps=0.0, scale=scale, baseline=baseline)
+    got = group_advantages(
+        torch.tensor(rewards, dtype=torch.float64),
+        torch.zeros(len(rewards), dtype=torch.long),
+        eps=0.0,
+        scale=scale,
+        baseline=baseline,
+    )
     assert got.abs().max() < 1e-14
 
 

@@ -46,7 +46,9 @@ def test_a_missing_column_is_refused_before_training(tiny: Path, tmp_path: Path,
 
 
 def test_a_nested_ground_truth_that_no_row_has_is_refused(tiny: Path, tmp_path: Path):
-    (tmp_path / "score.py").write_text("def compute_score(data_source, solution_str, ground_truth, extra_info): return 1.0\n")
+    (tmp_path / "score.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info): return 1.0\n"
+    )
     rows = write_rows(
         tmp_path / "rows.jsonl", [{"prompt": f"Say {n}.", "reward_model": {"style": "rule"}} for n in range(20)]
     )

@@ -54,7 +54,11 @@ def test_a_long_or_odd_field_of_a_csv_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
 def test_a_row_of_more_than_the_limit_is_named(tmp_path: Path, name: str) -> None:
     long = "y" * (LONGEST_ROW + 1)
-    texts = {"a.jsonl": f'{{"prompt": "{long}"}}', "a.json": f'[{{"prompt": ["{long}"]}}]', "a.csv": f"prompt\n{long}\n"}
+    texts = {
+        "a.jsonl": f'{{"prompt": "{long}"}}',
+        "a.json": f'[{{"prompt": ["{long}"]}}]',
+        "a.csv": f"prompt\n{long}\n",
+    }
     (tmp_path / name).write_text(texts[name])
     with pytest.raises(UserError, match=r"a\.(jsonl:1|json, item 1|csv:\d): expected .*33,?554,?432"):
         read_rows(str(tmp_path / name))
