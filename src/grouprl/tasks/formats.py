@@ -2,14 +2,13 @@ r"""Changes the format that a task asks for, \boxed{...} or DeepSeek-R1's tags, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Literal
 
 from grouprl.tasks.answers import final_text
-from grouprl.tasks.base import Split, Task
-from grouprl.tasks.lazy_problems import LazyProblems
-from grouprl.types import Problem
+from grouprl.tasks.base import Task
+from grouprl.tasks.derived import derived, each
+from grouprl.types import Message, Problem
 
 Format = Literal["boxed", "think"]
 
@@ -35,62 +34,27 @@ def with_format(task: Task, format: Format = "boxed", system_prompt: str | None 
     if instruction is None and format == "boxed":
         return task
     renamed = {"boxed_format": "think_format"} if format == "think" else {}
-    return FormattedTask(
+
+    def gold(problem: Problem) -> str | None:
+        written = task.gold(problem)
+        return written if written is None or format == "boxed" else with_think_tags(written)
+
+    return derived(
         task,
-        format,
-        instruction,
-        name=task.name,
-        verifier=task.verifier,
+        lambda split: each(task.problems(split), lambda problem: _with_system_prompt(problem, instruction)),
+        gold=gold,
         default_rewards={renamed.get(name, name): weight for name, weight in task.default_rewards.items()},
-        default_step_rewards=task.default_step_rewards,
-        own_rewards=task.own_rewards,
-        traits=task.traits,
-        verifier_given=getattr(task, "verifier_given", not type(task).__module__.startswith("grouprl.")),
     )
 
 
-@dataclass(frozen=True)
-class FormattedTask:
-    """Another task's problems in another format; made by `with_format`."""
-
-    task: Task
-    format: Format
-    system_prompt: str | None
-    name: str
-    verifier: str | None
-    default_rewards: Mapping[str, float]
-    default_step_rewards: Mapping[str, float]
-    own_rewards: Mapping[str, Callable[..., Any]]
-    traits: Callable[[str], Mapping[str, bool]]
-    verifier_given: bool
-
-    @property
-    def given(self) -> Collection[Split] | None:
-        """What the task says; None = its problems are no rows."""
-        return getattr(self.task, "given", None)
-
-    def problems(self, split: Split) -> Sequence[Problem]:
-        """The problems of the task with the system prompt; lazy where the task's are lazy."""
-        problems = self.task.problems(split)
-        if isinstance(problems, list | tuple):
-            return tuple(map(self._with_system_prompt, problems))
-        in_memory = tuple(map(self._with_system_prompt, getattr(problems, "in_memory", ())))
-        return LazyProblems(len(problems), lambda place: self._with_system_prompt(problems[place]), in_memory)
-
-    def gold(self, problem: Problem) -> str | None:
-        """The task's solution in this format."""
-        written = self.task.gold(problem)
-        return written if written is None or self.format == "boxed" else with_think_tags(written)
-
-    def _with_system_prompt(self, problem: Problem) -> Problem:
-        if self.system_prompt is None:
-            return problem
-        if isinstance(problem.prompt, str):
-            parts = [self.system_prompt, problem.prompt]
-            return replace(problem, prompt="\n\n".join(filter(None, parts)))
-        system = ({"role": "system", "content": self.system_prompt},) if self.system_prompt else ()
-        others = (message for message in problem.prompt if message["role"] != "system")
-        return replace(problem, prompt=(*system, *others))
+def _with_system_prompt(problem: Problem, instruction: str | None) -> Problem:
+    if instruction is None:
+        return problem
+    if isinstance(problem.prompt, str):
+        return replace(problem, prompt="\n\n".join(filter(None, (instruction, problem.prompt))))
+    system: tuple[Message, ...] = ({"role": "system", "content": instruction},) if instruction else ()
+    others = (message for message in problem.prompt if message["role"] != "system")
+    return replace(problem, prompt=(*system, *others))
 
 
 def with_think_tags(completion: str) -> str:

@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from grouprl.tasks.base import Split, Task
+from grouprl.tasks.derived import derived
 from grouprl.tasks.mixture import Mixture, Part
 from grouprl.types import Problem, UserError
-
-
-@dataclass(frozen=True)
-class HeldOutTask:
-    """A task with some of its splits replaced; made by `evaluated_on` and `trained_on_the_rest`."""
-
-    task: Task
-    replaced: Mapping[Split, Sequence[Problem]]
-    name: str
-    verifier: str | None
-    default_rewards: Mapping[str, float]
-    default_step_rewards: Mapping[str, float]
-    own_rewards: Mapping[str, Callable[..., Any]]
-    gold: Callable[[Problem], str | None]
-    traits: Callable[[str], Mapping[str, bool]]
-    verifier_given: bool
-
-    def problems(self, split: Split) -> Sequence[Problem]:
-        """The problems of a split."""
-        return self.replaced[split] if split in self.replaced else self.task.problems(split)
 
 
 def evaluated_on(task: Task, held_out: Mapping[Split, Sequence[Problem]]) -> Task:
@@ -73,15 +52,4 @@ def trained_on_the_rest(task: Task, evaluated: Split | None) -> Task:
 
 
 def _with(task: Task, replaced: Mapping[Split, Sequence[Problem]]) -> Task:
-    return HeldOutTask(
-        task,
-        replaced,
-        name=task.name,
-        verifier=task.verifier,
-        default_rewards=task.default_rewards,
-        default_step_rewards=task.default_step_rewards,
-        own_rewards=task.own_rewards,
-        gold=task.gold,
-        traits=task.traits,
-        verifier_given=getattr(task, "verifier_given", not type(task).__module__.startswith("grouprl.")),
-    )
+    return derived(task, lambda split: replaced[split] if split in replaced else task.problems(split), cut=False)
