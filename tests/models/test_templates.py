@@ -41,6 +41,13 @@ def test_plain_has_the_form_of_r1_zeros_prompt(tiny: Path) -> None:
     assert rendered(tokenizer, USER).endswith("solves it.\nUser: 4 + 5 = ?\nAssistant:")
 
 
+def test_question_is_a_list_of_questions_with_their_answers(tiny: Path) -> None:
+    tokenizer = load_tokenizer(ModelConfig(path=str(tiny), chat_template="question"))
+    assert rendered(tokenizer, SYSTEM, *TURNS) == (
+        "Think first.\n\nQuestion: 4 + 5 = ?\nAnswer: 9\n\nQuestion: And 9 + 1?\nAnswer:"
+    )
+
+
 def test_plain_begins_with_bos_where_the_tokenizer_begins_a_text_with_it() -> None:
     for adds, begins in ((f"{BOS} $A", True), ("$A", False)):
         tokenizer = styled_tokenizer(adds=adds)
@@ -101,7 +108,9 @@ def test_arguments_reach_every_rendering(tiny: Path, tmp_path: Path) -> None:
 def test_arguments_and_files_that_cannot_be_used_are_one_sentence(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"expected variables of the chat template.*enable_thinkng, which it does not"):
         of_file(tmp_path, tiny, "{{ enable_thinking }}", chat_template_kwargs={"enable_thinkng": False})
-    with pytest.raises(UserError, match=r"model.chat_template: expected null, plain or a file.*nowhere.jinja"):
+    with pytest.raises(
+        UserError, match=r"model.chat_template: expected null, plain, question or a file.*nowhere.jinja"
+    ):
         load_tokenizer(ModelConfig(path=str(tiny), chat_template=str(tmp_path / "nowhere.jinja")))
 
 

@@ -27,7 +27,8 @@ from grouprl.config.trackers import TrackersConfig as TrackersConfig
 from grouprl.types import Sampling, UserError, unknown_name
 
 ALL_LINEAR = "all-linear"
-PLAIN = "plain"  # the built-in chat template
+PLAIN, QUESTION = "plain", "question"  # the built-in chat templates
+_NEXT_QUESTION = "\nQuestion:"  # where a base model goes on after its answer
 
 
 def _device(given: str) -> str:
@@ -45,7 +46,8 @@ class ModelConfig(Section):
     revision: Text | None = Field(None, description="branch, tag or commit of a hub id; null = its main branch")
     chat_template: Place | None = Field(
         None,
-        description="null = the tokenizer's; plain = a built-in one for base models; or a file with a Jinja template",
+        description="null = the tokenizer's; plain or question = for base models, question best with task.examples; or "
+        "a file with a Jinja template",
     )
     chat_template_kwargs: dict[Variable, bool | int | float | str] = Field(
         {}, description="variables of the chat template, such as enable_thinking: false"
@@ -107,6 +109,9 @@ class TaskConfig(Section):
     )
     format: Literal["boxed", "think"] = Field(
         "boxed", description="form of the answer: boxed = \\boxed{}, think = DeepSeek-R1's tags"
+    )
+    examples: Annotated[int, Field(ge=0, le=10_000)] | Place = Field(
+        0, description="worked examples before each prompt: this many train problems with solutions, or a data file"
     )
     arguments: Arguments = Field({}, description="further settings of this task; `grouprl tasks NAME` lists them")
 
@@ -339,6 +344,17 @@ class Experiment(Section):
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ends_before_the_next_question(cls, given: Any) -> Any:
+        parts = [given.get(name, {}) for name in ("model", "rollout")] if isinstance(given, Mapping) else [None]
+        if not all(isinstance(part, Mapping | Section) for part in parts):
+            return given  # which is refused elsewhere
+        model, rollout = map(dict, parts)
+        if model.get("chat_template") != QUESTION or rollout.get("stop"):
+            return given
+        return {**given, "rollout": {**rollout, "stop": (_NEXT_QUESTION,)}}
 
     @model_validator(mode="after")
     def _rewards_are_named_once(self) -> Self:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from grouprl.config.run import PLAIN, ModelConfig
+from grouprl.config.run import PLAIN, QUESTION, ModelConfig
 from grouprl.config.strict import read_needed
 from grouprl.types import Message, UserError
 
@@ -32,6 +32,13 @@ _PLAIN_TEMPLATE = (
     "{% else %}{{ '\\n' + ('Assistant' if message['role'] == 'assistant' else 'User') + ': ' + message['content'] }}"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '\\nAssistant:' }}{% endif %}"
 )
+# Questions with their answers, the form of few-shot prompts for base models (arXiv:2005.14165, appendix G).
+_QUESTION_TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'system' %}{{ message['content'] + '\n\n' }}"
+    "{% elif message['role'] == 'assistant' %}{{ '\nAnswer: ' + message['content'] + '\n\n' }}"
+    "{% else %}{{ 'Question: ' + message['content'] }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '\nAnswer:' }}{% endif %}"
+)
 # Ends with an expression, because the newline after a block would be trimmed from the template that follows.
 _FOLD = (
     "{% if messages[0]['role'] == 'system' %}{% if messages | length > 1 and messages[1]['role'] == 'user' %}"
@@ -40,6 +47,7 @@ _FOLD = (
     "{% set messages = [{'role': 'user', 'content': messages[0]['content']}] + messages[1:] %}"
     "{% endif %}{% endif %}{{ '' }}"
 )
+_BUILT_IN = {PLAIN: _PLAIN_TEMPLATE, QUESTION: _QUESTION_TEMPLATE}
 _SYSTEM: Message = {"role": "system", "content": "Answer with a number."}
 _USER: Message = {"role": "user", "content": "What is 2 + 3?"}
 _FOLDED: dict[str, bool] = {}  # by template: whether it gets _FOLD
@@ -54,12 +62,12 @@ def prepare_template(tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> 
     Raises:
         UserError: the file cannot be read, the template has no such arguments, or it hangs or fills memory.
     """
-    if model.chat_template == PLAIN:
+    if (built_in := _BUILT_IN.get(model.chat_template or "")) is not None:
         ids = tokenizer("")["input_ids"]
         begins = tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
-        tokenizer.chat_template = "{{ bos_token }}" * begins + _PLAIN_TEMPLATE
+        tokenizer.chat_template = "{{ bos_token }}" * begins + built_in
     elif model.chat_template is not None:
-        what = f"model.chat_template: expected null, {PLAIN} or a file with a Jinja template"
+        what = f"model.chat_template: expected null, {PLAIN}, {QUESTION} or a file with a Jinja template"
         tokenizer.chat_template = read_needed(Path(model.chat_template), what, most=_MOST_TEMPLATE)
     _set_arguments(tokenizer, model)
     if tokenizer.chat_template is not None and _lacks_system(tokenizer):

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grouprl.config.run import PLAIN, RunConfig, load_config
+from grouprl.config.run import PLAIN, QUESTION, RunConfig, load_config
 from grouprl.config.strict import read_file, read_json
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory, is_config_of_a_run
@@ -142,7 +142,7 @@ def _named(config: RunConfig) -> dict[Path, str]:
 
 def _templates(config: RunConfig) -> dict[Path, bytes]:
     template = config.model.chat_template
-    source = None if template in (None, PLAIN) else read_file(Path(template))
+    source = None if template in (None, PLAIN, QUESTION) else read_file(Path(template))
     return {} if template is None or source is None else {Path(template).resolve(): source}
 
 

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from grouprl.tasks.base import Task
 from grouprl.tasks.code import Code
 from grouprl.tasks.countdown import Countdown
+from grouprl.tasks.examples import with_examples
 from grouprl.tasks.formats import Format, with_format
 from grouprl.tasks.gsm8k import Gsm8k
 from grouprl.tasks.jsonl import Jsonl
@@ -48,9 +49,10 @@ def load_task(
     seed: int = 0,
     system_prompt: str | None = None,
     format: Format = "boxed",  # noqa: A002  as in a configuration
+    examples: int | str = 0,
     arguments: Mapping[str, Any] | None = None,
 ) -> Task:
-    """The task of this name, with its options and in this format.
+    """The task of this name, with its options, in this format and with these worked examples.
 
     None takes the task's default. A task without random problems ignores `seed`. `arguments` are settings of this task
     alone: the other fields of its class, the arguments of the generator of `reasoning_gym:NAME`, or the parts of
@@ -85,7 +87,7 @@ def load_task(
             f"task.{option}: the task {name} has no such option, only {', '.join(sorted(known))}: remove it"
         )
     if kind == _MIXTURE:
-        shared = {"seed": seed, "system_prompt": system_prompt, "format": format}
+        shared = {"seed": seed, "system_prompt": system_prompt, "format": format, "examples": examples}
         parts = {label: _part(label, given, shared) for label, given in (arguments or {}).items()}
         return Mixture(parts) if parts else Mixture()
     if kind == _GYM:
@@ -98,7 +100,7 @@ def load_task(
             if argument not in own:
                 raise unknown_name("task.arguments", argument, own)
             options[argument] = value
-    return with_format(TASKS[kind](**options), format, system_prompt)
+    return with_examples(with_format(TASKS[kind](**options), format, system_prompt), examples)
 
 
 def _part(label: str, given: Any, shared: Mapping[str, Any]) -> Part:

@@ -1,0 +1,95 @@
+"""Worked examples before each prompt (few-shot prompting, arXiv:2005.14165): turns of a chat, or text before a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from grouprl.tasks.base import Split, Task
+from grouprl.tasks.derived import derived, each
+from grouprl.tasks.files import column, read_rows, text_or_messages
+from grouprl.types import Message, Problem, UserError
+
+
+def with_examples(task: Task, examples: int | str) -> Task:
+    """The task with worked examples in every prompt, the same ones, between its system message and its question.
+
+    Args:
+        task: any task with solutions.
+        examples: the first problems of the train split with their solutions, which are then trained on no more; or a
+            data file with the columns `prompt` and `completion`.
+
+    Raises:
+        UserError: there are too few train problems, one has no solution, the file cannot be read, or it shows a
+            held-out problem (when this is read).
+    """
+    if examples == 0:
+        return task
+    shown = _of_file(examples) if isinstance(examples, str) else _of_train(task, examples)
+    asked = {_question(example) for example, _ in shown}
+
+    def problems(split: Split) -> Sequence[Problem]:
+        first = examples if split == "train" and isinstance(examples, int) else 0
+
+        def change(problem: Problem) -> Problem:
+            if split != "train" and _question(problem) in asked:
+                raise UserError(
+                    f"task.examples: expected examples that are not evaluated, got one that is {problem.where}: remove "
+                    f"it from {examples}, or the problem from the {split} split"
+                )
+            return _after(problem, shown)
+
+        return each(task.problems(split), change, first)
+
+    return derived(task, problems)
+
+
+def _question(problem: Problem) -> str:
+    return problem.prompt if isinstance(problem.prompt, str) else _turns(problem, "")[0]["content"]
+
+
+def _of_train(task: Task, count: int) -> list[tuple[Problem, str]]:
+    problems = task.problems("train")
+    if len(problems) <= count:
+        raise UserError(
+            f"task.examples: expected fewer than the {len(problems)} train problems of {task.name}, got {count}: "
+            "lower it, or name a file with examples"
+        )
+    shown = []
+    for problem in problems[:count]:
+        if (solution := task.gold(problem)) is None:
+            raise UserError(
+                f"task.examples: expected a solution of each example, got none for {problem.where} of the task "
+                f"{task.name}: name a file with the columns prompt and completion (task.examples=FILE.jsonl), or the "
+                "column of a data file that holds its solutions (task.arguments.gold_column)"
+            )
+        shown.append((problem, solution))
+    return shown
+
+
+def _of_file(path: str) -> list[tuple[Problem, str]]:
+    return [(Problem(row[0], text_or_messages(row, "prompt")), column(row, "completion")) for row in read_rows(path)]
+
+
+def _after(problem: Problem, shown: Sequence[tuple[Problem, str]]) -> Problem:
+    if isinstance(problem.prompt, str):
+        texts = (
+            f"{example.prompt_text}{_space(example.prompt_text, solution)}{solution}" for example, solution in shown
+        )
+        return replace(problem, prompt="\n\n".join((*texts, problem.prompt)))
+    turns = [message for example, solution in shown for message in _turns(example, solution)]
+    first = 1 if problem.prompt[0]["role"] == "system" else 0
+    return replace(problem, prompt=(*problem.prompt[:first], *turns, *problem.prompt[first:]))
+
+
+def _turns(example: Problem, solution: str) -> list[Message]:
+    prompt = example.prompt
+    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    turns = [message for message in asked if message["role"] != "system"]
+    if example.begun:  # the solution goes on where the prompt's last message ends
+        turns, solution = turns[:-1], example.begun + solution
+    return [*turns, {"role": "assistant", "content": solution}]
+
+
+def _space(before: str, after: str) -> str:
+    return "" if before[-1:].isspace() or after[:1].isspace() else " "

@@ -1,0 +1,126 @@
+"""Worked examples before each prompt: which problems they are, how they read, and that none is evaluated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grouprl.config.run import RolloutConfig, RunConfig
+from grouprl.tasks import load_task, task_from_list
+from grouprl.tasks.base import Task
+from grouprl.tasks.examples import with_examples
+from grouprl.tasks.word_problems import WordProblems
+from grouprl.types import Problem, UserError
+from verifying import verdict
+
+SUMS = task_from_list([{"prompt": f"{n} + 1 =", "answer": str(n + 1)} for n in range(20)])
+LEFT = [{"prompt": "5 + 5 =", "answer": "10"}, {"prompt": "6 + 6 =", "answer": "12"}]
+CHAT = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 1 ="}]
+
+
+def chat(*more: dict[str, str]) -> Task:
+    rows = [{"prompt": [*CHAT, *more], "answer": "2"}, {"prompt": [*CHAT[:1], {"role": "user", "content": "2 + 2 ="}]}]
+    return task_from_list([rows[0], rows[1] | {"answer": "4"}], validation=LEFT[:1], test=LEFT[1:])
+
+
+def file(folder: Path, *rows: dict[str, Any]) -> str:
+    (folder / "shown.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder / "shown.jsonl")
+
+
+def test_texts_stand_before_a_text() -> None:
+    plain, task = SUMS.problems("train"), with_examples(SUMS, 2)
+    first, second = (problem.prompt for problem in plain[:2])
+    answers = [problem.columns["answer"] for problem in plain[:2]]
+    expected = (
+        rf"{first} \boxed{{{answers[0]}}}" + f"\n\n{second} " + rf"\boxed{{{answers[1]}}}" + f"\n\n{plain[2].prompt}"
+    )
+    assert task.problems("train")[0].prompt == expected
+    assert [problem.id for problem in task.problems("train")] == [problem.id for problem in plain[2:]]
+    assert [one.id for one in task.problems("test")] == [one.id for one in SUMS.problems("test")]
+
+
+def test_turns_stand_between_the_system_message_and_the_question() -> None:
+    (problem,) = with_examples(chat(), 1).problems("train")
+    assert [(message["role"], message["content"]) for message in problem.prompt if not isinstance(message, str)] == [
+        ("system", "Add."),
+        ("user", "1 + 1 ="),
+        ("assistant", r"\boxed{2}"),
+        ("user", "2 + 2 ="),
+    ]
+
+
+def test_a_solution_goes_on_where_the_prompt_has_begun_it() -> None:
+    (problem,) = with_examples(chat({"role": "assistant", "content": "It is "}), 1).problems("train")
+    assert problem.prompt[2] == {"role": "assistant", "content": r"It is \boxed{2}"}
+
+
+@pytest.mark.parametrize("form", ["boxed", "think"])
+def test_what_is_shown_is_right_and_has_the_form_that_is_asked_for(form: str) -> None:
+    task = load_task("word_problems", format=form, examples=3)  # type: ignore[arg-type]
+    prompt = task.problems("train")[0].prompt
+    golds = [one["content"] for one in prompt if not isinstance(one, str) and one["role"] == "assistant"]
+    assert len(golds) == 3
+    for problem, gold in zip(WordProblems().problems("train"), golds, strict=False):
+        assert verdict(task, problem, gold) == 1.0
+        assert ("<answer>" in gold) == (form == "think")
+
+
+def test_endless_problems_stay_lazy() -> None:
+    task, plain = (load_task("word_problems", train_problems=10**9, examples=count) for count in (4, 0))
+    assert len(task.problems("train")) == 10**9 - 4
+    assert task.problems("train")[10**9 - 5].id == plain.problems("train")[10**9 - 1].id
+
+
+def test_a_file_shows_other_problems(tmp_path: Path) -> None:
+    shown = file(tmp_path, {"prompt": "7 + 9 =", "completion": "The sum is 16."})
+    task = with_examples(SUMS, shown)
+    assert len(task.problems("train")) == len(SUMS.problems("train"))
+    assert str(task.problems("test")[0].prompt).startswith("7 + 9 = The sum is 16.\n\n")
+
+
+def test_an_evaluated_problem_is_never_shown(tmp_path: Path) -> None:
+    evaluated = str(SUMS.problems("test")[0].prompt)
+    task = with_examples(SUMS, file(tmp_path, {"prompt": evaluated, "completion": "1"}))
+    with pytest.raises(UserError, match=r"expected examples that are not evaluated.*shown.jsonl"):
+        list(task.problems("test"))
+
+
+def test_the_parts_of_a_mixture_have_examples_of_their_own() -> None:
+    task = load_task("mixture", examples=2, arguments={"countdown": 1, "word_problems": {"examples": 0}})
+    counts = {problem.id.partition("/")[0]: len(problem.prompt) for problem in task.problems("test")}
+    assert counts == {"countdown": 2 + 4, "word_problems": 1}
+
+
+class NoSolutions(WordProblems):
+    def gold(self, problem: Problem) -> str | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("task", "examples", "message"),
+    [
+        (SUMS, 20, "expected fewer than the [0-9]+ train problems of list, got 20"),
+        (NoSolutions(), 1, "expected a solution of each example, got none for problem 'word_problems/train/0'"),
+        (SUMS, "nowhere.jsonl", "nowhere.jsonl"),
+    ],
+)
+def test_examples_that_cannot_be_had_are_refused(task: Task, examples: int | str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        with_examples(task, examples)
+
+
+@pytest.mark.parametrize("row", [{"prompt": "1"}, {"completion": "1"}, {"prompt": "1", "completion": 3}])
+def test_a_row_without_a_part_is_named(tmp_path: Path, row: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"shown.jsonl:1"):
+        with_examples(SUMS, file(tmp_path, row))
+
+
+def test_a_base_model_stops_before_the_next_question() -> None:
+    assert RunConfig(model={"chat_template": "question"}).rollout.stop == ("\nQuestion:",)
+    own = RunConfig(model={"chat_template": "question"}, rollout=RolloutConfig(stop=("#",), max_tokens=9)).rollout
+    assert (own.stop, own.max_tokens) == (("#",), 9)
+    assert RunConfig(model={"chat_template": "plain"}).rollout.stop == ()
