@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -16,6 +16,17 @@ from grouprl.models.kernels.calibration import Contest, Form, grid, uses_kernel,
 from grouprl.models.kernels.functions import tree_attention
 from grouprl.models.llama_form import Unrotated
 
+_Block = tuple[Tensor, Tensor] | None
+"""Keys and values of the prefix in one layer, [F, kv_heads, d]; None = there is no prefix."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """What attention reads of the tokens that begin every prompt, for each layer; `models.prefix` computes it once."""
+
+    keys: Sequence[Tensor]  # of each layer: [F, kv_heads, d] float32, positions applied
+    values: Sequence[Tensor]
+
 
 @dataclass(frozen=True)
 class TreeLayout:
@@ -23,16 +34,21 @@ class TreeLayout:
 
     Worked example: one group with a prompt of 2 tokens and completions of 2 and 1 is packed into S = 5 tokens with
     positions 0 1 2 3 2. Token 4 (the second completion) attends to tokens 0, 1 and 4.
+
+    Of prompts that begin with the same F tokens these may be outside of the pack: positions then start at F, and all
+    tokens attend to the keys and values of the prefix.
     """
 
-    prompt_lengths: tuple[int, ...]  # tokens of each of P prompts
+    prompt_lengths: tuple[int, ...]  # tokens of each of P prompts, without the prefix
     completion_lengths: tuple[tuple[int, ...], ...]  # tokens of each group's completions; () = only the prompt
     device: torch.device
+    before: int = 0  # F, tokens of the prefix
+    prefix: Prefix | None = None  # needed to attend where there is one
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt with its longest completion."""
-        return max(
+        """Tokens of the longest prompt with its longest completion, and of the prefix."""
+        return self.before + max(
             prompt + max(own, default=0)
             for prompt, own in zip(self.prompt_lengths, self.completion_lengths, strict=True)
         )
@@ -60,9 +76,9 @@ class TreeLayout:
 
     @cached_property
     def position_ids_S(self) -> Tensor:
-        """Position of each token: completions continue their prompt."""
+        """Position of each token: prompts continue the prefix, completions their prompt."""
         group_S, branch_S, place_S = self._tokens
-        return (place_S + torch.where(branch_S > 0, self.tree[1][group_S, 0], 0)).to(self.device)
+        return (self.before + place_S + torch.where(branch_S > 0, self.tree[1][group_S, 0], 0)).to(self.device)
 
     @cached_property
     def prompt_index_PL(self) -> Tensor:
@@ -90,10 +106,10 @@ class TreeLayout:
         return {}  # of each window
 
     def _bias(self, window: int | None) -> Tensor:
-        """[P, 1, T, L + T]: completions attend to the unpadded tokens of their prompt, and to their own past."""
+        """[P, 1, T, F + L + T]: completions attend to prefix, unpadded tokens of their prompt, and their own past."""
         if window not in self._biases:
-            L, T = self.prompt_index_PL.shape[1], self.completion_index_PGT.shape[2]
-            lengths_P = torch.tensor(self.prompt_lengths, device=self.device)
+            L, T = self.before + self.prompt_index_PL.shape[1], self.completion_index_PGT.shape[2]
+            lengths_P = self.before + torch.tensor(self.prompt_lengths, device=self.device)
             prompt_PTL = (torch.arange(L, device=self.device) < lengths_P[:, None])[:, None].expand(-1, T, -1)
             if window is not None:
                 prompt_PTL = prompt_PTL & (_ages(T, L, self.device) + lengths_P[:, None, None] < window)
@@ -103,44 +119,60 @@ class TreeLayout:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """See `Layout.attend`."""
-        if query.is_cuda and any(self.completion_lengths):
-            return self._flex(query, key, value, rule)
-        attended = self._attend_prompts(query, key, value, rule).flatten(0, 1)
+        before = self._prefix_of(layer, key, value)
+        if query.is_cuda and (any(self.completion_lengths) or before is not None):
+            return self._flex(query, key, value, rule, before)
+        attended = self._attend_prompts(query, key, value, rule, before).flatten(0, 1)
         if any(self.completion_lengths):
-            completions = self._attend_completions(query, key, value, rule)
+            completions = self._attend_completions(query, key, value, rule, before)
             attended = torch.cat([attended, completions.flatten(0, 2)])
         return _take(attended, self._slot_S)
+
+    def _prefix_of(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
+        if self.prefix is None:
+            return None
+        return self.prefix.keys[layer].to(key.dtype), self.prefix.values[layer].to(value.dtype)
 
     def attend_rotated(self, layer: int, given: Unrotated) -> Tensor:
         """See `RotatingLayout.attend_rotated`."""
         query, key, value, cosine, sine, scaling, window = given
         window = None if window is None or window >= self.longest else window
         if uses_kernel(TREE_ATTENTION, query.shape[-1], query.dtype):
-            return tree_attention(query, key, value, cosine, sine, self.tree, scaling, window or self.longest)
-        rotated = (_rotate(query, cosine, sine), _rotate(key, cosine, sine))
+            before = None if self.prefix is None else (self.prefix.keys[layer], self.prefix.values[layer])
+            return tree_attention(query, key, value, cosine, sine, self.tree, scaling, window or self.longest, before)
+        rotated = (rotate(query, cosine, sine), rotate(key, cosine, sine))
         attended = self.attend(layer, *rotated, value, Rule(scaling, window))
         return F.pad(attended, (0, 0, 0, 0, 0, len(query) - self.size))  # the padding of a pack sees nothing
 
-    def _attend_prompts(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+    def _attend_prompts(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule, before: _Block) -> Tensor:
         # Padding is right of the prompt, where the causal mask hides it.
         q, k, v = (_take(tensor, self.prompt_index_PL).transpose(1, 2) for tensor in (query, key, value))
-        if rule.plain:
+        if rule.plain and before is None:
             gqa = q.shape[1] != k.shape[1]
             return F.scaled_dot_product_attention(
                 q, k, v, is_causal=True, scale=rule.scaling, enable_gqa=gqa
             ).transpose(1, 2)
-        P, L = self.prompt_index_PL.shape  # as the only completion of no prompt
-        nothing, bias = k[:, :, :0], _bias_of(_past(L, rule.window, self.device)).to(query.dtype)
+        P, L = self.prompt_index_PL.shape  # each as the only completion of the prefix, or of no prompt
+        first = [self._beside(one, part[:, :, :0]) for one, part in zip(before or (None, None), (k, v), strict=True)]
+        bias = _bias_of(_past(self.before + L, rule.window, self.device))[self.before :].to(query.dtype)
         grouped = (q * rule.scaling).reshape(P, k.shape[1], -1, L, q.shape[3]).transpose(2, 3)[:, None]
-        attended = merged_attention(grouped, nothing, nothing, k[:, None], v[:, None], bias[None, None], rule)
+        attended = merged_attention(grouped, *first, k[:, None], v[:, None], bias[None, None], rule)
         return attended[:, 0].permute(0, 2, 1, 3, 4).reshape(P, L, *query.shape[1:])
 
-    def _attend_completions(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+    @staticmethod
+    def _beside(one: Tensor | None, prompts: Tensor) -> Tensor:
+        """[P, kv_heads, F + L, d]: keys or values of the prefix, [F, kv_heads, d], before those of each prompt."""
+        if one is None:
+            return prompts
+        return torch.cat([one.transpose(0, 1).expand(len(prompts), -1, -1, -1), prompts], dim=2)
+
+    def _attend_completions(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule, before: _Block) -> Tensor:
         index, (_, heads, d), kv_heads = self.completion_index_PGT, query.shape, key.shape[1]
+        first = before or (None, None)
         attended = merged_attention(
             (_take(query, index) * rule.scaling).view(*index.shape, kv_heads, heads // kv_heads, d).transpose(2, 3),
-            _take(key, self.prompt_index_PL).transpose(1, 2),
-            _take(value, self.prompt_index_PL).transpose(1, 2),
+            self._beside(first[0], _take(key, self.prompt_index_PL).transpose(1, 2)),
+            self._beside(first[1], _take(value, self.prompt_index_PL).transpose(1, 2)),
             _take(key, index).transpose(2, 3),
             _take(value, index).transpose(2, 3),
             self._bias(rule.window).to(query.dtype),
@@ -149,14 +181,23 @@ class TreeLayout:
         return attended.transpose(2, 3).reshape(*index.shape, heads, d)
 
     def sees(self, window: int | None) -> Callable[[Any, Any, Tensor, Tensor], Tensor]:
-        """The tree mask for flex_attention, (batch, head, query, key) -> bool: whether token query attends to key."""
+        """The tree mask for flex_attention, (batch, head, query, key) -> bool: whether token query attends to key.
+
+        Keys 0 to F - 1 are those of the prefix.
+        """
         group_S, branch_S, _ = (column.to(self.device) for column in self._tokens)
-        position_S = self.position_ids_S
+        position_S, before = self.position_ids_S, self.before
 
         def mask(_batch: Any, _head: Any, query: Tensor, key: Tensor) -> Tensor:
-            related = (branch_S[key] == 0) | (branch_S[key] == branch_S[query])
-            seen = (group_S[key] == group_S[query]) & related & (key <= query)
-            return seen if window is None else seen & (position_S[query] - position_S[key] < window)
+            own = (key - before).clamp(min=0) if before else key
+            related = (branch_S[own] == 0) | (branch_S[own] == branch_S[query])
+            seen = (group_S[own] == group_S[query]) & related & (own <= query)
+            if before:
+                seen = seen | (key < before)
+            if window is None:
+                return seen
+            place = torch.where(key < before, key, position_S[own]) if before else position_S[own]
+            return seen & (position_S[query] - place < window)
 
         return mask
 
@@ -168,11 +209,15 @@ class TreeLayout:
         from torch.nn.attention.flex_attention import create_block_mask
 
         if window not in self._block_masks:
-            mask = create_block_mask(self.sees(window), None, None, self.size, self.size, device=self.device)
+            mask = create_block_mask(
+                self.sees(window), None, None, self.size, self.before + self.size, device=self.device
+            )
             self._block_masks[window] = mask
         return self._block_masks[window]
 
-    def _flex(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+    def _flex(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule, before: _Block) -> Tensor:
+        if before is not None:
+            key, value = torch.cat([before[0], key]), torch.cat([before[1], value])
         # Under autocast rotations leave queries and keys in float32; flex_attention takes one dtype.
         q, k, v = (tensor.to(value.dtype).transpose(0, 1)[None] for tensor in (query, key, value))
         score_mod = None if rule.softcap is None else _cap(rule.softcap, q.device)
@@ -218,7 +263,7 @@ def _bias_of(seen: Tensor) -> Tensor:
     return torch.zeros(seen.shape, device=seen.device).masked_fill(~seen, -torch.inf)
 
 
-def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Applies rotary positions (RoPE, arXiv:2104.09864) with halves of a head as pairs."""
     first, second = x.chunk(2, -1)
     return (x * cosine[:, None] + torch.cat([-second, first], -1) * sine[:, None]).to(x.dtype)
@@ -230,7 +275,7 @@ def _attention_forms(width: int, dtype: torch.dtype) -> tuple[Form, Form]:
     rotation = [grid(layout.size, width).detach() for _ in range(2)]
 
     def in_torch(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return layout.attend(0, _rotate(query, *rotation), _rotate(key, *rotation), value, Rule(0.1))
+        return layout.attend(0, rotate(query, *rotation), rotate(key, *rotation), value, Rule(0.1))
 
     kernel = with_gradient(tree_attention, *inputs, *rotation, layout.tree, 0.1, layout.longest)
     return kernel, with_gradient(in_torch, *inputs)

@@ -1,4 +1,5 @@
-/* Attention over packed groups: each completion attends to its prompt and its own past. As in FlashAttention (Dao et al.,
+/* Attention over packed groups: each completion attends to its prompt and its own past, and all attend to the prefix, the
+ * tokens that begin every prompt and are read outside of the pack. As in FlashAttention (Dao et al.,
  * arXiv:2205.14135), the backward pass computes weights again from the log-sum-exp of each query. Positions are
  * rotated (RoPE, arXiv:2104.09864, halves of a head as pairs) while queries and keys are read.
  *
@@ -16,6 +17,8 @@ typedef struct {
   float scaling;
   int half;
   int64_t window; /* a token sees this many, itself included */
+  const float *prefix_keys, *prefix_values; /* [before, kv_heads, d], rotated */
+  int64_t before;                           /* tokens of the prefix */
 } Inputs;
 
 /* Arrays of numbers, or of half as many words (PAIRS). */
@@ -69,25 +72,37 @@ static void arrange(const Inputs *in, float *rows, int64_t tokens, float *tile_b
   if (kind == PAIRS) pair_rows(rows, tokens, in->d, 1);
 }
 
-/* Reads keys and values of `tokens` tokens from `start` into a block, whose buffers are large enough. */
-static void fill(const Inputs *in, int64_t start, int64_t tokens, int64_t head, Block *block, int backward) {
+/* Reads keys and values into a block, whose buffers are large enough: of the first `before` tokens of the prefix, and of
+ * `tokens` tokens from `start`. */
+static void fill(const Inputs *in, int64_t before, int64_t start, int64_t tokens, int64_t head, Block *block,
+                 int backward) {
+  int64_t d = in->d, count = before + tokens;
   float raw[512];
-  block->tokens = tokens;
-  for (int64_t t = 0; t < tokens; t++) {
-    int64_t at = ((start + t) * in->kv_heads + head) * in->d;
-    read_row(in->k, at, raw, in->d, in->half);
-    rotate(raw, in->cosine + (start + t) * in->d, in->sine + (start + t) * in->d, block->keys + t * in->d, in->d, 1, 1);
-    read_row(in->v, at, block->values + t * in->d, in->d, in->half);
+  block->tokens = count;
+  for (int64_t t = 0; t < before; t++) {
+    int64_t at = (t * in->kv_heads + head) * d;
+    memcpy(block->keys + t * d, in->prefix_keys + at, d * sizeof(float));
+    memcpy(block->values + t * d, in->prefix_values + at, d * sizeof(float));
   }
-  float *scratch = block->value_tiles + tiles(tokens) * W * in->d / 2; /* tiles of PAIRS leave half of their memory */
-  arrange(in, block->keys, tokens, block->key_tiles, scratch);
-  arrange(in, block->values, tokens, backward ? block->value_tiles : 0, scratch);
+  for (int64_t t = 0; t < tokens; t++) {
+    int64_t at = ((start + t) * in->kv_heads + head) * d, to = (before + t) * d;
+    read_row(in->k, at, raw, d, in->half);
+    rotate(raw, in->cosine + (start + t) * d, in->sine + (start + t) * d, block->keys + to, d, 1, 1);
+    read_row(in->v, at, block->values + to, d, in->half);
+  }
+  float *scratch = block->value_tiles + tiles(count) * W * d / 2; /* tiles of PAIRS leave half of their memory */
+  arrange(in, block->keys, count, block->key_tiles, scratch);
+  arrange(in, block->values, count, backward ? block->value_tiles : 0, scratch);
 }
 
-/* The queries of one sequence: r heads of `tokens` tokens from `start`; row i is head i % r of token i / r. */
+/* The queries of one sequence: r heads of `tokens` tokens from `start`; row i is head i % r of token i / r. Its own block
+ * begins with `behind` tokens of the prefix. */
 typedef struct {
-  int64_t start, tokens, head, r;
+  int64_t start, tokens, head, r, behind;
 } Span;
+
+/* Tokens of its own block that rows before `end` see. */
+INLINE int64_t seen_by(const Span *s, int64_t end) { return s->behind + (end - 1) / s->r + 1; }
 
 /* The rows as operands of scores: words of neighboring components, or the numbers themselves. */
 static const float *operands(const Inputs *in, const float *rows, int64_t n, float *memory) {
@@ -109,17 +124,17 @@ static void read_queries(const Inputs *in, const Span *s, int64_t first, int64_t
  * [prompt, padded][own, padded]. */
 static int64_t weigh(const Inputs *in, const Span *s, const Block *prompt, const Block *own, const float *rows,
                      int64_t first, int64_t n, float *scores, int kind) {
-  int64_t L = prompt ? prompt->tokens : 0, left = tiles(L), right = tiles((first + n - 1) / s->r + 1);
+  int64_t L = prompt ? prompt->tokens : 0, left = tiles(L), right = tiles(seen_by(s, first + n));
   int64_t width = (left + right) * W;
   if (left) score_block(in, rows, n, prompt->key_tiles, left, scores, width);
   score_block(in, rows, n, own->key_tiles, right, scores + left * W, width);
   for (int64_t i = 0; i < n; i++) {
     float *row = scores + i * width;
-    int64_t token = (first + i) / s->r, hidden = L + token + 1 - in->window;
+    int64_t seen = seen_by(s, first + i + 1), hidden = L + seen - in->window;
     hide(row, 0, hidden < L ? hidden : L);
     hide(row, L, left * W);
     hide(row + left * W, 0, hidden - L);
-    softmax_row(row, left * W + (first + i) / s->r + 1, width, kind);
+    softmax_row(row, left * W + seen, width, kind);
   }
   return width;
 }
@@ -134,7 +149,7 @@ static void attend_span(const Inputs *in, const Span *s, const Block *prompt, co
     int64_t width = weigh(in, s, prompt, own, operands(in, rows, n, rows), first, n, scores, kind);
     memset(mixed, 0, n * in->d * sizeof(float));
     if (prompt) mix_block(in, scores, width, 1, prompt->values, L, mixed, n);
-    mix_block(in, scores + words(tiles(L) * W, kind), width, 1, own->values, (first + n - 1) / s->r + 1, mixed, n);
+    mix_block(in, scores + words(tiles(L) * W, kind), width, 1, own->values, seen_by(s, first + n), mixed, n);
     for (int64_t i = 0; i < n; i++) {
       int64_t token = s->start + (first + i) / s->r, head = s->head * s->r + (first + i) % s->r;
       for (int64_t c = 0; c < in->d; c += W)
@@ -153,23 +168,23 @@ static Block new_block(int64_t tokens, int64_t d) {
 void grouprl_tree_attention(const void *q, const void *k, const void *v, const float *cosine, const float *sine,
                             void *out, const int64_t *starts, const int64_t *lengths, int64_t groups, int64_t widest,
                             int64_t heads, int64_t kv_heads, int64_t d, float scaling, int half,
-                            int64_t window) {
-  Inputs in = {q, k, v, cosine, sine, heads, kv_heads, d, scaling, half, window};
+                            int64_t window, const float *prefix_keys, const float *prefix_values, int64_t before) {
+  Inputs in = {q, k, v, cosine, sine, heads, kv_heads, d, scaling, half, window, prefix_keys, prefix_values, before};
 #pragma omp parallel for schedule(dynamic) if (groups * kv_heads > 1 && starts[(groups - 1) * (1 + widest)] > 256)
   for (int64_t task = 0; task < groups * kv_heads; task++) {
     int64_t group = task / kv_heads, head = task % kv_heads, r = heads / kv_heads, longest = 0;
     const int64_t *start = starts + group * (1 + widest), *length = lengths + group * (1 + widest);
     for (int64_t i = 1; i <= widest; i++) longest = length[i] > longest ? length[i] : longest;
-    Block prompt = new_block(length[0], d), own = new_block(longest, d);
-    float *scores = malloc(QUERIES * (tiles(length[0]) + tiles(longest) + 1) * W * sizeof(float));
+    Block prompt = new_block(before + length[0], d), own = new_block(longest, d);
+    float *scores = malloc(QUERIES * (tiles(before + length[0]) + tiles(longest) + 1) * W * sizeof(float));
     float *rows = malloc(2 * QUERIES * d * sizeof(float));
-    fill(&in, start[0], length[0], head, &prompt, 0);
-    Span span = {start[0], length[0], head, r};
+    fill(&in, before, start[0], length[0], head, &prompt, 0);
+    Span span = {start[0], length[0], head, r, before};
     attend_span(&in, &span, 0, &prompt, scores, rows, rows + QUERIES * d, out);
     for (int64_t i = 1; i <= widest; i++) {
       if (!length[i]) continue;
-      fill(&in, start[i], length[i], head, &own, 0);
-      span = (Span){start[i], length[i], head, r};
+      fill(&in, 0, start[i], length[i], head, &own, 0);
+      span = (Span){start[i], length[i], head, r, 0};
       attend_span(&in, &span, &prompt, &own, scores, rows, rows + QUERIES * d, out);
     }
     free(prompt.keys), free(own.keys), free(scores), free(rows);
@@ -198,7 +213,7 @@ static void backward_span(const Inputs *in, const Span *s, const Block *prompt, 
   float *rows = b->rows, *grads = b->grads, *d_rows = b->d_rows, *scores = b->scores, *d_scores = b->d_scores;
   for (int64_t first = 0; first < s->tokens * s->r; first += QUERIES) {
     int64_t n = s->tokens * s->r - first < QUERIES ? s->tokens * s->r - first : QUERIES;
-    int64_t seen = (first + n - 1) / s->r + 1;
+    int64_t seen = seen_by(s, first + n);
     read_queries(in, s, first, n, rows);
     int64_t width = weigh(in, s, prompt, own, operands(in, rows, n, b->factors), first, n, scores, FLOATS);
     for (int64_t i = 0; i < n; i++) {
@@ -242,10 +257,12 @@ static void clear(Block *block, int64_t tokens, int64_t d) {
   memset(block->values, 0, tokens * d * sizeof(float));
 }
 
-static void spill(const Inputs *in, const Block *block, int64_t start, int64_t head, void *dk, void *dv) {
+/* Stores the gradients of a block's tokens behind the first `before`, which are those from `start`. */
+static void spill(const Inputs *in, const Block *block, int64_t before, int64_t start, int64_t head, void *dk,
+                  void *dv) {
   float back[512];
-  for (int64_t t = 0; t < block->tokens; t++) {
-    int64_t at = ((start + t) * in->kv_heads + head) * in->d, row = (start + t) * in->d;
+  for (int64_t t = before; t < block->tokens; t++, start++) {
+    int64_t at = (start * in->kv_heads + head) * in->d, row = start * in->d;
     rotate(block->keys + t * in->d, in->cosine + row, in->sine + row, back, in->d, 1, -1);
     for (int64_t c = 0; c < in->d; c += W) {
       store(dk, at + c, load(back, c, 0), in->half);
@@ -258,32 +275,38 @@ void grouprl_tree_attention_backward(const void *q, const void *k, const void *v
                                      const float *sine, const void *d_out, void *dq, void *dk, void *dv,
                                      const int64_t *starts, const int64_t *lengths, int64_t groups, int64_t widest,
                                      int64_t heads, int64_t kv_heads, int64_t d, float scaling, int half,
-                            int64_t window) {
-  Inputs in = {q, k, v, cosine, sine, heads, kv_heads, d, scaling, half, window};
+                                     int64_t window, const float *prefix_keys, const float *prefix_values,
+                                     int64_t before, float *d_prefix_keys, float *d_prefix_values) {
+  Inputs in = {q, k, v, cosine, sine, heads, kv_heads, d, scaling, half, window, prefix_keys, prefix_values, before};
 #pragma omp parallel for schedule(dynamic) if (groups * kv_heads > 1 && starts[(groups - 1) * (1 + widest)] > 256)
   for (int64_t task = 0; task < groups * kv_heads; task++) {
     int64_t group = task / kv_heads, head = task % kv_heads, r = heads / kv_heads, longest = 0;
     const int64_t *start = starts + group * (1 + widest), *length = lengths + group * (1 + widest);
     for (int64_t i = 1; i <= widest; i++) longest = length[i] > longest ? length[i] : longest;
-    Block prompt = new_block(length[0], d), own = new_block(longest, d);
-    Block d_prompt = new_block(length[0], d), d_own = new_block(longest, d);
-    int64_t width = QUERIES * (tiles(length[0]) + tiles(longest) + 1) * W;
+    Block prompt = new_block(before + length[0], d), own = new_block(longest, d);
+    Block d_prompt = new_block(before + length[0], d), d_own = new_block(longest, d);
+    int64_t width = QUERIES * (tiles(before + length[0]) + tiles(longest) + 1) * W;
     float *scores = malloc(3 * width * sizeof(float)), *rows = malloc(4 * QUERIES * d * sizeof(float));
     float *grads = rows + 2 * QUERIES * d;
     Buffers b = {scores, scores + width, scores + 2 * width, rows, rows + QUERIES * d, grads, grads + QUERIES * d};
-    fill(&in, start[0], length[0], head, &prompt, 1);
-    clear(&d_prompt, length[0], d);
+    fill(&in, before, start[0], length[0], head, &prompt, 1);
+    clear(&d_prompt, before + length[0], d);
     for (int64_t i = 1; i <= widest; i++) {
       if (!length[i]) continue;
-      fill(&in, start[i], length[i], head, &own, 1);
+      fill(&in, 0, start[i], length[i], head, &own, 1);
       clear(&d_own, length[i], d);
-      Span span = {start[i], length[i], head, r};
+      Span span = {start[i], length[i], head, r, 0};
       backward_span(&in, &span, &prompt, &own, &b, d_out, dq, &d_prompt, &d_own);
-      spill(&in, &d_own, start[i], head, dk, dv);
+      spill(&in, &d_own, 0, start[i], head, dk, dv);
     }
-    Span span = {start[0], length[0], head, r};
+    Span span = {start[0], length[0], head, r, before};
     backward_span(&in, &span, 0, &prompt, &b, d_out, dq, 0, &d_prompt);
-    spill(&in, &d_prompt, start[0], head, dk, dv);
+    spill(&in, &d_prompt, before, start[0], head, dk, dv);
+    for (int64_t t = 0; t < before; t++) {
+      int64_t at = ((group * before + t) * kv_heads + head) * d;
+      memcpy(d_prefix_keys + at, d_prompt.keys + t * d, d * sizeof(float));
+      memcpy(d_prefix_values + at, d_prompt.values + t * d, d * sizeof(float));
+    }
     free(prompt.keys), free(own.keys), free(d_prompt.keys), free(d_own.keys), free(scores), free(rows);
   }
 }

@@ -1,4 +1,5 @@
-/* Attention of the newest token of each completion, over a cache that holds the prompt of a group once.
+/* Attention of the newest token of each completion, over a cache that holds the prompt of a group once, and once for all
+ * groups the prefix, the tokens that begin every prompt.
  *
  * Cached keys are tiles [d, W] of rotated keys, values are [tokens, d]. Per layer the prompts' keys, and their values,
  * are [slots, kv_heads, prompt_tiles * W * d]; the completions' own are [rows, kv_heads, 2, own_tiles * W * d], keys
@@ -44,7 +45,8 @@ INLINE void write_token(const void *k, const void *v, int64_t from, const float 
 
 INLINE int kind_of(int cache_half) { return cache_half ? MULTIPLIES_PAIRS ? PAIRS : HALVES : FLOATS; }
 
-/* Weights and own values of one row and one key/value head: r query rows, whose prompt scores are computed. */
+/* Weights and own values of one row and one key/value head: r query rows, whose scores with the L tokens of prefix and
+ * prompt are computed. */
 INLINE void attend_own(const DecodeStep *s, int64_t row, int64_t head, int64_t L, const float *rows, float *scores,
                        float *mixed, int64_t width, int kind) {
   int64_t d = s->d, r = s->heads / s->kv_heads, left = tiles(L) * W, seen = s->length[row], position = L + seen - 1;
@@ -67,7 +69,8 @@ INLINE void attend_own(const DecodeStep *s, int64_t row, int64_t head, int64_t L
 
 /* A part: rows of one group. Queries and scores are [kv_heads][members * r]: one product per head with the prompt. */
 INLINE void attend_part(const DecodeStep *s, int64_t part, float *memory, int kind) {
-  int64_t d = s->d, r = s->heads / s->kv_heads, L = s->prompt[part], left = tiles(L), width = left + s->own_tiles;
+  int64_t d = s->d, r = s->heads / s->kv_heads, F = s->before, L = s->prompt[part], left = tiles(L);
+  int64_t width = F / W + left + s->own_tiles;
   const int64_t *order = s->order + s->begin[part];
   int64_t members = s->begin[part + 1] - s->begin[part], count = members * r, size = s->prompt_tiles * W * d;
   float *rows = memory, *mixed = rows + count * s->kv_heads * d, *scores = mixed + count * s->kv_heads * d;
@@ -75,7 +78,7 @@ INLINE void attend_part(const DecodeStep *s, int64_t part, float *memory, int ki
   memset(mixed, 0, count * s->kv_heads * d * sizeof(float));
   for (int64_t head = 0; head < s->kv_heads; head++) {
     for (int64_t i = 0; i < count; i++) {
-      int64_t row = order[i / r], position = L + s->length[row] - 1;
+      int64_t row = order[i / r], position = F + L + s->length[row] - 1;
       float raw[512];
       read_row(s->q, (row * s->heads + head * r + i % r) * d, raw, d, s->half);
       rotate(raw, s->cosine + position * d, s->sine + position * d, rows + (head * count + i) * d, d, s->scaling, 1);
@@ -83,20 +86,21 @@ INLINE void attend_part(const DecodeStep *s, int64_t part, float *memory, int ki
     int64_t at = (s->slot[part] * s->kv_heads + head) * size;
     float *own = rows + head * count * words(d, kind);
     if (kind == PAIRS) pair_numbers(rows + head * count * d, count * d, own);
-    score(own, count, s->prompt_keys, words(at, kind), 0, left, scores + head * count * width, width,
-          words(d, kind), kind);
+    float *line = scores + head * count * width;
+    if (F) score(own, count, s->prefix_keys, words(head * F * d, kind), 0, F / W, line, width, words(d, kind), kind);
+    score(own, count, s->prompt_keys, words(at, kind), 0, left, line + F, width, words(d, kind), kind);
   }
   for (int64_t m = 0; m < members; m++)
     for (int64_t head = 0; head < s->kv_heads; head++) {
       int64_t first = head * count + m * r;
-      attend_own(s, order[m], head, L, rows + first * words(d, kind), scores + first * width, mixed + first * d, width,
+      attend_own(s, order[m], head, F + L, rows + first * words(d, kind), scores + first * width, mixed + first * d, width,
                  kind);
     }
   for (int64_t head = 0; head < s->kv_heads; head++) {
     int64_t at = (s->slot[part] * s->kv_heads + head) * size;
-    float *own = mixed + head * count * d;
-    mix(scores + head * count * width, width, 1, s->prompt_values, words(at, kind), 0, words(L, kind), own, count, d,
-        kind);
+    float *own = mixed + head * count * d, *line = scores + head * count * width;
+    if (F) mix(line, width, 1, s->prefix_values, words(head * F * d, kind), 0, words(F, kind), own, count, d, kind);
+    mix(line + words(F, kind), width, 1, s->prompt_values, words(at, kind), 0, words(L, kind), own, count, d, kind);
     for (int64_t i = 0; i < count; i++)
       for (int64_t c = 0; c < d; c += W)
         store(s->out, (order[i / r] * s->heads + head * r + i % r) * d + c, load(own, i * d + c, 0), s->half);
@@ -107,7 +111,7 @@ void grouprl_decode_attention(const DecodeStep *s, int64_t parts) {
 #pragma omp parallel for schedule(dynamic) if (parts > 1 && s->begin[parts] > 8)
   for (int64_t part = 0; part < parts; part++) {
     int64_t rows = (s->begin[part + 1] - s->begin[part]) * s->heads;
-    float *memory = malloc(rows * (2 * s->d + (tiles(s->prompt[part]) + s->own_tiles) * W) * sizeof(float));
+    float *memory = malloc(rows * (2 * s->d + (tiles(s->before + s->prompt[part]) + s->own_tiles) * W) * sizeof(float));
     if (kind_of(s->cache_half) == PAIRS) attend_part(s, part, memory, PAIRS);
     else if (s->cache_half) attend_part(s, part, memory, HALVES);
     else attend_part(s, part, memory, FLOATS);

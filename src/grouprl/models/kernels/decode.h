@@ -9,12 +9,14 @@ typedef struct {
   void *out;
   const float *cosine, *sine; /* [positions, d] */
   void *prompt_keys, *prompt_values, *own;
+  void *prefix_keys, *prefix_values; /* as of one prompt, of the tokens that begin all of them */
   const int64_t *order;  /* [n] live rows, sorted by part */
   const int64_t *begin;  /* [parts + 1] index in `order` of the first row of each part */
   const int64_t *slot;   /* [parts] cache slot of the part's prompt */
-  const int64_t *prompt; /* [parts] tokens of the part's prompt */
+  const int64_t *prompt; /* [parts] tokens of the part's prompt behind the prefix */
   const int64_t *length; /* [n] tokens of the row's completion so far, including the newest */
   int64_t heads, kv_heads, d, prompt_tiles, own_tiles;
+  int64_t before; /* tokens of the prefix, a multiple of W */
   int64_t window; /* a token sees this many, itself included */
   float scaling;
   int half, cache_half;

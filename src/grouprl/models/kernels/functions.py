@@ -93,6 +93,7 @@ def tree_attention(
     tree: tuple[Tensor, Tensor],
     scaling: float,
     window: int,
+    prefix: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Applies rotary positions and computes the attention of packed groups.
 
@@ -103,11 +104,13 @@ def tree_attention(
         tree: starts and lengths, int64 [P, 1 + G], of the prompt and then of its completions; length 0 = none.
         scaling: multiplies the scores.
         window: a token sees this many, itself included.
+        prefix: keys, with positions applied, and values of the tokens before all prompts, [F, kv_heads, d] float32.
 
     Returns:
         [S, heads, d].
     """
-    result: Tensor = _TreeAttention.apply(query, key, value, cosine, sine, *tree, scaling, window)  # type: ignore[no-untyped-call]
+    before = prefix or (torch.empty(0, *key.shape[1:]),) * 2
+    result: Tensor = _TreeAttention.apply(query, key, value, cosine, sine, *tree, scaling, window, *before)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -244,24 +247,37 @@ class _TreeAttention(torch.autograd.Function):
         lengths: Tensor,
         scaling: float,
         window: int,
+        prefix_keys: Tensor,
+        prefix_values: Tensor,
     ) -> Any:
         tensors = tuple(tensor.contiguous() for tensor in (query, key, value, cosine, sine))
+        prefix = prefix_keys.contiguous(), prefix_values.contiguous()
         ctx.used = int(lengths.sum())
         out = _zero_beyond(torch.empty_like(tensors[0]), ctx.used)
         groups, branches = starts.shape
         ctx.sizes = (groups, branches - 1, query.shape[1], *key.shape[1:], scaling, _half(query), window)
-        kernels().tree_attention(*pointers(*tensors, out, starts, lengths), *ctx.sizes)
-        ctx.save_for_backward(*tensors, starts, lengths)
+        kernels().tree_attention(
+            *pointers(*tensors, out, starts, lengths), *ctx.sizes, *pointers(*prefix), len(prefix_keys)
+        )
+        ctx.save_for_backward(*tensors, *prefix, starts, lengths)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> Any:
-        *tensors, starts, lengths = ctx.saved_tensors
+        *tensors, prefix_keys, prefix_values, starts, lengths = ctx.saved_tensors
         d_out = d_out.contiguous()
         gradients = [_zero_beyond(torch.empty_like(tensor), ctx.used) for tensor in tensors[:3]]
-        kernels().tree_attention_backward(*pointers(*tensors, d_out, *gradients, starts, lengths), *ctx.sizes)
-        return (*gradients, None, None, None, None, None, None)
+        # Of each group, so that their sum does not depend on the order in which threads take the groups.
+        of_groups = [torch.empty(len(starts), *prefix_keys.shape) for _ in range(2)]
+        kernels().tree_attention_backward(
+            *pointers(*tensors, d_out, *gradients, starts, lengths),
+            *ctx.sizes,
+            *pointers(prefix_keys, prefix_values),
+            len(prefix_keys),
+            *pointers(*of_groups),
+        )
+        return (*gradients, None, None, None, None, None, None, *(one.sum(0) for one in of_groups))
 
 
 def _zero_beyond(tensor: Tensor, rows: int) -> Tensor:

@@ -44,6 +44,8 @@ typedef struct {
   int64_t layer_count, hidden;
   void *const *prompt_keys, *const *own; /* [layers] of the cache */
   int64_t prompt_bytes;                  /* from a layer's prompt keys to its prompt values */
+  void *const *prefix_keys;              /* [layers], or 0 */
+  int64_t prefix_bytes;                  /* from a layer's prefix keys to its prefix values */
   const void *embeddings;
   int64_t embeddings_half; /* whether they are bfloat16 */
   const int64_t *newest; /* [rows] tokens to read */
@@ -127,6 +129,7 @@ int64_t grouprl_decode_step(const Step *s, int64_t parts) {
     norm_heads(s, &layer->query_norm, s->query, a->heads);
     norm_heads(s, &layer->key_norm, s->key, a->kv_heads);
     a->prompt_keys = s->prompt_keys[i], a->prompt_values = (char *)s->prompt_keys[i] + s->prompt_bytes;
+    if (a->before) a->prefix_keys = s->prefix_keys[i], a->prefix_values = (char *)s->prefix_keys[i] + s->prefix_bytes;
     a->own = s->own[i], a->window = layer->window;
     grouprl_decode_attention(a, parts);
     if ((failed = product(s, &layer->out, s->attended, s->delta))) break;

@@ -1,0 +1,77 @@
+"""The tokens that begin every prompt of a step, such as worked examples or a system prompt: read once for all groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from grouprl.models.attention import Layout, Rule
+from grouprl.models.layouts import Prefix, TreeLayout, rotate
+from grouprl.models.llama_form import Unrotated
+
+# The prefix ends where a tile of the kernels' keys ends, of 16 tokens at most; a shorter one costs a forward pass of its
+# own and saves little.
+_MULTIPLE, _LEAST = 16, 32
+
+Read = Callable[[Tensor, Tensor, Layout], Tensor]
+"""Computes the hidden states of token ids [S] at positions [S] under a layout."""
+
+
+def shared_tokens(prompts: Iterable[tuple[int, ...]]) -> int:
+    """How many tokens all prompts begin with; 0 = too few to read them once, or there is only one prompt.
+
+    At least one token of each prompt stays, which predicts the first token of a completion.
+    """
+    different = set(prompts)
+    if len(different) < 2:
+        return 0
+    first, last = min(different), max(different)  # in this order what these two share, all share
+    most = min(map(len, different)) - 1
+    same = next((place for place in range(most) if first[place] != last[place]), most)
+    return same // _MULTIPLE * _MULTIPLE if same >= _LEAST else 0
+
+
+def read_prefix(read: Read, token_ids: Sequence[int], device: torch.device) -> Prefix:
+    """Reads the tokens of a prefix; with gradients the keys and values belong to the graph of this forward pass."""
+    ids_S = torch.tensor(token_ids, device=device)
+    layout = _Keeping(TreeLayout((len(ids_S),), ((),), device))
+    read(ids_S, layout.tree.position_ids_S, layout)
+    pairs = [layout.kept[layer] for layer in sorted(layout.kept)]
+    return Prefix(*([one.float() for one in part] for part in zip(*pairs, strict=True)))
+
+
+def leaves_of(prefix: Prefix) -> Prefix:
+    """The same numbers as leaves of a graph of their own, whose gradients packs add."""
+    return Prefix(
+        *([one.detach().requires_grad_(one.requires_grad) for one in part] for part in (prefix.keys, prefix.values))
+    )
+
+
+def backward(prefix: Prefix, leaves: Prefix) -> None:
+    """Adds to the weights' gradients what the gradients of the leaves give, in one backward pass."""
+    pairs = zip((*prefix.keys, *prefix.values), (*leaves.keys, *leaves.values), strict=True)
+    used = [(whole, leaf.grad) for whole, leaf in pairs if leaf.grad is not None]
+    if used:
+        torch.autograd.backward(*map(list, zip(*used, strict=True)))
+
+
+class _Keeping:
+    """The layout of one prompt, which keeps the keys and values of each layer."""
+
+    def __init__(self, tree: TreeLayout) -> None:
+        self.tree, self.longest = tree, tree.longest
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+        """See `Layout.attend`."""
+        self.kept.setdefault(layer, (key, value))  # layers that are recomputed come again
+        return self.tree.attend(layer, query, key, value, rule)
+
+    def attend_rotated(self, layer: int, given: Unrotated) -> Tensor:
+        """See `RotatingLayout.attend_rotated`."""
+        tokens = self.tree.size  # without the padding of the products
+        key = rotate(given.key.float(), given.cosine, given.sine)
+        self.kept.setdefault(layer, (key[:tokens], given.value[:tokens]))
+        return self.tree.attend_rotated(layer, given)
