@@ -18,7 +18,7 @@ from grouprl.learner import Learner, Optimizer, make_batch
 from grouprl.models.critic import Critic
 from grouprl.models.load import fingerprint, frozen_copy, load_model
 from grouprl.types import Batch, Group, Sampling
-from learner_setting import ADVANTAGES, CPU, GradientKeeper, credit_of, gap, learn, learner_of, sampled
+from learner_setting import ADVANTAGES, CPU, EXAMPLES, GradientKeeper, credit_of, gap, learn, learner_of, sampled
 from losses import loss_of
 from oracles import own_logits, own_model
 from variants import variant
@@ -37,9 +37,17 @@ def model(tiny: Path) -> PreTrainedModel:
     return load_model(str(tiny), device=CPU)
 
 
+@pytest.fixture(scope="module")
+def groups_after_examples(tiny: Path) -> list[Group]:
+    return sampled(tiny, PLAIN, EXAMPLES)
+
+
 @pytest.fixture
-def batch(groups: list[Group]) -> Batch:
-    return make_batch(groups, PLAIN)
+def batch(request: pytest.FixtureRequest) -> Batch:
+    return make_batch(request.getfixturevalue(getattr(request, "param", "groups")), PLAIN)
+
+
+with_and_without_examples = pytest.mark.parametrize("batch", ["groups", "groups_after_examples"], indirect=True)
 
 
 def own_logprobs(own: PreTrainedModel, batch: Batch) -> list[Tensor]:
@@ -255,6 +263,7 @@ def value_cost(values: Sequence[Tensor], batch: Batch) -> Tensor:
     return torch.cat(errors).square().mean() / 2
 
 
+@with_and_without_examples
 def test_the_critic_learns_its_returns_on_a_copy_of_the_policy(tiny: Path, model: PreTrainedModel, batch: Batch):
     critic = critic_of(model, shared=False)
     learner = with_critic(model, PPO, critic)
@@ -273,6 +282,7 @@ def test_the_critic_learns_its_returns_on_a_copy_of_the_policy(tiny: Path, model
     assert gap(learner.optimizer.gradient, alone.optimizer.gradient) < 1e-5
 
 
+@with_and_without_examples
 def test_a_shared_trunk_takes_both_gradients(tiny: Path, model: PreTrainedModel, batch: Batch):
     shared = variant(PPO, critic="shared", value_coef=0.7)
     critic = critic_of(model, shared=True)
@@ -291,6 +301,7 @@ def test_a_shared_trunk_takes_both_gradients(tiny: Path, model: PreTrainedModel,
     assert gap(learner.critic_optimizer.gradient, head) < 2e-5
 
 
+@with_and_without_examples
 def test_the_values_before_the_update_are_those_of_padded_rows(tiny: Path, model: PreTrainedModel, batch: Batch):
     for shared in (True, False):
         critic = critic_of(model, shared=shared)

@@ -23,6 +23,8 @@ SAMPLING = Sampling(max_tokens=12, temperature=0.7, top_p=0.9)
 ADVANTAGES = torch.tensor([1.2, -0.4, -0.8, 0.0, 0.0, 0.0, -1.0, 0.0, 2.0, -0.5, -0.5])
 SIGNAL = [0, 1, 2, 6, 8, 9, 10]
 GRPO = Algorithm()
+# More tokens than `models.prefix` reads for each group.
+EXAMPLES = "3 + 4 = 7. Tom has 5 pens and buys 6 more, which makes 5 + 6 = 11 pens. Now another one: "
 
 
 @dataclass
@@ -34,7 +36,8 @@ class GradientKeeper:
     updates: int = 0
 
     def step(self) -> float:
-        self.gradient = {name: weight.grad.clone() for name, weight in self.model.named_parameters()}
+        weights = self.model.named_parameters()
+        self.gradient = {name: weight.grad.clone() for name, weight in weights if weight.requires_grad}
         self.model.zero_grad(set_to_none=True)
         return 0.0
 
@@ -43,13 +46,13 @@ def loaded(folder: Path) -> PreTrainedModel:
     return load_model(str(folder), device=CPU)
 
 
-def sampled(folder: Path, sampling: Sampling) -> list[Group]:
-    """Groups of 3, 3 and 5 with completions of several lengths."""
+def sampled(folder: Path, sampling: Sampling, before: str = "") -> list[Group]:
+    """Groups of 3, 3 and 5 with completions of several lengths; all prompts begin with `before`."""
     model, tokenizer = loaded(folder), load_tokenizer(str(folder))
     model.generation_config.eos_token_id = [1, *range(20, 44)]
     prompts = ("John has 15 apples.", "4", "There are 4 boxes with 6 pens each.")
     requests = [
-        Request(Problem(prompt, prompt), tuple(tokenizer(prompt)["input_ids"]), count)
+        Request(Problem(prompt, prompt), tuple(tokenizer(before + prompt)["input_ids"]), count)
         for prompt, count in zip(prompts, (3, 3, 5), strict=True)
     ]
     return NativeEngine(model, tokenizer, seed=3, max_rows=8).generate(requests, sampling)

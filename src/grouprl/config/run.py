@@ -348,7 +348,9 @@ class Experiment(Section):
     @model_validator(mode="before")
     @classmethod
     def _ends_before_the_next_question(cls, given: Any) -> Any:
-        parts: list[Any] = [given.get(name, {}) for name in ("model", "rollout")] if isinstance(given, Mapping) else [None]
+        parts: list[Any] = (
+            [given.get(name, {}) for name in ("model", "rollout")] if isinstance(given, Mapping) else [None]
+        )
         if not all(isinstance(part, Mapping | Section) for part in parts):
             return given  # which is refused elsewhere
         model, rollout = dict(parts[0]), dict(parts[1])

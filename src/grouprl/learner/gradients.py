@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from grouprl.distributed import Ranks, TreeSum
 from grouprl.learner.optimizer import Optimizer
+from grouprl.models.prefix import LearnedPrefix
 from grouprl.models.progress import PROGRESS
 from grouprl.models.workers import side_by_side
 
@@ -33,6 +34,7 @@ def add_gradients(
     *,
     costs: Sequence[int],
     ranks: Ranks,
+    prefix: LearnedPrefix | None = None,
 ) -> dict[int, Result]:
     """Adds the gradient of each loss to `weight.grad`, in the order of the losses for any number of workers.
 
@@ -42,16 +44,31 @@ def add_gradients(
         workers: packs that run at once, see `worker_count`; each holds a gradient until it is added.
         costs: tokens of each pack, by which the ranks divide them.
         ranks: those that compute the batch together.
+        prefix: the tokens before all packs, which get the sum of the packs' gradients once.
 
     Returns:
         The second result of each loss that this rank computed, by its place among the losses.
     """
     shards = ranks.shards(costs)
-    weights = [weight for network in networks for weight in network.parameters() if weight.requires_grad]
+    weights: list[Tensor] = [weight for network in networks for weight in network.parameters() if weight.requires_grad]
     if ranks.mesh is not None:
         return _add_sharded(losses, ranks.own(costs), ranks.passes(costs))
-    if ranks.exact:
-        return _add_in_a_tree(losses, shards, weights, workers, ranks)
+    weights += [] if prefix is None else prefix.leaves
+    add = _add_in_a_tree if ranks.exact else _add_in_order
+    done = add(losses, shards, weights, workers, ranks)
+    if prefix is not None:
+        list(side_by_side([prefix.backward], min(1, workers)))
+    return done
+
+
+def _add_in_order(
+    losses: Sequence[Loss[Result]],
+    shards: Sequence[Sequence[int]],
+    weights: Sequence[Tensor],
+    workers: int,
+    ranks: Ranks,
+) -> dict[int, Result]:
+    """Adds the losses of this rank one after the other, then the sums of all ranks."""
     places = list(chain.from_iterable(shards))
     if workers < 2:
         results = list(side_by_side([partial(_backward, losses[place]) for place in places], workers))

@@ -24,16 +24,19 @@ from grouprl.learner.experts import ExpertShares, choices
 from grouprl.learner.gradients import Loss, Result, add_gradients, step_if_finite
 from grouprl.learner.optimizer import Optimizer, mib
 from grouprl.learner.pack_metrics import PackMetrics, averaged, combined, pack_metrics
-from grouprl.learner.packs import Pack, make_packs, minibatches, pack_forward, pack_hidden, to_grid
+from grouprl.learner.packs import Pack, after, make_packs, minibatches, pack_forward, pack_hidden, to_grid
 from grouprl.learner.trace import TokenPass, all_passes, cut_tokens, token_traces, watched_group
 from grouprl.learner.work import TokenGrid as TokenGrid
 from grouprl.learner.work import TokenLoss as TokenLoss
 from grouprl.learner.work import UpdateWork
 from grouprl.models.adapters import as_reference
+from grouprl.models.attention import hidden_states, is_packed
 from grouprl.models.critic import Critic
 from grouprl.models.experts import noted_routing, watch_routers
+from grouprl.models.layouts import Prefix
 from grouprl.models.load import mix_weights
 from grouprl.models.precision import autocast
+from grouprl.models.prefix import LearnedPrefix, read_prefix, shared_tokens
 from grouprl.models.progress import PROGRESS
 from grouprl.models.shard import own_part, reshard
 from grouprl.models.workers import side_by_side, worker_count
@@ -85,11 +88,14 @@ class Learner:
         found: dict[str, Tensor] = {}
         if self.reference is not None:
             with as_reference(self.reference, self.policy) as frozen:
+                begun = partial(after, self._prefix(frozen, batch))
                 found |= self._evaluated(
-                    batch, lambda pack: {"reference_NT": pack_forward(frozen, pack, batch.sampling).logprobs_C}
+                    batch, lambda pack: {"reference_NT": pack_forward(frozen, begun(pack), batch.sampling).logprobs_C}
                 )
         if policy_too or self.critic is not None:
-            found |= self._evaluated(batch, partial(self._own_columns, batch, policy_too=policy_too))
+            trunk = None if self.critic is None else self.critic.trunk
+            prefixes = [network and self._prefix(network, batch) for network in (self.policy, trunk)]
+            found |= self._evaluated(batch, partial(self._own_columns, batch, prefixes, policy_too=policy_too))
         return PolicyEvaluation(**found, at_reference=self._is_at_reference(batch, found))
 
     def _is_at_reference(self, batch: Batch, found: Mapping[str, Tensor]) -> bool:
@@ -101,7 +107,8 @@ class Learner:
     def _evaluated(self, batch: Batch, columns: Callable[[Pack], dict[str, Tensor]]) -> dict[str, Tensor]:
         """[N, T] tensors of the columns [C] that a function gives for each pack."""
         found: dict[str, Tensor] = defaultdict(lambda: torch.zeros(batch.mask_NT.shape, device=self.device))
-        for pack, values in self._without_gradient(self._packs(batch, range(len(batch.group_of_N))), columns):
+        packs = self._packs(batch, range(len(batch.group_of_N)), self._shared(batch))
+        for pack, values in self._without_gradient(packs, columns):
             for name, values_C in values.items():
                 found[name][list(pack.rows), : pack.width] = to_grid(pack, values_C)
         names = chain.from_iterable(self.ranks.gather(list(found), "evaluations"))
@@ -128,14 +135,31 @@ class Learner:
             for network in filter(None, (self.policy, self.reference, self.critic)):
                 reshard(network)
 
-    def _own_columns(self, batch: Batch, pack: Pack, *, policy_too: bool) -> dict[str, Tensor]:
+    def _shared(self, batch: Batch) -> int:
+        """Tokens that begin all prompts and are read once: of packed models, whose weights are whole on each rank."""
+        once = is_packed(self.policy) and self.ranks.mesh is None and not self.algorithm.router_aux_coef
+        return shared_tokens(batch.prompts) if once else 0
+
+    def _prefix(self, network: PreTrainedModel, batch: Batch, *, learned: bool = False) -> Prefix | None:
+        """What packs read of the shared tokens; on one thread where each pack is on one."""
+        if not (shared := self._shared(batch)):
+            return None
+        job = partial(read_prefix, partial(hidden_states, network), batch.prompts[0][:shared], self.device)
+        with torch.set_grad_enabled(learned), autocast(self.device, self.dtype):
+            (found,) = side_by_side([job], worker_count(self.policy, 1))
+        return found
+
+    def _own_columns(
+        self, batch: Batch, prefixes: Sequence[Prefix | None], pack: Pack, *, policy_too: bool
+    ) -> dict[str, Tensor]:
         columns: dict[str, Tensor] = {}
         if policy_too or (self.critic is not None and self.critic.trunk is None):
-            own = pack_forward(self.policy, pack, batch.sampling)
+            own = pack_forward(self.policy, after(prefixes[0], pack), batch.sampling)
             columns |= {"policy_NT": own.logprobs_C, "entropies_NT": own.entropies_C} if policy_too else {}
         if self.critic is not None:
             trunk = self.critic.trunk
-            columns["values_NT"] = self.critic.values(own.hidden_CH if trunk is None else pack_hidden(trunk, pack))
+            hidden_CH = own.hidden_CH if trunk is None else pack_hidden(trunk, after(prefixes[1], pack))
+            columns["values_NT"] = self.critic.values(hidden_CH)
         return columns
 
     def learn(
@@ -240,17 +264,17 @@ class Learner:
         valued = [row for row in rows if value_weights_NT is not None and value_weights_NT[row].any()]
         shared = self.critic is not None and self.critic.trunk is None
         moving = [] if critic_only else self._moving(work, rows, weights_NT)
-        packs = self._packs(batch, sorted({*moving, *valued}) if shared else moving)
+        packs, prefix = self._learned_packs(self.policy, batch, sorted({*moving, *valued}) if shared else moving)
         shares, value_weights = self._expert_shares(packs, weights_NT), value_weights_NT if shared else None
         losses = [partial(self._policy_loss, work, pack, weights_NT, value_weights, shares) for pack in packs]
         networks = [self.policy, *([self.critic] if self.critic is not None and shared else [])]
-        done = self._add_gradients(losses, packs, networks)
+        done = self._add_gradients(losses, packs, networks, prefix)
         metrics = combined(list(self.ranks.merged(((place, one) for place, (one, _) in done.items()), "metrics")))
         passes = all_passes(packs, {place: one for place, (_, one) in done.items()}, self.ranks)
         if self.critic is not None and self.critic.trunk is not None and value_weights_NT is not None:
-            packs_of_critic = self._packs(batch, valued)
+            packs_of_critic, prefix = self._learned_packs(self.critic.trunk, batch, valued)
             costs = [partial(self._critic_loss, work, pack, value_weights_NT) for pack in packs_of_critic]
-            valuations = self._add_gradients(costs, packs_of_critic, [self.critic])
+            valuations = self._add_gradients(costs, packs_of_critic, [self.critic], prefix)
             metrics |= combined(list(self.ranks.merged(valuations.items(), "metrics")))
         # Without any signal there is no gradient: skip the optimizer, whose decay and momentum would move the weights.
         loss = metrics.get("loss", 0.0) + metrics.get("value_loss", 0.0)
@@ -260,14 +284,27 @@ class Learner:
         return {**metrics, "grad_norm": norm, "learning_rate": learning_rate}, passes
 
     def _add_gradients(
-        self, losses: Sequence[Loss[Result]], packs: Sequence[Pack], networks: Sequence[nn.Module]
+        self,
+        losses: Sequence[Loss[Result]],
+        packs: Sequence[Pack],
+        networks: Sequence[nn.Module],
+        prefix: LearnedPrefix | None,
     ) -> dict[int, Result]:
         tokens = [pack.tokens for pack in packs]
         workers = worker_count(networks[0], len(self.ranks.own(tokens)))
-        return add_gradients(losses, networks, workers, costs=tokens, ranks=self.ranks)
+        return add_gradients(losses, networks, workers, costs=tokens, ranks=self.ranks, prefix=prefix)
 
-    def _packs(self, batch: Batch, rows: Sequence[int]) -> list[Pack]:
-        return make_packs(batch, rows, self.micro_batch_tokens, self.device)
+    def _packs(self, batch: Batch, rows: Sequence[int], shared: int = 0) -> list[Pack]:
+        return make_packs(batch, rows, self.micro_batch_tokens, self.device, shared=shared)
+
+    def _learned_packs(
+        self, network: PreTrainedModel, batch: Batch, rows: Sequence[int]
+    ) -> tuple[list[Pack], LearnedPrefix | None]:
+        packs = self._packs(batch, rows, self._shared(batch))
+        if not packs or (found := self._prefix(network, batch, learned=True)) is None:
+            return packs, None
+        prefix = LearnedPrefix(found)
+        return [after(prefix.read, pack) for pack in packs], prefix
 
     def _moving(self, work: UpdateWork, rows: Iterable[int], weights_NT: Tensor) -> list[int]:
         """Rows with a gradient: an advantage of 0 gives none without a KL in the loss, which is 0 at the reference."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from grouprl.models.attention import hidden_states
 from grouprl.models.head import output_head
-from grouprl.models.layouts import TreeLayout
+from grouprl.models.layouts import Prefix, TreeLayout
 from grouprl.models.logprobs import Context, token_logprobs
 from grouprl.models.packing import GroupSize, pack_groups
 from grouprl.types import Batch, Sampling
@@ -57,7 +57,7 @@ def minibatches(batch: Batch, count: int, seed: int) -> list[list[int]]:
 
 
 def make_packs(
-    batch: Batch, rows: Sequence[int], budget: int, device: torch.device, *, read_last: bool = False
+    batch: Batch, rows: Sequence[int], budget: int, device: torch.device, *, read_last: bool = False, shared: int = 0
 ) -> list[Pack]:
     """Packs the given rows of a batch, with at most `budget` tokens per pack; `models.packing` divides them.
 
@@ -67,6 +67,7 @@ def make_packs(
         budget: packed tokens per pack, 0 = by device and groups; one completion with its prompt may exceed it.
         device: the device of the packs' tensors.
         read_last: whether packs include the completions' last tokens, for a model that scores them.
+        shared: tokens that begin all prompts and are read outside of the packs, see `models.prefix`.
     """
     lengths = batch.mask_NT.sum(1).tolist()
     read = [length - (0 if read_last else 1) for length in lengths]
@@ -76,16 +77,18 @@ def make_packs(
             by_group.setdefault(batch.group_of_N[row], []).append(row)
     groups = list(by_group.values())
     sizes = [
-        GroupSize(len(batch.prompts[index]), tuple(read[row] for row in group)) for index, group in by_group.items()
+        GroupSize(len(batch.prompts[index]) - shared, tuple(read[row] for row in group))
+        for index, group in by_group.items()
     ]
     return [
-        _pack(batch, [[groups[unit.group][place] for place in unit.completions] for unit in pack], read, device)
+        _pack(batch, [[groups[unit.group][place] for place in unit.completions] for unit in pack], read, device, shared)
         for pack in pack_groups(sizes, budget, device.type)
     ]
 
 
-def _pack(batch: Batch, groups: list[list[int]], read: list[int], device: torch.device) -> Pack:
-    prompts = [batch.prompts[batch.group_of_N[group[0]]] for group in groups]
+def _pack(batch: Batch, groups: list[list[int]], read: list[int], device: torch.device, shared: int) -> Pack:
+    whole_prompts = [batch.prompts[batch.group_of_N[group[0]]] for group in groups]
+    prompts = [prompt[shared:] for prompt in whole_prompts]
     rows = [row for group in groups for row in group]
     mask_nT = batch.mask_NT[rows]
     lengths = dict(zip(rows, mask_nT.sum(1).tolist(), strict=True))
@@ -102,7 +105,7 @@ def _pack(batch: Batch, groups: list[list[int]], read: list[int], device: torch.
     row_C, column_C = mask_nT.nonzero(as_tuple=True)
     context = None
     if batch.sampling.penalizes or batch.sampling.structure is not None:
-        own = [torch.tensor(prompt) for prompt, group in zip(prompts, groups, strict=True) for _ in group]
+        own = [torch.tensor(prompt) for prompt, group in zip(whole_prompts, groups, strict=True) for _ in group]
         whole = [torch.cat([prompt, batch.token_ids_NT[row]]) for prompt, row in zip(own, rows, strict=True)]
         before_C = torch.tensor([*map(len, own)])[row_C] + column_C
         states_C = batch.states_NT[rows][mask_nT]
@@ -111,7 +114,7 @@ def _pack(batch: Batch, groups: list[list[int]], read: list[int], device: torch.
         rows=tuple(rows),
         input_ids_S=torch.cat(spans).to(device),
         layout=TreeLayout(
-            tuple(map(len, prompts)), tuple(tuple(read[row] for row in group) for group in groups), device
+            tuple(map(len, prompts)), tuple(tuple(read[row] for row in group) for group in groups), device, shared
         ),
         predictors_C=torch.cat(predictors).to(device),
         token_ids_C=batch.token_ids_NT[rows][mask_nT].to(device),
@@ -134,6 +137,11 @@ class Forward:
     logprobs_C: Tensor
     entropies_C: Tensor
     hidden_CH: Tensor  # hidden states that predict the tokens
+
+
+def after(prefix: Prefix | None, pack: Pack) -> Pack:
+    """The pack, whose prompts lack their shared tokens, with what a model read of these."""
+    return pack if prefix is None else replace(pack, layout=replace(pack.layout, prefix=prefix))
 
 
 def pack_forward(model: PreTrainedModel, pack: Pack, sampling: Sampling, *, entropy_gradient: bool = False) -> Forward:

@@ -153,10 +153,12 @@ class TreeLayout:
                 q, k, v, is_causal=True, scale=rule.scaling, enable_gqa=gqa
             ).transpose(1, 2)
         P, L = self.prompt_index_PL.shape  # each as the only completion of the prefix, or of no prompt
-        first = [self._beside(one, part[:, :, :0]) for one, part in zip(before or (None, None), (k, v), strict=True)]
+        keys, values = (
+            self._beside(one, part[:, :, :0]) for one, part in zip(before or (None, None), (k, v), strict=True)
+        )
         bias = _bias_of(_past(self.before + L, rule.window, self.device))[self.before :].to(query.dtype)
         grouped = (q * rule.scaling).reshape(P, k.shape[1], -1, L, q.shape[3]).transpose(2, 3)[:, None]
-        attended = merged_attention(grouped, *first, k[:, None], v[:, None], bias[None, None], rule)
+        attended = merged_attention(grouped, keys, values, k[:, None], v[:, None], bias[None, None], rule)
         return attended[:, 0].permute(0, 2, 1, 3, 4).reshape(P, L, *query.shape[1:])
 
     @staticmethod

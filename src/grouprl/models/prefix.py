@@ -1,4 +1,4 @@
-"""The tokens that begin every prompt of a step, such as worked examples or a system prompt: read once for all groups."""
+"""The tokens that begin every prompt of a step, such as worked examples or a system prompt, read once for all."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from grouprl.models.attention import Layout, Rule
 from grouprl.models.layouts import Prefix, TreeLayout, rotate
 from grouprl.models.llama_form import Unrotated
 
-# The prefix ends where a tile of the kernels' keys ends, of 16 tokens at most; a shorter one costs a forward pass of its
-# own and saves little.
+# The prefix ends where a tile of the kernels' keys ends, of 16 tokens at most. A shorter one costs a forward pass of
+# its own and saves little.
 _MULTIPLE, _LEAST = 16, 32
 
 Read = Callable[[Tensor, Tensor, Layout], Tensor]
@@ -39,22 +39,30 @@ def read_prefix(read: Read, token_ids: Sequence[int], device: torch.device) -> P
     layout = _Keeping(TreeLayout((len(ids_S),), ((),), device))
     read(ids_S, layout.tree.position_ids_S, layout)
     pairs = [layout.kept[layer] for layer in sorted(layout.kept)]
-    return Prefix(*([one.float() for one in part] for part in zip(*pairs, strict=True)))
-
-
-def leaves_of(prefix: Prefix) -> Prefix:
-    """The same numbers as leaves of a graph of their own, whose gradients packs add."""
+    least = torch.float32  # as the kernels read
     return Prefix(
-        *([one.detach().requires_grad_(one.requires_grad) for one in part] for part in (prefix.keys, prefix.values))
+        *([one.to(torch.promote_types(one.dtype, least)) for one in part] for part in zip(*pairs, strict=True))
     )
 
 
-def backward(prefix: Prefix, leaves: Prefix) -> None:
-    """Adds to the weights' gradients what the gradients of the leaves give, in one backward pass."""
-    pairs = zip((*prefix.keys, *prefix.values), (*leaves.keys, *leaves.values), strict=True)
-    used = [(whole, leaf.grad) for whole, leaf in pairs if leaf.grad is not None]
-    if used:
-        torch.autograd.backward(*map(list, zip(*used, strict=True)))
+class LearnedPrefix:
+    """A prefix whose keys and values have a graph. Packs read leaves with the same numbers and add gradients to these.
+
+    `read`: of the packs; `leaves`: those of its tensors that take a gradient.
+    """
+
+    def __init__(self, whole: Prefix) -> None:
+        own = [*whole.keys, *whole.values]
+        cut = [one.detach().requires_grad_(one.requires_grad) for one in own]
+        self.read = Prefix(cut[: len(whole.keys)], cut[len(whole.keys) :])
+        self._pairs = [(one, leaf) for one, leaf in zip(own, cut, strict=True) if leaf.requires_grad]
+        self.leaves = [leaf for _, leaf in self._pairs]
+
+    def backward(self) -> None:
+        """Adds to the gradients of the weights what those of the leaves give, in one backward pass."""
+        used = [(one, leaf.grad) for one, leaf in self._pairs if leaf.grad is not None]
+        if used:
+            torch.autograd.backward([one for one, _ in used], [gradient for _, gradient in used])
 
 
 class _Keeping:

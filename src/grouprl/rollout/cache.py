@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grouprl.models.attention import Rule, capped, softmax_beside
-from grouprl.models.layouts import TreeLayout
+from grouprl.models.layouts import Prefix, TreeLayout
 
 
 @dataclass(frozen=True)
@@ -21,21 +21,32 @@ class CacheShape:
     head_size: int
     groups: int  # prompts in the cache at once
     rows: int  # completions decoded at once
-    prompt_tokens: int  # tokens of the longest prompt
+    prompt_tokens: int  # tokens of the longest prompt behind the prefix
     own_tokens: int  # tokens of the longest completion
+    before: int = 0  # tokens of the prefix that begins every prompt
 
 
 class GroupCache:
-    """Preallocated keys and values. Active groups and rows are kept at the front, so that slices need no copy."""
+    """Preallocated keys and values. Active groups and rows are kept at the front, so that slices need no copy.
+
+    Those of the prefix are there once; prompts hold the tokens behind it.
+    """
 
     def __init__(self, shape: CacheShape, device: torch.device, dtype: torch.dtype) -> None:
         s = shape
+        before = (2, s.layers, s.kv_heads, s.before, s.head_size)
         prompt = (2, s.layers, s.groups, s.kv_heads, s.prompt_tokens, s.head_size)
         own = (2, s.layers, s.rows, s.kv_heads, s.own_tokens, s.head_size)
         self.shape = shape
         # Zeros instead of uninitialized memory: the weight of a masked key is 0, but 0 * NaN of its value is NaN.
         self.prompt_keys, self.prompt_values = torch.zeros(prompt, device=device, dtype=dtype)
         self.own_keys, self.own_values = torch.zeros(own, device=device, dtype=dtype)
+        self.prefix_keys, self.prefix_values = torch.zeros(before, device=device, dtype=dtype)
+
+    def keep_prefix(self, prefix: Prefix) -> None:
+        """Copies the keys and values of the prefix."""
+        for kept, new in ((self.prefix_keys, prefix.keys), (self.prefix_values, prefix.values)):
+            kept.copy_(torch.stack([*new]).transpose(1, 2))
 
     def move_groups(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copies the prompts of group slots (from, to)."""
@@ -50,11 +61,13 @@ class GroupCache:
             tensor[:, target, :, :used] = tensor[:, source, :, :used]
 
 
-def pack_prompts(prompts: Sequence[tuple[int, ...]], device: torch.device) -> tuple[Tensor, TreeLayout, Tensor]:
-    """Token ids [S] of packed prompts, their layout, and the index [P] in S of each prompt's last token."""
-    lengths = tuple(map(len, prompts))
-    ids_S = torch.tensor([token for prompt in prompts for token in prompt], device=device)
-    tree = TreeLayout(lengths, ((),) * len(prompts), device)
+def pack_prompts(
+    prompts: Sequence[tuple[int, ...]], device: torch.device, before: int = 0, prefix: Prefix | None = None
+) -> tuple[Tensor, TreeLayout, Tensor]:
+    """Token ids [S] of packed prompts behind a prefix, their layout, and the index [P] in S of each last token."""
+    lengths = tuple(len(prompt) - before for prompt in prompts)
+    ids_S = torch.tensor([token for prompt in prompts for token in prompt[before:]], device=device)
+    tree = TreeLayout(lengths, ((),) * len(prompts), device, before, prefix)
     return ids_S, tree, (torch.tensor(lengths).cumsum(0) - 1).to(device)
 
 
@@ -87,7 +100,7 @@ class StepSize:
     rows: int
     groups: int  # group slots
     members: int  # most rows of a group
-    prompt_tokens: int
+    prompt_tokens: int  # behind the prefix
     own_tokens: int
     longest: int  # tokens of the longest prompt with its completion
 
@@ -111,10 +124,10 @@ class DecodeLayout:
         self._member_n = place_n % size.members
 
     def _bias(self, window: int | None) -> Tensor:
-        """[n, 1, 1, L + K]: 0 for the tokens of prompt and row that the new token sees, -inf for others."""
+        """[n, 1, 1, F + L + K]: 0 for tokens of prefix, prompt and row that the new token sees, -inf for others."""
         if window not in self._biases:
             prompt_n1, length_n1, device = self._prompt_n[:, None], self._length_n[:, None], self._prompt_n.device
-            place_L = torch.arange(self._size.prompt_tokens, device=device)
+            place_L = torch.arange(self._cache.shape.before + self._size.prompt_tokens, device=device)
             place_K = torch.arange(self._size.own_tokens, device=device)
             on_prompt, on_own = place_L < prompt_n1, place_K < length_n1
             if window is not None:
@@ -127,20 +140,28 @@ class DecodeLayout:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """See `Layout.attend`."""
         cache, (n, heads, d), kv = self._cache, query.shape, key.shape[1]
-        L, K, groups = self._size.prompt_tokens, self._size.own_tokens, self._size.groups
+        F, L, K, groups = cache.shape.before, self._size.prompt_tokens, self._size.own_tokens, self._size.groups
         dtype = cache.own_keys.dtype
         cache.own_keys[layer, self._rows_n, :, self._position_n] = key.to(dtype)
         cache.own_values[layer, self._rows_n, :, self._position_n] = value.to(dtype)
         query = (query * rule.scaling).to(dtype).view(n, kv, heads // kv, d)
         on_prompt = self._with_prompts(query, cache.prompt_keys[layer, :groups, :, :L].transpose(-1, -2))
         on_own = query @ cache.own_keys[layer, :n, :, :K].transpose(-1, -2)
-        scores, bias = torch.empty(n, kv, heads // kv, L + K, device=query.device), self._bias(rule.window)
-        torch.add(capped(on_prompt, rule.softcap), bias[..., :L], out=scores[..., :L])
-        torch.add(capped(on_own, rule.softcap), bias[..., L:], out=scores[..., L:])
+        parts = [on_prompt, on_own]
+        if F:
+            on_prefix = query.transpose(0, 1).flatten(1, 2) @ cache.prefix_keys[layer].transpose(-1, -2)
+            parts.insert(0, on_prefix.view(kv, n, -1, F).transpose(0, 1))
+        scores, bias = torch.empty(n, kv, heads // kv, F + L + K, device=query.device), self._bias(rule.window)
+        ends = [0, F, F + L, F + L + K] if F else [0, L, L + K]
+        for part, begin, end in zip(parts, ends[:-1], ends[1:], strict=True):
+            torch.add(capped(part, rule.softcap), bias[..., begin:end], out=scores[..., begin:end])
         weights = softmax_beside(scores, None if rule.sinks is None else rule.sinks.view(kv, heads // kv, 1))
-        attended: Tensor = weights[..., L:].to(dtype) @ cache.own_values[layer, :n, :, :K]
+        attended: Tensor = weights[..., F + L :].to(dtype) @ cache.own_values[layer, :n, :, :K]
         prompt_values = cache.prompt_values[layer, :groups, :, :L]
-        attended = attended + self._with_prompts(weights[..., :L].to(dtype), prompt_values)
+        attended = attended + self._with_prompts(weights[..., F : F + L].to(dtype), prompt_values)
+        if F:
+            on_prefix = weights[..., :F].to(dtype).transpose(0, 1).flatten(1, 2) @ cache.prefix_values[layer]
+            attended = attended + on_prefix.view(kv, n, heads // kv, d).transpose(0, 1)
         return attended.reshape(n, heads, d)
 
     def _with_prompts(self, left: Tensor, right: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from grouprl.models.attention import NAME, is_packed
 from grouprl.models.kernels.calibration import Contest, Form, uses_kernel
 from grouprl.models.kernels.functions import kernels, pointers
-from grouprl.models.layouts import TreeLayout
+from grouprl.models.layouts import Prefix, TreeLayout
 from grouprl.models.llama_form import Unrotated, has_llama_form, llama_hidden_states
 from grouprl.models.precision import padded_rows
 from grouprl.rollout.cache import CacheShape, pack_prompts
@@ -49,6 +49,22 @@ class CompiledCache:
         self.prompts = [torch.empty(prompt, dtype=dtype) for _ in range(shape.layers)]
         self.own: list[Tensor] = []
 
+    def keep(
+        self, layer: int, pair: tuple[Tensor, Tensor], rotation: tuple[Tensor, Tensor], places: Sequence[Tensor]
+    ) -> None:
+        """Keeps keys, to which it applies positions, and values; places: starts, lengths and slots of the prompts."""
+        kept, (key, value) = self.prompts[layer], (one.contiguous() for one in pair)
+        kernels().keep_prompts(
+            *pointers(key, value, *rotation, kept),
+            kept[0].numel(),
+            *pointers(*places),
+            len(places[0]),
+            *key.shape[1:],
+            self.prompt_tiles,
+            key.dtype == torch.bfloat16,
+            kept.dtype == torch.bfloat16,
+        )
+
     def reserve(self, tokens: int, rows: int) -> bool:
         """Makes room for this many own tokens of each row and keeps the first `rows`; whether it allocated memory."""
         needed = -(-tokens // self.tile)
@@ -73,9 +89,12 @@ class _DecodeStep(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "cosine", "sine")),
-        *((name, ctypes.c_void_p) for name in ("prompt_keys", "prompt_values", "own")),
+        *((name, ctypes.c_void_p) for name in ("prompt_keys", "prompt_values", "own", "prefix_keys", "prefix_values")),
         *((name, ctypes.c_void_p) for name in ("order", "begin", "slot", "prompt", "length")),
-        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "d", "prompt_tiles", "own_tiles", "window")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("heads", "kv_heads", "d", "prompt_tiles", "own_tiles", "before", "window")
+        ),
         ("scaling", ctypes.c_float),
         ("half", ctypes.c_int),
         ("cache_half", ctypes.c_int),
@@ -93,20 +112,8 @@ class _PrefillLayout:
     def attend_rotated(self, layer: int, given: Unrotated) -> Tensor:
         """See `RotatingLayout.attend_rotated`."""
         starts, lengths = self.tree.tree
-        kept = self.cache.prompts[layer]
-        key, value = given.key.contiguous(), given.value.contiguous()
-        tensors = (key, value, given.cosine, given.sine, kept)
         places = (starts[:, 0].contiguous(), lengths[:, 0].contiguous(), self.slots)
-        kernels().keep_prompts(
-            *pointers(*tensors),
-            kept[0].numel(),
-            *pointers(*places),
-            len(self.slots),
-            *key.shape[1:],
-            self.cache.prompt_tiles,
-            key.dtype == torch.bfloat16,
-            kept.dtype == torch.bfloat16,
-        )
+        self.cache.keep(layer, (given.key, given.value), (given.cosine, given.sine), places)
         return self.tree.attend_rotated(layer, given)
 
 
@@ -118,6 +125,8 @@ class _Step(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("layer_count", "hidden")),
         *((name, ctypes.c_void_p) for name in ("prompt_keys", "own")),
         ("prompt_bytes", ctypes.c_int64),
+        ("prefix_keys", ctypes.c_void_p),
+        ("prefix_bytes", ctypes.c_int64),
         ("embeddings", ctypes.c_void_p),
         ("embeddings_half", ctypes.c_int64),
         ("newest", ctypes.c_void_p),
@@ -131,12 +140,13 @@ class _Step(ctypes.Structure):
 class CompiledForward:
     """A `Forward` for models that `llama_form.has_llama_form` accepts."""
 
-    def __init__(self, weights: CompiledWeights, shape: CacheShape) -> None:
+    def __init__(self, weights: CompiledWeights, shape: CacheShape, prefix: Prefix | None = None) -> None:
         dtype = weights.dtype
+        self._prefix, self._kept_prefix = prefix, None if prefix is None else _kept(prefix, shape, dtype)
         self.shape, self._weights, self._dtype = shape, weights, dtype
         self._cache = CompiledCache(shape, dtype)
         attention = weights.decoder.layers[0].self_attn
-        positions = torch.arange(shape.prompt_tokens + shape.own_tokens)
+        positions = torch.arange(shape.before + shape.prompt_tokens + shape.own_tokens)
         rotation = weights.decoder.rotary_emb(weights.embeddings[None, :1].float(), positions[None])
         self._rotation = [angles[0].contiguous() for angles in rotation]
         cosine, sine = pointers(*self._rotation)
@@ -147,6 +157,7 @@ class CompiledForward:
             kv_heads=shape.kv_heads,
             d=attention.head_dim,
             prompt_tiles=self._cache.prompt_tiles,
+            before=shape.before,
             scaling=attention.scaling,
             half=dtype == torch.bfloat16,
             cache_half=dtype == torch.bfloat16,
@@ -168,6 +179,8 @@ class CompiledForward:
         room |= {"head_rows": torch.zeros(rows, own), "adapted": torch.zeros(rows, weights.rank, dtype=self._dtype)}
         kept = self._cache.prompts
         self._prompt_keys = (ctypes.c_void_p * len(kept))(*pointers(*kept))
+        first = [] if self._kept_prefix is None else self._kept_prefix.prompts
+        self._prefix_keys = (ctypes.c_void_p * len(first))(*pointers(*first))
         step = _Step(
             torch=ctypes.addressof(weights.torch),
             attention=ctypes.addressof(self._attention),
@@ -176,6 +189,8 @@ class CompiledForward:
             hidden=hidden,
             prompt_keys=ctypes.addressof(self._prompt_keys),
             prompt_bytes=kept[0][0].nbytes,
+            prefix_keys=ctypes.addressof(self._prefix_keys),
+            prefix_bytes=first[0][0].nbytes if first else 0,
             embeddings=weights.embeddings.data_ptr(),
             embeddings_half=weights.embeddings.dtype == torch.bfloat16,
             norm=weights.norm,
@@ -186,7 +201,7 @@ class CompiledForward:
 
     def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
         """See `Forward.prefill`."""
-        ids_S, tree, last_P = pack_prompts(prompts, torch.device("cpu"))
+        ids_S, tree, last_P = pack_prompts(prompts, torch.device("cpu"), self.shape.before, self._prefix)
         layout = _PrefillLayout(tree, self._cache, torch.arange(first, first + len(prompts)))
         hidden_SH = llama_hidden_states(self._weights.decoder, ids_S, tree.position_ids_S, layout)
         count = len(last_P)
@@ -218,7 +233,7 @@ class CompiledForward:
         parts, counts = part_n.unique_consecutive(return_counts=True)
         slots = parts // members
         begin = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
-        self._parts = (begin, order_n, slots, torch.tensor(prompts)[slots])
+        self._parts = (begin, order_n, slots, torch.tensor(prompts)[slots] - self.shape.before)
         step = self._attention
         step.begin, step.order, step.slot, step.prompt = pointers(*self._parts)
         step.length = rows.length.data_ptr()
@@ -237,6 +252,16 @@ class CompiledForward:
         for source, target in moves if self._cache.own else ():
             for own in self._cache.own:
                 own[target, :, :, :filled] = own[source, :, :, :filled]
+
+
+def _kept(prefix: Prefix, shape: CacheShape, dtype: torch.dtype) -> CompiledCache:
+    """A cache of one prompt, the prefix, whose keys have their positions: their rotation is by no angle."""
+    cache = CompiledCache(replace(shape, groups=1, prompt_tokens=shape.before), dtype)
+    same = torch.ones(shape.before, shape.head_size), torch.zeros(shape.before, shape.head_size)
+    places = [torch.tensor([number]) for number in (0, shape.before, 0)]
+    for layer, pair in enumerate(zip(prefix.keys, prefix.values, strict=True)):
+        cache.keep(layer, pair, same, places)
+    return cache
 
 
 def is_faster(model: PreTrainedModel, dtype: torch.dtype) -> bool:

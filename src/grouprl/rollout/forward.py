@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from grouprl.models.attention import Layout
 from grouprl.models.head import output_head
+from grouprl.models.layouts import Prefix
 from grouprl.rollout.cache import CacheShape, DecodeLayout, GroupCache, PrefillLayout, StepSize, pack_prompts
 from grouprl.rollout.recorders import HostReads, Recorder
 from grouprl.rollout.rows import Rows
@@ -24,7 +25,10 @@ _STEPS_BEFORE = 3
 
 
 class Forward(Protocol):
-    """A model with a cache of keys and values: group slots 0, 1, ... hold prompts, rows 0, 1, ... own tokens."""
+    """A model with a cache of keys and values: group slots 0, 1, ... hold prompts, rows 0, 1, ... own tokens.
+
+    Prompts are whole in its arguments, with the prefix that it knows.
+    """
 
     shape: CacheShape  # the capacity of the cache
 
@@ -67,16 +71,23 @@ class ModuleForward:
     """
 
     def __init__(
-        self, model: PreTrainedModel, shape: CacheShape, dtype: torch.dtype, recorder: Recorder | None = None
+        self,
+        model: PreTrainedModel,
+        shape: CacheShape,
+        dtype: torch.dtype,
+        recorder: Recorder | None = None,
+        prefix: Prefix | None = None,
     ) -> None:
         """`recorder` records the decode steps; None = every step runs in Python, in the exact sizes of its rows."""
-        self.shape = shape
+        self.shape, self._prefix = shape, prefix
         self._model, self._decoder = model, model.get_decoder()
         self._head = output_head(model)
         self._device: torch.device = model.get_input_embeddings().weight.device
         self._recorder, self._dtype = recorder, dtype
         self._room = shape if recorder is None else _round_up(shape)
         self._cache = GroupCache(self._room, self._device, dtype)
+        if prefix is not None:
+            self._cache.keep_prefix(prefix)
         self._addresses = _addresses(model)
         copied = recorder is not None and dtype == torch.bfloat16
         self._copies = {part: _bfloat16_copies(part) if copied else {} for part in (self._decoder, self._head)}
@@ -90,16 +101,18 @@ class ModuleForward:
         self._version = -1  # `Rows.version` of the columns
         self._longest = 0  # own tokens of the longest row
 
-    def renew(self, shape: CacheShape) -> bool:
+    def renew(self, shape: CacheShape, prefix: Prefix | None) -> bool:
         """Updates the copies from the model's present weights for another call of the engine; recordings stay valid.
 
         Returns:
             False if the cache is too small for the call, or the model's weights are other tensors than before.
         """
         fits = all(needed <= room for needed, room in zip(astuple(shape), astuple(self._room), strict=True))
-        if not fits or _addresses(self._model) != self._addresses:
+        if not fits or shape.before != self._room.before or _addresses(self._model) != self._addresses:
             return False
-        self.shape = shape
+        self.shape, self._prefix = shape, prefix
+        if prefix is not None:
+            self._cache.keep_prefix(prefix)
         for part, copies in self._copies.items():
             for name, copy in copies.items():
                 copy.copy_(part.get_parameter(name))
@@ -107,7 +120,7 @@ class ModuleForward:
 
     def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
         """See `Forward.prefill`."""
-        ids_S, tree, last_P = pack_prompts(prompts, self._device)
+        ids_S, tree, last_P = pack_prompts(prompts, self._device, self.shape.before, self._prefix)
         with self._precision():
             hidden_SH = self._hidden(ids_S, tree.position_ids_S, PrefillLayout(tree, self._cache, first))
             logits_PV: Tensor = self._call(self._head, hidden_SH[last_P])
@@ -142,7 +155,7 @@ class ModuleForward:
     def _size(self, count: int, members: int, prompts: Sequence[int]) -> StepSize:
         own = min(self._longest, self._room.own_tokens)  # `_longest` counts on for rows that ended since the last read
         if self._recorder is None:
-            return StepSize(count, len(prompts), members, max(prompts), own, max(prompts) + own)
+            return StepSize(count, len(prompts), members, max(prompts) - self.shape.before, own, max(prompts) + own)
         room, rows = self._room, _padded_rows(count)
         return StepSize(
             rows=rows,
@@ -150,7 +163,7 @@ class ModuleForward:
             members=members,
             prompt_tokens=room.prompt_tokens,
             own_tokens=min(_round_up_to(own, _OWN), room.own_tokens),
-            longest=room.prompt_tokens + room.own_tokens,
+            longest=room.before + room.prompt_tokens + room.own_tokens,
         )
 
     def _replay(self, size: StepSize, recorder: Recorder) -> None:

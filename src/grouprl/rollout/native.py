@@ -7,16 +7,20 @@ when enough rows are free, so that matrix products cover only live completions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grouprl.models.attention import attention_layers, is_packed
+from grouprl.models.attention import attention_layers, hidden_states, is_packed
+from grouprl.models.layouts import Prefix
+from grouprl.models.llama_form import llama_hidden_states
 from grouprl.models.load import end_token_ids
 from grouprl.models.precision import autocast
+from grouprl.models.prefix import Read, read_prefix, shared_tokens
 from grouprl.models.progress import PROGRESS
-from grouprl.models.workers import interleaved, worker_count
+from grouprl.models.workers import interleaved, one_thread, worker_count
 from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.compiled_forward import CompiledForward, is_faster
 from grouprl.rollout.compiled_weights import CompiledWeights
@@ -81,7 +85,8 @@ class NativeEngine:
         waiting = Waiting(units)
         share = -(-sum(request.completions for request in requests) // lanes)
         rows = min(rows, -(-share // waiting.members) * waiting.members)
-        forwards = self._forwards(units, sampling, rows, lanes)
+        with one_thread() if workers else nullcontext():
+            forwards = self._forwards(units, sampling, rows, lanes)
         completions: list[list[Completion]] = [[] for _ in requests]
         groups: dict[int, Group] = {}
         streams = [partial(self._decode, forward, waiting, sampling) for forward in forwards]
@@ -125,28 +130,36 @@ class NativeEngine:
         """The model with large enough caches; on a CPU for one call only, so that the learner gets their memory."""
         packed = is_packed(self._model)
         layers = attention_layers(self._model) if packed else []
+        before = shared_tokens(unit.prompt_ids for unit in units) if packed else 0
         shape = CacheShape(
             layers=len(layers),
             kv_heads=layers[0].kv_heads if packed else 0,
             head_size=layers[0].key_size if packed else 0,
             groups=min(len(units), _SLOTS * max(1, rows // min(len(unit.keys) for unit in units))),
             rows=rows,
-            prompt_tokens=max(len(unit.prompt_ids) for unit in units),
+            prompt_tokens=max(len(unit.prompt_ids) for unit in units) - before,
             own_tokens=sampling.max_tokens,
+            before=before,
         )
         if not packed:
             return [UnpackedForward(self._model, shape)]
         dtype = torch.bfloat16 if self._dtype == "bfloat16" else torch.float32
         if is_faster(self._model, dtype):
             weights = CompiledWeights(self._model, dtype)
-            return [CompiledForward(weights, shape) for _ in range(count)]
+            prefix = self._prefix(units[0].prompt_ids[:before], partial(llama_hidden_states, weights.decoder))
+            return [CompiledForward(weights, shape, prefix) for _ in range(count)]
+        prefix = self._prefix(units[0].prompt_ids[:before], partial(hidden_states, self._model))
         if self._device.type != "cuda":
-            return [ModuleForward(self._model, shape, dtype)]
+            return [ModuleForward(self._model, shape, dtype, prefix=prefix)]
         # Recordings contain the addresses of cache and weights and take seconds to make, so they stay between calls.
-        if self._recorded is None or not self._recorded.renew(shape):
+        if self._recorded is None or not self._recorded.renew(shape, prefix):
             self._recorded = None  # frees its memory first
-            self._recorded = ModuleForward(self._model, shape, dtype, CudaGraphs(self._device))
+            self._recorded = ModuleForward(self._model, shape, dtype, CudaGraphs(self._device), prefix)
         return [self._recorded]
+
+    def _prefix(self, token_ids: tuple[int, ...], read: Read) -> Prefix | None:
+        with autocast(self._device, self._dtype):
+            return read_prefix(read, token_ids, self._device) if token_ids else None
 
 
 def _left(requests: Sequence[Request], groups: Mapping[int, Group]) -> str:
