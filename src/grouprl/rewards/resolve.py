@@ -13,7 +13,7 @@ from grouprl.rewards.json_schema import JsonSchema
 from grouprl.rewards.judge_model.grading import JudgeModel
 from grouprl.rewards.lengths import CosineLength
 from grouprl.rewards.repetition import Repetition
-from grouprl.rewards.rules import boxed_format, correct_answer
+from grouprl.rewards.rules import boxed_format, correct_answer, last_number
 from grouprl.rewards.steps import equation_steps
 from grouprl.rewards.symbolic import MathVerify
 from grouprl.rewards.unit_tests import UnitTests
@@ -27,6 +27,7 @@ REWARDS: dict[str, Callable[..., Any]] = {
     "cosine_length": CosineLength,
     "json_schema": JsonSchema,
     "judge_model": JudgeModel,
+    "last_number": last_number,
     "math_verify": MathVerify,
     "regex": Regex,
     "repetition": Repetition,

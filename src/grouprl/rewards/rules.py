@@ -3,11 +3,12 @@ r"""Rule rewards. Each function takes TRL's keywords and returns one value per c
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from grouprl.tasks.answers import completion_text as completion_text
-from grouprl.tasks.answers import equals_gold, final_answer, final_text, last_boxed
+from grouprl.tasks.answers import equals_gold, final_answer, final_text, last_boxed, parse_value
 from grouprl.types import UserError
 
 Text = str | Sequence[Mapping[str, Any]]
@@ -15,6 +16,7 @@ Text = str | Sequence[Mapping[str, Any]]
 
 Texts = Sequence[Text]
 Ids = Sequence[Sequence[int]]
+_NUMBER = re.compile(r"(?<![\d.])-?\d+(?:,\d{3})*(?:\.\d+)?")
 Values = list[float | None]
 
 
@@ -80,6 +82,26 @@ def correct_answer(
     return [
         None if gold is None else float(_is_correct(completion_text(completion), gold_text(gold)))
         for completion, gold in zip(completions, answer, strict=True)
+    ]
+
+
+def last_number(
+    prompts: Texts, completions: Texts, completion_ids: Ids, *, answer: Sequence[Any], **columns: Any
+) -> Values:
+    r"""1.0 when the last number of the completion equals `answer` by value, in whatever form, else 0.0.
+
+    The lenient partner of `correct_answer`, for models that write no box: with weight 0 it tells what a model learned
+    from what it learned to format. Numbers have digits, perhaps commas at the thousands, a point and a minus sign.
+
+    Range: 0 or 1; None for a problem without an answer. Failure modes: a number after the answer ("20, which has 2
+    digits") costs the reward, so it teaches to stop; answers that are no plain numbers are never met; the last of many
+    guesses counts. Raises ValueError for an empty gold answer.
+    """
+    values = [None if gold is None else parse_value(gold_text(gold)) for gold in answer]
+    found = [_NUMBER.findall(completion_text(completion)) for completion in completions]
+    return [
+        None if gold is None else float(bool(numbers) and value is not None and parse_value(numbers[-1]) == value)
+        for gold, value, numbers in zip(answer, values, found, strict=True)
     ]
 
 

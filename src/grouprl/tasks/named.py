@@ -19,10 +19,11 @@ from grouprl.tasks.jsonl import Jsonl
 from grouprl.tasks.math_problems import MathProblems
 from grouprl.tasks.mixture import Mixture, Part
 from grouprl.tasks.reasoning_gym import ReasoningGym
+from grouprl.tasks.sums import Sums
 from grouprl.tasks.word_problems import WordProblems
 from grouprl.types import UserError, unknown_name
 
-NamedTask = WordProblems | Code | Gsm8k | MathProblems | Countdown | Jsonl | Mixture | ReasoningGym
+NamedTask = WordProblems | Code | Gsm8k | MathProblems | Countdown | Jsonl | Mixture | ReasoningGym | Sums
 
 TASKS: Mapping[str, type[NamedTask]] = {
     "code": Code,
@@ -32,6 +33,7 @@ TASKS: Mapping[str, type[NamedTask]] = {
     "math": MathProblems,
     "mixture": Mixture,
     "reasoning_gym": ReasoningGym,  # reasoning_gym:NAME
+    "sums": Sums,
     "word_problems": WordProblems,
 }
 
