@@ -120,6 +120,25 @@ def test_the_mask_function_agrees_with_every_pair(shape: Shape, window: int | No
     assert torch.equal(torch.stack(seen).view(layout.size, layout.size), visible(layout, window))
 
 
+@pytest.mark.parametrize("window", [None, 1, 3, 20])
+def test_the_mask_function_of_a_prefix_is_that_of_whole_prompts(window: int | None):
+    (prompts, completions), before = UNEVEN, 16
+    whole = visible(TreeLayout(tuple(before + length for length in prompts), completions, CPU), window)
+    layout = TreeLayout(prompts, completions, CPU, before)
+    sees, at = layout.sees(window), 0
+    for group, (prompt, own) in enumerate(zip(prompts, completions, strict=True)):
+        first, tokens = (group + 1) * before, prompt + sum(own)
+        for query in range(at, at + tokens):
+            keys = range(before + layout.size)
+            seen = [bool(sees(None, None, torch.tensor(query), torch.tensor(key))) for key in keys]
+            row = whole[first + query].tolist()
+            begin = at + first - before  # of the group among whole prompts
+            expected = [*row[begin : begin + before], *[False] * layout.size]
+            expected[before + at : before + at + tokens] = row[begin + before : begin + before + tokens]
+            assert seen == expected
+        at += tokens
+
+
 def random_qkv(layout: TreeLayout, heads: int, kv_heads: int, dtype: torch.dtype) -> list[Tensor]:
     generator = torch.Generator().manual_seed(3)
     return [

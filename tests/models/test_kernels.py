@@ -10,7 +10,7 @@ from torch import Tensor
 from grouprl.models.kernels import calibration
 from grouprl.models.kernels.build import library
 from grouprl.models.kernels.functions import add_norm, fits, linear_logprobs, swiglu
-from grouprl.models.layouts import TreeLayout
+from grouprl.models.layouts import Prefix, TreeLayout
 from grouprl.models.llama_form import Unrotated
 from grouprl.rollout.rows import draw_compiled
 from grouprl.rollout.sampler import draw, row_key, uniforms
@@ -149,6 +149,48 @@ def test_tree_attention(
     got = layout.attend_rotated(0, Unrotated(*ours, cosine, sine, 0.3, window))
     expected = masked_attention(*theirs, cosine.double(), sine.double(), layout, window)
     assert_same_with_gradients(got, expected, ours, theirs, within)
+
+
+@both_forms
+@pytest.mark.parametrize(("dtype", "within"), DTYPES)
+@pytest.mark.parametrize("window", [None, 3, 20])
+@pytest.mark.parametrize(("prompts", "completions"), TREES[1:])
+def test_tree_attention_after_a_prefix(
+    prompts: tuple[int, ...],
+    completions: tuple[tuple[int, ...], ...],
+    dtype: torch.dtype,
+    within: float,
+    window: int | None,
+):
+    """Every group with a copy of the prefix in its prompt, in one softmax, is what groups share when it is apart."""
+    before, (heads, kv_heads, size) = 16, (6, 2, 32)
+    whole = TreeLayout(tuple(before + length for length in prompts), completions, CPU)
+    begins = whole.tree[0][:, 0].tolist()
+    prefixes = torch.cat([torch.arange(begin, begin + before) for begin in begins])
+    own = torch.tensor([place for place in range(whole.size) if place not in set(prefixes.tolist())])
+    given = [random(whole.size, count, size, dtype=dtype, seed=count).detach() for count in (heads, kv_heads, kv_heads)]
+    for tensor in given:
+        tensor[prefixes] = tensor[:before].repeat(len(prompts), 1, 1)
+    angles = whole.position_ids_S[:, None] / 100.0 ** (torch.arange(size // 2) / size)
+    cosine, sine = (table.repeat(1, 2) for table in (angles.cos(), angles.sin()))
+    theirs = leaves(*given)
+    expected = masked_attention(*theirs, cosine.double(), sine.double(), whole, window)[own]
+    ours = [tensor[own].requires_grad_() for tensor in given]
+    shared = [tensor[:before].float().requires_grad_() for tensor in given[1:]]
+    keys = rotated(shared[0], cosine[:before], sine[:before])
+    layout = TreeLayout(prompts, completions, CPU, before, Prefix([keys], [shared[1]]))
+    assert layout.longest == whole.longest
+    got = layout.attend_rotated(0, Unrotated(*ours, cosine[own], sine[own], 0.3, window))
+    direction = random(*got.shape, dtype=dtype, seed=5).detach()
+    got.backward(direction)
+    expected.backward(direction.double())
+    pairs = [(got, expected), *((one.grad, other.grad[own]) for one, other in zip(ours, theirs, strict=True))]
+    # What all copies get together.
+    summed = [other.grad[prefixes].view(len(prompts), before, kv_heads, size).sum(0) for other in theirs[1:]]
+    pairs += [(one.grad, other) for one, other in zip(shared, summed, strict=True)]
+    for one, other in pairs:
+        limit = within * (1 + float(other.detach().abs().max()))
+        torch.testing.assert_close(one.double(), other, rtol=within, atol=limit)
 
 
 @both_forms
