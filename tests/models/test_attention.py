@@ -1,7 +1,7 @@
 """Packed groups give the same hidden states as each architecture's own forward pass on prompt and completion."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
 from grouprl.models.attention import NAME, Rule, hidden_states
-from grouprl.models.layouts import TreeLayout
+from grouprl.models.layouts import Prefix, TreeLayout
 from grouprl.models.load import load_model
 from grouprl.types import UserError
 from tiny import tiny_model_folder
@@ -208,6 +208,26 @@ def test_the_path_of_a_gpu_and_its_gradient_equal_dense_attention(shape: Shape, 
         (attended * torch.linspace(-1, 1, attended.numel()).view(attended.shape)).sum().backward()
         results.append([attended.detach(), *(tensor.grad for tensor in qkv)])
     torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=0)
+
+
+@pytest.mark.usefixtures("eager_flex")
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+def test_the_path_of_a_gpu_after_a_prefix_equals_that_of_a_cpu(rule: Rule):
+    prompts, completions = UNEVEN
+    layout = TreeLayout(prompts, completions, CPU, 16)
+    results = []
+    for on_gpu in (True, False):
+        shared = [random(16, 2, 8, seed=seed) for seed in (7, 8)]
+        after, qkv = replace(layout, prefix=Prefix(*([one] for one in shared))), random_qkv(layout, 4, 2, torch.float32)
+        attended = after._flex(*qkv, rule, tuple(shared)) if on_gpu else after.attend(0, *qkv, rule)
+        (attended * torch.linspace(-1, 1, attended.numel()).view(attended.shape)).sum().backward()
+        results.append([attended.detach(), *(tensor.grad for tensor in (*qkv, *shared))])
+    torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=0)
+
+
+def random(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
 
 
 @pytest.mark.slow

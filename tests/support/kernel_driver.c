@@ -15,10 +15,11 @@ void grouprl_norm_backward(const float *, const float *, const float *, const vo
 void grouprl_swiglu(const void *, const void *, void *, int64_t, int);
 void grouprl_swiglu_backward(const void *, const void *, const void *, void *, void *, int64_t, int);
 void grouprl_tree_attention(const void *, const void *, const void *, const float *, const float *, void *, const int64_t *,
-                            const int64_t *, int64_t, int64_t, int64_t, int64_t, int64_t, float, int, int64_t);
+                            const int64_t *, int64_t, int64_t, int64_t, int64_t, int64_t, float, int, int64_t, const float *,
+                            const float *, int64_t);
 void grouprl_tree_attention_backward(const void *, const void *, const void *, const float *, const float *, const void *, void *,
                                      void *, void *, const int64_t *, const int64_t *, int64_t, int64_t, int64_t, int64_t,
-                                     int64_t, float, int, int64_t);
+                                     int64_t, float, int, int64_t, const float *, const float *, int64_t, float *, float *);
 void grouprl_keep_prompts(const void *, const void *, const float *, const float *, void *, int64_t, const int64_t *,
                           const int64_t *, const int64_t *, int64_t, int64_t, int64_t, int64_t, int, int);
 void grouprl_logprobs(const void *, const int64_t *, float *, float *, float *, int64_t, int64_t, float, int);
@@ -57,7 +58,7 @@ static void write_out(const char *name, const void *array, int64_t count, int ha
   }
 }
 
-enum { ROWS = 5, H = 48, V = 1003, HEADS = 6, KV = 2, D = 32, TOKENS = 17 + 4 + 33 + 3 + 16, PROMPT = 19, OWN = 37 };
+enum { ROWS = 5, H = 48, V = 1003, HEADS = 6, KV = 2, D = 32, TOKENS = 17 + 4 + 33 + 3 + 16, PROMPT = 19, OWN = 37, PREFIX = 16 };
 
 static void pointwise(int half) {
   void *x = values(ROWS * H, 0, 1), *delta = values(ROWS * H, half, 2), *weight = values(H, 0, 3);
@@ -81,36 +82,45 @@ static void rotations(int64_t positions, float *cosine, float *sine) {
     }
 }
 
-static void tree(int half, int64_t window) {
+static void tree(int half, int64_t window, int64_t before) {
   const int64_t starts[] = {0, 17, 21, 54, 57, 0}, lengths[] = {17, 4, 33, 3, 16, 0};
   static float cosine[TOKENS * D], sine[TOKENS * D];
   rotations(TOKENS, cosine, sine);
   void *q = values(TOKENS * HEADS * D, half, 7), *k = values(TOKENS * KV * D, half, 8), *v = values(TOKENS * KV * D, half, 9);
   void *out = values(TOKENS * HEADS * D, half, 5), *grad = values(TOKENS * HEADS * D, half, 10), *dq = values(TOKENS * HEADS * D, half, 5);
   void *dk = values(TOKENS * KV * D, half, 5), *dv = values(TOKENS * KV * D, half, 5);
-  grouprl_tree_attention(q, k, v, cosine, sine, out, starts, lengths, 2, 2, HEADS, KV, D, 0.3f, half, window);
+  float *keys = values(PREFIX * KV * D, 0, 14), *prefix_values = values(PREFIX * KV * D, 0, 15);
+  float *d_keys = calloc(4 * PREFIX * KV * D, 4), *d_values = d_keys + 2 * PREFIX * KV * D; /* of 2 groups */
+  grouprl_tree_attention(q, k, v, cosine, sine, out, starts, lengths, 2, 2, HEADS, KV, D, 0.3f, half, window, keys,
+                         prefix_values, before);
   write_out("tree", out, TOKENS * HEADS * D, half);
-  grouprl_tree_attention_backward(q, k, v, cosine, sine, grad, dq, dk, dv, starts, lengths, 2, 2, HEADS, KV, D, 0.3f, half, window);
+  grouprl_tree_attention_backward(q, k, v, cosine, sine, grad, dq, dk, dv, starts, lengths, 2, 2, HEADS, KV, D, 0.3f, half, window,
+                                  keys, prefix_values, before, d_keys, d_values);
+  write_out("tree d_prefix", d_keys, 4 * PREFIX * KV * D, 0);
   write_out("tree dq", dq, TOKENS * HEADS * D, half), write_out("tree dk", dk, TOKENS * KV * D, half);
   write_out("tree dv", dv, TOKENS * KV * D, half);
 }
 
-/* Three rows of one prompt, decoded for OWN tokens: the cache in tiles, written and read. */
-static void decode(int half, int64_t window) {
+/* Three rows of one prompt, decoded for OWN tokens: the cache in tiles, written and read. The prefix is kept as the same
+ * numbers as the beginning of the prompt. */
+static void decode(int half, int64_t window, int64_t before) {
   enum { N = 3 };
-  static float cosine[(PROMPT + OWN) * D], sine[(PROMPT + OWN) * D];
-  rotations(PROMPT + OWN, cosine, sine);
+  static float cosine[(PREFIX + PROMPT + OWN) * D], sine[(PREFIX + PROMPT + OWN) * D];
+  rotations(PREFIX + PROMPT + OWN, cosine, sine);
   int64_t w = grouprl_width(), prompt_tiles = (PROMPT + w - 1) / w, own_tiles = (OWN + w - 1) / w;
   const int64_t start[] = {0}, prompt[] = {PROMPT}, slot[] = {0}, order[] = {0, 1, 2}, begin[] = {0, N};
   int64_t length[N], behind = KV * prompt_tiles * w * D, size = half ? 2 : 4;
-  char *kept = calloc(2 * behind, size), *own = calloc(N * KV * 2 * own_tiles * w * D, size);
+  const int64_t shared[] = {PREFIX};
+  int64_t apart = KV * PREFIX * D;
+  char *prefix = calloc(2 * apart, size), *kept = calloc(2 * behind, size), *own = calloc(N * KV * 2 * own_tiles * w * D, size);
   void *k = values(PROMPT * KV * D, half, 11), *v = values(PROMPT * KV * D, half, 12), *out = values(N * HEADS * D, half, 5);
   grouprl_keep_prompts(k, v, cosine, sine, kept, behind, start, prompt, slot, 1, KV, D, prompt_tiles, half, half);
+  grouprl_keep_prompts(k, v, cosine, sine, prefix, apart, start, shared, slot, 1, KV, D, PREFIX / w, half, half);
   for (int64_t t = 0; t < OWN; t++) {
     for (int i = 0; i < N; i++) length[i] = t + 1;
     DecodeStep step = {values(N * HEADS * D, half, 100 + t), values(N * KV * D, half, 200 + t), values(N * KV * D, half, 300 + t),
-                       out, cosine, sine, kept, kept + behind * size, own, order, begin, slot, prompt, length,
-                       HEADS, KV, D, prompt_tiles, own_tiles, window, 0.3f, half, half};
+                       out, cosine, sine, kept, kept + behind * size, own, prefix, prefix + apart * size, order, begin, slot, prompt, length,
+                       HEADS, KV, D, prompt_tiles, own_tiles, before, window, 0.3f, half, half};
     grouprl_decode_attention(&step, 1);
     write_out("decode", out, N * HEADS * D, half);
   }
@@ -134,7 +144,9 @@ static void tokens(int half) {
 
 int main(void) {
   for (int half = 0; half < 2; half++) {
-    pointwise(half), tree(half, 1 << 20), tree(half, 5), decode(half, 1 << 20), decode(half, 7), tokens(half);
+    pointwise(half), tokens(half);
+    tree(half, 1 << 20, 0), tree(half, 5, 0), tree(half, 1 << 20, PREFIX), tree(half, 30, PREFIX);
+    decode(half, 1 << 20, 0), decode(half, 7, 0), decode(half, 1 << 20, PREFIX), decode(half, 30, PREFIX);
   }
   return 0;
 }

@@ -217,7 +217,7 @@ class TreeLayout:
             self._block_masks[window] = mask
         return self._block_masks[window]
 
-    def _flex(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule, before: _Block) -> Tensor:
+    def _flex(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule, before: _Block = None) -> Tensor:
         if before is not None:
             key, value = torch.cat([before[0], key]), torch.cat([before[1], value])
         # Under autocast rotations leave queries and keys in float32; flex_attention takes one dtype.
