@@ -1,4 +1,4 @@
-"""The explaining pages as one file for the web: their examples computed beforehand by the lab's own routes."""
+"""The explaining pages as one file for the web: a recorded group of the demo, and examples, answered by the lab's routes."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from grouprl.report.page import STATIC, standalone
 from grouprl.types import UserError
 
 LINKS = [["/step", "GRPO step by step"], ["/group", "One group"], ["/ppo", "PPO and GRPO"]]
+# What the lab answered about a group of the demo, by path; benchmarks/demo_figures.py writes it.
+_EXAMPLE = Path(__file__).with_name("example.json")
 _FILES = ("stages.json", "presets.json", "ppo_grpo.json")
 # The choices of the stage "ratio" in the order of the page; those that act on a surrogate.
 _CHOICES = {
@@ -56,9 +58,12 @@ def presets() -> dict[str, list[float]]:
 
 
 def baked_answers() -> Iterator[tuple[str, Any]]:
-    """What a lab without runs answers, by path and query as the page asks."""
+    """What a lab answers about the recorded group and the examples, by path and query as the page asks."""
     routes = explanations(None)
-    yield "runs", {"runs": []}
+    for key, answer in json.loads(_EXAMPLE.read_text(encoding="utf-8")).items():
+        yield key, answer
+        if key.startswith("explain/group?"):
+            yield from _curves(routes, answer)
     yield "comparisons", {"comparisons": []}
     for name in _FILES:
         yield f"static/{name}", json.loads((STATIC / name).read_text(encoding="utf-8"))

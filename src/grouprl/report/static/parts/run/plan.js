@@ -2,6 +2,7 @@
 //
 // A chart is drawn when its first metric was recorded; `every` stands for the metrics of that form. `about` is the metric
 // whose definition it carries, if not the first. `zero`: values are never below 0. `whole`: shares of a whole, from 0 to 1.
+// `stays`: in its place also where it never moves. `gaps`: absent where nothing was learned, not where it is 0.
 import { look } from "../legend.js";
 
 /** What a page says in place of what needs a verifier. */
