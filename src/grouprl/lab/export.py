@@ -1,4 +1,4 @@
-"""The explaining pages as one file for the web: a recorded group of the demo, and examples, answered by the lab's routes."""
+"""The explaining pages as one file for the web: a group of the demo and examples, as the lab's routes answer."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def verdict(run: RecordedRun) -> str:
         return f"Greedy accuracy {_from_to(start, end, '.1%')}{where}{_training_time(run)}."
     (_, accuracy), (_, reward) = run.column("accuracy"), run.column("reward")
     if not accuracy and not reward:
-        return "No result yet: the run has recorded no step with a reward."
+        return "No result: the run has recorded no step with a reward."
     said = f"mean reward {_tenths(reward, '.2f')}" if reward else ""
     if accuracy and not own:
         said = f"{_tenths(accuracy, '.1%')} of the sampled completions correct"

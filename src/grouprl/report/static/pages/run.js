@@ -89,12 +89,13 @@ function inALine(charts, series) {
     (one) => `${name(one)} ${values(one).map((value) => shown(value, one.unit)).join(" and ")}`);
 }
 
-/** Hides the charts whose titles do not have what is looked for, and sections without any other. */
+/** Hides the charts whose titles do not have what is looked for, and sections without any other; opens those with one. */
 function seek(page, element) {
   for (const section of element.querySelectorAll(":scope > details")) {
     const cards = [...section.querySelectorAll(".chart-card")];
     for (const one of cards) one.hidden = !one.getAttribute("aria-label").toLowerCase().includes(page.sought);
     section.hidden = cards.length > 0 && cards.every((one) => one.hidden);
+    section.open ||= page.sought && !section.hidden;
   }
   write(page.unfound, [...element.querySelectorAll(".chart-card")].every((one) => one.hidden) && page.sought ? `No chart has \u201c${visible(page.sought)}\u201d in its title.` : "");
 }

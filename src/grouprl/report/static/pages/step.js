@@ -19,8 +19,7 @@ export async function render(page, parameters, query) {
     await Promise.all([get("runs"), file("stages.json"), get("explain/code"), file("presets.json")]);
   const runs = all.filter((run) => run.status !== "broken" && run.step > 0);
   const asked = askedPlace(query);
-  let stage = query.get("stage") ?? (live ? null : "rewards"); // a file opens with completions and their rewards
-  let place = asked;
+  let stage = query.get("stage") ?? (live ? null : "rewards"), place = asked; // a file opens with completions and their rewards
   put(page, h("h1", {}, "GRPO step by step"),
     h("p", { class: "lead" }, "GRPO trains a language model without a critic: the policy writes a group of completions of one prompt, a reward " +
       "function scores them, and an update makes those above the group's mean more probable, and those below it less. This page follows one " +
@@ -90,12 +89,12 @@ function chooser(runs, place, presets, stage) {
   const go = (parameters) => { location.hash = `#/step${queryOf({ ...parameters, stage: stage() })}`; };
   const button = (name, act) => h("button", { type: "button", onclick: act }, name);
   const examples = Object.entries(presets).map(([name, rewards]) => button(name, () => go({ rewards: rewards.join(","), algorithm: place.algorithm })));
-  const recorded = !live ? button("The recorded group", () => { location.hash = "#/step"; })
+  const recorded = !live ? h("div", { class: "row" }, button("Show the recorded group", () => { location.hash = "#/step"; }))
     : runs.length || place.run ? recordedFields(runs, place, go, failed) : null;
   const made = [h("div", { class: "row", role: "group", "aria-label": "Examples" }, h("span", { class: "note" }, "Examples"), examples),
     typedFields(place, go, failed)];
   return h("div", { class: "card choose" }, failed, recorded,
-    recorded ? h("details", { open: !place.run }, h("summary", {}, "Or an example, or your own rewards"), made) : made);
+    recorded ? h("details", { open: !place.run }, h("summary", {}, live ? "Or an example, or your own rewards" : "Or an example of typed rewards"), made) : made);
 }
 
 function recordedFields(runs, place, go, failed) {
