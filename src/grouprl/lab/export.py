@@ -21,8 +21,6 @@ from grouprl.report.page import STATIC, standalone
 from grouprl.types import UserError
 
 LINKS = [["/step", "GRPO step by step"], ["/group", "One group"], ["/ppo", "PPO and GRPO"]]
-# What the lab answered about a group of the demo, by path; benchmarks/demo_figures.py writes it.
-_EXAMPLE = Path(__file__).with_name("example.json")
 _FILES = ("stages.json", "presets.json", "ppo_grpo.json")
 # The choices of the stage "ratio" in the order of the page; those that act on a surrogate.
 _CHOICES = {
@@ -58,13 +56,11 @@ def presets() -> dict[str, list[float]]:
 
 
 def baked_answers() -> Iterator[tuple[str, Any]]:
-    """What a lab answers about the recorded group and the examples, by path and query as the page asks."""
+    """What a lab answers, by path and query: of the demo's group that benchmarks/demo_figures.py keeps, and examples."""
     routes = explanations(None)
-    for key, answer in json.loads(_EXAMPLE.read_text(encoding="utf-8")).items():
+    for key, answer in json.loads(Path(__file__).with_name("example.json").read_text(encoding="utf-8")).items():
         yield key, answer
-        if key.startswith("explain/group?"):
-            yield from _curves(routes, answer)
-    yield "comparisons", {"comparisons": []}
+        yield from _curves(routes, answer) if key.startswith("explain/group?") else ()
     for name in _FILES:
         yield f"static/{name}", json.loads((STATIC / name).read_text(encoding="utf-8"))
     for name in ("algorithms", "kl", "code"):
@@ -85,8 +81,7 @@ def baked_answers() -> Iterator[tuple[str, Any]]:
 
 def _curves(routes: dict[str, Answer], walk: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The objective for each advantage of a group, with its algorithm's own bounds."""
-    algorithm = walk["algorithm"]
-    surrogate = algorithm["surrogate"]
+    algorithm, surrogate = walk["algorithm"], walk["algorithm"]["surrogate"]
     own = {name: _OTHERWISE.get(name) if (value := algorithm[name]) is None else value for name in _CHOICES[surrogate]}
     given = {name: _written(value) for name, value in own.items() if value is not None}
     for advantage in {value for value in walk["stages"]["advantages"]["completions"] if value} or {1.0, -1.0}:
