@@ -187,6 +187,7 @@ def example(runs: Path, run: str) -> dict[str, Any]:
     walk["stages"]["update"]["watched"] = walk["stages"]["update"]["watched"][:1]  # the file has no other
     return {
         "runs": {"runs": [{"id": "demo", "status": "finished", "step": 1, "algorithm": walk["algorithm"]["name"]}]},
+        "comparisons": {"comparisons": []},  # which the page of PPO and GRPO asks for
         "runs/demo/groups": {**listed, "steps": [1, 1], "groups": [group]},
         f"explain/group?run=demo&step=1&group={group['group_index']}": walk,
     }

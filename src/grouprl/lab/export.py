@@ -56,7 +56,7 @@ def presets() -> dict[str, list[float]]:
 
 
 def baked_answers() -> Iterator[tuple[str, Any]]:
-    """What a lab answers, by path and query: of the demo's group that benchmarks/demo_figures.py keeps, and examples."""
+    """What a lab answers, by path and query: of a group that benchmarks/demo_figures.py keeps, and examples."""
     routes = explanations(None)
     for key, answer in json.loads(Path(__file__).with_name("example.json").read_text(encoding="utf-8")).items():
         yield key, answer
