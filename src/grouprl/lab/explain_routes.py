@@ -27,6 +27,7 @@ from grouprl.lab.explain_typed import (
 )
 from grouprl.lab.runs import Runs
 from grouprl.planner import SHAPES, MemoryPlan, Networks, StepShape, plan_memory
+from grouprl.planner.memory import BLOCKS, COMPARED, PARTS
 from grouprl.planner.shapes import ModelShape, config_shape, known_shape
 from grouprl.types import UserError
 
@@ -216,15 +217,16 @@ def memory_plans(
         reward_model: whose rewards are learned ones.
 
     Returns:
-        `model` and `step` as given, `parameters`, and by algorithm: `networks`, with weights, gradients and moments of
-        each in bytes; `parts`, every field of the plan in bytes; `held`, `learning`, `sampling` and `peak`; `rest`,
-        what is left of `learning` without the networks, the activations and the cache; `pack`.
+        `model` and `step` as given, `parameters`, and by algorithm `plans`, in bytes: `sums`, what is held and the
+        peaks, and `blocks`, their parts; `compared`, the sums for models of four sizes; `names` of blocks and parts.
     """
-    plans = {}
-    for name in algorithms:
-        learned = reward_model == "both" or (reward_model == "ppo" and name == "ppo")
-        own = replace(networks, critic=name == "ppo", reward_model=learned)
-        plans[name] = _shown(plan_memory(shape, own, step))
+
+    def planned(shape: ModelShape) -> dict[str, MemoryPlan]:
+        learned = {"both": ("grpo", "ppo"), "ppo": ("ppo",), "none": ()}[reward_model]
+        own = {name: replace(networks, critic=name == "ppo", reward_model=name in learned) for name in algorithms}
+        return {name: plan_memory(shape, each, step) for name, each in own.items()}
+
+    compared = {name: planned(SHAPES[name]) for name in COMPARED}
     return {
         "models": list(SHAPES),
         "model": asdict(shape),
@@ -233,24 +235,10 @@ def memory_plans(
         "lora_rank": networks.lora_rank,
         "reward_model": reward_model,
         "sentence": SENTENCE,
-        "plans": plans,
+        "names": {**BLOCKS, **PARTS},
+        "plans": {name: {"sums": plan.sums, "blocks": plan.blocks} for name, plan in planned(shape).items()},
+        "compared": {name: {which: plan.sums for which, plan in plans.items()} for name, plans in compared.items()},
     }
-
-
-def _shown(plan: MemoryPlan) -> dict[str, Any]:
-    held, update = plan.networks, plan.update
-    networks = {
-        "policy": {"weights": held.policy + held.adapter, "gradients": update.gradients, "moments": held.moments},
-        "reference": {"weights": held.reference, "gradients": 0, "moments": 0},
-        "critic": {"weights": held.critic, "gradients": update.critic_gradients, "moments": held.critic_moments},
-        "reward_model": {"weights": held.reward_model, "gradients": 0, "moments": 0},
-    }
-    parts = {**asdict(held), **asdict(update), **asdict(plan.rollout), "rounded": plan.rounded}
-    sums = {name: getattr(plan, name) for name in ("held", "learning", "sampling", "peak")}
-    named = sum(sum(network.values()) for network in networks.values()) + update.activations
-    cache = plan.rollout.cache if plan.device == "cuda" else 0  # on a CPU it is gone before the update
-    rest = plan.learning - named - cache
-    return {"networks": networks, "parts": parts, **sums, "rest": rest, "pack": asdict(plan.pack)}
 
 
 # The query

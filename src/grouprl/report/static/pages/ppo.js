@@ -4,8 +4,8 @@ import { file, get, live } from "../parts/api.js";
 import { comparisonHead, costTable } from "../parts/compare/comparison.js";
 import { field, h, options, put, select } from "../parts/dom.js";
 import { stackedBar } from "../parts/explain/bars.js";
-import { table } from "../parts/table.js";
-import { later, number, visible } from "../parts/text.js";
+import { sumOf, table } from "../parts/table.js";
+import { fixed, later, number, visible } from "../parts/text.js";
 
 const GRPO = "GRPO. The policy, which is trained, writes G completions of one prompt. A verifier or a frozen reward model " +
   "gives each a reward, and the frozen reference its log-probs. The group's mean and deviation " +
@@ -66,20 +66,10 @@ function sideBySide({ rows }) {
 
 // What lies in the memory of a GPU under GRPO and under PPO, for a model of a chosen size: planned, not measured.
 
-// What a bar is stacked of, from the left: name, color, strength of it, and where the plan has it.
-const PARTS = [
-  ["policy: weights", 1, 1, (plan) => plan.networks.policy.weights],
-  ["policy: gradients", 1, 0.72, (plan) => plan.networks.policy.gradients],
-  ["policy: AdamW's moments", 1, 0.45, (plan) => plan.networks.policy.moments],
-  ["reference: weights", 3, 1, (plan) => plan.networks.reference.weights],
-  ["reward model: weights", 4, 1, (plan) => plan.networks.reward_model.weights],
-  ["critic: weights", 2, 1, (plan) => plan.networks.critic.weights],
-  ["critic: gradients", 2, 0.72, (plan) => plan.networks.critic.gradients],
-  ["critic: AdamW's moments", 2, 0.45, (plan) => plan.networks.critic.moments],
-  ["activations", 6, 1, (plan) => plan.parts.activations],
-  ["KV cache", 5, 1, (plan) => plan.parts.cache],
-];
-const REST = "the rest: rounded copies of weights, and buffers for a layer or the logits";
+// Color of the planner's parts that a bar is stacked of, and its strength, from the left; the rest is one piece.
+const LOOKS = { policy: [1, 1], adapter: [1, 0.86], gradients: [1, 0.72], moments: [1, 0.45], reference: [3, 1], reward_model: [4, 1],
+  critic: [2, 1], critic_gradients: [2, 0.72], critic_moments: [2, 0.45], activations: [6, 1], cache: [5, 1] };
+const STACKED = Object.keys(LOOKS);
 const NAMES = { grpo: "GRPO", ppo: "PPO" };
 const JUDGES = [["none", "for neither: a verifier"], ["both", "for both"], ["ppo", "for PPO alone"]];
 
@@ -110,7 +100,7 @@ function memorySection() {
     put(live ? known : model, options(names, live ? null : answer.model.name));
     picture.setAttribute("aria-label", spoken(answer));
     put(picture, stacks(answer.plans));
-    put(fits, gpu.value && Object.entries(answer.plans).map(([name, { peak }]) => `${NAMES[name]} ${peak <= gpu.value * 2 ** 30 ? "fits" : "does not fit"}. `));
+    put(fits, gpu.value && Object.entries(answer.plans).map(([name, { sums: { peak } }]) => `${NAMES[name]} ${peak <= gpu.value * 2 ** 30 ? "fits" : "does not fit"}. `));
     put(read, details(answer));
   }, (sentence) => {
     planned.hidden = true; // or the plan of something else would stand below the error
@@ -146,45 +136,55 @@ async function shapeIn(file) {
 
 function spoken({ model, plans }) {
   const unit = unitOf(plans);
-  const each = Object.entries(plans).map(([name, plan]) => `${NAMES[name]} ${unit.text(plan.peak)}`);
+  const each = Object.entries(plans).map(([name, plan]) => `${NAMES[name]} ${unit.text(plan.sums.peak)}`);
   return `Peak memory of ${model.name}: ${each.join(", ")}`;
 }
 
 /** GiB, or MiB where all is smaller. */
 function unitOf(plans) {
-  const most = Math.max(...Object.values(plans).map(({ peak }) => peak));
+  const most = Math.max(...Object.values(plans).map(({ sums }) => sums.peak));
   const [name, size] = most >= 2 ** 30 ? ["GiB", 2 ** 30] : ["MiB", 2 ** 20];
   return { name, size, most, text: (bytes) => `${(bytes / size).toFixed(2)} ${name}` };
 }
 
 function stacks(plans) {
   const unit = unitOf(plans);
-  return Object.entries(plans).map(([name, plan]) => {
-    const parts = PARTS.map(([, look, strength, of], place) => ({ size: of(plan), variable: `--series-${look}`, strength, key: place + 1 }));
-    return h("div", {}, h("b", {}, `${NAMES[name]}: ${unit.text(plan.peak)}`),
-      stackedBar([...parts, { size: plan.rest, variable: "--line", key: PARTS.length + 1 }], unit.most));
+  return Object.entries(plans).map(([name, { sums, blocks: { held, learning } }]) => {
+    const parts = STACKED.map((part, place) => ({ ...lookOf(part), size: held[part] ?? learning[part] ?? 0, key: place + 1 }));
+    return h("div", {}, h("b", {}, `${NAMES[name]}: ${unit.text(sums.peak)}`),
+      stackedBar([...parts, { ...lookOf(), size: sums.learning - sumOf(parts.map(({ size }) => size)), key: STACKED.length + 1 }], unit.most));
   });
 }
 
-function details({ plans, step, parameters, model, sentence }) {
-  const unit = unitOf(plans);
-  const of = Object.values(plans);
-  const shown = (bytes) => (bytes === 0 ? "none" : unit.text(bytes));
-  const rows = [
-    ...PARTS.map(([name, look, strength, bytes], index) => [keyed(index + 1, name, look, strength), ...of.map((plan) => shown(bytes(plan)))]),
-    [keyed(PARTS.length + 1, REST, null, 1), ...of.map(({ rest }) => shown(rest))],
-    ["peak", ...of.map(({ peak }) => h("b", {}, unit.text(peak)))],
-    ["held throughout", ...of.map(({ held }) => unit.text(held))],
-    ["while sampling", ...of.map(({ sampling }) => unit.text(sampling))],
-  ];
-  return [h("p", {}, sentence),
-    table("Memory by part", ["part", ...Object.keys(plans).map((name) => NAMES[name])], rows, { look: "figures" }),
-    h("p", { class: "note" }, `${model.name}, ${number(parameters)} parameters: plan for a step of ${step.problems} prompts of ` +
-      `${step.prompt_tokens} tokens with ${step.group_size} completions of ${step.completion_tokens} tokens each, ` +
-      `computed in ${step.dtype}, on ${step.device === "cuda" ? "one GPU" : "a CPU"}. Memory of torch itself is not included.`)];
+function lookOf(part) {
+  const [look, strength] = LOOKS[part] ?? [];
+  return { variable: look ? `--series-${look}` : "--line", strength };
 }
 
-function keyed(key, name, look, strength) {
-  const sample = stackedBar([{ size: 1, variable: look ? `--series-${look}` : "--line", strength }], 1);
-  return h("span", { class: "keyed" }, h("span", { class: "key" }, String(key)), sample, name);
+/** The planner's parts and sums as `grouprl plan` shows them, with the keys of the bars; and models of four sizes. */
+function details({ plans, compared, names, step, parameters, model, sentence }) {
+  const unit = unitOf(plans), of = Object.values(plans), heads = Object.keys(plans).map((name) => NAMES[name]);
+  const shown = (bytes) => (bytes ? unit.text(bytes) : "none");
+  const rows = Object.keys(of[0].blocks).flatMap((block) => [
+    ...Object.keys(names).filter((part) => of.some(({ blocks }) => blocks[block][part]))
+      .map((part) => [block === "sampling" ? names[part] : keyed(part, names[part]), ...of.map(({ blocks }) => shown(blocks[block][part]))]),
+    [h("b", {}, names[block]), ...of.map(({ sums }) => h("b", {}, unit.text(sums[block])))],
+  ]);
+  const gib = (bytes) => fixed(bytes / 2 ** 30, 1), peaks = ["held", "learning", "sampling"];
+  const sizes = Object.entries(compared).map(([name, each]) => [name, ...Object.values(each).flatMap((sums) => peaks.map((sum) => gib(sums[sum]))),
+    fixed(each.ppo.peak / each.grpo.peak, 2)]);
+  return [h("p", {}, sentence),
+    table("Memory by part", ["part", ...heads], rows, { look: "figures" }),
+    h("p", { class: "note" }, `${model.name}, ${number(parameters)} parameters: plan for a step of ${step.problems} prompts of ` +
+      `${step.prompt_tokens} tokens with ${step.group_size} completions of ${step.completion_tokens} tokens each, ` +
+      `computed in ${step.dtype}, on ${step.device === "cuda" ? "one GPU" : "a CPU"}. Memory of torch itself is not included. A peak includes what ` +
+      `is held; layers and logits never take memory together. Parts without a color are piece ${STACKED.length + 1}.`),
+    h("h3", {}, "The same step with models of four sizes, in GiB"),
+    table("Memory of models of four sizes", ["model", ...heads.flatMap((name) => ["held throughout", "peak of an update", "peak of sampling"].map((sum) => `${name}: ${sum}`)),
+      "PPO / GRPO"], sizes, { look: "figures" })];
+}
+
+function keyed(part, name) {
+  const key = STACKED.indexOf(part) + 1 || STACKED.length + 1;
+  return h("span", { class: "keyed" }, h("span", { class: "key" }, String(key)), stackedBar([{ size: 1, ...lookOf(part) }], 1), name);
 }
