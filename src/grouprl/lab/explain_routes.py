@@ -21,6 +21,7 @@ from grouprl.lab.explain_typed import (
     COMPARING,
     explained_advantages,
     kl_curves,
+    noise_of_statistics,
     objective_curve,
     pass_rate_curves,
     typed_walk,
@@ -68,6 +69,7 @@ def explanations(runs: Runs | None) -> dict[str, Answer]:
         "kl": _kl,
         "group": lambda request: _group(runs, request),
         "pass_rate": _pass_rate,
+        "noise": _noise,
         "memory": _memory,
         "code": _code,
     }
@@ -119,6 +121,11 @@ def _objective(request: Request) -> dict[str, Any]:
 def _kl(request: Request) -> dict[str, Any]:
     Query(request, ())
     return kl_curves()
+
+
+def _noise(request: Request) -> dict[str, Any]:
+    Query(request, ())
+    return noise_of_statistics()
 
 
 def _group(runs: Runs | None, request: Request) -> dict[str, Any]:

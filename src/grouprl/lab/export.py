@@ -62,7 +62,7 @@ def baked_answers() -> Iterator[tuple[str, Any]]:
     yield "comparisons", {"comparisons": []}
     for name in _FILES:
         yield f"static/{name}", json.loads((STATIC / name).read_text(encoding="utf-8"))
-    for name in ("algorithms", "kl", "code"):
+    for name in ("algorithms", "kl", "noise", "code"):
         yield _asked(routes, name)
     for rewards in presets().values():
         listed = ",".join(_written(reward) for reward in rewards)

@@ -7,21 +7,6 @@ import { stackedBar } from "../parts/explain/bars.js";
 import { sumOf, table } from "../parts/table.js";
 import { fixed, later, number, visible } from "../parts/text.js";
 
-const GRPO = "GRPO. The policy, which is trained, writes G completions of one prompt. A verifier or a frozen reward model " +
-  "gives each a reward, and the frozen reference its log-probs. The group's mean and deviation " +
-  "are computed from the rewards, without a network. They give one advantage for each completion. Advantages and KL enter " +
-  "the clipped objective, whose gradient updates the policy.";
-const PPO = "PPO. The policy, which is trained, writes a completion of a prompt. A verifier or a frozen reward model " +
-  "gives its reward, the frozen reference gives its log-probs, and the critic, a second trained network, gives a " +
-  "value before each token. The reward less the KL becomes a reward for each token. Generalized advantage " +
-  "estimation turns rewards and values into an advantage and a return for each token. The clipped objective " +
-  "updates the policy, and the value loss updates the critic.";
-
-const CRITIC = ["It gives each token its own advantage, and a baseline that needs no group: one completion per prompt is enough, and " +
-  "completions with equal rewards can still be better or worse than expected.",
-"It costs a second network with gradients and moments of its own, a forward and a backward pass in every " +
-  "update, and settings to tune. An untrained critic gives a baseline of noise."];
-
 export async function render(page) {
   page.classList.add("explains");
   const words = await file("ppo_grpo.json");
@@ -30,7 +15,7 @@ export async function render(page) {
     h("h1", {}, "PPO and GRPO"),
     h("p", { class: "lead" }, "Both raise the probability of completions that did better than expected, and keep the policy near a reference. They differ " +
       "in the expectation: PPO trains a second network to predict it; GRPO takes it from the other completions of the same prompt."),
-    pipelines(), sideBySide(words), memory.element, measured(words));
+    pipelines(words), sideBySide(words), memory.element, measured(words));
   return memory.end;
 }
 
@@ -47,21 +32,21 @@ function shown(one) {
     comparisonHead(one), costTable(one));
 }
 
-function pipelines() {
+function pipelines({ flow: [grpo, ppo] }) {
   return h("section", { "aria-labelledby": "flow" },
     h("h2", { id: "flow" }, "Data flow"),
     h("div", { class: "two" },
-      h("figure", { class: "card flow" }, h("figcaption", {}, h("h3", {}, "GRPO: the group is the baseline")), h("img", { src: "static/grpo.svg", alt: GRPO })),
-      h("figure", { class: "card flow" }, h("figcaption", {}, h("h3", {}, "PPO: a critic is the baseline")), h("img", { src: "static/ppo.svg", alt: PPO }))),
+      h("figure", { class: "card flow" }, h("figcaption", {}, h("h3", {}, "GRPO: the group is the baseline")), h("img", { src: "static/grpo.svg", alt: grpo })),
+      h("figure", { class: "card flow" }, h("figcaption", {}, h("h3", {}, "PPO: a critic is the baseline")), h("img", { src: "static/ppo.svg", alt: ppo }))),
     h("p", { class: "note after" }, "Thick frame: a trained network. Dashed frame: a frozen network. No frame: no network, only arithmetic. " +
       "A verifier is a rule; only a reward model is a network."));
 }
 
 /** The table, and what the critic buys and costs folded below it. */
-function sideBySide({ rows }) {
+function sideBySide({ rows, critic }) {
   return h("section", { "aria-labelledby": "side" }, h("h2", { id: "side" }, "Side by side"),
     table("PPO and GRPO side by side", ["", "GRPO", "PPO"], rows, { kind: "words", look: "card side-by-side" }),
-    h("details", { class: "note after" }, h("summary", {}, "Benefit and cost of the critic"), CRITIC.map((words) => h("p", {}, words))));
+    h("details", { class: "note after" }, h("summary", {}, "Benefit and cost of the critic"), critic.map((words) => h("p", {}, words))));
 }
 
 // What lies in the memory of a GPU under GRPO and under PPO, for a model of a chosen size: planned, not measured.
@@ -178,7 +163,7 @@ function details({ plans, compared, names, step, parameters, model, sentence }) 
     h("p", { class: "note" }, `${model.name}, ${number(parameters)} parameters: plan for a step of ${step.problems} prompts of ` +
       `${step.prompt_tokens} tokens with ${step.group_size} completions of ${step.completion_tokens} tokens each, ` +
       `computed in ${step.dtype}, on ${step.device === "cuda" ? "one GPU" : "a CPU"}. Memory of torch itself is not included. A peak includes what ` +
-      `is held; layers and logits never take memory together. Parts without a color are piece ${STACKED.length + 1}.`),
+      `is held; layers and logits never take memory together. Piece ${STACKED.length + 1} has all gray parts.`),
     h("h3", {}, "The same step with models of four sizes, in GiB"),
     table("Memory of models of four sizes", ["model", ...heads.flatMap((name) => ["held throughout", "peak of an update", "peak of sampling"].map((sum) => `${name}: ${sum}`)),
       "PPO / GRPO"], sizes, { look: "figures" })];
