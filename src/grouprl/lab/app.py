@@ -27,6 +27,7 @@ from grouprl.report.course import course_answer
 from grouprl.report.page import STATIC
 from grouprl.report.recorded import parse_config
 from grouprl.report.run_data import invalid_answer, run_answer, series_answer
+from grouprl.report.tokens import kl_jumps
 from grouprl.types import UserError
 
 
@@ -51,6 +52,7 @@ def create_app(root: Path, closing: Callable[[], bool] = lambda: False) -> Starl
         ),
         Route("/api/runs/{run}/invalid", json_answer(lambda request: invalid_answer(run_folder(runs, request)))),
         Route("/api/runs/{run}/course", json_answer(lambda request: course_answer(run_folder(runs, request)))),
+        Route("/api/runs/{run}/jumps", json_answer(lambda request: _jumps(runs, run_folder(runs, request)))),
         Route("/api/runs/{run}/events", lambda request: run_events(runs, request, closing)),
         Route("/api/recipes", json_answer(lambda _: {"recipes": recipes(), "lists": lists()})),
         Route("/api/comparisons", json_answer(lambda _: {"comparisons": _critic_comparisons(runs.root)})),
@@ -66,6 +68,10 @@ def create_app(root: Path, closing: Callable[[], bool] = lambda: False) -> Starl
 
 def _run(runs: Runs, folder: Path) -> dict[str, Any]:
     return run_answer(runs.identifier(folder), folder, runs.files(folder))
+
+
+def _jumps(runs: Runs, folder: Path) -> dict[str, Any]:
+    return kl_jumps(folder, runs.metrics(folder))
 
 
 def _sentence(code: int) -> Callable[[Request, Exception], Response]:

@@ -10,7 +10,7 @@ import { fixed, later, number, visible } from "../parts/text.js";
 export async function render(page) {
   page.classList.add("explains");
   const words = await file("ppo_grpo.json");
-  const memory = memorySection();
+  const memory = memorySection(words.fields);
   put(page,
     h("h1", {}, "PPO and GRPO"),
     h("p", { class: "lead" }, "Both raise the probability of completions that did better than expected, and keep the policy near a reference. They differ " +
@@ -56,22 +56,13 @@ const LOOKS = { policy: [1, 1], adapter: [1, 0.86], gradients: [1, 0.72], moment
   critic: [2, 1], critic_gradients: [2, 0.72], critic_moments: [2, 0.45], activations: [6, 1], cache: [5, 1] };
 const STACKED = Object.keys(LOOKS);
 const NAMES = { grpo: "GRPO", ppo: "PPO" };
-const JUDGES = [["none", "for neither: a verifier"], ["both", "for both"], ["ppo", "for PPO alone"]];
-
-const DTYPES = [["float32", "float32"], ["bfloat16", "bfloat16"]];
-// The inputs of the planner beside the model and the rewards; a file without a lab has none of them.
-const NUMBERS = [["problems", "Problems a step", 16], ["group_size", "Completions a problem", 8], ["prompt_tokens", "Tokens of a prompt", 256],
-  ["completion_tokens", "Tokens of a completion", 512], ["lora_rank", "LoRA rank (empty: all weights are trained)", ""]];
-const CHOICES = [["dtype", "Computed in", [...DTYPES].reverse()], ["recompute", "Activation checkpointing", [["true", "yes"], ["false", "no"]]],
-  ["weights", "Weights in", [...DTYPES, ["nf4", "4 bits, with an adapter"]]], ["moments", "Moments in", [...DTYPES, ["8bit", "8 bits (bitsandbytes)"]]], ["reference", "Reference", [["gpu", "on the GPU"], ["cpu", "on the CPU"], ["none", "none: no KL"]]]];
-const GPUS = [["", "any"], [24, "24 GiB: L4, RTX 4090"], [40, "40 GiB: A100"], [48, "48 GiB: L40S"], [80, "80 GiB: A100, H100"], [141, "141 GiB: H200"], [180, "180 GiB: B200"]];
 const OF_CONFIG = /^(hidden_size|num_.*|n_routed_experts|intermediate_size|vocab_size|head_dim|tie_word_embeddings|model_type|attention_bias)$/;
 
 /** The section with its inputs; gives {element, end()}. */
-function memorySection() {
+function memorySection({ judges, numbers, choices, gpus }) {
   const read = h("div", {}), fits = h("p", { role: "status" });
   const picture = h("div", { class: "stacks", role: "img" });
-  const known = h("datalist", { id: "known" }), gpu = select(GPUS, null, { onchange: () => ask() });
+  const known = h("datalist", { id: "known" }), gpu = select(gpus, null, { onchange: () => ask() });
   const model = live ? h("input", { name: "model", list: "known", placeholder: "Qwen2.5-1.5B", spellcheck: "false" }) : select([], null, { name: "model" });
   let config = "";
   const own = h("input", { type: "file", accept: ".json", onchange: async () => {
@@ -99,8 +90,8 @@ function memorySection() {
     if (name) ask();
   } },
     h("div", { class: "row" }, field(live ? "Model: a name or hub id" : "Model", model), known, live && field("or its config.json", own),
-      field("Reward model", select(JUDGES, null, { name: "reward_model" })), field("GPU", gpu)),
-    live && h("details", {}, h("summary", {}, "Batch, adapter and memory settings"), h("div", { class: "row" }, NUMBERS.map(number), CHOICES.map(choice))));
+      field("Reward model", select(judges, null, { name: "reward_model" })), field("GPU", gpu)),
+    live && h("details", {}, h("summary", {}, "Batch, adapter and memory settings"), h("div", { class: "row" }, numbers.map(number), choices.map(choice))));
   const ask = () => asked.now({ ...Object.fromEntries([...inputs.querySelectorAll("[name]")].map(({ name, value }) => [name, value])),
     ...(config ? { model: "", config } : {}) });
   ask();
@@ -164,8 +155,8 @@ function details({ plans, compared, names, step, parameters, model, sentence }) 
       `${step.prompt_tokens} tokens with ${step.group_size} completions of ${step.completion_tokens} tokens each, ` +
       `computed in ${step.dtype}, on ${step.device === "cuda" ? "one GPU" : "a CPU"}. Memory of torch itself is not included. A peak includes what ` +
       `is held; layers and logits never take memory together. Piece ${STACKED.length + 1} has all gray parts.`),
-    h("h3", {}, "The same step with models of four sizes, in GiB"),
-    table("Memory of models of four sizes", ["model", ...heads.flatMap((name) => ["held throughout", "peak of an update", "peak of sampling"].map((sum) => `${name}: ${sum}`)),
+    h("h3", {}, "The same step with models of four sizes: held throughout, and the peaks, in GiB"),
+    table("Memory of models of four sizes", ["model", ...heads.flatMap((name) => ["held", "update", "sampling"].map((sum) => `${name}: ${sum}`)),
       "PPO / GRPO"], sizes, { look: "figures" })];
 }
 

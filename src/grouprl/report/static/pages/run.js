@@ -5,7 +5,7 @@ import { h, put, refresh, write } from "../parts/dom.js";
 import { course, reached } from "../parts/run/course.js";
 import { head } from "../parts/run/head.js";
 import { measuresOf, noVerifier, plan, UNJUDGED } from "../parts/run/plan.js";
-import { beforeAndAfter, evaluationsTable, examplePairs, invalidReasons, pairs, summaryTable, timeTable, warningsTable } from "../parts/run/results.js";
+import { beforeAndAfter, evaluationsTable, examplePairs, invalidReasons, klJumps, pairs, summaryTable, timeTable, warningsTable } from "../parts/run/results.js";
 import { Series } from "../parts/series.js";
 import { later, visible } from "../parts/text.js";
 import { card, definitions } from "../parts/titled.js";
@@ -42,10 +42,11 @@ export async function render(root, { run: id }, query) {
   const warned = part("Warnings", ({ run }) => run.warnings, ({ run }) => (run.warnings.length ? warningsTable(run.warnings) : null));
   const found = part("Before and after", ({ run: { summary } }) => [summary.before, summary.after], (page) => beforeAndAfter(page.run.summary));
   const changes = part(null, reached, () => later(get(`${path}/course`), (answer) => course(id, answer)));
-  put(root, top.element, warned.element, changes.element, bar, howTo(true), page.unfound, charts, found.element, tables.element);
+  const jumps = part(null, ({ run, series }) => [run.status, Math.floor(series.length / 10)], () => later(get(`${path}/jumps`), (found) => klJumps(id, found.jumps)));
+  put(root, top.element, warned.element, changes.element, bar, howTo(true), page.unfound, charts, jumps.element, found.element, tables.element);
   const show = () => {
     arrange(page, charts);
-    for (const one of [top, warned, changes, found, tables]) one.show(page);
+    for (const one of [top, warned, jumps, changes, found, tables]) one.show(page);
     page.drawing.change();
   };
   show();

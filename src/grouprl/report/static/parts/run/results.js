@@ -1,9 +1,11 @@
 // What came of a run: held-out results and problems, invalid rewards, where the time went, and what its summary holds.
+import { address } from "../address.js";
+import { live } from "../api.js";
 import { h } from "../dom.js";
 import { correctMark } from "../groups/marks.js";
 import { intervalName } from "../series.js";
 import { sumOf, table } from "../table.js";
-import { between, fixed, later, number, share, time, visible, written } from "../text.js";
+import { between, fixed, later, number, percent, share, time, visible, written } from "../text.js";
 import { UNJUDGED } from "./plan.js";
 
 const NAMES = { greedy_accuracy: "greedy", mean_length: "mean length", unverified_share: "the verifier failed" };
@@ -73,6 +75,16 @@ export function invalidReasons(asked) {
 /** What went wrong, step by step, and what to change. */
 export const warningsTable = (warnings) => table("Warnings", ["step", "what happened", "what to change"],
   warnings.map(({ step, sentence, setting }) => [number(step), written(sentence), written(setting)]), { kind: "words" });
+
+/** A sentence on each step whose KL jumps: which token makes how much of it. */
+export function klJumps(run, jumps) {
+  const link = ({ group, completion: c, token: t }, step) => h(live ? "a" : "span", { href: live && address(run, { step, group }, { c, t, view: "kl" }) },
+    `token ${t + 1} of completion ${c} in group ${group}`);
+  return jumps.length ? [h("h2", {}, "Where the KL jumps"), jumps.map(({ step, kl, usual, token }) => h("p", {},
+    `Step ${number(step)}: ${number(kl)} nats per token, where the median of its neighbors is ${number(usual)}. `, token
+      ? ["The largest part is that of ", link(token, step), `: ${percent(token.share)} of the step's KL.`]
+      : "The largest token cannot be named: that needs reference_logprobs in rollouts.sqlite, which this run does not have for the step."))] : null;
+}
 
 /** Mean seconds of a step by part, the longest first, and what is left of it last. */
 export function timeTable(series) {
