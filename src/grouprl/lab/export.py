@@ -21,7 +21,7 @@ from grouprl.report.page import STATIC, standalone
 from grouprl.types import UserError
 
 LINKS = [["/step", "GRPO step by step"], ["/group", "One group"], ["/ppo", "PPO and GRPO"]]
-_FILES = ("stages.json", "presets.json", "ppo_grpo.json")
+_FILES = ("stages.json", "presets.json", "group.json", "ppo_grpo.json")
 # The choices of the stage "ratio" in the order of the page; those that act on a surrogate.
 _CHOICES = {
     "clip": ("clip_low", "clip_high", "dual_clip"),

@@ -67,6 +67,16 @@ class RecordedRun:
         return {name: value for name, value in (self.summary.get(when) or {}).items() if value is not None}
 
 
+def measure_of(summary: Row, evaluations: Sequence[Row]) -> str:
+    """What measures a run: "reward", its mean reward, where no verifier is among its rewards; else "greedy_accuracy".
+
+    As its summary says, or else, of a run in progress, by what its evaluations hold.
+    """
+    judged = any("greedy_accuracy" in row for row in evaluations)
+    own = not judged and any("reward" in row for row in evaluations)
+    return "reward" if summary.get("measure", "reward" if own else None) == "reward" else "greedy_accuracy"
+
+
 def read_run(directory: str | Path) -> RecordedRun:
     """Reads everything but the rollouts.
 

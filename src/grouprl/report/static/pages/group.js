@@ -13,7 +13,7 @@ const ALGORITHMS = [["grpo", "GRPO"], ["dr_grpo", "Dr.GRPO"], ["rloo", "RLOO"], 
 const DRAWN = 3; // of these, in the plot of weights
 export async function render(page, parameters, query) {
   page.classList.add("explains");
-  const all = Object.entries(await file("presets.json"));
+  const [all, words] = [Object.entries(await file("presets.json")), await file("group.json")];
   const [given, wrong] = start(query, all[0][1]);
   const more = query.get("algorithm") ?? "";
   const own = !more || ALGORITHMS.some(([name]) => name === more) ? [] : [[more, more]];
@@ -21,7 +21,7 @@ export async function render(page, parameters, query) {
   const compared = comparedAdvantages(algorithms);
   const said = h("div", { class: "card verdicts", "aria-live": "polite" });
   const drawn = [...ALGORITHMS.slice(0, DRAWN), ...(more === "reinforce" ? [[more, more]] : own)];
-  const weight = weightPlot(drawn.map(([name, title], place) => [name, title, place + 1]));
+  const weight = weightPlot(drawn.map(([name, title], place) => [name, title, place + 1]), words);
   const asked = asking("advantages", (answer) => {
     compared.show(answer);
     put(said, verdicts(answer).map((sentence) => h("p", {}, sentence)));
@@ -40,8 +40,7 @@ export async function render(page, parameters, query) {
   });
   put(page,
     h("h1", {}, "One group"),
-    h("p", { class: "lead" }, "One prompt, G completions, G rewards. Change the rewards and see the advantage of each completion: " +
-      "a positive one raises its probability, a negative one lowers it."),
+    h("p", { class: "lead" }, words.lead),
     wrong ? h("p", { class: "error" }, wrong) : null,
     h("div", { class: "row presets", role: "group", "aria-label": "Examples" }, presets),
     h("section", { class: "card", "aria-label": "Rewards" }, h("h2", { class: "first" }, "Rewards"), choosable(editor.element)),
@@ -93,7 +92,7 @@ const QUOTED = [0.05, 0.2, 0.5]; // pass rates of a hard problem and an even one
 const SHOWN = 4; // digits of a weight or an advantage
 
 /** The plot of `lines` of [name, title, look] with its sentences; `show(size)` asks for groups of that size. */
-function weightPlot(lines) {
+function weightPlot(lines, words) {
   const title = h("h2", { id: "weight" }, "Weight of a group, by pass rate");
   const read = h("p", { class: "read" }), noise = h("div", {});
   let answer = null, statistics = null;
@@ -125,13 +124,9 @@ function weightPlot(lines) {
   let size = null;
   return {
     element: h("section", { "aria-labelledby": "weight" }, title,
-      h("p", { class: "lead" }, "The weight is the expected sum of |A| over a group, where rewards are 1 " +
-        "or 0 and each completion is correct with this probability. At both ends nearly all groups have equal rewards and weight 0. Without " +
-        "the division by the deviation, the weight follows the variance of the rewards; with it, easy and hard problems weigh more: by the " +
-        "quotient below the curves."),
+      h("p", { class: "lead" }, words.weight),
       h("div", { class: "card" }, asked.failed, plot.element, read), noisy.failed, h("h2", {}, "How noisy the mean and the deviation of K rewards are"),
-      h("p", { class: "lead" }, "Expected value \u00b1 standard deviation over groups of K completions, at the pass rate chosen above. It is exact: the number of " +
-        "correct completions is binomial. The deviation of a small group is too small on average, and 0 in a group without signal."), noise),
+      h("p", { class: "lead" }, words.noise), noise),
     show(next) {
       if (next === size) return;
       size = next;

@@ -13,8 +13,7 @@ export async function render(page) {
   const memory = memorySection(words.fields);
   put(page,
     h("h1", {}, "PPO and GRPO"),
-    h("p", { class: "lead" }, "Both raise the probability of completions that did better than expected, and keep the policy near a reference. They differ " +
-      "in the expectation: PPO trains a second network to predict it; GRPO takes it from the other completions of the same prompt."),
+    h("p", { class: "lead" }, words.lead),
     pipelines(words), sideBySide(words), memory.element, measured(words));
   return memory.end;
 }
@@ -32,14 +31,13 @@ function shown(one) {
     comparisonHead(one), costTable(one));
 }
 
-function pipelines({ flow: [grpo, ppo] }) {
+function pipelines({ flow: [grpo, ppo], frames }) {
   return h("section", { "aria-labelledby": "flow" },
     h("h2", { id: "flow" }, "Data flow"),
     h("div", { class: "two" },
       h("figure", { class: "card flow" }, h("figcaption", {}, h("h3", {}, "GRPO: the group is the baseline")), h("img", { src: "static/grpo.svg", alt: grpo })),
       h("figure", { class: "card flow" }, h("figcaption", {}, h("h3", {}, "PPO: a critic is the baseline")), h("img", { src: "static/ppo.svg", alt: ppo }))),
-    h("p", { class: "note after" }, "Thick frame: a trained network. Dashed frame: a frozen network. No frame: no network, only arithmetic. " +
-      "A verifier is a rule; only a reward model is a network."));
+    h("p", { class: "note after" }, frames));
 }
 
 /** The table, and what the critic buys and costs folded below it. */

@@ -6,7 +6,7 @@ import { course, reached } from "../parts/run/course.js";
 import { head } from "../parts/run/head.js";
 import { measuresOf, noVerifier, plan, UNJUDGED } from "../parts/run/plan.js";
 import { beforeAndAfter, evaluationsTable, examplePairs, invalidReasons, klJumps, pairs, summaryTable, timeTable, warningsTable } from "../parts/run/results.js";
-import { Series } from "../parts/series.js";
+import { byReward, Series } from "../parts/series.js";
 import { later, visible } from "../parts/text.js";
 import { card, definitions } from "../parts/titled.js";
 import { howTo, paced, toolbar } from "../parts/view.js";
@@ -60,7 +60,7 @@ export async function render(root, { run: id }, query) {
 /** Puts the charts that the run has now in their places; those that stay are not made anew. */
 function arrange(page, element) {
   const unjudged = noVerifier(page.series);
-  const sections = withPinned(plan(page.sections, page.series.names(), measuresOf(page.evaluations), page.find, unjudged), page.pinned);
+  const sections = withPinned(plan(page.sections, page.series.names(), measuresOf(page.evaluations, byReward(page.run, page.evaluations)), page.find, unjudged), page.pinned);
   const wanted = new Map(sections.flatMap(({ charts }) => charts).map((spec) => [spec.id, spec]));
   const key = [unjudged, ...page.pinned, "", ...wanted.keys()].join("\n");
   if (element.dataset.key === key) return;
@@ -105,7 +105,7 @@ function rest(path) {
   const parts = [
     part("The same problems, before and after", ({ run }) => run.examples, ({ run }) => examplePairs(run.examples)),
     part("Evaluations on held-out problems", (page) => [page.evaluations, judged(page)],
-      (page) => evaluationsTable(page.evaluations, judged(page))),
+      (page) => evaluationsTable(page.run, page.evaluations, judged(page))),
     part("Completions with invalid rewards", (page) => [invalid(page), page.run.status],
       (page) => (invalid(page) ? invalidReasons(get(`${path}/invalid`)) : null)),
     part("Where the time of a step goes", ({ series }) => series.length, ({ series }) => timeTable(series)),
