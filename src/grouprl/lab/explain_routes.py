@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from starlette.requests import Request
 from starlette.routing import Route
@@ -32,11 +32,10 @@ from grouprl.planner.memory import BLOCKS, COMPARED, PARTS
 from grouprl.planner.shapes import ModelShape, config_shape, known_shape
 from grouprl.types import UserError
 
-RewardModel = Literal["ppo", "both", "none"]
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 _SHOWN = 60  # characters of a wrong value that an error repeats
 USUAL = ("grpo", "dr_grpo", "rloo", "reinforce")
-JUDGES: tuple[RewardModel, ...] = ("ppo", "both", "none")
+JUDGES = ("ppo", "both", "none")
 # What computes each stage of a group, read from its file: importing a step would load transformers.
 _CODE = {
     "prompt": "curriculum/order.py UniformOrder.visits",
@@ -49,10 +48,6 @@ _CODE = {
     "loss": "algorithms/losses.py policy_loss",
     "update": "step.py update_policy",
 }
-SENTENCE = (
-    "GRPO keeps the policy and a frozen reference in memory. PPO also keeps a critic, which is trained and as large "
-    "as the policy. Both need a reward model only where no rule can check the answer."
-)
 
 
 def explain_routes(runs: Runs) -> list[Route]:
@@ -151,6 +146,7 @@ def _algorithms(query: Query) -> list[Algorithm]:
 
 
 def _memory(request: Request) -> dict[str, Any]:
+    """Plans of GRPO and PPO for one batch, in bytes: sums and their parts; and the sums for models of four sizes."""
     counts = {
         "problems": (1, 1024, 16),
         "group_size": (1, 256, 8),
@@ -179,16 +175,23 @@ def _memory(request: Request) -> dict[str, Any]:
     )
     if networks.weights == "nf4" and networks.lora_rank is None:
         raise UserError("weights: expected an adapter with nf4, got none: 4-bit weights do not train; give a LoRA rank")
-    return memory_plans(
-        _shape(query),
-        query.choices("algorithm", ("grpo", "ppo"), ("grpo", "ppo")),
-        step,
-        networks=networks,
-        reward_model=query.choice("reward_model", JUDGES, "none"),  # type: ignore[arg-type]
-    )
+    judged = {"both": ("grpo", "ppo"), "ppo": ("ppo",), "none": ()}[query.choice("reward_model", JUDGES, "none")]
+    algorithms, shape = query.choices("algorithm", ("grpo", "ppo"), ("grpo", "ppo")), _shape(query)
 
+    def planned(shape: ModelShape) -> dict[str, MemoryPlan]:
+        own = {name: replace(networks, critic=name == "ppo", reward_model=name in judged) for name in algorithms}
+        return {name: plan_memory(shape, each, step) for name, each in own.items()}
 
-# Memory
+    compared = {name: planned(SHAPES[name]) for name in COMPARED}
+    return {
+        "models": list(SHAPES),
+        "model": asdict(shape),
+        "parameters": shape.parameters,
+        "step": asdict(step),
+        "names": {**BLOCKS, **PARTS},
+        "plans": {name: {"sums": plan.sums, "blocks": plan.blocks} for name, plan in planned(shape).items()},
+        "compared": {name: {which: plan.sums for which, plan in plans.items()} for name, plans in compared.items()},
+    }
 
 
 def _shape(query: Query) -> ModelShape:
@@ -209,43 +212,6 @@ def _shape(query: Query) -> ModelShape:
     if not isinstance(found, dict):
         raise UserError("config: expected the JSON object of a config.json, got something else: choose another file")
     return config_shape(found, "your config.json", Path("config.json"))
-
-
-def memory_plans(
-    shape: ModelShape, algorithms: list[str], step: StepShape, *, networks: Networks, reward_model: RewardModel
-) -> dict[str, Any]:
-    """The plans of "grpo" and "ppo" at one batch shape.
-
-    Args:
-        shape: the model's.
-        algorithms: which plans.
-        step: the batch and how it is computed.
-        networks: what both have in common; the critic and the reward model are added here.
-        reward_model: whose rewards are learned ones.
-
-    Returns:
-        `model` and `step` as given, `parameters`, and by algorithm `plans`, in bytes: `sums`, what is held and the
-        peaks, and `blocks`, their parts; `compared`, the sums for models of four sizes; `names` of blocks and parts.
-    """
-
-    def planned(shape: ModelShape) -> dict[str, MemoryPlan]:
-        learned = {"both": ("grpo", "ppo"), "ppo": ("ppo",), "none": ()}[reward_model]
-        own = {name: replace(networks, critic=name == "ppo", reward_model=name in learned) for name in algorithms}
-        return {name: plan_memory(shape, each, step) for name, each in own.items()}
-
-    compared = {name: planned(SHAPES[name]) for name in COMPARED}
-    return {
-        "models": list(SHAPES),
-        "model": asdict(shape),
-        "parameters": shape.parameters,
-        "step": asdict(step),
-        "lora_rank": networks.lora_rank,
-        "reward_model": reward_model,
-        "sentence": SENTENCE,
-        "names": {**BLOCKS, **PARTS},
-        "plans": {name: {"sums": plan.sums, "blocks": plan.blocks} for name, plan in planned(shape).items()},
-        "compared": {name: {which: plan.sums for which, plan in plans.items()} for name, plans in compared.items()},
-    }
 
 
 # The query

@@ -279,35 +279,24 @@ def noise_of_statistics() -> dict[str, Any]:
 
     Returns:
         `pass_rate`: 0 to 1; the `deviation` of all completions; and `sizes`: for each K its `size`, `mean` and
-        `deviation`, each the `expected` value and the `spread`, its standard deviation over groups, at every pass rate,
-        and `signal`, as above. Exact: the number of right completions is binomial.
+        `deviation`, each the `expected` value and the `spread`, its standard deviation over groups, and `signal`.
+        Exact: the number of right completions is binomial.
     """
-    found = []
+    sizes = []
     for size in _SIZES:
-        right = range(size + 1)
-        rewards_N = torch.tensor([float(place < count) for count in right for place in range(size)]).double()
-        groups_N = torch.arange(size + 1).repeat_interleave(size)
-        of = group_statistics(rewards_N, groups_N)
-        means, deviations, signals = (one[::size].double().tolist() for one in (of.mean, of.deviation, of.signal_N))
-        chances = [[_binomial(size, count, rate) for count in right] for rate in _RATES]
-        found.append(
-            {
-                "size": size,
-                "mean": _spread(chances, means),
-                "deviation": _spread(chances, deviations),
-                "signal": [_expected(row, signals) for row in chances],
-            }
-        )
-    deviation = [math.sqrt(rate * (1 - rate)) for rate in _RATES]
-    return {"pass_rate": _RATES, "deviation": deviation, "sizes": found}
+        rewards_N = torch.ones(size + 1, size).tril(-1).flatten()  # groups with 0 to K right completions
+        of = group_statistics(rewards_N, torch.arange(size + 1).repeat_interleave(size))
+        chances = [[_binomial(size, count, rate) for count in range(size + 1)] for rate in _RATES]
+        mean, deviation = (_spread(chances, values_N[::size].tolist()) for values_N in (of.mean, of.deviation))
+        signal = [_expected(row, of.signal_N[::size].tolist()) for row in chances]
+        sizes.append({"size": size, "mean": mean, "deviation": deviation, "signal": signal})
+    return {"pass_rate": _RATES, "deviation": [math.sqrt(rate * (1 - rate)) for rate in _RATES], "sizes": sizes}
 
 
 def _spread(chances: Sequence[Sequence[float]], values: Sequence[float]) -> dict[str, list[float]]:
     expected = [_expected(row, values) for row in chances]
-    squares = [
-        _expected(row, [(value - mean) ** 2 for value in values]) for row, mean in zip(chances, expected, strict=True)
-    ]
-    return {"expected": expected, "spread": [math.sqrt(square) for square in squares]}
+    gaps = ([(value - mean) ** 2 for value in values] for mean in expected)
+    return {"expected": expected, "spread": [math.sqrt(_expected(*both)) for both in zip(chances, gaps, strict=True)]}
 
 
 def _binomial(count: int, successes: int, rate: float) -> float:

@@ -68,13 +68,9 @@ class RecordedRun:
 
 
 def measure_of(summary: Row, evaluations: Sequence[Row]) -> str:
-    """What measures a run: "reward", its mean reward, where no verifier is among its rewards; else "greedy_accuracy".
-
-    As its summary says, or else, of a run in progress, by what its evaluations hold.
-    """
-    judged = any("greedy_accuracy" in row for row in evaluations)
-    own = not judged and any("reward" in row for row in evaluations)
-    return "reward" if summary.get("measure", "reward" if own else None) == "reward" else "greedy_accuracy"
+    """What measures a run, as its summary says or its evaluations show: "greedy_accuracy", or its own mean "reward"."""
+    own = all("reward" in row and "greedy_accuracy" not in row for row in evaluations) and evaluations
+    return "reward" if summary.get("measure", own and "reward") == "reward" else "greedy_accuracy"
 
 
 def read_run(directory: str | Path) -> RecordedRun:

@@ -89,15 +89,11 @@ def one_completion(folder: Path, step: int, group: int, index: int, *, root: Pat
 
 
 def kl_jumps(folder: Path, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The steps whose KL is at least 4 times the median of its 10 neighbors: at most 5, and their largest tokens.
-
-    Args:
-        folder: the run directory.
-        metrics: the rows of metrics.jsonl.
+    """The steps, at most 5, whose KL is at least 4 times the median of its 10 neighbors.
 
     Returns:
-        `jumps`: `step`, `kl`, `usual`, the median, and the `token` with the largest part of the step's KL: `group`,
-        `completion`, `token` (from 0) and its `share`; None where no log-probs of the reference are recorded.
+        `jumps`: `step`, `kl`, `usual`, the median, and `token`, which has the largest part of the step's KL: `group`,
+        `completion`, `token` (from 0) and `share`; None where no log-probs of the reference are recorded.
 
     Raises:
         UserError: the database cannot be read or is an older version's.
@@ -109,36 +105,31 @@ def kl_jumps(folder: Path, metrics: Sequence[Mapping[str, Any]]) -> dict[str, An
         others = [abs(value) for at, value in known[first : first + _AROUND + 1] if at != step]
         if len(others) >= _AROUND // 2 and kl > _NO_KL and kl >= _JUMP * median(others):
             found.append({"step": step, "kl": kl, "usual": median(others)})
-    if not found:
-        return {"jumps": []}
-    largest = sorted(found, key=lambda jump: jump["usual"] / jump["kl"])[:_MOST_JUMPS]
+    found = sorted(
+        sorted(found, key=lambda jump: jump["usual"] / jump["kl"])[:_MOST_JUMPS], key=lambda jump: jump["step"]
+    )
     algorithm = run_algorithm(read_config(folder))
     with recorded(folder) as database:
-        tokens = [_largest_token(database, jump["step"], algorithm) for jump in largest]
-    jumps = [{**jump, "token": token} for jump, token in zip(largest, tokens, strict=True)]
-    return {"jumps": sorted(jumps, key=lambda jump: jump["step"])}
+        return {"jumps": [{**jump, "token": _largest_token(database, jump["step"], algorithm)} for jump in found]}
 
 
 def _largest_token(database: sqlite3.Connection, step: int, algorithm: Algorithm) -> dict[str, Any] | None:
     """Of the tokens that the step's KL is the mean of: all, or with a KL in the reward those with an advantage."""
-    whole, best = 0.0, None
-    moved = "" if algorithm.pulls else "AND advantage != 0"
     kind = algorithm.kl.kl_estimator if algorithm.kl else "k3"
+    sums, largest = [], []
     for row in database.execute(
-        f"SELECT group_index, completion_index, length, {', '.join(_OF_KL)} FROM completions "
-        f"WHERE step = ? AND learner_logprobs NOT NULL AND reference_logprobs NOT NULL AND length > 0 {moved}",
-        (step,),
+        f"SELECT group_index, completion_index, length, {', '.join(_OF_KL)} FROM completions WHERE step = ? AND "
+        f"length > 0 AND {' AND '.join(f'{name} NOT NULL' for name in _OF_KL)} AND (advantage != 0 OR ?)",
+        (step, algorithm.pulls),
     ):
         pair = (torch.tensor(np.frombuffer(row[name], "<f4").astype("f8")) for name in _OF_KL)
         kl_T = kl_estimate(*pair, kind=kind).abs()
-        size, token = kl_T.max(0)
-        whole += float(kl_T.sum())
-        if best is None or float(size) > best[0]:
-            best = float(size), row["group_index"], row["completion_index"], int(token)
-    if best is None or not whole > 0:
+        sums.append(float(kl_T.sum()))
+        largest.append((float(kl_T.max()), row["group_index"], row["completion_index"], int(kl_T.argmax())))
+    if not sum(sums):
         return None
-    size, group, completion, place = best
-    return {"group": group, "completion": completion, "token": place, "share": size / whole}
+    size, group, completion, token = max(largest)
+    return {"group": group, "completion": completion, "token": token, "share": size / sum(sums)}
 
 
 def clipped_sides(ratios_T: Tensor, advantages_T: Tensor, algorithm: Algorithm) -> list[str | None]:

@@ -10,7 +10,7 @@ import { fixed, later, number, visible } from "../parts/text.js";
 export async function render(page) {
   page.classList.add("explains");
   const words = await file("ppo_grpo.json");
-  const memory = memorySection(words.fields);
+  const memory = memorySection(words);
   put(page,
     h("h1", {}, "PPO and GRPO"),
     h("p", { class: "lead" }, words.lead),
@@ -57,7 +57,7 @@ const NAMES = { grpo: "GRPO", ppo: "PPO" };
 const OF_CONFIG = /^(hidden_size|num_.*|n_routed_experts|intermediate_size|vocab_size|head_dim|tie_word_embeddings|model_type|attention_bias)$/;
 
 /** The section with its inputs; gives {element, end()}. */
-function memorySection({ judges, numbers, choices, gpus }) {
+function memorySection({ memory, fields: { judges, numbers, choices, gpus } }) {
   const read = h("div", {}), fits = h("p", { role: "status" });
   const picture = h("div", { class: "stacks", role: "img" });
   const known = h("datalist", { id: "known" }), gpu = select(gpus, null, { onchange: () => ask() });
@@ -75,7 +75,7 @@ function memorySection({ judges, numbers, choices, gpus }) {
     picture.setAttribute("aria-label", spoken(answer));
     put(picture, stacks(answer.plans));
     put(fits, gpu.value && Object.entries(answer.plans).map(([name, { sums: { peak } }]) => `${NAMES[name]} ${peak <= gpu.value * 2 ** 30 ? "fits" : "does not fit"}. `));
-    put(read, details(answer));
+    put(read, h("p", {}, memory), details(answer));
   }, (sentence) => {
     planned.hidden = true; // or the plan of something else would stand below the error
     put(asked.failed, sentence);
@@ -136,7 +136,7 @@ function lookOf(part) {
 }
 
 /** The planner's parts and sums as `grouprl plan` shows them, with the keys of the bars; and models of four sizes. */
-function details({ plans, compared, names, step, parameters, model, sentence }) {
+function details({ plans, compared, names, step, parameters, model }) {
   const unit = unitOf(plans), of = Object.values(plans), heads = Object.keys(plans).map((name) => NAMES[name]);
   const shown = (bytes) => (bytes ? unit.text(bytes) : "none");
   const rows = Object.keys(of[0].blocks).flatMap((block) => [
@@ -147,8 +147,7 @@ function details({ plans, compared, names, step, parameters, model, sentence }) 
   const gib = (bytes) => fixed(bytes / 2 ** 30, 1), peaks = ["held", "learning", "sampling"];
   const sizes = Object.entries(compared).map(([name, each]) => [name, ...Object.values(each).flatMap((sums) => peaks.map((sum) => gib(sums[sum]))),
     fixed(each.ppo.peak / each.grpo.peak, 2)]);
-  return [h("p", {}, sentence),
-    table("Memory by part", ["part", ...heads], rows, { look: "figures" }),
+  return [table("Memory by part", ["part", ...heads], rows, { look: "figures" }),
     h("p", { class: "note" }, `${model.name}, ${number(parameters)} parameters: plan for a step of ${step.problems} prompts of ` +
       `${step.prompt_tokens} tokens with ${step.group_size} completions of ${step.completion_tokens} tokens each, ` +
       `computed in ${step.dtype}, on ${step.device === "cuda" ? "one GPU" : "a CPU"}. Memory of torch itself is not included. A peak includes what ` +
