@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
@@ -11,11 +12,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from starlette.testclient import TestClient
 
 from explaining import ask, lab
 from grouprl.algorithms.named import NAMED
+from grouprl.config.command_line import config_of
+from grouprl.config.run import RunConfig
 from grouprl.lab.explain_typed import COMPARING
+from grouprl.planner.screen import plan_run, show_plan
 from grouprl.report.worked import compared
 
 
@@ -182,6 +187,28 @@ def test_memory_of_ppo_beside_grpo(page: TestClient) -> None:
     both = ask(page, "memory?model=abacus&reward_model=both&algorithm=grpo")["plans"]
     assert list(both) == ["grpo"]
     assert kept(both["grpo"], "reward_model") == pytest.approx(4 * 1_188_736, rel=1e-3)
+
+
+def test_the_page_and_the_terminal_show_the_same_rows(page: TestClient) -> None:
+    """`grouprl plan` in its own words and digits, from top to bottom."""
+    console = Console(file=io.StringIO(), width=120)
+    settings = ["demo", "model.path=Qwen2.5-1.5B", "model.device=cuda", "model.dtype=bfloat16", "algorithm=ppo"]
+    settings += ["rollout.problems_per_step=16", "rollout.group_size=8", "rollout.max_tokens=512"]
+    plan = plan_run(config_of(RunConfig, settings), prompt_tokens=256, available=1, rates=None)
+    show_plan(plan, "ppo", as_json=False, console=console)
+    cells = [line.split("\u2502") for line in console.file.getvalue().splitlines() if "\u2502" in line]
+    rows = [(name.strip(), float(size.replace(",", ""))) for name, size in cells]
+    given = {name: getattr(plan.step, name) for name in ("max_rows", "minibatches", "micro_batch_tokens", "recompute")}
+    answer = ask(page, "memory?" + "&".join(f"{name}={str(value).lower()}" for name, value in given.items()))
+    names, ppo = answer["names"], answer["plans"]["ppo"]
+    shown = [
+        (names[name], size)
+        for block, parts in ppo["blocks"].items()
+        for name, size in (*parts.items(), (block, ppo["sums"][block]))
+    ]
+    assert [name for name, _ in rows] == [name for name, _ in shown]
+    assert [size for _, size in rows] == [pytest.approx(size / 2**30, abs=0.06) for _, size in shown]
+    assert "held for the whole run" in dict(rows)
 
 
 def test_memory_of_models_of_four_sizes(page: TestClient) -> None:

@@ -123,7 +123,7 @@ def _largest_token(database: sqlite3.Connection, step: int, algorithm: Algorithm
         (step, algorithm.pulls),
     ):
         pair = (torch.tensor(np.frombuffer(row[name], "<f4").astype("f8")) for name in _OF_KL)
-        kl_T = kl_estimate(*pair, kind=kind).abs()
+        kl_T = kl_estimate(*pair, kind=kind).abs().nan_to_num(posinf=0.0)
         sums.append(float(kl_T.sum()))
         largest.append((float(kl_T.max()), row["group_index"], row["completion_index"], int(kl_T.argmax())))
     if not sum(sums):
