@@ -81,6 +81,7 @@ def test_a_run_is_listed_by_what_measures_it(root: Path, client: TestClient):
     ):
         with RunRecord.create(root / name, FULL_CONFIG) as record:
             record.evaluation(0, row)
+            record.evaluation(1, {"problems": 4})  # all rewards invalid
             if said:
                 record.summary({"steps": 3, **said})
     found = {run["id"]: run for run in client.get("/api/runs").json()["runs"]}

@@ -52,7 +52,10 @@ def create_app(root: Path, closing: Callable[[], bool] = lambda: False) -> Starl
         ),
         Route("/api/runs/{run}/invalid", json_answer(lambda request: invalid_answer(run_folder(runs, request)))),
         Route("/api/runs/{run}/course", json_answer(lambda request: course_answer(run_folder(runs, request)))),
-        Route("/api/runs/{run}/jumps", json_answer(lambda request: _jumps(runs, run_folder(runs, request)))),
+        Route(
+            "/api/runs/{run}/jumps",
+            json_answer(lambda request: kl_jumps(folder := run_folder(runs, request), runs.metrics(folder))),
+        ),
         Route("/api/runs/{run}/events", lambda request: run_events(runs, request, closing)),
         Route("/api/recipes", json_answer(lambda _: {"recipes": recipes(), "lists": lists()})),
         Route("/api/comparisons", json_answer(lambda _: {"comparisons": _critic_comparisons(runs.root)})),
@@ -68,10 +71,6 @@ def create_app(root: Path, closing: Callable[[], bool] = lambda: False) -> Starl
 
 def _run(runs: Runs, folder: Path) -> dict[str, Any]:
     return run_answer(runs.identifier(folder), folder, runs.files(folder))
-
-
-def _jumps(runs: Runs, folder: Path) -> dict[str, Any]:
-    return kl_jumps(folder, runs.metrics(folder))
 
 
 def _sentence(code: int) -> Callable[[Request, Exception], Response]:

@@ -69,8 +69,8 @@ class RecordedRun:
 
 def measure_of(summary: Row, evaluations: Sequence[Row]) -> str:
     """What measures a run, as its summary says or its evaluations show: "greedy_accuracy", or its own mean "reward"."""
-    own = all("reward" in row and "greedy_accuracy" not in row for row in evaluations) and evaluations
-    return "reward" if summary.get("measure", own and "reward") == "reward" else "greedy_accuracy"
+    own, judged = (any(name in row for row in evaluations) for name in ("reward", "greedy_accuracy"))
+    return "reward" if (summary.get("measure") or (own and not judged and "reward")) == "reward" else "greedy_accuracy"
 
 
 def read_run(directory: str | Path) -> RecordedRun:

@@ -141,7 +141,7 @@ function details({ plans, compared, names, step, parameters, model }) {
   const shown = (bytes) => (bytes ? unit.text(bytes) : "none");
   const rows = Object.keys(of[0].blocks).flatMap((block) => [
     ...Object.keys(names).filter((part) => of.some(({ blocks }) => blocks[block][part]))
-      .map((part) => [block === "sampling" ? names[part] : keyed(part, names[part]), ...of.map(({ blocks }) => shown(blocks[block][part]))]),
+      .map((part) => [keyed(part, names[part], block !== "sampling"), ...of.map(({ blocks }) => shown(blocks[block][part]))]),
     [h("b", {}, names[block]), ...of.map(({ sums }) => h("b", {}, unit.text(sums[block])))],
   ]);
   const gib = (bytes) => fixed(bytes / 2 ** 30, 1), peaks = ["held", "learning", "sampling"];
@@ -157,7 +157,7 @@ function details({ plans, compared, names, step, parameters, model }) {
       "PPO / GRPO"], sizes, { look: "figures" })];
 }
 
-function keyed(part, name) {
+function keyed(part, name, stacked) {
   const key = STACKED.indexOf(part) + 1 || STACKED.length + 1;
-  return h("span", { class: "keyed" }, h("span", { class: "key" }, String(key)), stackedBar([{ size: 1, ...lookOf(part) }], 1), name);
+  return h("span", { class: "keyed" }, stacked && [h("span", { class: "key" }, String(key)), stackedBar([{ size: 1, ...lookOf(part) }], 1)], name);
 }
