@@ -101,7 +101,7 @@ def test_the_page_holds_what_the_lab_answers(finished: Path, page: Page) -> None
         else:
             assert held == close(answer), path
     kinds = {path.removeprefix("runs/finished/").split("/")[0].split("?")[0] for path in page.answers}
-    assert kinds == {"static", "runs", "series", "invalid", "course", "groups", "completions"}
+    assert kinds == {"static", "runs", "series", "invalid", "course", "jumps", "groups", "completions"}
 
 
 def test_the_first_groups_of_the_first_the_middle_and_the_last_step_are_held(tmp_path: Path) -> None:

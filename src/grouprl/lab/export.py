@@ -21,7 +21,7 @@ from grouprl.report.page import STATIC, standalone
 from grouprl.types import UserError
 
 LINKS = [["/step", "GRPO step by step"], ["/group", "One group"], ["/ppo", "PPO and GRPO"]]
-_FILES = ("stages.json", "presets.json", "ppo_grpo.json")
+_FILES = ("stages.json", "presets.json", "group.json", "ppo_grpo.json")
 # The choices of the stage "ratio" in the order of the page; those that act on a surrogate.
 _CHOICES = {
     "clip": ("clip_low", "clip_high", "dual_clip"),
@@ -63,7 +63,7 @@ def baked_answers() -> Iterator[tuple[str, Any]]:
         yield from _curves(routes, answer) if key.startswith("explain/group?") else ()
     for name in _FILES:
         yield f"static/{name}", json.loads((STATIC / name).read_text(encoding="utf-8"))
-    for name in ("algorithms", "kl", "code"):
+    for name in ("algorithms", "kl", "noise", "code"):
         yield _asked(routes, name)
     for rewards in presets().values():
         listed = ",".join(_written(reward) for reward in rewards)

@@ -5,8 +5,8 @@ import { h, put, refresh, write } from "../parts/dom.js";
 import { course, reached } from "../parts/run/course.js";
 import { head } from "../parts/run/head.js";
 import { measuresOf, noVerifier, plan, UNJUDGED } from "../parts/run/plan.js";
-import { beforeAndAfter, evaluationsTable, examplePairs, invalidReasons, pairs, summaryTable, timeTable, warningsTable } from "../parts/run/results.js";
-import { Series } from "../parts/series.js";
+import { beforeAndAfter, evaluationsTable, examplePairs, invalidReasons, klJumps, pairs, summaryTable, timeTable, warningsTable } from "../parts/run/results.js";
+import { byReward, Series } from "../parts/series.js";
 import { later, shown, visible } from "../parts/text.js";
 import { card, definitions, warned } from "../parts/titled.js";
 import { howTo, paced, toolbar } from "../parts/view.js";
@@ -41,10 +41,11 @@ export async function render(root, { run: id }, query) {
   const warned = part("Warnings", ({ run }) => run.warnings, ({ run }) => (run.warnings.length ? warningsTable(run.warnings) : null));
   const found = part("Before and after", ({ run: { summary } }) => [summary.before, summary.after], (page) => beforeAndAfter(page.run.summary));
   const changes = part(null, reached, () => later(get(`${path}/course`), (answer) => course(id, answer)));
-  put(root, top.element, warned.element, changes.element, bar, howTo(true), page.unfound, charts, found.element, tables.element);
+  const jumps = part(null, ({ run, series }) => [run.status, Math.floor(series.length / 10)], () => later(get(`${path}/jumps`), (found) => klJumps(id, found.jumps)));
+  put(root, top.element, warned.element, changes.element, bar, howTo(true), page.unfound, charts, jumps.element, found.element, tables.element);
   const show = () => {
     arrange(page, charts);
-    for (const one of [top, warned, changes, found, tables]) one.show(page);
+    for (const one of [top, warned, jumps, changes, found, tables]) one.show(page);
     page.drawing.change();
   };
   show();
@@ -54,7 +55,8 @@ export async function render(root, { run: id }, query) {
 /** Puts the charts that the run has now in their places; those that stay are not made anew. */
 function arrange(page, element) {
   const unjudged = noVerifier(page.series);
-  const sections = placed(page, plan(page.sections, page.series.names(), measuresOf(page.evaluations), page.find, unjudged));
+  const measures = measuresOf(page.evaluations, byReward(page.run, page.evaluations));
+  const sections = placed(page, plan(page.sections, page.series.names(), measures, page.find, unjudged));
   const wanted = new Map(sections.flatMap(({ charts }) => charts).map((spec) => [spec.id, spec]));
   const key = [unjudged, ...page.pinned, "", ...wanted.keys(), sections.at(-1)?.line].join("\n");
   if (element.dataset.key === key) return;
@@ -116,7 +118,7 @@ function rest(path) {
   const parts = [
     part("The same problems, before and after", ({ run }) => run.examples, ({ run }) => examplePairs(run.examples)),
     part("Evaluations on held-out problems", (page) => [page.evaluations, judged(page)],
-      (page) => evaluationsTable(page.evaluations, judged(page))),
+      (page) => evaluationsTable(page.run, page.evaluations, judged(page))),
     part("Completions with invalid rewards", (page) => [invalid(page), page.run.status],
       (page) => (invalid(page) ? invalidReasons(get(`${path}/invalid`)) : null)),
     part("Where the time of a step goes", ({ series }) => series.length, ({ series }) => timeTable(series)),
