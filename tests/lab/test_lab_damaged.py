@@ -21,7 +21,7 @@ from grouprl.lab.app import create_app
 from grouprl.lab.runs import Runs
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_json_lines, read_run, read_summary
-from grouprl.record.strict import is_number, parse, read_json
+from grouprl.config.strict import is_number, parse, read_json
 from grouprl.report.recorded import read_config
 from grouprl.types import UserError
 from lab_runs import Made, make_run

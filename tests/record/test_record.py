@@ -27,7 +27,7 @@ from grouprl.record.read import (
     read_run,
 )
 from grouprl.record.rollouts import open_rollouts
-from grouprl.record.strict import read_json
+from grouprl.config.strict import read_json
 from grouprl.record.write import RunRecord
 from grouprl.types import (
     Completion,

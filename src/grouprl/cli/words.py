@@ -17,7 +17,7 @@ from rich.console import Console
 from grouprl import __version__
 from grouprl.cli import completion
 from grouprl.models.names import check_name
-from grouprl.record.layout import RunDirectory, run_of_checkpoint
+from grouprl.record.layout import RunDirectory, is_config_of_a_run, refuse_links, run_of_checkpoint
 from grouprl.types import UserError
 
 if TYPE_CHECKING:
@@ -83,8 +83,11 @@ def run_config(
     from grouprl.config.run import RunConfig
     from grouprl.run.trust import refuse_foreign_code
 
+    files = [settings_file(text) for text in settings or [] if "=" not in text]
+    for file in filter(is_config_of_a_run, files):
+        refuse_links(file.parent)
     config = config_of(RunConfig, settings, options)
-    refuse_foreign_code(config, [settings_file(text) for text in settings or [] if "=" not in text], trust or ())
+    refuse_foreign_code(config, files, trust or ())
     return config
 
 
@@ -106,6 +109,7 @@ def newest_model(model: str) -> str:
     run = RunDirectory(Path(model))
     if not run.exists:
         return model
+    refuse_links(run.path)
     checkpoints = run.checkpoints()
     if not checkpoints:
         raise UserError(f"{model}: expected a run with a checkpoint, got one without: continue it with --resume")
@@ -115,6 +119,8 @@ def newest_model(model: str) -> str:
 def settings_of_run(checkpoint: str) -> list[str]:
     """Returns the settings of the run that contains a checkpoint, if there is one; a checkpoint has its template."""
     run = run_of_checkpoint(Path(checkpoint))
+    if run is not None:
+        refuse_links(run.path)
     return [] if run is None else [str(run.config), "model.chat_template=null", "model.revision=null"]
 
 

@@ -15,7 +15,7 @@ from grouprl.evaluation.paired import Difference, ProblemResults, mean_by_proble
 from grouprl.evaluation.statistics import mean_interval
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedRun, read_run, read_summary
-from grouprl.record.strict import is_number, read_json
+from grouprl.config.strict import is_number, read_json
 from grouprl.types import UserError
 
 COMPARISON_FILE = "comparison.json"

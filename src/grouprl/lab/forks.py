@@ -14,8 +14,8 @@ from grouprl.models.manifest import check_manifest, write_manifest
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.record.read import read_json_lines
-from grouprl.record.rollouts import drop_after, open_rollouts
-from grouprl.record.strict import read_json
+from grouprl.record.rollouts import drop_after, open_recorded, open_rollouts
+from grouprl.config.strict import read_json
 from grouprl.types import UserError
 
 
@@ -81,6 +81,7 @@ def _copy_until(source: Path, target: Path, step: int) -> None:
         kept = [row for row in read_json_lines(path) if row["step"] <= step]
         atomic_write_text(copied, "".join(json_text(row) + "\n" for row in kept))
     with closing(open_rollouts(_uri(files.rollouts))) as copy:
+        open_recorded(source).close()  # raises where it is no database of a run
         steps = [row["step"] for row in read_json_lines(files.metrics)]
         for one in steps:
             _copy_rows(copy, source, "completions", f"WHERE step = {one:d}")

@@ -6,12 +6,13 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from grouprl.record.layout import RunDirectory
-from grouprl.record.read import parse_row
-from grouprl.record.strict import opened
+from grouprl.record.read import rows_of
+from grouprl.config.strict import opened
 from grouprl.report.run_data import Row, totalled
 from grouprl.types import UserError
 
@@ -104,10 +105,8 @@ class GrowingRows:
                 return
             file.seek(self._offset)
             whole, end, _ = file.read().rpartition(b"\n")
-        lines = whole.decode("utf-8", "replace").split("\n") if end else []
-        first = len(self.rows) + 1
-        fresh = [parse_row(line, f"{self.path}:{number}") for number, line in enumerate(lines, start=first)]
-        self.rows.extend(totalled(self.rows, fresh))
+        fresh = rows_of(BytesIO(whole + end), self.path, first=len(self.rows) + 1)
+        self.rows.extend(totalled(self.rows, list(fresh)))
         self._offset += len(whole) + len(end)
         self._tail = (self._tail + whole + end)[-_TAIL:]
 

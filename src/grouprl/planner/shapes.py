@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from grouprl.record.strict import read_json
+from grouprl.config.strict import read_json
 from grouprl.types import UserError, unknown_name
 
 Biases = Literal["none", "qkv", "qkvo"]

@@ -26,7 +26,7 @@ from grouprl.models.precision import resolve_device
 from grouprl.models.structure import structured_sampling
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, read_rewards, read_rollouts, read_run
-from grouprl.record.strict import read_json
+from grouprl.config.strict import read_json
 from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer, state_before
 from grouprl.run.assemble import make_learner
 from grouprl.run.machine import machine_facts

@@ -53,6 +53,7 @@ def export(run_directory: Path, out: Path) -> Path:
     schema = _schema(pyarrow)
     with closing(open_recorded(run_directory)) as database:
         database.row_factory = sqlite3.Row
+        database.set_progress_handler(None, 0)  # a long run takes its time
         rows = database.execute(_QUERY)  # one query reads one snapshot
         try:
             out.parent.mkdir(parents=True, exist_ok=True)

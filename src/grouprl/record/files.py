@@ -6,37 +6,76 @@ import json
 import math
 import os
 import re
+import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from grouprl.types import UserError
 
 
 def atomic_write_text(path: Path, text: str) -> None:
     """Writes a UTF-8 file atomically: after a crash the old or the new file is there, complete."""
-    with atomic_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    with atomic_file(path) as file:
+        file.write(text.encode())
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
-    """Yields the path of a file to write, which becomes `path` when the block ends without an error."""
-    temporary = path.with_name(path.name + ".tmp")
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """Yields a new file to write, which becomes `path` when the block ends without an error.
+
+    No link is followed: a folder can come from somebody else, and a link in it can point to any file of this user.
+    """
+    name = f"{path.name}.{secrets.token_hex(4)}.tmp"
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield temporary
-        _sync(temporary)
-        temporary.replace(path)
-        _sync(path.parent)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(name, flags, 0o666, dir_fd=folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(handle)
+            os.replace(name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.fsync(folder)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
+    except OSError as error:
+        if error.filename == name:  # the error names the file that the user knows
+            error.filename = str(path)
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        os.close(folder)
+
+
+def open_to_write(path: Path, flags: int) -> int:
+    """Opens a file of a run to lock it or to append to it, and makes it where there is none.
+
+    Raises:
+        UserError: it is a link, which can point to any file of this user, or no file.
+    """
+    try:
+        handle = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError:
+        # A pipe that nobody reads, for example, cannot be opened.
+        if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+            raise UserError(f"{path}: expected a file to write, got a link, a folder or a pipe: remove it") from None
+        raise
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return handle
+    os.close(handle)
+    raise UserError(f"{path}: expected a file to write, got a device: remove it")
 
 
 def append_line(path: Path, text: str) -> None:
     """Appends a line to a UTF-8 file; on return it is on the disk."""
     is_new = not path.exists()
-    with path.open("a", encoding="utf-8") as lines:
-        lines.write(text + "\n")
+    with os.fdopen(open_to_write(path, os.O_WRONLY | os.O_APPEND), "ab") as lines:
+        lines.write(f"{text}\n".encode())
         lines.flush()
         os.fsync(lines.fileno())
     if is_new:
@@ -54,10 +93,10 @@ def make_directory(path: Path) -> None:
 def remove_directory(path: Path) -> None:
     """Removes a folder. After a kill it is there as a whole, or has another name (`.old`)."""
     removed = path.with_name(path.name + ".old")
-    shutil.rmtree(removed, ignore_errors=True)
+    _remove(removed)
     path.rename(removed)
     _sync(path.parent)
-    shutil.rmtree(removed)
+    _remove(removed)
     _sync(path.parent)
 
 
@@ -68,20 +107,29 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     An existing `path` stays unchanged until its replacement is complete.
     """
     temporary, replaced = path.with_name(path.name + ".tmp"), path.with_name(path.name + ".old")
-    shutil.rmtree(temporary, ignore_errors=True)
-    make_directory(temporary)
+    _remove(temporary)
+    make_directory(path.parent)
+    temporary.mkdir()
     try:
         yield temporary
         for entry in (*sorted(temporary.rglob("*"), key=Path.is_dir), temporary):  # files, then their folders
             _sync(entry)
-        shutil.rmtree(replaced, ignore_errors=True)
-        if path.exists():
+        _remove(replaced)
+        if os.path.lexists(path):
             path.rename(replaced)
         temporary.rename(path)
         _sync(path.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
+        _remove(replaced)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    """Removes a folder, a file, or a link without what it points to; nothing where there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

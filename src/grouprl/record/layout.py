@@ -6,16 +6,17 @@ The only module that knows these facts. docs/run_directory.md describes what is 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from grouprl.record.strict import is_number, read_json
+from grouprl.config.strict import is_number, opened, parse_object, read_json, refuse_file
+from grouprl.record.files import open_to_write
 from grouprl.types import UserError
 
 Status = Literal["running", "finished", "stopped"]
@@ -40,6 +41,8 @@ WRITTEN_BY_A_RUN: Mapping[str, str] = {
 _LOCK = "run.lock"
 _SIDE_FILES = ("-wal", "-shm", "-journal")  # files that SQLite makes beside a database
 _CHECKPOINT = re.compile(r"step-([0-9]{1,15})")
+_MOST_ENTRIES = 200_000  # files and folders in a run
+_READ = (".yaml", ".json", ".jsonl", ".jinja")  # suffixes of files that are read as a whole
 _TAIL_BYTES = 1 << 14  # the last line of metrics.jsonl is far shorter
 
 
@@ -138,12 +141,12 @@ class RunDirectory:
 
     def newest_metrics(self) -> dict[str, Any]:
         """Reads the metrics of the newest step from the end of the file; empty before the first step."""
-        if not os.path.isfile(self.metrics):
-            return {}
-        with self.metrics.open("rb") as file:
-            file.seek(max(0, self.metrics.stat().st_size - _TAIL_BYTES))
-            whole_lines = file.read().split(b"\n")[:-1]
-        return dict(json.loads(whole_lines[-1])) if whole_lines else {}
+        with opened(self.metrics) as file:
+            if file is None:
+                return {}
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            whole_lines = file.read(_TAIL_BYTES).split(b"\n")[:-1]
+        return parse_object(whole_lines[-1], self.metrics) if whole_lines else {}
 
     def is_finished(self, steps: int | None) -> bool:
         """Whether the run has made all its steps and the evaluation after them: see the function `is_finished`."""
@@ -152,7 +155,7 @@ class RunDirectory:
     def holder(self) -> int | None:
         """The id of the process that writes the directory now, -1 if unknown; None when no process does."""
         try:
-            handle = os.open(self.lock, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe could block forever
+            handle = os.open(self.lock, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)  # a pipe could block forever
         except OSError:
             return None
         try:
@@ -173,6 +176,46 @@ class RunDirectory:
         if self.holder() is not None:
             return "running"
         return "finished" if is_finished(summary, steps) else "stopped"
+
+
+def refuse_links(directory: Path) -> None:
+    """Checks that the directory of a run holds files and folders alone, each no larger than its kind may be.
+
+    It can come from anybody. A link may lead to another place inside it, and the directory itself may be a link. Below
+    the folder of a tracker links to files are the tracker's own.
+
+    Raises:
+        UserError: a link leads out of the directory, there is a pipe, a socket or a device, or a file is too large.
+    """
+    root = directory.resolve()
+    waiting, left = [directory], _MOST_ENTRIES
+    while waiting:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(waiting.pop()) as entries:  # a run goes on
+            for entry in entries:
+                path, left = Path(entry.path), left - 1
+                if left < 0:
+                    raise UserError(f"{directory}: expected at most {_MOST_ENTRIES} files in a run, got more")
+                of_tracker = "trackers" in path.relative_to(directory).parts[:-2]
+                if entry.is_symlink():
+                    if not (of_tracker and not entry.is_dir()):
+                        _refuse_link(path, root)
+                elif entry.is_dir(follow_symlinks=False):
+                    waiting.append(path)
+                elif not of_tracker:
+                    with suppress(FileNotFoundError):
+                        refuse_file(path, entry.stat(follow_symlinks=False), None if path.suffix in _READ else 1 << 62)
+
+
+def _refuse_link(path: Path, root: Path) -> None:
+    with suppress(OSError, RuntimeError):  # RuntimeError: a link to itself
+        with suppress(FileNotFoundError):
+            os.stat(path)
+        if path.resolve().is_relative_to(root):
+            return
+    raise UserError(
+        f"{path}: expected a file or folder of the run, got a link that leads out of it ({os.readlink(path)}): replace "
+        "it by a copy, or remove it; the whole run may lie elsewhere, with a link to it here"
+    )
 
 
 def is_finished(summary: Mapping[str, Any], steps: int | None) -> bool:
@@ -209,7 +252,8 @@ def lock_directory(directory: Path) -> int:
         UserError: another process has the directory; the error names it.
     """
     # The kernel releases the lock when the process ends, in any way; the file itself may stay.
-    handle = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    refuse_links(directory)
+    handle = open_to_write(directory / _LOCK, os.O_RDWR)
     for attempt in range(5):
         # A process that checks whether a run is running has the lock for some microseconds: try again.
         time.sleep(0.01 * attempt)

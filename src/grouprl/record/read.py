@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
-from grouprl.record.layout import RunDirectory
+from grouprl.record.layout import RunDirectory, refuse_links
 from grouprl.record.rollouts import open_recorded
 from grouprl.record.rows import checked_rows, parsed, truth
-from grouprl.record.strict import is_number, parse_object, read_file, read_json, read_text
+from grouprl.config.strict import is_number, opened, parse_object, read_json, read_text
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace, UserError
 
 Row = Mapping[str, Any]
+_MOST_LINES = 1_000_000  # of a JSON-lines file; a row takes a kilobyte of memory or more
 _STEPS = 1 << 53  # largest whole number in JavaScript
 
 
@@ -76,6 +77,7 @@ def read_run(directory: Path) -> RecordedRun:
             f"{directory}: expected a run directory (one with a config.yaml), found none; "
             "give the folder that a training run wrote, such as runs/NAME"
         )
+    refuse_links(directory)
     return RecordedRun(
         directory=directory,
         config=read_text(run.config) or "",
@@ -91,10 +93,23 @@ def read_json_lines(path: Path) -> tuple[dict[str, Any], ...]:
     """Reads a JSON-lines file of a run; empty when it does not exist. Skips an incomplete last line.
 
     Raises:
-        UserError: a line, which the error names, is not a JSON object with a `step`.
+        UserError: a line, which the error names, is not a JSON object with a `step`; or there are too many.
     """
-    text = (read_file(path) or b"").decode("utf-8", "replace")
-    return tuple(parse_row(line, f"{path}:{number}") for number, line in enumerate(text.split("\n")[:-1], start=1))
+    with opened(path) as file:
+        return () if file is None else tuple(rows_of(file, path))
+
+
+def rows_of(file: IO[bytes], path: Path, first: int = 1) -> Iterator[dict[str, Any]]:
+    """Yields the rows of the whole lines from here on, the next of which has the number `first`.
+
+    Raises:
+        UserError: see `read_json_lines`.
+    """
+    for number, line in enumerate(file, start=first):
+        if number > _MOST_LINES:
+            raise UserError(f"{path}: expected at most {_MOST_LINES} lines, got more: restore the file")
+        if line.endswith(b"\n"):
+            yield parse_row(line[:-1].decode("utf-8", "replace"), f"{path}:{number}")
 
 
 def parse_row(line: str, place: str) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import sqlite3
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from functools import cache
@@ -13,8 +15,9 @@ from urllib.parse import quote
 
 import numpy as np
 
+from grouprl.config.strict import opened
 from grouprl.record.files import json_text, utf8_text
-from grouprl.record.layout import RunDirectory
+from grouprl.record.layout import RunDirectory, refuse_links
 from grouprl.types import Completion, Group, RewardOutcome, StepRecord, TokenTrace, UserError
 
 SCHEMA = """
@@ -70,6 +73,10 @@ CREATE VIEW IF NOT EXISTS steps AS
 """
 
 
+_LARGEST_VALUE = 64 << 20  # bytes of a text or blob: the token ids of 16 million tokens
+_READ_SECONDS, _INSTRUCTIONS = 120.0, 100_000  # of a reader, however the file is damaged; and between two looks
+_SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # sqlite.org/fileformat: the end of a journal that names another
+
 # Columns that an older version did not have, with their types: reading such a database finds NULL in every row. A
 # database that lacks any other column is refused.
 _LATER = {"earned": "REAL", "kept": "INTEGER", "extra": "TEXT"}
@@ -82,7 +89,10 @@ def open_rollouts(location: str) -> sqlite3.Connection:
         UserError: an older version made it; it is not changed.
     """
     # A reader may hold a lock for seconds; the run waits for it.
-    database = sqlite3.connect(location, timeout=30.0, uri=location.startswith("file:"))
+    is_uri = location.startswith("file:")
+    if not is_uri:
+        _refuse_journal(Path(location))
+    database = _connected(location, uri=is_uri, timeout=30.0)
     found = _checked_columns(database, location)
     # WAL lets people read while a run writes. It needs shared memory, which network file systems do not have.
     if database.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
@@ -134,9 +144,7 @@ def open_recorded(directory: Path) -> sqlite3.Connection:
     path = RunDirectory(directory).rollouts
     if not path.is_file():
         raise UserError(f"{path}: expected the rollouts of a run, found no such file: give a run directory")
-    for side in RunDirectory(directory).rollout_side_files:
-        if side.exists() and not side.is_file():  # SQLite would block on a pipe
-            raise UserError(f"{side}: expected a file of SQLite, got a folder or a pipe: remove it")
+    refuse_links(directory)  # SQLite would follow a link, and block on a pipe
     database = _read_only(path)
     found = _checked_columns(database, path)
     if not found:  # the run has just made the file, and no table in it yet
@@ -163,6 +171,7 @@ def _checked_columns(database: sqlite3.Connection, place: object) -> frozenset[s
     """
     with ExitStack() as on_error:
         on_error.callback(database.close)
+        _refuse_programs(database, place)
         found = _columns(database)
         missing = _all_columns() - set(_LATER) - found
         if found and missing:
@@ -172,6 +181,12 @@ def _checked_columns(database: sqlite3.Connection, place: object) -> frozenset[s
             )
         on_error.pop_all()
     return found
+
+
+@cache
+def _all_objects() -> frozenset[tuple[str, str]]:
+    with closing(empty_rollouts()) as database:
+        return frozenset(database.execute("SELECT type, name FROM sqlite_master"))
 
 
 @cache
@@ -189,14 +204,13 @@ def invalid_reasons(directory: Path, most: int = 20) -> list[tuple[str, int, int
 
     Each stands with its number of completions, its first and its last step.
     """
-    path = RunDirectory(directory).rollouts
-    if not path.is_file():
+    if not RunDirectory(directory).rollouts.is_file():
         return []
     query = (
         "SELECT invalid_reason, COUNT(*), MIN(step), MAX(step) FROM completions WHERE invalid_reason IS NOT NULL "
         "GROUP BY 1 ORDER BY 2 DESC LIMIT ?"
     )
-    with closing(_read_only(path)) as database:
+    with closing(open_recorded(directory)) as database:
         return database.execute(query, (most,)).fetchall()
 
 
@@ -220,22 +234,67 @@ def holds_steps(path: Path) -> bool:
     """Whether a rollout database has a step; True also for a file that is not such a database."""
     try:
         with closing(_read_only(path)) as database:
+            _refuse_programs(database, path)
             return database.execute("SELECT 1 FROM completions LIMIT 1").fetchone() is not None
-    except sqlite3.DatabaseError:  # a foreign file, which must not be overwritten
+    except (sqlite3.DatabaseError, UserError):  # a foreign file, which must not be overwritten
         return True
 
 
 def _read_only(path: Path) -> sqlite3.Connection:
+    _refuse_journal(path)
     location = f"file:{quote(str(path.resolve()))}"
-    database = sqlite3.connect(f"{location}?mode=ro", uri=True)
+    database = _connected(f"{location}?mode=ro", uri=True)
     try:
         database.execute("PRAGMA schema_version")
-        return database
     except sqlite3.OperationalError:  # a kill at the end of a run left a journal, which only a writer rolls back
         database.close()
-    with closing(sqlite3.connect(f"{location}?mode=rw", uri=True)) as writer:
-        writer.execute("PRAGMA schema_version")
-    return sqlite3.connect(f"{location}?mode=ro", uri=True)
+        with closing(_connected(f"{location}?mode=rw", uri=True)) as writer:
+            writer.execute("PRAGMA schema_version")
+        database = _connected(f"{location}?mode=ro", uri=True)
+    until = time.monotonic() + _READ_SECONDS
+    database.set_progress_handler(lambda: time.monotonic() > until, _INSTRUCTIONS)
+    return database
+
+
+def _refuse_journal(path: Path) -> None:
+    """Checks that the journal of a killed writer names no other journal: SQLite would delete the file of that name.
+
+    Raises:
+        UserError: it names one, which no run writes.
+    """
+    journal = path.with_name(f"{path.name}-journal")
+    with opened(journal, most=1 << 62) as file:
+        if file is not None and os.fstat(file.fileno()).st_size >= len(_SUPER_JOURNAL):
+            file.seek(-len(_SUPER_JOURNAL), os.SEEK_END)
+            if file.read() == _SUPER_JOURNAL:
+                raise UserError(f"{journal}: expected the journal of one database, got one that names others: remove it")
+
+
+def _connected(location: str, *, uri: bool, timeout: float = 5.0) -> sqlite3.Connection:
+    """Connects to a database that can come from anybody: no value is larger than _LARGEST_VALUE."""
+    database = sqlite3.connect(location, timeout=timeout, uri=uri)
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_VALUE)
+    database.execute("PRAGMA trusted_schema=OFF")
+    return database
+
+
+def _refuse_programs(database: sqlite3.Connection, place: object) -> None:
+    """Checks that a database has the tables, the index and the views of a run, and nothing that computes.
+
+    A trigger, a view in the place of a table, or a generated column is a program, which may never end. SQLite runs
+    the views of a run only where somebody asks for them by name.
+
+    Raises:
+        UserError: it has something else.
+    """
+    for kind, name, text in database.execute("SELECT type, name, substr(sql, 1, 100000) FROM sqlite_master"):
+        own = (kind, name) in _all_objects() or (kind == "index" and text is None) or name.startswith("sqlite_stat")
+        generated = kind == "table" and own and any(row[6] for row in database.execute(f"PRAGMA table_xinfo({name})"))
+        if not own or generated:
+            raise UserError(
+                f"{place}: expected the tables and views of a run, got the {kind} {name!r:.60}"
+                f"{', which computes its columns' if generated else ''}: read it with sqlite3, and remove it"
+            )
 
 
 def _problem_row(group: Group) -> tuple[Any, ...]:

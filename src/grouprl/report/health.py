@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from grouprl.record.strict import is_number
+from grouprl.config.strict import is_number
 
 Row = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grouprl.record.layout import RunDirectory
-from grouprl.record.strict import read_json
+from grouprl.config.strict import read_json
 from grouprl.types import UserError
 
 _MOST_TAGS, _LONGEST_TAG, _LONGEST_NOTE = 20, 40, 10_000

@@ -12,7 +12,7 @@ from typing import Any
 from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory
 from grouprl.record.read import RecordedRun, read_examples, read_json_lines, read_summary
 from grouprl.record.rollouts import invalid_reasons
-from grouprl.record.strict import is_number, read_file, read_json
+from grouprl.config.strict import is_number, read_file, read_json
 from grouprl.report.notes import read_notes
 from grouprl.report.recorded import read_config
 from grouprl.report.verdict import verdict

@@ -19,7 +19,7 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import all_options
 from grouprl.record.layout import RunDirectory
 from grouprl.record.rows import parsed, truth
-from grouprl.record.strict import read_file
+from grouprl.config.strict import read_file
 from grouprl.report.recorded import read_config, recorded, run_algorithm
 from grouprl.types import UserError
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from grouprl.record.read import RecordedRun
-from grouprl.record.strict import is_number
+from grouprl.config.strict import is_number
 
 
 def verdict(run: RecordedRun) -> str:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-from grouprl.record.strict import is_deeper
+from grouprl.config.strict import is_deeper
 from grouprl.rewards.formats import bounded
 from grouprl.rewards.rules import Ids, Texts, Values, completion_text, strict_members
 from grouprl.types import UserError, import_extra

@@ -22,7 +22,7 @@ from grouprl.models.save import plain_tensors, save_model, save_tensors, trained
 from grouprl.models.shard import is_sharded, load_whole
 from grouprl.record.files import atomic_directory, remove_directory
 from grouprl.record.layout import Checkpoint, RunDirectory
-from grouprl.record.strict import read_json
+from grouprl.config.strict import read_json
 from grouprl.types import Problem, UserError
 
 _SAMPLED_PROBLEMS = 512

@@ -15,7 +15,7 @@ from grouprl.distributed import Ranks, was_begun
 from grouprl.learner.schedule import follows_the_end
 from grouprl.models.precision import with_dtype
 from grouprl.record.complete import incomplete_steps
-from grouprl.record.layout import Checkpoint, RunDirectory, lock_directory
+from grouprl.record.layout import Checkpoint, RunDirectory, lock_directory, refuse_links
 from grouprl.run.checkpoint import TrainerState, read_state
 from grouprl.types import UserError
 
@@ -50,6 +50,7 @@ def saved_path(directory: Path) -> Path:
     run = RunDirectory(directory)
     if not run.exists:
         raise UserError(f"{directory}: expected a run to resume, found no config.yaml: check name and runs_dir")
+    refuse_links(directory)
     return run.config
 
 

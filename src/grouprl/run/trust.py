@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from grouprl.config.run import PLAIN, RunConfig, load_config
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory, is_config_of_a_run
-from grouprl.record.strict import read_json
+from grouprl.config.strict import read_json
 from grouprl.scoring.functions import FromFile, WeightedReward
 from grouprl.types import UserError
 

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from grouprl.record.metrics import metric_of
-from grouprl.record.strict import is_number
+from grouprl.config.strict import is_number
 from grouprl.trackers.tracker import Table
 from grouprl.types import StepRecord
 

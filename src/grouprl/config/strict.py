@@ -14,16 +14,38 @@ from typing import IO, Any, TypeGuard
 from grouprl.types import UserError
 
 _REMEDY = "restore it or remove it"
+# The most bytes that a file may have, by its suffix: it can come from anybody, and what is read of it takes many times
+# its size in memory, or minutes. The largest of known models and runs are a third of it at most.
+_MOST = {".yaml": 1 << 18, ".yml": 1 << 18, ".json": 64 << 20, ".jsonl": 1 << 30, ".jinja": 1 << 20, ".py": 4 << 20}
+_MOST_OTHERS = 64 << 20
 _DEEPEST = 100  # levels of nested lists and objects; writing each level takes a stack frame or two
 _LARGEST = sys.float_info.max
 
 
+def refuse_file(path: Path, found: os.stat_result, most: int | None = None) -> None:
+    """Checks that a path is of a regular file that is not larger than its kind may be.
+
+    Args:
+        path: the path.
+        found: what `stat` says of it.
+        most: bytes; None = what files with its suffix may have.
+
+    Raises:
+        UserError: it is a folder, a pipe, a socket or a device, which might never end; or it is too large.
+    """
+    if not stat.S_ISREG(found.st_mode):
+        raise UserError(f"{path}: expected a file, got a folder, a pipe or a device: {_REMEDY}")
+    most = _MOST.get(path.suffix, _MOST_OTHERS) if most is None else most
+    if found.st_size > most:
+        raise UserError(f"{path}: expected a file of at most {most} bytes, got one of {found.st_size}: {_REMEDY}")
+
+
 @contextmanager
-def opened(path: Path) -> Iterator[IO[bytes] | None]:
+def opened(path: Path, most: int | None = None) -> Iterator[IO[bytes] | None]:
     """Opens a regular file for reading; yields None when it does not exist.
 
     Raises:
-        UserError: it is not a regular file (a folder; a pipe, which might never end), or cannot be read.
+        UserError: it is not a regular file of at most `most` bytes, see `refuse_file`; or it cannot be read.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -33,8 +55,7 @@ def opened(path: Path) -> Iterator[IO[bytes] | None]:
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL
         raise _unread(path, error) from None
     try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise UserError(f"{path}: expected a file, got a folder or a pipe: {_REMEDY}")
+        refuse_file(path, os.fstat(handle), most)
         with os.fdopen(handle, "rb", closefd=False) as file:
             yield file
     except OSError as error:
@@ -43,14 +64,30 @@ def opened(path: Path) -> Iterator[IO[bytes] | None]:
         os.close(handle)
 
 
-def read_file(path: Path) -> bytes | None:
+def read_file(path: Path, most: int | None = None) -> bytes | None:
     """Reads the bytes of a regular file; None when it does not exist.
 
     Raises:
         UserError: see `opened`.
     """
-    with opened(path) as file:
+    with opened(path, most) as file:
         return None if file is None else file.read()
+
+
+def read_needed(path: Path, what: str, most: int | None = None) -> str:
+    """Reads a file of UTF-8 text that must be there; the error begins with `what`.
+
+    Raises:
+        UserError: there is no such file, it is not UTF-8, or see `opened`.
+    """
+    try:
+        data = read_file(path, most)
+        if data is not None:
+            return data.decode("utf-8")
+        why = "no such file"
+    except UnicodeDecodeError:
+        why = "bytes that are not UTF-8"
+    raise UserError(f"{what}, got {why} at {path}: check the path")
 
 
 def read_text(path: Path) -> str | None:
