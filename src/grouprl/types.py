@@ -37,6 +37,10 @@ Message = Mapping[str, str]
 class UserError(Exception):
     """An error that the user can fix. The text names what was expected, what was got and the remedy. Exit code 2."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in the place of a traceback."""
+        return [f"UserError: {self}"]
+
 
 def import_extra(module: str, extra: str, purpose: str) -> Any:
     """Imports a package that an extra of GroupRL installs.
@@ -56,17 +60,28 @@ def import_extra(module: str, extra: str, purpose: str) -> Any:
 _MANY_NAMES = 40
 
 
+def nearest_name(got: str, known: Iterable[str]) -> str | None:
+    """Returns the known name that a user may have meant: by its letters, whether capitals or dashes are right or not.
+
+    >>> nearest_name("Dr-GRPO", ["dr_grpo", "grpo"])
+    'dr_grpo'
+    """
+    plain = {name.lower().replace("-", "_"): name for name in known}
+    near = difflib.get_close_matches(got.lower().replace("-", "_"), plain, n=1)
+    return plain[near[0]] if near else None
+
+
 def unknown_name(what: str, got: str, known: Iterable[str], *, listed_by: str = "") -> UserError:
     """Makes the error for a name that is not among the known names; it suggests the nearest known name.
 
     More than 40 names are not listed in the error; `listed_by` is the command that lists them.
     """
     names = sorted(known)
-    near = difflib.get_close_matches(got, names, n=1)
+    near = nearest_name(got, names)
     if len(names) > _MANY_NAMES:
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = f"did you mean {near!r}? " if near else ""
         return UserError(f"{what}: {hint}expected one of {len(names)} names, got {got!r}: see {listed_by}")
-    hint = f"did you mean {near[0]!r}?" if near else "use one of these."
+    hint = f"did you mean {near!r}?" if near else "use one of these."
     return UserError(f"{what}: expected one of {', '.join(names)}, got {got!r}: {hint}")
 
 

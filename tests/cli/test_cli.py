@@ -172,7 +172,7 @@ def test_report_is_written_anew(finished: Path) -> None:
     written = page.read_text()
     page.unlink()
     ended = grouprl("report", finished)
-    assert ended.text == f"Report: {page}"
+    assert ended.out.splitlines() == [f"Report: {page}", f"Try: grouprl lab {finished}"]
     assert page.read_text() == written
 
 
@@ -297,7 +297,7 @@ def test_bad_data(place: Path, guesser: Path, prepare: Prepare, parts: tuple[str
 )
 def test_bad_settings(place: Path, guesser: Path, change: tuple[str, ...], parts: tuple[str, ...]) -> None:
     before = tree(place)
-    refused(train(place, guesser, *change), *parts)
+    refused(train(place, guesser, "name=other", *change), *parts)
     assert tree(place) == before
 
 
@@ -411,3 +411,60 @@ def test_other_verbs_say_what_they_need(
     monkeypatch.chdir(tmp_path)
     refused(grouprl(*(str(guesser) if text == "GUESSER" else text for text in arguments)), *parts)
     assert tree(tmp_path) == {}
+
+
+# One meaning of a run, a model and an option in every verb
+
+
+def test_a_run_is_a_model_to_train_and_check(finished: Path, tmp_path: Path) -> None:
+    newest = finished / "checkpoints" / "step-000002"
+    ended = grouprl(
+        "train", finished / "config.yaml", "--model", finished, f"runs_dir={tmp_path}", "name=on", "steps=1"
+    )
+    assert ended.code == 0, ended.text
+    assert f"path: {newest}\n" in (tmp_path / "on" / "config.yaml").read_text()
+    assert ended.out.splitlines()[-2:] == [
+        f"Model: {tmp_path}/on/checkpoints/step-000001",
+        f"Try: grouprl sample {tmp_path}/on, grouprl lab {tmp_path}",
+    ]
+    ended = grouprl("check-model", finished)
+    assert ended.out.splitlines()[-1] == f"Try: grouprl sample {newest}, grouprl train --model {newest}"
+    ended = grouprl("merge", finished, tmp_path / "merged")
+    assert f"{newest}: expected the folder of a LoRA adapter" in ended.err
+
+
+def test_a_run_is_resumed_by_its_folder(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "copy")
+    ended = grouprl("train", "--resume", tmp_path / "copy", "steps=3")
+    assert ended.code == 0, ended.text
+    assert len(metrics(tmp_path / "copy")) == 3
+    assert len(metrics(finished)) == 2
+
+
+@pytest.mark.parametrize(
+    "verb",
+    ["train", "sft", "reward-model", "eval", "sample", "compare", "check-reward", "plan", "check-model", "replay"],
+)
+def test_an_option_that_is_none_is_explained_by_every_verb(verb: str) -> None:
+    ended = grouprl(verb, "--steps=3")
+    assert ended.code == 2
+    assert "--steps=3: expected an option that --help lists; a setting has no dashes" in ended.err
+
+
+@pytest.mark.parametrize("given", ["good:f", "good:f=0.5"])
+def test_a_reward_without_py_is_refused_without_asking_the_hub(given: str, tmp_path: Path) -> None:
+    (tmp_path / "good.py").write_text("def f(completions, **_):\n    return [1.0] * len(completions)\n")
+    ended = grouprl("train", "--reward", given)
+    assert ended.code == 2
+    assert "expected FILE.py:FUNCTION, got 'good': write good.py:f" in ended.err
+
+
+def test_the_name_of_a_run_is_judged_before_the_model_is_loaded(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr("grouprl.run.assemble.load_model", never)
+    ended = grouprl("train", finished / "config.yaml", "--name", finished.name, f"runs_dir={finished.parent}")
+    assert f"continue that run with grouprl train --resume {finished}" in ended.err

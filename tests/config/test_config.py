@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -196,8 +197,53 @@ def test_naming_a_section_again_starts_it_anew(tmp_path: Path):
 
 def test_an_unknown_name_lists_the_known_ones():
     assert mistakes("algorithm=grop") == [
-        f"override algorithm=grop: algorithm.name: expected one of {', '.join(NAMED)}, got 'grop'"
+        f"override algorithm=grop: algorithm.name: expected one of {', '.join(sorted(NAMED))}, got 'grop': "
+        "did you mean 'grpo'?"
     ]
+
+
+@pytest.mark.parametrize(
+    ("change", "meant"),
+    [
+        ("algorithm=GRPO", "'grpo'"),
+        ("algorithm=dr-grpo", "'dr_grpo'"),
+        ("algorithm.surrogate=CISPO", "'cispo'"),
+        ("algorithm.aggregate=token-mean", "'token_mean'"),
+        ("algorithm.Clip-High=0.3", "algorithm.clip_high"),
+        ("model.dtype=bf16", "'bfloat16'"),
+        ("model.dtype=Float32", "'float32'"),
+        ("trackers=WandB", "'wandb'"),
+        ("rollout.curriculum.order=Edge", "'edge'"),
+        ("evaluation.split=Test", "'test'"),
+        ("rollout.group-size=4", "rollout.group_size"),
+        ("learning-rate=1e-5", "learner.learning_rate"),
+        ("task.Format=think", "task.format"),
+    ],
+)
+def test_a_value_or_key_that_is_nearly_right_is_named(change: str, meant: str):
+    (mistake,) = mistakes(change)
+    assert f"did you mean {meant}?" in mistake
+
+
+def test_a_mac_is_told_what_its_device_is():
+    (mistake,) = mistakes("model.device=mps")
+    assert "got 'mps'" in mistake
+    assert "on a Mac GroupRL computes on the CPU: set cpu, or auto" in mistake
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["model.path", "runs_dir", "model.chat_template", "task.path", "rewards.0.path", "task.arguments.test_path"],
+)
+def test_the_home_folder_is_read_in_every_place(key: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home/anna")
+    rewards = [] if key != "rewards.0.path" else ["rewards=[{name: f, path: x.py}]"]
+    found: Any = load_config(RunConfig, [], [*rewards, f"{key}=~/here/x.py"])
+    for part in key.split("."):
+        found = (
+            found[int(part)] if part.isdecimal() else found[part] if isinstance(found, dict) else getattr(found, part)
+        )
+    assert found == "/home/anna/here/x.py"
 
 
 # A value for a whole section
@@ -316,8 +362,8 @@ def test_a_mistake_is_laid_to_whoever_wrote_it_last(tmp_path: Path):
         ("rollout=8", "expected a section with keys of its own, got 8"),
         ("rewards.0.weight=2", "expected a list (KEY.0=... changes an existing item), got {'0': {'weight': 2}}"),
         ("rewards=[{name: a}, {name: a}]", "expected every name once, got a, a"),
-        ("name=../x", "expected pattern"),
-        ("model.device=gpu", "expected pattern"),
+        ("name=../x", "expected another form"),
+        ("model.device=gpu", "did you mean 'cuda'?"),
         ("checkpoint.keep=0", "expected greater than or equal to 1, got 0"),
     ],
 )
@@ -470,7 +516,7 @@ def test_an_engine_is_native_or_a_server():
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ((VLLM[0], "rollout.engine.address=127.0.0.1:8000"), "rollout.engine.address: expected pattern"),
+        ((VLLM[0], "rollout.engine.address=127.0.0.1:8000"), "rollout.engine.address: expected another form"),
         ((VLLM[0], "rollout.engine.address=http://me:word@b"), "such as http://127.0.0.1:8000"),
         ((VLLM[0], "rollout.engine.address=http://b/v1"), "such as http://127.0.0.1:8000"),
         (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,8 @@ import torch
 from grouprl import Algorithm, Problem, Run, Trainer, UserError, WeightedReward
 from grouprl.config.run import RunConfig, load_config
 from grouprl.models.kernels import build
-from grouprl.models.load import load_tokenizer
+from grouprl.models.load import fingerprint, load_model, load_tokenizer
+from grouprl.models.manifest import MANIFEST
 from grouprl.scoring.functions import Scope
 from grouprl.tasks import task_from_list
 from letter_rewards import letters
@@ -389,3 +392,36 @@ def test_products_in_software_are_warned_of(
     config = small_config(tmp_path, steps=1, model={"path": str(tiny), "dtype": dtype})
     Trainer(tiny, ROWS, [letters], config=config).train()
     assert ("emulates bfloat16" in " ".join(capsys.readouterr().out.split())) == warned
+
+
+def test_the_model_is_saved_without_the_state_of_its_run(tiny: Path, tmp_path: Path) -> None:
+    trainer = Trainer(tiny, ROWS, [letters], config=small_config(tmp_path, steps=1))
+    with pytest.raises(UserError, match=r"expected a run with a checkpoint, got none: call train\(\) first"):
+        trainer.save(tmp_path / "early")
+    run = trainer.train()
+    assert run.checkpoint == run.directory / "checkpoints" / "step-000001"
+    saved = trainer.save(tmp_path / "saved")
+    assert {path.name for path in saved.iterdir()} == {
+        path.name for path in run.checkpoint.iterdir() if path.name not in ("trainer", MANIFEST)
+    }
+    ours, theirs = (load_model(str(folder), device=torch.device("cpu")) for folder in (run.checkpoint, saved))
+    assert fingerprint(ours) == fingerprint(theirs)
+    with pytest.raises(UserError, match="expected a new or empty folder"):
+        trainer.save(saved)
+
+
+@pytest.mark.parametrize("words", ["task='nope'", "rewards=['nope']", "config=3"])
+def test_a_script_shows_one_sentence_and_no_traceback(words: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(f"from grouprl import Trainer\nTrainer(model='abacus', {words}).train()\n")
+    ended = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: ")
+    assert "Traceback" not in ended.stderr
+
+
+def test_an_error_that_is_not_the_users_keeps_its_traceback(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("from grouprl import Trainer\nTrainer(model='abacus')\n1 / 0\n")
+    ended = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "ZeroDivisionError" in ended.stderr
+    assert "Traceback" in ended.stderr

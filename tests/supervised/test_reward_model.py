@@ -342,5 +342,5 @@ def test_an_unfit_reward_model_is_refused(trained: Path, tiny: Path, tmp_path: P
         learned_reward(str(tmp_path / "two"), policy=str(tiny), device=CPU)
     with pytest.raises(UserError, match=r"model '.*two': expected a model with a sequence classifier"):
         train_reward_model(config(tmp_path, tmp_path / "two"))
-    with pytest.raises(UserError, match=r"model './nothing': expected a tokenizer"):
+    with pytest.raises(UserError, match=r"model './nothing': expected a folder"):
         learned_reward("./nothing", policy=str(tiny), device=CPU)

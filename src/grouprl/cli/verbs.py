@@ -9,27 +9,31 @@ from typing import Annotated
 
 import typer
 
-from grouprl.cli import completion
 from grouprl.cli.words import (
+    ANY_OPTION,
+    ModelArgument,
     ModelOption,
     RewardOption,
     RunArgument,
     Settings,
     TaskOption,
     TrustOption,
+    again,
     app,
     check_models,
-    newest_model,
+    configured,
+    place_of_run,
     run_config,
     settings_of_run,
+    suggest,
     watched,
 )
-from grouprl.config.command_line import config_of, reward_settings
+from grouprl.config.command_line import reward_settings
 from grouprl.record.layout import RunDirectory
 from grouprl.types import UserError
 
 
-@app.command(context_settings={"ignore_unknown_options": True})  # for `config_of`'s hint about --steps
+@app.command(context_settings=ANY_OPTION)
 @watched
 def train(
     settings: Settings = None,
@@ -51,9 +55,13 @@ def train(
 
     Example: grouprl train --model Qwen/Qwen2.5-0.5B-Instruct --task gsm8k rollout.max_tokens=512
 
+    Example: grouprl train --resume runs/demo-1
+
     Example: grouprl train demo --reward correct_answer --reward my_rewards.py:short=0.2
     """
-    options = {"model.path": model, "task.name": task, "name": name, "rewards": reward_settings(reward)}
+    given = {"model.path": model, "task.name": task, "name": name, "rewards": reward_settings(reward)}
+    options = place_of_run(settings) if resume else {}
+    options |= {key: value for key, value in given.items() if value is not None}
     config = run_config(settings, options, trust=trust_code)
     from grouprl.run.resume import resumes, saved_path, with_run_dtype
 
@@ -75,7 +83,7 @@ def train(
         raise typer.Exit(130)
 
 
-@app.command()
+@app.command(context_settings=ANY_OPTION)
 @watched
 def sft(settings: Settings = None, model: ModelOption = None, task: TaskOption = None) -> None:
     """Fine-tune on prompt/completion pairs: the cold start before reinforcement learning.
@@ -87,13 +95,15 @@ def sft(settings: Settings = None, model: ModelOption = None, task: TaskOption =
     check_models(settings, {"model.path": model})
     from grouprl.config.supervised import SftConfig
 
-    config = config_of(SftConfig, settings, {"model.path": model, "task.name": task})
+    config = configured(SftConfig, settings, {"model.path": model, "task.name": task})
     from grouprl.supervised.sft import sft as run
 
-    typer.echo(f"Model: {run(config)}")
+    model = str(run(config))
+    typer.echo(f"Model: {model}")
+    suggest(f"grouprl sample {model}", f"grouprl train --model {model}")
 
 
-@app.command()
+@app.command(context_settings=ANY_OPTION)
 @watched
 def dpo(settings: Settings = None, model: ModelOption = None) -> None:
     """Learn from preference pairs without sampling: direct preference optimization.
@@ -108,13 +118,15 @@ def dpo(settings: Settings = None, model: ModelOption = None) -> None:
     check_models(settings, {"model.path": model})
     from grouprl.config.supervised import DpoConfig
 
-    config = config_of(DpoConfig, settings, {"model.path": model})
+    config = configured(DpoConfig, settings, {"model.path": model})
     from grouprl.supervised.preference_learning import dpo as run
 
-    typer.echo(f"Model: {run(config)}")
+    model = str(run(config))
+    typer.echo(f"Model: {model}")
+    suggest(f"grouprl eval {model}", f"grouprl sample {model}")
 
 
-@app.command("reward-model")
+@app.command("reward-model", context_settings=ANY_OPTION)
 @watched
 def reward_model(settings: Settings = None, model: ModelOption = None) -> None:
     """Train a reward model on preference pairs, for use as a reward in training.
@@ -129,18 +141,18 @@ def reward_model(settings: Settings = None, model: ModelOption = None) -> None:
     check_models(settings, {"model.path": model})
     from grouprl.config.supervised import RewardModelConfig
 
-    config = config_of(RewardModelConfig, settings, {"model.path": model})
+    config = configured(RewardModelConfig, settings, {"model.path": model})
     from grouprl.supervised.preference_learning import train_reward_model
 
-    typer.echo(f"Reward model: {train_reward_model(config)}")
+    model = str(train_reward_model(config))
+    typer.echo(f"Reward model: {model}")
+    suggest(f"grouprl train --reward {model}:reward_model")
 
 
-@app.command("eval")
+@app.command("eval", context_settings=ANY_OPTION)
 @watched
 def evaluate(
-    checkpoint: Annotated[
-        str, typer.Argument(help="Run or checkpoint folder, built-in name or hub id.", autocompletion=completion.models)
-    ],
+    checkpoint: ModelArgument,
     settings: Settings = None,
     task: TaskOption = None,
     trust_code: TrustOption = None,
@@ -154,20 +166,19 @@ def evaluate(
 
     Example: grouprl eval runs/demo/checkpoints/step-000060 evaluation.samples=16
     """
-    checkpoint = newest_model(checkpoint)
     options = {"model.path": checkpoint, "task.name": task}
     config = run_config([*settings_of_run(checkpoint), *(settings or [])], options, trust=trust_code)
     from grouprl.cli.inspection import show_evaluation
 
     show_evaluation(config, as_json=as_json)
+    if not as_json:
+        suggest(f"grouprl sample {checkpoint}")
 
 
-@app.command()
+@app.command(context_settings=ANY_OPTION)
 @watched
 def sample(
-    model: Annotated[
-        str, typer.Argument(help="Run or checkpoint folder, built-in name or hub id.", autocompletion=completion.models)
-    ] = "abacus",
+    model: ModelArgument = "abacus",
     settings: Settings = None,
     task: TaskOption = None,
     problem: Annotated[int, typer.Option(min=0, help="Index of a problem in evaluation.split.")] = 0,
@@ -178,15 +189,15 @@ def sample(
 
     Example: grouprl sample abacus --problem 3 rollout.group_size=8
     """
-    model = newest_model(model)
     options = {"model.path": model, "task.name": task}
     config = run_config([*settings_of_run(model), *(settings or [])], options, trust=trust_code)
     from grouprl.cli.inspection import show_group
 
     show_group(config, problem=problem, prompt=prompt)
+    suggest(f"grouprl sample {model} --problem {problem + 1}", f"grouprl eval {model}")
 
 
-@app.command()
+@app.command(context_settings=ANY_OPTION)
 def compare(
     settings: Settings = None,
     vary: Annotated[str | None, typer.Option(help="KEY=VALUE,VALUE: one variant for each value.")] = None,
@@ -213,9 +224,10 @@ def compare(
         raise typer.Exit(1)
     if not compared.finished:
         raise typer.Exit(130)
+    suggest(f"grouprl lab {Path(config.runs_dir) / config.name}")
 
 
-@app.command("check-reward")
+@app.command("check-reward", context_settings=ANY_OPTION)
 @watched
 def check_reward(
     settings: Settings = None,
@@ -237,6 +249,8 @@ def check_reward(
 
     if not check(config, problems=problems, as_json=as_json).passed:
         raise typer.Exit(1)
+    if not as_json:
+        suggest(again("train", settings, {"--task": task}))
 
 
 @app.command()
@@ -250,7 +264,9 @@ def export(
     """
     from grouprl.record.export import export as write
 
-    typer.echo(f"Rollouts: {write(run, out or RunDirectory(run).parquet)}")
+    rollouts = write(run, out or RunDirectory(run).parquet)
+    typer.echo(f"Rollouts: {rollouts}")
+    suggest(f"python -c \"import pandas; print(pandas.read_parquet('{rollouts}'))\"")
 
 
 @app.command()
@@ -262,6 +278,7 @@ def report(run: RunArgument) -> None:
     from grouprl.report.write import write_report
 
     typer.echo(f"Report: {write_report(run)}")
+    suggest(f"grouprl lab {run}")
 
 
 @app.command()
@@ -291,7 +308,7 @@ def lab(
     serve(runs, port=port, open_browser=browser, say=typer.echo)
 
 
-@app.command()
+@app.command(context_settings=ANY_OPTION)
 def plan(
     settings: Settings = None,
     model: ModelOption = None,
@@ -322,7 +339,7 @@ def plan(
 
     if (flops is None) != (bandwidth is None):
         raise UserError("--flops, --bandwidth: expected both or neither, got one: add the other")
-    config = config_of(RunConfig, settings, {"model.path": model})
+    config = configured(RunConfig, settings, {"model.path": model})
     check_sections(config)
     if gpus is not None:
         from grouprl.planner.layouts_screen import show_layouts
@@ -336,3 +353,5 @@ def plan(
     available = None if memory is None else parse_memory(memory)
     found = plan_run(config, prompt_tokens=prompt_tokens, available=available, rates=rates)
     show_plan(found, config.algorithm.name, as_json=as_json)
+    if not as_json:
+        suggest(again("train", settings, {"--model": model}))

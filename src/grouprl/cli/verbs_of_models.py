@@ -7,14 +7,23 @@ from typing import Annotated
 
 import typer
 
-from grouprl.cli import completion
-from grouprl.cli.words import Settings, TrustOption, app, newest_model, run_config, watched
+from grouprl.cli.words import (
+    ANY_OPTION,
+    ModelArgument,
+    Settings,
+    TrustOption,
+    app,
+    run_config,
+    settings_of_run,
+    suggest,
+    watched,
+)
 
 
-@app.command("check-model")
+@app.command("check-model", context_settings=ANY_OPTION)
 @watched
 def check_model(
-    model: Annotated[str, typer.Argument(help="A bundled name, a folder in Hugging Face layout, or a hub id.")],
+    model: ModelArgument,
     settings: Settings = None,
     trust_code: TrustOption = None,
 ) -> None:
@@ -26,17 +35,18 @@ def check_model(
 
     Example: grouprl check-model Qwen/Qwen2.5-0.5B-Instruct rollout.max_tokens=1024
     """
-    config = run_config(settings, {"model.path": model}, trust=trust_code)
+    config = run_config([*settings_of_run(model), *(settings or [])], {"model.path": model}, trust=trust_code)
     from grouprl.cli.proofs import show_model_check
 
     if not show_model_check(config):
         raise typer.Exit(1)
+    suggest(f"grouprl sample {model}", f"grouprl train --model {model}")
 
 
 @app.command()
 @watched
 def merge(
-    adapter: Annotated[str, typer.Argument(help="Folder of a LoRA adapter, such as a checkpoint.")],
+    adapter: ModelArgument,
     out: Annotated[Path, typer.Argument(help="New folder of the merged model.")],
 ) -> None:
     """Merge a LoRA adapter into its base model: an ordinary model in Hugging Face layout, float32 (docs/lora.md).
@@ -47,13 +57,12 @@ def merge(
 
     merge_checkpoint(adapter, out)
     typer.echo(f"Model: {out}")
+    suggest(f"grouprl sample {out}", f"grouprl eval {out}")
 
 
 @app.command()
 def push(
-    model: Annotated[
-        str, typer.Argument(help="Run (its newest checkpoint), or model folder.", autocompletion=completion.models)
-    ],
+    model: ModelArgument,
     repository: Annotated[str, typer.Argument(help="OWNER/NAME on the Hugging Face hub.")],
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public, not private.")] = False,
 ) -> None:
@@ -65,4 +74,4 @@ def push(
     """
     from grouprl.run.push import push as upload
 
-    typer.echo(f"Model: {upload(Path(newest_model(model)), repository, public=public)}")
+    typer.echo(f"Model: {upload(Path(model), repository, public=public)}")

@@ -8,21 +8,24 @@ from typing import Annotated
 import typer
 
 from grouprl.cli.words import (
+    ANY_OPTION,
     ModelOption,
     RewardOption,
     RunArgument,
     Settings,
     TaskOption,
     TrustOption,
+    again,
     app,
     run_config,
+    suggest,
     watched,
 )
 from grouprl.config.command_line import reward_settings
 from grouprl.record.layout import RunDirectory
 
 
-@app.command()
+@app.command(context_settings=ANY_OPTION)
 @watched
 def replay(
     run: RunArgument,
@@ -54,9 +57,10 @@ def replay(
     show_replay(found, config.model.path, " ".join(given), as_json)
     if not found.is_identical:
         raise typer.Exit(1)
+    suggest(f"grouprl replay {run} {step} algorithm=dapo", f"grouprl lab {run}")
 
 
-@app.command()
+@app.command(context_settings=ANY_OPTION)
 @watched
 def selftest(
     settings: Settings = None,
@@ -77,3 +81,4 @@ def selftest(
 
     if not show_selftest(config):
         raise typer.Exit(1)
+    suggest(again("train", settings, {"--model": model, "--task": task}))

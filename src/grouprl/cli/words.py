@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ParamSpec
+from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
@@ -18,12 +19,19 @@ from grouprl import __version__
 from grouprl.cli import completion
 from grouprl.models.names import check_name
 from grouprl.record.layout import RunDirectory, is_config_of_a_run, refuse_links, run_of_checkpoint
+from grouprl.record.places import model_at, run_at
 from grouprl.types import UserError
 
 if TYPE_CHECKING:
     from grouprl.config.run import RunConfig
+    from grouprl.config.supervised import DpoConfig, RewardModelConfig, SftConfig
+
+Config = TypeVar("Config", "RunConfig", "SftConfig", "DpoConfig", "RewardModelConfig")
 
 Arguments = ParamSpec("Arguments")
+
+# An option that a verb does not have is left to `config_of`, which says what setting it may be.
+ANY_OPTION = {"ignore_unknown_options": True}
 
 app = typer.Typer(
     help="Critic-free reinforcement learning for language models.",
@@ -45,7 +53,31 @@ TaskOption = Annotated[
     str | None,
     typer.Option("--task", help="A task of `grouprl tasks`, or a data file.", autocompletion=completion.tasks),
 ]
-RunArgument = Annotated[Path, typer.Argument(help="Run directory, such as runs/demo.", autocompletion=completion.runs)]
+
+
+def _no_option(place: object) -> str:
+    """Refuses an option that a verb does not have where a run or a model is expected."""
+    if str(place).startswith("-"):
+        raise UserError(f"{place}: expected an option that --help lists; a setting has no dashes: KEY=VALUE")
+    return str(place)
+
+
+RunArgument = Annotated[
+    Path,
+    typer.Argument(
+        help="Run directory, such as runs/demo.",
+        autocompletion=completion.runs,
+        callback=lambda place: run_at(_no_option(place)),
+    ),
+]
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        help="Run or checkpoint folder, built-in name or hub id.",
+        autocompletion=completion.models,
+        callback=lambda place: model_at(_no_option(place)),
+    ),
+]
 RewardOption = Annotated[
     list[str] | None, typer.Option("--reward", help="A name, or FILE.py:FUNCTION; =WEIGHT may follow. Repeatable.")
 ]
@@ -79,16 +111,28 @@ def run_config(
         UserError: also for code that comes from somebody else's run and not from `trust`; see `refuse_foreign_code`.
     """
     check_models(settings, options)
-    from grouprl.config.command_line import config_of, settings_file
+    from grouprl.config.command_line import settings_file
     from grouprl.config.run import RunConfig
     from grouprl.run.trust import refuse_foreign_code
 
-    files = [settings_file(text) for text in settings or [] if "=" not in text]
+    settings = [_file_of_run(text) for text in settings or []]
+    files = [settings_file(text) for text in settings if "=" not in text]
     for file in filter(is_config_of_a_run, files):
         refuse_links(file.parent)
-    config = config_of(RunConfig, settings, options)
+    config = configured(RunConfig, settings, options)
     refuse_foreign_code(config, files, trust or ())
     return config
+
+
+def configured(
+    kind: type[Config], settings: Sequence[str] | None, options: Mapping[str, object] | None = None
+) -> Config:
+    """Builds a configuration from command-line arguments; a run in the place of a model is its newest checkpoint."""
+    from grouprl.config.command_line import config_of
+
+    config = config_of(kind, settings, options)
+    model = config.model.model_copy(update={"path": model_at(config.model.path)})
+    return config.model_copy(update={"model": model})
 
 
 def check_models(settings: Sequence[str] | None, options: Mapping[str, object] | None = None) -> None:
@@ -101,19 +145,7 @@ def check_models(settings: Sequence[str] | None, options: Mapping[str, object] |
     named = [value for key, _, value in changes if key in ("model", "model.path") and not value.startswith("{")]
     for model in (*named, (options or {}).get("model.path")):
         if model is not None:
-            check_name(str(model))
-
-
-def newest_model(model: str) -> str:
-    """The newest checkpoint where a run is named; any other model as it is."""
-    run = RunDirectory(Path(model))
-    if not run.exists:
-        return model
-    refuse_links(run.path)
-    checkpoints = run.checkpoints()
-    if not checkpoints:
-        raise UserError(f"{model}: expected a run with a checkpoint, got one without: continue it with --resume")
-    return str(checkpoints[-1].path)
+            check_name(model_at(str(model)))
 
 
 def settings_of_run(checkpoint: str) -> list[str]:
@@ -122,6 +154,29 @@ def settings_of_run(checkpoint: str) -> list[str]:
     if run is not None:
         refuse_links(run.path)
     return [] if run is None else [str(run.config), "model.chat_template=null", "model.revision=null"]
+
+
+def _file_of_run(text: str) -> str:
+    """The configuration of a run that is named by its folder; other settings as they are."""
+    run = RunDirectory(text)
+    return str(run.config) if "=" not in text and run.exists else text
+
+
+def place_of_run(settings: Sequence[str] | None) -> dict[str, object]:
+    """Returns the name and the parent of the run directory among the settings, where `--resume` continues it."""
+    runs = [RunDirectory(text).path for text in settings or [] if "=" not in text and RunDirectory(text).exists]
+    return {"name": runs[-1].resolve().name, "runs_dir": str(runs[-1].parent)} if runs else {}
+
+
+def suggest(*commands: str) -> None:
+    """Prints the commands that a user may want next, as the last line of a verb."""
+    typer.echo(f"Try: {', '.join(commands)}")
+
+
+def again(verb: str, settings: Sequence[str] | None, options: Mapping[str, str | None]) -> str:
+    """Writes the command of another verb with the same settings and options."""
+    given = [word for option, value in options.items() if value is not None for word in (option, value)]
+    return shlex.join(["grouprl", verb, *(settings or []), *given])
 
 
 def watched(verb: Callable[Arguments, None]) -> Callable[Arguments, None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any, get_args
@@ -21,7 +20,7 @@ from grouprl.algorithms.steps import StepAdvantage
 from grouprl.algorithms.tokens import CriticAdvantage, GroupTokenAdvantage, TokenAdvantage
 from grouprl.algorithms.values import CopiedCritic, SharedCritic
 from grouprl.config.other_names import HERE
-from grouprl.types import UserError
+from grouprl.types import UserError, nearest_name
 
 KINDS: Mapping[str, tuple[type[Part], ...]] = {
     "advantage": (
@@ -127,8 +126,8 @@ def with_options(base: Algorithm, changes: Mapping[str, Any]) -> Algorithm:
     known = {name: part for part, kinds in part_kinds(base).items() for kind in kinds for name in hints(kind)}
     for name in wanted:
         if name not in known:
-            near = difflib.get_close_matches(name, [*known, *KINDS], n=1)
-            hint = f"did you mean algorithm.{near[0]}?" if near else f"expected one of {', '.join(known)}"
+            near = nearest_name(name, [*known, *KINDS])
+            hint = f"did you mean algorithm.{near}?" if near else f"expected one of {', '.join(known)}"
             hint = f"TRL's or verl's {name} is here {HERE[name]}" if name in HERE else hint
             raise UserError(f"algorithm.{name}: unknown key; {hint}")
     parts: dict[str, Any] = {}
@@ -191,7 +190,9 @@ def _unfit(kinds: tuple[type[Part], ...], merged: Mapping[str, Any], own: Mappin
         allowed = [hints(kind)[name] for kind in kinds if name in hints(kind)]
         if not any(fits(value, hint) for hint in allowed):
             words = dict.fromkeys(choice for hint in allowed for choice in get_args(hint) or (described(hint),))
-            return UserError(f"algorithm.{name}: got {value!r}, expected one of {', '.join(map(str, words))}")
+            near = nearest_name(str(value), map(str, words))
+            hint = f"; did you mean {near!r}?" if near else ""
+            return UserError(f"algorithm.{name}: got {value!r}, expected one of {', '.join(map(str, words))}{hint}")
     first = next(name for name in own if any(name in dict(_choices(kind)) for kind in kinds))
     for kind in kinds:
         if all(fits(value, hints(kind)[name]) for name, value in own.items() if name in hints(kind)):

@@ -34,7 +34,7 @@ def config_of(
     from grouprl.config.files import load_config  # brings in torch, which --help does not need
 
     given = settings or []
-    _refuse_options(kind, given)
+    refuse_options(kind, given)
     files = [settings_file(text, kind) for text in given if "=" not in text]
     changes = [text for text in given if "=" in text]
     # As JSON, so that --name 007 stays text and a path may contain any character.
@@ -42,7 +42,8 @@ def config_of(
     return load_config(kind, files, changes)
 
 
-def _refuse_options(kind: type[BaseModel], given: Sequence[str]) -> None:
+def refuse_options(kind: type[BaseModel], given: Sequence[str]) -> None:
+    """Raises UserError for an option that a verb left among the settings; it names the setting that is meant."""
     from grouprl.config.files import advice
 
     for at, text in enumerate(given):
@@ -62,7 +63,7 @@ def settings_file(text: str, kind: type[BaseModel] | None = None) -> Path:
     Raises:
         UserError: it is neither; the error names the recipes for this kind of configuration.
     """
-    path, built_in = Path(text), RECIPES / f"{text}.yaml"
+    path, built_in = Path(text).expanduser(), RECIPES / f"{text}.yaml"
     if path.is_file() or path.suffix:
         return path
     if not built_in.is_file():
@@ -99,5 +100,8 @@ def reward_settings(given: Sequence[str] | None) -> list[dict[str, object]] | No
             raise UserError(f"--reward {text}: expected a number after '=', such as 0.5, got {weight!r}") from None
         if not name or name.endswith(".py"):
             raise UserError(f"--reward {text}: expected a name or FILE.py:FUNCTION: add the name of the function")
+        # A folder, or OWNER/NAME on the hub, holds a reward model.
+        if path and not path.endswith(".py") and "/" not in path and not Path(path).is_dir():
+            raise UserError(f"--reward {text}: expected FILE.py:FUNCTION, got {path!r}: write {path}.py:{name}")
         rewards.append({"name": name, "path": path or None, "weight": factor})
     return rewards

@@ -18,9 +18,10 @@ from typing import Annotated, Self
 import yaml
 from pydantic import Field, model_validator
 
-from grouprl.config.command_line import settings_file
+from grouprl.config.command_line import refuse_options, settings_file
 from grouprl.config.files import load_config
-from grouprl.config.section import Name, Section, Text
+from grouprl.config.run import RunConfig
+from grouprl.config.section import Name, Place, Section, Text
 from grouprl.config.yaml_text import read_yaml
 from grouprl.types import UserError
 
@@ -33,7 +34,7 @@ class CompareConfig(Section):
     """Several variants of one run. All use the same seeds, hence the same problems in the same order."""
 
     name: Name = Field("comparison", description="folder of the comparison: letters, digits, '.', '_' and '-'")
-    runs_dir: Text = Field("runs", description="parent of the comparison's folder")
+    runs_dir: Place = Field("runs", description="parent of the comparison's folder")
     base: tuple[Text, ...] = Field((), strict=False, description="recipes and files that every run starts from")
     settings: tuple[Change, ...] = Field((), strict=False, description="changes of every run, such as steps=30")
     seeds: tuple[Seed, ...] = Field((0, 1, 2), strict=False, min_length=1, description="one run of each variant")
@@ -71,6 +72,7 @@ def load_comparison(given: Sequence[str], vary: str | None) -> CompareConfig:
     Raises:
         UserError: lists all errors.
     """
+    refuse_options(RunConfig, given)
     names = [text for text in given if "=" not in text]
     comparisons = [name for name in names if _has_variants(settings_file(name))]
     changes = [text for text in given if "=" in text]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import json
 import re
@@ -22,7 +21,7 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import KINDS, flat
 from grouprl.config.other_names import HERE
 from grouprl.config.yaml_text import line_of, read_yaml, write_yaml
-from grouprl.types import UserError
+from grouprl.types import UserError, nearest_name
 
 Kind = TypeVar("Kind", bound=BaseModel)
 # Keys that development versions before 0.1.0 wrote at the top, with their section; such runs can be read and resumed.
@@ -226,6 +225,7 @@ def _without(tree: _Tree, key: _Key) -> _Tree:
 _SENTENCES = {
     "missing": "expected a value",
     "model_type": "expected a section with keys of its own",
+    "string_pattern_mismatch": "expected another form",
     "tuple_type": "expected a list (KEY.0=... changes an existing item)",
 }
 
@@ -234,10 +234,14 @@ def _mistake(kind: type[BaseModel], detail: Mapping[str, Any]) -> _Mistake:
     key = tuple(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
         return key, f"unknown key; {_nearest(kind, key, detail['input'])}"
-    expected = _SENTENCES.get(detail["type"]) or re.sub(r"^\w+ should (be|have|match)", "expected", detail["msg"])
+    said, _, remedy = detail["msg"].removeprefix("Value error, ").partition("; ")
+    expected = _SENTENCES.get(detail["type"]) or re.sub(r"^\w+ should (be|have|match)", "expected", said)
     got = "nothing" if detail["type"] == "missing" else shown(detail["input"])
     _, about = _field(kind, key)
-    return key, f"{expected}, got {got}{about and f' ({about})'}"
+    choices = re.findall("'([^']*)'", expected) if detail["type"] == "literal_error" else ()
+    near = nearest_name(str(detail["input"]), choices)
+    hint = f"; {remedy}" if remedy else f"; did you mean {near!r}?" if near else ""
+    return key, f"{expected}, got {got}{about and f' ({about})'}{hint}"
 
 
 def _origin(layers: Sequence[_Layer], key: _Key) -> str:
@@ -305,9 +309,9 @@ def _nearest(kind: type[BaseModel], key: _Key, value: Any = None) -> str:
         return f"TRL's or verl's {theirs} is here {HERE[theirs]}"
     siblings = {name: (*key[:-1], name) for name in _fields(_field(kind, key[:-1])[0])}
     anywhere = {other[-1]: other for other in _all_keys(kind)}
-    if key[-1] in anywhere:
-        return f"did you mean {'.'.join(anywhere[key[-1]])}?"
+    if (name := key[-1].lower().replace("-", "_")) in anywhere:
+        return f"did you mean {'.'.join(anywhere[name])}?"
     for valid in (siblings, anywhere):
-        for name in difflib.get_close_matches(key[-1], valid, n=1):
+        if name := nearest_name(key[-1], valid) or "":
             return f"did you mean {'.'.join(valid[name])}?"
     return f"expected one of {', '.join(siblings)}"

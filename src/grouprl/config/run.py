@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PlainSerializer, PlainValidator, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationInfo, model_validator
 
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
@@ -21,20 +21,28 @@ from grouprl.config.algorithm import as_tree, flat, with_options
 from grouprl.config.files import dump_config as dump_config
 from grouprl.config.files import load_config as load_config
 from grouprl.config.learner import LearnerConfig as LearnerConfig
-from grouprl.config.section import Fraction, Name, Names, Section, Text, Variable
+from grouprl.config.section import Arguments, Fraction, Name, Names, Place, Section, Text, Variable
 from grouprl.config.trackers import TrackersConfig as TrackersConfig
-from grouprl.types import Sampling, UserError
+from grouprl.types import Sampling, UserError, unknown_name
 
 ALL_LINEAR = "all-linear"
 PLAIN = "plain"  # the built-in chat template
 
 
+def _device(given: str) -> str:
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", given):
+        return given
+    apple = "; on a Mac GroupRL computes on the CPU: set cpu, or auto" if given.startswith("mps") else ""
+    near = "; did you mean 'cuda'?" if given in ("gpu", "GPU", "CUDA", "rocm", "hip") else ""
+    raise ValueError(f"expected auto, cpu, cuda or cuda:1{apple}{near}")
+
+
 class ModelConfig(Section):
     """A model, and how this machine computes it."""
 
-    path: Text = Field("abacus", description="a built-in model, a hub id or a folder in Hugging Face layout")
+    path: Place = Field("abacus", description="a built-in model, a hub id or a folder in Hugging Face layout")
     revision: Text | None = Field(None, description="branch, tag or commit of a hub id; null = its main branch")
-    chat_template: Text | None = Field(
+    chat_template: Place | None = Field(
         None,
         description="null = the tokenizer's; plain = a built-in one for base models; or a file with a Jinja template",
     )
@@ -44,7 +52,7 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16", "auto"] = Field(
         "float32", description="dtype of the computation; auto = bfloat16 if its products are faster"
     )
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:1")
+    device: Annotated[str, AfterValidator(_device)] = Field("auto", description="auto, cpu, cuda or cuda:1")
     threads: int = Field(0, ge=0, le=1024, description="CPU threads; 0 = all cores")
 
 
@@ -81,7 +89,7 @@ class TaskConfig(Section):
     """The task that gives the problems. The task decides the values that are null."""
 
     name: Text = Field("word_problems", description="a built-in task, a data file, or hub:owner/name")
-    path: Text | None = Field(None, description="data file or folder of tasks that read one")
+    path: Place | None = Field(None, description="data file or folder of tasks that read one")
     difficulty: int | None = Field(None, ge=1, le=10**6, description="level, for tasks with levels")
     train_problems: int | None = Field(
         None, ge=1, le=10**8, description="problems in the train split; null = the task's default"
@@ -99,7 +107,7 @@ class TaskConfig(Section):
     format: Literal["boxed", "think"] = Field(
         "boxed", description="form of the answer: boxed = \\boxed{}, think = DeepSeek-R1's tags"
     )
-    arguments: dict[str, Any] = Field({}, description="further settings of this task; `grouprl tasks NAME` lists them")
+    arguments: Arguments = Field({}, description="further settings of this task; `grouprl tasks NAME` lists them")
 
     @model_validator(mode="before")
     @classmethod
@@ -120,8 +128,8 @@ class RewardConfig(Section):
         None, description="a built-in function, or one in the file `path`; null = the function called `name`"
     )
     weight: float = Field(1.0, description="factor in the sum of the rewards; may be negative")
-    path: Text | None = Field(None, description="a Python file, or the folder of a trained reward model")
-    arguments: dict[str, Any] = Field({}, description="arguments of the function")
+    path: Place | None = Field(None, description="a Python file, or the folder of a trained reward model")
+    arguments: Arguments = Field({}, description="arguments of the function")
     scope: Literal["group", "batch"] = Field(
         "group", description="completions in one call: one group, or the whole step"
     )
@@ -255,7 +263,7 @@ def _algorithm(given: object, info: ValidationInfo) -> Algorithm:
     # An algorithm that a program defined, read back from a run directory, where all options are written.
     whole = isinstance(name, str) and flat(given).keys() >= _REQUIRED
     if name not in known and not whole:
-        raise UserError(f"algorithm.name: expected one of {', '.join(known)}, got {name!r:.60}")
+        raise unknown_name("algorithm.name", str(name)[:60], known)
     return with_options(known.get(name, NAMED["grpo"]), given)
 
 
@@ -304,7 +312,7 @@ class Experiment(Section):
     """What a run computes. No rewards means the task's own."""
 
     name: Name = Field("run", description="folder of the run: letters, digits, '.', '_' and '-'")
-    runs_dir: Text = Field("runs", description="folder of all runs")
+    runs_dir: Place = Field("runs", description="folder of all runs")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of the sampling and of the order of problems")
     steps: int = Field(100, ge=1, le=10**9, description="steps of training, each with one batch of completions")
     model: PolicyConfig = PolicyConfig()

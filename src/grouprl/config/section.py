@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os.path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from grouprl.config.files import move_keys
 
 # Types are strict, because YAML distinguishes 8 from "8" and true; but a run may be named 7.
 Text = Annotated[str, Field(strict=False, coerce_numbers_to_str=True, min_length=1)]
+# A shell expands ~ at the start of a word alone, not in task.path=~/problems.jsonl.
+Place = Annotated[Text, AfterValidator(os.path.expanduser)]
+Arguments = Annotated[
+    dict[str, Any],
+    AfterValidator(
+        lambda given: {key: os.path.expanduser(one) if isinstance(one, str) else one for key, one in given.items()}
+    ),
+]
 Name = Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Variable = Annotated[Text, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]

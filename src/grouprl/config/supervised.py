@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from grouprl.config.learner import UpdateConfig
 from grouprl.config.run import ModelConfig, TaskConfig
-from grouprl.config.section import Name, Section, Text
+from grouprl.config.section import Name, Place, Section
 from grouprl.types import UserError
 
 
@@ -46,7 +46,7 @@ class NewModelConfig(Section):
 class PairsConfig(Section):
     """The source of the prompt/completion pairs: a file, or the task's worked solutions and guesses."""
 
-    path: Text | None = Field(None, description="file of pairs; null = the task makes them")
+    path: Place | None = Field(None, description="file of pairs; null = the task makes them")
     count: int = Field(100_000, ge=1, le=10**8, description="pairs the task makes")
     worked_share: float = Field(0.3, ge=0.0, le=1.0, description="share of worked solutions among the pairs")
 
@@ -54,8 +54,8 @@ class PairsConfig(Section):
 class PreferencesConfig(Section):
     """The source of the preference pairs: the groups of a recorded run, or a file."""
 
-    run: Text | None = Field(None, description="run directory, such as runs/demo")
-    path: Text | None = Field(None, description="file with the columns prompt, chosen and rejected")
+    run: Place | None = Field(None, description="run directory, such as runs/demo")
+    path: Place | None = Field(None, description="file with the columns prompt, chosen and rejected")
     per_group: int = Field(
         1, ge=1, le=10**5, description="pairs of a group: best and worst, second best and second worst, ..."
     )
@@ -82,13 +82,13 @@ class SupervisedConfig(Section):
     """The settings that all supervised training shares."""
 
     name: Name = Field("pairs", description="folder of the run: letters, digits, '.', '_' and '-'")
-    runs_dir: Text = Field("runs", description="parent of the runs' folders")
+    runs_dir: Place = Field("runs", description="parent of the runs' folders")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of new weights and of the order of pairs")
     model: ModelConfig = ModelConfig()
     epochs: int = Field(1, ge=1, le=10**6, description="passes over the pairs")
     batch_pairs: int = Field(64, ge=1, le=10**6, description="pairs in one update")
     learner: PairsLearnerConfig = PairsLearnerConfig()
-    out: Text | None = Field(None, description="folder of the trained model; null = a folder inside the run's")
+    out: Place | None = Field(None, description="folder of the trained model; null = a folder inside the run's")
 
 
 class SftConfig(SupervisedConfig):

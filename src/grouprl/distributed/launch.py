@@ -107,8 +107,11 @@ def was_begun(run: Path) -> bool:
 
 
 def show_errors_once() -> None:
-    """Makes an error of the user that ends a program on several ranks one message of one of them, and code 2."""
-    if _number("WORLD_SIZE") > 1:
+    """Makes an error of the user that ends a program one sentence, without a traceback, and code 2.
+
+    Of several ranks one shows it. A program's own hook for exceptions stays, but for the one of torchrun's processes.
+    """
+    if _number("WORLD_SIZE") > 1 or sys.excepthook is sys.__excepthook__:
         sys.excepthook = _show_error
 
 
@@ -118,7 +121,8 @@ def _show_error(kind: type[BaseException], error: BaseException, trace: Tracebac
         return
     if may_report():
         print(f"error: {error}", file=sys.__stderr__)  # torch's own hook, which calls this one, replaces sys.stderr
-    sys.exit(2)
+    if not hasattr(sys, "ps1"):  # a console goes on
+        sys.exit(2)
 
 
 def may_report() -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import hashlib
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -33,7 +32,7 @@ from grouprl.models.names import BUNDLED, check_name
 from grouprl.models.precision import quantize_weights, round_weights
 from grouprl.models.templates import prepare_template
 from grouprl.models.verify import in_right_form
-from grouprl.types import UserError
+from grouprl.types import UserError, nearest_name
 
 # Configurations of language models, and of models that see images.
 _SPEAKS, _SEES = MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
@@ -302,8 +301,8 @@ def _base(adapter: str) -> tuple[str, str]:
 
 def _not_loadable(path: str, what: str, error: Exception) -> UserError:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    near = difflib.get_close_matches(path, BUNDLED, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    near = nearest_name(path, BUNDLED)
+    hint = f"did you mean {near!r}? " if near else ""
     return UserError(
         f"model {path!r}: expected {what}, could not load it ({reason}): {hint}"
         f"give a bundled name ({', '.join(BUNDLED)}), a local folder in Hugging Face layout, or a hub id with a network"

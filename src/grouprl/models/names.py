@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
-from grouprl.types import UserError
+from grouprl.types import UserError, nearest_name
 
 BUNDLED = {"abacus": Path(__file__).parent / "assets" / "abacus"}
 """The models that come with the package, by name."""
@@ -24,8 +23,8 @@ def check_name(path: str) -> None:
         return
     if folder.is_dir():
         raise UserError(
-            f"model {path!r}: expected a folder in Hugging Face layout, got one without config.json: check the path; "
-            "the model of a run is RUN/checkpoints/step-NNNNNN, or the run itself for eval and sample"
+            f"model {path!r}: expected a folder in Hugging Face layout, or a run, got one without config.json: check "
+            "the path"
         )
     # `runs/x` beside a folder `runs` is one of ours; OWNER/NAME is the hub's.
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or ("/" in path and folder.parent.is_dir()):
@@ -35,11 +34,11 @@ def check_name(path: str) -> None:
     from grouprl.models.hub import is_out_of_reach  # brings in huggingface_hub
 
     if is_out_of_reach() and not _is_cached(path):
-        near = difflib.get_close_matches(path, BUNDLED, n=1)
+        near = nearest_name(path, BUNDLED)
         raise UserError(
             f"model {path!r}: expected a bundled name ({', '.join(BUNDLED)}), a folder in Hugging Face layout or a hub "
             "id, got no such folder, no cached copy and no network: "
-            + (f"did you mean {near[0]!r}?" if near else "check the name")
+            + (f"did you mean {near!r}?" if near else _below(path))
         )
 
 
@@ -48,8 +47,14 @@ def _near_folder(folder: Path) -> str:
         beside = [one.name for one in folder.expanduser().parent.iterdir() if one.is_dir()]
     except OSError:
         return "check the path"
-    near = difflib.get_close_matches(folder.name, beside, n=1)
-    return f"did you mean {folder.parent / near[0]}?" if near else "check the path"
+    near = nearest_name(folder.name, beside)
+    return f"did you mean {folder.parent / near}?" if near else "check the path"
+
+
+def _below(name: str) -> str:
+    """Names a folder inside one of the folders here, such as runs/demo for demo."""
+    found = sorted(folder / name for folder in Path().iterdir() if (folder / name).is_dir())
+    return f"did you mean {found[0]}?" if found else "check the name"
 
 
 def _is_cached(path: str) -> bool:

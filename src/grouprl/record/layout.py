@@ -73,8 +73,8 @@ class RunDirectory:
     'runs/demo/checkpoints/step-000100/trainer/state.json'
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: str | Path) -> None:
+        self.path = path = Path(path).expanduser()
         self.config = path / "config.yaml"  # the resolved configuration; a folder with this file is a run directory
         self.metrics = path / "metrics.jsonl"  # one line of metrics for each step
         self.evaluations = path / "evaluations.jsonl"  # one line for each evaluation on held-out problems

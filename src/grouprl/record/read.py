@@ -14,6 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from grouprl.record.layout import RunDirectory, refuse_links
+from grouprl.record.places import run_at
 from grouprl.record.rollouts import open_recorded
 from grouprl.record.rows import checked_rows, parsed, truth
 from grouprl.config.strict import is_number, opened, parse_object, read_json, read_text
@@ -65,18 +66,14 @@ class RecordedRun:
         return {name: value for name, value in (self.summary.get(when) or {}).items() if value is not None}
 
 
-def read_run(directory: Path) -> RecordedRun:
+def read_run(directory: str | Path) -> RecordedRun:
     """Reads everything but the rollouts.
 
     Raises:
         UserError: `directory` is not a run directory, or a file of it is damaged (an incomplete last line is skipped).
     """
+    directory = run_at(directory)
     run = RunDirectory(directory)
-    if not run.exists:
-        raise UserError(
-            f"{directory}: expected a run directory (one with a config.yaml), found none; "
-            "give the folder that a training run wrote, such as runs/NAME"
-        )
     refuse_links(directory)
     return RecordedRun(
         directory=directory,
@@ -125,7 +122,7 @@ def parse_row(line: str, place: str) -> dict[str, Any]:
     return row
 
 
-def read_summary(directory: Path) -> dict[str, Any]:
+def read_summary(directory: str | Path) -> dict[str, Any]:
     """Reads a run's summary.json; empty when the run has not written it yet.
 
     Raises:
@@ -192,12 +189,13 @@ class RecordedGroup:
     kept: bool | None = None  # whether the group entered the loss; None = not recorded
 
 
-def read_rollouts(directory: Path, step: int) -> tuple[RecordedGroup, ...]:
+def read_rollouts(directory: str | Path, step: int) -> tuple[RecordedGroup, ...]:
     """Reads the groups of one step, in order; empty when the step is not recorded.
 
     Raises:
         UserError: `directory` has no rollouts.sqlite or an older version's, or a row of it is damaged.
     """
+    directory = Path(directory).expanduser()
     path = RunDirectory(directory).rollouts
     with closing(open_recorded(directory)) as database:
         database.row_factory = checked_rows(path)

@@ -50,12 +50,11 @@ class RunRecord:
         except OSError as error:
             raise UserError(f"{directory}: cannot be made a run directory ({error}); choose another name") from None
         lock = lock_directory(directory)
-        if held := held_files(directory):
+        try:
+            refuse_run(directory)
+        except UserError:
             os.close(lock)
-            raise UserError(
-                f"{directory}: expected a new run directory, but it already holds a run ({', '.join(held)}); "
-                "continue that run with --resume (in Python train(resume=True)), or choose another name"
-            )
+            raise
         files = RunDirectory(directory)
         for path in (files.rollouts, *files.rollout_side_files):  # it has no rows, but maybe an older version's columns
             path.unlink(missing_ok=True)
@@ -175,6 +174,16 @@ class NoRecord(RunRecord):
 def _moment(when: str) -> float:
     step = when.removeprefix("step ")
     return -1 if when == "before" else int(step) if step.isdecimal() else math.inf
+
+
+def refuse_run(directory: Path) -> None:
+    """Raises UserError for a directory that holds a run, which a new run must not replace."""
+    if held := held_files(directory):
+        raise UserError(
+            f"{directory}: expected a new run directory, but it already holds a run ({', '.join(held)}); "
+            f"continue that run with grouprl train --resume {directory} (in Python train(resume=True)), or choose "
+            "another name"
+        )
 
 
 def held_files(directory: Path) -> list[str]:

@@ -12,9 +12,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.models.layouts import TreeLayout
 from grouprl.models.load import context_length, load_tokenizer
+from grouprl.models.names import check_name
 from grouprl.models.precision import autocast
 from grouprl.models.prompts import conversation_token_ids, prompt_token_ids
 from grouprl.models.reward_model import completion_scores, load_reward_model
+from grouprl.record.places import model_at
 from grouprl.rewards.rules import Ids, Texts
 from grouprl.scoring.invalid import Invalid
 from grouprl.types import Problem
@@ -103,7 +105,7 @@ def learned_reward(
     """Loads the reward function of a trained reward model.
 
     Args:
-        path: folder that `grouprl reward-model` wrote, or any sequence classifier with one label.
+        path: folder or run that `grouprl reward-model` wrote, or any sequence classifier with one label.
         policy: the model whose completions are scored: built-in name, folder or hub id.
         device, dtype: device and dtype of the computation.
         micro_batch_tokens: packed tokens in one forward pass; affects memory, not results.
@@ -113,6 +115,8 @@ def learned_reward(
     Raises:
         UserError: there is no such model, or its score is not trained.
     """
+    path = model_at(path)
+    check_name(path)
     tokenizer = load_tokenizer(path)
     own_tokens = tokenizer.get_vocab() != load_tokenizer(policy).get_vocab()
     model = load_reward_model(path, device=device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -17,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from grouprl.learner import Learner
 from grouprl.models.adapters import is_adapter, merge_adapter
 from grouprl.models.load import load_model, load_tokenizer
-from grouprl.models.manifest import check_manifest, write_manifest
+from grouprl.models.manifest import MANIFEST, check_manifest, write_manifest
 from grouprl.models.save import plain_tensors, save_model, save_tensors, trained_tensors
 from grouprl.models.shard import is_sharded, load_whole
 from grouprl.record.files import atomic_directory, remove_directory
@@ -87,12 +88,29 @@ def merge_checkpoint(adapter: str, out: Path) -> None:
     """
     if not is_adapter(adapter):
         raise UserError(f"{adapter}: expected the folder of a LoRA adapter, got none: check the path")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out}: expected a new or empty folder, got one with files: choose another one")
+    _refuse_files(out)
     model = load_model(adapter, device=torch.device("cpu"))
     merge_adapter(model)
     with atomic_directory(out) as folder:
         save_model(model, load_tokenizer(adapter), folder)
+
+
+def copy_model(checkpoint: Checkpoint, out: Path) -> Path:
+    """Copies the model of a checkpoint, without the state of its run, into a new folder.
+
+    Raises:
+        UserError: the folder has files.
+    """
+    _refuse_files(out)
+    with atomic_directory(out) as folder:
+        beside = shutil.ignore_patterns(checkpoint.trainer.name, MANIFEST)
+        shutil.copytree(checkpoint.path, folder, ignore=beside, dirs_exist_ok=True)
+    return out
+
+
+def _refuse_files(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out}: expected a new or empty folder, got one with files: choose another one")
 
 
 def prune_checkpoints(run: Path, keep: int) -> None:

@@ -75,6 +75,12 @@ class Run:
     summary: dict[str, Any]  # of summary.json
     finished: bool  # False when the user stopped it before its last step
 
+    @property
+    def checkpoint(self) -> Path | None:
+        """The folder of the newest checkpoint, a model in Hugging Face layout; None before the first one."""
+        saved = RunDirectory(self.directory).saved_models()
+        return saved[-1].path if saved else None
+
     def metrics(self) -> MetricsTable:
         """Reads the metrics of every step."""
         return MetricsTable(read_run(self.directory).metrics)

@@ -25,7 +25,7 @@ from grouprl.models.precision import resolve_device
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import Example, read_examples, read_json_lines, read_run
 from grouprl.record.rollouts import recorded_verdicts
-from grouprl.record.write import RunRecord
+from grouprl.record.write import RunRecord, refuse_run
 from grouprl.report.course import STEPS as COURSE
 from grouprl.report.terminal import Terminal, TrainingBars
 from grouprl.report.verdict import verdict
@@ -85,7 +85,7 @@ def train(
     """
     terminal, config = terminal or Terminal(), with_run_dtype(_in_steps(config, task), resume=resume)
     check_sections(config)
-    directory = Path(config.runs_dir) / config.name
+    directory = _directory(config, resume=resume)
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
     with ExitStack() as stack:
@@ -132,6 +132,15 @@ def train(
             with opened(parts=parts, resume=True) as record:
                 record_going_back(record, found, parts.state.step)
                 return loop(parts, record).run()
+
+
+def _directory(config: RunConfig, *, resume: bool) -> Path:
+    """The run's directory, which holds no run yet if it is new; device and name are judged before a model is loaded."""
+    resolve_device(config.model.device)
+    directory = Path(config.runs_dir) / config.name
+    if not resume:
+        refuse_run(directory)
+    return directory
 
 
 def _in_steps(config: RunConfig, task: Task) -> RunConfig:
@@ -335,16 +344,18 @@ class _RunLoop:
             "networks_mib": self._networks_mib(),
             "machine": machine_facts(resolve_device(config.model.device)),
         }
+        run = Run(directory, summary, finished)
         if self._ranks.leads:
             self._record.summary(summary)
             with self._terminal.status("writing the report"):
                 report = write_report(directory)
             self._terminal.say(verdict(read_run(directory)))
             self._terminal.legend()
-            self._terminal.say(f"Report: {report}")
+            self._terminal.say(f"Report: {report}\nModel: {run.checkpoint}")
+            self._terminal.say(f"Try: grouprl sample {directory}, grouprl lab {directory.parent}")
             if not finished:
                 self._terminal.say(
                     f"Stopped after step {state.step} of {config.steps}. Continue with --resume. "
                     "In Python: train(resume=True)."
                 )
-        return Run(directory, summary, finished)
+        return run

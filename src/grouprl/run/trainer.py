@@ -18,12 +18,14 @@ from grouprl.distributed import show_errors_once
 from grouprl.evaluation.evaluate import Metrics
 from grouprl.models.objects import folder_of
 from grouprl.record.layout import RunDirectory
+from grouprl.record.places import model_at
 from grouprl.record.write import held_files
 from grouprl.report.notebook import in_notebook
 from grouprl.report.terminal import Terminal
 from grouprl.rewards import resolve_rewards
 from grouprl.rewards.configured import configured_rewards
-from grouprl.run.resume import resumes, with_run_dtype
+from grouprl.run.checkpoint import copy_model
+from grouprl.run.resume import newest_good, resumes, with_run_dtype
 from grouprl.run.train import Callback, Run, train
 from grouprl.run.trial import SampledGroup, evaluate_model, sample_group, with_newest
 from grouprl.scoring.functions import RewardFunction, WeightedReward
@@ -65,6 +67,7 @@ class Trainer:
     callback: Callback | None = None
 
     def __post_init__(self) -> None:
+        show_errors_once()
         if not isinstance(self.config, RunConfig):
             raise UserError(
                 f"config: expected a RunConfig, got {type(self.config).__name__}: write RunConfig(steps=100); "
@@ -81,7 +84,6 @@ class Trainer:
 
         In a notebook a cell is run again and again: a name that holds a run becomes the next free one (`run-2`).
         """
-        show_errors_once()
         terminal, resume = Terminal(), resumes(self._directory, asked=resume)
         if in_notebook() and not resume:
             self._take_free_name(terminal)
@@ -116,6 +118,17 @@ class Trainer:
         asked = task.problems(config.evaluation.split)[0] if prompt is None else prompt
         newest = with_newest(config, RunDirectory(self._directory))
         return sample_group(newest, task, asked, () if isinstance(asked, str) else rewards)
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes the model of the run's newest checkpoint into a new folder, in Hugging Face layout.
+
+        Raises:
+            UserError: the run has no checkpoint, or the folder has files.
+        """
+        newest = newest_good(RunDirectory(self._directory).checkpoints())
+        if newest is None:
+            raise UserError(f"{self._directory}: expected a run with a checkpoint, got none: call train() first")
+        return copy_model(newest[0], Path(folder).expanduser())
 
     @cached_property
     def _directory(self) -> Path:
@@ -156,7 +169,7 @@ class Trainer:
         path = self.model
         if path is not None and not isinstance(path, str | Path):
             path = folder_of(path, self.tokenizer, Path(self.config.runs_dir) / "models")
-        return self.config.model.model_copy(update={} if path is None else {"path": str(path)})
+        return self.config.model.model_copy(update={"path": model_at(str(path or self.config.model.path))})
 
     def _task_config(self, made: Task | None = None) -> TaskConfig:
         """The settings of the task; of one that a program made, its name."""

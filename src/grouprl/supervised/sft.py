@@ -47,7 +47,12 @@ def sft(config: SftConfig) -> Path:
     pairs = load_pairs(config)
     torch.set_num_threads(config.model.threads or torch.get_num_threads())
     model, tokenizer = _model(config, pairs, resolve_device(config.model.device))
-    terminal = Terminal()
+    terminal, updates = Terminal(), config.epochs * -(-len(pairs) // config.batch_pairs)
+    source = config.pairs.path or f"the task {config.task.name}"
+    terminal.say(
+        f"{'A new model' if config.new_model else config.model.path} learns {len(pairs):,} pairs of {source}: "
+        f"{updates:,} updates of {config.batch_pairs} pairs, into {out}."
+    )
     with terminal.progress("encode pairs", len(pairs)) as advance:
         groups = _encode(pairs, tokenizer, context_length(model), advance)
 

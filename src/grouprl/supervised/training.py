@@ -20,7 +20,7 @@ from grouprl.models.precision import autocast, resolve_device
 from grouprl.models.progress import PROGRESS
 from grouprl.models.recompute import recompute_activations, recomputes
 from grouprl.record.layout import RunDirectory
-from grouprl.record.write import RunRecord
+from grouprl.record.write import RunRecord, refuse_run
 from grouprl.report.terminal import Terminal
 from grouprl.types import Batch, Group, Sampling, StepRecord, UserError
 
@@ -32,9 +32,11 @@ def model_folder(config: SupervisedConfig) -> Path:
     """The folder of the trained model.
 
     Raises:
-        UserError: the folder has other content than a model.
+        UserError: the folder has other content than a model, or the run's directory holds a run.
     """
-    out = Path(config.out) if config.out else RunDirectory(Path(config.runs_dir) / config.name).model
+    directory = Path(config.runs_dir) / config.name
+    refuse_run(directory)
+    out = Path(config.out) if config.out else RunDirectory(directory).model
     model = any((out / name).is_file() for name in ("config.json", "adapter_config.json"))
     if out.exists() and not model and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"out: expected a new or empty folder, or a model to replace, got {out}: choose another one")
