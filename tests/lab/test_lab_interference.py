@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from grouprl.config.strict import read_json
 from grouprl.lab.app import create_app
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_run
-from grouprl.config.strict import read_json
 from grouprl.record.write import RunRecord
 from lab_processes import QUICK, ended, started
 from lab_runs import CONFIG, Made, add_step, make_run

@@ -11,9 +11,9 @@ import pytest
 import yaml
 from starlette.testclient import TestClient
 
+from grouprl.config.strict import read_json
 from grouprl.lab.app import create_app
 from grouprl.record.layout import lock_directory
-from grouprl.config.strict import read_json
 from lab_browser import opened, served
 from lab_processes import ended, started
 from lab_runs import Made, make_run

@@ -11,9 +11,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from grouprl.config.run import RunConfig, load_config
+from grouprl.config.strict import read_json
 from grouprl.lab.app import create_app
 from grouprl.record.read import read_run
-from grouprl.config.strict import read_json
 from lab_processes import ended, started
 from small_runs import tree
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import recorded_steps
+from grouprl.config.strict import read_json
 from grouprl.record.files import atomic_directory, atomic_write_text, json_text
 from grouprl.record.read import (
     Example,
@@ -27,7 +28,6 @@ from grouprl.record.read import (
     read_run,
 )
 from grouprl.record.rollouts import open_rollouts
-from grouprl.config.strict import read_json
 from grouprl.record.write import RunRecord
 from grouprl.types import (
     Completion,

@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from grouprl.config.strict import is_number, read_json
 from grouprl.evaluation.paired import Difference, ProblemResults, mean_by_problem, paired_by_name
 from grouprl.evaluation.statistics import mean_interval
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedRun, read_run, read_summary
-from grouprl.config.strict import is_number, read_json
 from grouprl.types import UserError
 
 COMPARISON_FILE = "comparison.json"

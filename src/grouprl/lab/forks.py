@@ -10,12 +10,12 @@ from urllib.parse import quote
 
 from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
+from grouprl.config.strict import read_json
 from grouprl.models.manifest import check_manifest, write_manifest
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.record.read import read_json_lines
 from grouprl.record.rollouts import drop_after, open_recorded, open_rollouts
-from grouprl.config.strict import read_json
 from grouprl.types import UserError
 
 

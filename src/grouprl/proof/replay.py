@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from grouprl.config.run import RunConfig
+from grouprl.config.strict import read_json
 from grouprl.evaluation.metrics import Clock
 from grouprl.learner import Learner, Optimizer, ScoredGroups, TokenGrid, token_record
 from grouprl.models.load import fingerprint, load_model, load_tokenizer
@@ -26,7 +27,6 @@ from grouprl.models.precision import resolve_device
 from grouprl.models.structure import structured_sampling
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, read_rewards, read_rollouts, read_run
-from grouprl.config.strict import read_json
 from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer, state_before
 from grouprl.run.assemble import make_learner
 from grouprl.run.machine import machine_facts

@@ -13,11 +13,11 @@ from typing import IO, Any
 
 import numpy as np
 
+from grouprl.config.strict import is_number, opened, parse_object, read_json, read_text
 from grouprl.record.layout import RunDirectory, refuse_links
 from grouprl.record.places import run_at
 from grouprl.record.rollouts import open_recorded
 from grouprl.record.rows import checked_rows, parsed, truth
-from grouprl.config.strict import is_number, opened, parse_object, read_json, read_text
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace, UserError
 
 Row = Mapping[str, Any]

@@ -267,7 +267,9 @@ def _refuse_journal(path: Path) -> None:
         if file is not None and os.fstat(file.fileno()).st_size >= len(_SUPER_JOURNAL):
             file.seek(-len(_SUPER_JOURNAL), os.SEEK_END)
             if file.read() == _SUPER_JOURNAL:
-                raise UserError(f"{journal}: expected the journal of one database, got one that names others: remove it")
+                raise UserError(
+                    f"{journal}: expected the journal of one database, got one that names others: remove it"
+                )
 
 
 def _connected(location: str, *, uri: bool, timeout: float = 5.0) -> sqlite3.Connection:

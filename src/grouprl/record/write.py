@@ -16,11 +16,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
+from grouprl.config.strict import read_json
 from grouprl.record.files import append_line, atomic_write_text, json_text, make_directory
 from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory, lock_directory
 from grouprl.record.read import Example, read_json_lines
 from grouprl.record.rollouts import drop_after, holds_steps, open_rollouts, write_step
-from grouprl.config.strict import read_json
 from grouprl.types import StepRecord, UserError
 
 _CLOSE_SECONDS = 5.0  # longest wait for a moment without readers; beside constant queries it took 0.75

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grouprl.record.layout import RunDirectory
 from grouprl.config.strict import read_json
+from grouprl.record.layout import RunDirectory
 from grouprl.types import UserError
 
 _MOST_TAGS, _LONGEST_TAG, _LONGEST_NOTE = 20, 40, 10_000

@@ -19,12 +19,12 @@ import yaml
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import with_options
+from grouprl.config.strict import is_number, read_file, refuse_depth
 from grouprl.config.yaml_text import read_yaml
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_rewards
 from grouprl.record.rollouts import empty_rollouts, open_recorded
 from grouprl.record.rows import checked_rows
-from grouprl.config.strict import is_number, read_file, refuse_depth
 from grouprl.types import UserError
 
 _SECONDS = 5.0  # that the database may be asked, which takes 0.3 s of a step of 10,000; a table may be a slow view

@@ -9,10 +9,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from grouprl.config.strict import is_number, read_file, read_json
 from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory
 from grouprl.record.read import RecordedRun, read_examples, read_json_lines, read_summary
 from grouprl.record.rollouts import invalid_reasons
-from grouprl.config.strict import is_number, read_file, read_json
 from grouprl.report.notes import read_notes
 from grouprl.report.recorded import read_config
 from grouprl.report.verdict import verdict

@@ -17,9 +17,9 @@ from torch import Tensor
 from grouprl.algorithms import clipped_tokens, kl_estimate
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import all_options
+from grouprl.config.strict import read_file
 from grouprl.record.layout import RunDirectory
 from grouprl.record.rows import parsed, truth
-from grouprl.config.strict import read_file
 from grouprl.report.recorded import read_config, recorded, run_algorithm
 from grouprl.types import UserError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from grouprl.record.read import RecordedRun
 from grouprl.config.strict import is_number
+from grouprl.record.read import RecordedRun
 
 
 def verdict(run: RecordedRun) -> str:

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from grouprl.config.strict import read_json
 from grouprl.learner import Learner
 from grouprl.models.adapters import is_adapter, merge_adapter
 from grouprl.models.load import load_model, load_tokenizer
@@ -23,7 +24,6 @@ from grouprl.models.save import plain_tensors, save_model, save_tensors, trained
 from grouprl.models.shard import is_sharded, load_whole
 from grouprl.record.files import atomic_directory, remove_directory
 from grouprl.record.layout import Checkpoint, RunDirectory
-from grouprl.config.strict import read_json
 from grouprl.types import Problem, UserError
 
 _SAMPLED_PROBLEMS = 512

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grouprl.config.run import PLAIN, RunConfig, load_config
+from grouprl.config.strict import read_json
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory, is_config_of_a_run
-from grouprl.config.strict import read_json
 from grouprl.scoring.functions import FromFile, WeightedReward
 from grouprl.types import UserError
 

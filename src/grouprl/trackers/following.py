@@ -13,9 +13,9 @@ from threading import Event, Thread
 from typing import Any, Self
 
 from grouprl.config.run import RunConfig
+from grouprl.config.strict import read_json
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory
-from grouprl.config.strict import read_json
 from grouprl.trackers.mlflow import Mlflow
 from grouprl.trackers.names import completions_table, tracked
 from grouprl.trackers.tensorboard import TensorBoard

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-from grouprl.record.metrics import metric_of
 from grouprl.config.strict import is_number
+from grouprl.record.metrics import metric_of
 from grouprl.trackers.tracker import Table
 from grouprl.types import StepRecord
 
