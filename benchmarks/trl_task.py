@@ -154,6 +154,7 @@ def run(library: str, seed: int, steps: int, problems: int = 200) -> list[dict[s
     from grouprl.rewards.configured import configured_rewards, configured_scorer
     from grouprl.rollout import NativeEngine, Request
     from grouprl.tasks.named import load_task
+    from grouprl.types import Sampling
 
     torch.set_num_threads(1)
     config = RunConfig(
@@ -175,7 +176,7 @@ def run(library: str, seed: int, steps: int, problems: int = 200) -> list[dict[s
         def looked(model: Any) -> dict[str, float]:
             engine = NativeEngine(model, tokenizer, seed=seed, max_rows=config.rollout.max_rows)
             found: dict[str, Any] = evaluate(
-                engine, task, scorer, prompts, samples=config.evaluation.samples, max_tokens=64
+                engine, task, scorer, prompts, sampling=Sampling(64), samples=config.evaluation.samples
             ).metrics
             return {name: float(found[name]) for name in MEASURES.values()}
 

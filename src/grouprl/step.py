@@ -73,8 +73,8 @@ def grpo_step(
     result = update_policy(learner, batch, clock, partial(token_loss, learner))
     engine.load_weights(learner.optimizer.updates)  # the engine samples the next step from the new weights
 
-    scorer, found = parts.scorer, step_metrics(parts.task, groups, outcomes)
-    metrics = {**found, **scorer.logged(), **scorer.usage(), **result.metrics}
+    found = step_metrics(parts.task, groups, outcomes, verified=parts.scorer.verifier is not None)
+    metrics = {**found, **parts.scorer.logged(), **parts.scorer.usage(), **result.metrics}
     metrics |= {**token_ledger(groups, outcomes, kept, result.unused), **clock.metrics(metrics["completion_tokens"])}
     return StepRecord(step, metrics, groups, outcomes, *token_record(groups, kept, result.tokens), kept)
 
@@ -115,4 +115,5 @@ def token_loss(learner: Learner, tokens: TokenGrid) -> tuple[Tensor, dict[str, T
         kl_coef=learner.kl_coef if learner.algorithm.pulls else 0.0,
         sampler_logprobs_NT=tokens.sampler_logprobs_NT,
         mask_NT=tokens.mask_NT,
+        counted_NT=tokens.counted_NT,
     )

@@ -104,6 +104,12 @@ class Problem:
     id: str  # unique within the task; it keys the random numbers of the problem's completions
     prompt: str | tuple[Message, ...]  # plain text, or chat messages for the model's chat template
     columns: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))  # passed to rewards by name
+    place: str = field(default="", compare=False)  # file and line that it was read from, for errors
+
+    @property
+    def where(self) -> str:
+        """Its name in an error: the id, and where it was read."""
+        return f"problem {self.id!r}" + (f" ({self.place})" if self.place not in ("", self.id) else "")
 
     @property
     def prompt_text(self) -> str:
@@ -146,6 +152,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     repetition_penalty: float = 1.0  # 1 = off; above 1 makes repetition less likely
     structure: Structure | None = None  # of the regular expression that completions match
+    by_learner: bool = True  # whether the learner's modules draw; the log-probs of another program are not theirs
 
     def __post_init__(self) -> None:
         for name, value, ok in (
@@ -159,6 +166,10 @@ class Sampling:
         ):
             if not ok:
                 raise UserError(f"sampling.{name}: {value!r} is out of range (see grouprl.types.Sampling)")
+
+    def plain(self, temperature: float = 1.0) -> Sampling:
+        """Sampling from the plain softmax of texts that end and are structured in the same way; 0 = greedy."""
+        return Sampling(self.max_tokens, temperature, stop=self.stop, structure=self.structure)
 
     @property
     def truncates(self) -> bool:
@@ -252,6 +263,7 @@ class TokenTrace:
     entropies: tuple[float, ...] | None = None  # entropies of the policy in that pass, in nats
     reference: tuple[float, ...] | None = None  # log-probs under the reference
     updated: tuple[float, ...] | None = None  # log-probs under the policy after the step's last update
+    old: tuple[float, ...] | None = None  # log-probs below the ratio, where the learner computed them; None = sampler's
 
 
 @dataclass(frozen=True)

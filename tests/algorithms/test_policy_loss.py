@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from grouprl.algorithms import policy_loss, token_weights
+from grouprl.types import UserError
+from variants import variant
 
 NAN, INF = math.nan, math.inf
 ONE = torch.ones(1, 1)
@@ -410,3 +412,30 @@ def test_the_old_log_probs_are_constants(surrogate: str):
     loss, _ = policy_loss(logprobs, logprobs, torch.tensor([2.0]), torch.full((1, 3), 1 / 3), surrogate=surrogate)
     loss.backward()
     torch.testing.assert_close(logprobs.grad, torch.full((1, 3), -2 / 3))
+
+
+@pytest.mark.parametrize(
+    "moves", [{"surrogate": "gmpo"}, {"ratio": "sequence"}, {"surrogate": "sapo", "ratio": "sequence"}], ids=str
+)
+@pytest.mark.parametrize("limit", ["divergence_tv", "divergence_kl"])
+def test_a_limit_of_single_tokens_is_refused_beside_a_ratio_of_the_completion(moves: dict[str, str], limit: str):
+    """The first of three tokens rose from 0.1 to 0.6: by itself it has no gradient, in a mean it would keep a third."""
+    new = torch.tensor([[0.6, 0.5, 0.5]]).log().requires_grad_()
+    old = torch.tensor([[0.1, 0.5, 0.5]]).log()
+    weights = torch.full((1, 3), 1 / 3)
+    loss, _ = policy_loss(new, old, torch.tensor([1.0]), weights, surrogate="plain", **{limit: 0.15})
+    loss.backward()
+    assert new.grad is not None
+    assert new.grad.tolist() == [[0, pytest.approx(-1 / 3), pytest.approx(-1 / 3)]]
+    with pytest.raises(ValueError, match="whose one ratio moves the whole completion"):
+        policy_loss(new, old, torch.tensor([1.0]), weights, **moves, **{limit: 0.15})
+    policy_loss(
+        new, old, torch.tensor([1.0]), weights, **{**moves, "surrogate": "cispo", "ratio": "sequence"}, **{limit: 0.15}
+    )
+
+
+@pytest.mark.parametrize("name", ["gmpo", "gspo", "luspo"])
+@pytest.mark.parametrize("limit", ["divergence_tv", "divergence_kl"])
+def test_algorithms_of_one_ratio_refuse_a_limit_of_single_tokens(name: str, limit: str):
+    with pytest.raises(UserError, match=f"expected another value with algorithm.{limit}"):
+        variant(name, **{limit: 0.15})

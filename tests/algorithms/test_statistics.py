@@ -7,11 +7,12 @@ from itertools import combinations
 from math import comb
 from statistics import NormalDist
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grouprl.evaluation import mean_interval, pass_at_k, wilson_interval
+from grouprl.evaluation import mean_interval, pass_at_k, score_interval, wilson_interval
 
 
 @pytest.mark.parametrize("total", range(1, 9))
@@ -127,3 +128,48 @@ def test_mean_interval_refuses_what_makes_no_sense() -> None:
         mean_interval([1.0])
     with pytest.raises(ValueError, match="between 0 and 1"):
         mean_interval([1.0, 2.0], 95)
+
+
+@pytest.mark.parametrize("problems", [5, 20, 100])
+@pytest.mark.parametrize(
+    "rates",
+    [  # pass rates of the population's problems, each as likely
+        [0.5],
+        [0.99],
+        [0.999],
+        [0.0] + [1.0] * 99,  # one in a hundred is hopeless
+        [0.0] + [0.99] * 99,
+        [0.5] + [1.0] * 19,
+        [0.0] * 19 + [0.2],
+        [0.02, 0.1, 0.5, 0.9, 0.98],
+    ],
+)
+def test_the_interval_of_clustered_shares_covers_the_true_mean(problems: int, rates: list[float]) -> None:
+    # Wilson's own coverage of a share near 1 oscillates and falls to 0.9 (Brown, Cai and DasGupta 2001, figure 3);
+    # Student's interval covers 0.04 to 0.6 of the time in the second to fifth population.
+    generator = np.random.default_rng(7)
+    drawn = generator.binomial(8, generator.choice(rates, (400, problems))) / 8
+    covered = 0
+    for shares in drawn.tolist():
+        low, high = score_interval(shares)
+        assert 0.0 <= low <= high <= 1.0
+        assert high > low
+        covered += low <= sum(rates) / len(rates) <= high
+    assert covered / 400 >= 0.88
+
+
+def test_the_interval_of_shares_is_wilsons_for_zeros_and_ones_and_moves_with_its_bounds() -> None:
+    for right, total in ((0, 1), (1, 1), (3, 10), (499, 500), (500, 500)):
+        values = [1.0] * right + [0.0] * (total - right)
+        assert score_interval(values) == pytest.approx(wilson_interval(right, total), abs=1e-12)
+    low, high = score_interval([0.0, 0.25, 1.0])
+    assert score_interval([-10.0, -5.0, 10.0], -10.0, 10.0) == pytest.approx((20 * low - 10, 20 * high - 10))
+    with pytest.raises(ValueError, match="expected numbers in"):
+        score_interval([2.0])
+
+
+def test_equal_numbers_have_an_interval_with_a_width() -> None:
+    for value in (0.0, 0.5, 1.0, -3.0, 7.0):
+        low, high = mean_interval([value] * 500)
+        assert low <= value <= high
+        assert 0.001 < high - low < 0.1

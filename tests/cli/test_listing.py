@@ -12,9 +12,11 @@ from rich.console import Console
 
 from grouprl.cli.listing import show_tasks
 from grouprl.cli.settings import show_settings
-from grouprl.config.other_names import HERE
+from grouprl.config.other_names import name_here
 from grouprl.config.run import RunConfig, dump_config
 from grouprl.config.yaml_text import read_yaml
+from grouprl.imported.trl_keys import TRL
+from grouprl.imported.verl_keys import VERL
 from grouprl.tasks.named import TASKS
 from grouprl.types import UserError
 
@@ -88,10 +90,10 @@ def test_names_of_other_trainers_lead_to_settings_that_exist() -> None:
     show_settings(console=console)
     assert isinstance(console.file, io.StringIO)
     known = {line.split()[0] for line in console.file.getvalue().splitlines()}
-    for name, here in HERE.items():
-        if not here.startswith("no setting"):
-            key = re.split(r"[=, ]", here)[0]
-            assert key in known or key.rpartition(".")[0] in known or key == "algorithm", name
+    for name in (*TRL, *(key.rpartition(".")[2] for key in VERL), "batch_size", "max_new_tokens", "wandb"):
+        if here := name_here(name).partition(" is here ")[2]:
+            key = re.split(r"[=, ;]", here)[0]
+            assert key in known or key.rpartition(".")[0] in known or key in ("algorithm", "trackers", "rewards"), name
 
 
 @pytest.mark.slow

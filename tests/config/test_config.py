@@ -1,3 +1,4 @@
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,73 @@ def test_later_files_change_earlier_ones_and_overrides_change_all(tmp_path: Path
 
 def test_of_two_overrides_of_a_key_the_last_counts():
     assert run("steps=1", "steps=2", "steps=1").steps == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "override", "counts"),
+    [
+        ("epochs: 3", "steps=3", {"steps": 3, "epochs": None}),  # ran 3 epochs
+        ("steps: 60", "epochs=2", {"steps": 100, "epochs": 2.0}),
+        ("steps: 60", "epochs=null", {"steps": 60, "epochs": None}),
+        ("{steps: 100, epochs: 3}", "steps=7", {"steps": 7, "epochs": None}),
+        (
+            "distributed: {exact: true}",
+            "distributed.shard=true",
+            {"distributed.exact": False, "distributed.shard": True},
+        ),
+        (
+            "rollout: {engine: {name: vllm, address: 'http://a:1'}}",
+            "rollout.engine.addresses=['http://b:2']",
+            {"rollout.engine.address": None, "rollout.engine.addresses": ("http://b:2",)},
+        ),
+        ("task: {name: jsonl, path: a.jsonl}", "task=b.jsonl", {"task.name": "jsonl", "task.path": "b.jsonl"}),
+        ("new_model: {layers: 2}", "model=abacus", {"new_model": None, "model.path": "abacus"}),
+        ("model: {path: a/b}", "new_model.layers=2", {"new_model.layers": 2, "model.path": "abacus"}),
+        (
+            "pairs: {count: 5, worked_share: 0.5}",
+            "pairs.path=a.jsonl",
+            {"pairs.count": 100_000, "pairs.path": "a.jsonl"},
+        ),
+        (
+            "preferences: {run: runs/a, per_group: 3}",
+            "preferences.path=a.jsonl",
+            {"preferences.run": None, "preferences.path": "a.jsonl", "preferences.per_group": 1},
+        ),
+        (
+            "preferences: {path: a.jsonl}",
+            "preferences.run=runs/a",
+            {"preferences.run": "runs/a", "preferences.path": None},
+        ),
+    ],
+)
+def test_of_settings_that_exclude_each_other_the_later_counts(
+    tmp_path: Path, file: str, override: str, counts: dict[str, object]
+):
+    of_sft = any(word in file + override for word in ("pairs", "new_model"))
+    kind = DpoConfig if "preferences" in file else SftConfig if of_sft else RunConfig
+    config = load_config(kind, [written(tmp_path, f"{file}\n")], [override])
+    assert {key: functools.reduce(getattr, key.split("."), config) for key in counts} == counts
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "text"),
+    [
+        (RunConfig, "{steps: 3, epochs: 2}", "steps: expected none beside epochs, got 3, which would have no effect"),
+        (SftConfig, "pairs: {path: a.jsonl, count: 5}", "pairs.count: expected none beside pairs.path, got 5"),
+        (SftConfig, "{new_model: {layers: 2}, model: a/b}", "model.path: expected none beside new_model, got a/b"),
+        (
+            DpoConfig,
+            "preferences: {path: a.jsonl, last_step: 5}",
+            "last_step: expected none beside preferences.path, got 5",
+        ),
+        (DpoConfig, "preferences: {path: a.jsonl, run: runs/a}", "expected either preferences.run or preferences.path"),
+    ],
+)
+def test_settings_of_one_file_that_exclude_each_other_are_refused(
+    tmp_path: Path, kind: type[BaseModel], file: str, text: str
+):
+    (line,) = mistakes(files=(written(tmp_path, f"{file}\n"),), kind=kind)
+    assert text in line
 
 
 def test_lists_are_replaced_whole_and_items_changed_by_number(tmp_path: Path):
@@ -488,7 +556,7 @@ sfts = st.builds(
     SftConfig,
     name=names,
     task=tasks,
-    pairs=st.builds(PairsConfig, path=st.none() | texts, worked_share=st.floats(0, 1)),
+    pairs=st.builds(PairsConfig, path=texts) | st.builds(PairsConfig, worked_share=st.floats(0, 1)),
     learner=st.builds(SftLearnerConfig, **learners),
     out=st.none() | texts,
 )

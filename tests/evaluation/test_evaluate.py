@@ -92,7 +92,7 @@ def test_evaluation_of_three_problems_counted_by_hand(scorer: Scorer) -> None:
     )
     finished: list[int] = []
     found = evaluate(
-        engine, TASK, scorer, requests("a", "b", "c"), samples=4, max_tokens=33, on_finished=finished.append
+        engine, TASK, scorer, requests("a", "b", "c"), samples=4, sampling=Sampling(33), on_finished=finished.append
     ).metrics
     assert found["greedy_accuracy"] == pytest.approx(1 / 3)
     assert found["pass_at_1"] == pytest.approx((0 + 1 / 4 + 1) / 3)
@@ -104,10 +104,12 @@ def test_evaluation_of_three_problems_counted_by_hand(scorer: Scorer) -> None:
     lengths = [2, 2, 11, 2, 3, 2, 2, 2, 14, 14, 14, 3]
     assert found["mean_length"] == pytest.approx(sum(lengths) / 12)
     assert found["problems"] == 3
-    # Wilson's interval for 1 of 3 and 2 of 3; Student's for 0, 1/4, 1 is 0.417 +- 1.293, which is all of [0, 1].
+    # Wilson's interval for 1 of 3 and 2 of 3; of the clustered one below.
     assert found["greedy_interval"] == pytest.approx((0.0615, 0.7923), abs=1e-4)
     assert found["pass_at_4_interval"] == pytest.approx((0.2077, 0.9385), abs=1e-4)
-    assert found["pass_at_1_interval"] == (0.0, 1.0)
+    # 0, 1/4, 1 with z^2/2 = 1.9207 zeros and as many ones: mean 3.1707/6.8415 = 0.46346, variance 2.9832/6.8415 - its
+    # square = 0.22125 of 0.24867, so that 3 problems count as 3.3717: Wilson's interval of the share 5/12 of so many.
+    assert found["pass_at_1_interval"] == pytest.approx((0.0985, 0.8236), abs=1e-3)
     assert sum(finished) == 3 * (1 + 4)
 
 
@@ -118,19 +120,19 @@ def test_a_mixture_has_the_accuracy_of_each_part(scorer: Scorer) -> None:
         for name, part in zip(texts, ("sums", "sums", "words", "sums"), strict=True)
     ]
     mixture = Mixture()  # its verifier is not called here
-    found = evaluate(ScriptedEngine(texts, {}), mixture, scorer, prompts, samples=0, max_tokens=5).metrics
+    found = evaluate(ScriptedEngine(texts, {}), mixture, scorer, prompts, samples=0, sampling=Sampling(5)).metrics
     assert found["greedy_accuracy"] == 3 / 4
     assert (found["sums_solved_share"], found["words_solved_share"]) == (2 / 3, 1.0)
     # Wilson's intervals for 2 of 3 and 1 of 1.
     assert found["sums_solved_share_interval"] == pytest.approx((0.2077, 0.9385), abs=1e-4)
     assert found["words_solved_share_interval"] == pytest.approx((0.2065, 1.0), abs=1e-4)
-    plain = evaluate(ScriptedEngine(texts, {}), TASK, scorer, prompts, samples=0, max_tokens=5).metrics
+    plain = evaluate(ScriptedEngine(texts, {}), TASK, scorer, prompts, samples=0, sampling=Sampling(5)).metrics
     assert [name for name in plain if name.endswith("_solved_share")] == []
 
 
 def test_an_evaluation_draws_one_greedy_completion_and_plain_samples_from_its_own_stream(scorer: Scorer) -> None:
     engine = ScriptedEngine(greedy={"a": "yes"}, sampled={"a": ["yes"] * 6})
-    found = evaluate(engine, TASK, scorer, requests("a"), samples=6, max_tokens=33)
+    found = evaluate(engine, TASK, scorer, requests("a"), samples=6, sampling=Sampling(33))
     (greedy, greedily), (sampled, plainly) = engine.asked
     assert (greedily, plainly) == (Sampling(33, temperature=0.0), Sampling(33))
     assert not plainly.truncates
@@ -150,13 +152,13 @@ def test_each_problem_has_its_own_results(scorer: Scorer) -> None:
         greedy={"a": "no", "b": "yes", "never": "yes"},
         sampled={"a": ["no", "yes"], "b": ["yes", "yes"], "never": ["yes", "no"]},
     )
-    found = evaluate(engine, TASK, scorer, requests("b", "never", "a"), samples=2, max_tokens=5).results
+    found = evaluate(engine, TASK, scorer, requests("b", "never", "a"), samples=2, sampling=Sampling(5)).results
     assert found == ProblemResults(("b", "never", "a"), greedy=(1, 0, 0), correct=(2, 0, 1), samples=2)
 
 
 def test_a_completion_that_the_verifier_fails_on_does_not_count_as_correct(scorer: Scorer) -> None:
     engine = ScriptedEngine(greedy={"a": "?", "b": "yes"}, sampled={"a": ["yes", "?"], "b": ["?", "?"]})
-    found = evaluate(engine, TASK, scorer, requests("a", "b"), samples=2, max_tokens=5)
+    found = evaluate(engine, TASK, scorer, requests("a", "b"), samples=2, sampling=Sampling(5))
     assert found.results == ProblemResults(("a", "b"), greedy=(0, 1), correct=(1, 0), samples=2)
     assert (found.metrics["greedy_accuracy"], found.metrics["pass_at_1"], found.metrics["pass_at_2"]) == (
         0.5,
@@ -170,8 +172,8 @@ def test_a_completion_that_the_verifier_fails_on_does_not_count_as_correct(score
 def test_an_evaluation_without_a_verifier_has_no_accuracy() -> None:
     engine = ScriptedEngine(greedy={"a": "no", "b": "yes"}, sampled={"a": [WORKED, "no"], "b": ["yes", "yes"]})
     with open_scorer([]) as unable:
-        found = evaluate(engine, UNJUDGED, unable, requests("a", "b"), samples=2, max_tokens=5)
-        greedily = evaluate(engine, UNJUDGED, unable, requests("a", "b"), samples=0, max_tokens=5)
+        found = evaluate(engine, UNJUDGED, unable, requests("a", "b"), samples=2, sampling=Sampling(5))
+        greedily = evaluate(engine, UNJUDGED, unable, requests("a", "b"), samples=0, sampling=Sampling(5))
     assert found.metrics == {"worked_share": 0.25, "mean_length": pytest.approx((11 + 2 + 3 + 3) / 4), "problems": 2}
     assert greedily.metrics == {"problems": 2}
     assert found.results == ProblemResults((), (), (), samples=2)
@@ -182,7 +184,9 @@ def test_an_evaluation_without_a_verifier_has_no_accuracy() -> None:
 def test_an_evaluation_without_samples_has_only_the_greedy_completion(scorer: Scorer) -> None:
     engine = ScriptedEngine(greedy={"a": "no", "b": "yes"}, sampled={})
     finished: list[int] = []
-    found = evaluate(engine, TASK, scorer, requests("a", "b"), samples=0, max_tokens=5, on_finished=finished.append)
+    found = evaluate(
+        engine, TASK, scorer, requests("a", "b"), samples=0, sampling=Sampling(5), on_finished=finished.append
+    )
     assert found.metrics == {"greedy_accuracy": 0.5, "greedy_interval": pytest.approx((0.0945, 0.9055), abs=1e-4),
                             "problems": 2}  # fmt: skip
     assert found.results == ProblemResults(("a", "b"), greedy=(0, 1), correct=(0, 0), samples=0)
@@ -191,7 +195,7 @@ def test_an_evaluation_without_samples_has_only_the_greedy_completion(scorer: Sc
 
 def test_a_single_sample_is_a_share(scorer: Scorer) -> None:
     engine = ScriptedEngine(greedy={"a": "no", "b": "no"}, sampled={"a": ["yes"], "b": ["no"]})
-    found = evaluate(engine, TASK, scorer, requests("a", "b"), samples=1, max_tokens=5).metrics
+    found = evaluate(engine, TASK, scorer, requests("a", "b"), samples=1, sampling=Sampling(5)).metrics
     assert found["pass_at_1"] == 0.5
     assert found["pass_at_1_interval"] == pytest.approx((0.0945, 0.9055), abs=1e-4)  # Wilson, 1 of 2
     assert found["greedy_interval"] == pytest.approx((0.0, 0.6576), abs=1e-4)  # Wilson, 0 of 2
@@ -209,14 +213,14 @@ def test_two_evaluations_of_the_same_weights_are_identical_and_of_others_are_not
     real: tuple[torch.nn.Module, NativeEngine, list[Request]], scorer: Scorer
 ) -> None:
     model, engine, prompts = real
-    first = evaluate(engine, TASK, scorer, prompts, samples=3, max_tokens=6)
+    first = evaluate(engine, TASK, scorer, prompts, samples=3, sampling=Sampling(6))
     engine.generate(prompts, Sampling(6))  # what happens between them does not matter
-    assert evaluate(engine, TASK, scorer, prompts, samples=3, max_tokens=6) == first
-    few = evaluate(engine, TASK, scorer, prompts[2:4], samples=2, max_tokens=6).greedy
+    assert evaluate(engine, TASK, scorer, prompts, samples=3, sampling=Sampling(6)) == first
+    few = evaluate(engine, TASK, scorer, prompts[2:4], samples=2, sampling=Sampling(6)).greedy
     assert [g.completions[0].token_ids for g in few] == [g.completions[0].token_ids for g in first.greedy[2:4]]
     with torch.no_grad():
         next(model.parameters()).mul_(-1)
-    assert evaluate(engine, TASK, scorer, prompts, samples=3, max_tokens=6) != first
+    assert evaluate(engine, TASK, scorer, prompts, samples=3, sampling=Sampling(6)) != first
 
 
 GROUPS = (
@@ -304,3 +308,81 @@ def test_a_verifier_that_never_fails_has_no_share_of_failures() -> None:
 
 def test_trait_shares_count_completions_not_groups() -> None:
     assert trait_shares(TASK, [group("a", WORKED), group("b", "no", "no", "no")]) == {"worked_share": 0.25}
+
+
+class Value:
+    """A reward in the process of the run: the number that a text ends in; it fails for "?" and does not apply to ""."""
+
+    in_process = True
+
+    def __call__(self, completions: list[str], **columns: object) -> list[float | None]:
+        return [None if not text else math.nan if text == "?" else float(text) for text in completions]
+
+
+def test_the_runs_own_rewards_are_evaluated_and_invalid_ones_are_left_out_with_their_count() -> None:
+    engine = ScriptedEngine(
+        greedy={"a": "9", "b": "9", "c": "9"}, sampled={"a": ["-2", "0"], "b": ["3", "?"], "c": ["?", ""]}
+    )
+    with open_scorer([WeightedReward("value", Value(), 2.0)]) as scored:
+        found = evaluate(engine, UNJUDGED, scored, requests("a", "b", "c"), sampling=Sampling(9), samples=2)
+        alone = evaluate(engine, UNJUDGED, scored, requests("a", "b"), sampling=Sampling(9), samples=0)
+    # Problem a: mean of -2 and 0; b: 3, without the invalid one; c has none. The weight is 2.
+    assert found.results.rewards == {"reward": (-2.0, 6.0, None), "rewards/value/mean": (-1.0, 3.0, None)}
+    assert (found.metrics["reward"], found.metrics["rewards/value/mean"]) == (2.0, 1.0)
+    assert found.metrics["invalid_share"] == 3 / 6
+    assert len(found.invalid) == 3
+    low, high = found.metrics["reward_interval"]  # type: ignore[misc]
+    assert -4.0 <= low < 2.0 < high <= 6.0
+    assert "greedy_accuracy" not in found.metrics
+    assert (found.results.greedy, found.verdicts) == ((), (None, None, None))
+    assert (alone.metrics["reward"], [one.total for one in alone.outcomes]) == (18.0, [18.0, 18.0])
+    low, high = alone.metrics["reward_interval"]  # type: ignore[misc]
+    assert low < 18.0 <= high, "equal rewards of two problems do not say that all others have the same"
+
+
+class Judge(Value):
+    calls = 0
+
+    def __call__(self, completions: list[str], **columns: object) -> list[float | None]:
+        Judge.calls += len(completions)
+        return super().__call__(completions, **columns)
+
+    def usage(self) -> dict[str, float]:
+        return {"judge/requests": Judge.calls}
+
+
+@pytest.mark.parametrize("judged", [False, True])
+def test_a_judge_model_is_asked_about_held_out_completions_only_where_the_setting_says_so(judged: bool) -> None:
+    engine, Judge.calls = ScriptedEngine(greedy={"a": "1"}, sampled={"a": ["1", "3"]}), 0
+    with open_scorer([WeightedReward("judge", Judge()), WeightedReward("value", Value())]) as scored:
+        found = evaluate(
+            engine, UNJUDGED, scored, requests("a"), sampling=Sampling(9), samples=2, judged=judged
+        ).metrics
+    assert Judge.calls == (3 if judged else 0)
+    assert found["rewards/value/mean"] == 2.0
+    assert ("reward" in found, "rewards/judge/mean" in found) == (judged, judged), "a part is not the total"
+
+
+def test_texts_end_as_in_training_and_are_drawn_plainly() -> None:
+    engine = ScriptedEngine(greedy={"a": "1"}, sampled={"a": ["1"]})
+    training = Sampling(7, temperature=0.6, top_p=0.9, top_k=5, min_p=0.1, stop=(".",), repetition_penalty=1.3)
+    with open_scorer([WeightedReward("value", Value())]) as scored:
+        evaluate(engine, UNJUDGED, scored, requests("a"), sampling=training, samples=1)
+    assert [sampling for _, sampling in engine.asked] == [
+        Sampling(7, temperature=0.0, stop=(".",)),
+        Sampling(7, stop=(".",)),
+    ]
+
+
+def test_when_every_completion_is_right_no_interval_is_above_that_of_pass_at_8(scorer: Scorer) -> None:
+    names = [str(n) for n in range(500)]
+    engine = ScriptedEngine(dict.fromkeys(names, "yes"), dict.fromkeys(names, ["yes"] * 8))
+    found = evaluate(engine, TASK, scorer, requests(*names), sampling=Sampling(9), samples=8).metrics
+    ends = [found[f"pass_at_{k}_interval"] for k in (1, 2, 4, 8)]
+    assert ends == [pytest.approx((500 / (500 + 1.959964**2), 1.0))] * 4  # Wilson's for 500 of 500
+    # One completion of one problem is wrong: pass@1 falls, and its lower end is not above that of pass@8.
+    engine = ScriptedEngine(engine.greedy, {**engine.sampled, "0": ["no"] + ["yes"] * 7})
+    found = evaluate(engine, TASK, scorer, requests(*names), sampling=Sampling(9), samples=8).metrics
+    lows, highs = zip(*(found[f"pass_at_{k}_interval"] for k in (1, 2, 4, 8)), strict=True)  # type: ignore[arg-type]
+    assert list(lows) == sorted(lows)
+    assert list(highs) == sorted(highs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from grouprl.algorithms.named import NAMED
 from grouprl.cli import app
 from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
-from grouprl.imported.read import Foreign
+from grouprl.imported.read import Foreign, read_foreign
 from grouprl.imported.recipe import Line, import_foreign, write_recipe
+from grouprl.imported.trl_keys import TRL
+from grouprl.imported.trl_versions import default_in
 
 RUN = CliRunner()
 
@@ -241,6 +244,181 @@ def test_every_key_is_whole_in_a_narrow_terminal(tmp_path: Path, monkeypatch: py
     assert "max_grad_norm=0 -> learner.max_grad_norm=1000000000.0" in " ".join(output.split())
 
 
+COURSE = {
+    "learning_rate": 2e-5,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 2,
+    "max_prompt_length": 512,
+    "max_completion_length": 96,
+    "num_generations": 8,
+    "optim": "adamw_8bit",
+    "num_train_epochs": 1,
+    "bf16": True,
+}
+
+
+def test_the_release_decides_what_a_file_means(tmp_path: Path):
+    """TRL 0.14 made 8 completions of each of 8 x 2 prompts and had a KL; 1.16 makes 16 completions and has none."""
+    old, new = (import_foreign(Foreign("trl", COURSE), version=name) for name in ("0.14.0", "1.16"))
+    words = {one.key: one.outcome.words for one in old.lines}["per_device_train_batch_size"]
+    assert words == "8 prompts x 2 accumulated x 1 processes: 128 completions a step = 16 groups"
+    assert (old.changes.get("rollout.problems_per_step", 16), old.changes["algorithm.kl_coef"]) == (16, 0.04)
+    assert (old.changes["rollout.temperature"], old.changes["rollout.top_k"]) == (0.9, 50)
+    assert (old.changes["algorithm.aggregate"], "algorithm.kl_unbiased" in old.changes) == ("sequence_mean", False)
+    assert new.changes["rollout.problems_per_step"] == 2
+    assert "algorithm.kl_coef" not in new.changes
+    for name in ("0.13", "1.17", "2", "new", "0.14.0.1"):
+        with pytest.raises(UserError, match=rf"--trl: expected a release from 0\.14 to 1\.16, got {name}"):
+            import_foreign(Foreign("trl", COURSE), version=name)
+
+
+def test_without_a_release_nothing_that_changed_is_called_equal():
+    lines = {one.key: one for one in import_foreign(Foreign("trl", COURSE)).lines}
+    assert lines["per_device_train_batch_size"].outcome.verdict == "changed"
+    assert "TRL before 0.15 counts prompts, 16 groups" in lines["per_device_train_batch_size"].outcome.words
+    assert lines["beta"].outcome.words == "TRL 1.16's default; 0.04 in TRL 0.14: name the file's release with --trl"
+    assert {"beta", "temperature", "top_k", "loss_type"} <= {
+        key for key, one in lines.items() if one.outcome.verdict == "changed"
+    }
+    named = {one.key: one for one in import_foreign(Foreign("trl", COURSE | {"beta": 0.0})).lines}
+    assert named["beta"].outcome.verdict == "equal"
+
+
+@pytest.mark.parametrize(
+    ("version", "key", "default"),
+    [
+        ("0.14", "gradient_accumulation_steps", 8),
+        ("0.15", "ref_model_sync_steps", 64),
+        ("0.17", "loss_type", "bnpo"),
+        ("0.17", "temperature", 0.9),
+        ("0.18", "temperature", 1.0),
+        ("0.21", "gradient_checkpointing", False),
+        ("1.9", "use_bias_correction_kl", False),
+        ("1.9", "max_completion_length", 256),
+        ("1.10", "max_completion_length", 512),
+    ],
+)
+def test_defaults_are_those_of_the_releases_dataclass(version: str, key: str, default: object):
+    """GRPOConfig's fields in the wheel of that release."""
+    release = tuple(map(int, version.split(".")))
+    assert default_in(release, key, TRL[key].default) == default
+
+
+def test_the_accumulation_is_shown():
+    words = line(
+        "per_device_train_batch_size", per_device_train_batch_size=8, gradient_accumulation_steps=4
+    ).outcome.words
+    assert words.startswith("8 completions x 4 accumulated x 1 processes: 32 completions a step = 4 groups")
+
+
+@pytest.mark.parametrize(
+    ("values", "every"),
+    [
+        ({"save_steps": 0.1, "max_steps": 200}, (20, 0)),
+        ({"save_steps": 0.001, "max_steps": 200}, (1, 0)),
+        ({"save_steps": 0.1, "max_steps": 205, "eval_strategy": "steps", "eval_steps": 0.25}, (21, 52)),  # rounded up
+        ({"eval_strategy": "steps", "logging_steps": 0.5, "max_steps": 10}, (500, 5)),
+        ({"eval_strategy": "steps", "logging_steps": 7}, (500, 7)),
+        ({"eval_strategy": "steps"}, (500, 10)),
+    ],
+)
+def test_steps_below_one_are_shares_of_max_steps(tmp_path: Path, values: dict[str, Any], every: tuple[int, int]):
+    """transformers: ceil(max_steps x share)."""
+    config = recipe(tmp_path, **values)
+    assert (config.checkpoint.every, config.evaluation.every) == every
+
+
+def test_a_share_of_steps_that_nothing_says_is_unsupported():
+    with pytest.raises(UserError, match=r"save_steps=0\.1: a share of max_steps, which the file does not name"):
+        import_foreign(Foreign("trl", {"save_steps": 0.1}))
+
+
+@pytest.mark.parametrize("value", [-1, 0, None])
+def test_top_k_is_off_in_three_ways(tmp_path: Path, value: int | None):
+    assert recipe(tmp_path, top_k=value).rollout.top_k == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stop"),
+    [({"stop_strings": ["</answer>"]}, ("</answer>",)), ({"stop_strings": "."}, (".",)), ({}, ()), (None, ())],
+)
+def test_stop_strings_end_completions_here_too(tmp_path: Path, arguments: Any, stop: tuple[str, ...]):
+    assert recipe(tmp_path, generation_kwargs=arguments).rollout.stop == stop
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        (
+            "generation_kwargs",
+            {"stop_token_ids": [7]},
+            "expected stop_strings; rollout has no setting for stop_token_ids",
+        ),
+        ("num_generations", 1, r"its counterpart takes other values: rollout\.group_size"),
+        ("dtype", "auto", "the dtype of the checkpoint, which the file does not say: write bfloat16 or float32"),
+        ("reward_funcs", ["accuracy", "cosine"], "cosine is no function that GroupRL has"),
+        ("temperature", 0, r"its counterpart takes other values: rollout\.temperature"),
+    ],
+)
+def test_legal_values_without_a_counterpart_are_named(key: str, value: Any, words: str):
+    with pytest.raises(UserError, match=rf"\n  {key}=.*: .*{words}"):
+        import_foreign(Foreign("trl", {key: value, "per_device_train_batch_size": 8}))
+
+
+def test_rewards_of_open_r1_are_recognized(tmp_path: Path):
+    found = recipe(tmp_path, reward_funcs=["accuracy", "format"]).rewards
+    assert [(one.name, one.function) for one in found] == [("accuracy", "math_verify"), ("format", "think_format")]
+    outcome = line("reward_funcs", reward_funcs=["accuracy", "format"]).outcome
+    assert (outcome.verdict, "accuracy -> math_verify" in outcome.words) == ("changed", True)
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict", "test_path"),
+    [
+        ({"dataset_name": "a/b"}, "changed", None),  # a tenth is held out, which TRL trains on
+        ({"dataset_name": "a/b", "eval_strategy": "steps", "eval_steps": 5}, "equal", "hub:a/b"),
+        ({"dataset_name": "rows.jsonl"}, "changed", None),
+    ],
+)
+def test_rows_that_are_held_out_are_no_equal_data(
+    tmp_path: Path, values: dict[str, Any], verdict: str, test_path: object
+):
+    assert line("dataset_name", **values).outcome.verdict == verdict
+    assert recipe(tmp_path, **values).task.arguments.get("test_path") == test_path
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("train.py", "from trl import GRPOConfig\n", "a Python script, which import-config does not run"),
+        ("train", "#!/usr/bin/env python3\nimport trl\n", "a Python script, which import-config does not run"),
+        ("run.sh", "python3 -m openrlhf.cli.train_ppo_ray --a.b 1\n", r"a script of OpenRLHF.*docs/from_openrlhf\.md"),
+        ("run.sh", "trl grpo --config grpo.yaml\n", r"expected verl's overrides.*for TRL, give the YAML of --config"),
+        ("big.yaml", "a: 1\n" + "# x\n" * 70_000, "more than 262144 bytes"),
+        ("many.json", json.dumps({f"k{at}": at for at in range(3000)}), "at most 2000 keys, got 3000"),
+        ("deep.json", "[" * 50_000, "expected YAML or JSON"),
+        ("deep.yaml", "[" * 50_000, "expected YAML or JSON"),
+    ],
+)
+def test_a_file_of_another_kind_is_recognized(tmp_path: Path, name: str, text: str, words: str):
+    file = tmp_path / name
+    file.write_text(text)
+    with pytest.raises(UserError, match=words):
+        read_foreign(file)
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path):
+    os.mkfifo(tmp_path / "grpo.yaml")
+    with pytest.raises(UserError, match="expected a file, got a folder"):
+        read_foreign(tmp_path / "grpo.yaml")
+
+
+def test_many_unknown_keys_are_counted():
+    with pytest.raises(UserError, match="and 1980 more") as refused:
+        import_foreign(Foreign("trl", {f"{'x' * 90}{at}": "y" * 5000 for at in range(2000)}))
+    assert len(str(refused.value)) < 20_000
+
+
 @pytest.mark.parametrize("text", ["", "[1, 2]", "a: [", "beta: 0.1\nbeta: 0.2\n"])
 def test_a_file_that_cannot_be_read_writes_nothing(tmp_path: Path, text: str):
     file, target = tmp_path / "bad.yaml", tmp_path / "made.yaml"
@@ -249,3 +427,7 @@ def test_a_file_that_cannot_be_read_writes_nothing(tmp_path: Path, text: str):
     assert isinstance(result.exception, UserError)
     assert str(file) in str(result.exception)
     assert not target.exists()
+
+
+def test_the_oldest_name_of_the_batch_counts(tmp_path: Path):
+    assert recipe(tmp_path, per_gpu_train_batch_size=32).rollout.problems_per_step == 4

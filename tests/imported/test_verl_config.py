@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,12 @@ import pytest
 
 from grouprl import UserError
 from grouprl.config.files import load_config
-from grouprl.config.other_names import HERE
+from grouprl.config.other_names import name_here
 from grouprl.config.run import RunConfig
 from grouprl.imported.read import Foreign, read_foreign
 from grouprl.imported.recipe import Line, import_foreign, write_recipe
 from grouprl.imported.table import Entry, key_table
 from grouprl.imported.trl_keys import TRL
-from grouprl.imported.trl_older import RENAMED
 from grouprl.imported.verl_keys import NOT_NEEDED, VERL
 from grouprl.scoring.functions import FromFile, WeightedReward
 from grouprl.scoring.scorer import open_scorer
@@ -98,7 +98,7 @@ def test_a_script_is_read_with_its_variables(tmp_path: Path):
 def test_a_value_that_the_script_does_not_say_stops_where_it_counts(tmp_path: Path):
     """The engine does not count here, the batch does."""
     foreign = Foreign("verl", GRPO | {"data.train_batch_size": "$(nproc)", "actor_rollout_ref.rollout.name": "$ENGINE"})
-    with pytest.raises(UserError, match=r"batch_size=\$\(nproc\): the file does not define \$\(nproc\)") as refused:
+    with pytest.raises(UserError, match=r"batch_size=\$\(nproc\): cannot be decided: the file does not") as refused:
         import_foreign(foreign)
     assert "rollout.name" not in str(refused.value)
     found = {one.key: one for one in import_foreign(foreign, allow=["data.train_batch_size"]).lines}
@@ -120,7 +120,7 @@ def test_a_resolved_file_is_told_from_one_of_trl(tmp_path: Path):
 
 @pytest.mark.parametrize("value", ["${data.nothing}", "${oc.env:SIZE}", "${data.train_batch_size}"])
 def test_a_reference_to_nothing_or_to_itself_is_not_taken_for_the_default(value: str):
-    with pytest.raises(UserError, match=r"data\.train_batch_size=.*the file does not define"):
+    with pytest.raises(UserError, match=r"data\.train_batch_size=.*cannot be decided: the file does not"):
         import_foreign(Foreign("verl", GRPO | {"data.train_batch_size": value}))
 
 
@@ -169,12 +169,102 @@ def test_a_misspelt_key_is_not_taken_for_one_that_does_nothing(key: str):
         import_foreign(Foreign("verl", GRPO | {key: 1}))
 
 
-def test_hints_and_tables_know_the_same_keys():
-    """A hint for a name of TRL or verl has an entry, but for names that only older versions or tables have."""
-    of_verl = {key.rpartition(".")[2] for key in (*VERL, *NOT_NEEDED)}
-    older = {"batch_size", "clip_range", "dataset", "delta", "max_length", "model_name", "tokenizer"}
-    older |= {"cliprange", "kl_coef", "max_new_tokens", "mini_batch_size", "wandb", "ppo_micro_batch_size_per_gpu"}
-    assert set(HERE) - set(TRL) - set(RENAMED) - of_verl <= older
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("num_generations", "is here rollout.group_size"),
+        ("lr", "is here learner.learning_rate"),
+        ("wandb_project", "is here trackers.project"),
+        ("deepspeed", "has no setting here: TRL's layout of batches"),
+        ("batch_size", "is here rollout.problems_per_step x rollout.group_size"),
+        ("enable", ""),  # many sections of verl have it
+        ("no_such_name", ""),
+    ],
+)
+def test_a_hint_comes_from_the_tables(name: str, words: str):
+    assert words in name_here(name)
+    assert bool(words) == bool(name_here(name))
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({"data.filter_overlong_prompts": True}, "changed"),
+        ({"data.filter_overlong_prompts": True, "data.max_prompt_length": 99}, "changed"),
+        ({"data.truncation": "left"}, "changed"),
+        ({"data.max_prompt_length": 99}, "equal"),  # verl stops at a longer one
+        ({"data.image_key": "images"}, "unsupported"),
+        ({"data.tool_config_path": "tools.yaml"}, "unsupported"),
+        ({"data.gen_batch_size": 96}, "unsupported"),
+        ({"data.train_files": "a.parquet", "data.val_files": "b.parquet"}, "equal"),
+        ({"data.train_files": "a.parquet"}, "changed"),  # a tenth is held out
+    ],
+)
+def test_data_is_what_it_says_to_be(changes: dict[str, Any], verdict: str):
+    assert lines_of(**changes)[next(iter(changes))].outcome.verdict == verdict
+
+
+def test_no_key_of_the_data_is_not_needed():
+    """Whatever it is, it may change which rows are trained; a file that Hydra resolved names all of them."""
+    file = {key: entry.default for key, entry in VERL.items()} | {
+        key: None for key in NOT_NEEDED if not key.endswith("*") and not key.startswith("data.")
+    }
+    file |= {"data.use_shm": False, "data.return_raw_chat": True, "data.mm_processor_kwargs": {}}
+    lines = import_foreign(Foreign("verl", file | GRPO)).lines
+    assert [one.key for one in lines if one.key.startswith("data.") and one.outcome.verdict == "not needed"] == []
+    assert {"data.image_key", "data.use_shm"} <= {one.key for one in lines}
+
+
+@pytest.mark.parametrize(("value", "low"), [(10, 1.0), (1.5, 1.0), (0.9, 0.9)])
+def test_a_clip_below_zero_is_no_clip(tmp_path: Path, value: float, low: float):
+    """verl's CISPO example has clip_ratio_low=10: a ratio above 1 - 10 is any ratio."""
+    given = {f"{ACTOR}policy_loss.loss_mode": "cispo", f"{ACTOR}clip_ratio_low": value}
+    assert recipe(tmp_path, Foreign("verl", GRPO | given)).algorithm.objective.range[0] == low
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "here"),
+    [
+        ("actor_rollout_ref.rollout.temperature", 0.0, "rollout.temperature"),
+        (f"{ACTOR}clip_ratio_low", 10, "algorithm.clip_low"),
+        (f"{ACTOR}clip_ratio_c", 0.5, "algorithm.dual_clip"),
+        (f"{ACTOR}optim.betas", [0.9, 1.0], "learner.betas"),
+        ("trainer.total_epochs", 0, "epochs"),
+        ("actor_rollout_ref.model.lora_rank", 10**6, "model.lora.rank"),
+    ],
+)
+def test_a_value_that_a_run_would_refuse_is_refused_by_their_name(key: str, value: Any, here: str):
+    with pytest.raises(UserError, match=f"\n  {key}=.*: its counterpart takes other values: {here}"):
+        import_foreign(Foreign("verl", GRPO | {key: value}))
+    assert lines_of(**{key: value})[key].outcome.verdict == "unsupported"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("data.train_batch_size", "many", "data.train_batch_size: expected a number such as 1024, got 'many'"),
+        (f"{ACTOR}ppo_mini_batch_size", None, "ppo_mini_batch_size: expected a value like 256, got None"),
+        ("data.train_batch_size", None, "data.train_batch_size: expected a value like 1024, got None"),
+        (f"{ACTOR}policy_loss.loss_mode", ["gspo"], "loss_mode: expected a value like 'vanilla', got ['gspo']"),
+        (f"{ACTOR}use_kl_loss", "perhaps", "use_kl_loss: expected true or false such as false, got 'perhaps'"),
+        ("data.max_response_length", 10**400, "data.max_response_length: expected a smaller number"),
+    ],
+)
+def test_a_value_of_another_kind_names_its_own_key(key: str, value: Any, words: str):
+    with pytest.raises(UserError, match=re.escape(words)):
+        import_foreign(Foreign("verl", GRPO | {key: value}))
+
+
+def test_a_null_model_and_a_number_as_text_are_read(tmp_path: Path):
+    given = {"actor_rollout_ref.model.path": None, "data.train_batch_size": "512", f"{ACTOR}use_kl_loss": "True"}
+    config = recipe(tmp_path, Foreign("verl", GRPO | given))
+    assert (config.model.path, config.rollout.problems_per_step, config.algorithm.kl_coef) == ("abacus", 512, 0.001)
+
+
+def test_references_that_multiply_are_refused(tmp_path: Path):
+    chain = {f"x.a{at}": f"${{x.a{at + 1}}}" * 8 for at in range(7)} | {"x.a7": "text"}
+    with pytest.raises(UserError, match=r"x\.a0=.*cannot be decided"):
+        import_foreign(Foreign("verl", GRPO | chain))
 
 
 @pytest.mark.parametrize(("page", "entries"), [("from_trl", TRL), ("from_verl", VERL)])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,6 +16,7 @@ import uvicorn
 
 from grouprl.lab import connections
 from grouprl.lab.connections import BACKLOG, MOST, PatientProtocol
+from grouprl.lab.guard import Guard, Sessions
 
 Address = tuple[str, int]
 ASK = b"GET / HTTP/1.1\r\nHost: lab\r\n\r\n"
@@ -26,8 +28,9 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[uvicorn.Server, Address]]:
-    config = uvicorn.Config(app, http=PatientProtocol, backlog=BACKLOG, port=0, log_level="warning", lifespan="off")
+def server(request: pytest.FixtureRequest) -> Iterator[tuple[uvicorn.Server, Address]]:
+    served = getattr(request, "param", app)
+    config = uvicorn.Config(served, http=PatientProtocol, backlog=BACKLOG, port=0, log_level="warning", lifespan="off")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -105,3 +108,65 @@ def test_slow_headers_end_and_a_page_that_asks_again_does_not(
         assert b"200 OK" in answer(page)
         page.sendall(b"GET")  # a second request on the same connection has the limit too
         assert closed(page, 3)
+
+
+# A browser of a session whose streams never end; each of its pages is such a stream
+
+
+async def streaming(scope: Any, receive: Any, send: Any) -> None:
+    if scope["path"] == "/stream":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"data: ok", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    else:
+        await app(scope, receive, send)
+
+
+@pytest.mark.parametrize("server", [streaming], indirect=True)
+def test_the_oldest_streams_of_a_browser_make_room(server: tuple[uvicorn.Server, Address]) -> None:
+    _, address = server
+    port, sessions = address[1], Sessions()
+    server[0].config.loaded_app = Guard(streaming, sessions, port)
+
+    def browser() -> Callable[[str], socket.socket]:
+        """Asks as one browser, each time on a new connection, and reads the first bytes of the answer."""
+        cookies: list[str] = []
+
+        def ask(path: str) -> socket.socket:
+            one = socket.create_connection(address, timeout=5)
+            cookie = f"Cookie: {cookies[0]}\r\n" if cookies else ""
+            one.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{cookie}\r\n".encode())
+            return one
+
+        with ask(f"/?token={sessions.new_link()}") as door:
+            head = door.recv(9000).decode()
+            while "</html>" not in head:
+                head += door.recv(9000).decode()
+            cookies.append(re.findall(r"set-cookie: ([^;]*)", head)[0])
+            home = re.findall(r"Path=([^;\r]*)", head)[0]
+        return lambda path: ask(home + path)
+
+    def shows(one: socket.socket) -> bool:
+        found = b""
+        while not found.rstrip().endswith(b"ok") and (more := one.recv(4096)):
+            found += more
+        return found.startswith(b"HTTP/1.1 200") and b"ok" in found
+
+    greedy, other = browser(), browser()
+    with ExitStack() as stack:
+        kept = [stack.enter_context(other("stream")) for _ in range(3)]
+        assert all(map(shows, kept))
+        streams = []
+        for number in range(5 * MOST):
+            streams.append(stack.enter_context(greedy("stream")))
+            assert shows(streams[-1]), number
+            if number % 100 == 0:
+                with greedy("runs") as page, other("runs") as another:
+                    assert (shows(page), shows(another)) == (True, True)
+        assert len(server[0].server_state.connections) <= MOST
+        assert closed(streams[0], 1)
+        assert not closed(streams[-1], 0.1)
+        assert not any(closed(one, 0.05) for one in kept)
+        kept.append(stack.enter_context(other("stream")))
+        assert shows(kept[-1])

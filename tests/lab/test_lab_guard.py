@@ -145,6 +145,77 @@ def test_a_change_is_json_of_a_bounded_size(page: TestClient):
     assert (answer.status_code, "expected a JSON object" in answer.json()["error"]) == (400, True)
 
 
+TAGS = '{"tags": [], "note": "", "archived": false}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("application/json", 404),  # no such run: the body was read
+        ("Application/JSON; charset=UTF-8", 404),
+        ('application/json;charset="utf-8"', 404),
+        ("application/json; charset=utf-16", 415),
+        ("application/json; charset=iso-8859-1", 415),
+        ("application/json; charset=utf-8; charset=utf-16", 415),
+        ("application/json; boundary=x", 415),
+        ("application/json, text/plain", 415),
+        ("application/jsonp", 415),
+        ("text/json", 415),
+        ("", 415),
+    ],
+)
+def test_a_body_has_the_type_json_in_utf_8(page: TestClient, kind: str, status: int):
+    headers = {PAGE_TOKEN: page.get("/api/session").json()["token"], "content-type": kind}
+    answer = page.post("/api/runs/none/notes", headers=headers, content=TAGS)
+    assert answer.status_code == status, answer.text
+    if status == 404:
+        for more in ({"content-encoding": "gzip"}, {"transfer-encoding": "chunked"}):
+            refused = page.post("/api/runs/none/notes", headers={**headers, **more}, content=iter([TAGS.encode()]))
+            assert refused.status_code in (413, 415)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(TAGS.encode(name) for name in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be", "utf-8-sig")),
+        b'{"note": "caf\xe9"}',
+        b'{"note": "\xed\xa0\x80"}',
+        rb'{"note": "\ud800"}',
+        rb'{"\udfff": 1}',
+        b'{"name": "a", "name": "b"}',
+        b'{"a": {"name": "a", "name": "b"}}',
+        b'{"step": NaN}',
+        b'{"step": -Infinity}',
+        b'{"step": ' + b"9" * 5000 + b"}",
+        b'{"a": ' * 1000 + b"1" + b"}" * 1000,
+        b'{"a": ' + b"[" * 30_000 + b"]" * 30_000 + b"}",
+        b'{"a": 1} {}',
+        b"{'a': 1}",
+        b'{"a": 1,}',
+        b'{"a": 01}',
+        b"\x00{}",
+        b"null",
+        b'"{}"',
+        b"",
+    ],
+)
+def test_what_is_no_json_object_in_utf_8_is_refused(page: TestClient, body: bytes):
+    headers = {PAGE_TOKEN: page.get("/api/session").json()["token"], "content-type": "application/json"}
+    answer = page.post("/api/runs/none/notes", headers=headers, content=body)
+    assert (answer.status_code, "expected a JSON object in UTF-8" in answer.json()["error"]) == (400, True)
+
+
+@pytest.mark.parametrize("hosts", [("127.0.0.1:8123", "evil.example"), ("127.0.0.1:8123",) * 2, ("evil.example",) * 2])
+def test_several_hosts_are_refused(page: TestClient, hosts: tuple[str, ...]):
+    assert page.get("/api/runs", headers=[("host", host) for host in hosts]).status_code == 421
+
+
+def test_a_head_opens_nothing(stranger: TestClient, sessions: Sessions):
+    link = sessions.new_link()
+    assert stranger.head("/", params={"token": link}).status_code == 401
+    assert stranger.get("/", params={"token": link}).status_code == 200
+
+
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_other_methods_are_refused(page: TestClient, method: str):
     assert page.request(method, "/api/runs").status_code == 405

@@ -12,8 +12,10 @@ import yaml
 from starlette.testclient import TestClient
 
 from grouprl.config.strict import read_json
+from grouprl.lab import trying
 from grouprl.lab.app import create_app
 from grouprl.record.layout import lock_directory
+from grouprl.types import UserError
 from lab_browser import opened, served
 from lab_processes import ended, started
 from lab_runs import Made, make_run
@@ -254,3 +256,13 @@ def test_notes_in_a_browser(root: Path) -> None:
         page.get_by_role("button", name="s0 and 2 more").wait_for()
         assert page.get_by_role("group", name="Runs that are shown").get_by_role("button").count() == 1
         browser.watched.assert_quiet()
+
+
+def test_a_file_of_the_current_folder_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`grouprl lab .` in a received folder starts the scorer there; -m alone would import its json.py."""
+    (tmp_path / "json.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(trying, "_SECONDS", 2.0)  # Python imports json first
+    with pytest.raises(UserError):
+        trying.try_completion(tmp_path / "none", 1, 0, "a")
+    assert not (tmp_path / "ran").exists()

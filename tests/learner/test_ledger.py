@@ -124,6 +124,10 @@ def of_token(
     if a.warms_up(1):
         return "critic_only"
     new = result.tokens[row][1].logprobs
+    if a.updates.count == 1:
+        old = new
+    elif a.spread.entropy_share < 1:
+        old = before.policy_NT[row, : len(completion)].tolist()
     gaps = [x - y for x, y in zip(new, old, strict=True)]
     ratio = math.exp(sum(gaps) / len(gaps) if a.objective.ratio == "sequence" else gaps[t])
     low, top = a.objective.range

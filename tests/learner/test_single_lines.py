@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from grouprl.algorithms import group_advantages, kept_groups
+from grouprl.algorithms import group_advantages, kept_groups, mismatch_weights, value_loss
 from grouprl.algorithms.credit import Credit
+from grouprl.algorithms.entropy import Entropy
+from grouprl.algorithms.losses import Plain
 from grouprl.algorithms.named import NAMED
+from grouprl.algorithms.spec import Updates
+from grouprl.algorithms.surrogates import left_out, too_far
 from grouprl.learner import PolicyEvaluation, assign_credit, make_batch
 from grouprl.models.critic import Critic
+from grouprl.proof.replay import _difference
 from grouprl.types import Batch, Completion, Group, Problem, RewardOutcome, Sampling, StepReward, StopReason
-from learner_setting import SAMPLING, GradientKeeper, batch_of, learner_of, loaded, sampled
+from learner_setting import SAMPLING, GradientKeeper, batch_of, credit_of, learner_of, loaded, sampled
 from losses import loss_of
 from variants import variant
 
@@ -135,3 +141,106 @@ def test_the_value_loss_is_a_mean_over_the_tokens_of_the_minibatch(tiny: Path) -
 def test_every_named_algorithm_that_masks_or_penalizes_says_so() -> None:
     assert [name for name in NAMED if NAMED[name].groups.overlong_buffer] == ["dapo"]
     assert not any(NAMED[name].groups.mask_overlong for name in NAMED)
+
+
+def test_a_weight_at_the_bound_of_the_correction_stays() -> None:
+    same = torch.zeros(1, 1)
+    assert mismatch_weights(same, same, torch.ones(1, 1), kind="mask", cap=1.0, floor=1.0).tolist() == [[1]]
+
+
+def test_a_completion_is_too_far_by_its_mean_over_tokens() -> None:
+    """Gaps of 0.3 and 0.3 nats: the mean is below 0.4, the sum is not. A positive advantage is never too far."""
+    mask, policy = torch.ones(3, 2, dtype=torch.bool), torch.zeros(3, 2)
+    sampler, advantages = torch.tensor([[0.3, 0.3], [0.5, 0.5], [0.5, 0.5]]), torch.tensor([[-1.0], [-1.0], [1.0]])
+    far = too_far(policy, sampler, advantages.expand(3, 2), mask, delta=0.4)
+    assert far.tolist() == [[False, False], [True, True], [False, False]]
+
+
+def test_a_token_is_left_out_by_either_limit() -> None:
+    """Row 0 fell from 0.5 to 0.1, bad: too far, and diverged. Row 1 rose from 0.1 to 0.6, good: diverged. Row 2 fell
+    from 0.02 to 0.01, bad: too far alone."""
+    policy = torch.tensor([[0.1], [0.6], [0.01]]).log()
+    sampler = torch.tensor([[0.5], [0.1], [0.02]]).log()
+    advantages, mask = torch.tensor([[-1.0], [1.0], [-1.0]]), torch.ones(3, 1, dtype=torch.bool)
+    assert left_out(policy, sampler, advantages, mask, 0.5, 0.15, None).tolist() == [[True], [True], [True]]
+    assert left_out(policy, sampler, advantages, mask, 0.5, None, None).tolist() == [[True], [False], [True]]
+    assert left_out(policy, sampler, advantages, mask, None, 0.15, None).tolist() == [[True], [True], [False]]
+
+
+def test_eps_is_added_to_the_deviation_of_a_batch() -> None:
+    rewards, groups = torch.tensor([1.0, -1.0]), torch.tensor([0, 0])
+    assert group_advantages(rewards, groups, scale="batch_std", eps=1.0).tolist() == [0.5, -0.5]
+
+
+def test_rewards_that_differ_by_little_have_a_signal() -> None:
+    """Equal is exact: 1e-7 and 0 deviate by half of it; neighbors of 2^24, which float32 rounds away, by 0.82."""
+    one = torch.zeros(2, dtype=torch.long)
+    assert group_advantages(torch.tensor([1e-7, 0.0]).double(), one, eps=0.0).tolist() == pytest.approx([1, -1])
+    large = torch.tensor([2.0**24, 2.0**24 + 1, 2.0**24 + 2], dtype=torch.float64)
+    found = group_advantages(large, torch.zeros(3, dtype=torch.long), eps=0.0)
+    assert found.tolist() == pytest.approx([-math.sqrt(1.5), 0, math.sqrt(1.5)])
+
+
+def test_a_paused_entropy_coefficient_moves_on_from_where_it_was() -> None:
+    steered = Entropy(entropy_target=1.0, entropy_step=0.01)
+    assert steered.next_coefs((0.5, 0.0), 0.9) == pytest.approx((0.51, 0.51))
+    assert steered.next_coefs((0.5, 0.5), 1.1) == pytest.approx((0.49, 0.0))
+    assert steered.next_coefs((0.5, 0.0), NAN) == (0.5, 0.0)
+    assert Entropy(entropy_coef=0.2).next_coefs((0.5, 0.1), 0.9) == (0.5, 0.1)
+
+
+def test_dppo_has_the_numbers_of_its_paper() -> None:
+    dppo = NAMED["dppo"]
+    assert isinstance(dppo.objective, Plain)
+    assert (dppo.objective.divergence_tv, dppo.objective.aggregate, dppo.kl) == (0.15, "token_mean", None)
+    assert dppo.updates == Updates(passes=1, minibatches=4)
+
+
+def test_a_value_is_clipped_on_both_sides() -> None:
+    """Values fell from 1 to 0 and rose from 0 to 1, both right: the bound of 0.2 leaves errors of 0.8."""
+    mask = torch.ones(1, 2)
+    values, old = torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]])
+    for place in (0, 1):
+        weights = torch.zeros(1, 2)
+        weights[0, place] = 1.0
+        loss, stats = value_loss(values, old, values.clone(), weights * mask, clip=0.2)
+        assert float(loss) == pytest.approx(0.32)
+        assert float(stats["value_clip_fraction"]) == 1
+
+
+class Turns(GradientKeeper):
+    """Keeps the number of every update."""
+
+    def step(self) -> float:
+        self.__dict__.setdefault("turns", []).append(self.turn)
+        return super().step()
+
+
+def test_updates_are_numbered_through_the_run(tiny: Path) -> None:
+    """Step 3 of a run with 2 passes of 2 updates: 8 updates came before it."""
+    model, batch = loaded(tiny), batch_of(sampled(tiny, SAMPLING))
+    learner = learner_of(model, variant(kl_coef=0.0, passes=2, minibatches=2), optimizer=Turns(model))
+    credit = credit_of(batch, torch.ones(11))
+    learner.learn(batch, credit, learner.evaluate(batch), loss_of(learner), step=3)
+    assert learner.optimizer.turns == [8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("changes", [{}, {"passes": 2, "correction": "truncate"}], ids=str)
+def test_a_diverged_token_is_one_beside_its_sampler(tiny: Path, changes: dict[str, Any]) -> None:
+    """The learner's own log-probs are the old ones, but what the sampler drew with still decides DPPO's mask."""
+    model, batch = loaded(tiny), batch_of(sampled(tiny, SAMPLING))
+    batch.old_logprobs_NT.sub_(3.0 * batch.mask_NT)
+    learner = learner_of(model, variant("dppo", minibatches=1, **changes))
+    credit = credit_of(batch, torch.ones(11))
+    result = learner.learn(batch, credit, learner.evaluate(batch), loss_of(learner), step=2)
+    expected = [
+        [math.exp(new) * (1 - math.exp(-3.0)) > 0.15 for new in trace.logprobs or ()] for _, trace in result.tokens
+    ]
+    clipped = [row[mask].tolist() for row, mask in zip(result.unused["clipped"], batch.mask_NT, strict=True)]
+    assert clipped == expected
+    assert 0 < sum(map(sum, expected)) < int(batch.mask_NT.sum())
+
+
+def test_a_replayed_value_differs_from_the_last_bit_on() -> None:
+    assert _difference("loss", [1.0], [1.0 + 2**-52]).differing == 1
+    assert _difference("loss", [1.0, NAN, None], [1.0, None, math.inf]).differing == 0

@@ -281,6 +281,73 @@ MUTANTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "stopped = self._stopped_rows()",
         (ENDS,),
     ),
+    # What the lines above leave alive.
+    (
+        "algorithms/corrections.py",
+        "weight_NT = torch.where((weight_NT <= cap) & (weight_NT >= floor), weight_NT, 0.0)",
+        "weight_NT = torch.where((weight_NT < cap) & (weight_NT > floor), weight_NT, 0.0)",
+        (LINES,),
+    ),
+    (
+        "algorithms/surrogates.py",
+        "return (gap_NT.sum(1, keepdim=True) > delta * mask_NT.sum(1, keepdim=True)) & (advantages_NT < 0)",
+        "return (gap_NT.sum(1, keepdim=True) > delta) & (advantages_NT < 0)",
+        (LINES,),
+    ),
+    (
+        "algorithms/surrogates.py",
+        "out_NT = out_NT | diverged(logprobs_NT, sampler_logprobs_NT, advantages_NT, tv=tv, kl=kl)",
+        "out_NT = diverged(logprobs_NT, sampler_logprobs_NT, advantages_NT, tv=tv, kl=kl)",
+        (LINES,),
+    ),
+    (
+        "algorithms/statistics.py",
+        "return (highest > lowest)[group_of_N]",
+        "return (highest > lowest + 1e-6)[group_of_N]",
+        (LINES,),
+    ),
+    (
+        "algorithms/entropy.py",
+        "return steered_entropy_coef(coefs[0], entropy, target=self.entropy_target, step=self.entropy_step)",
+        "return steered_entropy_coef(coefs[1], entropy, target=self.entropy_target, step=self.entropy_step)",
+        (LINES,),
+    ),
+    (
+        "algorithms/named/dppo.py",
+        '"dppo", objective=Plain(aggregate="token_mean", divergence_tv=0.15), kl=None, updates=Updates(minibatches=4)',
+        '"dppo", objective=Plain(aggregate="token_mean", divergence_tv=0.2), kl=None, updates=Updates(minibatches=4)',
+        (LINES,),
+    ),
+    (
+        "algorithms/values.py",
+        "near_NT = old_NT + (values_NT - old_NT).clamp(-clip, clip)",
+        "near_NT = old_NT + (values_NT - old_NT).clamp(max=clip)",
+        (LINES,),
+    ),
+    (
+        "learner/learner.py",
+        "optimizer.turn = turn  # by the step: the rate follows the run, whichever updates had no gradient",
+        "optimizer.turn = 0  # by the step: the rate follows the run, whichever updates had no gradient",
+        (LINES,),
+    ),
+    (
+        "learner/learner.py",
+        "old_logprobs_NT=logprobs_nT.detach() if work.old_NT is None else self._cut(pack, work.old_NT),",
+        "old_logprobs_NT=sampled_nT,",
+        ("tests/learner/test_learner.py",),
+    ),
+    (
+        "learner/trace.py",
+        "left_NT = left_out(logprobs_NT, batch.old_logprobs_NT, advantages_NT, batch.mask_NT, *limits)",
+        "left_NT = left_out(logprobs_NT, old_NT, advantages_NT, batch.mask_NT, *limits)",
+        (LINES,),
+    ),
+    (
+        "proof/replay.py",
+        "differing = ~((a == b) | (~np.isfinite(a) & ~np.isfinite(b)))",
+        "differing = ~((np.abs(a - b) < 1e-9) | (~np.isfinite(a) & ~np.isfinite(b)))",
+        (LINES,),
+    ),
 )
 
 

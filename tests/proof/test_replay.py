@@ -220,6 +220,8 @@ def test_a_forked_run_without_its_checkpoint_is_sent_to_its_source(run: Path, tm
 def test_a_gradient_that_is_not_finite_is_reported_with_its_tokens(run: Path, tmp_path: Path):
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
+    config = copy / "config.yaml"  # with several updates a batch the loss divides by the sampler's probabilities
+    config.write_text(config.read_text().replace("passes: 1\n", "passes: 2\n"))
     with closing(sqlite3.connect(copy / "rollouts.sqlite")) as database, database:
         query = "SELECT logprobs FROM completions WHERE step = 3 AND group_index = 1 AND completion_index = 2"
         blob = database.execute(query).fetchone()[0]

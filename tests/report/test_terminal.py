@@ -6,10 +6,12 @@ import io
 import math
 import os
 import re
+import time
 
 import pytest
 from rich.console import Console
 
+from grouprl.models.progress import PROGRESS
 from grouprl.report.terminal import COLUMNS, Terminal
 
 METRICS = {
@@ -139,3 +141,25 @@ def test_a_full_output_is_given_up_once(monkeypatch: pytest.MonkeyPatch) -> None
         for _ in range(3):
             terminal.say("a line" * 5000)  # raised "No space left on device"
         assert os.path.samestat(os.fstat(full.fileno()), os.stat(os.devnull))
+
+
+def test_a_log_file_gets_a_line_about_long_work_with_what_is_done_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grouprl.report.terminal.QUIET", 0.1)
+    text = io.StringIO()
+    terminal = Terminal(Console(file=text, width=200))
+    with terminal.progress("evaluate", 300) as advance:
+        advance(100)
+        with PROGRESS.doing(lambda: "stage learn"):
+            time.sleep(0.35)
+    lines = text.getvalue().splitlines()
+    assert 1 <= len(lines) <= 4
+    assert all(line.strip().startswith("evaluate: 100 of 300, about ") for line in lines)
+    assert all("(stage learn)" in line for line in lines)
+    with terminal.status("loading the model"):
+        time.sleep(0.25)
+    assert "loading the model, after 0." in text.getvalue()
+    before = text.getvalue()
+    with terminal.progress("short", 1) as advance:
+        advance(1)
+    time.sleep(0.2)
+    assert text.getvalue() == before, "nothing after the end, and nothing about short work"

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from answer_pairs import PAIRS
 from grouprl.types import UserError
 
 pytest.importorskip("math_verify")
@@ -22,115 +23,6 @@ from grouprl.rewards.symbolic import MathVerify
 def verdict(answer: str, gold: object) -> float | None:
     (value,) = MathVerify()(["?"], [rf"so it is \boxed{{{answer}}}"], [[1]], answer=[gold])
     return value
-
-
-SAME = [
-    ("7", "7"),
-    ("7.0", "7"),
-    ("x = 7", "7"),
-    ("7", "x = 7"),
-    ("x=7.0", "x = 7"),
-    ("7", "work\n#### 7"),
-    ("1,000", "1000"),
-    ("0.5", r"\frac{1}{2}"),
-    (r"\frac12", "0.5"),
-    (r"3\frac{1}{2}", r"\frac72"),
-    (r"50\%", "50"),
-    (r"\$5", "5"),
-    (r"5\text{ cm}^2", "5"),
-    (r"90^\circ", "90"),
-    (r"2\sqrt{2}", r"\sqrt{8}"),
-    ("2^{0.5}", r"\sqrt2"),
-    (r"\frac{5\pi}{2}", r"2.5\pi"),
-    ("2π", r"2 \pi"),
-    (r"\arctan 1", r"\frac{\pi}{4}"),
-    (r"\log_2 8", "3"),
-    ("10!", "3628800"),
-    (r"\binom{10}{3}", "120"),
-    ("1+x", "x+1"),
-    ("(x+1)^2", "x^2+2x+1"),
-    ("2x", "f(x)=2x"),
-    ("y-2x-3=0", "y=2x+3"),
-    ("5 > x", "x < 5"),
-    ("-2x > -10", "x < 5"),
-    ("1 < x < 2", "1<x<2"),
-    ("1 <= x <= 2", r"1 \le x \le 2"),
-    ("x = 1 or x = 2", "x=1, x=2"),
-    ("y = 2x = 4", "y = 2x = 4.0"),
-    (r"x \in [1, 2]", "[1,2]"),
-    ("[1,2]", r"x \in [1, 2]"),
-    (r"(5,\infty)\cup(-\infty,3)", r"(-\infty,3)\cup(5,\infty)"),
-    ("2, 1", r"\{1,2\}"),
-    ("2 or 1", "1, 2"),
-    (r"1-\sqrt2, 1+\sqrt2", r"1 \pm \sqrt{2}"),
-    (r"\left( 3, \frac{\pi}{2} \right)", r"(3, \frac{2\pi}{4})"),
-    (r"\begin{bmatrix}1&2\\3&4.0\end{bmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
-    ("4i+3", "3+4i"),
-    (r"-\infty", r"-\infty"),
-    ("tuesday", r"\text{Tuesday}"),
-    ("C", r"\text{(C)}"),
-    ("no solution", "No solution"),
-    ("110_{2}", "110_2"),
-]
-DIFFERENT = [
-    ("8", "7"),
-    ("-7", "7"),
-    ("5 or 6 or 7", "7"),
-    ("5, 6, 7", "7"),
-    ("7, 7", "7"),
-    (r"\{7\}", "7"),
-    (r"7 \pm 0", "7"),
-    ("[7, 7]", "7"),
-    ("5 = 7", "7"),
-    ("x = 5 = 7", "7"),
-    ("7 [8]", "7"),
-    ("5 cm", "5"),
-    ("0.333333", "1/3"),
-    (r"\frac{333333}{1000000}x", r"\frac{x}{3}"),
-    ("1.41421356", r"\sqrt{2}"),
-    ("y = 7", "x = 7"),
-    ("7 = 7", "x = 7"),
-    (r"6 = \frac = 7", "7"),
-    (r"6 = \frac = 7", "x = 7"),
-    ("x^2+2=0", "x^2+1=0"),
-    ("1 = 2", "x^2+1=0"),
-    ("x > 5", "x < 5"),
-    ("-2x < -10", "x < 5"),
-    (r"x \le 5", "x < 5"),
-    ("1 < x < 3", "1 < x < 2"),
-    ("1 < x", "1 < x < 2"),
-    ("1", "1, 2"),
-    ("1, 2, 3", "1, 2"),
-    ("(2,1)", "(1,2)"),
-    ("(1,2)", "(2,1)"),
-    ("[1,2]", "(1,2)"),
-    ("y+1", "x+1"),
-    ("3", "3t"),
-    (r"\frac{d}{dx}x^2", "2x"),
-    (r"\sum_{i=1}^{7} 1", "7"),
-    (r"\lim_{x \to 7} x", "7"),
-    ("(10)!", "3628800"),
-    ("1e3", "1000"),
-    ("110_2", "110"),
-    ("110_3", "110_2"),
-    (r"50\%", "0.5"),
-    ("3+4i", "3-4i"),
-    (r"\frac{0}{0}", "7"),
-    (r"\frac{1}{0}", "0"),
-    ("yadseut", r"\text{Tuesday}"),
-    ("", "7"),
-    (" ", "7"),
-]
-
-
-@pytest.mark.parametrize(("answer", "gold"), SAME)
-def test_these_mean_the_same(answer: str, gold: str) -> None:
-    assert verdict(answer, gold) == 1.0
-
-
-@pytest.mark.parametrize(("answer", "gold"), DIFFERENT)
-def test_these_do_not(answer: str, gold: str) -> None:
-    assert verdict(answer, gold) == 0.0
 
 
 def test_one_place_is_looked_at() -> None:
@@ -147,7 +39,7 @@ def test_one_place_is_looked_at() -> None:
 @pytest.mark.parametrize(
     "gold", ["", r"\sum_{i=1}^n i", r"0.\overline{3}", r"\operatorname{lcm}(2, 3)", "x+" * 200 + "x"]
 )
-@pytest.mark.parametrize("answer", ["7", r"\text{anything}", "", r"\sum_{i=1}^n i"])
+@pytest.mark.parametrize("answer", ["7", r"\text{anything}", ""])
 def test_a_gold_answer_that_cannot_be_read_is_an_error_whatever_was_answered(gold: str, answer: str) -> None:
     with pytest.raises(ValueError, match="expected a gold answer"):
         verdict(answer, gold)
@@ -230,7 +122,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> Iterator[PolicyEvaluation]:
 
 
 def test_no_text_is_evaluated(evaluated: PolicyEvaluation) -> None:
-    for answer, gold in SAME + DIFFERENT:
+    for answer, gold, _, _ in PAIRS:
         verdict(answer, gold)
     for answer in ("31415.926", "0.1234567x", "9871 + 0.5", "00089", "3.25, 4.75", "[0.125, 99/7]", r"123456\%x"):
         for gold in ("x+1", r"\sqrt{3}", "1, 2", "(0, 5)"):

@@ -81,7 +81,8 @@ def test_a_run_leaves_what_its_summary_says(straight: Path) -> None:
     summary = json.loads((straight / "summary.json").read_text())
     assert {"before", "after", "train_seconds", "steps", "seed", "peak_rss_mib", "completion_tokens"} <= set(summary)
     for when in ("before", "after"):
-        assert set(summary[when]) == {"worked_share", "mean_length", "problems"}  # nothing says what is correct
+        own = {f"{name}{end}" for name in ("reward", "rewards/letters/mean") for end in ("", "_interval")}
+        assert set(summary[when]) == {"worked_share", "mean_length", "problems", *own}  # nothing says what is correct
     assert summary["steps"] == 6
     assert [row["step"] for row in metrics(straight)] == [1, 2, 3, 4, 5, 6]
     lengths = rollouts(straight, "SELECT step, COUNT(*), SUM(length) FROM completions GROUP BY step")
@@ -183,11 +184,11 @@ def test_a_run_of_another_seed_is_another_run(straight: Path, tiny: Path, tmp_pa
 def test_the_first_ctrl_c_saves_and_the_run_goes_on_as_if_there_had_been_none(
     straight: Path, tiny: Path, tmp_path: Path
 ) -> None:
-    interrupted = InProcess(lambda calls: calls == 3 and signal.raise_signal(signal.SIGINT))
+    interrupted = InProcess(lambda calls: calls == 6 and signal.raise_signal(signal.SIGINT))
     config = small_config(tmp_path)
     stopped = run(tiny, config, rewards=[WeightedReward("letters", interrupted)])
     assert not stopped.finished
-    assert interrupted.calls == 3
+    assert interrupted.calls == 6  # two of the evaluation before, one of the examples after step 1
     assert stopped.summary["steps"] == 3
     assert "after" not in stopped.summary
     assert checkpoint_names(stopped.directory) == ["step-000003"]
@@ -212,7 +213,7 @@ def test_a_stop_before_the_first_step_leaves_something_to_resume(tiny: Path, tmp
 
 
 def at_step_5(model: Path, config: RunConfig) -> None:
-    dying = InProcess(lambda calls: calls == 5 and os.kill(os.getpid(), signal.SIGKILL))
+    dying = InProcess(lambda calls: calls == 8 and os.kill(os.getpid(), signal.SIGKILL))
     run(model, config, rewards=[WeightedReward("letters", dying)])
 
 
@@ -272,7 +273,7 @@ def test_two_ctrl_c_end_the_command_at_once(tiny: Path, tmp_path: Path) -> None:
 def test_one_ctrl_c_ends_the_command_with_130_and_says_how_to_go_on(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pressing = InProcess(lambda _: signal.raise_signal(signal.SIGINT))
+    pressing = InProcess(lambda calls: calls == 3 and signal.raise_signal(signal.SIGINT))  # after the evaluation
     data = write_rows(tmp_path / "data.jsonl", [gsm8k_row(n) for n in range(30)])
     settings = [*small_settings(tmp_path), "task.name=gsm8k", f"task.path={data}", 'rewards=[{"name": "letters"}]']
     monkeypatch.setitem(REWARDS, "letters", pressing)

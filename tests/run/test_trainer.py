@@ -20,6 +20,7 @@ from grouprl.config.run import RunConfig, load_config
 from grouprl.models.kernels import build
 from grouprl.models.load import fingerprint, load_model, load_tokenizer
 from grouprl.models.manifest import MANIFEST
+from grouprl.rewards import built_in
 from grouprl.scoring.functions import Scope
 from grouprl.tasks import task_from_list
 from letter_rewards import letters
@@ -73,7 +74,7 @@ def noted(path: Path) -> list[dict[str, Any]]:
 
 def test_rewards_are_called_in_trls_form_with_columns(tiny: Path, tmp_path: Path) -> None:
     run = train(tiny, tmp_path, noting(tmp_path / "calls"))
-    calls = {call["number"][0]: call for call in noted(tmp_path / "calls")}
+    calls = {call["number"][0]: call for call in noted(tmp_path / "calls") if len(call["number"]) == 4}  # not held out
     assert len(calls) == 4  # one for each group of two steps
     for number, call in calls.items():
         assert set(call) == {"prompts", "completions", "completion_ids", "number"}
@@ -90,7 +91,7 @@ def test_rewards_are_called_in_trls_form_with_columns(tiny: Path, tmp_path: Path
 
 def test_chat_prompts_give_chat_completions_and_go_through_the_template(tiny: Path, tmp_path: Path) -> None:
     directory = train(tiny, tmp_path, noting(tmp_path / "calls"), task=CHAT).directory
-    calls = noted(tmp_path / "calls")
+    calls = [call for call in noted(tmp_path / "calls") if len(call["prompts"]) == 4]  # groups, not held out
     seen = [pair for call in calls for pair in zip(call["prompts"], call["completions"], strict=True)]
     assert len(seen) == 16
     for prompt, completion in seen:
@@ -425,3 +426,53 @@ def test_an_error_that_is_not_the_users_keeps_its_traceback(tmp_path: Path) -> N
     assert ended.returncode == 1
     assert "ZeroDivisionError" in ended.stderr
     assert "Traceback" in ended.stderr
+
+
+def test_a_run_is_measured_by_its_own_reward_and_not_by_a_verifier_that_nobody_asked_for(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": f"Say {n}.", "answer": "7"} for n in range(40)]  # its verifier is correct_answer
+
+    def letters(completions: list[str], **columns: Any) -> list[float]:
+        return [sum(map(str.isalpha, text)) / max(1, len(text)) for text in completions]
+
+    run = Trainer(tiny, rows, [letters], config=small_config(tmp_path, steps=2)).train()
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "correct" not in shown
+    assert "accuracy" not in shown.lower()
+    assert "Mean reward" in shown
+    before, after, change = (run.summary[name] for name in ("before", "after", "change"))
+    assert run.summary["measure"] == "reward"
+    for name in ("reward", "rewards/letters/mean"):
+        assert change[name]["mean"] == pytest.approx(after[name] - before[name])
+        low, high = change[name]["interval"]
+        assert low < change[name]["mean"] < high
+    assert "greedy_accuracy" not in after
+    assert "accuracy" not in run.metrics().names
+    assert rollouts(run.directory, "SELECT DISTINCT correct FROM completions") == [(None,)]
+    examples = json.loads((run.directory / "examples.json").read_text())["after"]
+    assert all(one["correct"] is None and one["reward"] is not None for one in examples)
+    # With the verifier as a reward of weight 0 somebody asked for it; the run's own reward stays the measure.
+    asked = [letters, built_in("correct_answer", weight=0.0)]
+    both = Trainer(tiny, rows, asked, config=small_config(tmp_path, "both", steps=2)).train().summary
+    assert (both["measure"], both["after"]["greedy_accuracy"]) == ("reward", 0.0)
+    judged = Trainer(tiny, rows, ["correct_answer"], config=small_config(tmp_path, "judged", steps=2)).train().summary
+    assert judged["measure"] == "greedy_accuracy"
+    assert "Greedy accuracy 0.0%" in capsys.readouterr().out
+
+
+def test_no_evaluation_problems_mean_no_evaluation(tiny: Path, tmp_path: Path) -> None:
+    config = small_config(tmp_path, steps=2, evaluation={"problems": 0, "every": 1})
+    run = Trainer(tiny, ROWS, [letters], config=config).train()
+    assert run.finished
+    assert (run.summary["before"], run.summary["after"]) == ({"problems": 0}, {"problems": 0})
+    assert not (run.directory / "evaluations.jsonl").exists()
+
+
+def test_held_out_completions_end_as_those_of_training_do(tiny: Path, tmp_path: Path) -> None:
+    rollout = {"problems_per_step": 2, "group_size": 4, "max_tokens": 8, "engine": {"regex": "[ab]{2}c"}}
+    run = Trainer(tiny, ROWS, [letters], config=small_config(tmp_path, steps=1, rollout=rollout)).train()
+    examples = json.loads((run.directory / "examples.json").read_text())
+    texts = [one["completion"] for rows in examples.values() for one in rows]
+    assert texts
+    assert all(re.fullmatch("[ab]{2}c", text) for text in texts)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from grouprl import Run, Trainer, UserError
 from grouprl.config.run import RunConfig, load_config
+from grouprl.models.load import load_model, load_tokenizer
 from grouprl.record.read import read_json_lines, read_rollouts
 from grouprl.rollout import vllm_client
+from grouprl.rollout.vllm import VllmEngine
 from grouprl.run.trust import refuse_foreign_code
 from grouprl.scoring.functions import WeightedReward
 from letter_rewards import letters
@@ -27,7 +31,7 @@ from small_runs import (
     small_config,
     tree,
 )
-from vllm_server import Answer, Call, Reply, VllmServer, Worker
+from vllm_server import Answer, Call, Fault, Reply, VllmServer, Worker
 
 LETTERS = WeightedReward("letters", letters)
 TOKEN = "s3cret-token"
@@ -151,15 +155,66 @@ def test_ranks_sample_from_a_server_each_or_from_one(tiny: Path, tmp_path: Path,
             assert_same_run(place.runs / "alone", place.runs / name, step=3)
 
 
-def test_a_server_with_other_log_probs_is_a_warning_in_the_first_step(tiny: Path, tmp_path: Path):
+def off_by(nats: float) -> Fault:
     def off(call: Call, answer: Answer) -> Reply:
         reply = answer()
         for choice in (reply.value or {}).get("choices", []):
             for one in choice["logprobs"]["content"]:
-                one["logprob"] -= 0.7
+                one["logprob"] -= nats
         return reply
 
-    with VllmServer(tiny, token=TOKEN, fault=off) as server:
+    return off
+
+
+@pytest.mark.parametrize(("nats", "steps", "warned", "said"), [
+    (0.01, 1, False, ""),
+    (0.05, 1, True, ""),
+    (0.3, 2, True, ""),  # a third step ends it
+    (0.3, 3, True, "log-probs are 0.3 nats too low on average"),
+    (2.0, 1, True, "log-probs are 2 nats too low on average"),
+])  # fmt: skip
+def test_a_server_whose_log_probs_are_too_low_is_a_warning_and_then_the_end(
+    tiny: Path, tmp_path: Path, nats: float, steps: int, warned: bool, said: str
+):
+    with VllmServer(tiny, token=TOKEN, fault=off_by(nats)) as server:
+        # Weights that hardly move: the gap is the server's alone.
+        config = config_of(tmp_path, server, steps=steps, learner={"learning_rate": 1e-9})
+        with pytest.raises(UserError, match=said) if said else nullcontext():
+            run(tiny, config)
+    directory = tmp_path / "run"
+    found = [row["kind"] for row in read_json_lines(directory / "warnings.jsonl")]
+    assert ("sampler_learner_gap" in found) == warned
+    assert metrics(directory)[0]["sampler_learner_gap_mean"] == pytest.approx(nats, abs=1e-4)
+    assert len(metrics(directory)) == steps  # the step that ends a run is in its record
+
+
+@pytest.mark.parametrize(("program", "said"), [
+    ("0.31.1", r"expected vLLM 0\.32 or newer, got version '0\.31\.1'"),
+    ("0.4.2", r"expected vLLM 0\.32 or newer"),
+    ("main", r"expected vLLM 0\.32 or newer"),
+    ("0.33.0", "runs vLLM 0.33.0"),
+    ("", "of an unknown version"),
+    ("0.32.1+cpu", ""),
+])  # fmt: skip
+def test_a_server_of_another_version_is_refused_or_named(tiny: Path, tmp_path: Path, program: str, said: str):
+    with VllmServer(tiny, token=TOKEN) as server:
+        server.program = program
+        config = config_of(tmp_path, server, steps=1)
+        model, tokenizer = load_model(str(tiny), device=torch.device("cpu")), load_tokenizer(str(tiny))
+        engine = VllmEngine(config.rollout.engine, model, tokenizer, seed=0, max_rows=8, folder=tmp_path / "published")
+        if "expected" in said:
+            with pytest.raises(UserError, match=said):
+                engine.check_server()
+        else:
+            engine.check_server()
+            assert (said in engine.doubt) if said else engine.doubt == ""
+            server.program = "0.32.9"  # started again with another program
+            with pytest.raises(UserError, match="as before"):
+                engine.check_server()
+
+
+def test_a_server_with_other_log_probs_is_a_warning_in_the_first_step(tiny: Path, tmp_path: Path):
+    with VllmServer(tiny, token=TOKEN, fault=off_by(0.7)) as server:
         directory = run(tiny, config_of(tmp_path, server, steps=1)).directory
     (warning,) = read_json_lines(directory / "warnings.jsonl")
     assert (warning["step"], warning["kind"]) == (1, "sampler_learner_gap")

@@ -160,8 +160,9 @@ def test_a_suspended_process_is_not_a_stall(tmp_path: Path):
 
 
 @pytest.mark.parametrize("verb", ["sft", "dpo", "reward-model", "eval", "sample", "check-reward", "replay", "selftest"])
-def test_every_verb_that_computes_is_watched(verb: str, monkeypatch: pytest.MonkeyPatch):
+def test_every_verb_that_computes_is_watched(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GROUPRL_STALL_SECONDS", "soon")
-    ended = grouprl(verb, *{"eval": ["abacus"], "replay": ["no-run", "1"]}.get(verb, []))
+    (tmp_path / "config.yaml").touch()
+    ended = grouprl(verb, *{"eval": ["abacus"], "replay": [tmp_path, "1"]}.get(verb, []))
     assert ended.code == 2
     assert "GROUPRL_STALL_SECONDS" in ended.text

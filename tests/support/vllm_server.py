@@ -105,6 +105,7 @@ class VllmServer:
         tokenizer: Path | None = None,
     ) -> None:
         self.calls: list[Call] = []
+        self.program = "0.32.0"
         self.fault = fault
         self._folder, self._token = folder, token
         self._options = {"lora": lora, "rows": rows, "logprobs_mode": logprobs_mode}
@@ -172,6 +173,8 @@ class VllmServer:
             case "GET", "/v1/models":
                 names = [self.worker.name, *self.adapters]
                 return Reply({"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
+            case "GET", "/version":
+                return Reply({"version": self.program})
             case "GET", "/weight_info":
                 return Reply({"weight_version": self.version})
             case "POST", "/detokenize":

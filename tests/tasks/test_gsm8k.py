@@ -53,11 +53,13 @@ def test_the_cut_ignores_the_order_of_lines_and_each_split_keeps_it(tmp_path: Pa
     assert questions(forward, "train") == [text for text in order if text in questions(forward, "train")]
 
 
-def test_three_questions_are_enough_and_two_are_not(tmp_path: Path) -> None:
+def test_fewer_than_three_questions_share_what_is_held_out(tmp_path: Path) -> None:
     task = Gsm8k(str(write(tmp_path / "a.jsonl", [row(n) for n in range(3)])))
     assert [len(task.problems(split)) for split in SPLITS] == [1, 1, 1]
-    with pytest.raises(UserError, match="expected more than 2 different prompts, got 2"):
-        Gsm8k(str(write(tmp_path / "b.jsonl", [row(0), row(1), row(1)]))).problems("train")
+    two = Gsm8k(str(write(tmp_path / "b.jsonl", [row(0), row(1), row(1)])))
+    assert two.problems("validation") == two.problems("test") != two.problems("train")
+    one = Gsm8k(str(write(tmp_path / "c.jsonl", [row(0)])))
+    assert one.problems("validation") == one.problems("test") == one.problems("train")
 
 
 def test_a_folder_keeps_its_test_file_and_gives_a_twentieth_of_train_to_validation(tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 ROWS = [{"prompt": f"{n} + 1 = ?", "answer": str(n + 1), "level": n % 3} for n in range(40)]
 
 
-@pytest.mark.parametrize(("name", "nearest"), [("word_problem", "word_problems"), ("gsm8", "gsm8k"), ("GSM8K", None)])
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("word_problem", "word_problems"), ("gsm8", "gsm8k"), ("GSM8K", "gsm8k")]
+)
 def test_an_unknown_task_is_reported_with_the_nearest_name(name: str, nearest: str | None) -> None:
     remedy = f"did you mean {nearest!r}" if nearest else "use one of these"
     with pytest.raises(UserError, match=f"task.name: expected one of .*, word_problems, got {name!r}: {remedy}"):
@@ -234,7 +236,6 @@ def test_answers_that_nothing_can_equal_are_refused(verifier: str | None, answer
         ([{"prompt": [{"role": "bot", "content": "?"}]}], "one of the roles system, user, assistant, tool in each"),
         ([{"prompt": "a\ud800"}], r"list/train/0: expected Unicode text in column 'prompt', got half of .*'\\ud800'"),
         (["1 + 1 = ?"], "list/train/0: expected a row with columns, got '1"),
-        (ROWS[:2], "expected more than 2 different prompts, got 2"),
     ],
 )
 def test_unusable_lists_are_reported(rows: list[Any], message: str) -> None:

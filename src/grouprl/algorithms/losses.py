@@ -71,6 +71,7 @@ def policy_loss(
     kl: KlKind = "k3",
     kl_unbiased: bool = False,
     mask_NT: Tensor | None = None,
+    counted_NT: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Computes the loss of a batch, to be minimized: sum(weights * (surrogate term + kl_coef * KL)).
 
@@ -100,17 +101,18 @@ def policy_loss(
         kl_unbiased: the KL term is r times the estimate, with the gradient of both (DeepSeek-V3.2, arXiv:2512.02556,
             unbiased KL estimate): its expected gradient over the behavior policy is that of the KL.
         mask_NT: [N, T] which tokens exist; defaults to weights > 0.
+        counted_NT: [N, T] which of them the scalars below describe; defaults to all.
 
     Returns:
-        The scalar loss and detached scalars over the masked tokens: clip_low_fraction, clip_high_fraction,
-        ratio_mean, ratio_max, and kl when a reference is given.
+        The scalar loss and detached scalars over the counted tokens: clip_low_fraction, clip_high_fraction,
+        ratio_mean, ratio_max, and kl when a reference is given; with a KL term in the loss, kl is over all tokens.
 
     Raises:
-        ValueError: shapes differ, an option is unknown, or kl_coef > 0 without ref_logprobs_NT.
+        ValueError: shapes differ, an option is unknown, kl_coef > 0 without ref_logprobs_NT, or a limit of single
+            tokens stands beside one ratio that moves the whole completion.
     """
     _check_shapes(logprobs_NT, old_logprobs_NT, advantages, weights_NT)
-    if kl_coef > 0 and ref_logprobs_NT is None:
-        raise ValueError(f"kl_coef={kl_coef} needs ref_logprobs_NT")
+    _check_options(surrogate, ratio, (divergence_tv, divergence_kl), kl_coef, ref_logprobs_NT)
     mask_NT = weights_NT > 0 if mask_NT is None else mask_NT.bool()
     advantages_NT = (advantages if advantages.ndim == 2 else advantages[:, None]).expand_as(logprobs_NT)
     # Padding may hold any value, inf and NaN too; it must reach neither the loss nor the gradient.
@@ -136,12 +138,12 @@ def policy_loss(
         raise ValueError(f"surrogate: got {surrogate!r}, expected one of clip, cispo, plain, sapo, gmpo")
     if dual_clip is not None:
         gain_NT = torch.where(advantages_NT < 0, torch.maximum(gain_NT, dual_clip * advantages_NT), gain_NT)
-
     cost_NT = -gain_NT
-    stats = _ratio_stats(ratio_NT.detach(), advantages_NT, mask_NT, clip_low, clip_high)
+    counted_NT = mask_NT if counted_NT is None else mask_NT & counted_NT
+    stats = _ratio_stats(ratio_NT.detach(), advantages_NT, counted_NT, clip_low, clip_high)
     if ref_logprobs_NT is not None:
         kl_NT = kl_estimate(logprobs_NT, _blank(ref_logprobs_NT, mask_NT), kind=kl)
-        stats["kl"] = _masked_mean(kl_NT.detach(), mask_NT)
+        stats["kl"] = _masked_mean(kl_NT.detach(), mask_NT if kl_coef > 0 else counted_NT)
         if kl_coef > 0:
             cost_NT = cost_NT + kl_coef * (ratio_NT * kl_NT if kl_unbiased else kl_NT)
     return (weights_NT * cost_NT).sum(), stats
@@ -208,12 +210,32 @@ def _ratio_stats(
     }
 
 
+def _of_completions(surrogate: Surrogate, ratio: Ratio) -> bool:
+    return surrogate == "gmpo" or (ratio == "sequence" and surrogate != "cispo")
+
+
 def _blank(values_NT: Tensor, mask_NT: Tensor) -> Tensor:
     return torch.where(mask_NT, values_NT, 0.0)
 
 
 def _masked_mean(values_NT: Tensor, mask_NT: Tensor) -> Tensor:
     return _blank(values_NT, mask_NT).sum() / mask_NT.sum().clamp(min=1)
+
+
+def _check_options(
+    surrogate: Surrogate,
+    ratio: Ratio,
+    limits: tuple[float | None, float | None],
+    kl_coef: float,
+    ref_logprobs_NT: Tensor | None,
+) -> None:
+    if _of_completions(surrogate, ratio) and limits != (None, None):
+        raise ValueError(
+            f"divergence_tv, divergence_kl: expected ratio='token' and no surrogate='gmpo' with a limit of single "
+            f"tokens, got ratio={ratio!r}, surrogate={surrogate!r}, whose one ratio moves the whole completion"
+        )
+    if kl_coef > 0 and ref_logprobs_NT is None:
+        raise ValueError(f"kl_coef={kl_coef} needs ref_logprobs_NT")
 
 
 def _check_shapes(logprobs_NT: Tensor, old_logprobs_NT: Tensor, advantages: Tensor, weights_NT: Tensor) -> None:
@@ -267,7 +289,7 @@ class Objective(Part):
     @property
     def of_completions(self) -> bool:
         """Whether one ratio moves all tokens of a completion, so that they need one advantage."""
-        return self.surrogate == "gmpo" or (self.ratio == "sequence" and self.surrogate != "cispo")
+        return _of_completions(self.surrogate, self.ratio)
 
     @property
     def largest_ratio(self) -> float | None:

@@ -124,6 +124,9 @@ def _misfits(a: Algorithm) -> Iterator[tuple[str, str, str]]:
             yield one, "entropy_share", why
         if a.correction is not None and a.correction.correction_level == "token":
             yield one, "correction_level", why
+        for limit in ("divergence_tv", "divergence_kl"):
+            if getattr(a.objective, limit) is not None:
+                yield one, limit, why
 
 
 def _mixes(advantage: Advantage) -> bool:

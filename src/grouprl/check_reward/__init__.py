@@ -68,7 +68,7 @@ def try_rewards(config: RunConfig, task: Task, rewards: Sequence[WeightedReward]
     asked = task.problems("train")[:problems]
     golds = [task.gold(problem) for problem in asked]
     texts = trial_completions(asked, golds, config.task.format)
-    with configured_scorer(config, task, rewards, max_invalid=1.0) as scorer:
+    with configured_scorer(config, task, rewards, max_invalid=1.0, verified=True) as scorer:
         tokenizer = load_tokenizer(config.model)
         scorer.check_columns(asked)
         with Terminal().progress("check", 2 * sum(map(len, texts))) as advance:

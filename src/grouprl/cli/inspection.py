@@ -16,6 +16,7 @@ from grouprl.report.verdict import counted
 from grouprl.report.worked import Spread, deviation_kind
 from grouprl.rewards.configured import configured_rewards
 from grouprl.run.trial import SampledGroup, evaluate_model, sample_group
+from grouprl.scoring.functions import WeightedReward
 from grouprl.tasks import Task, load_task
 from grouprl.types import Problem, RewardOutcome, UserError
 
@@ -24,8 +25,9 @@ def show_evaluation(config: RunConfig, *, as_json: bool) -> None:
     """Evaluates `config.model` on `config.task` and prints the metrics."""
     config, task = with_dtype(config), load_task(**config.task.model_dump())
     terminal, count = Terminal(), len(task.problems(config.evaluation.split)[: config.evaluation.problems])
+    rewards = _known_rewards(config, task, terminal)
     with terminal.progress("evaluate", count * (config.evaluation.samples + 1)) as advance:
-        values = evaluate_model(config, task, on_finished=advance).metrics
+        values = evaluate_model(config, task, rewards, on_finished=advance).metrics
     if as_json:
         print(json.dumps(values))
         return
@@ -36,9 +38,24 @@ def show_evaluation(config: RunConfig, *, as_json: bool) -> None:
     for name, value in values.items():
         if name != "problems" and not isinstance(value, tuple):
             interval = values.get(name.removesuffix("_accuracy") + "_interval")  # greedy_interval, pass_at_1_interval
-            shown = "" if not isinstance(interval, tuple) else f"{interval[0]:.1%} to {interval[1]:.1%}"
-            table.add_row(name, f"{value:.1f}" if name == "mean_length" else f"{value:.1%}", shown)
+            own = name == "reward" or name.startswith("rewards/")
+            form = ".1f" if name == "mean_length" else ".3f" if own else ".1%"
+            shown = "" if not isinstance(interval, tuple) else f"{interval[0]:{form}} to {interval[1]:{form}}"
+            table.add_row(name, f"{value:{form}}", shown)
     terminal.console.print(table)
+
+
+def _known_rewards(config: RunConfig, task: Task, terminal: Terminal) -> tuple[WeightedReward, ...]:
+    """The rewards of the run; none where a program gave functions, which only it has, and for a task without any."""
+    if not config.rewards and not task.default_rewards and task.verifier is None:
+        return ()
+    try:
+        return configured_rewards(config, task)
+    except UserError as error:
+        if any(reward.path is not None for reward in config.rewards):
+            raise
+        terminal.say(f"Rewards are not evaluated ({error}). Functions of a program: use Trainer.evaluate() in it.")
+        return ()
 
 
 def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:

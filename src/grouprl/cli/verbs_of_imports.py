@@ -24,21 +24,26 @@ _NEEDED = {"model": "--model PATH", "task": "--task FILE.jsonl", "reward": "--re
 @app.command("import-config")
 def import_config(
     file: Annotated[Path, typer.Argument(help="TRL's YAML or JSON, verl's resolved YAML, or verl's shell script.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(help="KEY=VALUE of that library, in place of the file's.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="The recipe; NAME.yaml, or NAME-grouprl.yaml beside it.")] = None,
     world: Annotated[int, typer.Option(min=1, help="Processes that train, which a TRL file does not say.")] = 1,
+    trl: Annotated[str | None, typer.Option(help="The release of TRL that the file is for, such as 0.14.")] = None,
     allow: Annotated[list[str] | None, typer.Option(help="An unsupported key to leave out. Repeatable.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
 ) -> None:
     """Make a recipe from a configuration of TRL or verl, and show what became of every key.
 
-    Example: grouprl import-config grpo.yaml --world 4
+    Example: grouprl import-config grpo.yaml --world 4 --trl 0.14
 
-    Example: grouprl import-config run_qwen.sh --output qwen.yaml --allow data.train_files
+    Example: grouprl import-config run_qwen.sh --output qwen.yaml data.train_batch_size=256
     """
     from grouprl.imported.read import read_foreign
     from grouprl.imported.recipe import import_foreign, write_recipe
 
-    imported = import_foreign(read_foreign(file), world=world, allow=allow or ())
+    foreign = read_foreign(file, changes or ())
+    imported = import_foreign(foreign, world=world, allow=allow or (), version=trl)
     target = output or Path(f"{file.stem}.yaml")
     if output is None and target.exists() and target.samefile(file):
         target = Path(f"{file.stem}-grouprl.yaml")
@@ -75,7 +80,7 @@ def show_imported(imported: Imported, console: Console | None = None) -> None:
 
 
 def _there(line: Line) -> Text:
-    text = f"{line.key}={_shown(line.value)}"
+    text = f"{line.key}={_shown(getattr(line.value, 'text', line.value))}"
     return Text(text if line.is_named else f"({text})", overflow="fold")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -69,8 +69,8 @@ class MetricBySeed:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Student's 95 % interval over the seeds (run-to-run variation); None for fewer than two."""
-        return mean_interval(list(self.by_seed.values())) if len(self.by_seed) > 1 else None
+        """Student's 95 % interval over the seeds (run-to-run variation); None where fewer than two values differ."""
+        return mean_interval(list(self.by_seed.values())) if len(set(self.by_seed.values())) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -156,20 +156,13 @@ def held_out_results(run: RecordedRun) -> ProblemResults | None:
     if not rows:
         return None
     row = rows[-1]  # a run that was killed in an evaluation has recorded it twice
-    lists: list[Any] = [row.get(name) for name in ("problem_ids", "greedy", "correct")]
-    names, greedy, correct = lists
-    if (
-        not all(isinstance(column, list) for column in lists)
-        or len({len(column) for column in lists}) > 1
-        or not all(isinstance(name, str) for name in names)
-        or not all(map(is_number, (*greedy, *correct)))
-        or type(row.get("samples")) is not int
-    ):
+    found = ProblemResults.read(row)
+    if found is None:
         raise UserError(
             f"{RunDirectory(run.directory).held_out}: step {row['step']}: expected the results of each problem, got "
             "something else: restore the file"
         )
-    return ProblemResults(tuple(names), tuple(greedy), tuple(correct), row["samples"])
+    return found
 
 
 def run_metrics(run: RecordedRun) -> dict[str, Any]:
@@ -182,6 +175,7 @@ def run_metrics(run: RecordedRun) -> dict[str, Any]:
         "sampled_accuracy": fmean(shares[-max(1, len(shares) // 10) :]) if shares else None,
         "pass_at_1": after.get("pass_at_1"),
         "pass_at_8": after.get("pass_at_8"),
+        "reward": after.get("reward"),
     }
     for kind, step in (("", _held_out_to_threshold(run)), ("sampled_", _sampled_to_threshold(run))):
         found[f"{kind}steps_to_90"] = step
@@ -233,14 +227,17 @@ def metric_by_seed(variant: Variant, name: str) -> MetricBySeed:
 
 
 def against_baseline(comparison: RecordedComparison, variant: Variant, metric: str) -> BaselineDifference:
-    """Computes the difference of a variant to the baseline in `greedy_accuracy` or `pass_at_1`."""
+    """Computes the difference of a variant to the baseline in `greedy_accuracy`, `pass_at_1` or `reward`."""
     seeds = [seed for seed in variant.runs if seed in comparison.baseline.runs]
     sides = [_by_problem(side, seeds, metric) for side in (variant, comparison.baseline)]
     ours, theirs = (
         {str(seed): value for seed, value in metric_by_seed(side, metric).by_seed.items()}
         for side in (variant, comparison.baseline)
     )
-    return BaselineDifference(paired_by_name(*sides), paired_by_name(ours, theirs))
+    over_seeds = paired_by_name(ours, theirs)
+    if over_seeds is not None and len({ours[seed] - theirs[seed] for seed in ours if seed in theirs}) == 1:
+        over_seeds = replace(over_seeds, interval=None)  # equal differences do not know how runs vary
+    return BaselineDifference(paired_by_name(*sides), over_seeds)
 
 
 def _by_problem(variant: Variant, seeds: Sequence[int], metric: str) -> dict[str, float]:
@@ -248,6 +245,8 @@ def _by_problem(variant: Variant, seeds: Sequence[int], metric: str) -> dict[str
     results = [result for result in found if result is not None]
     if len(results) < len(seeds):
         return {}
+    if metric == "reward":
+        return mean_by_problem([result.reward_by_problem(metric) for result in results])
     greedy = metric == "greedy_accuracy"
     return mean_by_problem([result.greedy_by_problem if greedy else result.sampled_by_problem for result in results])
 

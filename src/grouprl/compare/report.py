@@ -24,6 +24,7 @@ from grouprl.compare.read import (
     time_parts,
     totals,
 )
+from grouprl.config.strict import is_number
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory
 from grouprl.report.page import standalone
@@ -73,8 +74,9 @@ def comparison_answer(comparison: RecordedComparison) -> dict[str, Any]:
 
 def comparison_verdict(comparison: RecordedComparison) -> str:
     """Summarizes the result of the comparison in one or two sentences."""
-    accuracies = {variant.name: metric_by_seed(variant, "greedy_accuracy").mean for variant in comparison.finished}
-    known = {name: value for name, value in accuracies.items() if value is not None}
+    measure = comparison_measure(comparison)
+    means = {variant.name: metric_by_seed(variant, measure).mean for variant in comparison.finished}
+    known = {name: value for name, value in means.items() if value is not None}
     if len(comparison.finished) > 1 and not known:
         return "No accuracy to compare: the task has no verifier. The curves show reward and length."
     if len(known) < 2 or not comparison.baseline.runs:
@@ -82,15 +84,28 @@ def comparison_verdict(comparison: RecordedComparison) -> str:
         return f"Nothing to compare yet: expected finished runs of two variants, the baseline among them, got {done}."
     highest = max(known.values())
     best = [name for name, value in known.items() if value == highest]
-    solved = f"with {highest:.1%} of the held-out problems solved"
+    own = measure == "reward"
+    solved = (
+        f"with a held-out mean reward of {highest:.3f}"
+        if own
+        else f"with {highest:.1%} of the held-out problems solved"
+    )
     if comparison.baseline.name in best:
         return f"No variant ends above {comparison.baseline.name}, the baseline, {solved}."
     variant = next(variant for variant in comparison.finished if variant.name == best[0])
-    ahead = 100 * (highest - known[comparison.baseline.name])
-    found = _certainty(against_baseline(comparison, variant, "greedy_accuracy"))
+    gap = highest - known[comparison.baseline.name]
+    ahead = f"{gap:.3f}" if own else f"{100 * gap:.1f} points"
+    found = _certainty(against_baseline(comparison, variant, measure))
     who = best[0] if len(best) == 1 else f"{', '.join(best[:-1])} and {best[-1]}"
     ends = "ends" if len(best) == 1 else "end"
-    return f"{who} {ends} highest {solved}, {ahead:.1f} points above {comparison.baseline.name}, {found}."
+    return f"{who} {ends} highest {solved}, {ahead} above {comparison.baseline.name}, {found}."
+
+
+def comparison_measure(comparison: RecordedComparison) -> str:
+    """What measures the runs: `reward` where any of them is not measured by its accuracy; one objective for all."""
+    runs = [run for variant in comparison.finished for run in variant.runs.values()]
+    own = any(run.summary.get("measure") == "reward" for run in runs)
+    return "reward" if own and all(is_number(run.results("after").get("reward")) for run in runs) else "greedy_accuracy"
 
 
 def _certainty(found: BaselineDifference) -> str:
@@ -101,7 +116,8 @@ def _certainty(found: BaselineDifference) -> str:
     if with_zero:
         return f"which is within chance: 0 lies in its 95% interval over {' and its interval over '.join(with_zero)}"
     if "seeds" not in ends:
-        return "on one seed; other seeds may give another result"
+        several = found.over_seeds is not None and found.over_seeds.pairs > 1
+        return f"{'equally on each' if several else 'on one'} seed; other seeds may give another result"
     return f"which is beyond chance: 0 lies outside its 95% interval over {' and its interval over '.join(ends)}"
 
 
@@ -109,6 +125,7 @@ def summary(comparison: RecordedComparison) -> dict[str, Any]:
     """Returns every number of the page, as the plain values of summary.json."""
     return {
         "verdict": comparison_verdict(comparison),
+        "measure": comparison_measure(comparison),
         "baseline": comparison.baseline.name,
         "seeds": comparison.seeds,
         "threshold": THRESHOLD,
@@ -119,7 +136,7 @@ def summary(comparison: RecordedComparison) -> dict[str, Any]:
 def _variant_summary(comparison: RecordedComparison, variant: Variant) -> dict[str, Any]:
     names = dict.fromkeys(name for metrics in variant.metrics.values() for name in metrics)
     metrics = {name: metric_by_seed(variant, name) for name in names}
-    against = {name: against_baseline(comparison, variant, name) for name in ("greedy_accuracy", "pass_at_1")}
+    against = {name: against_baseline(comparison, variant, name) for name in ("greedy_accuracy", "pass_at_1", "reward")}
     return {
         "settings": variant.settings,
         "runs": {seed: run_folder(variant.name, seed) for seed in variant.runs},

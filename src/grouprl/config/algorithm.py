@@ -19,7 +19,7 @@ from grouprl.algorithms.spec import Algorithm, Updates
 from grouprl.algorithms.steps import StepAdvantage
 from grouprl.algorithms.tokens import CriticAdvantage, GroupTokenAdvantage, TokenAdvantage
 from grouprl.algorithms.values import CopiedCritic, SharedCritic
-from grouprl.config.other_names import HERE
+from grouprl.config.other_names import name_here
 from grouprl.types import UserError, nearest_name
 
 KINDS: Mapping[str, tuple[type[Part], ...]] = {
@@ -128,8 +128,7 @@ def with_options(base: Algorithm, changes: Mapping[str, Any]) -> Algorithm:
         if name not in known:
             near = nearest_name(name, [*known, *KINDS])
             hint = f"did you mean algorithm.{near}?" if near else f"expected one of {', '.join(known)}"
-            hint = f"TRL's or verl's {name} is here {HERE[name]}" if name in HERE else hint
-            raise UserError(f"algorithm.{name}: unknown key; {hint}")
+            raise UserError(f"algorithm.{name}: unknown key; {name_here(name) or hint}")
     parts: dict[str, Any] = {}
     for part, kinds in part_kinds(base).items():
         own = {name: value for name, value in wanted.items() if known[name] == part}

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from grouprl.algorithms.option import hints
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import KINDS, flat
-from grouprl.config.other_names import HERE
+from grouprl.config.other_names import name_here
 from grouprl.config.yaml_text import line_of, read_yaml, write_yaml
 from grouprl.types import UserError, nearest_name
 
@@ -28,6 +28,21 @@ Kind = TypeVar("Kind", bound=BaseModel)
 _MOVED = {"threads": "model", "curriculum": "rollout", "scoring": "rollout"}
 # Sections that one word names, with the key that it stands for.
 _NAMED_BY = {"algorithm": "name", "task": "name", "model": "path", "trackers": "names"}
+
+# What a file or an override drops of the earlier ones where it sets the first: settings that exclude each other.
+_DROPS = {
+    "steps": ("epochs",),
+    "epochs": ("steps",),
+    "new_model": ("model.path",),
+    "model.path": ("new_model",),
+    "pairs.path": ("pairs.count", "pairs.worked_share"),
+    "preferences.run": ("preferences.path",),
+    "preferences.path": tuple(f"preferences.{key}" for key in ("run", "per_group", "first_step", "last_step")),
+    "rollout.engine.address": ("rollout.engine.addresses",),
+    "rollout.engine.addresses": ("rollout.engine.address",),
+    "distributed.exact": ("distributed.shard",),
+    "distributed.shard": ("distributed.exact",),
+}
 
 _Tree = dict[str, Any]
 _Key = tuple[str, ...]
@@ -46,9 +61,10 @@ def load_config(
     """Reads a configuration: later files change earlier files, overrides (`rollout.group_size=16`) change all files.
 
     The algorithm can be given by a name, `algorithm=dapo` or `{name: dapo, kl_coef: 0}`. A file or override that
-    names it discards earlier settings of it. `task=NAME` is task.name, `model=PATH` is model.path, `trackers=[NAME]` is
-    trackers.names; a value in the place of another section is an error. A list replaces the earlier list, and
-    `rewards.0.weight=2` changes one item. `context` gives the validators further algorithms by name.
+    names it discards earlier settings of it, and of two settings that exclude each other the later one counts.
+    `task=NAME` is task.name, `model=PATH` is model.path, `trackers=[NAME]` is trackers.names; a value in the place of
+    another section is an error. A list replaces the earlier list, and `rewards.0.weight=2` changes one item. `context`
+    gives the validators further algorithms by name.
 
     Raises UserError with all errors: each names its file or override, its key, the expected and the given value.
     """
@@ -57,7 +73,7 @@ def load_config(
         raise _all_of(unread)
     above = {tuple(keys[:depth]) for keys in map(_keys, overrides) for depth in range(1, len(keys))}
     misplaced = [(layer.origin, mistake) for layer in layers for mistake in _misplaced(kind, layer.tree, above)]
-    config, invalid = _validated(kind, functools.reduce(_layered, layers, {}), context)
+    config, invalid = validated(kind, functools.reduce(_layered, layers, {}), context)
     known = {key for _, (key, _) in misplaced}
     invalid = [(key, text) for key, text in invalid if not any(key[: len(one)] == one for one in known)]
     found = misplaced + [(_origin(layers, key), (key, text)) for key, text in invalid]
@@ -143,7 +159,14 @@ def _read_override(text: str) -> _Tree:
 
 def _layered(tree: _Tree, layer: _Layer) -> _Tree:
     fresh = "name" in _children(layer.tree.get("algorithm"))
-    return typing.cast(_Tree, _merged(_without(tree, ("algorithm",)) if fresh else tree, layer.tree))
+    tree = _without(tree, ("algorithm",)) if fresh else tree
+    for key, others in _DROPS.items():
+        given: Any = layer.tree
+        for part in key.split("."):
+            given = _children(given).get(part)
+        if given:
+            tree = functools.reduce(_without, (tuple(other.split(".")) for other in others), tree)
+    return typing.cast(_Tree, _merged(tree, layer.tree))
 
 
 def _merged(base: Any, change: Any) -> Any:
@@ -200,7 +223,8 @@ def _accepts(section: Any, name: str, value: Any) -> bool:
     return True
 
 
-def _validated(kind: type[Kind], tree: _Tree, context: Mapping[str, Any] | None) -> tuple[Kind | None, list[_Mistake]]:
+def validated(kind: type[Kind], tree: _Tree, context: Mapping[str, Any] | None) -> tuple[Kind | None, list[_Mistake]]:
+    """The configuration of a tree of values, or None with the keys that are wrong and the words on each."""
     try:
         # As JSON, because a strict model then accepts a list as a tuple and a mapping as a section.
         return kind.model_validate_json(json.dumps(tree), context=context), []
@@ -211,7 +235,7 @@ def _validated(kind: type[Kind], tree: _Tree, context: Mapping[str, Any] | None)
         mistakes = [(tuple(dotted.split(".")), text)]
     # Checks across fields run after field checks and stop at the first error: validate again without these keys.
     rest = functools.reduce(_without, (key for key, _ in mistakes), tree)
-    return None, mistakes + (_validated(kind, rest, context)[1] if rest != tree else [])
+    return None, mistakes + (validated(kind, rest, context)[1] if rest != tree else [])
 
 
 def _without(tree: _Tree, key: _Key) -> _Tree:
@@ -305,12 +329,12 @@ def _nearest(kind: type[BaseModel], key: _Key, value: Any = None) -> str:
     theirs = key[-1]
     while isinstance(value, dict) and len(value) == 1:  # verl's data.train_batch_size stops at data
         ((theirs, value),) = value.items()
-    if theirs in HERE and "steps" in kind.model_fields:  # the configuration of a run
-        return f"TRL's or verl's {theirs} is here {HERE[theirs]}"
     siblings = {name: (*key[:-1], name) for name in _fields(_field(kind, key[:-1])[0])}
     anywhere = {other[-1]: other for other in _all_keys(kind)}
     if (name := key[-1].lower().replace("-", "_")) in anywhere:
         return f"did you mean {'.'.join(anywhere[name])}?"
+    if "steps" in kind.model_fields and (hint := name_here(theirs)):  # the configuration of a run
+        return hint
     for valid in (siblings, anywhere):
         if name := nearest_name(key[-1], valid) or "":
             return f"did you mean {'.'.join(valid[name])}?"

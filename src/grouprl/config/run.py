@@ -112,8 +112,8 @@ class TaskConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _name_of_a_file(cls, given: Any) -> Any:
-        """A data file in place of a name is one for the task `jsonl`."""
-        if not isinstance(given, Mapping) or not isinstance(given.get("name"), str) or given.get("path"):
+        """A data file in place of a name is one for the task `jsonl`, in place of the path that a recipe has."""
+        if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
             return given
         if given["name"].startswith("hub:") or given["name"].endswith((".jsonl", ".json", ".csv", ".parquet")):
             return {**given, "name": "jsonl", "path": given["name"]}
@@ -234,16 +234,23 @@ class RolloutConfig(Section):
     def sampling(self) -> Sampling:
         """The sampling parameters of training."""
         cuts, penalty = (self.top_p, self.top_k, self.min_p), self.engine.repetition_penalty
-        return Sampling(self.max_tokens, self.temperature, *cuts, self.stop, penalty)
+        native = self.engine.name == "native"
+        return Sampling(self.max_tokens, self.temperature, *cuts, self.stop, penalty, by_learner=native)
 
 
 class EvaluationConfig(Section):
     """The evaluations of the policy on held-out problems."""
 
     every: int = Field(0, ge=0, le=10**9, description="steps between evaluations; 0 = only before and after")
-    problems: int = Field(500, ge=1, le=10**8, description="held-out problems in an evaluation")
+    problems: int = Field(500, ge=0, le=10**8, description="held-out problems in an evaluation; 0 = no evaluations")
+    judge: bool = Field(
+        False, description="whether judge models score held-out completions too; each is a request that may cost money"
+    )
     samples: int = Field(
-        8, ge=0, le=10**5, description="sampled completions of each problem for pass@k; 0 = greedy accuracy only"
+        8,
+        ge=0,
+        le=10**5,
+        description="sampled completions of each problem for mean rewards and pass@k; 0 = the greedy one only",
     )
     split: Literal["train", "validation", "test"] = Field("test", description="split of the task that is evaluated")
 
@@ -343,3 +350,9 @@ class RunConfig(Experiment):
     distributed: DistributedConfig = DistributedConfig()
     cluster: ClusterConfig = ClusterConfig()
     trackers: TrackersConfig = TrackersConfig()
+
+    @model_validator(mode="after")
+    def _steps_or_epochs(self) -> Self:
+        if self.epochs is not None:
+            self.refuse_beside("epochs", "steps")
+        return self

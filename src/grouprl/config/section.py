@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from grouprl.config.files import move_keys
+from grouprl.types import UserError
 
 # Types are strict, because YAML distinguishes 8 from "8" and true; but a run may be named 7.
 Text = Annotated[str, Field(strict=False, coerce_numbers_to_str=True, min_length=1)]
@@ -30,6 +31,18 @@ class Section(BaseModel):
     """A part of a configuration: frozen, strict, and without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def refuse_beside(self, given: str, *keys: str, section: str = "") -> None:
+        """Checks that settings of this section which have no effect beside `given` have their defaults.
+
+        Raises:
+            UserError: one of them has another value.
+        """
+        for key in keys:
+            if (value := getattr(self, key)) != type(self).model_fields[key].default:
+                raise UserError(
+                    f"{section}{key}: expected none beside {given}, got {value}, which would have no effect: remove one"
+                )
 
     @model_validator(mode="before")
     @classmethod

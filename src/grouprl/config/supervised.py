@@ -50,6 +50,12 @@ class PairsConfig(Section):
     count: int = Field(100_000, ge=1, le=10**8, description="pairs the task makes")
     worked_share: float = Field(0.3, ge=0.0, le=1.0, description="share of worked solutions among the pairs")
 
+    @model_validator(mode="after")
+    def _file_or_task(self) -> Self:
+        if self.path is not None:
+            self.refuse_beside("pairs.path", "count", "worked_share", section="pairs.")
+        return self
+
 
 class PreferencesConfig(Section):
     """The source of the preference pairs: the groups of a recorded run, or a file."""
@@ -70,6 +76,8 @@ class PreferencesConfig(Section):
                 f"preferences.run: expected either preferences.run or preferences.path, got {got}: "
                 "give preferences.run=runs/NAME or preferences.path=FILE.jsonl, and null for the other"
             )
+        if self.path is not None:
+            self.refuse_beside("preferences.path", "per_group", "first_step", "last_step", section="preferences.")
         if 0 < self.last_step < self.first_step:
             raise UserError(
                 f"preferences.last_step: expected preferences.first_step={self.first_step} or more, got "
@@ -99,6 +107,12 @@ class SftConfig(SupervisedConfig):
     new_model: NewModelConfig | None = Field(None, description="start from random weights instead of model.path")
     task: TaskConfig = TaskConfig()
     pairs: PairsConfig = PairsConfig()
+
+    @model_validator(mode="after")
+    def _one_model(self) -> Self:
+        if self.new_model is not None:
+            self.model.refuse_beside("new_model", "path", section="model.")
+        return self
 
 
 class PreferenceLearningConfig(SupervisedConfig):

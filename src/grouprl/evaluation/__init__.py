@@ -4,7 +4,7 @@ In: groups and outcomes. Out: metrics and differences. It never changes weights.
 """
 
 from grouprl.evaluation.paired import Difference, ProblemResults, compare_results, paired_difference
-from grouprl.evaluation.statistics import mean_interval, pass_at_k, wilson_interval
+from grouprl.evaluation.statistics import mean_interval, pass_at_k, score_interval, wilson_interval
 
 __all__ = [
     "Difference",
@@ -13,5 +13,6 @@ __all__ = [
     "mean_interval",
     "paired_difference",
     "pass_at_k",
+    "score_interval",
     "wilson_interval",
 ]

@@ -34,17 +34,21 @@ class Clock:
         return {"tokens_per_second": tokens / total, **parts, "time/total": total}
 
 
-def step_metrics(task: Task, groups: Sequence[Group], outcomes: Sequence[Sequence[RewardOutcome]]) -> dict[str, float]:
+def step_metrics(
+    task: Task, groups: Sequence[Group], outcomes: Sequence[Sequence[RewardOutcome]], *, verified: bool | None = None
+) -> dict[str, float]:
     """Rewards, accuracy, traits, groups with signal and lengths of one step, under TRL's names where they exist.
 
     `frac_reward_zero_std` is the share of groups without signal, whose rewards are all equal. The others need a
-    verifier and count verified completions, on which it did not fail. `accuracy` is the share of correct ones.
-    `frac_solved` and `frac_hopeless` are the shares of groups whose verified completions are all correct or all wrong.
-    `frac_unverified` is the share of completions that the verifier failed on, recorded when it is above 0.
+    verifier (`verified`; None = the task has one) and count verified completions, on which it did not fail.
+    `accuracy` is the share of correct ones. `frac_solved` and `frac_hopeless` are the shares of groups whose verified
+    completions are all correct or all wrong. `frac_unverified` is the share of completions that the verifier failed
+    on, recorded when it is above 0.
     """
+    verified = task.verifier is not None if verified is None else verified
     return {
         **_reward_metrics(outcomes),
-        **({} if task.verifier is None else _verdict_metrics(outcomes)),
+        **(_verdict_metrics(outcomes) if verified else {}),
         **trait_shares(task, groups),
         **_length_metrics(groups),
     }

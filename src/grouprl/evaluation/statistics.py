@@ -39,8 +39,39 @@ def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> tup
     """
     if total < 1 or not 0 <= successes <= total:
         raise ValueError(f"wilson_interval: expected 0 <= successes <= total >= 1, got {successes} of {total}")
+    return _wilson(successes / total, total, NormalDist().inv_cdf(_upper_probability(confidence)))
+
+
+def score_interval(
+    values: Sequence[float], low: float = 0.0, high: float = 1.0, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Interval for the mean of independent numbers in [low, high], such as the shares of problems: Wilson's, clustered.
+
+    Wilson's interval with an effective count (Korn and Graubard 1998): the count divided by the design effect, which is
+    the variance of the numbers over that of yes/no outcomes with their mean. Near a bound the numbers hardly know their
+    variance, so it is estimated with z^2/2 more numbers at each bound (as in Agresti and Coull 1998). Numbers that are
+    all equal have a width. Numbers at the bounds alone give `wilson_interval`.
+
+    Raises:
+        ValueError: there is no number, one lies outside [low, high], the bounds are equal, or confidence is outside
+            (0, 1).
+    """
     z = NormalDist().inv_cdf(_upper_probability(confidence))
-    share = successes / total
+    if not values or not low < high or not low <= min(values) <= max(values) <= high:
+        raise ValueError(
+            f"score_interval: expected numbers in [{low}, {high}], at least one, got {list(values)!r:.100}"
+        )
+    shares = [min(1.0, max(0.0, (value - low) / (high - low))) for value in values]
+    share, count = math.fsum(shares) / len(shares), len(shares) + z * z
+    center = (math.fsum(shares) + z * z / 2) / count
+    variance = (math.fsum(one * one for one in shares) + z * z / 2) / count - center * center
+    ends = _wilson(share, len(shares) * max(1.0, center * (1 - center) / variance), z)
+    lower, upper = (low + (high - low) * end for end in ends)
+    mean = math.fsum(values) / len(values)
+    return max(low, min(lower, mean)), min(high, max(upper, mean))
+
+
+def _wilson(share: float, total: float, z: float) -> tuple[float, float]:
     center = share + z * z / (2 * total)
     margin = z * math.sqrt(share * (1 - share) / total + (z / (2 * total)) ** 2)
     scale = 1 + z * z / total
@@ -51,8 +82,9 @@ def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> tup
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
     """Student's t interval (low, high) for the mean of independent numbers, with n - 1 degrees of freedom.
 
-    For yes/no outcomes use `wilson_interval`. The ends may lie outside the range of the numbers, and equal numbers give
-    an interval without width.
+    For yes/no outcomes use `wilson_interval`, for numbers with bounds `score_interval`. The ends may lie outside the
+    range of the numbers. Equal numbers do not know their spread: they get the `score_interval` of numbers that could
+    have been 0 or 1 as well.
 
     Raises:
         ValueError: there are fewer than two numbers, or confidence is outside (0, 1).
@@ -60,6 +92,8 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
     upper = _upper_probability(confidence)
     if len(values) < 2:
         raise ValueError(f"mean_interval: expected at least 2 values, got {len(values)}")
+    if min(values) == max(values):
+        return score_interval(values, min(0.0, *values), max(1.0, *values), confidence)
     center = fmean(values)
     margin = _t_quantile(upper, len(values) - 1) * stdev(values, center) / math.sqrt(len(values))
     return center - margin, center + margin

@@ -9,32 +9,34 @@ from typing import Any
 import yaml
 
 from grouprl.config.yaml_text import read_yaml
+from grouprl.imported.table import Unknown
 
 _WHOLE = re.compile(r"\$\{(?:oc\.select:\s*)?([\w.-]+)\s*(?:,(.*))?\}", re.DOTALL)
 _INSIDE = re.compile(r"\$\{([\w.-]+)\}")
-_DEPTH = 8  # a reference to itself ends here
+_DEPTH, _LONGEST = 8, 10_000  # a reference to itself ends here
 
 
-def resolve(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values with their references in place, and by key the texts whose value the file does not say.
+def resolve(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with their references in place; a value that the file does not decide is `Unknown`.
 
     Args:
         values: by dotted key, as written.
         defaults: the library's own values of the keys that it names.
     """
-    said: dict[str, Any] = {}
-    unsaid: dict[str, str] = {}
+    known, found = {**defaults, **values}, {}
     for key, value in values.items():
         try:
-            said[key] = _resolved(key, value, {**defaults, **values}, 0)
+            found[key] = _resolved(key, value, known, 0)
         except LookupError:
-            unsaid[key] = str(value)
-    return said, unsaid
+            found[key] = value if isinstance(value, Unknown) else Unknown(str(value), 0, "the file does not define it")
+    return found
 
 
 def _resolved(key: str, value: Any, known: Mapping[str, Any], depth: int) -> Any:
     if isinstance(value, list):
         return [_resolved(key, one, known, depth) for one in value]
+    if isinstance(value, Unknown):
+        raise LookupError(value.text)
     if not isinstance(value, str) or ("$" not in value and "`" not in value):
         return value
     if depth > _DEPTH:
@@ -45,15 +47,18 @@ def _resolved(key: str, value: Any, known: Mapping[str, Any], depth: int) -> Any
             return _resolved(name, known[name], known, depth + 1)
         if whole[2] is None:
             raise LookupError(value)
-        return _resolved(key, _scalar(whole[2].strip()), known, depth + 1)
-    text = _INSIDE.sub(lambda match: str(_resolved(key, match[0], known, depth + 1)), value)
-    if "$" in text or "`" in text:
+        return _resolved(key, scalar(whole[2].strip()), known, depth + 1)
+    if value.count("$") > _DEPTH:  # texts of texts grow with a power of it
+        raise LookupError(value)
+    text = _INSIDE.sub(lambda match: str(_resolved(key, match[0], known, depth + 2)), value)
+    if "$" in text or "`" in text or len(text) > _LONGEST:
         raise LookupError(value)
     return text
 
 
-def _scalar(text: str) -> Any:
+def scalar(text: str) -> Any:
+    """A value that is written as text: its number, list or other YAML, else the text."""
     try:
-        return read_yaml(text)
+        return read_yaml(text) if text else ""
     except yaml.YAMLError:
         return text

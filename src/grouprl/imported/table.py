@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+Versions = tuple[tuple[int, ...], tuple[int, ...]]
 Verdict = Literal["equal", "changed", "not needed", "unsupported"]
 
 
 @dataclass(frozen=True)
-class Given(Mapping[str, Any]):
+class Unknown:
+    """A value that the file does not decide: what it says, in which line, and why it is open."""
+
+    text: str
+    line: int
+    why: str
+
+
+class Undecided(Exception):
+    """A rule asked for a value that the file does not decide; its text says which and why."""
+
+
+@dataclass(frozen=True)
+class Given:
     """The values of a foreign configuration by key: those that it names, over the defaults there."""
 
-    named: Mapping[str, Any]
+    named: Mapping[str, Any]  # `Unknown` where the file does not decide a value
     defaults: Mapping[str, Any]
     world: int = 1  # processes that train
+    versions: Versions = ((1, 16), (1, 16))  # the oldest and the newest of the library that it can be
+
+    asked: list[str] = field(default_factory=list)  # the keys that the current rule has read
 
     def __getitem__(self, key: str) -> Any:
-        return self.named[key] if key in self.named else self.defaults[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({**self.defaults, **self.named})
-
-    def __len__(self) -> int:
-        return len({**self.defaults, **self.named})
+        self.asked.append(key)
+        value = self.named[key] if key in self.named else self.defaults[key]
+        if isinstance(value, Unknown):
+            raise Undecided(f"depends on {key}, which {undecided(key, value)}")
+        return value
 
 
 @dataclass(frozen=True)
@@ -104,6 +119,14 @@ def choice(default: Any, here: str, known: Mapping[Any, Mapping[str, Any]]) -> E
         return Outcome("equal", found[0]) if found else unsupported(f"expected one of {listed(known)}")
 
     return Entry(default, here, rule)
+
+
+def undecided(key: str, value: Unknown) -> str:
+    """Says why a value cannot be decided and what to do."""
+    remedy = (
+        f"write the value into the file, or pass {key}=VALUE" if "$" not in key else "write its words into the file"
+    )
+    return f"cannot be decided: {value.why}{f' (line {value.line})' if value.line else ''}; {remedy}"
 
 
 def unsupported(words: str) -> Outcome:

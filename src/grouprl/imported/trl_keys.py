@@ -75,10 +75,10 @@ _SAMPLING = {
     "max_completion_length": same("rollout.max_tokens", 512),
     "temperature": same("rollout.temperature", 1.0),
     "top_p": same("rollout.top_p", 1.0),
-    "top_k": same("rollout.top_k", 0),
+    "top_k": Entry(0, "rollout.top_k", rules.top_k),
     "min_p": same("rollout.min_p", None),
     "repetition_penalty": also_learned("rollout.engine.repetition_penalty", 1.0),
-    "generation_kwargs": only(None, "sampling has the settings of rollout only", {}),
+    "generation_kwargs": Entry(None, "rollout.stop, from stop_strings", rules.generation_arguments),
     "chat_template_kwargs": same("model.chat_template_kwargs", None),
     "max_tool_calling_iterations": only(None, "a recipe has no tools"),
     "use_vllm": Entry(False, "rollout.engine.name", parts.vllm),
@@ -130,16 +130,19 @@ _SAMPLING = {
 
 _BATCHES = {
     "per_device_train_batch_size": Entry(8, "rollout.problems_per_step; TRL counts completions", rules.per_device),
-    "gradient_accumulation_steps": Entry(1, "algorithm.minibatches, with the next two keys", rules.several_updates),
+    "gradient_accumulation_steps": Entry(
+        1, "rollout.problems_per_step and algorithm.minibatches", rules.several_updates
+    ),
     "steps_per_generation": idle(None, "see gradient_accumulation_steps"),
-    "generation_batch_size": idle(None, "see gradient_accumulation_steps"),
+    "generation_batch_size": idle(None, "rollout.problems_per_step; see gradient_accumulation_steps"),
     "max_steps": Entry(-1, "steps, in batches; TRL counts updates", rules.max_steps),
     "num_train_epochs": Entry(3.0, "epochs", rules.epochs),
     "save_steps": Entry(500, "checkpoint.every", rules.save_steps),
     "save_strategy": idle("steps", "see save_steps"),
     "save_total_limit": same("checkpoint.keep", None),
     "eval_steps": Entry(None, "evaluation.every", rules.eval_steps),
-    "eval_strategy": idle("no", "see eval_steps"),
+    "logging_steps": idle(10, _LOGS),
+    "eval_strategy": idle("no", "evaluation.every; see eval_steps"),
     "seed": same("seed", 42),
     "data_seed": idle(None, "seed sets the order of problems"),
     "shuffle_dataset": in_random_order(),
@@ -175,7 +178,7 @@ _MODEL = {
     "model_init_kwargs": Entry(None, "model.weights and model.revision", parts.model_arguments),
     "dtype": Entry("float32", "model.weights", parts.weights),
     "bf16": Entry(None, "model.dtype", parts.bfloat16),
-    "fp16": only(False, "model.dtype is bfloat16 or float32"),
+    "fp16": only(False, "model.dtype=bfloat16, or float32"),
     "gradient_checkpointing": same("learner.recompute", True),
     "activation_checkpointing": same("learner.recompute", None),
     "disable_dropout": idle(False, "dropout is always off, so sampler and learner agree"),
@@ -211,13 +214,13 @@ _MODEL = {
 
 _DATA = {
     "dataset_name": Entry(None, "task.path with task.name=jsonl", parts.dataset),
-    "dataset_config": idle(None, "task.path=hub:OWNER/NAME:CONFIGURATION"),
+    "dataset_config": Entry(None, "task.path=hub:OWNER/NAME:CONFIGURATION", parts.of_dataset),
     "dataset_train_split": only("train", "the split is train"),
-    "dataset_test_split": idle("test", "evaluation.split names the split"),
-    "dataset_streaming": idle(False, "a run reads problems as it needs them"),
+    "dataset_test_split": only("test", "the split is test"),
+    "dataset_streaming": Entry(False, "a run reads the whole file", parts.of_dataset),
     "datasets": only(None, "task.path names one file or data set", []),
-    "streaming": idle(False, "a run reads problems as it needs them"),
-    "test_split_size": idle(None, "the test split is 10 % of the problems, or task.arguments.test_path"),
+    "streaming": Entry(False, "a run reads the whole file", parts.of_dataset),
+    "test_split_size": Entry(None, "10 % of the rows, or task.arguments.test_path", parts.test_share),
     "reward_funcs": Entry(None, "rewards", parts.rewards),
     "reward_weights": Entry(None, "rewards.0.weight and so on", parts.reward_weights),
     "reward_model_name_or_path": only(None, "a trained reward model: rewards.0.path=FOLDER (docs/preferences.md)"),
@@ -226,7 +229,7 @@ _DATA = {
 _OUTPUT = {
     "run_name": Entry(None, "name", parts.run_name),
     "output_dir": idle(None, "name; the folder is runs/NAME"),
-    "report_to": Entry("none", "trackers", parts.trackers),
+    "report_to": Entry("none", "trackers.names (docs/trackers.md)", parts.trackers),
     "project": Entry(
         "huggingface",
         "trackers.project",
@@ -248,7 +251,7 @@ def _each(words: str, names: str) -> dict[str, Entry]:
 _NOT_NEEDED = {
     **_each(
         _LOGS,
-        "logging_strategy logging_steps logging_first_step logging_dir log_on_each_node logging_nan_inf_filter "
+        "logging_strategy logging_first_step logging_dir log_on_each_node logging_nan_inf_filter "
         "log_level log_level_replica disable_tqdm include_num_input_tokens_seen skip_memory_metrics trackio_space_id "
         "trackio_bucket_id trackio_static_space_id",
     ),

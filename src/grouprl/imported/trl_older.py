@@ -19,6 +19,7 @@ RENAMED: Mapping[str, str] = MappingProxyType(
         "vllm_max_model_len": "vllm_max_model_length",
         "hub_model_revision": "hub_revision",
         "wandb_project": "project",
+        "per_gpu_train_batch_size": "per_device_train_batch_size",
     }
 )
 """The older name of a key, or open-r1's, -> the name that TRL has now."""
@@ -29,10 +30,9 @@ _OF_OPEN_R1 = (
     "morph_router_url"
 )
 _OF_TRANSFORMERS_4 = (
-    "per_gpu_train_batch_size per_gpu_eval_batch_size "
-    "use_mps_device fp16_backend fp16_opt_level half_precision_backend "
+    "per_gpu_eval_batch_size use_mps_device fp16_backend fp16_opt_level half_precision_backend "
     "jit_mode_eval use_ipex tpu_num_cores tpu_metrics_debug past_index mp_parameters ray_scope torchdynamo "
-    "split_batches include_inputs_for_metrics group_by_length save_safetensors fsdp_min_num_params "
+    "include_inputs_for_metrics group_by_length save_safetensors fsdp_min_num_params "
     "fsdp_transformer_layer_cls_to_wrap xpu_backend include_tokens_per_second push_to_hub_model_id "
     "push_to_hub_organization push_to_hub_token"
 )
@@ -76,6 +76,7 @@ OLDER: Mapping[str, Entry] = MappingProxyType(
         "token_entropy_percentile_threshold": only(None, "write top_entropy_quantile = 1 - this value", 0.0),
         "no_cuda": Entry(None, "model.device", lambda _, on: Outcome("equal", {"model.device": "cpu"} if on else {})),
         "adafactor": only(None, "the optimizer is AdamW", False),
+        "split_batches": only(None, "a batch is counted per device", False),
         "dispatch_batches": only(None, "each rank reads its own problems", False),
         **idles("a setting of transformers 4; nothing here depends on it", dict.fromkeys(_OF_TRANSFORMERS_4.split())),
     }

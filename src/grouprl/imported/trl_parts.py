@@ -7,6 +7,9 @@ from typing import Any
 
 from grouprl.imported.table import Given, Outcome, changed, folder_name, unsupported
 
+HELD_OUT = (
+    "every row -> 90 % of them: 10 % are held out, unless task.arguments.test_path names a file for the evaluation"
+)
 _EIGHT, _PAGED = {"learner.moments": "8bit"}, {"learner.paged": True}
 OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "adamw_torch_fused": {},
@@ -34,6 +37,8 @@ def weights(given: Given, value: Any) -> Outcome:
         return Outcome("not needed", words="model.weights=nf4 has bfloat16 beside its 4 bits")
     if value in ("float32", "bfloat16"):
         return Outcome("equal", {"model.weights": value})
+    if value == "auto":
+        return unsupported("the dtype of the checkpoint, which the file does not say: write bfloat16 or float32")
     return unsupported("expected float32 or bfloat16")
 
 
@@ -84,14 +89,16 @@ def rewards(given: Given, value: Any) -> Outcome:
         module, _, function = name.rpartition(".")
         if module:
             found.append({"name": function, "path": module.replace(".", "/") + ".py", "weight": float(weight)})
-        elif name == "accuracy_reward":
+        elif name in ("accuracy_reward", "accuracy"):
             found.append({"name": name, "function": "math_verify", "weight": float(weight)})
-            notes.append("math_verify reads the column answer and requires a box or an answer tag")
-        elif name == "think_format_reward":
+            notes.append(f"{name} -> math_verify, which reads the column answer and requires a box or an answer tag")
+        elif name in ("think_format_reward", "format"):
             found.append({"name": name, "function": "think_format", "weight": float(weight)})
-            notes.append("think_format requires both tags once, in order")
+            notes.append(f"{name} -> think_format, which requires the tags of thought and answer once, in order")
         else:
-            return unsupported(f"{name}: write it as a function and name it with its module")
+            return unsupported(
+                f"{name} is no function that GroupRL has: write it into a file and name its module: my_rewards.short"
+            )
     return Outcome("changed" if notes else "equal", {"rewards": found}, "; ".join(notes))
 
 
@@ -108,7 +115,21 @@ def dataset(given: Given, value: Any) -> Outcome:
         return Outcome("not needed", words="TRL names it in Python: give task.path=FILE or hub:OWNER/NAME")
     local = str(value).endswith((".jsonl", ".json", ".csv", ".parquet")) or str(value).startswith((".", "/"))
     configuration = f":{given['dataset_config']}" if given["dataset_config"] and not local else ""
-    return Outcome("equal", {"task.name": "jsonl", "task.path": value if local else f"hub:{value}{configuration}"})
+    path = value if local else f"hub:{value}{configuration}"
+    ours = {"task.name": "jsonl", "task.path": path}
+    if given["eval_strategy"] != "no" and not local:
+        return Outcome("equal", {**ours, "task.arguments.test_path": path}, "the evaluation has the split test")
+    return Outcome("changed", ours, HELD_OUT)
+
+
+def of_dataset(given: Given, value: Any) -> Outcome:
+    """What goes with dataset_name."""
+    return Outcome("equal", words="see dataset_name" if value else "")
+
+
+def test_share(given: Given, value: Any) -> Outcome:
+    """The share of the rows that is held out."""
+    return Outcome("equal") if value is None else changed(f"{value} of the rows", {}, "10 % of them")
 
 
 def run_name(given: Given, value: Any) -> Outcome:

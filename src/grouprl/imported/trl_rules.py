@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grouprl.imported.table import Given, Outcome, Rule, changed, unsupported
+from grouprl.imported.trl_versions import COUNTED_PROMPTS
 from grouprl.types import UserError
 
 _UNCLIPPED = ("cispo", "sapo")  # values of loss_type for which `delta` has no effect
@@ -32,16 +33,18 @@ class Batches:
 
 
 def batches_of(given: Given) -> Batches:
-    """TRL's arithmetic: it counts completions, per device, times the processes.
+    """TRL's arithmetic: it counts completions, before 0.15 prompts, per device, times the processes.
 
     Raises:
         UserError: the numbers do not divide; TRL refuses most of these too.
     """
-    device = int(given["per_device_train_batch_size"]) * given.world
-    accumulated = int(given["gradient_accumulation_steps"])
-    steps = given["steps_per_generation"] or accumulated
-    found = Batches(int(given["generation_batch_size"] or device * steps), device * accumulated)
-    if found.step % found.update or found.step % found.generation or found.step % int(given["num_generations"]):
+    size, accumulated = whole(given, "num_generations"), whole(given, "gradient_accumulation_steps")
+    device = whole(given, "per_device_train_batch_size") * given.world
+    device *= size if given.versions[1] < COUNTED_PROMPTS else 1
+    steps = accumulated if given["steps_per_generation"] is None else whole(given, "steps_per_generation")
+    no_size = given["generation_batch_size"] is None
+    found = Batches(device * steps if no_size else whole(given, "generation_batch_size"), device * accumulated)
+    if found.step % found.update or found.step % found.generation or found.step % size:
         raise UserError(
             f"per_device_train_batch_size: expected whole updates of whole groups of {given['num_generations']} "
             f"completions, got {found.generation} completions in a generation and {found.update} in an update on "
@@ -50,13 +53,27 @@ def batches_of(given: Given) -> Batches:
     return found
 
 
+def whole(given: Given, key: str) -> int:
+    """A count from 1. Raises UserError for another value."""
+    value = given[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 1 or value % 1:
+        raise UserError(f"{key}: expected a whole number from 1, got {value!r:.80}: correct it")
+    return int(value)
+
+
 def per_device(given: Given, value: Any) -> Outcome:
     """Completions per device, to groups of a step."""
-    found, size = batches_of(given), int(given["num_generations"])
+    found, size = batches_of(given), whole(given, "num_generations")
+    kind = "prompts" if given.versions[1] < COUNTED_PROMPTS else "completions"
     text = (
-        f"{value} completions x {given.world} processes: {found.step} completions a step = {found.step // size} groups"
+        f"{value} {kind} x {given['gradient_accumulation_steps']} accumulated x {given.world} processes: {found.step} "
+        f"completions a step = {found.step // size} groups"
     )
-    return Outcome("equal", {"rollout.problems_per_step": found.step // size}, text)
+    ours = {"rollout.problems_per_step": found.step // size}
+    if given.versions[0] < COUNTED_PROMPTS <= given.versions[1]:
+        older = f"TRL before 0.15 counts prompts, {found.step} groups: name the file's release with --trl"
+        return Outcome("changed", ours, f"{text}; {older}")
+    return Outcome("equal", ours, text)
 
 
 def several_updates(given: Given, value: Any) -> Outcome:
@@ -66,16 +83,22 @@ def several_updates(given: Given, value: Any) -> Outcome:
         return unsupported("an update has several generations, and num_iterations is above 1")
     if found.generation < found.update and given["scale_rewards"] == "batch":
         return unsupported("an update has several generations, and scale_rewards: batch gives each its own deviation")
-    return Outcome("equal", {"algorithm.minibatches": found.updates}, f"{found.updates} updates a batch")
+    words = f"micro-batches an update: {value}; updates a batch: {found.updates}"
+    return Outcome("equal", {"algorithm.minibatches": found.updates}, words)
 
 
 def in_steps(key: str, value: float, given: Given) -> Outcome:
-    """A number of TRL's steps, which are updates, as steps here, which are batches."""
-    updates = batches_of(given).updates * int(given["num_iterations"])
+    """A number of TRL's steps, which are updates, as steps here, which are batches; below 1 a share of max_steps."""
+    share = ""
+    if 0 < value < 1:
+        if given["max_steps"] <= 0:
+            return unsupported("a share of max_steps, which the file does not name: write the number of updates")
+        share, value = f"{value} of max_steps = ", math.ceil(given["max_steps"] * value)
+    updates = batches_of(given).updates * whole(given, "num_iterations")
     steps = math.ceil(value / updates)
     if updates == 1:
-        return Outcome("equal", {key: steps})
-    words = f"{value} updates = {value / updates:g} batches of {updates} updates"
+        return Outcome("equal", {key: steps}, f"{share}{value} updates" if share else "")
+    words = f"{share}{value} updates = {value / updates:g} batches of {updates} updates"
     return Outcome("equal" if steps * updates == value else "changed", {key: steps}, words)
 
 
@@ -95,15 +118,16 @@ def save_steps(given: Given, value: Any) -> Outcome:
     """Updates between checkpoints."""
     if given["save_strategy"] == "no":
         return changed("no checkpoints", {"checkpoint.every": 0}, "a run always saves at its end")
-    if given["save_strategy"] != "steps" or value < 1:
+    if given["save_strategy"] != "steps" or value <= 0:
         return changed(f"{given['save_strategy']} {value}", {"checkpoint.every": 50}, "checkpoints count steps here")
     return in_steps("checkpoint.every", value, given)
 
 
 def eval_steps(given: Given, value: Any) -> Outcome:
     """Updates between evaluations."""
-    if given["eval_strategy"] == "steps" and (value or given["logging_steps"]) >= 1:
-        return in_steps("evaluation.every", value or given["logging_steps"], given)
+    steps = value or given["logging_steps"]
+    if given["eval_strategy"] == "steps" and steps > 0:
+        return in_steps("evaluation.every", steps, given)
     return changed(given["eval_strategy"], {"evaluation.every": 0}, "a run evaluates before and after training")
 
 
@@ -251,6 +275,22 @@ def adaptive_entropy(given: Given, value: Any) -> Outcome:
     ours = {"algorithm.entropy_target": given["entropy_target"], "algorithm.entropy_step": given["entropy_coef_delta"]}
     if batches_of(given).updates * given["num_iterations"] > 1:
         return changed(value, ours, "the weight changes once a step; TRL's changes at each update")
+    return Outcome("equal", ours)
+
+
+def top_k(_: Given, value: Any) -> Outcome:
+    """The most probable tokens; none, 0 and -1 = all."""
+    return Outcome("equal", {"rollout.top_k": max(0, value or 0)})
+
+
+def generation_arguments(_: Given, value: Any) -> Outcome:
+    """Arguments of generate, or of vLLM's sampling, beside the settings of TRL."""
+    known = {"stop_strings": "stop", "stop": "stop", "min_p": "min_p", "top_p": "top_p", "temperature": "temperature"}
+    if others := [key for key in value or {} if key not in known]:
+        return unsupported(f"expected stop_strings; rollout has no setting for {', '.join(map(str, others))}")
+    ours = {f"rollout.{known[key]}": [one] if isinstance(one, str) else one for key, one in (value or {}).items()}
+    if "stop" in (value or {}):
+        return changed("vLLM leaves the text out", ours, "the completion ends with it")
     return Outcome("equal", ours)
 
 

@@ -42,7 +42,7 @@ _MODES = (
 )
 
 _ALGORITHM = {
-    ESTIMATOR: Entry("gae", "algorithm: gae = ppo, grpo = verl", rules.estimator),
+    ESTIMATOR: Entry("gae", "algorithm, such as algorithm=grpo; gae is ppo", rules.estimator),
     "algorithm.norm_adv_by_std_in_grpo": idle(True, "algorithm.scale"),
     "algorithm.gamma": idle(1.0, "algorithm.gamma, with gae"),
     "algorithm.lam": idle(1.0, "algorithm.lam, with gae"),
@@ -61,7 +61,7 @@ _ALGORITHM = {
 _ACTOR = {
     "ppo_mini_batch_size": Entry(256, "algorithm.minibatches; verl counts prompts", rules.mini_batch),
     "ppo_epochs": same("algorithm.passes", 1),
-    "clip_ratio": Entry(0.2, "no effect beside clip_ratio_low and clip_ratio_high", losses.clip_ratio),
+    "clip_ratio": Entry(0.2, "algorithm.clip_low and clip_high, without clip_ratio_low and _high", losses.clip_ratio),
     "clip_ratio_low": Entry(0.2, "algorithm.clip_low", losses.clip_of("low")),
     "clip_ratio_high": Entry(0.2, "algorithm.clip_high", losses.clip_of("high")),
     "clip_ratio_c": Entry(3.0, "algorithm.dual_clip; with dppo_* algorithm.clip_high + 1", losses.largest_ratio),
@@ -142,16 +142,24 @@ _DATA = {
     "prompt_key": same("task.arguments.prompt_column", "prompt"),
     "reward_fn_key": only("data_source", "the column is data_source"),
     "train_batch_size": same("rollout.problems_per_step", 1024),
-    "gen_batch_size": idle(None, "a step samples the batch that it trains on"),
+    "gen_batch_size": only(None, "a step samples the batch that it trains on"),
     "max_response_length": same("rollout.max_tokens", 512),
-    "max_prompt_length": idle(512, "prompts have no limit: GroupRL truncates and drops none"),
-    "filter_overlong_prompts": idle(False, "prompts have no limit: GroupRL truncates and drops none"),
-    "truncation": idle("error", "prompts have no limit: GroupRL truncates and drops none"),
+    "max_prompt_length": Entry(512, "prompts have no limit", rules.prompt_limit),
+    "filter_overlong_prompts": Entry(False, "prompts have no limit", rules.of_prompt_limit),
+    "truncation": Entry("error", "prompts have no limit", rules.of_prompt_limit),
+    **{
+        key: Entry(default, "text only", rules.no_images(f"data.{key}", default))
+        for key, default in {"image_key": "images", "video_key": "videos", "audio_key": "audios"}.items()
+    },
+    "tokenizer": only(None, "model.path, whose folder has the tokenizer"),
+    "tool_config_path": only(None, "a recipe has no tools"),
+    "function_tool_path": only(None, "a recipe has no tools"),
     "train_max_samples": only(-1, "a run uses all problems of the file"),
     "shuffle": in_random_order(),
     "seed": same("seed", None),
     "apply_chat_template_kwargs": same("model.chat_template_kwargs", {}),
     "custom_cls.path": only(None, "task.path, a file, or a task in Python"),
+    "val_max_samples": Entry(-1, "evaluation.problems", rules.validation_rows),
     "sampler.class_path": only(None, "rollout.curriculum.order"),
     "datagen.path": only(None, "no generated data"),
 }
@@ -161,7 +169,7 @@ _TRAINER = {
     "total_training_steps": same("steps", None),
     "project_name": same("trackers.project", "verl_examples"),
     "experiment_name": Entry("gsm8k", "name", lambda _, value: Outcome("equal", {"name": folder_name(str(value))})),
-    "logger": Entry(["console", "wandb"], "trackers", rules.trackers),
+    "logger": Entry(["console", "wandb"], "trackers.names (docs/trackers.md)", rules.trackers),
     "save_freq": Entry(-1, "checkpoint.every; 0 = at the end", _every("checkpoint.every")),
     "test_freq": Entry(-1, "evaluation.every; 0 = before and after", _every("evaluation.every")),
     "max_actor_ckpt_to_keep": same("checkpoint.keep", None),
@@ -198,7 +206,7 @@ VERL: Mapping[str, Entry] = MappingProxyType(
 _DEVICES = "verl's layout of devices and micro-batches; packs, ranks and `torchrun` need no setting"
 _KERNELS = "changes how the computation runs, not its math"
 _SAMPLER = "a setting of verl's sampler; the native engine shares the learner's weights"
-_TEXT = "a run reads text only, as it needs it"
+_SAME_ROWS = "does not change which rows are trained"
 _PLACE = "a setting of verl's workers and folders; here runs/NAME and --resume"
 _OFF = "belongs to a feature that is off: see its switch"
 
@@ -243,11 +251,9 @@ _IDLE: Mapping[str, Mapping[str, str]] = {
         _OFF: "multi_turn.*",
     },
     "data": {
-        _TEXT: "tokenizer use_shm tool_config_path function_tool_path return_raw_input_ids return_raw_chat "
-        "return_full_prompt dataloader_num_workers image_patch_size filter_overlong_prompts_workers image_key "
-        "video_key audio_key trust_remote_code return_multi_modal_inputs mm_processor_kwargs custom_cls.* sampler.* "
-        "datagen.*",
-        "evaluation.problems": "val_max_samples val_batch_size validation_shuffle",
+        _SAME_ROWS: "use_shm return_raw_input_ids return_raw_chat return_full_prompt dataloader_num_workers "
+        "filter_overlong_prompts_workers trust_remote_code custom_cls.name sampler.class_name datagen.name "
+        "val_batch_size validation_shuffle image_patch_size return_multi_modal_inputs mm_processor_kwargs",
     },
     "trainer": {
         _PLACE: "balance_batch rollout_data_dir validation_data_dir nnodes n_gpus_per_node esi_redundant_time "
@@ -304,6 +310,7 @@ NOT_NEEDED: Mapping[str, str] = MappingProxyType(
 """Patterns of keys that nothing here depends on, and why."""
 
 
-def verl_needs_not(key: str) -> str:
-    """Why a key of verl is not needed; empty where no pattern names it."""
-    return next((why for pattern, why in NOT_NEEDED.items() if fnmatchcase(key, pattern)), "")
+def verl_needs_not(key: str) -> Outcome | None:
+    """The outcome of a key of verl that nothing here depends on; None where no pattern names it."""
+    why = next((why for pattern, why in NOT_NEEDED.items() if fnmatchcase(key, pattern)), "")
+    return Outcome("equal" if why == _SAME_ROWS else "not needed", words=why) if why else None

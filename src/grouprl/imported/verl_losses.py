@@ -93,6 +93,8 @@ def _clip(mode: str, side: str, value: float) -> Outcome:
     if mode == "geo_mean":
         edge = -math.expm1(-value) if side == "low" else math.expm1(value)
         return Outcome("equal", {f"algorithm.clip_{side}": edge}, f"a log-ratio of {value}")
+    if mode == "cispo" and side == "low" and value > 1:  # a ratio is never below 0
+        return Outcome("equal", {"algorithm.clip_low": 1.0}, f"{value}: no lower bound")
     return Outcome("equal", {f"algorithm.clip_{side}": value})
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from grouprl.imported.table import Given, Outcome, Rule, changed, listed, unsupported
+from grouprl.imported.trl_parts import HELD_OUT
 
 ESTIMATOR = "algorithm.adv_estimator"
 ACTOR = "actor_rollout_ref.actor."
 MODEL = "actor_rollout_ref.model."
+_ALL_KEYS = 150  # a file with more is a resolved one, which names every key
 _NO_STD = {"algorithm.std": "population", "algorithm.eps": 1e-6}  # the preset has another, for a deviation
 
 
@@ -151,19 +153,54 @@ def every(key: str, value: Any) -> Outcome:
 def files(theirs: str, key: str, given: Given, value: Any) -> Outcome:
     """One data file, where the script names it; verl's default is an example's."""
     if theirs not in given.named:
-        return Outcome("not needed", words="the recipe leaves out verl's default, an example file")
+        return Outcome("equal", words="the recipe leaves out verl's default, an example file")
     names = value if isinstance(value, list) else [value]
     if len(names) != 1:
         return unsupported("expected one file: join them, or make a mixture of tasks (docs/tasks.md)")
-    name = {"task.name": "jsonl"} if key == "task.path" else {}
-    return Outcome("equal", {key: at_home(names[0]), **name} if names[0] else {})
+    ours = {key: at_home(names[0])} if names[0] else {}
+    if key != "task.path" or not ours:
+        return Outcome("equal", ours)
+    ours["task.name"] = "jsonl"
+    has_others = "data.val_files" in given.named and given["data.val_files"]
+    return Outcome("equal", ours) if has_others else Outcome("changed", ours, HELD_OUT)
+
+
+def prompt_limit(given: Given, value: Any) -> Outcome:
+    """Tokens of the longest prompt: verl leaves out, cuts, or stops at longer ones."""
+    if given["data.filter_overlong_prompts"]:
+        return changed(value, {}, f"no limit; verl trains on no prompt of more than {value} tokens: filter the file")
+    if given["data.truncation"] != "error":
+        return changed(value, {}, f"no limit; verl cuts longer prompts ({given['data.truncation']})")
+    return Outcome("equal", words="verl stops at a longer prompt, so its data has none")
+
+
+def of_prompt_limit(given: Given, value: Any) -> Outcome:
+    """What happens to prompts above the limit."""
+    is_usual = value in (False, "error")
+    return Outcome("equal") if is_usual else prompt_limit(given, given["data.max_prompt_length"])
+
+
+def no_images(key: str, default: Any) -> Rule:
+    """A column of images or other media, which a file with all keys names in any case."""
+
+    def rule(given: Given, value: Any) -> Outcome:
+        if value == default and (key not in given.named or len(given.named) > _ALL_KEYS):
+            return Outcome("equal", words="GroupRL reads no such column")
+        return unsupported("GroupRL trains on text only, without images, videos and sounds")
+
+    return rule
+
+
+def validation_rows(_: Given, value: Any) -> Outcome:
+    """Problems of an evaluation; -1 = all."""
+    return Outcome("equal", {"evaluation.problems": value} if value > 0 else {})
 
 
 def model_path(given: Given, value: Any) -> Outcome:
     """The model, where the script names it; verl's default is an example's."""
-    if f"{MODEL}path" not in given.named:
+    if f"{MODEL}path" not in given.named or value is None:
         return Outcome("not needed", words="the recipe leaves out verl's default, an example folder")
-    return Outcome("equal", {"model.path": at_home(value)})
+    return Outcome("equal", {"model.path": at_home(str(value))})
 
 
 def at_home(path: str) -> str:

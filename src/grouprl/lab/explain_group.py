@@ -10,6 +10,7 @@ import torch
 
 from grouprl.algorithms import kl_estimate, policy_ratios, step_advantages
 from grouprl.config.algorithm import options
+from grouprl.config.strict import is_number
 from grouprl.lab.explain_record import (
     Material,
     Peer,
@@ -30,6 +31,8 @@ _SHOWN = (
     *("surrogate", "ratio", "clip_low", "clip_high", "dual_clip", "tau_pos", "tau_neg", "aggregate"),
     *("kl_in", "kl_unbiased", "passes", "minibatches"),
 )
+
+_NEAR_ONE = 1e-3  # in float32, sampler and learner agree to 1e-5
 
 
 def recorded_walk(runs: Runs, run: str, step: int, place: int) -> dict[str, Any]:
@@ -86,7 +89,7 @@ def walk_through(
             "rewards": _rewards_stage(recorded),
             "statistics": _statistics_stage(recorded),
             "advantages": _advantages_stage(recorded),
-            "ratio": _ratio_stage(material, ratio_reasons),
+            "ratio": {**_ratio_stage(material, ratio_reasons), "of_step": _ratios_of_step(recorded)},
             "kl": _kl_stage(material, kl_reason),
             "loss": {**_loss_stage(material), "step": recorded.metrics.get("loss"), "batch": batch},
             "gradient": _gradient_stage(material),
@@ -250,6 +253,16 @@ def _ratio_stage(material: Material, reasons: Sequence[str | None]) -> dict[str,
     low, high = a.objective.range
     bounds = [1 - low, 1 + high] if bounded else []
     return {"bounds": bounds, "level": a.objective.ratio, "completions": completions}
+
+
+def _ratios_of_step(recorded: Recorded) -> dict[str, Any]:
+    """What the step recorded of its ratios: `max`, the share `clipped` on both sides, and whether all are `near` 1."""
+    names = ("ratio_max", "clip_low_fraction", "clip_high_fraction")
+    found = [float(value) for name in names if is_number(value := recorded.metrics.get(name))]
+    if len(found) < len(names):
+        return {"max": None, "clipped": None, "near": True}
+    largest, low, high = found
+    return {"max": largest, "clipped": low + high, "near": abs(largest - 1) < _NEAR_ONE and low + high == 0}
 
 
 def _kl_stage(material: Material, reason: str | None) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from grouprl.report.recorded import missing_problem, recorded, reward_weights, r
 from grouprl.scoring.functions import SOFT_OVERLONG
 from grouprl.types import StopReason, UserError
 
-_COMPONENTS, _LOGPROBS = ("components",), ("logprobs", "reference_logprobs")
+_COMPONENTS, _LOGPROBS = ("components",), ("logprobs", "reference_logprobs", "old_logprobs")
 _NEAR = 40  # steps on either side in which groups are looked for that were read again after their update
 
 
@@ -167,7 +167,8 @@ def _kl_sum(row: sqlite3.Row, algorithm: Algorithm) -> float:
     if kl is None or row["reference_logprobs"] is None:
         return 0.0
     policy_T, reference_T = (
-        torch.from_numpy(np.frombuffer(row[name], "<f4").astype("f8")) for name in ("logprobs", "reference_logprobs")
+        torch.from_numpy(np.frombuffer(blob, "<f4").astype("f8"))
+        for blob in (row["old_logprobs"] or row["logprobs"], row["reference_logprobs"])
     )
     return float(kl_estimate(policy_T, reference_T, kind=kl.kl_estimator).sum())
 
@@ -225,12 +226,12 @@ def notes(recorded: Recorded) -> list[str]:
 def ratio_reasons(recorded: Recorded) -> list[str | None]:
     """Of each completion why its ratio is 1, where it is."""
     a = recorded.algorithm
-    once = "one update per batch: the policy is still the behavior policy, and the ratio is 1 up to rounding"
+    once = "one update per batch: the policy is still the behavior policy, and the ratio is 1"
     unread = "the learner did not read this completion, because nothing in it could move the policy: the ratio is 1"
     if isinstance(a.critic, CopiedCritic) and a.critic.critic_warmup >= recorded.step:
         unread = "the critic alone learned in this step: the ratio is 1"
     return [
-        unread if trace.logprobs is None else once if a.updates.passes * a.updates.minibatches == 1 else None
+        unread if trace.logprobs is None else once if trace.old == trace.logprobs else None
         for trace in recorded.group.traces
     ]
 
@@ -242,7 +243,7 @@ def kl_reason(recorded: Recorded) -> str | None:
     if any(trace.reference is None for trace in recorded.group.traces):
         return "the reference did not read this group, because it was dropped"
     if recorded.algorithm.kl.kl_in == "reward":
-        return "subtracted from the reward, from the sampler's log-probs"
+        return "subtracted from the reward, from the log-probs before the update"
     return None
 
 
@@ -305,6 +306,7 @@ def material_of(recorded: Recorded) -> Material:
     mask_GT = _mask([len(completion) for completion in completions])
     reference = [trace.reference for trace in traces]
     learner = [trace.logprobs or completion.logprobs for trace, completion in zip(traces, completions, strict=True)]
+    old = [trace.old or completion.logprobs for trace, completion in zip(traces, completions, strict=True)]
     weights_GT = torch.zeros(mask_GT.shape)
     if recorded.kept[recorded.place]:
         trained_NT = _trained([peer for group in recorded.batch for peer in group], a)
@@ -320,7 +322,7 @@ def material_of(recorded: Recorded) -> Material:
         max_tokens=recorded.max_tokens,
         weights_GT=weights_GT.double(),
         logprobs_GT=_padded(learner, mask_GT),
-        old_GT=_padded([completion.logprobs for completion in completions], mask_GT),
+        old_GT=_padded(old, mask_GT),
         reference_GT=None if None in reference else _padded(reference, mask_GT),
         advantages_GT=_padded(group.token_advantages, mask_GT),
     )

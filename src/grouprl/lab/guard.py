@@ -10,6 +10,7 @@ server of this machine would get the session's if it were the cookie of `/`.
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from collections.abc import Iterable
 from urllib.parse import parse_qs
@@ -33,6 +34,7 @@ _HEADERS = {
 }
 
 
+_JSON = re.compile(r'\s*application/json\s*(;\s*charset\s*=\s*"?utf-8"?\s*)?', re.IGNORECASE)
 _DOOR = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><title>GroupRL lab</title>'
     '<link rel="icon" href="{home}static/icon.svg"><meta http-equiv="refresh" content="0;url={home}{page}">'
@@ -140,8 +142,9 @@ class Guard:
         given = headers.get(PAGE_TOKEN, "")
         if not hmac.compare_digest(given.encode(), page_token.encode()):
             return _no(403, f"expected the page's own token in {PAGE_TOKEN}: reload the page")
-        if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-            return _no(415, "expected a body of application/json")
+        # JSON is UTF-8 (RFC 8259); `json.loads` would guess others from the bytes.
+        if not _JSON.fullmatch(", ".join(headers.getlist("content-type"))) or "content-encoding" in headers:
+            return _no(415, "expected a body of application/json in UTF-8")
         length = headers.get("content-length", "")
         if not length.isdigit() or int(length) > LARGEST_BODY:
             return _no(413, f"expected a body of at most {LARGEST_BODY} bytes, with its length")

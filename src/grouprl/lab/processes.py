@@ -284,13 +284,29 @@ def changing(act: Callable[[str, Body], dict[str, Any]]) -> Callable[[Request], 
 
 
 def _body(given: bytes) -> Body:
+    """A JSON object in UTF-8, without a byte order mark.
+
+    Raises:
+        UserError: anything else, also a key that is given twice, NaN, infinity, and half of a surrogate pair.
+    """
     try:
-        body = json.loads(given)
+        body = json.loads(given.decode(), object_pairs_hook=_keys_once, parse_constant=_no_constant)
+        json.dumps(body, ensure_ascii=False).encode()  # \ud800 alone is no text that could be written
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
-        raise UserError(f"expected a JSON object, got {given[:60]!r}")
+        raise UserError(f"expected a JSON object in UTF-8, each key once, got {given[:60]!r}")
     return body
+
+
+def _keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a key is given twice")
+    return dict(pairs)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def field_of(body: Body, name: str, kind: str) -> Any:

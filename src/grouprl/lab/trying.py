@@ -46,7 +46,7 @@ def try_completion(folder: Path, step: int, group: int, text: str) -> dict[str, 
         raise UserError("another completion is being scored: wait for it")
     try:
         asked = json_text({"step": step, "group": group, "text": text})
-        command = [sys.executable, "-m", "grouprl.lab.trying", str(folder)]
+        command = [sys.executable, "-P", "-m", "grouprl.lab.trying", str(folder)]
         ended = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=_SECONDS, check=False)
         answer = json.loads(ended.stdout.splitlines()[-1]) if ended.stdout.strip() else {}
     except subprocess.TimeoutExpired:
@@ -67,6 +67,7 @@ def _scores(folder: Path, step: int, group: int, text: str) -> dict[str, Any]:
     from grouprl.run.trust import refuse_foreign_code
     from grouprl.scoring.functions import SOFT_OVERLONG
     from grouprl.tasks import load_task
+    from grouprl.tasks.held_out import trained_on_the_rest
     from grouprl.types import Completion, Group, StopReason
 
     run = RunDirectory(folder)
@@ -77,6 +78,7 @@ def _scores(folder: Path, step: int, group: int, text: str) -> dict[str, Any]:
         raise UserError(f"step {step}: expected a group below {len(groups)}, got {group}")
     recorded = groups[group].group
     config, task = with_newest(with_dtype(config), run), load_task(**config.task.model_dump())
+    task = trained_on_the_rest(task, config.evaluation.split)
     # A record has its columns as JSON has them; the task has them whole.
     problem = next((one for one in task.problems("train") if one.id == recorded.problem.id), recorded.problem)
     tokenizer = load_tokenizer(config.model)

@@ -23,7 +23,7 @@ from grouprl.learner.credit import token_rows
 from grouprl.learner.experts import ExpertShares, choices
 from grouprl.learner.gradients import Loss, Result, add_gradients, step_if_finite
 from grouprl.learner.optimizer import Optimizer, mib
-from grouprl.learner.pack_metrics import averaged, combined, pack_metrics
+from grouprl.learner.pack_metrics import PackMetrics, averaged, combined, pack_metrics
 from grouprl.learner.packs import Pack, make_packs, minibatches, pack_forward, pack_hidden, to_grid
 from grouprl.learner.trace import TokenPass, all_passes, cut_tokens, token_traces, watched_group
 from grouprl.learner.work import TokenGrid as TokenGrid
@@ -78,7 +78,10 @@ class Learner:
 
     def evaluate(self, batch: Batch) -> PolicyEvaluation:
         """Makes one forward pass of every network that the algorithm needs before the first update on a batch."""
-        policy_too = self.algorithm.correction is not None or self.algorithm.spread.entropy_share < 1
+        a, kl = self.algorithm, self.algorithm.kl
+        policy_too = a.correction is not None or a.spread.entropy_share < 1
+        if self.dtype != "float32" or not batch.sampling.by_learner:  # else log-probs agree with the sampler's to 1e-5
+            policy_too |= a.updates.count > 1 or (kl is not None and kl.kl_in == "reward")
         found: dict[str, Tensor] = {}
         if self.reference is not None:
             with as_reference(self.reference, self.policy) as frozen:
@@ -155,8 +158,8 @@ class Learner:
                 again after its last update (`TokenTrace.updated`).
 
         Returns:
-            Metrics of the last pass (`sampler_learner_gap` is from the first update), and the trace of each token. An
-            update whose loss or gradient is not finite is not made; `skipped_updates` counts them.
+            Metrics of the last pass (`sampler_learner_gap` and its mean are from the first update), and the trace of
+            each token. An update whose loss or gradient is not finite is not made; `skipped_updates` counts them.
         """
         critic_only = self.algorithm.warms_up(step)
         work, metrics = UpdateWork.of(batch, credit, before, loss, self.algorithm)
@@ -171,8 +174,9 @@ class Learner:
         if skipped := sum(not all(map(math.isfinite, pair)) for pair in norms):
             metrics["skipped_updates"] = skipped
         # The gap is taken from the first update with a gradient; after it the policies differ because of the updates.
-        gaps = (update["sampler_learner_gap"] for update, _ in passes[0] if "sampler_learner_gap" in update)
-        metrics |= last | {"sampler_learner_gap": next(gaps, math.nan), "kl_coef": self.kl_coef}
+        read = next((update for update, _ in passes[0] if "sampler_learner_gap" in update), {})
+        gaps = {name: read.get(name, math.nan) for name in ("sampler_learner_gap", "sampler_learner_gap_mean")}
+        metrics |= last | gaps | {"kl_coef": self.kl_coef}
         if self.algorithm.kl is None:
             del metrics["kl_coef"]
         elif math.isfinite(metrics.get("kl", math.nan)):
@@ -183,7 +187,8 @@ class Learner:
         watched = watched_group(batch, work.advantages_NT) if is_watched(step) and not critic_only else []
         again = [self._evaluate_again(batch, pack) for pack in self._packs(batch, watched)] if watched else []
         self._reshard()
-        traces = token_traces(batch, before, [part for _, parts in passes[-1] for part in parts], again)
+        last_pass = [part for _, parts in passes[-1] for part in parts]
+        traces = token_traces(batch, before, work.old_NT, last_pass, again)
         advantages_NT = credit.advantages_NT.nan_to_num(0.0, 0.0, 0.0)  # the record has no place for other values
         unused = self._unused(work, passes[-1], critic_only)
         return LearnResult(metrics, unused, list(zip(token_rows(advantages_NT, batch), traces, strict=True)))
@@ -287,48 +292,56 @@ class Learner:
         weights_NT: Tensor,
         value_weights_NT: Tensor | None,
         shares: ExpertShares | None,
-    ) -> tuple[Tensor, tuple[dict[str, float], TokenPass]]:
+    ) -> tuple[Tensor, tuple[PackMetrics, TokenPass]]:
         a, batch, bonus = self.algorithm, work.batch, self.entropy_coefs[1]
         with autocast(self.device, self.dtype), noted_routing() as noted:
             forward = pack_forward(self.policy, pack, batch.sampling, entropy_gradient=bonus > 0)
         logprobs_nT, reference_NT = to_grid(pack, forward.logprobs_C), work.before.reference_NT
         mask_nT, weights_nT = self._cut(pack, batch.mask_NT), self._cut(pack, weights_NT)
+        sampled_nT, advantages_nT = self._cut(pack, batch.old_logprobs_NT), self._cut(pack, work.advantages_NT)
+        counted_nT = mask_nT & (weights_nT > 0).any(1, keepdim=True) & (advantages_nT != 0).any(1, keepdim=True)
         loss, stats = work.loss(
             TokenGrid(
                 logprobs_NT=logprobs_nT,
-                old_logprobs_NT=self._cut(pack, work.old_NT),
-                sampler_logprobs_NT=self._cut(pack, batch.old_logprobs_NT),
+                old_logprobs_NT=logprobs_nT.detach() if work.old_NT is None else self._cut(pack, work.old_NT),
+                sampler_logprobs_NT=sampled_nT,
                 reference_NT=None if reference_NT is None else self._cut(pack, reference_NT),
-                advantages_NT=self._cut(pack, work.advantages_NT),
+                advantages_NT=advantages_nT,
                 weights_NT=weights_nT,
                 mask_NT=mask_nT,
+                counted_NT=counted_nT,
                 rows=pack.rows,
             )
         )
+        entropies_nT = to_grid(pack, forward.entropies_C)
+        stats |= {"entropy": entropies_nT.detach()[counted_nT].mean()}
+        counted = dict.fromkeys(stats, int(counted_nT.sum()))
+        if a.pulls:  # the term is over all tokens
+            counted.pop("kl", None)
         if bonus > 0:
-            loss = loss - bonus * (weights_nT * to_grid(pack, forward.entropies_C)).sum()
+            loss = loss - bonus * (weights_nT * entropies_nT).sum()
         if shares is not None:
             aux = shares.loss(noted, pack, weights_nT)
             loss, stats = loss + a.router_aux_coef * aux, stats | {"router_aux_loss": aux}
         if value_weights_NT is not None and isinstance(a.critic, SharedCritic):
             cost, value_stats = self._value_loss(work, pack, forward.hidden_CH, value_weights_NT)
             loss, stats = loss + a.critic.value_coef * cost, stats | value_stats
-        gap = (logprobs_nT.detach() - self._cut(pack, batch.old_logprobs_NT)).abs()[mask_nT].max()
-        stats |= {"loss": loss, "entropy": forward.entropies_C.mean(), "sampler_learner_gap": gap}
-        return loss, (pack_metrics(pack, stats), TokenPass.of(pack, forward))
+        gaps = (logprobs_nT.detach() - sampled_nT)[mask_nT]
+        stats |= {"loss": loss, "sampler_learner_gap": gaps.abs().max(), "sampler_learner_gap_mean": gaps.mean()}
+        return loss, (pack_metrics(stats, counted, len(gaps)), TokenPass.of(pack, forward))
 
     @torch.no_grad()
     def _evaluate_again(self, batch: Batch, pack: Pack) -> TokenPass:
         with autocast(self.device, self.dtype):
             return TokenPass.of(pack, pack_forward(self.policy, pack, batch.sampling))
 
-    def _critic_loss(self, work: UpdateWork, pack: Pack, value_weights_NT: Tensor) -> tuple[Tensor, dict[str, float]]:
+    def _critic_loss(self, work: UpdateWork, pack: Pack, value_weights_NT: Tensor) -> tuple[Tensor, PackMetrics]:
         assert self.critic is not None
         assert self.critic.trunk is not None
         with autocast(self.device, self.dtype):
             hidden_CH = pack_hidden(self.critic.trunk, pack)
         cost, stats = self._value_loss(work, pack, hidden_CH, value_weights_NT)
-        return cost, pack_metrics(pack, stats)
+        return cost, pack_metrics(stats, {}, len(pack.row_C))
 
     def _value_loss(
         self, work: UpdateWork, pack: Pack, hidden_CH: Tensor, value_weights_NT: Tensor

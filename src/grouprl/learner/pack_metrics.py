@@ -6,26 +6,31 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from grouprl.learner.packs import Pack
+PackMetrics = dict[str, tuple[float, float]]
+"""Of each metric its value, and the number of tokens that it describes."""
 
 
-def pack_metrics(pack: Pack, stats: Mapping[str, Tensor]) -> dict[str, float]:
-    """The metrics of one pack as plain numbers, with its count of completion tokens."""
-    return {"tokens": float(len(pack.row_C)), **{name: float(value.detach()) for name, value in stats.items()}}
+def pack_metrics(stats: Mapping[str, Tensor], tokens: Mapping[str, int], others: int) -> PackMetrics:
+    """The metrics of one pack as plain numbers; `others` counts the tokens of those that `tokens` does not name."""
+    return {name: (float(value.detach()), tokens.get(name, others)) for name, value in stats.items()}
 
 
-def combined(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Combines the packs' metrics: sums of losses, maxima of maxima, token-weighted means of the others."""
-    tokens = sum(pack["tokens"] for pack in metrics)
+def combined(metrics: Sequence[PackMetrics]) -> dict[str, float]:
+    """Combines the packs' metrics: sums of losses, maxima of maxima, token-weighted means of the others.
+
+    A metric that describes no token of any pack is absent.
+    """
     combined: dict[str, float] = {}
     for name in metrics[0] if metrics else ():
-        values = [pack[name] for pack in metrics]
+        found = [pack[name] for pack in metrics if pack[name][1]]
+        if not found:
+            continue
         if name in ("loss", "value_loss", "router_aux_loss"):
-            combined[name] = sum(values)
+            combined[name] = sum(value for value, _ in found)
         elif name in ("sampler_learner_gap", "ratio_max"):
-            combined[name] = max(values)
-        elif name != "tokens":
-            combined[name] = sum(v * pack["tokens"] for v, pack in zip(values, metrics, strict=True)) / tokens
+            combined[name] = max(value for value, _ in found)
+        else:
+            combined[name] = sum(value * count for value, count in found) / sum(count for _, count in found)
     return combined
 
 

@@ -47,31 +47,39 @@ def all_passes(packs: Sequence[Pack], own: Mapping[int, TokenPass], ranks: Ranks
 
 
 def token_traces(
-    batch: Batch, before: PolicyEvaluation, last_pass: Sequence[TokenPass], again: Sequence[TokenPass]
+    batch: Batch,
+    before: PolicyEvaluation,
+    old_NT: Tensor | None,
+    last_pass: Sequence[TokenPass],
+    again: Sequence[TokenPass],
 ) -> list[TokenTrace]:
     """Makes the trace of each completion from the packs of the last pass, and of the pass after the last update."""
     count, reference_NT = len(batch.mask_NT), before.reference_NT
+    read = _rows(count, [(part.pack, part.logprobs_C) for part in last_pass])
+    sampled = old_NT is batch.old_logprobs_NT
     return [
         TokenTrace(*row)
         for row in zip(
-            _rows(count, [(part.pack, part.logprobs_C) for part in last_pass]),
+            read,
             _rows(count, [(part.pack, part.entropies_C) for part in last_pass]),
             [None] * count if reference_NT is None else map(tuple, token_rows(reference_NT.cpu(), batch)),
             _rows(count, [(part.pack, part.logprobs_C) for part in again]),
+            read if old_NT is None else [None] * count if sampled else map(tuple, token_rows(old_NT, batch)),
             strict=True,
         )
     ]
 
 
 def cut_tokens(
-    objective: Objective, batch: Batch, last_pass: Sequence[TokenPass], old_NT: Tensor, advantages_NT: Tensor
+    objective: Objective, batch: Batch, last_pass: Sequence[TokenPass], old_NT: Tensor | None, advantages_NT: Tensor
 ) -> Tensor:
     """[N, T] bool: the tokens whose gradient the clip, the dual clip or `left_out` removes in the last pass."""
+    own, old_NT = old_NT is None, batch.old_logprobs_NT if old_NT is None else old_NT
     logprobs_NT = old_NT.clone()
     for part in last_pass:
         rows, columns = torch.tensor(part.pack.rows)[part.pack.row_C.cpu()], part.pack.column_C.cpu()
         logprobs_NT[rows, columns] = part.logprobs_C.float().cpu()
-    ratios_NT = policy_ratios(logprobs_NT, old_NT, batch.mask_NT, ratio=objective.ratio)
+    ratios_NT = policy_ratios(logprobs_NT, logprobs_NT if own else old_NT, batch.mask_NT, ratio=objective.ratio)
     limits = objective.off_policy_delta, objective.divergence_tv, objective.divergence_kl
     left_NT = left_out(logprobs_NT, batch.old_logprobs_NT, advantages_NT, batch.mask_NT, *limits)
     if not objective.cuts:  # a bounded weight keeps its gradient

@@ -21,12 +21,13 @@ class TokenGrid:
     """The completion tokens of a pack: [n, T] tensors on the learner's device, 0 outside the completions."""
 
     logprobs_NT: Tensor  # log-probs under the policy; the gradient flows through these alone
-    old_logprobs_NT: Tensor  # log-probs under the behavior policy
-    sampler_logprobs_NT: Tensor  # log-probs that the sampler reported; the same, unless the algorithm corrects them
+    old_logprobs_NT: Tensor  # log-probs in the denominator of the ratio, see `UpdateWork.old_NT`
+    sampler_logprobs_NT: Tensor  # log-probs that the sampler reported
     reference_NT: Tensor | None  # log-probs under the reference; None = the algorithm has none
     advantages_NT: Tensor
     weights_NT: Tensor  # weight of each token in the loss, computed from the whole batch
     mask_NT: Tensor  # bool, tokens that exist
+    counted_NT: Tensor  # bool, those that metrics describe: of trained completions with an advantage, whatever is read
     rows: tuple[int, ...]  # row of the batch of each completion
 
 
@@ -42,7 +43,9 @@ class UpdateWork:
     credit: Credit
     before: PolicyEvaluation
     loss: TokenLoss
-    old_NT: Tensor  # log-probs in the denominator of the ratio
+    # Log-probs in the denominator of the ratio; None = the update's own, as in TRL: it is the batch's only one, and the
+    # ratio is exactly 1 however the sampler rounds.
+    old_NT: Tensor | None
     advantages_NT: Tensor  # multiplied by the correction's weights; 0 for tokens below the entropy threshold
     masked: Mapping[str, Tensor]  # [N, T] bool: tokens that correction and entropy threshold leave out
 
@@ -53,8 +56,9 @@ class UpdateWork:
         """Prepares a batch for its updates; also returns metrics of this preparation."""
         old_NT, advantages_NT, metrics = batch.old_logprobs_NT, credit.advantages_NT, {}
         masked: dict[str, Tensor] = {}
-        if algorithm.correction is not None and before.policy_NT is not None:
+        if before.policy_NT is not None:
             old_NT = before.policy_NT.cpu()
+        if algorithm.correction is not None and before.policy_NT is not None:
             ratio_NT = algorithm.correction.weights(old_NT, batch.old_logprobs_NT, batch.mask_NT)
             # Every surrogate is proportional to the advantage, so this weighs the surrogate and not the KL term.
             advantages_NT = advantages_NT * ratio_NT
@@ -74,7 +78,8 @@ class UpdateWork:
             metrics["value_explained_variance"] = explained_variance(
                 before.values_NT, credit.returns_NT, credit.counted_NT
             )
-        return UpdateWork(batch, credit, before, loss, old_NT, advantages_NT, masked), metrics
+        own_NT = None if algorithm.updates.count == 1 else old_NT
+        return UpdateWork(batch, credit, before, loss, own_NT, advantages_NT, masked), metrics
 
     @property
     def has_signal(self) -> bool:

@@ -30,13 +30,13 @@ def prompt_token_ids(problem: Problem, tokenizer: PreTrainedTokenizerBase, *, lo
     else:
         if tokenizer.chat_template is None:
             raise UserError(
-                f"problem {problem.id!r}: its prompt is chat messages, and the model's tokenizer has no chat template: "
+                f"{problem.where}: its prompt is chat messages, and the model's tokenizer has no chat template: "
                 "set model.chat_template=plain, or use an instruction-tuned model or a task with plain-text prompts"
             )
         ids = _rendered(problem.id, [dict(message) for message in problem.prompt], tokenizer)
     if not 1 <= len(ids) <= longest:
         raise UserError(
-            f"problem {problem.id!r}: expected a prompt of 1 to {longest} tokens (the model's context less "
+            f"{problem.where}: expected a prompt of 1 to {longest} tokens (the model's context less "
             f"rollout.max_tokens), got {len(ids)}: shorten the prompt or lower rollout.max_tokens"
         )
     return tuple(ids)

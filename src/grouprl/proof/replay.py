@@ -44,6 +44,7 @@ _TRACED = {
     "entropies": "entropies",
     "reference log-probs": "reference",
     "log-probs after the update": "updated",
+    "old log-probs": "old",
 }
 
 

@@ -27,7 +27,7 @@ _INTEGERS, _FLOATS = (lambda blob: np.frombuffer(blob, "<i4")), (lambda blob: np
 _CONVERTED: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("prompt_ids", "token_ids"), _INTEGERS),
     **dict.fromkeys(("logprobs", "plain_logprobs", "token_advantages", "learner_logprobs", "entropies"), _FLOATS),
-    **dict.fromkeys(("reference_logprobs", "updated_logprobs"), _FLOATS),
+    **dict.fromkeys(("reference_logprobs", "updated_logprobs", "old_logprobs"), _FLOATS),
     "rewards": lambda components: list(json.loads(components).items()),
     "correct": bool,
     "kept": bool,
@@ -98,6 +98,7 @@ def _schema(pa: ModuleType) -> Any:
             pa.field("earned", pa.float64()),
             pa.field("kept", pa.bool_()),
             pa.field("extra", pa.string()),
+            pa.field("old_logprobs", numbers),
         ]
     )
 

@@ -50,16 +50,16 @@ _COMPLETIONS_MEAN_LENGTH = (
     "length of the step's completions in tokens, end token included: the mean, and the longest"
 )
 _CLIP_LOW_FRACTION = (
-    "share of tokens whose ratio was clipped: below, where the advantage is negative, and above, "
-    "where it is positive"
+    "share of tokens, of the completions with an advantage, whose ratio was clipped: below, where the advantage is "
+    "negative, and above, where it is positive"
 )
 _CLIP_LOW_FRACTION_WORRY = (
     "above a tenth: the updates of a step then move the policy too far from its data; with gspo more is "
     "normal, and with one update a step it is 0"
 )
 _RATIO_MEAN = (
-    "ratio of the policy to the behavior policy, mean and largest over the tokens of the last pass: 1 "
-    "until the weights move"
+    "ratio of the policy to the behavior policy in the last pass, mean and largest over the tokens of the "
+    "completions with an advantage: 1 until the weights move, and exactly 1 with one update per batch"
 )
 _RATIO_MEAN_WORRY = (
     "when the largest reaches tens: the data is old, or a batch gets too many updates"
@@ -224,7 +224,8 @@ METRICS: tuple[Metric, ...] = (
         meaning="weight of the entropy bonus in this step, for `entropy_target`",
         worry="when it grows without end: entropy does not follow, and the bonus will outweigh the rewards"),
     Metric("entropy", "Entropy", "nats per token",
-        meaning="entropy of the policy's next-token distribution, per token",
+        meaning="entropy of the policy's next-token distribution, per token of the completions with an advantage;"
+        " absent in a step without any",
         worry="when it reaches 0 while problems are unsolved: the policy no longer tries anything else; or when"
         " it explodes",
         formula="-sum(p * log p), mean over tokens", section="entropy", trl="entropy"),
@@ -252,11 +253,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("ratio_mean", "Ratio of policy to behavior policy", "",
         meaning=_RATIO_MEAN,
         worry=_RATIO_MEAN_WORRY,
-        formula="mean of exp(log policy - log sampled)", section="ratio"),
+        formula="mean of exp(log policy - log old)", section="ratio"),
     Metric("ratio_max", "Largest ratio", "",
         meaning=_RATIO_MEAN,
         worry=_RATIO_MEAN_WORRY,
-        formula="max of exp(log policy - log sampled)", section="ratio"),
+        formula="max of exp(log policy - log old)", section="ratio"),
     Metric("correction_mean", "Mismatch correction", "",
         meaning=_CORRECTION_MEAN,
         worry=_CORRECTION_MEAN_WORRY,
@@ -272,9 +273,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("sampler_learner_gap", "Sampler and learner gap", "nats",
         meaning="largest absolute difference between a token's log-prob at sampling and at learning, in the first"
         " update",
-        worry="above 1e-4 in float32: the behavior policy in the ratio is then not the policy that sampled",
+        worry="above 1e-4 in float32: the learner's policy is then not the policy that sampled",
         formula="max |log learner - log sampled|", section="correction",
         trl="sampling/sampling_logp_difference/max"),
+    Metric("sampler_learner_gap_mean", "Mean gap of sampler and learner", "nats", section="correction",
+        meaning="mean of those differences with their sign, learner minus sampler: rounding has no direction",
+        worry="when it is not near 0: the sampler's log-probs are too low (above 0) or too high on the whole",
+        formula="mean of log learner - log sampled"),
     Metric("value_loss", "Value loss", "",
         meaning="half the squared error of the critic, per token, clipped as `value_clip` says",
         worry="when it does not fall at first: the critic learns too slowly to be a baseline",

@@ -33,7 +33,8 @@ class Example:
     prompt: str
     answer: str  # the right answer; empty when the problem has none
     completion: str
-    correct: bool | None  # None = the verifier failed, or the task has none
+    correct: bool | None  # None = the verifier failed, or does not measure the run
+    reward: float | None = None  # None = invalid, or not recorded
 
 
 @dataclass(frozen=True)
@@ -265,7 +266,7 @@ def _token_advantages(row: sqlite3.Row) -> tuple[float, ...]:
 
 
 def _trace(row: sqlite3.Row) -> TokenTrace:
-    columns = ("learner_logprobs", "entropies", "reference_logprobs", "updated_logprobs")
+    columns = ("learner_logprobs", "entropies", "reference_logprobs", "updated_logprobs", "old_logprobs")
     return TokenTrace(*(None if row[name] is None else _numbers(row[name], "<f4") for name in columns))
 
 

@@ -54,6 +54,7 @@ CREATE TABLE IF NOT EXISTS completions (
   earned REAL,                        -- the reward before the length penalty; NULL = invalid, or not recorded
   kept INTEGER,                       -- 1 = its group was learned from, 0 = dropped; NULL = not recorded
   extra TEXT,                         -- JSON object: what rewards logged, by REWARD/COLUMN; NULL = nothing
+  old_logprobs BLOB,                  -- little-endian float32, below the ratio; NULL = `logprobs`, the sampler's
   PRIMARY KEY (step, group_index, completion_index)
 );
 -- One entry for each group: where a problem came, without reading every completion.
@@ -79,7 +80,7 @@ _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # sqlite.org/fileformat: the
 
 # Columns that an older version did not have, with their types: reading such a database finds NULL in every row. A
 # database that lacks any other column is refused.
-_LATER = {"earned": "REAL", "kept": "INTEGER", "extra": "TEXT"}
+_LATER = {"earned": "REAL", "kept": "INTEGER", "extra": "TEXT", "old_logprobs": "BLOB"}
 
 
 def open_rollouts(location: str) -> sqlite3.Connection:
@@ -116,14 +117,14 @@ def write_step(database: sqlite3.Connection, record: StepRecord) -> None:
     kept = [None] * len(record.groups) if record.kept is None else [int(keep) for keep in record.kept]
     columns = (record.groups, record.outcomes, record.token_advantages, traces, kept)
     completions = [
-        (*_completion_row(record.step, group_index, group.problem.id, *member), keep, _extra(member[1]))
+        (*_completion_row(record.step, group_index, group.problem.id, *member), keep, *_added(*member[1:]))
         for group_index, (group, *scores, keep) in enumerate(zip(*columns, strict=True))
         for member in zip(group.completions, *scores, strict=True)
     ]
     with database:
         problems = [_problem_row(group) for group in record.groups]
         database.executemany("INSERT OR IGNORE INTO problems VALUES (?, ?, ?, ?, ?)", problems)
-        database.executemany(f"INSERT INTO completions VALUES ({', '.join('?' * 25)})", completions)
+        database.executemany(f"INSERT INTO completions VALUES ({', '.join('?' * 26)})", completions)
 
 
 def drop_after(database: sqlite3.Connection, step: int) -> None:
@@ -316,7 +317,7 @@ def _completion_row(
     trace: TokenTrace,
 ) -> tuple[Any, ...]:
     traced = (trace.logprobs, trace.entropies, trace.reference, trace.updated)
-    for numbers in (advantages, *traced):
+    for numbers in (advantages, *traced, trace.old):
         if numbers is not None and len(numbers) != len(completion):
             raise ValueError(f"expected a number for each of {len(completion)} tokens, got {len(numbers)}")
     same = min(advantages, default=0.0) == max(advantages, default=0.0)
@@ -344,8 +345,10 @@ def _completion_row(
     )
 
 
-def _extra(outcome: RewardOutcome) -> str | None:
-    return json_text(outcome.extra) if outcome.extra else None
+def _added(outcome: RewardOutcome, _advantages: Sequence[float], trace: TokenTrace) -> tuple[Any, ...]:
+    """The columns that came after `kept`."""
+    extra = json_text(outcome.extra) if outcome.extra else None
+    return extra, None if trace.old is None else _blob(trace.old, "<f4")
 
 
 def _blob(numbers: Sequence[float], dtype: str) -> bytes:

@@ -12,7 +12,14 @@ from grouprl.config.strict import is_number, parse, parse_object
 from grouprl.types import StopReason, UserError
 
 _TOKENS = ("token_ids", "logprobs", "plain_logprobs")
-_TRACES = ("token_advantages", "learner_logprobs", "entropies", "reference_logprobs", "updated_logprobs")
+_TRACES = (
+    "token_advantages",
+    "learner_logprobs",
+    "entropies",
+    "reference_logprobs",
+    "updated_logprobs",
+    "old_logprobs",
+)
 _KINDS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("problem_id", "text", "components", "stop_reason", "prompt", "columns"), (str,)),
     **dict.fromkeys(("invalid_reason", "step_rewards", "messages", "extra"), (str, type(None))),

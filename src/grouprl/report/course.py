@@ -27,7 +27,7 @@ def course_answer(folder: Path) -> dict[str, Any]:
     Returns:
         `same`, whether all are of one problem, and `steps`: `step`, `group_index`, `index`, `prompt`, `text`, `reward`,
         `correct` and `completions`, how many the median is of. A held-out problem has an `answer` as well ("" = none),
-        and no group, index, reward or median.
+        and no group, index or median.
 
     Raises:
         UserError: examples.json is damaged; the database cannot be read or is an older version's.
@@ -60,7 +60,11 @@ def _held_out(folder: Path) -> list[dict[str, Any]]:
     first, *_, final = found.values()
     # The first that the policy has learned; else the first that it completes in another way.
     turns = [
-        (not start.correct and bool(end.correct), start.completion != end.completion)
+        (
+            not start.correct and bool(end.correct),
+            end.correct is None and (end.reward or 0.0) > (start.reward or 0.0),
+            start.completion != end.completion,
+        )
         for start, end in zip(first, final, strict=False)
     ]
     shown = max(range(len(turns)), key=lambda place: (turns[place], -place))
@@ -74,7 +78,7 @@ def _held_out(folder: Path) -> list[dict[str, Any]]:
             "prompt": cut(row.prompt, _PROMPT),
             "answer": cut(row.answer, _PROMPT),
             "text": cut(row.completion, _TEXT),
-            "reward": None,
+            "reward": row.reward,
             "correct": row.correct,
             "completions": 1,
         }

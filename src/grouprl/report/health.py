@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, median
 from typing import Any
 
@@ -52,8 +53,29 @@ _LIMITS = (
     _Limit("grad_norm", "the gradient norm is {:.3g}", 100.0, 20.0, 1),
     _Limit("sampler_learner_gap", "the gap between sampler and learner is {:.3g} nats", 1.0, 20.0, 1),
 )
+
+
+@dataclass(frozen=True)
+class GapLimits:
+    """What a gap between sampler and learner may be, in nats, before it is a warning or the end of a run."""
+
+    largest: float  # of one token: a warning above it
+    mean: float  # absolute mean over tokens, with sign: a warning above it
+    stop: float  # the same: a run ends that is above it for `BAD_STEPS` steps in a row, or once above 5 times it
+
+
+# float32 rounds by up to 6e-5, with means below 1e-6; bfloat16 by 0.03 on average and up to 0.3, with means of 0.001,
+# because rounding has no direction. Log-probs that are wrong by a tenth of a nat on the whole are not those of the
+# policy: over 25 tokens that is a factor of 12.
+GAPS: Mapping[str, GapLimits] = {
+    "float32": GapLimits(0.01, 0.001, 0.1),
+    "bfloat16": GapLimits(0.5, 0.02, 0.2),
+    "vllm": GapLimits(0.5, 0.02, 0.2),
+}
 _CAUSE = "The learning rate is the likely cause."
 _LOWER = "lower learner.learning_rate, or raise learner.warmup_steps"
+_GAP, _MEAN = "sampler_learner_gap", "sampler_learner_gap_mean"
+_SAMPLER = "model.dtype=float32, or algorithm.correction=truncate; for vLLM, check its --dtype and its weights"
 
 
 def not_finite(rows: Sequence[Row]) -> Finding | None:
@@ -109,21 +131,40 @@ def explosion(rows: Sequence[Row]) -> tuple[Finding, int] | None:
     return None
 
 
-def warnings(rows: Sequence[Row], evaluations: Sequence[Row], given: Sequence[Row]) -> list[Finding]:
+def other_sampler(rows: Sequence[Row], limits: GapLimits) -> Finding | None:
+    """Finds log-probs of a sampler that are too high or too low on the whole; None for groups of an older policy."""
+    means = [abs(row[_MEAN]) for row in rows[-BAD_STEPS:] if _finite(row, _MEAN) and not row.get("staleness")]
+    if not means or not _finite(rows[-1], _MEAN):
+        return None
+    if means[-1] <= 5 * limits.stop and (len(means) < BAD_STEPS or min(means) <= limits.stop):
+        return None
+    step, mean = rows[-1]["step"], rows[-1][_MEAN]
+    sentence = (
+        f"Step {step}: the sampler's log-probs are {abs(mean):.2g} nats too {'low' if mean > 0 else 'high'} on average"
+        ": another distribution sampled than the learner's policy."
+    )
+    return Finding(step, "sampler_learner_gap", _MEAN, sentence, _SAMPLER)
+
+
+def warnings(
+    rows: Sequence[Row], evaluations: Sequence[Row], given: Sequence[Row], limits: GapLimits = GAPS["vllm"]
+) -> list[Finding]:
     """The warnings of the newest step.
 
     Args:
         rows: the metrics of all steps.
         evaluations: the evaluations on held-out problems so far.
         given: earlier findings, with `step` and `kind`; a kind is not given again within `QUIET` steps.
+        limits: of the run's kind of sampler.
     """
     if not rows:
         return []
     step = rows[-1]["step"]
     recent = {row.get("kind") for row in given if step - row["step"] < QUIET}
+    checks: Mapping[str, _Check] = {**_CHECKS, _GAP: partial(_gap, limits)}
     return [
         Finding(step, kind, metric, f"Step {step}: {sentence}", setting)
-        for kind, check in _CHECKS.items()
+        for kind, check in checks.items()
         if kind not in recent
         for metric, sentence, setting in check(rows, evaluations)
     ]
@@ -195,17 +236,19 @@ def _hacking(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
         )
 
 
-def _gap(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
+def _gap(limits: GapLimits, rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
     # From the first step on, unlike the others: before any update the two policies are the same. A server that missed
     # an update, or kept a part of the old weights, begins with rounding and then differs by hundredths.
-    start, now = _mean(rows[:1], "sampler_learner_gap"), _mean(rows[-WINDOW:], "sampler_learner_gap")
-    grew = start is not None and now is not None and now > max(0.02, 20 * start)
-    if now is not None and (now > 0.5 or grew) and not rows[-1].get("staleness"):
+    start, usual = _mean(rows[:1], _GAP), _mean(rows[-WINDOW:], _GAP)
+    now, mean = _mean(rows[-1:], _GAP), _mean(rows[-1:], _MEAN) or 0.0
+    grew = start is not None and usual is not None and usual > max(0.02, 20 * start)
+    if now is not None and (now > limits.largest or abs(mean) > limits.mean or grew) and not rows[-1].get("staleness"):
         yield (
-            "sampler_learner_gap",
+            _GAP,
             f"sampler and learner differ by up to {now:.2g} nats on one token"
-            f"{f', {start:.1g} in the first step' if grew else ''}: the ratio is wrong before any update.",
-            "model.dtype=float32, or algorithm.correction=truncate; for vLLM, check its --dtype and its weights",
+            f"{f', {start:.1g} in the first step' if grew else ''}, and by {mean:+.2g} on average: another "
+            "distribution sampled than the learner's policy.",
+            _SAMPLER,
         )
 
 
@@ -240,13 +283,13 @@ def _rate(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
         yield "kl", f"the KL to the reference is {kl:.2g} nats per token. {_CAUSE}", f"{_LOWER}, or raise kl_coef"
 
 
-_CHECKS: Mapping[str, Callable[[Sequence[Row], Sequence[Row]], _Found]] = {
+_Check = Callable[[Sequence[Row], Sequence[Row]], _Found]
+_CHECKS: Mapping[str, _Check] = {
     "entropy_collapse": _entropy,
     "length_explosion": _length,
     "truncation": _truncated,
     "repetition": _repeated,
     "reward_hacking": _hacking,
-    "sampler_learner_gap": _gap,
     "invalid_rewards": _invalid,
     "no_signal": _signal,
     "learning_rate": _rate,
@@ -272,6 +315,9 @@ def _last(rows: Sequence[Row], name: str) -> float | None:
 
 
 def _unsolved(rows: Sequence[Row]) -> bool:
-    """Whether most problems are still to be learned: without a verdict nobody knows, so it warns."""
+    """Whether most problems are still to be learned: by accuracy, else where the mean reward has not risen clearly."""
     accuracy = _last(rows, "accuracy")
-    return accuracy is None or accuracy < 0.9
+    if accuracy is not None:
+        return accuracy < 0.9
+    start, now, spread = _first(rows, "reward"), _last(rows, "reward"), _first(rows, "reward_std")
+    return start is None or now is None or now - start <= (spread or 0.0)

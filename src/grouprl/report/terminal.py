@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import os
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any, Protocol, cast
 
 from rich.console import Console
@@ -23,8 +26,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from grouprl.models.progress import PROGRESS
 from grouprl.report.notebook import CellOutput, cell_bars, cell_console, in_notebook
-from grouprl.report.verdict import counted
+from grouprl.report.verdict import counted, duration
 
 COLUMNS = (
     # heading, metric, format, width
@@ -38,6 +42,7 @@ COLUMNS = (
     ("sample", "time/rollout", "{:.2f}s", 6),
     ("learn", "learn", "{:.2f}s", 6),
 )
+QUIET = 25.0  # seconds after which a log file gets a line about long work
 LEGEND = (
     "signal: groups whose rewards differ. KL: nats a token from the reference. gap: largest difference of a token's "
     "log-prob, sampler to learner. sample, learn: seconds."
@@ -99,6 +104,8 @@ class Terminal:
     """Writes to a console; every method is safe when the output is a file."""
 
     def __init__(self, console: Console | None = None) -> None:
+        self._columns: tuple[tuple[str, str, str, int], ...] = COLUMNS
+        self._newest = time.monotonic()  # when the newest line was written
         self._cell = CellOutput() if console is None and in_notebook() else None
         if self._cell is not None:
             self.console = cell_console(self._cell)
@@ -107,25 +114,51 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """One line of text, shown as it is."""
+        self._newest = time.monotonic()
         self.console.print(text, markup=False, emoji=False)
 
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Advance]:
         """A progress bar; the value is called with the number of items that were done, and a new text if it changes."""
-        with self._bars() as progress:
+        with self._bars() as progress, self._lines(partial(_of_bars, progress)):
             bar = progress.add_task(what, total=total)
             yield lambda done, text=None: progress.update(bar, advance=done, description=text)
 
     @contextmanager
     def status(self, what: str) -> Iterator[None]:
         """A sign of life for work of unknown length."""
-        with self.console.status(what):
+        with self.console.status(what), self._lines(lambda: what):
             yield
+
+    @contextmanager
+    def _lines(self, describe: Callable[[], str]) -> Iterator[None]:
+        """Says what the block does after each `QUIET` seconds without a line where there are no bars: in a log file."""
+        if self.console.is_terminal or self.console.quiet or self._cell is not None:
+            yield
+            return
+        over, began = threading.Event(), time.monotonic()
+        self._newest = began
+
+        def report() -> None:
+            while not over.wait(max(0.01, self._newest + QUIET - time.monotonic())):
+                if time.monotonic() >= self._newest + QUIET:
+                    inside = ", ".join(one.partition(": ")[2] for one in PROGRESS.now())
+                    self.say(
+                        f"         {describe()}, after {duration(time.monotonic() - began)}{inside and f' ({inside})'}"
+                    )
+
+        reporter = threading.Thread(target=report, daemon=True, name="lines")
+        reporter.start()
+        try:
+            yield
+        finally:
+            over.set()
+            reporter.join()
 
     @contextmanager
     def training(self, steps: int, done: int, completions: int) -> Iterator[TrainingBars]:
         """Bars under the lines of the steps: steps of the run, completions of the step."""
-        with self._bars() as progress:
+        with self._bars() as progress, self._lines(partial(_of_bars, progress)):
             sampled = progress.add_task("completions", total=completions)
             made = progress.add_task("steps", total=steps, completed=done)
             yield TrainingBars(progress, made, sampled)
@@ -147,9 +180,10 @@ class Terminal:
             disable=not self.console.is_terminal,  # a log file gets the lines alone
         )
 
-    def heading(self) -> None:
-        """The names of a step line's columns."""
-        names = [f"{heading:>{width}}" for heading, _, _, width in COLUMNS]
+    def heading(self, *, accuracy: bool = True) -> None:
+        """The names of a step line's columns, with that of correct completions where `accuracy` is measured."""
+        self._columns = COLUMNS if accuracy else tuple(column for column in COLUMNS if column[1] != "accuracy")
+        names = [f"{heading:>{width}}" for heading, _, _, width in self._columns]
         self.console.print("[dim]" + "  ".join(["    step", *names]) + "[/dim]")
 
     def legend(self) -> None:
@@ -163,29 +197,43 @@ class Terminal:
             "signal": 1 - metrics["frac_reward_zero_std"],
             "learn": metrics["time/reference"] + metrics["time/learn"],
         }
-        cells = [f"{_cell(shown.get(metric), form):>{width}}" for _, metric, form, width in COLUMNS]
+        cells = [f"{_cell(shown.get(metric), form):>{width}}" for _, metric, form, width in self._columns]
         self.say("  ".join([f"{step:>4}/{steps:<3}", *cells]))
 
-    def invalid(self, reasons: Sequence[str], completions: int) -> None:
+    def invalid(self, reasons: Sequence[str], completions: int, what: str = "completions") -> None:
         """A line about completions that could not be judged; nothing when all could."""
         if reasons:
             common = "; ".join(f"{reason} ({times})" for reason, times in Counter(reasons).most_common(3))
-            self.say(f"         {len(reasons)} of {completions} completions invalid: {common}")
+            self.say(f"         {len(reasons)} of {completions} {what} invalid: {common}")
 
-    def comparison(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        """A table of two evaluations."""
+    def comparison(self, before: Mapping[str, Any], after: Mapping[str, Any], measure: str = "greedy_accuracy") -> None:
+        """A table of two evaluations; mean rewards where accuracy does not measure the run."""
         table = Table(title=counted(after["problems"], "held-out problem"), title_justify="left")
         for heading in ("", "before", "after"):
             table.add_column(heading, justify="left" if not heading else "right")
         for name in dict.fromkeys((*after, *before)):
-            if name != "problems" and not name.endswith("_interval"):
-                form = "{:.1f}" if name == "mean_length" else "{:.1%}"
+            own = name == "reward" or name.startswith("rewards/")
+            if name != "problems" and not name.endswith("_interval") and not (own and measure == "greedy_accuracy"):
+                form = "{:.1f}" if name == "mean_length" else "{:.3f}" if own else "{:.1%}"
                 # A resumed run may be judged with more samples than it was before its first step.
-                table.add_row(name.replace("_", " "), _cell(before.get(name), form), _cell(after.get(name), form))
+                cells = [_cell(before.get(name), form), _cell(after.get(name), form)]
+                title = name.removeprefix("rewards/").removesuffix("/mean") if own else name.replace("_", " ")
+                table.add_row("mean reward" if name == "reward" else title, *cells)
         if table.row_count:  # without a verifier nothing was judged
             self.console.print(table)
         if "worked_share" in after:
             self.console.print(f"[dim]{WORKED}[/dim]")
+
+
+def _of_bars(progress: Progress) -> str:
+    """What is done and what is left: "evaluate: 1,500 of 4,500, about 2 min 4 s left"."""
+    parts = []
+    for task in progress.tasks:
+        total, elapsed = task.total or 0, task.elapsed or 0.0
+        left = elapsed * (total / task.completed - 1) if 0 < task.completed < total and elapsed > 0 else None
+        shown = "" if left is None else f", about {duration(left)} left"
+        parts.append(f"{task.description}: {task.completed:,.0f} of {total:,.0f}{shown}")
+    return "; ".join(parts)
 
 
 def visible(text: str) -> str:

@@ -26,7 +26,10 @@ from grouprl.types import UserError
 _PLAIN = (
     "step, group_index, completion_index, problem_id, text, reward, advantage, length, stop_reason, weights_version"
 )
-_BLOBS = ("logprobs", "plain_logprobs", "learner_logprobs", "entropies", "reference_logprobs", "updated_logprobs")
+_BLOBS = (
+    *("logprobs", "plain_logprobs", "old_logprobs"),
+    *("learner_logprobs", "entropies", "reference_logprobs", "updated_logprobs"),
+)
 _OBJECTIVE = (
     *("surrogate", "ratio", "clip_low", "clip_high", "dual_clip"),
     *("kl_in", "kl_coef", "passes", "minibatches"),
@@ -50,7 +53,7 @@ def one_completion(folder: Path, step: int, group: int, index: int, *, root: Pat
         The completion's own columns; `tokens` (see `token_texts`; texts are None without a tokenizer) and `tokenizer`,
         where their texts come from. Then lists with a number for each token, or None where the run did not record what
         they need: `advantages`; log-probs under each policy, and `entropies`, in nats; `probabilities`, of the
-        distribution drawn from; `ratios` of the learner's probability to the sampler's, and `sequence_ratio`, their
+        distribution drawn from; `ratios` of the learner's probability to the old one, and `sequence_ratio`, their
         geometric mean; `clipped` (see `clipped_sides`); `kl`, the run's estimate in nats; `changes`, what the update
         added to the probability. `objective` holds the fields of the algorithm behind them.
 
@@ -88,7 +91,7 @@ def clipped_sides(ratios_T: Tensor, advantages_T: Tensor, algorithm: Algorithm) 
     with a negative one); else None. GMPO's clip does the same; other surrogates cut no gradient.
 
     Args:
-        ratios_T: [T] of the learner's probability to the sampler's.
+        ratios_T: [T] of the learner's probability to the old one.
         advantages_T: [T].
         algorithm: with `ratio="sequence"`, ratios_T is the completion's at every token.
     """
@@ -109,11 +112,12 @@ def _derived(columns: Mapping[str, Tensor | None], advantages_T: Tensor, algorit
     derived |= dict.fromkeys(("ratios", "sequence_ratio", "clipped", "kl", "changes"))
     if learner_T is None:
         return derived
-    log_ratios_T = learner_T - sampler_T
+    old_T = columns["old_logprobs"]
+    log_ratios_T = learner_T - (sampler_T if old_T is None else old_T)
     sequence_ratio = log_ratios_T.mean().exp()
     derived |= {"ratios": log_ratios_T.exp().tolist(), "sequence_ratio": sequence_ratio.item()}
-    # With a correction the loss's ratio is to the learner's own log-probs before the update, which are not recorded.
-    if algorithm.correction is None:
+    # With a correction the ratio is to the learner's own log-probs before the update, which older versions dropped.
+    if algorithm.correction is None or old_T is not None:
         ratios_T = (
             sequence_ratio.expand_as(log_ratios_T) if algorithm.objective.ratio == "sequence" else log_ratios_T.exp()
         )

@@ -11,7 +11,17 @@ from dataclasses import asdict
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_json_lines
 from grouprl.record.write import RunRecord
-from grouprl.report.health import Finding, explosion, not_finite, not_finite_in_a_row, unusable, warnings
+from grouprl.report.health import (
+    GAPS,
+    Finding,
+    GapLimits,
+    explosion,
+    not_finite,
+    not_finite_in_a_row,
+    other_sampler,
+    unusable,
+    warnings,
+)
 from grouprl.report.terminal import Terminal
 from grouprl.types import UserError
 
@@ -29,8 +39,8 @@ class Explosion(Exception):
 class Health:
     """Looks at every step of a run after it was recorded."""
 
-    def __init__(self, record: RunRecord, terminal: Terminal) -> None:
-        self._record, self._terminal = record, terminal
+    def __init__(self, record: RunRecord, terminal: Terminal, limits: GapLimits = GAPS["float32"]) -> None:
+        self._record, self._terminal, self._limits = record, terminal, limits
         run = RunDirectory(record.directory)
         self._rows = list(read_json_lines(run.metrics))
         self._given = list(read_json_lines(run.warnings))
@@ -40,7 +50,7 @@ class Health:
 
         Raises:
             Explosion: weights, KL, gradient or gap exploded for the first time.
-            UserError: they did again, or no update was finite for several steps.
+            UserError: they did again, no update was finite for several steps, or another policy sampled.
         """
         self._rows.append({"step": step, **metrics})
         bad = not_finite(self._rows)
@@ -60,6 +70,8 @@ class Health:
                 f"rollouts.sqlite, its checkpoints from earlier steps: {bad.setting}, and start again"
             )
         self.warn()
+        if (other := other_sampler(self._rows, self._limits)) is not None:
+            raise UserError(f"{other.sentence} The run stops: {other.setting}, and start again")
 
     def end(self) -> None:
         """Looks at the last step of the run.
@@ -74,7 +86,7 @@ class Health:
     def warn(self) -> None:
         """Warns about the newest step and evaluation."""
         evaluations = read_json_lines(RunDirectory(self._record.directory).evaluations)
-        for finding in warnings(self._rows, evaluations, self._given):
+        for finding in warnings(self._rows, evaluations, self._given, self._limits):
             self._give(finding)
 
     def _explode(self, found: Explosion) -> None:

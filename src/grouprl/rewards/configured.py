@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 
 from grouprl.config.run import RewardConfig, RunConfig
 from grouprl.distributed import Ranks
@@ -67,25 +68,56 @@ def configured_scorer(
     rewards: Sequence[WeightedReward],
     *,
     max_invalid: float | None = None,
+    verified: bool = False,
     ranks: Ranks | None = None,
     cluster: Cluster | None = None,
     state: TrainingState | None = None,
 ) -> AbstractContextManager[Scorer]:
     """Opens the scorer of a run with its worker processes and the algorithm's length penalty: see `open_scorer`.
 
-    `max_invalid` replaces the configuration's share of invalid completions that stops the run. `state` is that before
+    `max_invalid` replaces the configuration's share of invalid completions that stops the run. `verified` runs the
+    task's verifier in any case, see `measured_verifier`. `state` is that before
     the first step (`state_before`); None = without epochs.
     """
+    whole = verifier_of(task.verifier, rewards, task.own_rewards)
     buffer, scoring = config.algorithm.groups.overlong_buffer, config.rollout.scoring
     return open_scorer(
         rewards,
-        verifier=verifier_of(task.verifier, rewards, task.own_rewards),
+        verifier=whole if verified else measured_verifier(config, task, rewards),
         limits=scoring if max_invalid is None else scoring.model_copy(update={"max_invalid": max_invalid}),
         overlong=Overlong(buffer, config.rollout.max_tokens) if buffer else None,
         ranks=ranks,
         cluster=cluster,
         state=state or TrainingState(0, config.steps),
     )
+
+
+def measured_verifier(config: RunConfig, task: Task, rewards: Sequence[WeightedReward]) -> WeightedReward | None:
+    """The task's verifier, where it is one of the run's rewards or the user asked for it; else nothing is correct.
+
+    The user asks by naming the verifier (`task.arguments.verifier`, `task_from_list`), by a task of their own, or by
+    the order `edge`, which needs pass rates.
+    """
+    found = verifier_of(task.verifier, rewards, task.own_rewards)
+    if found is None:
+        return None
+    asked = "verifier" in config.task.arguments or config.rollout.curriculum.order == "edge"
+    theirs = not type(task).__module__.startswith("grouprl.")
+    if not asked and not getattr(task, "verifier_given", theirs):
+        return next((reward for reward in rewards if _same(reward, found)), None)
+    return next((reward for reward in rewards if _same(reward, found)), found)
+
+
+def _same(reward: WeightedReward, other: WeightedReward) -> bool:
+    ours, theirs = reward.function, other.function
+    if isinstance(ours, FromFile) and isinstance(theirs, FromFile):
+        return (Path(ours.path).resolve(), ours.function) == (Path(theirs.path).resolve(), theirs.function)
+    return ours is theirs or bool(ours == theirs)
+
+
+def is_measured_by(verifier: WeightedReward | None, rewards: Sequence[WeightedReward]) -> bool:
+    """Whether accuracy measures a run: its verifier is one of the rewards that raise the total."""
+    return any(verifier == reward and reward.weight > 0 for reward in rewards)
 
 
 def state_before(config: RunConfig, task: Task) -> TrainingState:

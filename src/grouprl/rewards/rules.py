@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from grouprl.tasks.answers import completion_text as completion_text
-from grouprl.tasks.answers import final_answer, final_text, last_boxed, same_value
+from grouprl.tasks.answers import equals_gold, final_answer, final_text, last_boxed
 from grouprl.types import UserError
 
 Text = str | Sequence[Mapping[str, Any]]
@@ -84,4 +84,4 @@ def correct_answer(
 
 def _is_correct(text: str, gold: str) -> bool:
     answer = final_text(text)
-    return answer is not None and same_value(answer, gold)
+    return answer is not None and equals_gold(answer, gold)

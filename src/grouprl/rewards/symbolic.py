@@ -19,20 +19,20 @@ from itertools import accumulate
 from typing import Any
 
 from grouprl.rewards.rules import Ids, Texts, Values, completion_text, gold_text
-from grouprl.tasks.answers import final_text, parse_value, same_value
+from grouprl.tasks.answers import equals_gold, final_text, gold_value, parse_value
+from grouprl.tasks.spelling import bare_text, unwrapped, without_units
 from grouprl.types import UserError
 
 LONGEST_FORMULA = 300  # characters
 DEEPEST_FORMULA = 8  # levels of brackets; parsing time can double with each level
 
 _ALLOWED = """
-    frac dfrac tfrac sqrt binom pi infty cdot times div pm mp left right text textbf mathrm mathbf mathbb begin end
-    cup cap setminus in emptyset varnothing le leq ge geq lt gt ne neq log ln exp sin cos tan cot sec csc arcsin arccos
-    arctan sinh cosh tanh circ quad alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi rho
-    sigma tau phi varphi chi psi omega Delta Omega
+    frac sqrt binom pi infty cdot times div pm mp mathbb begin end cup cap setminus in emptyset leq geq neq log ln exp
+    sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh circ alpha beta gamma delta epsilon varepsilon zeta eta
+    theta kappa lambda mu nu xi rho sigma tau phi varphi chi psi omega Delta Omega
 """
 _COMMANDS = frozenset(_ALLOWED.split())
-_PIECES = re.compile(r"(?:\\[A-Za-z]+|\\[{},;: \\]|[-0-9A-Za-z+*/^_=<>()\[\]{}|.,;:!& ])*+")
+_PIECES = re.compile(r"(?:\\[A-Za-z]+|\\[{}\\]|[-0-9A-Za-z+*/^_=<>()\[\]{}|.,;:!& ])*+")
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _SMALL = r"(?:[0-9]{1,3}|[a-z])"
 _CHEAP = re.compile(rf"(?<![0-9!.}}]){_SMALL}!(?!!)|\\binom ?\{{ ?{_SMALL} ?\}} ?\{{ ?{_SMALL} ?\}}")
@@ -45,17 +45,22 @@ _COSTLY = re.compile(
             r"[)}] ?\^ ?[{(]? ?[0-9]{3,}",  # a large power of a group
             r"[0-9]{65}",
             r"[0-9][eE][-+]?[0-9]",  # 1e9 would be read as 1 * e * 9
-            r"[0-9] ?_",  # the base in 110_2 would be read over
+            r"[0-9] +[0-9]",  # 2 7 would be read as a mixed number
         )
     )
 )
-_UNIT = re.compile(r"(?<=[0-9}) ])\\(?:text|mathrm|mbox) ?\{[^{}]*\}(?:\^ ?\{?[0-9]\}?)?$")
-_WORDS = re.compile(r"\\(?:text|textbf|mathrm|mathbf) ?\{[^{}]*\}|[A-Za-z]{4,}|[A-Za-z]{2,}(?: [A-Za-z]+)+")
-_WRAP = re.compile(r"\\(?:text|textbf|mathrm|mathbf) ?\{([^{}]*)\}")
-_NAME = re.compile(r"^[A-Za-z](?:_\{?[A-Za-z0-9]\}?)?(?:\([a-z]\))? ?(?:=|\\in(?![a-z])) ?")
-_SYMBOLS = str.maketrans(
-    {"−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "≤": "\\le ", "≥": "\\ge "}
+_NAMES = re.compile(r"\\(?:begin|end)\{[a-z]*\}|\\[A-Za-z]+")
+_OR = re.compile(r"\\text\{ ?(?:or|and)? ?\}")
+# Words, a number with a base (the library reads over it), a clock time (the library divides).
+_WORDS = re.compile(
+    r"\\text\{[^{}]*[A-Za-z]{2}|\\text\{[^{}]*\}$|[A-Za-z]{4,}|^(?:yes|no|odd)$|[0-9]_|[0-9]:[0-9]{2}(?![0-9])", re.I
 )
+_NAME = re.compile(r"^[A-Za-z](?:_\{[A-Za-z0-9]\})?(?:\([a-z]\))?(?:=|\\in(?![a-z]) ?)")
+_IMAGINARY = re.compile(r"(?<![A-Za-z\\])([A-Za-oq-z]?)i(?![A-Za-z])")
+# Where terms with letters are compared: on both sides of 0, small and large, and no special values of anything.
+_PLACES = ("0.3718", "-0.6129", "2.9173", "-3.3391", "13.7771", "-47.1137", "1234.5919", "-879.2343")
+_DIGITS, _MANY_DIGITS = 40, 1000
+_MOST_BITS = 100_000  # of an exact fraction
 
 
 @dataclass(frozen=True)
@@ -91,43 +96,60 @@ class MathVerify:
 
 
 def _means(answer: str | None, gold: str) -> bool:
-    if _is_text(_cleaned(gold)):
-        return answer is not None and _letters(answer) == _letters(gold)
-    gold_tree = None if parse_value(gold) is not None else _gold_tree(gold)
+    if answer is not None and answer.strip() == gold:
+        return True
+    kind = _read_gold(gold)
     if answer is None or not answer.strip() or len(answer) > LONGEST_FORMULA:
         return False
-    if same_value(answer, gold):
+    if equals_gold(answer, gold):
         return True
-    if gold_tree is None and parse_value(answer) is not None:
+    if isinstance(kind, str):
+        return _letters(answer) == kind
+    if isinstance(kind, Fraction) and parse_value(answer) is not None:
         return False  # two numbers that differ
-    written, expected = _without_same_name(_cleaned(answer), _cleaned(gold))
+    written = without_units(answer)
+    if _is_text(written):
+        return False
+    cleaned = "" if isinstance(kind, Fraction) else _cleaned(without_units(gold))
+    written, expected = _without_same_name(_cleaned(written), cleaned)
     tree = _tree(written)
-    return tree is not None and _same(_gold_tree(expected), tree)
+    if tree is None:
+        return False
+    return _same(_rational(kind) if isinstance(kind, Fraction) else _gold_tree(expected), tree)
+
+
+def _read_gold(gold: str) -> Fraction | str | Any:
+    """A gold answer as a number, as words in small letters, or as an object of sympy."""
+    if (value := gold_value(gold)) is not None:
+        return value
+    spelled = without_units(gold)
+    return _letters(gold) if _is_text(spelled) else _gold_tree(_cleaned(spelled))
 
 
 @lru_cache(maxsize=1024)
 def _gold_tree(gold: str) -> Any:
-    tree = _tree(_cleaned(gold))
+    tree = _tree(gold)
     if tree is None:
         raise ValueError(f"expected a gold answer that math-verify reads, got {gold!r:.100}: use correct_answer for it")
     return tree
 
 
-def _cleaned(text: str) -> str:
-    """Cleans LaTeX: one line, without units, dollar signs and other text around an answer."""
-    text = " ".join(text.translate(_SYMBOLS).replace("{,}", ",").replace("\\!", "").split())
-    text = text.removesuffix(".").removeprefix("\\(").removesuffix("\\)").strip("$ ").removesuffix(".")
-    text = _UNIT.sub("", text.removeprefix("\\$")).rstrip()
-    return text.removesuffix("%").removesuffix("\\").rstrip()
+def _cleaned(spelled: str) -> str:
+    """Text of `without_units` for the library, which reads `i` as the imaginary unit only where it stands alone."""
+    return _IMAGINARY.sub(r"\1 i", unwrapped(_OR.sub(" or ", spelled))).strip()
 
 
-def _is_text(gold: str) -> bool:
-    return _WORDS.fullmatch(gold) is not None or re.search("[0-9] ?_", gold) is not None
+def _is_text(spelled: str) -> bool:
+    return _WORDS.search(_NAMES.sub(_upright, _OR.sub(" ", spelled))) is not None
+
+
+def _upright(found: re.Match[str]) -> str:
+    return found[0] if found[0] == "\\text" else " "
 
 
 def _letters(text: str) -> str:
-    bare = _WRAP.sub(r"\1", text[:LONGEST_FORMULA]).strip().removesuffix(".")
-    return "".join(letter for letter in bare.casefold() if letter not in "(){}$ ")
+    bare = bare_text(text[:LONGEST_FORMULA]).casefold()
+    return bare[1:-1] if re.fullmatch(r"\([^()]*\)", bare) else bare
 
 
 def _without_same_name(answer: str, gold: str) -> tuple[str, str]:
@@ -146,6 +168,7 @@ def _is_readable(text: str) -> bool:
     return (
         0 < len(text) <= LONGEST_FORMULA
         and _PIECES.fullmatch(text) is not None
+        and not _is_text(text)
         and _COMMANDS.issuperset(_COMMAND.findall(text))
         and max(depths) <= DEEPEST_FORMULA
         and _COSTLY.search(text) is None
@@ -162,7 +185,7 @@ def _tree(text: str) -> Any | None:
     found = library.parse(f"${text}$", config, fallback_mode="no_fallback", parsing_timeout=None, raise_on_error=True)
     sympy = import_module("sympy")
     tree = found[0] if found else None
-    if not isinstance(tree, sympy.Basic | sympy.MatrixBase) or tree.has(sympy.Derivative) or _is_cut(text, tree):
+    if not isinstance(tree, sympy.Basic | sympy.MatrixBase) or tree.has(*_not_read()) or _is_cut(text, tree):
         return None
     return tree
 
@@ -184,13 +207,26 @@ def _library() -> tuple[Any, list[Any]]:
     reader: Any = import_module("latex2sympy2_extended.latex2sympy2")
     reader._Latex2Sympy.parse_number = lambda self, text: _number(text)
     reader.convert_number = _number
+    # It takes numbers that differ by less than 5e-17 for equal, and expressions where `simplify` may not end.
+    grader: Any = import_module("math_verify.grader")
+    grader.sympy_numeric_eq = lambda gold, answer, *digits: _equal_parts(gold, answer)
+    grader.sympy_symbolic_eq = lambda gold, answer: False
+    grader.sympy_compare_symbols = _equal_parts
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of every run without its signals
     return library, [library.LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normalization)]
 
 
 def _number(text: str) -> Any:
-    value = Fraction(text.replace(",", ""))
+    return _rational(Fraction(text.replace(",", "")))
+
+
+def _rational(value: Fraction) -> Any:
     return import_module("sympy").Rational(value.numerator, value.denominator)
+
+
+def _not_read() -> tuple[Any, ...]:
+    sympy = import_module("sympy")
+    return sympy.Derivative, sympy.nan, sympy.zoo
 
 
 def _same(gold: Any, answer: Any) -> bool:
@@ -202,6 +238,77 @@ def _same(gold: Any, answer: Any) -> bool:
         return False
     library, _ = _library()
     return bool(library.verify(gold, answer, timeout_seconds=None, raise_on_error=True))
+
+
+def _equal_parts(gold: Any, answer: Any) -> bool:
+    """Whether two terms or matrices of terms are equal."""
+    sympy = import_module("sympy")
+    if isinstance(gold, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase):
+        return gold.shape == answer.shape and all(map(_equal_terms, gold.flat(), answer.flat()))
+    return isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr) and _equal_terms(gold, answer)
+
+
+def _equal_terms(gold: Any, answer: Any) -> bool:
+    """Whether two terms are equal: exactly as fractions, else in their first 1000 digits at several places.
+
+    A place where both are complex is outside of the domain, unless `i` occurs.
+    """
+    if gold == answer:
+        return True
+    exact = _fraction(gold), _fraction(answer)
+    if None not in exact:
+        return bool(exact[0] == exact[1])
+    if 0 in exact:
+        return bool(import_module("sympy").simplify(gold - answer).is_zero)
+    letters = sorted({symbol.name for symbol in gold.free_symbols | answer.free_symbols} - {"i"})
+    compared = 0
+    for number in range(len(_PLACES) if letters else 1):
+        same = _equal_at(gold, answer, letters, number, _DIGITS)
+        if same and compared < 2:
+            same = _equal_at(gold, answer, letters, number, _MANY_DIGITS)
+        if same is False:
+            return False
+        compared += same is True
+    return compared > (2 if letters else 0)
+
+
+def _equal_at(gold: Any, answer: Any, letters: Sequence[str], number: int, digits: int) -> bool | None:
+    """Whether two terms agree in their first digits at a place; None outside of their domain."""
+    sympy = import_module("sympy")
+    places = {name: _number(_PLACES[(number + 3 * at) % 8] + str(ord(name[0]))) for at, name in enumerate(letters)}
+    values = []
+    for term in (gold, answer):
+        given = {symbol: places.get(symbol.name, sympy.I) for symbol in term.free_symbols}
+        values.append(term.evalf(digits + 10, subs=given, maxn=3 * digits))
+    if not all(value.is_number and value.is_finite for value in values):
+        return None
+    has_i = any(term.has(sympy.I) or any(symbol.name == "i" for symbol in term.free_symbols) for term in (gold, answer))
+    if letters and not has_i and not any(value.is_real for value in values):
+        return None
+    difference, size = abs(values[0] - values[1]), max(map(abs, values))
+    return bool(difference <= size * sympy.Float(10) ** -digits)
+
+
+def _fraction(term: Any) -> Fraction | None:
+    """The exact value of a term of whole numbers with + - * / and whole exponents; None for others and long ones."""
+    sympy = import_module("sympy")
+    if isinstance(term, sympy.Rational):
+        return Fraction(term.p, term.q)
+    if not isinstance(term, sympy.Add | sympy.Mul | sympy.Pow | sympy.UnevaluatedExpr):
+        return None
+    first, *others = map(_fraction, term.args)
+    if first is None or None in others:
+        return None
+    for other in others:
+        assert other is not None
+        size = max(first.numerator.bit_length(), first.denominator.bit_length())
+        if isinstance(term, sympy.Pow):
+            if other.denominator != 1 or size * abs(other) > _MOST_BITS or (first == 0 and other <= 0):
+                return None
+            first = first ** int(other)
+        else:
+            first = first + other if isinstance(term, sympy.Add) else first * other
+    return first
 
 
 def _same_relations(gold: Any, answer: Any) -> bool:

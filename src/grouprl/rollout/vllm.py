@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,7 @@ _SEEDS = (1 << 62) - 1  # vLLM adds a completion's place to the seed, and takes 
 _FRESH = "default"  # the version of a vLLM server that has loaded no other weights since its start
 _RELOADS = 3  # restarts of the server while one group is sampled
 _START = "start it with the command in docs/vllm.md"
+_TESTED = "0.32"  # the vLLM whose replies and worker this engine was tested with
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class VllmEngine:
         self._base: PublishedWeights | None = None  # of a policy with an adapter
         self._name, self._adapter = "", ""  # the server's names of the model, and of the adapter that it has
         self._context = self._rows = 0  # the server's limits: tokens of a row, rows of a request
+        self._vllm: str | None = None  # the version of the server's program; None = it was not asked yet
 
     def load_weights(self, version: int) -> None:
         """See `Engine.load_weights`; the weights are published and sent before the next completion is sampled."""
@@ -274,6 +277,26 @@ class VllmEngine:
         async with self._client.connected() as server:
             await self._check_model(server)
 
+    @property
+    def doubt(self) -> str:
+        """A sentence about a server whose program is another version than the tested one, or says none; else ''."""
+        if self._vllm is None or self._vllm.startswith(f"{_TESTED}."):
+            return ""
+        return f"the server runs vLLM {self._vllm or 'of an unknown version'}; GroupRL is tested with {_TESTED}."
+
+    async def _check_version(self, server: Connection) -> None:
+        """Checks the server's program: older ones do not say which weights sampled a token."""
+        try:
+            found = str((await server.call("GET", "/version", what="its version")).get("version"))
+        except NotFoundError:
+            found = ""
+        number = re.match(r"(\d+)\.(\d+)", found)
+        if found and (number is None or (int(number[1]), int(number[2])) < tuple(map(int, _TESTED.split(".")))):
+            raise self._client.wrong(f"vLLM {_TESTED} or newer", f"version {found!r:.40}", _START)
+        if self._vllm not in (None, found):
+            raise self._client.wrong(f"vLLM {self._vllm}, as before", f"version {found!r:.40}", _START)
+        self._vllm = found
+
     async def _check_model(self, server: Connection) -> None:
         wrong, tokenizer = self._client.wrong, self._tokenizer
         match await server.call("GET", "/v1/models", what="its models"):
@@ -281,6 +304,7 @@ class VllmEngine:
                 self._name = name
             case other:
                 raise wrong("the name of its model", repr(other), _START)
+        await self._check_version(server)
         (found, *_) = await self._rpc(server, "grouprl_describe", what="a description of its model")
         if difference := shape_difference(shape_of(self._policy.config), found["shape"]):
             raise wrong(f"the model {self._policy.name_or_path}", f"{found['model']}, with {difference}", _START)

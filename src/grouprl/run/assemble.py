@@ -26,6 +26,7 @@ from grouprl.models.shard import shard_model, shard_module
 from grouprl.models.structure import structured_sampling
 from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.rewards.configured import check_rewards
+from grouprl.rewards.golds import check_golds
 from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine
 from grouprl.rollout.remote import RemoteEngine, Samplers
 from grouprl.rollout.verify import check_sampler
@@ -35,7 +36,7 @@ from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerpr
 from grouprl.scoring.scorer import Scorer
 from grouprl.step import StepParts
 from grouprl.tasks import Task
-from grouprl.types import UserError
+from grouprl.types import Problem, UserError
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ def assemble(
         UserError: model, data or rewards do not fit the run.
     """
     check_rewards(config, scorer.rewards)
-    data = problems_fingerprint(task.problems("train"))
+    data, evaluated = problems_fingerprint(task.problems("train")), _evaluated(config, task)
+    check_golds(scorer, (task.problems("train"), evaluated))
     device = resolve_device(config.model.device)
     start = load_model(config.model, device=device, weights=config.model.weights)
     found = fingerprint(start)
@@ -84,8 +86,7 @@ def assemble(
     engine = _engine(config, learner, tokenizer, found, samplers)
     parts = _parts(config, task, scorer, learner, tokenizer, engine)
     held_out = [
-        Request(problem, prompt_token_ids(problem, tokenizer, longest=parts.longest_prompt), 1)
-        for problem in task.problems(config.evaluation.split)[: config.evaluation.problems]
+        Request(problem, prompt_token_ids(problem, tokenizer, longest=parts.longest_prompt), 1) for problem in evaluated
     ]
     _check_prompts(parts, state.step + 1, config.steps)
     if config.rollout.curriculum.order == "edge" and task.verifier is None:
@@ -100,6 +101,10 @@ def assemble(
     if saved is None and isinstance(engine, NativeEngine) and {config.model.dtype, config.model.weights} == {"float32"}:
         check_sampler(engine, learner.policy, most_tokens=config.rollout.max_tokens)
     return RunParts(parts, held_out, state, _ahead(config, parts, saved))
+
+
+def _evaluated(config: RunConfig, task: Task) -> Sequence[Problem]:
+    return task.problems(config.evaluation.split)[: config.evaluation.problems]
 
 
 def make_learner(
@@ -247,9 +252,10 @@ def _check_prompts(parts: StepParts, first: int, last: int) -> None:
 
 
 def _refuse_changes(state: TrainerState, start: str, data: str) -> None:
-    for what, then, now in (("model", state.start, start), ("train problems", state.data, data)):
+    rows = "train problems, which evaluation.split and eval_task leave of the rows,"
+    for what, then, now in (("model", state.start, start), (rows, state.data, data)):
         if then != now:
             raise UserError(
                 f"resume: expected the {what} that the run started with (fingerprint {then}), got another ({now}): "
-                f"restore the {what}, or start a new run under another name"
+                f"restore the {what.partition(',')[0]}, or start a new run under another name"
             )

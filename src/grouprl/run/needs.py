@@ -19,7 +19,7 @@ _GIB = 1 << 30
 
 
 def needs_of(config: RunConfig, task: Task, ranks: int) -> Iterator[str]:
-    """A sentence about memory, where the model's shape is known, and one about evaluations.
+    """Sentences about memory, where the model's shape is known, about what is held out, and about evaluations.
 
     Raises:
         UserError: the device is smaller than weights, gradients and moments alone.
@@ -27,14 +27,29 @@ def needs_of(config: RunConfig, task: Task, ranks: int) -> Iterator[str]:
     if (memory := _memory(config, task, ranks)) is not None:
         yield memory
     evaluation, tokens = config.evaluation, config.rollout.max_tokens
-    problems = min(evaluation.problems, len(task.problems(evaluation.split)))
+    trained, held_out = task.problems("train"), task.problems(evaluation.split)
+    problems = min(evaluation.problems, len(held_out))
+    said = f"the evaluation uses {problems:,} of these"
+    if held_out and trained[0].prompt_text != held_out[0].prompt_text:
+        place = held_out[0].id.rpartition("/")[0]
+        said = f"{len(held_out):,} others are held out ({place}), of which the evaluation uses {problems:,}"
+    yield f"Problems: {len(trained):,} to train on; {said}."
     each = problems * (1 + evaluation.samples) * tokens
     count = 2 + ((config.steps - 1) // evaluation.every if evaluation.every else 0)
-    trained = config.steps * config.rollout.problems_per_step * config.rollout.group_size * tokens
+    most = config.steps * config.rollout.problems_per_step * config.rollout.group_size * tokens
     yield (
         f"Evaluations: {count} of {problems} problems x (1 greedy + {evaluation.samples} sampled) x at most {tokens} "
-        f"tokens, {count * each:,} in all; training: at most {trained:,}."
+        f"tokens, {count * each:,} in all; training: at most {most:,}."
+        if problems
+        else "Evaluations: none (evaluation.problems=0, or the task has no held-out problems)."
     )
+    if problems and any((reward.function or reward.name) == "judge_model" for reward in config.rewards):
+        asked = count * problems * (1 + evaluation.samples)
+        yield (
+            f"Judge models score held-out completions as well: {asked:,} requests each (evaluation.judge=false: none)."
+            if evaluation.judge
+            else f"Judge models do not score held-out completions (evaluation.judge=true: {asked:,} requests each)."
+        )
 
 
 def _memory(config: RunConfig, task: Task, ranks: int) -> str | None:

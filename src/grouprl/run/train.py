@@ -20,6 +20,7 @@ from grouprl.config.run import RunConfig, dump_config
 from grouprl.curriculum.pass_rates import PassRates, curriculum_metrics, update, verdicts
 from grouprl.distributed import open_ranks
 from grouprl.distributed.cluster import open_cluster
+from grouprl.evaluation import ProblemResults, compare_results
 from grouprl.evaluation.evaluate import Evaluation, evaluate
 from grouprl.models.precision import resolve_device
 from grouprl.record.layout import RunDirectory
@@ -27,11 +28,12 @@ from grouprl.record.read import Example, read_examples, read_json_lines, read_ru
 from grouprl.record.rollouts import recorded_verdicts
 from grouprl.record.write import RunRecord, refuse_run
 from grouprl.report.course import STEPS as COURSE
+from grouprl.report.health import GAPS
 from grouprl.report.terminal import Terminal, TrainingBars
 from grouprl.report.verdict import verdict
 from grouprl.report.watch import Explosion, Health
 from grouprl.report.write import write_report
-from grouprl.rewards.configured import configured_scorer, state_before
+from grouprl.rewards.configured import configured_scorer, is_measured_by, state_before
 from grouprl.rewards.learned import LearnedReward
 from grouprl.rollout.remote import open_samplers
 from grouprl.run.assemble import RunParts, assemble
@@ -48,6 +50,7 @@ from grouprl.run.warnings import warnings_of
 from grouprl.scoring.functions import WeightedReward
 from grouprl.step import grpo_step
 from grouprl.tasks import Task
+from grouprl.tasks.held_out import trained_on_the_rest
 from grouprl.trackers import Trackers
 from grouprl.types import StepRecord
 
@@ -83,6 +86,7 @@ def train(
     Raises:
         UserError: model, data or run directory do not fit the configuration; nothing is overwritten.
     """
+    task = trained_on_the_rest(task, config.evaluation.split)
     terminal, config = terminal or Terminal(), with_run_dtype(_in_steps(config, task), resume=resume)
     check_sections(config)
     directory = _directory(config, resume=resume)
@@ -96,18 +100,17 @@ def train(
             f"{dump_config(config)}torch: {torch.__version__}\ngrouprl: {__version__}\n", "settings and versions"
         )
         trackers = stack.enter_context(Trackers(config, terminal.say, leads=ranks.leads))
-        lock, saved = None, None
+        lock = saved = cluster = samplers = None
         if resume:
             lock, saved = locked_checkpoint(stack, config, ranks, step, terminal.say)
         terminal.say("\n".join(needs_of(config, task, ranks.world)))
-        cluster = samplers = None
         if config.cluster.backend == "ray":
             cluster = stack.enter_context(open_cluster(config.cluster, terminal.say, ranks))
             samplers = stack.enter_context(open_samplers(cluster, config))
-        scoring = configured_scorer(
-            config, task, rewards, ranks=ranks, cluster=cluster, state=state_before(config, task)
+        before = state_before(config, task)
+        scorer = stack.enter_context(
+            configured_scorer(config, task, rewards, ranks=ranks, cluster=cluster, state=before)
         )
-        scorer = stack.enter_context(scoring)
         with terminal.status("loading the model"):
             parts = assemble(config, task, scorer, saved=saved, ranks=ranks, samplers=samplers)
         code = code_of([*scorer.rewards, *filter(None, [scorer.verifier])], parts.step_parts.tokenizer, ranks)
@@ -138,7 +141,7 @@ def _directory(config: RunConfig, *, resume: bool) -> Path:
     """The run's directory, which holds no run yet if it is new; device and name are judged before a model is loaded."""
     resolve_device(config.model.device)
     directory = Path(config.runs_dir) / config.name
-    if not resume:
+    if not resume and RunDirectory(directory).holder() is None:
         refuse_run(directory)
     return directory
 
@@ -170,7 +173,8 @@ class _RunLoop:
         self._trackers = trackers
         self._terminal, self._stop, self._ranks = terminal, stop, parts.step_parts.learner.ranks
         self._state, self._started = parts.state, time.perf_counter()
-        self._health = Health(record, terminal)
+        sampler = "vllm" if config.rollout.engine.name == "vllm" else config.model.dtype
+        self._health = Health(record, terminal, GAPS[sampler])
         verdicts_of_run = partial(recorded_verdicts, record.directory, until=parts.state.step)
         known = self._ranks.decided(verdicts_of_run, "recorded verdicts")
         self._rates = update(PassRates(), known, half_life=config.rollout.curriculum.half_life)
@@ -178,7 +182,7 @@ class _RunLoop:
     def run(self) -> Run:
         """Makes the remaining steps, with an evaluation before and after."""
         self._trackers.begin(self._state.step)
-        evaluations = {"before": self._evaluate("before")}
+        evaluations: dict[str, Any] = {"before": self._evaluate("before")}
         saved = self._train()
         if saved < self._state.step or not self._state.step:
             self._save()
@@ -186,8 +190,11 @@ class _RunLoop:
         if finished:
             if self._ranks.leads:
                 self._health.end()
-            evaluations["after"] = self._evaluate("after")
-            self._terminal.comparison(**evaluations)
+            after, scorer = self._evaluate("after"), self._parts.step_parts.scorer
+            measure = "greedy_accuracy" if is_measured_by(scorer.verifier, scorer.rewards) else "reward"
+            change = self._ranks.decided(self._change, "change")
+            self._terminal.comparison(evaluations["before"], after, measure=measure)
+            evaluations |= {"after": after, "measure": measure, "change": change}
         return self._finish(evaluations, finished)
 
     def _train(self) -> int:
@@ -196,7 +203,8 @@ class _RunLoop:
         if self._evaluation_is_due():  # a kill may have ended the evaluation after the checkpoint
             self._evaluate()
         completions = config.rollout.problems_per_step * config.rollout.group_size
-        self._terminal.heading()
+        scorer = self._parts.step_parts.scorer
+        self._terminal.heading(accuracy=scorer.verifier in scorer.rewards)
         with self._terminal.training(config.steps, self._state.step, completions) as bars:
             while self._state.step < config.steps and not any(self._ranks.gather(self._stop.asked, "stop requests")):
                 self._one_step(bars)
@@ -219,7 +227,7 @@ class _RunLoop:
         bars.stepped()
         found = verdicts(record.groups, record.outcomes)
         self._rates = update(self._rates, found, half_life=self._config.rollout.curriculum.half_life)
-        known = curriculum_metrics(self._rates) if self._parts.step_parts.task.verifier else {}
+        known = curriculum_metrics(self._rates) if self._parts.step_parts.scorer.verifier else {}
         metrics = {**record.metrics, **known, "rss_mib": peak_rss_mib()}
         if ahead is not None:
             versions = [one.weights_version for group in record.groups for one in group.completions]
@@ -252,7 +260,11 @@ class _RunLoop:
 
     def _evaluation_is_due(self) -> bool:
         every = self._config.evaluation.every
-        return bool(every) and self._state.step % every == 0 and self._state.step < self._config.steps
+        return (
+            bool(every and self._parts.held_out)
+            and self._state.step % every == 0
+            and self._state.step < self._config.steps
+        )
 
     def _save(self) -> int:
         ahead = self._parts.ahead
@@ -280,6 +292,8 @@ class _RunLoop:
         if recorded is not None:
             return recorded
         config, prompts = self._config.evaluation, self._parts.held_out
+        if not prompts:  # evaluation.problems=0
+            return {"problems": 0}
         self._parts.step_parts.scorer.begin_step(self._state.step + 1)
         moment = when or f"step {self._state.step}"
         with self._terminal.progress(f"evaluate {moment}", len(prompts) * (config.samples + 1)) as advance:
@@ -288,10 +302,13 @@ class _RunLoop:
                 self._parts.step_parts.task,
                 self._parts.step_parts.scorer,
                 prompts,
+                sampling=self._parts.step_parts.sampling,
                 samples=config.samples,
-                max_tokens=self._config.rollout.max_tokens,
+                tokenizer=self._parts.step_parts.tokenizer,
+                judged=config.judge,
                 on_finished=advance,
             )
+        self._terminal.invalid(found.invalid, len(prompts) * max(1, config.samples), "held-out completions")
         if found.results.problem_ids:
             self._record.held_out(self._state.step, asdict(found.results))
         if when is not None:
@@ -302,14 +319,30 @@ class _RunLoop:
             self._health.warn()
         return found.metrics
 
+    def _change(self) -> dict[str, Any]:
+        """The differences of the last evaluation to the first one, paired by problem."""
+        rows = {row["step"]: row for row in read_json_lines(RunDirectory(self._record.directory).held_out)}
+        before, after = (ProblemResults.read(rows.get(step, {})) for step in (0, self._state.step))
+        if before is None or after is None or not set(before.problem_ids) & set(after.problem_ids):
+            return {}
+        return {name: asdict(found) for name, found in compare_results(after, before).items()}
+
     def _record_course(self) -> None:
         """Records how the policy completes the examples after a few of the first steps: 5 greedy completions."""
         parts, prompts = self._parts.step_parts, self._parts.held_out[:_EXAMPLES]
         if not prompts or self._parts.ahead is not None:  # the engine is sampling the next step
             return
         parts.scorer.begin_step(self._state.step + 1)
-        max_tokens = self._config.rollout.max_tokens
-        found = evaluate(parts.engine, parts.task, parts.scorer, prompts, samples=0, max_tokens=max_tokens)
+        found = evaluate(
+            parts.engine,
+            parts.task,
+            parts.scorer,
+            prompts,
+            sampling=parts.sampling,
+            samples=0,
+            tokenizer=parts.tokenizer,
+            judged=self._config.evaluation.judge,
+        )
         self._record.examples(f"step {self._state.step}", self._examples(found))
 
     def _examples(self, evaluation: Evaluation) -> list[Example]:
@@ -319,9 +352,10 @@ class _RunLoop:
                 prompt=group.problem.prompt_text,
                 answer=str(group.problem.columns.get("answer", "")).rpartition("####")[2].strip(),
                 completion=group.completions[0].text,
-                correct=said,
+                correct=outcome.correct,
+                reward=outcome.total if outcome.valid else None,
             )
-            for group, said in zip(evaluation.greedy[:_EXAMPLES], evaluation.verdicts, strict=False)
+            for group, outcome in zip(evaluation.greedy[:_EXAMPLES], evaluation.outcomes, strict=False)
         ]
 
     def _networks_mib(self) -> dict[str, float]:

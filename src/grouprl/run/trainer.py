@@ -32,7 +32,7 @@ from grouprl.scoring.functions import RewardFunction, WeightedReward
 from grouprl.tasks import Task, load_task, task_from_list
 from grouprl.tasks.base import Split
 from grouprl.tasks.from_list import problems_from_rows
-from grouprl.tasks.held_out import evaluated_on
+from grouprl.tasks.held_out import evaluated_on, trained_on_the_rest
 from grouprl.tasks.tables import first_rows, is_stream
 from grouprl.types import Problem, UserError, unknown_name
 
@@ -105,8 +105,8 @@ class Trainer:
         Returns:
             The metrics: see `grouprl.evaluation.evaluate.evaluate`.
         """
-        config, task, _ = self._prepared()
-        return evaluate_model(with_newest(config, RunDirectory(self._directory)), task).metrics
+        config, task, rewards = self._prepared()
+        return evaluate_model(with_newest(config, RunDirectory(self._directory)), task, rewards).metrics
 
     def sample(self, prompt: str | Problem | None = None) -> SampledGroup:
         """Samples a group of completions from the newest checkpoint of the run, or from the model where there is none.
@@ -187,6 +187,9 @@ class Trainer:
         if isinstance(self.eval_task, str) or hasattr(self.eval_task, "problems"):
             named = isinstance(self.eval_task, str)
             other = load_task(**TaskConfig(name=self.eval_task).model_dump()) if named else cast(Task, self.eval_task)
+            if named and TaskConfig(name=self.eval_task).name == "jsonl":  # a file of its rows, as they are
+                rows = trained_on_the_rest(other, None).problems("train")
+                return evaluated_on(task, dict.fromkeys(("validation", "test"), rows))
             return evaluated_on(task, {split: other.problems(split) for split in get_args(Split) if split != "train"})
         return evaluated_on(
             task, dict.fromkeys(("validation", "test"), problems_from_rows(self._with_an_end(self.eval_task), "eval"))

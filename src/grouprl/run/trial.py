@@ -21,7 +21,7 @@ from grouprl.rewards.configured import configured_scorer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.scoring.functions import SOFT_OVERLONG, WeightedReward
 from grouprl.tasks import Task
-from grouprl.types import Group, Problem, RewardOutcome
+from grouprl.types import Group, Problem, RewardOutcome, UserError
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,39 @@ class SampledGroup:
     advantages: tuple[float, ...]  # empty where they are per token or per reasoning step, too
 
 
-def evaluate_model(config: RunConfig, task: Task, *, on_finished: Callable[[int], None] | None = None) -> Evaluation:
-    """Evaluates `config.model` on the held-out problems of a task, as `config.evaluation` says.
+def evaluate_model(
+    config: RunConfig,
+    task: Task,
+    rewards: Sequence[WeightedReward],
+    *,
+    on_finished: Callable[[int], None] | None = None,
+) -> Evaluation:
+    """Evaluates `config.model` on the held-out problems of a task by a run's rewards, as `config.evaluation` says.
 
     Raises:
-        UserError: the model cannot be loaded, or a prompt is too long for it.
+        UserError: the model cannot be loaded, or a prompt is too long for it; there are no held-out problems.
     """
     model, tokenizer, engine = _engine(config)
     longest = context_length(model) - config.rollout.max_tokens
     problems = task.problems(config.evaluation.split)[: config.evaluation.problems]
     prompts = [Request(problem, prompt_token_ids(problem, tokenizer, longest=longest), 1) for problem in problems]
-    with configured_scorer(config, task, ()) as scorer:
-        samples, most = config.evaluation.samples, config.rollout.max_tokens
-        return evaluate(engine, task, scorer, prompts, samples=samples, max_tokens=most, on_finished=on_finished)
+    if not prompts:
+        raise UserError(
+            f"evaluation.problems: expected at least 1 problem of the split {config.evaluation.split}, got "
+            f"{min(len(problems), config.evaluation.problems)}: raise it, or choose another evaluation.split"
+        )
+    with configured_scorer(config, task, rewards) as scorer:
+        return evaluate(
+            engine,
+            task,
+            scorer,
+            prompts,
+            sampling=structured_sampling(config.rollout, model, tokenizer),
+            samples=config.evaluation.samples,
+            tokenizer=tokenizer,
+            judged=config.evaluation.judge,
+            on_finished=on_finished,
+        )
 
 
 def sample_group(

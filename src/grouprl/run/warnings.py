@@ -29,6 +29,8 @@ def warnings_of(parts: RunParts, config: RunConfig) -> Iterator[str]:
             '[{"role": "user", "content": ...}], or set task.arguments.messages=true.'
         )
     yield from _about_messages(problems[:_PROMPTS], tokenizer)
+    if doubt := getattr(parts.step_parts.engine, "doubt", ""):
+        yield doubt
     yield from _about_rewards(parts.step_parts.scorer.rewards, config)
     policy = parts.step_parts.learner.policy
     if not is_packed(policy):

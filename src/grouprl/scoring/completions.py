@@ -30,7 +30,7 @@ def extras_of(calls: Mapping[str, Called], group: Group) -> list[dict[str, Any]]
 
 def failure(reward: WeightedReward | None, row: Row) -> str:
     """Why a reward failed for a completion; '' = it did not."""
-    if reward is None or not isinstance(value := row[reward.name], Invalid):
+    if reward is None or not isinstance(value := row.get(reward.name), Invalid):
         return ""
     return f"{reward.name} {value.reason}"
 

@@ -145,13 +145,18 @@ class Scorer:
         self._max_invalid = max_invalid
         self._window: deque[tuple[int, int]] = deque()  # (completions, invalid ones) of the last steps
         names = [reward.name for reward in rewards]
-        self._called = rewards if verifier is None or verifier.name in names else (*rewards, verifier)
+        self.called = rewards if verifier is None or verifier.name in names else (*rewards, verifier)
 
     @property
     def weights(self) -> dict[str, float]:
         """The weight of each component of the total, by name; the length penalty comes first."""
         penalty = {} if self.overlong is None else {SOFT_OVERLONG: 1.0}
         return penalty | {reward.name: reward.weight for reward in self.rewards if not reward.per_step}
+
+    @property
+    def judges(self) -> tuple[WeightedReward, ...]:
+        """The rewards that count their requests: each completion may cost money."""
+        return tuple(reward for reward in self.called if hasattr(reward.function, "usage"))
 
     def begin_step(self, step: int) -> None:
         """Sets what rewards get as `trainer_state`; forgets what they logged."""
@@ -166,18 +171,17 @@ class Scorer:
 
     def usage(self) -> dict[str, float]:
         """Returns the usage metrics of rewards that count their requests, on all ranks since the run began."""
-        counting = [reward.function for reward in self._called if hasattr(reward.function, "usage")]
         used: Counter[str] = Counter()
-        for function in counting:
-            used.update(function.usage())
-        if counting and self._ranks.world > 1:
+        for judge in self.judges:
+            used.update(judge.function.usage())  # type: ignore[union-attr]
+        if self.judges and self._ranks.world > 1:
             used = sum(map(Counter, self._ranks.gather(used, "usage of rewards")), Counter[str]())
         return dict(used)
 
     def check_columns(self, problems: Sequence[Problem]) -> None:
         """Raises UserError for a reward that needs a column that no problem has, such as a misspelled one."""
         columns = dict.fromkeys(name for problem in problems for name in problem.columns)
-        for reward in self._called:
+        for reward in self.called:
             for name in signature_of(reward, self.pool).required:
                 if name not in columns:
                     raise UserError(
@@ -188,7 +192,7 @@ class Scorer:
     def begin(self, group: Group, rewards: Sequence[WeightedReward] | None = None) -> PendingGroup:
         """Starts the calls for one group in the workers; `rewards` are those to call, None = all."""
         keywords = call_keywords([group])
-        by_group = [reward for reward in rewards or self._called if not reward.has_one_call]
+        by_group = [reward for reward in rewards or self.called if not reward.has_one_call]
         return PendingGroup(
             group,
             {
@@ -221,17 +225,9 @@ class Scorer:
             UserError: too many completions are invalid.
         """
 
-        def scored() -> Iterator[Scored]:
-            for group, calls in self._gathered(pending, self._called):
-                rows = rows_of(calls, group)
-                found = list(map(self._outcome, rows, group.completions, repeat(tokenizer)))
-                found = [replace(one, extra=extra) for one, extra in zip(found, extras_of(calls, group), strict=True)]
-                reasons = [one.reason or failure(self.verifier, row) for one, row in zip(found, rows, strict=True)]
-                logged = [pair for called in calls.values() for pair in called.metrics]
-                yield found if self.overlong is None else self.overlong.penalized(group, found), reasons, logged
-
         count, outcomes = self._count(self._window, pending), []
-        own = enumerate(scored()) if places is None else zip(places, scored(), strict=True)
+        scored = self._scored(pending, self.called, tokenizer)
+        own = enumerate(scored) if places is None else zip(places, scored, strict=True)
         for found, reasons, logged in self._ranks.merged(own, "rewards", write=written, read=read):
             count.add(reasons)
             self._logged += logged
@@ -239,12 +235,59 @@ class Scorer:
         count.close()
         return outcomes
 
+    def evaluate(
+        self,
+        groups: Sequence[Group],
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        without: Sequence[WeightedReward] = (),
+    ) -> list[tuple[RewardOutcome, ...]]:
+        """Scores groups that nothing is learned from; it logs nothing.
+
+        Args:
+            groups: of all ranks.
+            tokenizer: see `finish`.
+            without: rewards that are not called; then no outcome is valid, because it has no total.
+
+        Raises:
+            UserError: the verifier failed for too many completions. Other invalid ones stop nothing.
+        """
+        called = [reward for reward in self.called if reward not in without]
+        places = self._ranks.own([len(group.completions) for group in groups])
+        pending = [self.begin(groups[place], called) for place in places]
+        count, outcomes = self._count(deque(), pending), []
+        scored = zip(places, self._scored(pending, called, tokenizer, verdicts_alone=True), strict=True)
+        for found, reasons, _ in self._ranks.merged(scored, "rewards", write=written, read=read):
+            count.add(reasons)
+            outcomes.append(tuple(found))
+        count.close()
+        return outcomes
+
+    def _scored(
+        self,
+        pending: Sequence[PendingGroup],
+        called: Sequence[WeightedReward],
+        tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        verdicts_alone: bool = False,  # whether the reasons are those of the verifier alone
+    ) -> Iterator[Scored]:
+        for group, calls in self._gathered(pending, called):
+            rows = rows_of(calls, group)
+            found = list(map(self._outcome, rows, group.completions, repeat(tokenizer)))
+            found = [replace(one, extra=extra) for one, extra in zip(found, extras_of(calls, group), strict=True)]
+            reasons = [
+                ("" if verdicts_alone else one.reason) or failure(self.verifier, row)
+                for one, row in zip(found, rows, strict=True)
+            ]
+            logged = [pair for given in calls.values() for pair in given.metrics]
+            yield found if self.overlong is None else self.overlong.penalized(group, found), reasons, logged
+
     def earned(self, pending: PendingGroup, tokenizer: PreTrainedTokenizerBase | None) -> list[float] | None:
         """What `finish` will find for the completions of a group before the length penalty; None = not known yet."""
         calls = pending.calls.values()
-        if any(reward.has_one_call for reward in self._called) or not all(map(is_known, calls)):
+        if any(reward.has_one_call for reward in self.called) or not all(map(is_known, calls)):
             return None
-        ((group, found),) = self._gathered([pending], self._called)
+        ((group, found),) = self._gathered([pending], self.called)
         return [one.earned for one in map(self._outcome, rows_of(found, group), group.completions, repeat(tokenizer))]
 
     def _count(self, window: deque[tuple[int, int]], pending: Sequence[PendingGroup]) -> InvalidCount:
@@ -257,20 +300,8 @@ class Scorer:
         Raises:
             UserError: the verifier failed for too many completions.
         """
-        verifier = self.verifier
-        if verifier is None:
-            return [(None,) * len(group.completions) for group in groups]
-        places = self._ranks.own([len(group.completions) for group in groups])
-        pending = [self.begin(groups[place], (verifier,)) for place in places]
-        found = (
-            ([is_correct(row[verifier.name]) for row in rows], [failure(verifier, row) for row in rows])
-            for rows in (rows_of(calls, group) for group, calls in self._gathered(pending, (verifier,)))
-        )
-        count, verdicts = self._count(deque(), pending), []
-        for verdict, reasons in self._ranks.merged(zip(places, found, strict=True), "verdicts"):
-            count.add(reasons)
-            verdicts.append(tuple(verdict))
-        return verdicts
+        others = [reward for reward in self.called if reward != self.verifier]
+        return [tuple(one.correct for one in row) for row in self.evaluate(groups, without=others)]
 
     def _gathered(
         self, pending: Sequence[PendingGroup], rewards: Sequence[WeightedReward]
@@ -289,7 +320,7 @@ class Scorer:
         terms: list[float] = []
         steps: tuple[StepReward, ...] = ()
         for reward in self.rewards:
-            value = row[reward.name]
+            value = row.get(reward.name)
             components[reward.name] = None
             if isinstance(value, tuple) and value:
                 components[reward.name] = math.fsum(earned for _, earned in value) / len(value)
@@ -298,8 +329,9 @@ class Scorer:
                 components[reward.name] = value
                 terms.append(reward.weight * value)
         failures = "; ".join(filter(None, (failure(reward, row) for reward in self.rewards)))
-        reason = failures or ("" if terms else "no reward applies")
-        correct = is_correct(row[self.verifier.name]) if self.verifier else None
+        uncalled = ", ".join(f"{reward.name} was not called" for reward in self.rewards if reward.name not in row)
+        reason = failures or uncalled or ("" if terms else "no reward applies")
+        correct = is_correct(row.get(self.verifier.name)) if self.verifier else None
         return RewardOutcome(math.nan if reason else math.fsum(terms), components, reason, steps, correct=correct)
 
 

@@ -116,9 +116,13 @@ def learn_preferences(what: str, config: PreferenceLearningConfig, begin: Begin)
     loss, terminal = SupervisedLoss(pack_metrics, config), Terminal()
     with RunRecord.create(Path(config.runs_dir) / config.name, dump_config(config)) as record:
         write_preferences(RunDirectory(record.directory).pairs, preferences)
-        before, started = _evaluate(loss, held_out), time.perf_counter()
+        with terminal.status("evaluate before"):
+            before = _evaluate(loss, held_out)
+        started = time.perf_counter()
         steps = fit(what, model, learned, loss, record, terminal)
-        seconds, after = time.perf_counter() - started, _evaluate(loss, held_out)
+        seconds = time.perf_counter() - started
+        with terminal.status("evaluate after"):
+            after = _evaluate(loss, held_out)
         summary = {"before": before, "after": after, "pairs": len(train), "held_out_pairs": len(test)}
         facts = {"steps": steps, "train_seconds": seconds, "seed": config.seed, "model": config.model.path}
         record.summary(summary | facts)

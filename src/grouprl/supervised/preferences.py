@@ -68,6 +68,8 @@ def split_preferences(
     """
     place = partition((pair.group.problem.prompt_text for pair in preferences), validation=0.0, test=share)
     split: dict[str, list[Preference]] = {"train": [], "test": []}
+    if share and len(place) < 2:
+        raise UserError(f"expected at least 2 different prompts, got {len(place)}: add pairs, so that one is held out")
     for pair in preferences:
         split[place[pair.group.problem.prompt_text]].append(pair)
     return tuple(split["train"]), tuple(split["test"])

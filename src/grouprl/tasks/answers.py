@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from grouprl.tasks.spelling import bare_text
 from grouprl.types import UserError
 
 LONGEST_VALUE = 64  # characters; longer text is no plain number, and parsing huge digit strings is slow
@@ -15,12 +16,10 @@ LONGEST_ANSWER = 10_000  # characters; longer text is no final answer, and compa
 _BOX = re.compile(r"\\boxed\s?\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is text, not structure
 _NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
-_SIGNED = rf"[+-]? ?{_NUMBER}"
-_RATIO = re.compile(rf"({_SIGNED})(?: ?/ ?({_SIGNED}))?")
-_LATEX_RATIO = re.compile(rf"([+-]?) ?\\[dt]?frac\{{ ?({_SIGNED}) ?\}}\{{ ?({_SIGNED}) ?\}}")
-_UNIT = re.compile(r"(?<=[0-9}%.])\s*\\(?:text|mathrm)\{[^{}]*\}$")
-_WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
-_CURRENCY = re.compile(r"^([+-]?) ?(?:\\\$|[$€£]) ?")
+_RATIO = re.compile(rf"([+-]?{_NUMBER})(?:/([+-]?{_NUMBER}))?")
+_LATEX_RATIO = re.compile(rf"([+-]?)(?:([0-9]+) ?)?\\frac\{{([+-]?{_NUMBER})\}}\{{([+-]?{_NUMBER})\}}")
+_MIXED = re.compile(r"([+-]?)([0-9]+) ([0-9]+)/([0-9]+)")
+_E_NOTATION = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?[eE][+-]?[0-9]{1,3}")
 # Bounded repeats keep the time linear for a completion that is only digits.
 _TERM = r"\$?[0-9][0-9,.]{0,15}"
 _EQUATION = re.compile(
@@ -81,48 +80,77 @@ def gold_answer(text: str) -> str:
 
 
 def final_answer(answer: object) -> str:
-    """The bare answer of an `answer` column, which holds the answer itself or a solution that ends in `#### 7`."""
+    r"""The bare answer of an `answer` column: the answer itself, or that of a solution.
+
+    A solution ends in `#### 7`, or its last \boxed{...} has the answer. Raises UserError for a box that is not closed.
+
+    >>> final_answer("4 + 3 = 7\n#### 7"), final_answer(r"So it is $\boxed{7}$."), final_answer(7.0)
+    ('7', '7', '7.0')
+    """
     text = str(answer)
-    return gold_answer(text) if "####" in text else text.strip()
-
-
-def _bare(text: str) -> str:
-    r"""Text without the usual decoration of a number: math and currency signs, units in \text, a full stop."""
-    text = text.replace("{,}", ",").replace("\\!", "").replace("−", "-").strip().removesuffix(".")
-    text = text.removeprefix("\\(").removesuffix("\\)").strip().strip("$").strip()
-    text = _WRAPPED.sub(r"\1", _UNIT.sub("", text)).strip().removesuffix(".").strip()
-    return _CURRENCY.sub(r"\1", text)
+    text = gold_answer(text) if "####" in text else text.strip()
+    if _BOX.search(text) is None:
+        return text
+    boxed = last_boxed(text)
+    if boxed is None:
+        raise UserError(f"expected a closed \\boxed{{}} in a solution, got {text[-60:]!r}: close its last box")
+    return boxed.strip()
 
 
 def parse_value(text: str) -> Fraction | None:
     r"""The number that a short text means, or None.
 
-    It reads 1,000; 7.0; -3; 14/2; \frac{14}{2}; a currency sign before the number; a full stop, a percent sign or a
-    \text{unit} after it. It drops a percent sign without dividing: `50%` is 50, as GSM8K writes its answers.
+    It reads 1,000; 1\,000; 7.0; -3; 14/2; \frac{14}{2}; \frac12; 2\frac{1}{2}; with a currency sign, a percent sign or
+    a unit (`tasks.units`). It drops a percent sign without dividing: `50%` is 50, as GSM8K writes its answers.
 
-    >>> parse_value("$1,000.50"), parse_value("5 or 6")
-    (Fraction(2001, 2), None)
+    >>> parse_value("$1,000.50"), parse_value(r"2\frac12\,\text{cm}"), parse_value("5 or 6")
+    (Fraction(2001, 2), Fraction(5, 2), None)
     """
     if len(text) > LONGEST_VALUE:
         return None
-    bare = _bare(text).removesuffix("%").removesuffix("\\").strip()
-    if match := _LATEX_RATIO.fullmatch(bare):
-        return _ratio(match[1] + "1", "1", match[2], match[3])
+    if match := _RATIO.fullmatch(text):
+        return _ratio(match[1], match[2] or "1")
+    bare = bare_text(text)
     if match := _RATIO.fullmatch(bare):
-        return _ratio("1", "1", match[1], match[2] or "1")
+        return _ratio(match[1], match[2] or "1")
+    if match := _LATEX_RATIO.fullmatch(bare) or _MIXED.fullmatch(bare):
+        sign, whole, part = -1 if match[1] == "-" else 1, match[2], _ratio(match[3], match[4])
+        if part is None or whole is None:
+            return None if part is None else sign * part
+        return sign * (int(whole) + part) if 0 < part < 1 else None  # 2 3/2 is no mixed number
     return None
 
 
-def _ratio(*numbers: str) -> Fraction | None:
-    a, b, c, d = (Fraction(number.replace(",", "").replace(" ", "")) for number in numbers)
-    return a * c / (b * d) if b * d else None
+def _ratio(over: str, under: str) -> Fraction | None:
+    above, below = (Fraction(number.replace(",", "")) for number in (over, under))
+    return above / below if below else None
+
+
+def gold_value(gold: str) -> Fraction | None:
+    """The number that a gold answer means, or None: `parse_value`, or e-notation, as columns of numbers are written.
+
+    >>> gold_value("1e-05"), parse_value("1e-05")
+    (Fraction(1, 100000), None)
+    """
+    return Fraction(gold) if _E_NOTATION.fullmatch(gold) else parse_value(gold)
+
+
+def equals_gold(answer: str, gold: str) -> bool:
+    """Whether an answer equals a gold answer: as numbers when both are numbers, else as text without decoration.
+
+    E-notation is read in a gold answer and, where the gold answer has it, in the answer too; in other answers 2e3 is 2
+    times e times 3.
+    """
+    if _E_NOTATION.fullmatch(gold):
+        return answer == gold or gold_value(answer) == Fraction(gold)
+    return same_value(answer, gold)
 
 
 def same_value(a: str, b: str) -> bool:
     """Whether two answers are equal: as numbers when both are numbers, else as text without decoration."""
     values = parse_value(a), parse_value(b)
     if None in values:
-        return _bare(a) == _bare(b)
+        return values[0] is values[1] and (a == b or bare_text(a) == bare_text(b) != "")
     return values[0] == values[1]
 
 

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import math
+import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
@@ -18,26 +19,37 @@ from typing import Any
 
 from grouprl.models.hub import is_out_of_reach
 from grouprl.tasks.answers import LONGEST_ANSWER, final_answer
+from grouprl.tasks.base import Split
 from grouprl.types import Message, UserError, import_extra
 
 HUB = "hub:"
+LONGEST_ROW = 32 << 20  # characters; a longer line is a file in another form, and no model reads such a prompt
 Row = tuple[str, Mapping[str, Any]]
 """The place of a row ("train.jsonl:7") and its columns."""
 
+_KINDS = (".jsonl", ".parquet", ".json", ".csv")
+_SPLITS: Mapping[Split, str] = {"train": "train", "validation": "validation|valid|val|dev", "test": "test"}
+_SHARD = re.compile(r"-\d+-of-(\d+)$")
 ROLES = ("system", "user", "assistant", "tool")
 MOST_DIGITS = 1000  # of a whole number; Python refuses to format very long ones
 _MOST_BITS = int(MOST_DIGITS * math.log2(10))
 
 
 def read_rows(address: str, split: str = "train") -> list[Row]:
-    """All rows of a .jsonl, .json (a list), .csv or .parquet file, or of one split of a data set on the hub.
+    """All rows of a .jsonl, .json (a list), .csv or .parquet file, or of one split of a folder or a hub data set.
 
-    Raises UserError for a missing, empty or unreadable file, another kind of file, or a row that is not an object.
+    A .json file may hold JSON lines, and a .jsonl file a list. Raises UserError for a missing, empty or unreadable
+    file, another kind of file, or a row that is not an object or too long.
     """
     if address.startswith(HUB):
         return _hub_rows(address, split)
     path = Path(address)
-    readers = {".jsonl": _json_lines, ".json": _json_list, ".csv": _csv, ".parquet": _parquet}
+    if path.is_dir():
+        parts = read_splits(address) or {}
+        if split not in parts:
+            raise UserError(f"expected a split {split} in {path}, got {', '.join(parts)}: name one of its files")
+        return parts[split]
+    readers = {".jsonl": _json_file, ".json": _json_file, ".csv": _csv, ".parquet": _parquet}
     kind = path.suffix.lower()
     if kind not in readers:
         raise UserError(
@@ -48,24 +60,56 @@ def read_rows(address: str, split: str = "train") -> list[Row]:
     rows = readers[kind](path)
     if not rows:
         raise UserError(f"expected at least one row in {path}, got an empty file: check how it was made")
+    for where, row in rows:
+        _refuse_long(where, sum(len(value) for value in row.values() if isinstance(value, str)))
     return rows
 
 
-def read_splits(address: str, names: Sequence[str]) -> dict[str, list[Row]] | None:
-    """The rows of each split: of `NAME.jsonl` (or another kind of file) in a folder, or of a data set on the hub.
+def read_splits(address: str) -> dict[Split, list[Row]] | None:
+    """The rows of each split of a folder, or of train and test of a data set on the hub; None = it is a single file.
 
-    None when the address is a single file. Raises UserError when a split is missing.
+    Files are found where the hub has them: `train.jsonl`, `main/train-00000-of-00002.parquet`, `data/train/0.parquet`.
+
+    Raises UserError for a folder without files of train, with several data sets, or with a part of a split's files.
     """
     if address.startswith(HUB):
-        return {name: read_rows(address, name) for name in names}
+        return {"train": read_rows(address, "train"), "test": read_rows(address, "test")}
     folder = Path(address)
     if not folder.is_dir():
         return None
-    found = {name: [folder / f"{name}{end}" for end in (".jsonl", ".parquet", ".json", ".csv")] for name in names}
-    return {
-        name: read_rows(str(next((path for path in paths if path.is_file()), paths[0])))
-        for name, paths in found.items()
-    }
+    inside = sorted(path for path in folder.iterdir() if path.is_dir() and "train" in _files_of_splits(path))
+    usual = [path for path in (folder, folder / "data", folder / "main", folder / "default") if path.is_dir()]
+    chosen = next((path for path in usual if "train" in _files_of_splits(path)), None)
+    if chosen is None and len(inside) != 1:
+        got = "none" if not inside else ", ".join(path.name for path in inside)
+        raise UserError(
+            f"expected a data file at {folder / 'train.jsonl'}, or one that the hub would name so "
+            f"(main/train-00000-of-00001.parquet), got {got}: name the folder of one data set with task.path"
+        )
+    files = _files_of_splits(chosen or inside[0])
+    return {split: [row for path in paths for row in read_rows(str(path))] for split, paths in files.items()}
+
+
+def _files_of_splits(folder: Path) -> dict[Split, list[Path]]:
+    """The files of each split directly in a folder, or in a folder with the name of the split; shards in order."""
+    found: dict[Split, list[Path]] = {}
+    for split, words in _SPLITS.items():
+        named = re.compile(rf"(^|[^a-z])({words})([^a-z]|$)")
+        places = [path for path in folder.iterdir() if named.search(path.stem.lower())]
+        files = [path for path in places if path.is_file()]
+        files += [path for place in places if place.is_dir() for path in place.iterdir() if path.is_file()]
+        of_kind = [sorted(path for path in files if path.suffix.lower() == kind) for kind in _KINDS]
+        exact = [[path] for paths in of_kind for path in paths if path.stem == split]
+        if not (chosen := next(filter(None, (*exact, *of_kind)), None)):
+            continue
+        shards = [shard for path in chosen if (shard := _SHARD.search(path.stem))]
+        if shards and len(shards) != int(shards[0][1]):
+            raise UserError(
+                f"expected all {int(shards[0][1])} files of {split} in {chosen[0].parent}, got {len(shards)}: download "
+                "the others"
+            )
+        found[split] = chosen
+    return found
 
 
 def _hub_rows(address: str, split: str) -> list[Row]:
@@ -83,24 +127,27 @@ def _hub_rows(address: str, split: str) -> list[Row]:
     return [(f"{repository}/{split}:{n}", row) for n, row in enumerate(rows, 1)]
 
 
-def _json_lines(path: Path) -> list[Row]:
-    lines = _text(path).split("\n")  # not splitlines: JSON strings may hold U+2028
+def _json_file(path: Path) -> list[Row]:
+    """The rows of a list of objects, or of JSON lines, whatever the name of the file says."""
+    text = _text(path)
+    lines = text.split("\n")  # not splitlines: JSON strings may hold U+2028
+    if path.suffix.lower() == ".json" or text.lstrip().startswith("["):
+        try:
+            rows = _json(text)
+        except json.JSONDecodeError as error:
+            if path.suffix.lower() == ".json" and error.msg != "Extra data":
+                raise UserError(f"{path}:{error.lineno}: expected JSON, got {error.msg}: fix the line") from error
+        except RecursionError as error:
+            raise _too_deep(str(path)) from error
+        else:
+            if isinstance(rows, list):
+                return [_json_row(f"{path}, item {number}", row) for number, row in enumerate(rows, 1)]
+            raise UserError(f"expected a list of objects in {path}, got a {type(rows).__name__}: write [{{...}}, ...]")
     return [_json_object(f"{path}:{n}", line) for n, line in enumerate(lines, 1) if line.strip()]
 
 
-def _json_list(path: Path) -> list[Row]:
-    try:
-        rows = _json(_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: expected JSON, got {error.msg}: fix the line") from error
-    except RecursionError as error:
-        raise _too_deep(str(path)) from error
-    if not isinstance(rows, list):
-        raise UserError(f"expected a list of objects in {path}, got a {type(rows).__name__}: write [{{...}}, ...]")
-    return [_json_row(f"{path}, item {number}", row) for number, row in enumerate(rows, 1)]
-
-
 def _csv(path: Path) -> list[Row]:
+    csv.field_size_limit(LONGEST_ROW)  # of this process; Python's own limit is 131,072
     reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
     rows: list[Row] = []
     try:
@@ -125,7 +172,16 @@ def _text(path: Path) -> str:
         raise UserError(f"expected UTF-8 text in {path}, got {error}: convert the file") from error
 
 
+def _refuse_long(where: str, length: int) -> None:
+    if length > LONGEST_ROW:
+        raise UserError(
+            f"{where}: expected a row of at most {LONGEST_ROW:,} characters, got {length:,}: keep what prompts and "
+            "rewards need, with one row in a line"
+        )
+
+
 def _json_object(where: str, line: str) -> Row:
+    _refuse_long(where, len(line))
     try:
         row = _json(line)
     except json.JSONDecodeError as error:
@@ -184,6 +240,7 @@ def text_or_messages(row: Row, name: str, *, remedy: str = "rename or add") -> s
     value = _value(row, name, remedy)
     if isinstance(value, str) or not isinstance(value, Sequence):
         return column(row, name)
+    value = [_with_text(row[0], name, message) for message in value]
     if not value or not all(map(_is_message, value)):
         raise UserError(
             f"{row[0]}: expected text in column {name!r}, got {short_repr(value)}: write text, or messages such as "
@@ -238,6 +295,21 @@ def _value(row: Row, name: str, remedy: str = "rename or add") -> Any:
         got = ", ".join(map(str, columns)) or "none"
         raise UserError(f"{where}: expected a column {name!r}, got {got}: {remedy}")
     return columns[name]
+
+
+def _with_text(where: str, name: str, message: Any) -> Any:
+    """A message with its text in place of a list of text parts, such as [{"type": "text", "text": "2 + 2 = ?"}]."""
+    parts = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(parts, Sequence) or isinstance(parts, str) or not parts:
+        return message
+    for part in parts:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            raise UserError(
+                f"{where}: expected text in the messages of column {name!r}, got a part of type "
+                f"{short_repr(kind)}: GroupRL trains on text alone; remove the part"
+            )
+    return {**message, "content": "".join(part["text"] for part in parts)}
 
 
 def _is_message(value: object) -> bool:

@@ -2,7 +2,7 @@ r"""Changes the format that a task asks for, \boxed{...} or DeepSeek-R1's tags, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -45,6 +45,7 @@ def with_format(task: Task, format: Format = "boxed", system_prompt: str | None 
         default_step_rewards=task.default_step_rewards,
         own_rewards=task.own_rewards,
         traits=task.traits,
+        verifier_given=getattr(task, "verifier_given", not type(task).__module__.startswith("grouprl.")),
     )
 
 
@@ -61,6 +62,12 @@ class FormattedTask:
     default_step_rewards: Mapping[str, float]
     own_rewards: Mapping[str, Callable[..., Any]]
     traits: Callable[[str], Mapping[str, bool]]
+    verifier_given: bool
+
+    @property
+    def given(self) -> Collection[Split] | None:
+        """What the task says; None = its problems are no rows."""
+        return getattr(self.task, "given", None)
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of the task with the system prompt; lazy where the task's are lazy."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, get_args
@@ -11,7 +11,7 @@ from grouprl.tasks.answers import final_answer, is_worked
 from grouprl.tasks.base import Split
 from grouprl.tasks.boxed_answers import EQUATION_STEPS, boxed, is_in_file
 from grouprl.tasks.files import Row, check_answer, short_repr, text_or_messages
-from grouprl.tasks.splits import partition
+from grouprl.tasks.splits import or_shared, partition
 from grouprl.tasks.tables import rows_of_table, splits_of
 from grouprl.types import Problem, UserError
 
@@ -81,6 +81,13 @@ class ListTask(RowRewards):
     verifier: str | None = None  # reward that verifies completions; None = the task has no verifier
     own_rewards: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     gold_column: str | None = None  # holds a completion that solves the problem
+    given: Collection[Split] = ()  # the splits that were given; the others were cut from train
+    verifier_named: bool = False  # whether somebody named the verifier
+
+    @property
+    def verifier_given(self) -> bool:
+        """Whether somebody named the verifier, or gave its function."""
+        return self.verifier_named or self.verifier in self.own_rewards
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split, in the order of the rows."""
@@ -101,7 +108,8 @@ def task_from_list(
 ) -> ListTask:
     """A task from rows with a prompt (text or chat messages) and any other columns, which rewards get by name.
 
-    A held-out split that is not given takes 10 % of the different prompts of `rows`, chosen by their hash.
+    A held-out split that is not given takes 10 % of the different prompts of `rows`, chosen by their hash; a run trains
+    on those that it does not evaluate (`tasks.held_out`).
 
     Args:
         rows: the problems: a list, a data set, a data frame of pandas or polars, or a mapping from the names of splits
@@ -117,7 +125,7 @@ def task_from_list(
         messages: whether a text prompt becomes a user message, for the model's chat template.
 
     Raises:
-        UserError: there are no rows or too few prompts, a row has no usable prompt, no completion could equal an
+        UserError: there are no rows, a row has no usable prompt, no completion could equal an
             answer, or two splits share a prompt.
     """
     row_format = RowFormat(prompt_column, answer_column, gold_column, messages)
@@ -147,8 +155,9 @@ def task_from_rows(
     row_format: RowFormat,
 ) -> ListTask:
     """A task from rows with places, for errors; `parts` has at least the rows of train. See `task_from_list`."""
+    problems: dict[Split, Sequence[Problem]]
     problems = {split: _problems(f"{name}/{split}", part, row_format) for split, part in parts.items()}
-    everything = chain.from_iterable(problems.values())
+    everything, named = chain.from_iterable(problems.values()), verifier is not None
     if verifier is None and all(problem.columns.get("answer") is not None for problem in everything):
         verifier = "correct_answer"
     if isinstance(verifier, str) and verifier in BY_ANSWER:  # it does not apply to a problem without an answer
@@ -169,7 +178,7 @@ def task_from_rows(
     if callable(verifier):
         function, verifier = verifier, getattr(verifier, "__name__", type(verifier).__name__)
         own = {verifier: function}
-    return ListTask(name, problems, verifier, own, row_format.gold_column)
+    return ListTask(name, or_shared(problems), verifier, own, row_format.gold_column, tuple(parts), named)
 
 
 def _problems(prefix: str, rows: Sequence[Row], row_format: RowFormat) -> list[Problem]:
@@ -199,7 +208,7 @@ def _problem(identity: str, row: Row, row_format: RowFormat) -> Problem:
                 f"{', '.join(map(str, others)) or 'none'}: name it with {row_format.option('answer_column')}"
             )
         others["answer"] = others.pop(row_format.answer_column)
-    return Problem(identity, prompt, others)
+    return Problem(identity, prompt, others, where)
 
 
 def _refuse_overlap(problems: Mapping[Split, Sequence[Problem]]) -> None:

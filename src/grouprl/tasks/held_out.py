@@ -1,4 +1,4 @@
-"""A task whose held-out problems come from somewhere else."""
+"""Which problems a run trains on and evaluates: those of another task, or the rows of a task that are left."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from grouprl.tasks.base import Split, Task
+from grouprl.tasks.mixture import Mixture, Part
 from grouprl.types import Problem, UserError
 
 
 @dataclass(frozen=True)
 class HeldOutTask:
-    """One task's problems to train on, with other problems to evaluate on; made by `evaluated_on`."""
+    """A task with some of its splits replaced; made by `evaluated_on` and `trained_on_the_rest`."""
 
     task: Task
-    held_out: Mapping[Split, Sequence[Problem]]
+    replaced: Mapping[Split, Sequence[Problem]]
     name: str
     verifier: str | None
     default_rewards: Mapping[str, float]
@@ -23,18 +24,20 @@ class HeldOutTask:
     own_rewards: Mapping[str, Callable[..., Any]]
     gold: Callable[[Problem], str | None]
     traits: Callable[[str], Mapping[str, bool]]
+    verifier_given: bool
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split."""
-        return self.held_out[split] if split in self.held_out else self.task.problems(split)
+        return self.replaced[split] if split in self.replaced else self.task.problems(split)
 
 
 def evaluated_on(task: Task, held_out: Mapping[Split, Sequence[Problem]]) -> Task:
-    """Returns the task with other held-out problems.
+    """Returns the task with other held-out problems; it trains on all of its rows.
 
     Raises:
         UserError: a held-out prompt is one of the train split.
     """
+    task = trained_on_the_rest(task, None)
     prompts = {problem.prompt_text for part in held_out.values() for problem in part}
     for problem in task.problems("train"):
         if problem.prompt_text in prompts:
@@ -42,9 +45,37 @@ def evaluated_on(task: Task, held_out: Mapping[Split, Sequence[Problem]]) -> Tas
                 f"eval_task: expected prompts that are not trained on, got {problem.prompt_text[:60]!r} in both: "
                 "remove it from one, or leave eval_task out and set evaluation.split=train"
             )
+    return _with(task, held_out)
+
+
+def trained_on_the_rest(task: Task, evaluated: Split | None) -> Task:
+    """Returns the task that trains on every row but those of the split that is evaluated.
+
+    Tasks of rows cut the held-out splits that their data lacks from train; a run evaluates only one of them, and none
+    where its evaluation has problems of its own (None). Where the data has another held-out split than the one asked
+    for, that one is evaluated. Other tasks are returned as they are.
+    """
+    if isinstance(task, Mixture):
+        parts = task.parts.items()
+        return Mixture({name: Part(trained_on_the_rest(one.task, evaluated), one.ratio) for name, one in parts})
+    given = getattr(task, "given", None)
+    if given is None:
+        return task
+    replaced: dict[Split, Sequence[Problem]] = {}
+    if evaluated == "test" and evaluated not in given and "validation" in given:
+        replaced["test"] = task.problems("validation")
+    kept = {*given, evaluated} - replaced.keys()
+    used: list[Problem] = [problem for split in kept if split for problem in task.problems(split)]
+    taken = {problem.prompt_text for problem in used}
+    cut: list[Split] = [split for split in ("validation", "test") if split not in kept]
+    rest = [one for split in cut for one in task.problems(split) if one.prompt_text not in taken]
+    return _with(task, replaced | {"train": [*task.problems("train"), *rest]}) if replaced or rest else task
+
+
+def _with(task: Task, replaced: Mapping[Split, Sequence[Problem]]) -> Task:
     return HeldOutTask(
         task,
-        held_out,
+        replaced,
         name=task.name,
         verifier=task.verifier,
         default_rewards=task.default_rewards,
@@ -52,4 +83,5 @@ def evaluated_on(task: Task, held_out: Mapping[Split, Sequence[Problem]]) -> Tas
         own_rewards=task.own_rewards,
         gold=task.gold,
         traits=task.traits,
+        verifier_given=getattr(task, "verifier_given", not type(task).__module__.startswith("grouprl.")),
     )

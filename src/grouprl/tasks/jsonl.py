@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar
 
 from grouprl.tasks.base import Split
-from grouprl.tasks.files import Row, read_rows
+from grouprl.tasks.files import HUB, Row, read_rows, read_splits
 from grouprl.tasks.from_list import ListTask, RowFormat, RowRewards, task_from_rows
 from grouprl.types import Problem, UserError
 
@@ -17,8 +17,9 @@ from grouprl.types import Problem, UserError
 class Jsonl(RowRewards):
     """The task `jsonl`, of .jsonl, .json (a list), .csv and .parquet files, and of `hub:owner/name`.
 
-    `path` holds the problems and is read at once; 10 % of the different prompts are validation, and as many test
-    unless `test_path` holds those. Everything but the prompt is a column that rewards get by name; `answer_column` is
+    `path` holds the problems, or is a folder with train and perhaps test, and is read at once; 10 % of the different
+    prompts are validation, and as many test unless `test_path` holds those
+    (see `tasks.held_out`). Everything but the prompt is a column that rewards get by name; `answer_column` is
     renamed to `answer`. `verifier` is the name of a built-in reward or of one of the run's, or `FILE.py:FUNCTION`; by
     default `correct_answer` where every row has an answer. `messages` makes a prompt that is text a user's message.
     Reading raises UserError for anything missing or malformed, naming file and line.
@@ -46,6 +47,11 @@ class Jsonl(RowRewards):
             verifier = "correct_answer" if self.path is None else self._task.verifier
             object.__setattr__(self, "verifier", verifier)
 
+    @property
+    def given(self) -> Collection[Split]:
+        """The splits that the data has; see `ListTask`."""
+        return self._task.given
+
     @classmethod
     def example(cls) -> Problem:
         """A problem from a file with the columns `prompt` and `answer`."""
@@ -59,7 +65,9 @@ class Jsonl(RowRewards):
     def _task(self) -> ListTask:
         if self.path is None:
             raise UserError("task.path: expected a data file, got none: write task.path=FILE.jsonl")
-        parts: dict[Split, Sequence[Row]] = {"train": read_rows(self.path)}
+        # Of a data set on the hub only train: its test rows may lack answers.
+        parts: dict[Split, list[Row]] = {} if self.path.startswith(HUB) else read_splits(self.path) or {}
+        parts = parts or {"train": read_rows(self.path)}
         if self.test_path is not None:
             parts["test"] = read_rows(self.test_path, "test")
         row_format = RowFormat(

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 from grouprl.tasks.base import Split
 from grouprl.tasks.boxed_answers import boxed_prompt
 from grouprl.tasks.files import Row, read_rows, read_splits
-from grouprl.tasks.splits import partition
+from grouprl.tasks.splits import or_shared, partition
 from grouprl.types import Message, Problem, UserError
 
 PromptRow = tuple[str, Mapping[str, Any] | None]
 """The text of a prompt and the columns of its problem; None in place of the columns skips the row."""
+_Read = tuple[str, Mapping[str, Any] | None]  # the place of a row, and its columns
 
 
 class FileProblems(ABC):
     """The problems of a `Task` in a data set, which is read when they are first needed.
 
     The hash of a prompt splits a single file into train, validation and test, 80/10/10. Where train and test are given,
-    it takes 5 % of train as validation. A repeated prompt counts once, and in test rather than in train. Reading raises
-    UserError with file and line for missing or malformed data.
+    it takes 5 % of train as validation. A run trains on what it does not evaluate (`tasks.held_out`). A repeated prompt
+    counts once, and in test rather than in train. Reading raises UserError with file and line for missing or malformed
+    data.
     """
 
     path: str | None
@@ -38,7 +41,13 @@ class FileProblems(ABC):
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split, in the order of the file."""
-        return self._splits[split]
+        return self._loaded[1][split]
+
+    @property
+    def given(self) -> Collection[Split] | None:
+        """The splits that the data has; the others were cut from train. None = a built-in file with fixed splits."""
+        fixed = self.path is None and Path(self.source()).is_file()
+        return None if fixed else self._loaded[0]
 
     def source(self) -> str:
         """A file, a folder, or `hub:owner/name`. Raises UserError without one."""
@@ -53,29 +62,35 @@ class FileProblems(ABC):
         return boxed_prompt(text)
 
     @cached_property
-    def _splits(self) -> Mapping[Split, Sequence[Problem]]:
-        parts = read_splits(self.source(), ("train", "test"))
-        if parts is None:
-            rows = self._read(read_rows(self.source()))
+    def _loaded(self) -> tuple[Collection[Split], Mapping[Split, Sequence[Problem]]]:
+        """The splits that the data has, and the problems of all splits."""
+        parts = read_splits(self.source()) or {"train": read_rows(self.source())}
+        if "test" not in parts and Path(self.source()).is_dir():
+            read_rows(str(Path(self.source()) / "test.jsonl"))  # raises: there is none
+        read: dict[Split, dict[str, _Read]] = {split: self._read(part) for split, part in parts.items()}
+        if "test" not in parts:
+            rows = read["train"]
             splits = partition(rows, validation=0.1, test=0.1)
         else:
-            test = self._read(parts["test"])
-            train = {text: columns for text, columns in self._read(parts["train"]).items() if text not in test}
-            rows = train | test
-            splits = partition(train, validation=0.05, test=0.0) | dict.fromkeys(test, "test")
+            held_out = read.get("validation", {}) | read["test"]
+            train = {text: row for text, row in read["train"].items() if text not in held_out}
+            rows = train | held_out
+            splits = partition(train, validation=0.0 if "validation" in parts else 0.05, test=0.0)
+            splits |= {text: split for split in ("validation", "test") for text in read.get(split, ())}
         found: dict[Split, list[Problem]] = {"train": [], "validation": [], "test": []}
-        for text, columns in rows.items():
+        for text, (where, columns) in rows.items():
             if columns is not None:
                 part = found[splits[text]]
-                part.append(Problem(f"{self.name}/{splits[text]}/{len(part)}", self.prompt(text), columns))
+                part.append(Problem(f"{self.name}/{splits[text]}/{len(part)}", self.prompt(text), columns, where))
         if not found["train"]:
             raise UserError(
                 f"task.path: expected problems to train on, got none in {self.source()} that is not skipped"
             )
-        return found
+        return tuple(parts), or_shared(found)
 
-    def _read(self, rows: Iterable[Row]) -> dict[str, Mapping[str, Any] | None]:
-        found: dict[str, Mapping[str, Any] | None] = {}
-        for text, columns in map(self.read, rows):
-            found.setdefault(text, columns)
+    def _read(self, rows: Iterable[Row]) -> dict[str, _Read]:
+        found: dict[str, _Read] = {}
+        for row in rows:
+            text, columns = self.read(row)
+            found.setdefault(text, (row[0], columns))
         return found

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 
 from grouprl.tasks.base import Split
-from grouprl.types import UserError
+from grouprl.types import Problem
 
 
 def position(text: str) -> float:
@@ -26,15 +26,18 @@ def split_of(text: str) -> Split:
 def partition(texts: Iterable[str], *, validation: float, test: float) -> dict[str, Split]:
     """The split of every text of a list. Shares are in [0, 1); a positive share gets at least one text.
 
-    Raises UserError when no text is left to train on.
+    Two texts have no validation, and a single text is for training: `or_shared` fills what is empty then.
     """
     ordered = sorted(set(texts), key=position)
     tests, validations = ceil(test * len(ordered)), ceil(validation * len(ordered))
-    if len(ordered) <= tests + validations:
-        raise UserError(
-            f"expected more than {tests + validations} different prompts, got {len(ordered)}: "
-            "add problems, so that there are both held-out problems and some to train on"
-        )
+    validations = max(0, min(validations, len(ordered) - tests - 1))
+    tests = max(0, min(tests, len(ordered) - 1))
     held_out: dict[str, Split] = dict.fromkeys(ordered[:tests], "test")
     held_out |= dict.fromkeys(ordered[tests : tests + validations], "validation")
     return {text: held_out.get(text, "train") for text in ordered}
+
+
+def or_shared(parts: Mapping[Split, Sequence[Problem]]) -> dict[Split, Sequence[Problem]]:
+    """The splits with a problem in each: one without any is the other held-out one, or the first problem of train."""
+    test = parts["test"] or parts["validation"] or parts["train"][:1]
+    return {"train": parts["train"], "validation": parts["validation"] or test, "test": test}

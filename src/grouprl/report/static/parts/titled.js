@@ -36,7 +36,7 @@ function pin({ pin: { on, change }, label }) {
 }
 
 function logarithm(chart, title, draw) {
-  const named = { "aria-label": `Logarithmic axis: ${visible(title)}`, title: "Values of 0 and below are not drawn" };
+  const named = { "aria-label": `Log axis: ${visible(title)}`, title: "A logarithmic axis: values of 0 and below are not drawn" };
   return toggle(chart.log, (on) => {
     chart.log = on;
     draw();

@@ -12,8 +12,6 @@ import { filled } from "./walk.js";
 
 const LABELS = [["advantage", "Advantage A"], ["surrogate", "Surrogate"], ["clip_low", "\u03b5 low"], ["clip_high", "\u03b5 high"],
   ["dual_clip", "Dual clip c, where A < 0"], ["tau_pos", "\u03c4 where A > 0"], ["tau_neg", "\u03c4 elsewhere"]];
-const SURROGATES = [["clip", "clip (PPO, GRPO)"], ["plain", "plain (no clip)"], ["cispo", "cispo (clipped weight)"],
-  ["sapo", "sapo (soft gate)"], ["gmpo", "gmpo (clipped geometric mean)"]];
 const BOUNDS = [0.05, 0.1, 0.2, 0.28, 0.4], USUAL = 0.2; // where the run has no clip
 const DUAL = [2, 3, 5], TAUS = [1, 1.05, 2, 5, 10];
 const INSIDE = 0.8; // of the way from 1 to a bound: where the handle begins
@@ -21,14 +19,16 @@ const FREE = 1.1; // and where there is no bound
 const SHOWN = 4; // digits of an advantage in the list
 
 export function clipStage({ algorithm, source, stages: { ratio, advantages } }, words) {
-  const { surrogate, ratio: level, updates_per_batch: updates } = algorithm;
+  const { surrogate, ratio: level, updates_per_batch: updates } = algorithm, { near, max, clipped } = ratio.of_step;
+  const given = { updates, acts: words.acts[surrogate], max: plain(max, 4), clipped: percent(clipped) };
+  const watch = updates > 1 ? words.watch.several + (max === null ? "" : words.watch.recorded) : words.watch[near ? "one" : "apart"];
   return {
-    title: words.title[surrogate],
-    happens: `${words.happens[level]} ${words.maximized[surrogate]}`,
+    title: words.title[surrogate] ?? words.title.plain,
+    happens: [words.happens[level], words.maximized[surrogate]].join(" "),
     why: words.why[surrogate],
-    watch: filled(words.watch[updates === 1 ? "one" : "several"], { updates, acts: words.acts[surrogate] }),
-    equation: ratioEquations(algorithm),
-    body: () => h("div", {}, objective(advantages, algorithm, source.rewards === undefined), recorded(ratio, algorithm)),
+    watch: filled(watch, given),
+    equation: ratioEquations(algorithm, words),
+    body: () => h("div", {}, objective(advantages, algorithm, source.rewards === undefined, words.name), recorded(ratio, algorithm)),
   };
 }
 
@@ -39,7 +39,7 @@ function recorded({ completions, level, bounds }, { updates_per_batch: updates }
   const [heads, columns] = level === "token" ? ofTokens(completions, bounds) : ofCompletions(completions, bounds);
   const each = level === "token" ? "one for each token" : "one for each completion";
   return h("details", {},
-    h("summary", {}, `Ratios of this group in its last update (${each}; ${updates} updates per batch)`),
+    h("summary", {}, `Ratios of this group in its last update (${each}; ${updates} update${updates === 1 ? "" : "s"} per batch)`),
     byCompletion("Ratios of this group", heads, columns));
 }
 
@@ -59,11 +59,11 @@ function ofCompletions(completions, bounds) {
 }
 
 /** The objective of one token by its ratio: the plot with its choices, which begin as the algorithm has them. `recorded`: whether they are those of a run. */
-function objective({ completions, by_token: byToken }, algorithm, recorded) {
+function objective({ completions, by_token: byToken }, algorithm, recorded, names) {
   const whole = algorithm.ratio === "sequence";
   const read = h("p", { class: "read" });
   const counted = h("p", { class: "note" }, "The objective uses the change of the log-prob since the token was sampled.");
-  const selects = selectsOf(completions, algorithm, recorded ? "this run" : algorithm.name);
+  const selects = selectsOf(completions, algorithm, recorded ? "this run" : algorithm.name, names);
   let answer = null;
   const plot = linePlot({
     label: `The objective of a ${whole ? "completion" : "token"} against its ratio`,
@@ -96,11 +96,11 @@ function acts(name, surrogate) {
   return { c: ["clip", "cispo", "gmpo"], d: ["clip"], t: ["sapo"] }[name[0]]?.includes(surrogate) ?? true;
 }
 
-function selectsOf(advantages, algorithm, whose) {
+function selectsOf(advantages, algorithm, whose, names) {
   const fixed = { disabled: !live }; // a file holds the curves of its algorithms alone
   const own = (name, usual, otherwise) => select(boundOptions(usual, algorithm[name], whose), algorithm[name] ?? otherwise, fixed);
   return {
-    advantage: select(advantageOptions(advantages)), surrogate: select(SURROGATES, algorithm.surrogate, fixed),
+    advantage: select(advantageOptions(advantages)), surrogate: select(Object.entries(names), algorithm.surrogate, fixed),
     clip_low: own("clip_low", BOUNDS, USUAL), clip_high: own("clip_high", BOUNDS, USUAL),
     tau_pos: own("tau_pos", TAUS, 1), tau_neg: own("tau_neg", TAUS, 1.05),
     dual_clip: select([["", "none"], ...boundOptions(DUAL, algorithm.dual_clip, whose)], algorithm.dual_clip, fixed),
@@ -180,7 +180,7 @@ const DEFINED = "Three estimates of a token: k1 = âˆ’x, k2 = x^2 / 2, k3 = e^x â
 export function klStage({ algorithm, stages: { kl } }, words) {
   return {
     happens: words.happens[algorithm.kl_coef > 0 ? algorithm.kl_in : "none"],
-    equation: klEquations(algorithm),
+    equation: klEquations(algorithm, words),
     body: () => h("div", {}, curves(), recordedKl(kl, algorithm)),
   };
 }

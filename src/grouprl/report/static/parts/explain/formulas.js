@@ -1,6 +1,7 @@
 // The formulas of a run by its algorithm, as docs/algorithms.md has them, each with the sentence that is read aloud.
 import { h, s } from "../dom.js";
 import { plain } from "../numbers.js";
+import { filled } from "./walk.js";
 
 const POLICY = "π_θ(o_{i,t})", SAMPLER = "π_{old}(o_{i,t})", REFERENCE = "π_{ref}(o_{i,t})";
 
@@ -35,66 +36,54 @@ export function comparison({ compared, by_name: byName }) {
 }
 
 /** Of what the algorithm uses: the mean, and the deviation where it divides by one. */
-export function statisticsEquations(algorithm, statistics) {
+export function statisticsEquations(algorithm, statistics, { std }) {
   const one = comparison(statistics), letter = letterOf(algorithm);
   if (!one) return [];
   return [
     one.mean_of ? equation("the mean mu is the sum of the rewards over their number n", `${meanOf(one.mean_of)} = frac{1}{n} ∑_i ${letter}_i`) : null,
-    one.deviation_of ? deviationEquation(one.std, deviationOf(one.deviation_of), `∑_i ( ${letter}_i − ${meanOf(one.deviation_of)} )^2`) : null,
+    one.deviation_of ? deviationEquation(std[one.std] ?? std.population, deviationOf(one.deviation_of), `∑_i ( ${letter}_i − ${meanOf(one.deviation_of)} )^2`) : null,
   ];
 }
 
-function deviationEquation(std, sigma, squares) {
-  const [said, below] = std === "sample" ? [" minus one", "n − 1"] : ["", "n"];
+function deviationEquation([said, below], sigma, squares) {
   return equation(`the deviation sigma is the root of the sum of the squared distances from the mean over n${said}`,
     `${sigma} = root{frac{1}{${below}} ${squares}}`);
 }
 
-export function stepStatisticsEquations({ std }) {
+export function stepStatisticsEquations({ std }, words) {
   return [
     equation("the mean mu is the sum of the rewards of all steps k of all completions i over their number n", "μ = frac{1}{n} ∑_{i,k} r_{i,k}"),
-    deviationEquation(std, "σ", "∑_{i,k} ( r_{i,k} − μ )^2"),
+    deviationEquation(words.std[std], "σ", "∑_{i,k} ( r_{i,k} − μ )^2"),
   ];
 }
 
 // Advantages
 
-export function advantageEquations(algorithm) {
+export function advantageEquations(algorithm, words) {
   const { credit, reward_mix: mix } = algorithm;
   if (credit === "step") return stepEquations();
-  if (credit === "token") return tokenEquations(algorithm);
-  return mix === "normalise_then_sum" ? mixEquation(algorithm) : [comparedEquation(algorithm, letterOf(algorithm))];
+  if (credit === "token") return tokenEquations(algorithm, words);
+  return mix === "normalise_then_sum" ? mixEquation(algorithm, words) : [comparedEquation(algorithm, letterOf(algorithm), words)];
 }
 
 /** In letters; as the algorithm itself writes it, where its baseline or its divisor has no letter here. */
-function comparedEquation({ baseline, scale, formula }, letter) {
-  const [below, over] = [subtracted(baseline, letter), divisor(scale)];
+function comparedEquation({ baseline, scale, formula }, letter, words) {
+  const below = subtracted(words, baseline, letter), over = divisor(words, scale);
   if (!below || over === undefined) return equation(`advantage A i is ${formula}`, `A_i = ${formula.replaceAll(" - ", " − ")}`);
   const [said, less] = below;
   if (over === null) return equation(`advantage A i is the reward less ${said}`, `A_i = ${letter}_i${less}`);
-  return equation(`advantage A i is the reward less ${said}, over the deviation sigma plus epsilon`,
+  return equation(`advantage A i is the reward less ${said}, over ${words.scale[scale][2]}`,
     `A_i = frac{${letter}_i${less}}{${over}}`);
 }
 
-function subtracted(baseline, letter) {
-  return {
-    mean: ["the mean mu", " − μ"],
-    leave_one_out: ["the mean of the other rewards", ` − frac{1}{n − 1} ∑_{j ≠ i} ${letter}_j`],
-    batch_mean: ["the mean of the batch", " − μ_B"],
-    constant: ["a constant b", " − b"],
-    none: ["nothing", ""],
-  }[baseline];
-}
+const subtracted = ({ baseline }, name, letter) => baseline[name]?.map((one) => filled(one, { letter }));
 
-/** What divides; null = nothing. */
-function divisor(scale) {
-  return { group_std: "σ + ϵ", batch_std: "σ_B + ϵ", none: null }[scale];
-}
+/** What divides, by the place of its text; null = nothing. */
+const divisor = ({ scale }, name, place = 0) => (scale[name] === null ? null : scale[name]?.[place]);
 
 /** The same for each reward function m by itself. */
-function mixEquation({ scale, baseline, formula }) {
-  const less = { mean: " − μ_m", leave_one_out: " − μ_{m, j ≠ i}", batch_mean: " − μ_{B,m}", none: "" }[baseline];
-  const over = { group_std: "σ_m + ϵ", batch_std: "σ_{B,m} + ϵ", none: null }[scale], part = `r_{i,m}${less}`;
+function mixEquation({ scale, baseline, formula }, words) {
+  const less = words.baseline[baseline]?.[2], over = divisor(words, scale, 1), part = `r_{i,m}${less}`;
   const known = less !== undefined && over !== undefined;
   const alone = known ? over === null ? `( ${part} )` : `frac{${part}}{${over}}` : "A_{i,m}";
   return [
@@ -114,13 +103,13 @@ function stepEquations() {
 }
 
 /** Rewards to come of each token, or what they are beyond a critic's expectation; then what the batch makes of them. */
-function tokenEquations(algorithm) {
+function tokenEquations(algorithm, words) {
   const { baseline, scale, gamma, lam } = algorithm;
   const centered = baseline === "batch_mean" || (scale === "batch_std" && baseline !== "none"), scaled = scale === "batch_std";
   const result = centered || scaled ? "\u00c2_{i,t}" : "A_{i,t}", critic = baseline === "critic";
   const gap = `\u00c2_{i,t}${centered ? " − μ_B" : ""}`;
   return [
-    tokenReward(algorithm),
+    tokenReward(algorithm, words),
     ...(critic ? [
       equation("the temporal-difference error delta at token t is its reward plus gamma times the value after it, less the value before it",
         "δ_{i,t} = r_{i,t} + γ V_ϕ(t + 1) − V_ϕ(t)"),
@@ -129,19 +118,19 @@ function tokenEquations(algorithm) {
     ] : [equation("the return of a token is the sum of the rewards at and after it, each discounted by gamma",
       `${result} = ∑_{s ≥ t} γ^{s−t} r_{i,s}`)]),
     centered || scaled ? equation(`the advantage is the return${centered ? " less its mean over the tokens of the batch" : ""}` +
-      `${scaled ? ", over its deviation there plus epsilon" : ""}`, `A_{i,t} = ${scaled ? `frac{${gap}}{${divisor("batch_std")}}` : gap}`) : null,
+      `${scaled ? ", over its deviation there plus epsilon" : ""}`, `A_{i,t} = ${scaled ? `frac{${gap}}{${divisor(words, scale)}}` : gap}`) : null,
     remark(`Here γ = ${plain(gamma)}${critic ? `, λ = ${plain(lam)}; the value after the last token is 0.` : "."}`),
   ];
 }
 
-function tokenReward(algorithm) {
+function tokenReward(algorithm, words) {
   const { baseline, scale } = algorithm, anchored = isAnchored(algorithm);
   const [cost, said] = anchored ? [" − β D_{i,t}", ", less beta times D i t"] : ["", ""];
   const end = "r_{i,t} = 1[t = T_i]";
   if (baseline === "mean" || baseline === "leave_one_out") {
-    const gap = `r_i${subtracted(baseline, "r")[1]}`;
+    const gap = `r_i${subtracted(words, baseline, "r")[1]}`;
     return equation(`the reward of a token is, at the last token, the completion's reward compared with the group${said}`,
-      `${end} ${scale === "group_std" ? `frac{${gap}}{${divisor(scale)}}` : `(${gap})`}${cost}`);
+      `${end} ${scale === "group_std" ? `frac{${gap}}{${divisor(words, scale)}}` : `(${gap})`}${cost}`);
   }
   return equation(`the reward of a token is, at the last token, the reward of the completion${said}`,
     `${end} ${baseline === "constant" ? "(r_i − b)" : "r_i"}${cost}`);
@@ -149,19 +138,11 @@ function tokenReward(algorithm) {
 
 // Ratio and surrogate
 
-export function ratioEquations(algorithm) {
+export function ratioEquations(algorithm, words) {
   const { ratio: level, surrogate, dual_clip: dual, credit } = algorithm;
-  const odds = `frac{${POLICY}}{${SAMPLER}}`, [rho, said] = level === "sequence" ? ["s_i", "s i"] : ["ρ_{i,t}", "rho i t"];
-  const own = credit === "completion" ? "A_i" : "A_{i,t}", clip = `clip(${rho}, 1 − ε_{low}, 1 + ε_{high})`;
-  const between = `${said} clipped to between one minus epsilon low and one plus epsilon high`;
-  const [spoken, written] = {
-    plain: [`S i t is ${said} times A`, `${rho} ${own}`],
-    clip: [`S i t is the smaller of ${said} times A, and ${between}, times A`, `min ( ${rho} ${own} , ${clip} ${own} )`],
-    cispo: [`S i t is ${between}, without gradient, times A, times the log of pi theta of the token`, `sg [ ${clip} ] ${own} log ${POLICY}`],
-    sapo: [`S i t is four over tau, times sigma of tau times ${said} less one, times A`, `frac{4}{τ} σ ( τ ( ${rho} − 1 ) ) ${own}`],
-    gmpo: ["S i t is e to the mean, over the T i tokens, of the log of the ratio clipped on the side of A, times A",
-      `exp ( frac{1}{T_i} ∑_t log clip(${rho}, 1 − ε_{low} where ${own} < 0, 1 + ε_{high} where ${own} > 0) ) ${own}`],
-  }[surrogate];
+  const odds = `frac{${POLICY}}{${SAMPLER}}`, own = words.credit[credit] ?? "A", [rho, said] = words.letter[level] ?? words.letter.token;
+  const clip = `clip(${rho}, 1 − ε_{low}, 1 + ε_{high})`, between = `${said} clipped to between one minus epsilon low and one plus epsilon high`;
+  const [spoken, written] = (words.equation[surrogate] ?? [surrogate, surrogate]).map((one) => filled(one, { said, between, rho, own, clip, policy: POLICY }));
   return [
     level === "token" ? equation("the ratio rho i t is pi theta of the token over pi old of the token", `ρ_{i,t} = ${odds}`)
       : equation("the ratio s i of the completion is e to the mean, over its T i tokens, of the log of pi theta of the token over pi old of the token",
@@ -181,16 +162,11 @@ function clipSettings({ surrogate, clip_low: low, clip_high: high, dual_clip: du
 // The KL
 
 /** What is taken off the reward was known when the completion was written: it is the sampler's. */
-export function klEquations(algorithm) {
+export function klEquations(algorithm, words) {
   const { kl: kind, kl_coef: coefficient, credit } = algorithm, rewarded = isAnchored(algorithm);
   if (!(coefficient > 0)) return null;
   const [name, policy] = rewarded ? ["pi old", SAMPLER] : ["pi theta", POLICY];
-  const over = `frac{${policy}}{${REFERENCE}}`, under = `frac{${REFERENCE}}{${policy}}`;
-  const [said, written] = {
-    k1: [`the log of ${name} over pi ref of the token`, `log ${over}`],
-    k2: [`half the square of the log of ${name} over pi ref of the token`, `frac{1}{2} ( log ${over} )^2`],
-    k3: [`pi ref over ${name} of the token, minus one, minus the log of this ratio`, `${under} − 1 − log ${under}`],
-  }[kind];
+  const [said, written] = (words.estimate[kind] ?? [kind, kind]).map((one) => filled(one, { name, policy, reference: REFERENCE }));
   const reward = credit === "completion"
     ? ["the compared reward R i is r i less beta times the sum of D i t over the tokens t", "R_i = r_i − β ∑_t D_{i,t}"]
     : ["the reward of token t loses beta times D i t", "r_{i,t} ← r_{i,t} − β D_{i,t}"];
@@ -200,14 +176,8 @@ export function klEquations(algorithm) {
 
 // The loss
 
-const WEIGHTS = {
-  sequence_mean: ["one over N times the length of the completion", "N T_i"],
-  token_mean: ["one over the number of all tokens", "∑_j T_j"],
-  constant: ["one over N times the largest length", "N L"],
-};
-
-export function lossEquations({ aggregate, kl_in: where, kl_coef: coefficient, kl_unbiased: weighed, ratio: level }) {
-  const [said, below] = WEIGHTS[aggregate], anchored = where === "loss" && coefficient > 0;
+export function lossEquations({ aggregate, kl_in: where, kl_coef: coefficient, kl_unbiased: weighed, ratio: level }, words) {
+  const [said, below] = words.weight[aggregate] ?? [aggregate, aggregate], anchored = where === "loss" && coefficient > 0;
   const [times, rho] = !weighed ? ["", ""] : level === "sequence" ? [" times s i", "s_i "] : [" times rho i t", "ρ_{i,t} "];
   return [equation(`the loss J is the sum over completions i and tokens t of the weight w i t times minus S i t${anchored ? ` plus beta${times} times D i t` : ""}`,
     `J = ∑_{i,t} w_{i,t} ( −S_{i,t}${anchored ? ` + β ${rho}D_{i,t}` : ""} )`),

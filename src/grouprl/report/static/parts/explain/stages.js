@@ -106,7 +106,7 @@ function statisticsStage({ algorithm, stages: { statistics } }, words) {
     happens: summedUp(statistics, SETS[set]),
     why: words.why[set],
     watch: words.watch + (bySteps ? words.steps : ""),
-    equation: bySteps ? stepStatisticsEquations(statistics) : statisticsEquations(algorithm, statistics),
+    equation: bySteps ? stepStatisticsEquations(statistics, words) : statisticsEquations(algorithm, statistics, words),
     body: () => h("div", {}, bySteps ? stepStatistics(statistics) : statisticsBody(statistics)),
   };
 }
@@ -164,7 +164,7 @@ function advantagesStage({ source, algorithm, stages: { statistics, advantages, 
   return {
     ...filled(words, { sentence: statistics.sentence, what: advantages.by_token ? "its token" : "every token of its completion" }),
     watch: words.watch[advantages.by_token ? "token" : "completion"],
-    equation: advantageEquations(algorithm),
+    equation: advantageEquations(algorithm, words),
     body: () => h("div", {},
       kind === "rewards" ? example(compared) : kind === "components" ? mixed(statistics, rewards, advantages) : null,
       kind === "steps" ? stepExample(statistics, advantages) : null,
@@ -215,7 +215,7 @@ function stepExample({ steps }, { tokens }) {
 function lossStage({ algorithm, stages: { loss, gradient, completions } }, words) {
   return {
     watch: words.watch[algorithm.aggregate] ?? words.watch.other,
-    equation: lossEquations(algorithm),
+    equation: lossEquations(algorithm, words),
     body: () => h("div", {}, lossTable(loss, gradient, completions), lossNote(loss)),
   };
 }

@@ -87,5 +87,5 @@ function steer(walk, event) {
 /** Words of stages.json with what they have in braces filled in: a text, or each text of an object. */
 export function filled(words, given) {
   if (typeof words === "string") return words.replace(/\{(\w+)\}/g, (whole, name) => given[name] ?? whole);
-  return typeof words === "object" ? Object.fromEntries(Object.entries(words).map(([name, one]) => [name, filled(one, given)])) : words;
+  return words && typeof words === "object" ? Object.fromEntries(Object.entries(words).map(([name, one]) => [name, filled(one, given)])) : words;
 }

@@ -59,8 +59,8 @@ export function lengthMark({ length, stop_reason: reason }) {
   return h("span", { class: "note" }, `${number(length)} tokens, ${stopWords(reason)}`);
 }
 
-export function correctMark(correct) {
-  if (correct === null || correct === undefined) return h("span", { class: "mark" }, "not verified");
+export function correctMark(correct) { // nothing where no reward of the run says what is correct
+  if (correct === null || correct === undefined) return null;
   return correct ? h("span", { class: "mark good" }, "\u2713 correct") : h("span", { class: "mark bad" }, "\u2717 wrong");
 }
 

@@ -162,6 +162,7 @@ const LINES = [
   ["Change", "changes", (value) => signed(value, 5)],
   ["Log-prob, sampler", "logprobs", logprob],
   ["Log-prob, plain", "plain_logprobs", logprob],
+  ["Log-prob, old", "old_logprobs", logprob],
   ["Log-prob, learner", "learner_logprobs", logprob],
   ["Log-prob, reference", "reference_logprobs", logprob],
   ["Log-prob, updated", "updated_logprobs", logprob],

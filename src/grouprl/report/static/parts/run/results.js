@@ -58,8 +58,8 @@ export function examplePairs({ before = [], after = [] }) {
       h("div", { class: "two" }, Object.entries(sides).map(([when, found]) => found.has(id) && side(when, found.get(id))))))];
 }
 
-function side(when, { completion, correct }) {
-  return h("section", { class: "side" }, h("header", { class: "row" }, h("span", { class: "note" }, `${when} training`), correctMark(correct)),
+function side(when, { completion, correct, reward = null }) {
+  return h("section", { class: "side" }, h("header", { class: "row" }, h("span", { class: "note" }, `${when} training`), correctMark(correct), reward === null ? null : h("span", { class: "note" }, `reward ${number(reward)}`)),
     written(completion));
 }
 
