@@ -81,7 +81,7 @@ def test_equations_need_no_script(site: Path) -> None:
 def test_what_is_broken_stops_the_build(builder: ModuleType, tmp_path: Path, link: str, error: type[Exception]) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(ROOT / "docs", copy / "docs")
-    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "Dockerfile"):
         shutil.copy(ROOT / name, copy)
     for name in ("src", "benchmarks", "tests"):
         (copy / name).symlink_to(ROOT / name)

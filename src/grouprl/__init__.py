@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
+
+# `python -m grouprl` puts the current folder first: a typing.py in it must not replace the standard library's.
+if sys.argv[:1] == ["-m"] and "-m grouprl" in " ".join(sys.orig_argv) and not sys.flags.safe_path:
+    del sys.path[0]
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +27,8 @@ if TYPE_CHECKING:
     from grouprl.scoring.invalid import Invalid
 
 __version__ = "0.1.0"
+# The process that started this one: a rank finds out by it that torchrun has ended, even while torch was being loaded.
+__parent__ = os.getppid()
 __all__ = [
     "Algorithm",
     "Invalid",

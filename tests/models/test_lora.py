@@ -234,12 +234,14 @@ def test_three_and_three_steps_are_six(straight: Path, tiny: Path, tmp_path: Pat
 
 
 def test_a_killed_run_resumes_from_its_last_adapter(straight: Path, tiny: Path, tmp_path: Path) -> None:
-    dying = InProcess(lambda calls: calls == 5 and os.kill(os.getpid(), signal.SIGKILL))
+    dying = InProcess(lambda calls: calls == 8 and os.kill(os.getpid(), signal.SIGKILL))
+    # Two calls are of the evaluation before, one of the examples after step 1: this one is of step 5.
     often = {"every": 2, "keep": 9}
     with forked(lambda: run(tiny, tmp_path, reward=dying, checkpoint=often)) as killed:
         assert killed.wait() == -signal.SIGKILL
     assert checkpoint_names(tmp_path / "run") == ["step-000002", "step-000004"]
-    resumed = run(tiny, tmp_path, resume=True, checkpoint=often)
+    going = InProcess(lambda calls: None)
+    resumed = run(tiny, tmp_path, reward=going, resume=True, checkpoint=often)
     assert_same_run(straight, resumed.directory)
 
 

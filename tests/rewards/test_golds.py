@@ -1,6 +1,7 @@
 """Answers that a reward cannot read stop a run before its first step, by file and line."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,20 @@ def test_all_are_counted_and_the_first_are_named(tiny: Path, tmp_path: Path):
         assert f"rows.jsonl:{line} (" in ended.err
     assert "and 1 more" in ended.err
     assert not list((tmp_path / "runs").glob("*")), "nothing is begun"
+
+
+def test_the_rows_of_a_mixture_are_read_too(tiny: Path, tmp_path: Path):
+    pytest.importorskip("math_verify")
+    rows = [
+        {"problem": row["prompt"], "answer": row["answer"]}
+        for row in rows_with(*((n, r"0.\overline{3}") for n in range(6, 12)))
+    ]
+    write_rows(tmp_path / "rows.jsonl", rows)
+    parts = f"task.arguments={{m: {{name: math, path: {tmp_path / 'rows.jsonl'}}}, countdown: 1}}"
+    settings = small_settings(tmp_path / "runs", steps=1)
+    ended = grouprl("train", "--model", tiny, "--task", "mixture", parts, *settings)
+    assert ended.code == 2, ended.text
+    assert re.search(r"got [2-6] that it does not, in \S*rows\.jsonl:([789]|1[0-2]) \(", ended.err)
 
 
 def test_what_can_be_read_trains(tiny: Path, tmp_path: Path):

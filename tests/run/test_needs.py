@@ -26,7 +26,8 @@ def test_the_memory_and_the_tokens_of_evaluations(tmp_path: Path) -> None:
     """Abacus has 1,188,736 weights in float32: weights, reference, gradient and two moments take 5 x 4 bytes each."""
     evaluation = {"every": 2, "problems": 3, "samples": 2}
     config = small_config(tmp_path, model={"path": "abacus", "device": "cpu"}, evaluation=evaluation)
-    memory, tokens = needs_of(config, task_from_list(ROWS), 1)
+    memory, problems, tokens = needs_of(config, task_from_list(ROWS), 1)
+    assert problems.startswith("Problems: ")
     assert re.match(rf"Memory: {1_188_736 * 20 / 2**30:.2f} GiB .* at most 0\.0[2-9] GiB .* on this cpu\.$", memory)
     # Before, after steps 2 and 4 of 6, and after: 4 x 3 x (1 + 2) x 8 = 288. Training: 6 x 2 x 4 x 8 = 384.
     assert tokens == (

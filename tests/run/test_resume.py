@@ -198,6 +198,7 @@ def test_an_evaluation_that_a_kill_ended_is_made_again(stopped: Path, whole: Pat
 
 def test_results_of_an_evaluation_that_a_kill_ended_are_dropped(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "held_out.jsonl").unlink()
     with RunRecord.reopen(tmp_path / "run", 6) as record:
         record.held_out(4, {"problem_ids": ["a"]})
         record.held_out(5, {"problem_ids": ["b"]})  # no evaluation of step 5 was recorded

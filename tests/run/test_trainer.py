@@ -21,7 +21,6 @@ from grouprl.models.kernels import build
 from grouprl.models.load import fingerprint, load_model, load_tokenizer
 from grouprl.models.manifest import MANIFEST
 from grouprl.rewards import built_in
-from grouprl.scoring.functions import Scope
 from grouprl.tasks import task_from_list
 from letter_rewards import letters
 from small_runs import ROWS, metrics, rollouts, small_config, tree
@@ -318,32 +317,6 @@ def test_plain_prompts_for_a_chat_model_are_warned_of(
     train(tiny, tmp_path / "chat", letters, task=CHAT)
     train(tiny_model_folder(tmp_path / "model", chat_template=False), tmp_path / "bare", letters)
     assert "Warning" not in capsys.readouterr().out
-
-
-def test_a_counter_that_only_the_workers_raise_is_warned_of(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    calls: list[int] = []
-
-    def counting(completions: list[Any], **_: Any) -> list[float]:
-        calls.append(len(completions))
-        return [float(place) for place in range(len(completions))]
-
-    train(tiny, tmp_path, counting, task=CHAT)
-    assert capsys.readouterr().out.count("the reward counting changes calls, which keeps its value here") == 1
-    assert calls == []
-
-
-@pytest.mark.parametrize(("scope", "said"), [("group", 1), ("batch", 0)])
-def test_a_reward_that_compares_completions_is_warned_of_where_it_has_those_of_a_problem(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], scope: Scope, said: int
-) -> None:
-    def longest(completions: list[Any], **_: Any) -> list[float]:
-        most = max(len(text) for text in completions)
-        return [float(len(text) == most) for text in completions]
-
-    train(tiny, tmp_path, WeightedReward("longest", longest, scope=scope))
-    assert capsys.readouterr().out.count("the reward longest compares completions (its line 2: max(") == said
 
 
 @pytest.mark.parametrize(("setting", "warned"), [("", 1), ("on", 1), ("off", 0)])

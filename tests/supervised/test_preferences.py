@@ -187,7 +187,7 @@ def test_no_prompt_is_both_learned_from_and_judged_by(tiny: Path, tmp_path: Path
 
 def test_a_single_prompt_cannot_be_split(tiny: Path, tmp_path: Path) -> None:
     pairs = of_file(write_rows(tmp_path / "pairs.jsonl", ROWS[:1]), load_tokenizer(str(tiny)))
-    with pytest.raises(UserError, match="expected more than 1 different prompts, got 1"):
+    with pytest.raises(UserError, match="expected at least 2 different prompts, got 1"):
         split_preferences(pairs, 0.1)
 
 

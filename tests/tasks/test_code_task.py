@@ -36,7 +36,9 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def every(task: Code) -> list[Problem]:
-    return [problem for split in get_args(Split) for problem in task.problems(split)]
+    """Each problem once: of few rows a split without one shares those of another."""
+    splits = [problem for split in get_args(Split) for problem in task.problems(split)]
+    return list({problem.prompt_text: problem for problem in splits}.values())
 
 
 def judged(problems: list[Problem], completions: list[str]) -> list[float | None]:

@@ -54,6 +54,8 @@ class Algorithm:
     entropy: Entropy | None = None  # an entropy bonus, or advantages for high-entropy tokens alone
     experts: Experts | None = None  # a loss that balances the experts of a mixture
     updates: Updates = Updates()  # the number of updates per batch
+    # Parts whose class a program defined, with that class: read from a record, where only the stock part can be made.
+    missing: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for one, other, why in _misfits(self):

@@ -40,6 +40,9 @@ def train(
     model: ModelOption = None,
     task: TaskOption = None,
     reward: RewardOption = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="A name of docs/presets.md, or FILE.py:NAME of an Algorithm of your own.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Folder of the run inside runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume from the run's newest checkpoint.")] = False,
     step: Annotated[
@@ -55,11 +58,15 @@ def train(
 
     Example: grouprl train --model Qwen/Qwen2.5-0.5B-Instruct --task gsm8k rollout.max_tokens=512
 
+    Example: grouprl train demo --algorithm my_algorithms.py:mine
+
     Example: grouprl train --resume runs/demo-1
 
     Example: grouprl train demo --reward correct_answer --reward my_rewards.py:short=0.2
     """
     given = {"model.path": model, "task.name": task, "name": name, "rewards": reward_settings(reward)}
+    own = algorithm is not None and ".py:" in algorithm
+    given |= {"algorithm.name": None if own else algorithm}
     options = place_of_run(settings) if resume else {}
     options |= {key: value for key, value in given.items() if value is not None}
     config = run_config(settings, options, trust=trust_code)
@@ -72,6 +79,10 @@ def train(
     if resume:
         saved = str(saved_path(directory))
         config = run_config([saved, *(settings or [])], options, trust=trust_code)
+    if own:
+        from grouprl.run.own_algorithm import algorithm_in_file
+
+        config = config.model_copy(update={"algorithm": algorithm_in_file(str(algorithm))})
     from grouprl.rewards.configured import configured_rewards
     from grouprl.run.train import train as run
     from grouprl.tasks import load_task

@@ -111,16 +111,22 @@ def run_config(
         UserError: also for code that comes from somebody else's run and not from `trust`; see `refuse_foreign_code`.
     """
     check_models(settings, options)
-    from grouprl.config.command_line import settings_file
-    from grouprl.config.run import RunConfig
+    from grouprl.config.run import RunConfig, load_config
     from grouprl.run.trust import refuse_foreign_code
 
     settings = [_file_of_run(text) for text in settings or []]
-    files = [settings_file(text) for text in settings if "=" not in text]
-    for file in filter(is_config_of_a_run, files):
+    of_runs = [Path(text) for text in settings if is_config_of_a_run(Path(text))]
+    for file in of_runs:
         refuse_links(file.parent)
     config = configured(RunConfig, settings, options)
-    refuse_foreign_code(config, files, trust or ())
+    refuse_foreign_code(config, of_runs, trust or ())
+    if not of_runs or any(text.startswith("runs_dir=") for text in settings):
+        return config
+    run = of_runs[-1].parent
+    if config.runs_dir == load_config(RunConfig, [of_runs[-1]], []).runs_dir:
+        # Where its first user kept it says nothing here, and could be any folder of this user.
+        place = run.parent if run.name not in ("", "..") else run.absolute().parent
+        config = config.model_copy(update={"runs_dir": str(place)})
     return config
 
 
@@ -197,7 +203,9 @@ def main() -> None:
     _open_standard_streams()
     try:
         app()
-    except (UserError, FloatingPointError, OSError, sqlite3.Error, MemoryError) as error:
+    except (UserError, FloatingPointError, OSError, sqlite3.Error, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "can't start new thread" not in str(error):
+            raise
         text = str(error) if isinstance(error, UserError | FloatingPointError) else _of_the_machine(error)
         if _reports():
             Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {text}", markup=False)
@@ -231,6 +239,8 @@ def _of_the_machine(error: Exception) -> str:
             return f"{place}: {error.strerror}: check permissions and space there; continue with --resume"
         case OSError():
             return f"{error}: check the disk and the limits of this machine; continue with --resume"
+        case RuntimeError():
+            return "no thread is left for this user: end other programs, or raise `ulimit -u`; continue with --resume"
         case sqlite3.OperationalError() if "locked" in str(error):
             return "the database of the run: locked by another program: end that program, then continue with --resume"
         case sqlite3.Error():

@@ -20,6 +20,7 @@ from grouprl.algorithms.steps import StepAdvantage
 from grouprl.algorithms.tokens import CriticAdvantage, GroupTokenAdvantage, TokenAdvantage
 from grouprl.algorithms.values import CopiedCritic, SharedCritic
 from grouprl.config.other_names import name_here
+from grouprl.config.own_code import own_code
 from grouprl.types import UserError, nearest_name
 
 KINDS: Mapping[str, tuple[type[Part], ...]] = {
@@ -42,6 +43,8 @@ KINDS: Mapping[str, tuple[type[Part], ...]] = {
     "updates": (Updates,),
 }
 """The kinds of each part; a named algorithm may define one more kind."""
+
+OWN = "own"  # beside the parts: the classes of those that a program defined
 
 # `algorithm.critic=copy` is short for `algorithm.critic.critic_kind=copy`.
 _SHORT = {"kl": "kl_estimator", "critic": "critic_kind", "correction": "correction_kind"}
@@ -86,7 +89,26 @@ def plain(value: object) -> str:
 def as_tree(algorithm: Algorithm) -> dict[str, Any]:
     """Converts the algorithm to plain values, part by part, which `with_options` reads back."""
     parts = ((name, getattr(algorithm, name)) for name in KINDS)
-    return {"name": algorithm.name} | {name: part and asdict(part) for name, part in parts}
+    own = own_parts(algorithm)
+    return (
+        {"name": algorithm.name} | {name: part and asdict(part) for name, part in parts} | ({OWN: own} if own else {})
+    )
+
+
+def own_parts(algorithm: Algorithm) -> dict[str, str]:
+    """The parts whose class a program defined, with the name and the digest of that class: see `own_code`."""
+    parts = {"algorithm": algorithm, **{name: getattr(algorithm, name) for name in KINDS}}
+    return dict(algorithm.missing) or {name: own for name, part in parts.items() if part and (own := own_code(part))}
+
+
+def refuse_missing_parts(algorithm: Algorithm) -> None:
+    """Raises UserError for an algorithm that was read from a record and cannot be made without its program."""
+    for name, own in algorithm.missing:
+        raise UserError(
+            f"algorithm.{name}: expected the class {own.split()[0]} of the program that defined it, got only its name "
+            "from the record: continue with that program, by Trainer(...).train(resume=True), or choose a named "
+            "algorithm for a new run"
+        )
 
 
 def flat(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,7 +144,7 @@ def with_options(base: Algorithm, changes: Mapping[str, Any]) -> Algorithm:
         UserError: an unknown name, a value that is out of range or of another type, or an option that has no effect
             beside the others.
     """
-    wanted = {name: value for name, value in flat(changes).items() if name != "name"}
+    wanted = {name: value for name, value in flat(changes).items() if name not in ("name", OWN)}
     known = {name: part for part, kinds in part_kinds(base).items() for kind in kinds for name in hints(kind)}
     for name in wanted:
         if name not in known:

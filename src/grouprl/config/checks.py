@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grouprl.algorithms.values import CopiedCritic
-from grouprl.config.algorithm import options
+from grouprl.config.algorithm import options, refuse_missing_parts
 from grouprl.config.run import CurriculumConfig, RunConfig
 from grouprl.types import UserError
 
@@ -12,9 +12,10 @@ def check_sections(config: RunConfig) -> None:
     """Checks that sections fit each other. This is no validator, because `Trainer` sets the algorithm later.
 
     Raises:
-        UserError: a critic's setting without a critic, a reference that an adapter cannot replace, or groups too
-            small for the baseline.
+        UserError: an algorithm whose program is missing, a critic's setting without a critic, a reference that an
+            adapter cannot replace, or groups too small for the baseline.
     """
+    refuse_missing_parts(config.algorithm)
     algorithm, size, rate = config.algorithm, config.rollout.group_size, config.learner.critic_learning_rate
     if rate is not None and algorithm.critic is None:
         raise UserError(

@@ -22,6 +22,7 @@ from grouprl.config.command_line import refuse_options, settings_file
 from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
 from grouprl.config.section import Name, Place, Section, Text
+from grouprl.config.strict import MOST_YAML, read_needed
 from grouprl.config.yaml_text import read_yaml
 from grouprl.types import UserError
 
@@ -122,7 +123,7 @@ def _written(value: object) -> str:
 
 def _has_variants(path: Path) -> bool:
     try:
-        tree = read_yaml(path.read_bytes().decode())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        tree = read_yaml(read_needed(path, "expected a YAML file", most=MOST_YAML))
+    except (UserError, yaml.YAMLError):
         return False  # reading it as a run's file reports the error
     return isinstance(tree, dict) and "variants" in tree

@@ -20,6 +20,7 @@ from grouprl.algorithms.option import hints
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import KINDS, flat
 from grouprl.config.other_names import name_here
+from grouprl.config.strict import MOST_YAML, read_file
 from grouprl.config.yaml_text import line_of, read_yaml, write_yaml
 from grouprl.types import UserError, nearest_name
 
@@ -133,11 +134,10 @@ def _keys(override: str) -> list[str]:
 
 
 def _read_file(path: Path) -> _Tree:
-    try:
-        with path.open("rb") as stream:
-            tree = read_yaml(stream)
-    except OSError as error:
-        raise UserError(f"expected a YAML file, got {error.strerror!r}; check the path") from error
+    data = read_file(path, most=MOST_YAML)
+    if data is None:
+        raise UserError("expected a YAML file, got 'No such file or directory'; check the path")
+    tree = read_yaml(data)
     if not isinstance(tree, dict):
         raise UserError(f"expected lines of KEY: VALUE, got {'an empty file' if tree is None else shown(tree)}")
     return tree
@@ -285,7 +285,7 @@ def _origin(layers: Sequence[_Layer], key: _Key) -> str:
 def _place(origin: str, key: _Key, files: Sequence[Path]) -> str:
     """Adds the line to the name of a file; a key that an older version wrote elsewhere has the line of its section."""
     file = next((path for path in files if str(path) == origin), None)
-    return origin if file is None else f"{origin}:{line_of(file.read_bytes(), key)}"
+    return origin if file is None else f"{origin}:{line_of(read_file(file) or b'', key)}"
 
 
 # Keys that exist

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationInfo, model_validator
 
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
-from grouprl.config.algorithm import as_tree, flat, with_options
+from grouprl.config.algorithm import OWN, as_tree, flat, own_parts, with_options
 from grouprl.config.files import dump_config as dump_config
 from grouprl.config.files import load_config as load_config
 from grouprl.config.learner import LearnerConfig as LearnerConfig
@@ -271,7 +272,13 @@ def _algorithm(given: object, info: ValidationInfo) -> Algorithm:
     whole = isinstance(name, str) and flat(given).keys() >= _REQUIRED
     if name not in known and not whole:
         raise unknown_name("algorithm.name", str(name)[:60], known)
-    return with_options(known.get(name, NAMED["grpo"]), given)
+    made = with_options(known.get(name, NAMED["grpo"]), given)
+    own = given.get(OWN)
+    if own is None or own == own_parts(made):
+        return made
+    if not isinstance(own, Mapping) or not all(isinstance(text, str) for pair in own.items() for text in pair):
+        raise UserError(f"algorithm.{OWN}: expected the classes of parts as a run recorded them, got {own!r:.60}")
+    return replace(made, missing=tuple(own.items()))
 
 
 AlgorithmSection = Annotated[Algorithm, PlainValidator(_algorithm), PlainSerializer(as_tree)]
@@ -324,7 +331,9 @@ class Experiment(Section):
     steps: int = Field(100, ge=1, le=10**9, description="steps of training, each with one batch of completions")
     model: PolicyConfig = PolicyConfig()
     task: TaskConfig = TaskConfig()
-    rewards: tuple[RewardConfig, ...] = Field((), strict=False, description="one entry for each reward function")
+    rewards: tuple[RewardConfig, ...] = Field(
+        (), strict=False, max_length=100, description="one entry for each reward function"
+    )
     algorithm: AlgorithmSection = Algorithm()
     rollout: RolloutConfig = RolloutConfig()
     learner: LearnerConfig = LearnerConfig()

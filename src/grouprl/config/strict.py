@@ -16,7 +16,8 @@ from grouprl.types import UserError
 _REMEDY = "restore it or remove it"
 # The most bytes that a file may have, by its suffix: it can come from anybody, and what is read of it takes many times
 # its size in memory, or minutes. The largest of known models and runs are a third of it at most.
-_MOST = {".yaml": 1 << 18, ".yml": 1 << 18, ".json": 64 << 20, ".jsonl": 1 << 30, ".jinja": 1 << 20, ".py": 4 << 20}
+MOST_YAML = 1 << 18
+_MOST = {".yaml": MOST_YAML, ".yml": MOST_YAML, ".json": 64 << 20, ".jsonl": 1 << 30, ".jinja": 1 << 20, ".py": 4 << 20}
 _MOST_OTHERS = 64 << 20
 _DEEPEST = 100  # levels of nested lists and objects; writing each level takes a stack frame or two
 _LARGEST = sys.float_info.max

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Sequence
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 import yaml
 
 
-def read_yaml(source: str | IO[bytes]) -> Any:
+def read_yaml(source: str | bytes) -> Any:
     """Reads one document. Raises yaml.YAMLError, also for a key written twice, an alias or a tag such as !!set."""
     try:
         return yaml.load(source, _Loader)

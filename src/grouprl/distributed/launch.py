@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 import time
@@ -84,11 +85,12 @@ def _mesh(device: str, world: int, on_machine: int) -> DeviceMesh:
 
 @cache
 def _end_with_torchrun() -> None:
-    """Ends this process when its parent ends: a torchrun that is killed cannot end its ranks."""
-    parent = os.getppid()
+    """Ends this process when its parent ends, or has ended: a torchrun that is killed cannot end its ranks."""
+
+    from grouprl import __parent__  # when this process began, which loading torch makes long ago
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == __parent__:
             time.sleep(_PARENT_SECONDS)
         os._exit(1)
 
@@ -131,7 +133,7 @@ def may_report() -> bool:
         return True
     try:
         return bool(_store("errors").add("errors", 1) == 1)
-    except (RuntimeError, KeyError):  # nobody to ask
+    except (RuntimeError, KeyError, OSError, UserError):  # nobody to ask
         return True
 
 
@@ -144,9 +146,17 @@ def _store(name: str) -> Any:
 @cache
 def _whole_store() -> Any:
     """The store that torchrun keeps for its processes; without torchrun, rank 0 keeps it."""
-    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or _number("RANK") > 0
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    kept = agent or _number("RANK") > 0
     address, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
     made = cast(Any, dist)
+    if agent:  # torchrun opened it before it started a rank: a client of torch would try for a minute
+        try:
+            socket.create_connection((address, port), timeout=_STORE_SECONDS.total_seconds()).close()
+        except ConnectionRefusedError:
+            raise UserError(
+                f"expected torchrun at {address}:{port}, got no answer: it has ended; start again"
+            ) from None
     return made.TCPStore(address, port, is_master=not kept, timeout=_STORE_SECONDS, wait_for_workers=False)
 
 

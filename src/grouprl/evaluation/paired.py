@@ -36,6 +36,7 @@ class ProblemResults:
             or type(samples) is not int
             or not all(isinstance(name, str) for name in names)
             or not all(isinstance(column, list) and len(column) in (0, len(names)) for column in numbers)
+            or (numbers[1] and not numbers[0])
             or not all(is_number(value) for column in numbers[:2] for value in column)
             or not all(value is None or is_number(value) for column in numbers[2:] for value in column)
         ):

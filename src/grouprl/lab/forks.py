@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import sqlite3
 from contextlib import closing
@@ -55,23 +56,24 @@ def fork_directory(source: Path, target: Path, step: int, config: RunConfig, con
                 raise
             raise missing from None  # a run in progress keeps its last checkpoints alone
         _copy_until(source, copied, step)
-        _set_kl(fork.checkpoint(step), source, config)
+        run = hashlib.sha256(f"{checkpoint.resolve()}\n{config_yaml}".encode()).hexdigest()[:16]
+        _adopt(fork.checkpoint(step), source, config, run)
         atomic_write_text(fork.config, config_yaml)
-        if RunDirectory(source).code.is_file():
-            shutil.copyfile(RunDirectory(source).code, fork.code)
+        code = read_json(RunDirectory(source).code) | {"run": run}
+        atomic_write_text(fork.code, json_text(code, indent=2) + "\n")
         atomic_write_text(fork.forked, json_text({"from": source.name, "step": step}) + "\n")
         copied.rename(target)
     finally:
         shutil.rmtree(copied, ignore_errors=True)
 
 
-def _set_kl(saved: Checkpoint, source: Path, config: RunConfig) -> None:
-    """A checkpoint holds the coefficient of its step, which may have moved; one that was changed counts instead."""
-    then = load_config(RunConfig, [RunDirectory(source).config], [])
+def _adopt(saved: Checkpoint, source: Path, config: RunConfig, run: str) -> None:
+    """Binds the checkpoint to the new run, and sets a KL coefficient that was changed: it may have moved since."""
+    then, state = load_config(RunConfig, [RunDirectory(source).config], []), read_json(saved.state)
     if then.algorithm.kl_coef != config.algorithm.kl_coef:
-        state = {**read_json(saved.state), "kl_coef": config.algorithm.kl_coef}
-        atomic_write_text(saved.state, json_text(state, indent=2) + "\n")
-        write_manifest(saved.path)
+        state["kl_coef"] = config.algorithm.kl_coef
+    atomic_write_text(saved.state, json_text(state | {"run": run}, indent=2) + "\n")
+    write_manifest(saved.path)
 
 
 def _copy_until(source: Path, target: Path, step: int) -> None:

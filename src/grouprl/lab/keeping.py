@@ -13,6 +13,7 @@ from typing import Any
 
 from starlette.routing import Route
 
+from grouprl.config.strict import read_needed
 from grouprl.lab.processes import Body, Processes, changing, field_of
 from grouprl.lab.runs import Runs
 from grouprl.record.files import atomic_write_text, json_text
@@ -35,7 +36,7 @@ def keeping_routes(runs: Runs, processes: Processes) -> list[Route]:
         with processes.new_folder(field_of(body, "name", "a text")) as target, _ours(runs, processes, run) as folder:
             config = RunDirectory(folder).config
             # A resume goes by the folder; the line is for people.
-            text = _NAME_LINE.sub(f"name: {json_text(target.name)}", config.read_text(encoding="utf-8"), count=1)
+            text = _NAME_LINE.sub(f"name: {json_text(target.name)}", read_needed(config, "expected settings"), count=1)
             atomic_write_text(config, text)
             folder.rename(target)
         return {"id": runs.identifier(target)}

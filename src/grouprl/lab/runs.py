@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from grouprl.config.strict import read_json
 from grouprl.lab.remembered import GrowingRows, Remembered
 from grouprl.record.files import utf8_text
-from grouprl.record.layout import RunDirectory, refuse_links
+from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_json_lines, read_summary
 from grouprl.report.recorded import read_config
 from grouprl.report.run_data import Row, RunFiles, changed, named, run_line
@@ -67,13 +68,13 @@ class Runs:
         return path if path is not None and self._is_run(path) else None
 
     def _is_run(self, path: Path) -> bool:
-        """Whether this is a run directory inside the root, in which nothing leads out of it."""
+        """Whether this is a run directory inside the root, and no link in it leads out of it."""
         try:
-            if not path.resolve().is_relative_to(self.root) or not RunDirectory(path).exists:
+            here = _leads_to(path)
+            if not here.is_relative_to(self.root) or not RunDirectory(path).exists:
                 return False
-            refuse_links(path)
-            return True
-        except (OSError, RuntimeError, UserError):  # another user's; a link to itself
+            return all(_leads_to(entry).is_relative_to(here) for entry in path.iterdir())
+        except (OSError, RuntimeError):  # another user's; a link to itself
             return False
 
     def identifier(self, folder: Path) -> str:
@@ -138,6 +139,17 @@ class Runs:
             return run_line(self.identifier(folder), folder, self.files(folder))
         except UserError as error:
             return {**named(self.identifier(folder), folder), "status": "broken", "error": str(error)}
+
+
+def _leads_to(entry: Path) -> Path:
+    """Where a path leads, also one that is not there.
+
+    Raises:
+        OSError, RuntimeError: it is a link to itself, which `resolve` passes over from Python 3.13 on.
+    """
+    with suppress(FileNotFoundError):
+        return entry.resolve(strict=True)
+    return entry.resolve()
 
 
 def _below(root: Path, depth: int) -> Iterator[Path]:

@@ -8,6 +8,7 @@ Libraries round so too (torchao's `bf16_stochastic_round`), but with draws that 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -70,7 +71,10 @@ class RoundedAdamW(torch.optim.Optimizer):
             mean.lerp_(gradient, 1 - beta)
             square.mul_(beta_sq).addcmul_(gradient, gradient, value=1 - beta_sq)
             divisor = (square / (1 - beta_sq**update)).sqrt_().add_(_EPS)
-            value.mul_(1 - rate * group["weight_decay"]).addcdiv_(mean, divisor, value=-rate / (1 - beta**update))
+            factor = -rate / (1 - beta**update)
+            # torch refuses a finite factor beyond float32, and not infinity, whose weights end the run with a sentence.
+            factor = factor if -factor <= torch.finfo(torch.float32).max else -math.inf
+            value.mul_(1 - rate * group["weight_decay"]).addcdiv_(mean, divisor, value=factor)
             for part, exact in zip(parts, (mean, square, value), strict=True):
                 if part.dtype == torch.bfloat16:
                     part.copy_(rounded(exact, generator))

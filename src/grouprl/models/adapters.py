@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from grouprl.config.run import ALL_LINEAR, LoraConfig
+from grouprl.config.strict import read_needed
 from grouprl.types import UserError, import_extra
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -121,7 +122,7 @@ def base_of(folder: str) -> tuple[str, str]:
         UserError: the file cannot be read, or names no base model.
     """
     try:
-        found = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
+        found = json.loads(read_needed(Path(folder) / CONFIG, f"adapter {folder!r}: expected its settings"))
         named, revision = found.get("base_model_name_or_path"), found.get("revision") or "main"
     except (OSError, ValueError, AttributeError) as error:
         raise _not_an_adapter(Path(folder), f"a readable {CONFIG}", _reason(error)) from error

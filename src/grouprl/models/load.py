@@ -30,6 +30,7 @@ from grouprl.models.adapters import attach_adapter, base_of, is_adapter
 from grouprl.models.manifest import check_manifest, has_manifest
 from grouprl.models.names import BUNDLED, check_name
 from grouprl.models.precision import quantize_weights, round_weights
+from grouprl.models.received import refuse_model
 from grouprl.models.templates import prepare_template
 from grouprl.models.verify import in_right_form
 from grouprl.types import UserError, nearest_name
@@ -55,6 +56,7 @@ def load_model(source: str | ModelConfig, *, device: torch.device, weights: str 
     """
     path, revision = located(source)
     folder, base, what = _resolve(path), path, "a causal language model in safetensors"
+    refuse_model(Path(folder))
     if has_manifest(Path(folder)):
         check_manifest(Path(folder))
     if is_adapter(folder):
@@ -97,6 +99,7 @@ def _auto_class(path: str, what: str, revision: str) -> Any:
 
 def _refuse_adapter(path: str, what: str, revision: str) -> None:
     check_name(path)
+    refuse_model(Path(_resolve(path)))
     if find_adapter_config_file(_resolve(path), revision=revision) is not None:
         raise UserError(
             f"model {path!r}: expected {what}, got an adapter: merge it into its base model (docs/lora.md); "
@@ -199,9 +202,11 @@ def load_tokenizer(model: str | ModelConfig) -> PreTrainedTokenizerBase:
     config = ModelConfig(path=model) if isinstance(model, str) else model
     path, revision = located(config)
     folder = _resolve(path)
+    refuse_model(Path(folder))
     if is_adapter(folder) and not (Path(folder) / "tokenizer_config.json").is_file():
         base, revision = _base(folder)
         folder = _resolve(base)
+        refuse_model(Path(folder))
     try:
         declared = get_tokenizer_config(folder, revision=revision).get("tokenizer_class")
         # AutoTokenizer replaces a Qwen2 model's own tokenizer by Qwen2Tokenizer, which splits text in another way.

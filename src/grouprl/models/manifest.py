@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from grouprl.types import UserError
 
 MANIFEST = "grouprl_manifest.json"
+_MOST_BYTES = 1 << 24  # a file has a line or two of it
 _AT_ONCE = 4  # hashing releases Python's lock: 1.5 GB/s a core with the processor's SHA instructions
 
 
@@ -30,9 +32,11 @@ def check_manifest(folder: Path) -> None:
     """Checks that a folder holds the files of its manifest, and nothing else.
 
     Raises:
-        UserError: there is no manifest, or a file is missing, was added, or has other bytes; the error names them.
+        UserError: there is no manifest, or a file is missing, was added, has other bytes or is a link; the error names
+            them.
     """
-    faults = [*_faults(_recorded(folder), _found(folder))]
+    found = _found(folder)  # first, because it refuses a manifest that is a pipe
+    faults = [*_faults(_recorded(folder), found)]
     if faults:
         raise UserError(
             f"{folder}: expected the files of {MANIFEST}, got {'; '.join(faults[:5])}: restore the folder, or remove "
@@ -42,6 +46,8 @@ def check_manifest(folder: Path) -> None:
 
 def _recorded(folder: Path) -> Mapping[str, Any]:
     try:
+        if (size := (folder / MANIFEST).stat().st_size) > _MOST_BYTES:
+            raise ValueError(f"{size} bytes")
         found = json.loads((folder / MANIFEST).read_bytes())["files"]
         return {str(name): dict(entry) for name, entry in found.items()}
     except FileNotFoundError:
@@ -53,7 +59,14 @@ def _recorded(folder: Path) -> Mapping[str, Any]:
 
 
 def _found(folder: Path) -> dict[str, dict[str, Any]]:
-    paths = [path for path in sorted(folder.rglob("*")) if not path.is_dir() and path != folder / MANIFEST]
+    paths = []
+    for path in sorted(folder.rglob("*")):
+        mode = path.lstat().st_mode
+        # A link to a folder would bring in files that no manifest lists; a pipe would never end.
+        if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+            raise UserError(f"{path}: expected files and folders alone, got a link or a pipe: copy what it points to")
+        if stat.S_ISREG(mode) and path != folder / MANIFEST:
+            paths.append(path)
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         entries = list(threads.map(_entry, paths))
     return {path.relative_to(folder).as_posix(): entry for path, entry in zip(paths, entries, strict=True)}

@@ -71,9 +71,12 @@ def _rendered(
     if (template := str(tokenizer.chat_template)) not in _TRIED:
         try_template(messages, tokenizer)
         _TRIED.add(template)
+    # A last message of the assistant is the beginning of the completion, as in TRL's data: the policy continues it.
+    continues = answer_follows and messages[-1]["role"] == "assistant"
+    begins = answer_follows and not continues
     try:
         ids: list[int] = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=answer_follows, return_dict=False
+            messages, add_generation_prompt=begins, continue_final_message=continues, return_dict=False
         )
     except Exception as error:  # a template is a program, which can raise anything
         raise UserError(

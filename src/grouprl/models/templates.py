@@ -18,9 +18,11 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.config.run import PLAIN, ModelConfig
+from grouprl.config.strict import read_needed
 from grouprl.types import Message, UserError
 
 _SECONDS, _BYTES = 2, 256 << 20
+_MOST_TEMPLATE = 1 << 20
 _WALL_SECONDS = 60.0  # a forked process can inherit a lock that no thread of it releases
 
 # For base models, in the form of R1-Zero's prompt (arXiv:2501.12948, table 1), whose instruction is the system message.
@@ -57,13 +59,8 @@ def prepare_template(tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> 
         begins = tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
         tokenizer.chat_template = "{{ bos_token }}" * begins + _PLAIN_TEMPLATE
     elif model.chat_template is not None:
-        try:
-            tokenizer.chat_template = Path(model.chat_template).read_text(encoding="utf-8")
-        except (OSError, UnicodeError) as error:
-            raise UserError(
-                f"model.chat_template: expected null, {PLAIN} or a file with a Jinja template, got "
-                f"{model.chat_template} ({error}): check the path"
-            ) from error
+        what = f"model.chat_template: expected null, {PLAIN} or a file with a Jinja template"
+        tokenizer.chat_template = read_needed(Path(model.chat_template), what, most=_MOST_TEMPLATE)
     _set_arguments(tokenizer, model)
     if tokenizer.chat_template is not None and _lacks_system(tokenizer):
         tokenizer.chat_template = _FOLD + tokenizer.get_chat_template()
@@ -97,6 +94,14 @@ def _lacks_system(tokenizer: PreTrainedTokenizerBase) -> bool:
         fails = lost_contents((_USER,), tokenizer)
         _FOLDED[template] = not fails and _SYSTEM["content"] in lost_contents((_SYSTEM, _USER), tokenizer)
     return _FOLDED[template]
+
+
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+
+
+def hidden_tags(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Tags of DeepSeek-R1's format that are special tokens, which the text of a completion leaves out."""
+    return [tag for tag in TAGS if tag in tokenizer.all_special_tokens]
 
 
 def folds_system(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -34,8 +34,8 @@ class _Probe:
 
     @property
     def spread(self) -> float:
-        """Largest less smallest value."""
-        return float(self.own_SX.max() - self.own_SX.min())
+        """Largest less smallest value; 1 where all are equal, as with weights of 0."""
+        return float(self.own_SX.max() - self.own_SX.min()) or 1.0
 
 
 def in_right_form(path: str, load: Callable[[str], PreTrainedModel]) -> PreTrainedModel:

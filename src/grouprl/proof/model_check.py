@@ -14,7 +14,7 @@ from grouprl.models.attention import is_packed
 from grouprl.models.load import check_tokens, context_length, end_token_ids, load_model, load_tokenizer
 from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
-from grouprl.models.templates import folds_system
+from grouprl.models.templates import folds_system, hidden_tags
 from grouprl.models.verify import TOLERANCE, gap_to_own
 from grouprl.planner.machine import total_memory
 from grouprl.planner.memory import plan_memory
@@ -56,6 +56,8 @@ def check_model(config: RunConfig) -> Iterator[Finding]:
     yield _tokens(model, tokenizer)
     yield Finding("end tokens", ", ".join(map(repr, tokenizer.convert_ids_to_tokens(end_token_ids(model, tokenizer)))))
     yield from _template(tokenizer)
+    if hidden := hidden_tags(tokenizer):
+        yield Finding("tags", ", ".join(hidden), "special tokens, left out of completions: not for task.format=think")
     yield Finding("LoRA targets", ", ".join(linear_layers(model, (ALL_LINEAR,))[0]))
     yield _memory(config, len(prompt))
 

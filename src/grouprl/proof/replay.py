@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from grouprl.config.algorithm import refuse_missing_parts
 from grouprl.config.run import RunConfig
 from grouprl.config.strict import read_json
 from grouprl.evaluation.metrics import Clock
@@ -104,6 +105,7 @@ def replay(run: Path, step: int, config: RunConfig, changed: RunConfig | None = 
     Raises:
         UserError: the step is not recorded, its weights cannot be computed again, or another setting was changed.
     """
+    refuse_missing_parts(config.algorithm)
     refused = [] if changed is None else differences(config, changed, _FREE)
     if refused:
         raise UserError(

@@ -29,11 +29,17 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
 
     No link is followed: a folder can come from somebody else, and a link in it can point to any file of this user.
     """
-    name = f"{path.name}.{secrets.token_hex(4)}.tmp"
+    name = f"{path.name}.tmp"
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        with suppress(OSError):  # what a kill left, or a link; a folder stays, and another name is taken
+            os.unlink(name, dir_fd=folder)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        handle = os.open(name, flags, 0o666, dir_fd=folder)
+        try:
+            handle = os.open(name, flags, 0o666, dir_fd=folder)
+        except FileExistsError:
+            name = f"{path.name}.{secrets.token_hex(4)}.tmp"
+            handle = os.open(name, flags, 0o666, dir_fd=folder)
         try:
             with os.fdopen(handle, "wb") as file:
                 yield file

@@ -213,8 +213,8 @@ def _refuse_link(path: Path, root: Path) -> None:
         if path.resolve().is_relative_to(root):
             return
     raise UserError(
-        f"{path}: expected a file or folder of the run, got a link that leads out of it ({os.readlink(path)}): replace "
-        "it by a copy, or remove it; the whole run may lie elsewhere, with a link to it here"
+        f"{path}: expected a file or folder of the run, found a link that leads out of it ({os.readlink(path)}): "
+        "replace it by a copy, or remove it; the whole run may lie elsewhere, with a link to it here"
     )
 
 

@@ -185,12 +185,6 @@ def _checked_columns(database: sqlite3.Connection, place: object) -> frozenset[s
 
 
 @cache
-def _all_objects() -> frozenset[tuple[str, str]]:
-    with closing(empty_rollouts()) as database:
-        return frozenset(database.execute("SELECT type, name FROM sqlite_master"))
-
-
-@cache
 def _all_columns() -> frozenset[str]:
     with closing(empty_rollouts()) as database:
         return _columns(database)
@@ -282,22 +276,21 @@ def _connected(location: str, *, uri: bool, timeout: float = 5.0) -> sqlite3.Con
 
 
 def _refuse_programs(database: sqlite3.Connection, place: object) -> None:
-    """Checks that a database has the tables, the index and the views of a run, and nothing that computes.
+    """Checks that the tables of a database are tables, and that nothing in it computes but the views of a run.
 
-    A trigger, a view in the place of a table, or a generated column is a program, which may never end. SQLite runs
-    the views of a run only where somebody asks for them by name.
+    A trigger, a view, a virtual table or a generated column is a program, which may never end. The views of a run
+    compute only where somebody asks for them by name.
 
     Raises:
-        UserError: it has something else.
+        UserError: there is such a program.
     """
-    for kind, name, text in database.execute("SELECT type, name, substr(sql, 1, 100000) FROM sqlite_master"):
-        own = (kind, name) in _all_objects() or (kind == "index" and text is None) or name.startswith("sqlite_stat")
-        generated = kind == "table" and own and any(row[6] for row in database.execute(f"PRAGMA table_xinfo({name})"))
-        if not own or generated:
-            raise UserError(
-                f"{place}: expected the tables and views of a run, got the {kind} {name!r:.60}"
-                f"{', which computes its columns' if generated else ''}: read it with sqlite3, and remove it"
-            )
+    own = ("groups", "rewards", "steps")
+    for kind, name, text in database.execute("SELECT type, name, substr(sql, 1, 30) FROM main.sqlite_master"):
+        if kind == "table" and not text.upper().startswith("CREATE VIRTUAL"):
+            columns = database.execute("SELECT hidden FROM pragma_table_xinfo(?)", (name,))
+            kind = "table with computed columns" if any(hidden for (hidden,) in columns) else ""
+        if kind and kind != "index" and not (kind == "view" and name in own):
+            raise UserError(f"{place}: expected the tables and views of a run, got the {kind} {name!r:.60}: remove it")
 
 
 def _problem_row(group: Group) -> tuple[Any, ...]:

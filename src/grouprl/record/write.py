@@ -92,6 +92,10 @@ class RunRecord:
             if path == files.held_out:
                 kept = [row for row in kept if row["step"] in evaluated]
             atomic_write_text(path, "".join(json_text(row) + "\n" for row in kept))
+        examples = read_json(files.examples)
+        shown = {when: rows for when, rows in examples.items() if not step < _moment(when) < math.inf}
+        if shown != examples:
+            atomic_write_text(files.examples, json_text(shown, indent=2) + "\n")
         drop_after(self._rollouts, step)
 
     def step(self, record: StepRecord) -> None:

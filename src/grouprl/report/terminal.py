@@ -153,7 +153,7 @@ class Terminal:
             yield
         finally:
             over.set()
-            reporter.join()
+            reporter.join(1.0)  # it only waits for `over`, or writes a line
 
     @contextmanager
     def training(self, steps: int, done: int, completions: int) -> Iterator[TrainingBars]:

@@ -18,6 +18,7 @@ from grouprl.algorithms import clipped_tokens, kl_estimate
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import all_options
 from grouprl.config.strict import read_file
+from grouprl.models.received import refuse_tokenizer
 from grouprl.record.layout import RunDirectory
 from grouprl.record.rows import parsed, truth
 from grouprl.report.recorded import read_config, recorded, run_algorithm
@@ -171,6 +172,7 @@ def find_tokenizer(folder: Path, config: Mapping[str, Any], root: Path) -> tuple
             if path.resolve().is_relative_to(owner.resolve()):
                 file = read_file(path)
                 if file is not None:
+                    refuse_tokenizer(file, path)
                     return place, _loaded(file)
         except (OSError, RuntimeError):  # RuntimeError: a link to itself
             continue

@@ -11,6 +11,7 @@ from grouprl.scoring.functions import FromFile, WeightedReward
 from grouprl.scoring.invalid import Invalid
 from grouprl.scoring.keywords import call_keywords
 from grouprl.scoring.scorer import Scorer
+from grouprl.tasks.mixture import PartReward
 from grouprl.types import Completion, Group, Problem, StopReason, UserError
 
 _IN_A_CALL = 32  # problems; a gold answer is read in at most 0.1 s, and a call may take seconds
@@ -23,12 +24,13 @@ def check_golds(scorer: Scorer, parts: Iterable[Sequence[Problem]]) -> None:
 
     Args:
         scorer: its workers read the answers, with their limits.
-        parts: sequences of problems; those that are made on access, which are no list, are not looked at.
+        parts: sequences of problems; problems that are made on access are not looked at.
 
     Raises:
         UserError: rewards cannot read some answers; it names their files and lines.
     """
-    read = (problem for part in parts if isinstance(part, list | tuple) for problem in part)
+    held = (part if isinstance(part, list | tuple) else getattr(part, "in_memory", ()) for part in parts)
+    read = (problem for part in held for problem in part)
     given = [problem for problem in read if problem.place and problem.columns.get("answer") is not None]
     readers = [reward for reward in scorer.called if given and _reads_answers(reward, scorer)]
     pending = [
@@ -56,7 +58,8 @@ def check_golds(scorer: Scorer, parts: Iterable[Sequence[Problem]]) -> None:
 
 def _reads_answers(reward: WeightedReward, scorer: Scorer) -> bool:
     function = reward.function
-    own = (getattr(function, "__module__", None) or type(function).__module__).startswith("grouprl.")
+    parts = function.functions.values() if isinstance(function, PartReward) else [function]
+    own = all((getattr(one, "__module__", None) or type(one).__module__).startswith("grouprl.") for one in parts)
     if not own or reward.in_process or isinstance(function, FromFile):
         return False
-    return "answer" in signature_of(reward, scorer.pool).required
+    return isinstance(function, PartReward) or "answer" in signature_of(reward, scorer.pool).required

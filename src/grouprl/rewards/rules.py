@@ -69,12 +69,13 @@ def correct_answer(
     r"""1.0 when the final answer equals `answer` by value, else 0.0; None for a problem without an answer.
 
     `tasks.answers.final_text` finds the final answer: the content of the last `<answer>` tag, else of the last
-    \boxed{...}. `answer` is bare ("7") or a GSM8K solution that ends in `#### 7`. Two numbers are compared exactly
-    (1,000.0 is 1000; 14/2 is 7), anything else as text.
+    \boxed{...}. `answer` is bare ("7") or a solution that ends in `#### 7` or a box. Two numbers are compared exactly
+    (1,000.0 is 1000; 14/2 is 7), anything else as text in one spelling (`tasks.spelling`).
 
     Range: 0 or 1. Failure modes: a lucky guess earns as much as a solution; a percentage is its number (50% is 50, not
-    0.5); units and currency signs are dropped, so 7 dollars equal 7 euros; other forms of a term (x+1 and 1+x, sqrt(2)
-    and 2^0.5) are different texts, which `math_verify` compares by value. Raises ValueError for an empty gold answer.
+    0.5); units (`tasks.units`) and currency signs are dropped, so 7 dollars equal 7 euros; other forms of a term (x+1
+    and 1+x, sqrt(2) and 2^0.5) are different texts, which `math_verify` compares by value. Raises ValueError for an
+    empty gold answer.
     """
     return [
         None if gold is None else float(_is_correct(completion_text(completion), gold_text(gold)))

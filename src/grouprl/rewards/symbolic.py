@@ -46,11 +46,12 @@ _COSTLY = re.compile(
             r"[0-9]{65}",
             r"[0-9][eE][-+]?[0-9]",  # 1e9 would be read as 1 * e * 9
             r"[0-9] +[0-9]",  # 2 7 would be read as a mixed number
+            r"\.[0-9]*\.",  # 1.000.000 would be read as 0
         )
     )
 )
 _NAMES = re.compile(r"\\(?:begin|end)\{[a-z]*\}|\\[A-Za-z]+")
-_OR = re.compile(r"\\text\{ ?(?:or|and)? ?\}")
+_OR = re.compile(r"\\text\{\s?(?:or|and)\s?\}")
 # Words, a number with a base (the library reads over it), a clock time (the library divides).
 _WORDS = re.compile(
     r"\\text\{[^{}]*[A-Za-z]{2}|\\text\{[^{}]*\}$|[A-Za-z]{4,}|^(?:yes|no|odd)$|[0-9]_|[0-9]:[0-9]{2}(?![0-9])", re.I
@@ -70,13 +71,13 @@ class MathVerify:
     `tasks.answers.final_text` finds the final answer: one box or one answer tag, never the best of several. It may be a
     number, a term with letters, a set, interval, point, matrix, equation or inequality. Several values ("5 or 6", a
     set, \pm) are right only if the gold answer has several too; equations are equal up to a constant factor; words,
-    and numbers with a base such as `110_2`, are compared as text.
+    clock times, and numbers with a base such as `110_2`, are compared as text.
 
     Range: 0 or 1. Failure modes: an arithmetic expression counts as its value (`3 \cdot 4` for 12); numbers are exact,
-    so 0.333 is not 1/3, while irrational numbers agree to 15 digits; 50\% is 50; `(1, 2)` is a point and an open
-    interval, and `1, 2` equals both; case is ignored; an answer that cannot be parsed, or that sympy gives up on, is
-    wrong unless it repeats the gold answer. Some comparisons never end: run it in a worker with limits. Raises
-    ValueError for a gold answer that cannot be parsed.
+    so 0.333 is not 1/3, while irrational numbers agree to 1000 digits; 50\% is 50; `(1, 2)` is a point and an open
+    interval, and `1, 2` equals both; case is ignored in words; an answer that cannot be parsed, or that sympy gives up
+    on, is wrong unless it repeats the gold answer. Some comparisons may not end: run it in a worker with limits. Raises
+    ValueError for a gold answer that cannot be parsed, unless the answer repeats it.
     """
 
     def __post_init__(self) -> None:
@@ -278,8 +279,9 @@ def _equal_at(gold: Any, answer: Any, letters: Sequence[str], number: int, digit
     places = {name: _number(_PLACES[(number + 3 * at) % 8] + str(ord(name[0]))) for at, name in enumerate(letters)}
     values = []
     for term in (gold, answer):
-        given = {symbol: places.get(symbol.name, sympy.I) for symbol in term.free_symbols}
-        values.append(term.evalf(digits + 10, subs=given, maxn=3 * digits))
+        whole = term.xreplace({symbol: sympy.I for symbol in term.free_symbols if symbol.name == "i"})
+        given = {symbol: places[symbol.name] for symbol in whole.free_symbols}
+        values.append(whole.evalf(digits + 10, subs=given, maxn=3 * digits))
     if not all(value.is_number and value.is_finite for value in values):
         return None
     has_i = any(term.has(sympy.I) or any(symbol.name == "i" for symbol in term.free_symbols) for term in (gold, answer))

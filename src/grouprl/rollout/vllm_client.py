@@ -120,7 +120,7 @@ class Connection:
                         return await self._attempt(method, path, body, expected, is_json)
                     except _AgainError as error:
                         last = str(error)
-                        failures += not (error.lost and client._reached)
+                        failures += not error.lost  # else it still loads, or restarts
                         if failures > RETRIES:
                             break
                     wait = min(FIRST_WAIT * 2.0 ** min(attempt, 9), LONGEST_WAIT)

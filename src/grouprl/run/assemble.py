@@ -252,10 +252,10 @@ def _check_prompts(parts: StepParts, first: int, last: int) -> None:
 
 
 def _refuse_changes(state: TrainerState, start: str, data: str) -> None:
-    rows = "train problems, which evaluation.split and eval_task leave of the rows,"
-    for what, then, now in (("model", state.start, start), (rows, state.data, data)):
+    for what, then, now in (("model", state.start, start), ("train problems", state.data, data)):
         if then != now:
+            also = "" if what == "model" else " with evaluation.split and eval_task, which leave these of the rows"
             raise UserError(
                 f"resume: expected the {what} that the run started with (fingerprint {then}), got another ({now}): "
-                f"restore the {what.partition(',')[0]}, or start a new run under another name"
+                f"restore the {what}{also}, or start a new run under another name"
             )

@@ -20,7 +20,7 @@ from grouprl.learner import Learner
 from grouprl.models.adapters import is_adapter, merge_adapter
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.manifest import MANIFEST, check_manifest, write_manifest
-from grouprl.models.save import plain_tensors, save_model, save_tensors, trained_tensors
+from grouprl.models.save import not_finite, plain_tensors, save_model, save_tensors, trained_tensors
 from grouprl.models.shard import is_sharded, load_whole
 from grouprl.record.files import atomic_directory, remove_directory
 from grouprl.record.layout import Checkpoint, RunDirectory
@@ -44,6 +44,7 @@ class TrainerState:
     entropy_coef: float = 0.0  # as steered
     entropy_bonus: float = 0.0  # the part of it that the next step applies
     critic_updates: int = 0
+    run: str = ""  # the id of the run, see `grouprl.run.resume.run_id`
 
 
 def save_checkpoint(
@@ -59,7 +60,11 @@ def save_checkpoint(
 
     `ahead` writes the groups of the next step that were sampled already into a file. All ranks call this function,
     because sharded weights are gathered from all; rank 0 writes.
+
+    Raises:
+        UserError: a weight or a moment is not finite; nothing is written.
     """
+    _refuse_not_finite(run, state.step, learner)
     finished, sharded = RunDirectory(run).checkpoint(state.step), is_sharded(learner.policy)
     policy = plain_tensors(learner.policy, keep=learner.ranks.leads) if sharded else None
     if not learner.ranks.leads:
@@ -78,6 +83,16 @@ def save_checkpoint(
         write_manifest(folder)
     prune_checkpoints(run, keep)
     return finished.path
+
+
+def _refuse_not_finite(run: Path, step: int, learner: Learner) -> None:
+    """Checks every tensor that a resume needs: a moment may overflow although each update of the weights is finite."""
+    own = next((f"{file}: {name}" for file, kept in _tensors(learner) if (name := not_finite(kept.items()))), None)
+    if (name := next(filter(None, learner.ranks.gather(own, "moments that are not finite")), None)) is not None:
+        raise UserError(
+            f"{run}: step {step} is not saved: expected finite moments, got NaN or infinity in {name}: lower "
+            "learner.learning_rate or learner.max_grad_norm, and continue from the last checkpoint with --resume"
+        )
 
 
 def merge_checkpoint(adapter: str, out: Path) -> None:
@@ -133,7 +148,7 @@ def read_state(checkpoint: Checkpoint) -> TrainerState:
     """Checks every file of a checkpoint against its manifest, then reads the state.
 
     Raises:
-        UserError: a file differs, or the state belongs to another step or another version.
+        UserError: a file differs, the state belongs to another step, run or version, or a number is not finite.
     """
     check_manifest(checkpoint.path)
     state = read_json(checkpoint.state)
@@ -146,6 +161,15 @@ def read_state(checkpoint: Checkpoint) -> TrainerState:
         )
     if state["step"] != checkpoint.step:
         raise UserError(f"{checkpoint.path}: expected the state after this step, got step {state['step']!r}")
+    run = read_json(RunDirectory(checkpoint.path.parents[1]).code).get("run", state["run"])
+    if state["run"] != run:
+        raise UserError(
+            f"{checkpoint.path}: expected a checkpoint of this run ({run}), got one of another run "
+            f"({state['run'] or 'without an id'}): restore the run's own checkpoint"
+        )
+    for path in sorted(checkpoint.path.rglob("*.safetensors")):
+        if (name := not_finite(_Stored(path).items())) is not None:
+            raise UserError(f"{path}: expected finite numbers, got NaN or infinity in {name}: use another checkpoint")
     return TrainerState(**state)
 
 

@@ -8,10 +8,13 @@ from pathlib import Path
 from grouprl.config.run import RunConfig, dump_config
 from grouprl.distributed import note_begun
 from grouprl.record.layout import RunDirectory
+from grouprl.record.read import read_summary
 from grouprl.record.write import NoRecord, RunRecord
 from grouprl.report.terminal import Terminal
+from grouprl.report.write import write_report
 from grouprl.run.assemble import RunParts
 from grouprl.run.checkpoint import prune_checkpoints
+from grouprl.run.ended import Run
 from grouprl.scoring.functions import WeightedReward
 
 
@@ -19,6 +22,33 @@ def reward_weights(rewards: Sequence[WeightedReward]) -> tuple[dict[str, float],
     """Returns the weights by name of the rewards in the total, and of the process rewards."""
     whole = {reward.name: reward.weight for reward in rewards if not reward.per_step}
     return whole, {reward.name: reward.weight for reward in rewards if reward.per_step}
+
+
+def finished_run(directory: Path, step: int, *, lock: int | None, terminal: Terminal) -> Run:
+    """Completes what a kill in the last moment of a run left: the database as one file, the report. Trains nothing.
+
+    Args:
+        directory: a run that has made all of its steps.
+        step: the last of them.
+        lock: a handle of `lock_directory` on the leading rank; None on the others, which do nothing.
+        terminal: gets what happened.
+    """
+    files = RunDirectory(directory)
+    if lock is not None:
+        unfinished = list(directory.glob("*.tmp"))
+        left = [*unfinished, *filter(Path.exists, files.rollout_side_files)]
+        if left:
+            RunRecord.reopen(directory, step, lock=lock).close()
+            for path in unfinished:
+                path.unlink()
+        if left or not files.report.exists():
+            write_report(directory)
+            terminal.say(f"Completed what a kill at the end of {directory} left: {files.report}")
+        terminal.say(
+            f"{directory} has finished all of its {step} steps: nothing is missing. To train further, give a larger "
+            "number, steps=N, or in Python RunConfig(steps=N)."
+        )
+    return Run(directory, read_summary(directory), True)
 
 
 def open_record(

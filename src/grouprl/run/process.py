@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
 
-from grouprl.record.files import json_text
+from grouprl.record.files import json_text, open_to_write
 from grouprl.record.layout import RunDirectory
 
 
@@ -32,7 +33,7 @@ def start_run(
     place = [f"name={json_text(run.path.name)}", f"runs_dir={json_text(str(run.path.parent))}"]
     # -P: without it, a file such as random.py in the current folder would be imported in place of a library.
     command = [sys.executable, "-P", "-m", "grouprl", "train", *(["--resume"] if resume else []), "--"]
-    with log.open("ab") as printed:
+    with os.fdopen(open_to_write(log, os.O_WRONLY | os.O_APPEND), "ab") as printed:
         return subprocess.Popen(
             [*command, *settings, *place],
             stdin=subprocess.DEVNULL,

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grouprl.config.algorithm import all_options
+from grouprl.config.algorithm import OWN, all_options, own_parts
+from grouprl.config.own_code import own_code
 from grouprl.config.run import RunConfig, load_config
+from grouprl.config.strict import read_json
 from grouprl.distributed import Ranks, was_begun
 from grouprl.learner.schedule import follows_the_end
 from grouprl.models.precision import with_dtype
 from grouprl.record.complete import incomplete_steps
+from grouprl.record.files import json_text
 from grouprl.record.layout import Checkpoint, RunDirectory, lock_directory, refuse_links
+from grouprl.run.assemble import RunParts
 from grouprl.run.checkpoint import TrainerState, read_state
+from grouprl.run.trust import code_of, refuse_changed_code
+from grouprl.tasks import Task
 from grouprl.types import UserError
 
 # All other settings determine problems, completions or updates.
@@ -24,15 +31,8 @@ _FREE = (
     *("name", "runs_dir", "steps", "model.threads", "rollout.scoring", "evaluation", "checkpoint"),
     *("trackers.names", "trackers.project", "trackers.completions_every"),
     *("rollout.engine.address", "rollout.engine.token_env", "rollout.engine.seconds"),
-    *(
-        "distributed.shard",
-        "distributed.seconds",
-        "cluster.backend",
-        "cluster.address",
-        "cluster.samplers",
-        "cluster.scorers",
-    ),
-    *("cluster.cpus", "cluster.gpus", "cluster.seconds"),
+    *("distributed.shard", "distributed.seconds", "cluster.backend", "cluster.address", "cluster.samplers"),
+    *("cluster.scorers", "cluster.cpus", "cluster.gpus", "cluster.seconds"),
 )
 
 
@@ -65,8 +65,7 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
     """Checks that the run in `directory` can be resumed with this configuration.
 
     Raises:
-        UserError: earlier steps depend on a setting that differs, or the run has made all its steps, unless torchrun
-            starts its ranks again: the kill came while they ended.
+        UserError: earlier steps depend on a setting that differs.
     """
     begun = _begun(directory, config)
     # A learning rate that follows the run to its end depends on where that is.
@@ -75,13 +74,14 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
     if changed:
         raise UserError(
             f"resume: expected the settings that {directory} started with, got {'; '.join(changed)}: "
-            f"restore them (only {', '.join(free)} may change), or start a new run under another name"
+            f"restore them ({_why(begun)}only {', '.join(free)} may change), or start a new run under another name"
         )
-    if RunDirectory(directory).is_finished(config.steps) and not was_begun(directory):
-        raise UserError(
-            f"resume: {directory} has finished all of its {config.steps} steps: give a larger number, steps=N, "
-            "or in Python RunConfig(steps=N)"
-        )
+
+
+def _why(begun: RunConfig) -> str:
+    if not follows_the_end(begun.learner):
+        return ""
+    return f"with learner.schedule={begun.learner.schedule} the learning rate of each step depends on steps; "
 
 
 def _begun(directory: Path, config: RunConfig) -> RunConfig:
@@ -132,15 +132,29 @@ def choose_checkpoint(
 
 def locked_checkpoint(
     stack: ExitStack, config: RunConfig, ranks: Ranks, step: int | None, announce: Callable[[str], None]
-) -> tuple[int | None, tuple[Checkpoint, TrainerState] | None]:
-    """Locks a run until `stack` ends, and chooses the checkpoint to continue from."""
+) -> tuple[int | None, int | None, tuple[Checkpoint, TrainerState] | None]:
+    """Locks a run until `stack` ends, and chooses the checkpoint to continue from.
+
+    Returns:
+        The lock of the leading rank; the steps of a run that has made them all, else None; the checkpoint.
+    """
     directory, lock = Path(config.runs_dir) / config.name, None
     if ranks.leads:  # the lock comes first: nobody else may add a step after the checkpoint is read
         lock = lock_directory(saved_path(directory).parent)
         stack.callback(os.close, lock)
     check_resumable(directory, config)
+    made = ranks.decided(partial(made_steps, directory, config.steps), "steps of a finished run")
+    if made is not None and step is None:
+        return lock, made, None
     choose = partial(choose_checkpoint, directory, config, step=step, announce=announce)
-    return lock, chosen_on_all(choose, ranks)
+    return lock, None, chosen_on_all(choose, ranks)
+
+
+def made_steps(directory: Path, steps: int) -> int | None:
+    """The steps of a run that has made all of them and recorded them whole; None for any other run."""
+    files = RunDirectory(directory)
+    made = read_json(files.summary).get("steps", 0)
+    return made if files.is_finished(steps) and not incomplete_steps(directory, made) else None
 
 
 def chosen_on_all(
@@ -207,14 +221,68 @@ def _ranges(steps: Sequence[int]) -> str:
 
 def differences(then: RunConfig, now: RunConfig, free: Collection[str]) -> list[str]:
     """Lists the settings that differ, with old and new value; `free` names settings and sections to ignore."""
-    # A part of an algorithm that is None appears as the option value that turns it off.
-    old, new = (
-        _flat(config.model_dump() | {"algorithm": {"name": config.algorithm.name, **all_options(config.algorithm)}})
-        for config in (then, now)
-    )
-    ignored = tuple(f"{name}." for name in free)
-    changed = [key for key in sorted(old | new) if not f"{key}.".startswith(ignored) and old.get(key) != new.get(key)]
+    old, new = (_settings(config, free) for config in (then, now))
+    changed = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
     return [f"{key}: {old.get(key)!r} then, {new.get(key)!r} now" for key in changed]
+
+
+def _settings(config: RunConfig, free: Collection[str]) -> dict[str, Any]:
+    """Every setting by its dotted name, without those that `free` names."""
+    a, ignored = config.algorithm, tuple(f"{name}." for name in free)
+    # A part of an algorithm that is None appears as the option value that turns it off.
+    found = _flat(config.model_dump() | {"algorithm": {"name": a.name, OWN: own_parts(a), **all_options(a)}})
+    return {key: value for key, value in found.items() if not f"{key}.".startswith(ignored)}
+
+
+def code_of_run(
+    config: RunConfig, task: Task, parts: RunParts, ranks: Ranks, resumed: Path | None, trusted: Sequence[str]
+) -> dict[str, Any]:
+    """The digests of the code that decides a run, and the run's id.
+
+    Raises:
+        UserError: a run that is resumed was started with other code.
+    """
+    scorer = parts.step_parts.scorer
+    functions = [*scorer.rewards, *filter(None, [scorer.verifier])]
+    # In no file of code: by name, with a digest.
+    named = {f"reward {one.name}": one.function for one in functions} | {"task": task}
+    objects = {name: own for name, one in named.items() if (own := own_code(one)) is not None}
+    code = code_of(functions, parts.step_parts.tokenizer, ranks) | {"objects": objects}
+    if resumed is not None:
+        refuse_changed_code(resumed, code, trusted)
+        refuse_changed_objects(resumed, objects)
+    return code | {"run": run_id(config, parts.state, code, resumed)}
+
+
+def run_id(config: RunConfig, state: TrainerState, code: Mapping[str, Any], resumed: Path | None) -> str:
+    """The digest of what decides a run's numbers as it begins, which binds its checkpoints to it.
+
+    Args:
+        config: its configuration.
+        state: its state as it begins or is resumed; `start` and `data` count.
+        code: the digests of its code.
+        resumed: the directory of a run that is resumed, which keeps its id; None for a new one.
+    """
+    known = {} if resumed is None else read_json(RunDirectory(resumed).code)
+    if found := known.get("run") or state.run:
+        return str(found)
+    text = json_text([_settings(config, _FREE), code, state.start, state.data], default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def refuse_changed_objects(directory: Path, objects: Mapping[str, str]) -> None:
+    """Checks that a resume has the functions and the task that the program of the run had in memory.
+
+    Raises:
+        UserError: one of them has another name or other code, or is missing.
+    """
+    then = read_json(RunDirectory(directory).code).get("objects", objects)
+    for what in sorted({*then, *objects}):
+        if then.get(what) != objects.get(what):
+            raise UserError(
+                f"resume: expected the {what} that {directory} started with ({then.get(what, 'none of a program')}), "
+                f"got {objects.get(what, 'none of a program')}: restore it, or start a new run under another name"
+            )
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

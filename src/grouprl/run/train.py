@@ -42,10 +42,10 @@ from grouprl.run.ended import Run as Run
 from grouprl.run.health import go_back, look_on_all, record_going_back
 from grouprl.run.machine import machine_facts, peak_rss_mib
 from grouprl.run.needs import needs_of
-from grouprl.run.opening import open_record, reward_weights
+from grouprl.run.opening import finished_run, open_record, reward_weights
 from grouprl.run.process import StopRequest, stop_on_signal
-from grouprl.run.resume import chosen_on_all, locked_checkpoint, with_run_dtype
-from grouprl.run.trust import code_of, record_code, refuse_changed_code
+from grouprl.run.resume import chosen_on_all, code_of_run, locked_checkpoint, with_run_dtype
+from grouprl.run.trust import record_code
 from grouprl.run.warnings import warnings_of
 from grouprl.scoring.functions import WeightedReward
 from grouprl.step import grpo_step
@@ -102,25 +102,24 @@ def train(
         trackers = stack.enter_context(Trackers(config, terminal.say, leads=ranks.leads))
         lock = saved = cluster = samplers = None
         if resume:
-            lock, saved = locked_checkpoint(stack, config, ranks, step, terminal.say)
+            lock, made, saved = locked_checkpoint(stack, config, ranks, step, terminal.say)
+            if made is not None:
+                return finished_run(directory, made, lock=lock, terminal=terminal)
         terminal.say("\n".join(needs_of(config, task, ranks.world)))
         if config.cluster.backend == "ray":
             cluster = stack.enter_context(open_cluster(config.cluster, terminal.say, ranks))
             samplers = stack.enter_context(open_samplers(cluster, config))
         before = state_before(config, task)
-        scorer = stack.enter_context(
-            configured_scorer(config, task, rewards, ranks=ranks, cluster=cluster, state=before)
-        )
+        scoring = configured_scorer(config, task, rewards, ranks=ranks, cluster=cluster, state=before)
+        scorer = stack.enter_context(scoring)
         with terminal.status("loading the model"):
             parts = assemble(config, task, scorer, saved=saved, ranks=ranks, samplers=samplers)
-        code = code_of([*scorer.rewards, *filter(None, [scorer.verifier])], parts.step_parts.tokenizer, ranks)
-        if resume:
-            refuse_changed_code(directory, code, trust_code)
+        code = code_of_run(config, task, parts, ranks, directory if resume else None, trust_code)
         for warning in warnings_of(parts, config):
             terminal.say(f"Warning: {warning}")
         with stop_on_signal(terminal.say) as stop:
             opened = partial(open_record, directory, config, lock=lock, terminal=terminal)
-            loop = partial(_RunLoop, config, terminal=terminal, stop=stop, callback=callback, trackers=trackers)
+            loop = partial(_RunLoop, config, code["run"], terminal, trackers, stop=stop, callback=callback)
             try:
                 with opened(parts=parts, resume=resume) as record:
                     record.rewards(*reward_weights(rewards))
@@ -161,18 +160,19 @@ class _RunLoop:
     def __init__(
         self,
         config: RunConfig,
+        run: str,
+        terminal: Terminal,
+        trackers: Trackers,
         parts: RunParts,
         record: RunRecord,
         *,
-        terminal: Terminal,
         stop: StopRequest,
         callback: Callback | None,
-        trackers: Trackers,
     ) -> None:
         self._config, self._parts, self._record, self._callback = config, parts, record, callback
         self._trackers = trackers
         self._terminal, self._stop, self._ranks = terminal, stop, parts.step_parts.learner.ranks
-        self._state, self._started = parts.state, time.perf_counter()
+        self._state, self._started = replace(parts.state, run=run), time.perf_counter()
         sampler = "vllm" if config.rollout.engine.name == "vllm" else config.model.dtype
         self._health = Health(record, terminal, GAPS[sampler])
         verdicts_of_run = partial(recorded_verdicts, record.directory, until=parts.state.step)
@@ -200,21 +200,17 @@ class _RunLoop:
     def _train(self) -> int:
         """Makes the steps; returns the last step with a checkpoint."""
         config, saved = self._config, self._state.step
-        if self._evaluation_is_due():  # a kill may have ended the evaluation after the checkpoint
-            self._evaluate()
+        self._look_at_held_out()
         completions = config.rollout.problems_per_step * config.rollout.group_size
         scorer = self._parts.step_parts.scorer
         self._terminal.heading(accuracy=scorer.verifier in scorer.rewards)
         with self._terminal.training(config.steps, self._state.step, completions) as bars:
             while self._state.step < config.steps and not any(self._ranks.gather(self._stop.asked, "stop requests")):
                 self._one_step(bars)
+                self._look_at_held_out()  # before the checkpoint: a run that resumes from it does not look again
                 every = config.checkpoint.every
                 if every and self._state.step % every == 0:
                     saved = self._save()
-                if self._state.step in COURSE:
-                    self._record_course()
-                if self._evaluation_is_due():
-                    self._evaluate()
         return saved
 
     def _one_step(self, bars: TrainingBars) -> None:
@@ -258,13 +254,13 @@ class _RunLoop:
         self._stop.check()
         bars.sampled(count)
 
-    def _evaluation_is_due(self) -> bool:
-        every = self._config.evaluation.every
-        return (
-            bool(every and self._parts.held_out)
-            and self._state.step % every == 0
-            and self._state.step < self._config.steps
-        )
+    def _look_at_held_out(self) -> None:
+        """Records the examples and the evaluation that are due after this step, if they are not recorded."""
+        every, step = self._config.evaluation.every, self._state.step
+        if step in COURSE:
+            self._record_course()
+        if every and self._parts.held_out and step % every == 0 and step < self._config.steps:
+            self._evaluate()
 
     def _save(self) -> int:
         ahead = self._parts.ahead
@@ -329,7 +325,10 @@ class _RunLoop:
 
     def _record_course(self) -> None:
         """Records how the policy completes the examples after a few of the first steps: 5 greedy completions."""
-        parts, prompts = self._parts.step_parts, self._parts.held_out[:_EXAMPLES]
+        parts, prompts, when = self._parts.step_parts, self._parts.held_out[:_EXAMPLES], f"step {self._state.step}"
+        files = RunDirectory(self._record.directory)
+        if self._ranks.decided(lambda: when in read_examples(files.examples), "recorded examples"):
+            return
         if not prompts or self._parts.ahead is not None:  # the engine is sampling the next step
             return
         parts.scorer.begin_step(self._state.step + 1)
@@ -343,7 +342,7 @@ class _RunLoop:
             tokenizer=parts.tokenizer,
             judged=self._config.evaluation.judge,
         )
-        self._record.examples(f"step {self._state.step}", self._examples(found))
+        self._record.examples(when, self._examples(found))
 
     def _examples(self, evaluation: Evaluation) -> list[Example]:
         return [

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grouprl.config.run import PLAIN, RunConfig, load_config
-from grouprl.config.strict import read_json
+from grouprl.config.strict import read_file, read_json
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory, is_config_of_a_run
 from grouprl.scoring.functions import FromFile, WeightedReward
+from grouprl.scoring.own_modules import read_code
 from grouprl.types import UserError
 
 if TYPE_CHECKING:
@@ -52,11 +53,11 @@ def refuse_foreign_code(config: RunConfig, files: Sequence[Path], trusted: Colle
                     f"{f' with the key in {key}' if key else ''}: it would get prompts and completions; check it, and "
                     f"add --trust-code {address}, or change the setting"
                 )
-        for path in sorted(_named(got) & wanted - _real(trusted)):
-            if path.is_file() and f"{_digest(path)}  {path}" not in known:
+        for path, digest in _named(got).items():
+            if path in wanted and path not in _real(trusted) and f"{digest}  {path}" not in known:
                 raise UserError(
                     f"{file}: names the code file {path}, which you have not run here in this form: read it, and add "
-                    f"--trust-code {path} to run it, or change the setting"
+                    f"--trust-code {path} to run it, or change the setting (a file that it imports is such a file, too)"
                 )
 
 
@@ -67,7 +68,8 @@ def code_of(rewards: Sequence[WeightedReward], tokenizer: PreTrainedTokenizerBas
         UserError: they are not the same on every rank.
     """
     functions = [reward.function for reward in rewards]
-    files = {function.path: _digest(Path(function.path)) for function in functions if isinstance(function, FromFile)}
+    own = [function.code for function in functions if isinstance(function, FromFile)]
+    files = {path: _sha256(source) for code in own for path, source in code.items()}
     template = tokenizer.chat_template
     code = {
         "files": files,
@@ -104,7 +106,7 @@ def record_code(directory: Path, code: Mapping[str, Any], config: RunConfig) -> 
     """Writes the digests into the run directory, and remembers the code files and the servers for this user."""
     atomic_write_text(RunDirectory(directory).code, json_text(code, indent=2) + "\n")
     lines = {f"{digest}  {Path(path).resolve()}" for path, digest in code["files"].items()} | servers(config)
-    lines |= {f"{_digest(path)}  {path}" for path in _templates(config)}
+    lines |= {f"{_sha256(source)}  {path}" for path, source in _templates(config).items()}
     new = sorted(lines - _remembered())
     # A home that cannot be written has no list: its user names the files with --trust-code.
     with suppress(OSError):
@@ -125,16 +127,23 @@ def servers(config: RunConfig) -> set[str]:
     return found | {f"{address}  {engine.token_env or ''}" for address in addresses if address}
 
 
-def _named(config: RunConfig) -> set[Path]:
-    """The code files of a configuration: of rewards, of verifiers such as FILE.py:FUNCTION, and a chat template."""
-    paths = {reward.path for reward in config.rewards if reward.path is not None}
-    paths |= {value.rpartition(":")[0] for value in config.task.arguments.values() if isinstance(value, str)}
-    return _real({path for path in paths if path.endswith(".py")}) | _templates(config)
+def _named(config: RunConfig) -> dict[Path, str]:
+    """The digests of a configuration's code by path: rewards, verifiers such as FILE.py:FUNCTION, the modules beside
+    them that they import, and a chat template.
+    """
+    paths = [reward.path for reward in config.rewards if reward.path is not None]
+    paths += [value.rpartition(":")[0] for value in config.task.arguments.values() if isinstance(value, str)]
+    code: dict[Path, bytes] = {}
+    for path in paths:
+        if path.endswith(".py") and os.path.lexists(path):
+            code |= {Path(one).resolve(): source for one, source in read_code(Path(path)).items()}
+    return {path: _sha256(source) for path, source in (code | _templates(config)).items()}
 
 
-def _templates(config: RunConfig) -> set[Path]:
+def _templates(config: RunConfig) -> dict[Path, bytes]:
     template = config.model.chat_template
-    return _real({template} - {PLAIN}) if template is not None else set()
+    source = None if template in (None, PLAIN) else read_file(Path(template))
+    return {} if template is None or source is None else {Path(template).resolve(): source}
 
 
 def _real(paths: Collection[str]) -> set[Path]:
@@ -151,10 +160,6 @@ def _remembered() -> set[str]:
     with suppress(OSError):
         return set(_list().read_text(encoding="utf-8").splitlines())
     return set()
-
-
-def _digest(path: Path) -> str:
-    return _sha256(path.read_bytes())
 
 
 def _sha256(data: bytes) -> str:

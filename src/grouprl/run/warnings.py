@@ -10,11 +10,8 @@ from grouprl.config.run import RunConfig
 from grouprl.models.attention import is_packed
 from grouprl.models.kernels.build import setting, why_no_library
 from grouprl.models.precision import is_emulated
-from grouprl.models.templates import folds_system, lost_contents
+from grouprl.models.templates import folds_system, hidden_tags, lost_contents
 from grouprl.run.assemble import RunParts
-from grouprl.scoring.comparisons import comparison_in
-from grouprl.scoring.functions import FromFile, WeightedReward
-from grouprl.scoring.side_effects import changed_outside
 from grouprl.types import Problem
 
 _PROMPTS = 64  # train problems whose messages are compared with their rendering
@@ -23,15 +20,22 @@ _PROMPTS = 64  # train problems whose messages are compared with their rendering
 def warnings_of(parts: RunParts, config: RunConfig) -> Iterator[str]:
     """Sentences for the terminal."""
     tokenizer, problems = parts.step_parts.tokenizer, parts.step_parts.task.problems("train")
-    if tokenizer.chat_template is not None and isinstance(problems[0].prompt, str):
+    first = problems[0].prompt
+    rendered = isinstance(first, str) and any(token in first for token in tokenizer.all_special_tokens)
+    if tokenizer.chat_template is not None and isinstance(first, str) and not rendered:
         yield (
             "the model has a chat template, but plain-text prompts do not use it. Write prompts as messages, "
             '[{"role": "user", "content": ...}], or set task.arguments.messages=true.'
         )
+    if config.task.format == "think" and (hidden := hidden_tags(tokenizer)):
+        yield (
+            f"the tokenizer has {', '.join(hidden)} as special tokens, which the text of a completion leaves out: no "
+            'completion can have the form of task.format=think. Set "special": false for them in its tokenizer.json, '
+            "or take task.format=boxed."
+        )
     yield from _about_messages(problems[:_PROMPTS], tokenizer)
     if doubt := getattr(parts.step_parts.engine, "doubt", ""):
         yield doubt
-    yield from _about_rewards(parts.step_parts.scorer.rewards, config)
     policy = parts.step_parts.learner.policy
     if not is_packed(policy):
         yield (
@@ -45,25 +49,6 @@ def warnings_of(parts: RunParts, config: RunConfig) -> Iterator[str]:
         )
     if parts.step_parts.learner.device.type == "cpu" and setting() != "off" and (reason := why_no_library()):
         yield f"without the compiled kernels this run takes 1.3 to 3 times as long. The reason: {reason}."
-
-
-def _about_rewards(rewards: Sequence[WeightedReward], config: RunConfig) -> Iterator[str]:
-    for reward in rewards:
-        own = not getattr(reward.function, "__module__", "").startswith("grouprl.")
-        if reward.in_process or not (own or isinstance(reward.function, FromFile)):
-            continue
-        if names := changed_outside(reward.function):
-            yield (
-                f"the reward {reward.name} changes {', '.join(names)}, which keeps its value here: rewards run in "
-                "worker processes. Record numbers with log_metric (docs/rewards.md)."
-            )
-        several = config.rollout.problems_per_step > 1 and not reward.has_one_call
-        if several and (found := comparison_in(reward.function)) is not None:
-            yield (
-                f"the reward {reward.name} compares completions (its line {found[0]}: {found[1]:.60}). A call gets "
-                "the completions of one problem; in TRL, of several. With scope=batch it gets the completions of the "
-                "step (docs/rewards.md)."
-            )
 
 
 def _about_messages(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:

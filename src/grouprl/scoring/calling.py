@@ -59,6 +59,7 @@ class Signature:
 
     required: tuple[str, ...]  # columns that it needs
     accepted: tuple[str, ...] | None  # None = all columns
+    one_of: tuple[str, ...] = ()  # columns of which it needs one
 
     @property
     def provided(self) -> tuple[str, ...]:
@@ -81,7 +82,8 @@ def signature(function: Callable[..., Any]) -> Signature:
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     required = tuple(p.name for p in named if p.default is p.empty and p.name not in OWN_KEYWORDS)
     everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    return Signature(required, None if everything else tuple(p.name for p in named))
+    accepted = None if everything else tuple(p.name for p in named)
+    return Signature(required, accepted, getattr(function, "needs_one_of", ()))
 
 
 def call(
@@ -103,7 +105,8 @@ def call(
     offered = dict(zip(PROVIDED, (state, log.log_extra, log.log_metric), strict=True))
     given = function(**arguments, **{name: offered[name] for name in provided})
     values = run(_awaited(given)) if inspect.isawaitable(given) else given
-    values = values.tolist() if hasattr(values, "tolist") else values  # an array or a tensor
+    if hasattr(values, "tolist"):  # an array or a tensor; of times tolist makes plain numbers
+        values = list(values) if _is_time(values) else values.tolist()
     count = len(completions)
     if not isinstance(values, list | tuple) or len(values) != count:
         got = f"{len(values)}" if isinstance(values, list | tuple) else type(values).__name__
@@ -148,15 +151,24 @@ def started_in_thread(main: Coroutine[Any, Any, _T], *, name: str) -> Iterator[F
 def _number(value: object) -> Value:
     if value is None or isinstance(value, Invalid):
         return value
-    if not isinstance(value, Real) and not hasattr(value, "item"):
-        return Invalid(f"gave {value!r:.60} ({type(value).__name__}), expected a number or None")
     try:
-        number = float(value)  # type: ignore[arg-type]
+        # float() alone would read a text of NumPy, and drop the imaginary part of its complex numbers.
+        plain = value.item() if hasattr(value, "item") else value
+        if not isinstance(plain, Real) or _is_time(value):
+            return Invalid(f"gave {value!r:.60} ({type(value).__name__}), expected a number or None")
+        number = float(plain)
+    except (TypeError, ValueError, RuntimeError):  # an array of several numbers
+        return Invalid(f"gave {value!r:.60} ({type(value).__name__}), expected a number or None")
     except OverflowError:
         return Invalid(f"gave a number beyond {LARGEST:g}")
     if not math.isfinite(number):
         return Invalid(f"gave {number}")
     return number if abs(number) <= LARGEST else Invalid(f"gave {number}, expected at most {LARGEST:g} in size")
+
+
+def _is_time(value: object) -> bool:
+    """Whether a value or an array is a time or a duration of NumPy, which counts as a whole number there."""
+    return getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M")
 
 
 def _steps(steps: object, completion: str | Sequence[Mapping[str, Any]]) -> Value:
@@ -169,15 +181,19 @@ def _steps(steps: object, completion: str | Sequence[Mapping[str, Any]]) -> Valu
         isinstance(pair, list | tuple)
         and len(pair) == 2
         and isinstance(pair[0], int)
+        and not isinstance(pair[0], bool)
         and isinstance(pair[1], Real)
+        and not _is_time(pair[1])
         and 1 <= pair[0] <= length
         for pair in pairs
     )
     if not ok:
         return Invalid(f"gave {steps!r:.60}, expected steps (end, value) with an end of 1 to {length} characters")
-    checked = tuple((end, float(value)) for end, value in pairs)  # type: ignore[attr-defined]
-    bad = [value for _, value in checked if not abs(value) <= LARGEST]
-    return Invalid(f"gave a step {bad[0]}") if bad else checked
+    checked = [(end, _number(value)) for end, value in pairs]  # type: ignore[attr-defined]
+    bad = [value for _, value in checked if isinstance(value, Invalid)]
+    if bad:
+        return Invalid(bad[0].reason.replace("gave", "gave a step", 1))
+    return tuple((end, value) for end, value in checked if isinstance(value, float))
 
 
 def describe(error: BaseException) -> str:

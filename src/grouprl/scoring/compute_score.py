@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from grouprl.scoring.invalid import Invalid
 
 
 def scores_one_completion(function: Callable[..., Any]) -> bool:
@@ -17,11 +19,22 @@ def scores_one_completion(function: Callable[..., Any]) -> bool:
 class ComputeScore:
     """Calls a function of verl's form for each completion; a dict that it returns has the value as `score`.
 
-    `ground_truth` is the column of that name, or that part of the column `reward_model`, as in verl's data.
+    `ground_truth` is the column of that name, or that part of the column `reward_model`, as in verl's data. Where the
+    function takes one, a completion of a problem without one is invalid.
     """
 
     function: Callable[..., Any]
     arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def needs_one_of(self) -> tuple[str, ...]:
+        """Columns of which the problems have one, where the function takes a ground truth."""
+        return ("ground_truth", "reward_model") if self._takes_truth else ()
+
+    @property
+    def _takes_truth(self) -> bool:
+        known = inspect.signature(self.function).parameters.get("ground_truth")
+        return known is not None and known.default is known.empty
 
     def __call__(
         self,
@@ -41,21 +54,20 @@ class ComputeScore:
             extra_info or none,
             strict=True,
         )
-        given = [
-            self.function(
-                data_source=source,
-                solution_str=one if isinstance(one, str) else one[-1]["content"],
-                ground_truth=(model or {}).get("ground_truth") if truth is None else truth,
-                extra_info=dict(extra or {}),
-                **self.arguments,
-            )
-            for one, source, truth, model, extra in rows
-        ]
+        given = []
+        for one, source, truth, model, extra in rows:
+            truth = (model or {}).get("ground_truth") if truth is None else truth
+            if truth is None and self._takes_truth:
+                given.append(Invalid("the problem has no ground_truth"))
+                continue
+            text = one if isinstance(one, str) else one[-1]["content"]
+            named = {"data_source": source, "extra_info": dict(extra or {}), **self.arguments}
+            given.append(self.function(solution_str=text, ground_truth=truth, **named))
         return _awaited(given) if any(map(inspect.isawaitable, given)) else list(map(_score, given))
 
 
-async def _awaited(given: Sequence[Awaitable[Any]]) -> list[Any]:
-    return [_score(await one) for one in given]
+async def _awaited(given: Sequence[Any]) -> list[Any]:
+    return [_score(await one if inspect.isawaitable(one) else one) for one in given]
 
 
 def _score(value: Any) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from grouprl.scoring.own_modules import read_code
 from grouprl.types import UserError
 
 RewardFunction = Callable[..., Any]
@@ -21,20 +22,23 @@ _LARGEST_WEIGHT = 1e6
 
 @dataclass(frozen=True)
 class FromFile:
-    """A reward function in a Python file, which only the workers import.
+    """A reward function in a Python file, which only the workers import, from the bytes that it has now.
 
-    `function` is a function in TRL's form, or a class that is called with `arguments` to make one.
+    `code` is its source and that of the modules beside it that it imports, by path; see `read_code`. `function` is a
+    function in TRL's form, or a class that is called with `arguments` to make one.
     """
 
     path: str
     function: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    code: Mapping[str, bytes] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not Path(self.path).is_file():
             raise UserError(
                 f"reward {self.function}: expected a Python file at {self.path}, found none: check the path"
             )
+        object.__setattr__(self, "code", read_code(Path(self.path)))
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,14 @@ class Scorer:
         """Raises UserError for a reward that needs a column that no problem has, such as a misspelled one."""
         columns = dict.fromkeys(name for problem in problems for name in problem.columns)
         for reward in self.called:
-            for name in signature_of(reward, self.pool).required:
+            needed = signature_of(reward, self.pool)
+            if needed.one_of and not columns.keys() & set(needed.one_of):
+                wanted = " or ".join(map(repr, needed.one_of))
+                raise UserError(
+                    f"reward {reward.name}: expected problems with the column {wanted}, got "
+                    f"{', '.join(columns) or 'none'}: rename the column, or give the function's parameter a default"
+                )
+            for name in needed.required:
                 if name not in columns:
                     raise UserError(
                         f"reward {reward.name}: expected problems with the column {name!r}, got "
@@ -338,7 +345,7 @@ class Scorer:
 def _source(reward: WeightedReward) -> Source:
     function = reward.function
     if isinstance(function, FromFile):
-        return function.path, function.function, dict(function.arguments)
+        return function.path, function.function, dict(function.arguments), dict(function.code)
     try:
         return pack(function)
     except ParcelError as error:

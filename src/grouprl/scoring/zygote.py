@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib.util
 import os
 import signal
 import socket
@@ -25,14 +24,15 @@ from typing import Any
 from grouprl.scoring.calling import Signature, describe, signature, work
 from grouprl.scoring.compute_score import ComputeScore, scores_one_completion
 from grouprl.scoring.frames import receive_exactly, receive_frame, send_frame
+from grouprl.scoring.own_modules import import_code, read_code
 from grouprl.scoring.parcels import pack, unpack
 
 REQUEST_SECONDS = 10.0  # a zygote answers in milliseconds, unless it is stopped or dead
 _NUMBER = struct.Struct("<i")  # a request, 0 or the worker to kill; and a reply
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
-Source = bytes | tuple[str, str, dict[str, Any]]
-"""A reward function: pickled by value, or (file, name, arguments)."""
+Source = bytes | tuple[str, str, dict[str, Any]] | tuple[str, str, dict[str, Any], dict[str, bytes]]
+"""A reward function: pickled by value, or (file, name, arguments), with the sources that `read_code` gives, if read."""
 
 
 def request(channel: socket.socket, pid: int = 0, fd: int | None = None) -> int:
@@ -185,9 +185,10 @@ def _load(source: Source, modules: dict[str, ModuleType]) -> Callable[..., Any]:
     if isinstance(source, bytes):
         loaded: Callable[..., Any] = unpack(source)
         return loaded
-    path, name, arguments = source
+    path, name, arguments, *given = source
     if path not in modules:
-        modules[path] = _imported(path, f"reward_file_{len(modules)}")
+        code = given[0] if given else read_code(Path(path))
+        modules[path] = import_code(path, code, f"reward_file_{len(modules)}")
     if not hasattr(modules[path], name):
         there = [known for known, value in vars(modules[path]).items() if callable(value) and known[0] != "_"]
         raise AttributeError(f"expected {name!r} in {path}, which has {', '.join(there) or 'no functions'}")
@@ -200,17 +201,6 @@ def _load(source: Source, modules: dict[str, ModuleType]) -> Callable[..., Any]:
         raise TypeError(f"expected {name} to be a function, got {function!r}")
     found: Callable[..., Any] = function
     return found
-
-
-def _imported(path: str, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"expected a Python file, got {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look up their module; the name must not hide another module
-    sys.path.insert(0, str(Path(path).parent))
-    spec.loader.exec_module(module)
-    return module
 
 
 def _prctl(option: int, value: int) -> None:

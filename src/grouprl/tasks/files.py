@@ -28,6 +28,7 @@ Row = tuple[str, Mapping[str, Any]]
 """The place of a row ("train.jsonl:7") and its columns."""
 
 _KINDS = (".jsonl", ".parquet", ".json", ".csv")
+_MOST_EXPANDED, _MOST_ROWS, _BATCH = 8 << 30, 20_000_000, 64  # of a Parquet file: bytes, rows; rows read at a time
 _SPLITS: Mapping[Split, str] = {"train": "train", "validation": "validation|valid|val|dev", "test": "test"}
 _SHARD = re.compile(r"-\d+-of-(\d+)$")
 ROLES = ("system", "user", "assistant", "tool")
@@ -218,7 +219,18 @@ def _too_deep(where: str) -> UserError:
 def _parquet(path: Path) -> list[Row]:
     parquet = import_extra("pyarrow.parquet", "data", str(path))
     try:
-        rows = parquet.read_table(path).to_pylist()
+        rows: list[dict[str, Any]] = []
+        expanded = 0
+        with parquet.ParquetFile(path) as file:
+            # A value that is stored once can be repeated in every row: small batches, and a limit on all of them.
+            for batch in file.iter_batches(batch_size=_BATCH):
+                expanded += batch.nbytes
+                if expanded > _MOST_EXPANDED or len(rows) > _MOST_ROWS:
+                    raise UserError(
+                        f"{path}: expected at most {_MOST_ROWS} rows of {_MOST_EXPANDED >> 30} GiB in all, got more: "
+                        "give a part of the data"
+                    )
+                rows += batch.to_pylist()
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
         raise UserError(f"expected a Parquet file at {path}, got {error}: check how it was made") from error
     return [(f"{path}:{n}", row) for n, row in enumerate(rows, 1)]

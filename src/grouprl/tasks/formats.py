@@ -74,7 +74,8 @@ class FormattedTask:
         problems = self.task.problems(split)
         if isinstance(problems, list | tuple):
             return tuple(map(self._with_system_prompt, problems))
-        return LazyProblems(len(problems), lambda place: self._with_system_prompt(problems[place]))
+        in_memory = tuple(map(self._with_system_prompt, getattr(problems, "in_memory", ())))
+        return LazyProblems(len(problems), lambda place: self._with_system_prompt(problems[place]), in_memory)
 
     def gold(self, problem: Problem) -> str | None:
         """The task's solution in this format."""

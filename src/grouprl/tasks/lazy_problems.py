@@ -13,10 +13,13 @@ from grouprl.types import Problem, UserError
 
 
 class LazyProblems(Sequence[Problem]):
-    """A sequence of `count` problems; the pure function `make(place)` makes each of them and may cache it."""
+    """A sequence of `count` problems; the pure function `make(place)` makes each of them and may cache it.
 
-    def __init__(self, count: int, make: Callable[[int], Problem]) -> None:
-        self._count, self._make = count, make
+    `in_memory`: those among them that exist already, such as the rows of a file, which a check before a run reads.
+    """
+
+    def __init__(self, count: int, make: Callable[[int], Problem], in_memory: Sequence[Problem] = ()) -> None:
+        self._count, self._make, self.in_memory = count, make, in_memory
 
     def __len__(self) -> int:
         return self._count

@@ -202,7 +202,9 @@ class Mixture:
             time, index = divmod(done * self._turn[label] + number, len(problems[label]))
             return self._marked(label, problems[label][index], time)
 
-        return LazyProblems(turns * len(turn), make)
+        listed = ((label, part) for label, part in problems.items() if isinstance(part, list | tuple))
+        in_memory = [self._marked(label, problem) for label, part in listed for problem in part]
+        return LazyProblems(turns * len(turn), make, in_memory)
 
     def _held_out(self, split: Split) -> Sequence[Problem]:
         problems = {label: part.task.problems(split) for label, part in self.parts.items()}

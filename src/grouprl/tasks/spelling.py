@@ -45,12 +45,13 @@ _NAMES = {
     **dict.fromkeys(("\\,", "\\;", "\\:", "\\>", "\\ ", "~", "\\quad", "\\qquad", "\\thinspace", "\\enspace"), " "),
     **dict.fromkeys(("$", "\\$", "€", "£", "¥", "\\(", "\\)", "\\[", "\\]", "%", "\\%", "\n", "\t", "\r"), " "),
 }
-_ARGUMENTS = {"\\frac": 2, "\\binom": 2, "\\sqrt": 1, "^": 1, "_": 1}
+_ARGUMENTS = {"\\frac": 2, "\\binom": 2, "\\sqrt": 1, "\\mathbb": 1, "^": 1, "_": 1}
+_GAP = "\u00a0"  # a space in \text{}, which parts words and numbers
 _THIN = re.compile(r"(?<![0-9.,\\])[0-9]{1,3}(?:(?:\\,|\\thinspace ?)[0-9]{3})+(?![0-9])")
 _UNITS = re.compile(
     r"(?<=[0-9A-Za-z)}|\]])(?: ?(?:/ ?|\\cdot ?)?\\text\{[^{}]{1,60}\}(?:\^\{-?[0-9]\})?){1,4}(?= ?(?:$|[,;)\]]|\\\}))"
 )
-_DEGREES = re.compile(r"(?<=[0-9})])\^\{\\circ\} ?(?:\\text\{ ?[CF] ?\}|[CF])?$")
+_DEGREES = re.compile(r"(?<=[0-9})])\^\{\\circ\} ?(?:\\text\{\s?[CF]\s?\}|[CF])?$")
 _PLAIN_UNITS = re.compile(r"(?<=[0-9}]) [A-Za-z][A-Za-z ./]{1,60}$")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _POWER = re.compile(r"\^\{?-?[0-9]\}?")
@@ -66,12 +67,12 @@ def without_units(text: str) -> str:
     r"""An answer in one spelling, without math signs, units and a full stop; what is left of `\text{}` stays in it.
 
     >>> without_units(r"\dfrac12\,\mathrm{cm}^2"), without_units(r"$5\text{ or }6$.")
-    ('\\frac{1}{2}', '5\\text{ or }6')
+    ('\\frac{1}{2}', '5\\text{\xa0or\xa0}6')
     """
     text = text.translate(_CHARACTERS).replace("{,}", ",")
     text = re.sub(r"(?<=,)\\!\s*", "", text)
     text = _THIN.sub(lambda found: re.sub(r"[^0-9]", "", found[0]), text)
-    spelled = _STOP.sub("", " ".join("".join(_spelled(text)).split()))
+    spelled = _STOP.sub("", re.sub(" +", " ", "".join(_spelled(text))).strip())
     spelled = _UNITS.sub(_kept, spelled).rstrip()
     spelled = _DEGREES.sub("", spelled)
     if (found := _PLAIN_UNITS.search(spelled)) and is_unit(found[0], upright=False):
@@ -90,7 +91,7 @@ def bare_text(text: str) -> str:
 
 def unwrapped(spelled: str) -> str:
     r"""Text of `without_units` with the content in place of each `\text{}`."""
-    return _spaced(_STOP.sub("", _TEXT.sub(r"\1", spelled)))
+    return _spaced(_STOP.sub("", _TEXT.sub(r"\1", spelled).replace(_GAP, " ")))
 
 
 def _spelled(text: str) -> list[str]:
@@ -101,9 +102,12 @@ def _spelled(text: str) -> list[str]:
     for token in _TOKENS.findall(text):
         token = _NAMES.get(token, token)
         if token[:1] == "\\" and token[-1:] == "}" and len(token) > 2:
-            token = "\\text{" + _IN_TEXT.sub(" ", token[token.index("{") + 1 : -1]) + "}"
+            gap = _GAP if out[-1:] == [" "] else ""  # the space before it
+            token = "\\text{" + gap + _IN_TEXT.sub(_GAP, token[token.index("{") + 1 : -1]) + "}"
         before = out[-1] if out else ""
-        if token == " " and not missing:
+        if token == " " and before.startswith("\\text{"):
+            out[-1] = before[:-1] + _GAP + "}"
+        elif token == " " and not missing:
             # In brackets a comma ends a number; elsewhere 5, 100 are two numbers and 5,100 is one.
             out += [] if depth and before == "," else [" "]
         elif token == "{":
@@ -138,4 +142,5 @@ def _kept(found: re.Match[str]) -> str:
 
 def _spaced(text: str) -> str:
     """Text with spaces only where they part words, numbers or a command and a letter."""
-    return _IDLE.sub(lambda found: "," if "," in found[0] else "", _BEHIND_COMMAND.sub(r"\1", text)).strip()
+    single = re.sub(r" +(?=[ ,])", "", _BEHIND_COMMAND.sub(r"\1", text))
+    return _IDLE.sub(lambda found: "," if "," in found[0] else "", single).strip()

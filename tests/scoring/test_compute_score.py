@@ -1,0 +1,45 @@
+"""verl's compute_score: what it is given, and what happens without a ground truth."""
+
+from pathlib import Path
+
+import pytest
+
+from grouprl.scoring.compute_score import ComputeScore
+from grouprl.scoring.invalid import Invalid
+from small_runs import grouprl, small_settings, write_rows
+
+
+def exact(data_source, solution_str, ground_truth, extra_info):
+    return float(solution_str == ground_truth)
+
+
+def of_length(solution_str, ground_truth=None):
+    return float(len(solution_str))
+
+
+def test_a_problem_without_a_ground_truth_is_invalid_and_not_wrong():
+    assert ComputeScore(exact)(["7", "7", "8"], ground_truth=["7", None, "7"]) == [
+        1.0,
+        Invalid("the problem has no ground_truth"),
+        0.0,
+    ]
+    nested = [{"ground_truth": "7"}, {}, None]
+    assert ComputeScore(exact)(["7", "7", "8"], reward_model=nested)[0] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "code"),
+    [("answer", "7", 2), ("ground_truth", "7", 0), ("reward_model", {"ground_truth": "7"}, 0)],
+)
+def test_a_missing_column_is_refused_before_training(tiny: Path, tmp_path: Path, column: str, value: object, code: int):
+    (tmp_path / "score.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    return float(len(solution_str) % 3)\n"
+    )
+    rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": f"Say {n}.", column: value} for n in range(20)])
+    reward = f"{tmp_path / 'score.py'}:compute_score"
+    ended = grouprl(
+        "train", "--model", tiny, "--task", rows, "--reward", reward, *small_settings(tmp_path / "runs", steps=1)
+    )
+    assert ended.code == code, ended.text
+    assert code == 0 or "expected problems with the column 'ground_truth' or 'reward_model', got answer" in ended.err
