@@ -30,6 +30,7 @@ VERBS = (
         "settings",
         "doctor",
         "check-model",
+        "import-model",
         "merge",
         "push",
     ),

@@ -71,6 +71,8 @@ def test_a_step_of_trl_is_an_update_and_a_step_here_a_batch(tmp_path: Path):
     config = recipe(tmp_path, **values)
     assert (config.steps, config.checkpoint.every, config.epochs) == (10, 2, None)
     assert line("max_steps", **values | {"max_steps": 61}).outcome.verdict == "changed"
+    # 61 updates are 10 1/6 batches of 6: the last one is made, too.
+    assert recipe(tmp_path, **values | {"max_steps": 61}).steps == 11
 
 
 def test_what_is_not_named_is_a_default_of_trl(tmp_path: Path):

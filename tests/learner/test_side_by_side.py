@@ -13,6 +13,8 @@ import torch
 
 from grouprl.algorithms.named import NAMED
 from grouprl.config.algorithm import with_options
+from grouprl.distributed import Ranks
+from grouprl.learner.gradients import _add_in_a_tree
 from grouprl.models.critic import Critic
 from grouprl.models.workers import side_by_side, worker_count
 from learner_setting import SAMPLING, GradientKeeper, batch_of, credit_of, learner_of, loaded, sampled
@@ -97,3 +99,13 @@ def test_any_number_of_threads_gives_the_same_gradients_and_metrics(tiny: Path, 
         for got, expected in zip(gradients, found[0][1:], strict=True):
             assert got.keys() == expected.keys()
             assert all(torch.equal(gradient, expected[name]) for name, gradient in got.items())
+
+
+def test_the_tree_adds_each_loss_once_and_gives_results_by_place():
+    """The gradients of three losses are 1, 2 and 4 by hand; they come in shards whose order is another one."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    losses = [lambda size=size: (size * weight.sum(), size) for size in (1.0, 2.0, 4.0)]
+    found = _add_in_a_tree(losses, ((2, 0), (1,)), [weight], 0, Ranks())
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [7.0]
+    assert list(found.items()) == [(0, 1.0), (1, 2.0), (2, 4.0)]

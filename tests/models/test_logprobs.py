@@ -229,6 +229,10 @@ def test_the_cuts_by_hand():
     assert kept() == [0, 1, 2, 3]
     assert kept(top_k=1) == [0]
     assert kept(top_k=3) == [0, 2, 3]
+    # A half, a quarter and a quarter, exact in float32: the first alone reaches top_p, so the second is not needed.
+    halves = torch.tensor([[math.log(2), 0.0, 0.0]])
+    assert halves.softmax(1).tolist() == [[0.5, 0.25, 0.25]]
+    assert truncate_logits(halves, Sampling(top_p=0.5))[0].isfinite().tolist() == [True, False, False]
     assert kept(top_p=0.39) == [0]
     assert kept(top_p=0.41) == [0, 2]
     assert kept(top_p=0.95) == [0, 1, 2, 3]

@@ -236,3 +236,13 @@ def test_a_gradient_that_is_not_finite_is_reported_with_its_tokens(run: Path, tm
     assert ended.code == 1
     assert "The update of this step fails: expected a finite gradient" in ended.text
     assert "without a finite push: 1.2" in ended.text
+
+
+def test_a_changed_filter_and_kl_coefficient_are_those_of_the_other_update(run: Path):
+    found = replayed(run, 5, "algorithm.kl_coef=10")
+    assert found.other is not None
+    assert found.other.metrics["kl_coef"] == 10
+    assert found.update.metrics["kl_coef"] != 10
+    found = replayed(run, 5, "algorithm.drop_below=1e9")  # no group earns as much
+    assert found.other is not None
+    assert norm(found.other.gradient) == 0 < norm(found.update.gradient)

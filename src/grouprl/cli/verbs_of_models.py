@@ -43,6 +43,25 @@ def check_model(
     suggest(f"grouprl sample {model}", f"grouprl train --model {model}")
 
 
+@app.command("import-model")
+@watched
+def import_model(
+    file: Annotated[Path, typer.Argument(help="A GGUF file, as llama.cpp and Ollama have them.")],
+    out: Annotated[Path | None, typer.Argument(help="New folder; default: beside the file, without .gguf.")] = None,
+) -> None:
+    """Write the model of a GGUF file in Hugging Face layout, in float32, with its tokenizer and chat template.
+
+    Where a model is named, a GGUF file is imported in the same way, once (docs/models.md).
+
+    Example: grouprl import-model SmolLM2-135M-Instruct.Q4_1.gguf smollm2
+    """
+    from grouprl.run.gguf import import_gguf
+
+    folder = import_gguf(file, out)
+    typer.echo(f"Model: {folder}")
+    suggest(f"grouprl sample {folder}", f"grouprl train --model {folder}")
+
+
 @app.command()
 @watched
 def merge(

@@ -137,7 +137,13 @@ def configured(
     from grouprl.config.command_line import config_of
 
     config = config_of(kind, settings, options)
-    model = config.model.model_copy(update={"path": model_at(config.model.path)})
+    path = model_at(config.model.path)
+    if path.endswith(".gguf"):
+        from grouprl.run.gguf import import_gguf
+
+        typer.echo(f"{path}: its weights are read once, into {Path(path).with_suffix('')}.")
+        path = str(import_gguf(Path(path)))
+    model = config.model.model_copy(update={"path": path})
     return config.model_copy(update={"model": model})
 
 

@@ -21,6 +21,10 @@ def check_name(path: str) -> None:
     folder = Path(path)
     if path in BUNDLED or any((folder / name).is_file() for name in _FILES):
         return
+    if folder.suffix == ".gguf":
+        if folder.is_file():
+            return
+        raise UserError(f"model {path!r}: expected a GGUF file, found none: check the path")
     if folder.is_dir():
         raise UserError(
             f"model {path!r}: expected a folder in Hugging Face layout, or a run, got one without config.json: check "

@@ -25,6 +25,7 @@ from grouprl.report.terminal import Terminal
 from grouprl.rewards import resolve_rewards
 from grouprl.rewards.configured import configured_rewards
 from grouprl.run.checkpoint import copy_model
+from grouprl.run.gguf import loadable
 from grouprl.run.resume import newest_good, resumes, with_run_dtype
 from grouprl.run.train import Callback, Run, train
 from grouprl.run.trial import SampledGroup, evaluate_model, sample_group, with_newest
@@ -169,7 +170,7 @@ class Trainer:
         path = self.model
         if path is not None and not isinstance(path, str | Path):
             path = folder_of(path, self.tokenizer, Path(self.config.runs_dir) / "models")
-        return self.config.model.model_copy(update={"path": model_at(str(path or self.config.model.path))})
+        return self.config.model.model_copy(update={"path": loadable(model_at(str(path or self.config.model.path)))})
 
     def _task_config(self, made: Task | None = None) -> TaskConfig:
         """The settings of the task; of one that a program made, its name."""

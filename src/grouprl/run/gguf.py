@@ -1,0 +1,137 @@
+"""Models of llama.cpp and Ollama: a GGUF file becomes, once, a folder in Hugging Face layout that is loaded afterwards.
+
+The weights are dequantized to float32, so that they can be trained. transformers reads the tensors, the tokenizer and
+the chat template (docs/models.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from grouprl.config.strict import read_json
+from grouprl.models.load import hide_progress_bars, hide_warnings
+from grouprl.models.save import save_model
+from grouprl.record.files import atomic_directory
+from grouprl.types import UserError, import_extra
+
+SOURCE = "gguf.json"  # in the folder: name and SHA-256 of the file that it was made of
+_BLOCK = 1 << 24  # bytes
+
+
+def loadable(path: str) -> str:
+    """The path of a model as it is loaded: of a GGUF file the folder that is made of it, any other as it is."""
+    return str(import_gguf(Path(path))) if path.endswith(".gguf") else path
+
+
+def import_gguf(file: Path, folder: Path | None = None) -> Path:
+    """Returns the folder of a GGUF file's model, which it makes the first time.
+
+    Args:
+        file: the file.
+        folder: where the model is written; None = beside the file, under its name without `.gguf`.
+
+    Raises:
+        UserError: the file is damaged, one of several parts, of an unknown architecture or quantization, or without a
+            tokenizer; or the folder holds something else.
+    """
+    folder = file.with_suffix("") if folder is None else folder
+    if not file.is_file():
+        raise UserError(f"model {str(file)!r}: expected a GGUF file, found none: check the path")
+    source = {"file": file.name, "sha256": _sha256(file)}
+    if folder.is_dir() and any(folder.iterdir()):
+        made_of = read_json(folder / SOURCE)
+        if made_of.get("sha256") == source["sha256"]:
+            return folder
+        raise UserError(
+            f"model {str(file)!r}: expected a new or empty folder {folder} for its weights, got one "
+            f"{'of another file, ' + repr(made_of['file']) if made_of.get('file') else 'with files'}: move it away, or "
+            f"name another folder with grouprl import-model {file} FOLDER"
+        )
+    _check(file)
+    model, tokenizer = _read(file)
+    with atomic_directory(folder) as made:
+        save_model(model, tokenizer, made)
+        (made / SOURCE).write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
+    return folder
+
+
+def _check(file: Path) -> None:
+    """Reads the header alone, and refuses what transformers would read wrongly or with a traceback."""
+    reader = import_extra("gguf", "gguf", f"model {str(file)!r}").GGUFReader
+    try:
+        found = reader(file)
+    except (ValueError, IndexError, KeyError, OverflowError, MemoryError, UnicodeDecodeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"model {str(file)!r}: expected a whole GGUF file of a known quantization, got one that cannot be read "
+            f"({reason}): get the file again, or another quantization of the model"
+        ) from error
+    header = {name: _value(field) for name, field in found.fields.items()}
+    parts = header.get("split.count") or 1
+    if parts > 1:
+        raise UserError(
+            f"model {str(file)!r}: expected a model in one GGUF file, got one of {parts} parts: join them with "
+            "llama-gguf-split --merge"
+        )
+    if not header.get("tokenizer.ggml.model"):
+        raise UserError(
+            f"model {str(file)!r}: expected a GGUF file with a tokenizer, got none in it: get the file of a language "
+            "model"
+        )
+
+
+def _value(field: Any) -> Any:
+    return field.contents() if len(field.data) == 1 else None
+
+
+def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    place: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
+    try:
+        with hide_progress_bars(), hide_warnings():
+            config = AutoConfig.from_pretrained(str(file.parent), **place)
+            read: Any = AutoModelForCausalLM.from_pretrained(str(file.parent), dtype=torch.float32, **place)
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(file.parent), **place)
+    except Exception as error:  # whatever a damaged or hostile file makes transformers raise
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"model {str(file)!r}: expected a GGUF file of an architecture that transformers reads, could not load it "
+            f"({reason}): get the model in Hugging Face layout"
+        ) from error
+    # transformers saves no model that came from GGUF: its weights go into one that did not.
+    with torch.device("meta"):
+        made = type(read)(config)
+    made.load_state_dict(read.state_dict(), assign=True)
+    made.tie_weights()
+    return made, _without_additions(tokenizer, len(made.get_input_embeddings().weight))
+
+
+def _without_additions(tokenizer: PreTrainedTokenizerBase, rows: int) -> PreTrainedTokenizerBase:
+    """Removes what transformers adds to each tokenizer of GPT-2's kind: a model without it has no embedding of it."""
+    if len(tokenizer) <= rows:
+        return tokenizer
+    tree = json.loads(tokenizer.backend_tokenizer.to_str())
+    tree["added_tokens"] = [token for token in tree["added_tokens"] if token["id"] < rows]
+    backend, template = Tokenizer.from_str(json.dumps(tree)), tokenizer.chat_template
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **tokenizer.special_tokens_map)
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,129 @@
+"""A GGUF file becomes a model, once: the same weights and tokens, and one sentence for every file that cannot."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from grouprl import Trainer, UserError
+from grouprl.models.load import load_model, load_tokenizer
+from grouprl.run.gguf import import_gguf
+from grouprl.supervised.scratch import new_tokenizer
+from letter_rewards import letters
+from small_runs import ROWS, grouprl, small_config
+from tiny import TEXTS
+
+gguf = pytest.importorskip("gguf")
+from gguf_files import tiny_llama, write_gguf  # noqa: E402  needs the package
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def llama():
+    torch.manual_seed(0)
+    return tiny_llama()
+
+
+def test_the_weights_and_the_tokens_are_those_of_the_original(llama, tmp_path: Path):
+    folder = import_gguf(write_gguf(tmp_path / "tiny.gguf", llama))
+    assert folder == tmp_path / "tiny"
+    found, tokenizer = load_model(str(folder), device=CPU), load_tokenizer(str(folder))
+    own, ours = llama.state_dict(), found.state_dict()
+    assert {name: bool(torch.equal(own[name], ours[name])) for name in own} == dict.fromkeys(own, True)
+    original = new_tokenizer(TEXTS * 3, 320)
+    for text in (*TEXTS, "Ünïcode 12345 \\boxed{7}"):
+        assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert tokenizer.eos_token_id == original.eos_token_id
+    assert tokenizer.chat_template == original.chat_template
+
+
+def test_quantized_weights_are_the_packages_own(llama, tmp_path: Path):
+    kind = gguf.GGMLQuantizationType.Q8_0
+    folder = import_gguf(write_gguf(tmp_path / "small.gguf", llama, kind=kind))
+    weight = llama.model.layers[1].mlp.gate_proj.weight.detach().numpy()
+    expected = torch.from_numpy(gguf.dequantize(gguf.quantize(weight, kind), kind))
+    found = load_model(str(folder), device=CPU).state_dict()["model.layers.1.mlp.gate_proj.weight"]
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, torch.from_numpy(weight))
+
+
+def test_a_file_is_read_once_and_another_one_does_not_replace_it(llama, tmp_path: Path):
+    file = write_gguf(tmp_path / "tiny.gguf", llama)
+    written = (import_gguf(file) / "model.safetensors").stat().st_mtime_ns
+    assert (import_gguf(file) / "model.safetensors").stat().st_mtime_ns == written
+    torch.manual_seed(1)
+    write_gguf(file, tiny_llama())
+    with pytest.raises(UserError, match=r"expected a new or empty folder .*tiny .*got one of another file"):
+        import_gguf(file)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="got one with files: move it away, or name another folder"):
+        import_gguf(file, tmp_path / "mine")
+    assert json.loads((import_gguf(file, tmp_path / "other") / "gguf.json").read_text())["file"] == "tiny.gguf"
+
+
+def test_a_file_is_trained_and_sampled_by_its_path(llama, tmp_path: Path):
+    file = write_gguf(tmp_path / "tiny.gguf", llama)
+    run = Trainer(str(file), ROWS, [letters], config=small_config(tmp_path, steps=1)).train()
+    assert f"path: {tmp_path / 'tiny'}\n" in (run.directory / "config.yaml").read_text()
+    ended = grouprl("sample", file, "--prompt", "Hello", "rollout.max_tokens=3")
+    assert ended.code == 0, ended.text
+    ended = grouprl("import-model", file, tmp_path / "named")
+    assert ended.out.splitlines()[0] == f"Model: {tmp_path / 'named'}"
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def cut_in_the_header(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:500])
+
+
+def another_magic(file: Path) -> None:
+    file.write_bytes(b"GGML" + file.read_bytes()[4:])
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def unknown_quantization(file: Path) -> None:
+    """The type of the first tensor becomes 200, which no version has."""
+    found = gguf.GGUFReader(file, "r+")
+    found.tensors[0].field.parts[4][0] = 200
+    found.data.flush()
+
+
+@pytest.mark.parametrize("damage", [cut, cut_in_the_header, another_magic, empty, unknown_quantization])
+def test_a_damaged_file_is_one_sentence(llama, tmp_path: Path, damage):
+    file = write_gguf(tmp_path / "tiny.gguf", llama)
+    damage(file)
+    with pytest.raises(UserError, match=r"expected a whole GGUF file .*, got one that cannot be read"):
+        import_gguf(file)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"more": {"split.count": 3}}, "expected a model in one GGUF file, got one of 3 parts"),
+        ({"tokenizer": False}, "expected a GGUF file with a tokenizer, got none in it"),
+        ({"architecture": "rwkv7"}, "expected a GGUF file of an architecture that transformers reads"),
+    ],
+)
+def test_a_file_that_cannot_be_a_policy_is_one_sentence(llama, tmp_path: Path, given, message: str):
+    file = write_gguf(tmp_path / "tiny.gguf", llama, **given)
+    with pytest.raises(UserError, match=message):
+        import_gguf(file)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+
+
+def test_a_file_that_is_not_there_is_named():
+    ended = grouprl("sample", "nothing.gguf")
+    assert (ended.code, ended.err) == (
+        2,
+        "error: model 'nothing.gguf': expected a GGUF file, found none: check the path\n",
+    )
