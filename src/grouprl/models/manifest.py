@@ -54,7 +54,7 @@ def _recorded(folder: Path) -> Mapping[str, Any]:
         raise UserError(
             f"{folder}: expected {MANIFEST}, found none: it was deleted, or another version of GroupRL saved the folder"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{folder / MANIFEST}: expected a manifest ({error!r:.80}): restore the folder") from None
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from grouprl.config.strict import read_file, refuse_file
+from grouprl.config.strict import read_file, refuse_depth, refuse_file
 from grouprl.types import UserError
 
 TOKENIZER = "tokenizer.json"
@@ -40,14 +40,18 @@ def refuse_model(folder: Path) -> None:
             raise UserError(f"{folder}: expected the folder of a model, got one of more than {_MOST_FILES} files")
         if os.path.exists(path) and not path.is_dir():
             refuse_file(path, os.stat(path), None if path.suffix in _READ else 1 << 62)
-    config = _object(read_file(folder / "config.json") or b"")
+    refuse_config(_object(read_file(folder / "config.json") or b"", folder / "config.json"), f"{folder}/config.json")
+    for name in (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+        refuse_tokenizer(read_file(folder / name) or b"", folder / name)
+
+
+def refuse_config(config: dict[str, Any], place: str) -> None:
+    """Raises UserError for the configuration of a model that asks for more than any model has."""
     for name, value in _numbers(config):
         most = _MOST_PARTS if any(part in name for part in _PARTS) and "dim" not in name and "size" not in name else 0
         most = most or (_MOST_WIDTH if any(part in name for part in _WIDTHS) else 0)
         if most and value > most:
-            raise UserError(f"{folder}/config.json: {name}: expected at most {most}, got {value}: use another model")
-    for name in (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
-        refuse_tokenizer(read_file(folder / name) or b"", folder / name)
+            raise UserError(f"{place}: {name}: expected at most {most}, got {value}: use another model")
 
 
 def refuse_tokenizer(data: bytes, path: Path) -> None:
@@ -56,7 +60,7 @@ def refuse_tokenizer(data: bytes, path: Path) -> None:
     Raises:
         UserError: it has too many added tokens, or steps that multiply a text.
     """
-    found = _object(data)
+    found = _object(data, path)
     added = [found.get(name) for name in ("added_tokens", "added_tokens_decoder", "additional_special_tokens")]
     added += [found] if path.name == "added_tokens.json" else []
     count = max((len(one) for one in added if isinstance(one, list | dict)), default=0)
@@ -94,9 +98,10 @@ def _below(folder: Path) -> Iterator[Path]:
             yield from path.iterdir()
 
 
-def _object(data: bytes) -> dict[str, Any]:
+def _object(data: bytes, path: Path) -> dict[str, Any]:
     with suppress(ValueError, RecursionError):
         found = json.loads(data)
+        refuse_depth(found, path)
         return found if isinstance(found, dict) else {}
     return {}
 

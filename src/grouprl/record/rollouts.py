@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -76,6 +77,9 @@ CREATE VIEW IF NOT EXISTS steps AS
 
 _LARGEST_VALUE = 64 << 20  # bytes of a text or blob: the token ids of 16 million tokens
 _READ_SECONDS, _INSTRUCTIONS = 120.0, 100_000  # of a reader, however the file is damaged; and between two looks
+# In the SQL of a table or an index: an expression that SQLite computes at each write.
+_COMPUTES = re.compile(r"\b(CHECK|DEFAULT)\s*\(", re.IGNORECASE)
+_WHERE = re.compile(r"\bWHERE\b(?! completion_index = 0\Z)", re.IGNORECASE)
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # sqlite.org/fileformat: the end of a journal that names another
 
 # Columns that an older version did not have, with their types: reading such a database finds NULL in every row. A
@@ -278,18 +282,23 @@ def _connected(location: str, *, uri: bool, timeout: float = 5.0) -> sqlite3.Con
 def _refuse_programs(database: sqlite3.Connection, place: object) -> None:
     """Checks that the tables of a database are tables, and that nothing in it computes but the views of a run.
 
-    A trigger, a view, a virtual table or a generated column is a program, which may never end. The views of a run
-    compute only where somebody asks for them by name.
+    A trigger, a view, a virtual table, a generated column, a check or an index of an expression is a program, which
+    may never end. The views of a run compute only where somebody asks for them by name.
 
     Raises:
         UserError: there is such a program.
     """
     own = ("groups", "rewards", "steps")
-    for kind, name, text in database.execute("SELECT type, name, substr(sql, 1, 30) FROM main.sqlite_master"):
+    for kind, name, text in database.execute("SELECT type, name, sql FROM main.sqlite_master"):
         if kind == "table" and not text.upper().startswith("CREATE VIRTUAL"):
             columns = database.execute("SELECT hidden FROM pragma_table_xinfo(?)", (name,))
-            kind = "table with computed columns" if any(hidden for (hidden,) in columns) else ""
-        if kind and kind != "index" and not (kind == "view" and name in own):
+            computes = any(hidden for (hidden,) in columns) or _COMPUTES.search(text)
+            kind = "table with computed columns" if computes else ""
+        elif kind == "index":
+            columns = database.execute("SELECT cid FROM pragma_index_xinfo(?)", (name,))
+            computes = any(column == -2 for (column,) in columns) or _WHERE.search(text or "")
+            kind = "index of computed values" if computes else ""
+        if kind and not (kind == "view" and name in own):
             raise UserError(f"{place}: expected the tables and views of a run, got the {kind} {name!r:.60}: remove it")
 
 
