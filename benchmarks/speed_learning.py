@@ -72,7 +72,7 @@ def padded_learn(model: LlamaForCausalLM, work: Work, dtype: str) -> None:
         logprobs_nTV = logits.float().log_softmax(-1)
         loss, _ = policy_loss(
             logprobs_nTV.gather(2, completions_nT[..., None]).squeeze(2),
-            batch.old_logprobs_NT[rows, :width],
+            logprobs_nTV.gather(2, completions_nT[..., None]).squeeze(2).detach(),  # one update a batch: the ratio is 1
             work.credit.advantages_NT[rows, :width],
             weights_NT[rows, :width],
             clip_low=clip.clip_low,

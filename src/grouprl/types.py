@@ -112,6 +112,12 @@ class Problem:
         return f"problem {self.id!r}" + (f" ({self.place})" if self.place not in ("", self.id) else "")
 
     @property
+    def begun(self) -> str:
+        """What the prompt has of the completions: the content of a last message of the assistant."""
+        last = self.prompt[-1] if self.prompt and not isinstance(self.prompt, str) else {}
+        return last["content"] if last.get("role") == "assistant" else ""
+
+    @property
     def prompt_text(self) -> str:
         """The prompt as a person reads it, without template tokens."""
         if isinstance(self.prompt, str):

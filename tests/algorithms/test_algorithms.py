@@ -55,6 +55,37 @@ def test_the_mean_and_the_deviation_behind_the_advantages():
         )
 
 
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+@pytest.mark.parametrize("scale", ["group_std", "batch_std"])
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        [0.1 + 0.2, 0.3],
+        [0.1 + 0.2, 0.3, 0.3],
+        [0.7, 0.1 * 7, 0.7, 0.1 * 7],
+        [1e29, 1e29 * (1 + 2**-52)],
+        [-0.3, -0.1 - 0.2],
+    ],
+)
+def test_rounding_is_no_signal_without_eps(rewards: list[float], scale: str, baseline: str):
+    """The rewards differ in their last bits: exact arithmetic divided by them would give about 1."""
+    got = group_advantages(
+        torch.tensor(rewards, dtype=torch.float64),
+        torch.zeros(len(rewards), dtype=torch.long),
+        eps=0.0,
+        scale=scale,
+        baseline=baseline,
+    )
+    assert got.abs().max() < 1e-14
+
+
+@pytest.mark.parametrize("rewards", [[1e-12, 0.0], [1.0, 1.0 + 1e-9], [5e-17, 0.0], [1e15, 1e15 + 8]])
+def test_small_differences_beyond_rounding_are_a_whole_signal_without_eps(rewards: list[float]):
+    """Two different rewards: one deviation below and one above their mean."""
+    got = group_advantages(torch.tensor(rewards, dtype=torch.float64), torch.zeros(2, dtype=torch.long), eps=0.0)
+    assert sorted(got.tolist()) == pytest.approx([-1.0, 1.0], rel=1e-6)
+
+
 def test_eps_is_added_to_the_deviation():
     # Deviation 0.5: +-0.5 / (0.5 + 0.5).
     assert one_group([1.0, 0.0], eps=0.5) == pytest.approx([0.5, -0.5], abs=1e-7)

@@ -17,6 +17,7 @@ import pytest
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+import grouprl as package
 from grouprl import Trainer, UserError
 from grouprl.distributed import launch
 from processes import wait_for
@@ -192,7 +193,8 @@ def test_a_rank_ends_with_the_process_that_started_it() -> None:
     (begun, begins), (lives, alive) = os.pipe(), os.pipe()
     started = os.fork()
     if started == 0:  # as torchrun
-        if os.fork() == 0:  # as a rank
+        if os.fork() == 0:  # as a rank, which loads grouprl while its torchrun is there
+            package.__parent__ = os.getppid()
             launch._end_with_torchrun()
             os.write(begins, b".")
             time.sleep(60)

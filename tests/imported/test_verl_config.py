@@ -296,7 +296,7 @@ async def later(data_source, solution_str, ground_truth, extra_info):
             [3, 2],
         ),
         ("compute_score", {"bonus": 0.25}, {"ground_truth": "7"}, [1.25, 0.25]),
-        ("later", {}, {}, [1, 2]),
+        ("later", {}, {"ground_truth": "7"}, [1, 2]),
     ],
 )
 def test_compute_score_of_verl_is_called_for_each_completion(

@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 
 from grouprl.models.load import load_tokenizer
-from grouprl.models.prompts import prompt_token_ids
-from grouprl.models.templates import hidden_tags
-from grouprl.types import Problem, UserError
+from grouprl.models.prompts import completion_texts, prompt_token_ids
+from grouprl.models.templates import hidden_tags, is_rendered
+from grouprl.scoring.calling import Called
+from grouprl.scoring.completions import rows_of
+from grouprl.scoring.keywords import call_keywords
+from grouprl.types import Completion, Group, Problem, StopReason, UserError
 
 QUESTION = {"role": "user", "content": "Make 81 of 40 and 41."}
 BEGUN = {"role": "assistant", "content": "Let me solve this step by step.\n<think>"}
@@ -36,7 +39,7 @@ def test_a_template_that_drops_the_message_is_refused(tiny: Path):
     tokenizer.chat_template = (
         "{% for message in messages %}{% if message['role'] == 'user' %}{{ message['content'] }}{% endif %}{% endfor %}"
     )
-    with pytest.raises(UserError, match="expected a chat template that renders its messages"):
+    with pytest.raises(UserError, match="expected a chat template that keeps the assistant's last message"):
         prompt_token_ids(Problem("a", (QUESTION, BEGUN)), tokenizer, longest=500)
 
 
@@ -45,3 +48,50 @@ def test_tags_that_are_special_tokens_are_found(tiny: Path):
     assert hidden_tags(tokenizer) == []
     tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
     assert hidden_tags(tokenizer) == ["<think>", "</think>"]
+
+
+@pytest.mark.parametrize("last", ["<think>", "a </think> b", "ends in a space ", "1 + 1 = <|user|>"])
+def test_what_the_prompt_begins_is_never_closed(tiny: Path, last: str):
+    tokenizer = load_tokenizer(str(tiny))
+    ids = prompt_token_ids(Problem("a", (QUESTION, {**BEGUN, "content": last})), tokenizer, longest=500)
+    assert tokenizer.decode(ids).endswith("<|assistant|>" + last)
+
+
+def test_rewards_get_the_beginning_with_the_completion_as_in_trl():
+    """TRL pops the message from the prompt and puts its content before the completion (grpo_trainer.py)."""
+    completion = Completion(0, (5,), (0.0,), (0.0,), " 40 + 41</think>", StopReason.END, 0)
+    given = call_keywords([Group(Problem("a", (QUESTION, BEGUN)), (1,), (completion,))])
+    assert given["prompts"] == [[QUESTION]]
+    assert given["completions"] == [[{"role": "assistant", "content": BEGUN["content"] + " 40 + 41</think>"}]]
+
+
+def test_a_reasoning_step_of_a_begun_completion_ends_in_its_own_text():
+    """The beginning has 39 characters: a step that ends in it is none of the completion's."""
+    assert len(BEGUN["content"]) == 39
+    completion = Completion(0, (5,), (0.0,), (0.0,), " 40 + 41", StopReason.END, 0)
+    group = Group(Problem("a", (QUESTION, BEGUN)), (1,), (completion,))
+    assert rows_of({"steps": Called([((10, 1.0), (44, 0.5))], {})}, group) == [{"steps": ((5, 0.5),)}]
+
+
+@pytest.mark.parametrize(
+    ("text", "has"),
+    [
+        ("<|user|>What is 2 + 3?<|assistant|>", True),
+        ("<|system|>Answer.<|user|>2 + 3?<|assistant|>", True),
+        ("What is 2 + 3?", False),
+        ("Is 2 < 3 | 4 > 3?", False),
+    ],
+)
+def test_a_text_with_the_template_in_it_is_known(text: str, has: bool):
+    tokenizer = load_tokenizer("abacus")
+    assert is_rendered(text, tokenizer) is has
+    problem = Problem("a", text)
+    assert tokenizer.decode(prompt_token_ids(problem, tokenizer, longest=500)).replace(" ", "") == text.replace(" ", "")
+
+
+def test_tags_that_are_special_tokens_stay_in_the_text_and_others_do_not(tiny: Path):
+    tokenizer = load_tokenizer(str(tiny))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>", "<other>"]})
+    ids = [tokenizer.convert_tokens_to_ids("<think>"), *tokenizer("7")["input_ids"]]
+    ids += [*tokenizer.convert_tokens_to_ids(["</think>", "<other>"]), tokenizer.eos_token_id]
+    assert completion_texts([ids], tokenizer) == ["<think>7</think>"]

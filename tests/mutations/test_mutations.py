@@ -76,8 +76,8 @@ MUTANTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "algorithms/statistics.py",
-        'divisor_N = torch.ones_like(mean_N) if scale == "none" else deviation_N + eps',
-        'divisor_N = torch.ones_like(mean_N) if scale == "none" else deviation_N',
+        "divisor_N = torch.where(deviation_N + eps <= size_N * _ROUNDING, size_N, deviation_N + eps)",
+        "divisor_N = torch.where(deviation_N + eps <= size_N * _ROUNDING, size_N, deviation_N)",
         (BY_HAND,),
     ),
     (

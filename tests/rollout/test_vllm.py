@@ -429,6 +429,20 @@ def test_a_server_that_does_not_come_back_ends_the_call_at_the_deadline(setting:
         engine.generate([setting.request(0, 2)], DRAWN)
 
 
+def test_a_server_that_still_loads_is_waited_for_and_said(
+    setting: Setting, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    """More requests than RETRIES fail before it listens."""
+    with VllmServer(Path(setting.model.name_or_path)) as server:
+        loading = threading.Thread(target=server.kill, kwargs={"seconds": 2.5})
+        loading.start()
+        time.sleep(0.5)
+        engine_of(setting, server, tmp_path, seconds=60.0).check_server()
+        loading.join()
+    said = capfd.readouterr().err
+    assert f"vLLM server {server.address}: waits for its models, at most 60 s: ConnectError" in said
+
+
 # A server that does not fit
 
 

@@ -18,6 +18,7 @@ from grouprl.rollout import NativeEngine
 from grouprl.run.needs import needs_of
 from grouprl.scoring.functions import WeightedReward
 from grouprl.tasks import task_from_list
+from grouprl.tasks.held_out import trained_on_the_rest
 from letter_rewards import letters
 from small_runs import ROWS, small_config
 
@@ -36,11 +37,11 @@ def test_the_memory_and_the_tokens_of_evaluations(tmp_path: Path) -> None:
 
 
 def test_a_model_that_cannot_fit_is_refused_before_it_is_loaded(tiny: Path, tmp_path: Path) -> None:
-    """100,000 layers of 3 x 4096 x 14336 weights and more take petabytes."""
+    """4,000 layers of 3 x 4096 x 14336 weights and more take terabytes."""
     model = tmp_path / "model"
     shutil.copytree(tiny, model)
     given = json.loads((model / "config.json").read_text())
-    larger = {"num_hidden_layers": 100_000, "hidden_size": 4096, "intermediate_size": 14_336}
+    larger = {"num_hidden_layers": 4_000, "hidden_size": 4096, "intermediate_size": 14_336}
     (model / "config.json").write_text(json.dumps(given | larger))
     config = small_config(tmp_path)
     with pytest.raises(UserError, match=r"set model\.weights=bfloat16 .*learner\.moments=bfloat16, model\.lora={}"):
@@ -65,3 +66,20 @@ def test_a_sampler_that_computes_another_model_is_refused(
     with pytest.raises(UserError, match=r"got a difference of [\d.e-]+ of the largest: the sampler does not support"):
         trainer.train()
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "problems", "said"),
+    [
+        (10, 500, "Problems: 9 to train on; 1 others are held out (list/test), of which the evaluation uses 1."),
+        (30, 2, "Problems: 27 to train on; 3 others are held out (list/test), of which the evaluation uses 2."),
+        (10, 0, "Problems: 10 to train on; none is held out."),
+        (1, 500, "Problems: 1 to train on; the evaluation uses 1 of these."),
+    ],
+)
+def test_a_line_says_what_is_held_out(tmp_path: Path, rows: int, problems: int, said: str) -> None:
+    config = small_config(tmp_path, evaluation={"problems": problems})
+    task = trained_on_the_rest(
+        task_from_list([{"prompt": f"Say {n}."} for n in range(rows)]), "test" if problems else None
+    )
+    assert said in list(needs_of(config, task, 1))

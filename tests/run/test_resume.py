@@ -11,11 +11,12 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from grouprl import Trainer, UserError
-from grouprl.config.run import RunConfig
+from grouprl.config.run import RunConfig, dump_config
 from grouprl.models.load import load_model
 from grouprl.models.manifest import MANIFEST
 from grouprl.models.precision import resolve_device
@@ -23,6 +24,7 @@ from grouprl.record.complete import incomplete_steps
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_json_lines, read_rollouts
 from grouprl.record.write import RunRecord
+from grouprl.run.resume import check_resumable
 from grouprl.scoring.functions import WeightedReward
 from letter_rewards import InProcess
 from small_runs import ROWS, assert_same_run, checkpoint_names, small_config, tree
@@ -247,3 +249,31 @@ def test_rollouts_with_a_hot_journal_can_be_read(whole: Path, tmp_path: Path) ->
             shutil.copy(source / name, run / name)
     assert (run / "rollouts.sqlite").read_bytes() != (whole / "rollouts.sqlite").read_bytes()
     assert read_rollouts(run, 6) == read_rollouts(whole, 6)
+
+
+@pytest.mark.parametrize(
+    ("learner", "change", "words"),
+    [
+        (
+            {"schedule": "linear"},
+            "steps",
+            "with learner.schedule=linear the learning rate of each step depends on steps",
+        ),
+        (
+            {"warmup_steps": 0.1},
+            "steps",
+            "with learner.warmup_steps=0.1 the learning rate of each step depends on steps",
+        ),
+        ({"schedule": "linear"}, "seed", None),
+    ],
+)
+def test_more_steps_are_refused_with_the_setting_that_forbids_them(
+    tmp_path: Path, learner: dict[str, Any], change: str, words: str | None
+) -> None:
+    config = small_config(tmp_path, learner=learner)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(dump_config(config))
+    with pytest.raises(UserError, match=f"{change}: ") as refused:
+        check_resumable(tmp_path / "run", config.model_copy(update={change: 9}))
+    assert words is None or words in str(refused.value)
+    assert words is not None or "depends on steps" not in str(refused.value)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from grouprl.scoring.compute_score import ComputeScore
+from grouprl.scoring.compute_score import ComputeScore, truth_of
 from grouprl.scoring.invalid import Invalid
 from small_runs import grouprl, small_settings, write_rows
 
@@ -43,3 +43,35 @@ def test_a_missing_column_is_refused_before_training(tiny: Path, tmp_path: Path,
     )
     assert ended.code == code, ended.text
     assert code == 0 or "expected problems with the column 'ground_truth' or 'reward_model', got answer" in ended.err
+
+
+def test_a_nested_ground_truth_that_no_row_has_is_refused(tiny: Path, tmp_path: Path):
+    (tmp_path / "score.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info): return 1.0\n"
+    )
+    rows = write_rows(
+        tmp_path / "rows.jsonl", [{"prompt": f"Say {n}.", "reward_model": {"style": "rule"}} for n in range(20)]
+    )
+    reward = f"{tmp_path / 'score.py'}:compute_score"
+    ended = grouprl(
+        "train", "--model", tiny, "--task", rows, "--reward", reward, *small_settings(tmp_path / "runs", steps=1)
+    )
+    assert ended.code == 2
+    assert "expected problems with the column 'ground_truth' or 'reward_model', got reward_model" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("columns", "truth"),
+    [
+        ({"ground_truth": "7"}, "7"),
+        ({"ground_truth": "", "reward_model": {"ground_truth": "8"}}, ""),
+        ({"ground_truth": None, "reward_model": {"style": "rule", "ground_truth": ["8", "9"]}}, ["8", "9"]),
+        ({"reward_model": {"ground_truth": 0}}, 0),
+        ({"reward_model": {"style": "rule"}}, None),
+        ({"reward_model": None}, None),
+        ({"reward_model": "7"}, None),
+        ({"answer": "7"}, None),
+    ],
+)
+def test_where_a_ground_truth_is_read(columns: dict[str, object], truth: object):
+    assert truth_of(columns) == truth

@@ -60,7 +60,9 @@ def test_what_is_no_number_is_invalid_and_the_others_are_paid(value: Any) -> Non
     assert isinstance(step, Invalid)
 
 
-@pytest.mark.parametrize("values", [np.array([5], "m8[ns]"), np.array([5], "M8[s]"), np.array([1 + 5j]), np.array(["1"])])
+@pytest.mark.parametrize(
+    "values", [np.array([5], "m8[ns]"), np.array([5], "M8[s]"), np.array([1 + 5j]), np.array(["1"])]
+)
 def test_an_array_of_what_is_no_number_is_invalid(values: Any) -> None:
     assert isinstance(called(values)[0], Invalid)
 

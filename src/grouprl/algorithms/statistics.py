@@ -13,6 +13,9 @@ Scale = Literal["group_std", "batch_std", "none"]
 Std = Literal["population", "sample"]
 
 
+_ROUNDING = 2.0**-50  # four units in the last place of a float64
+
+
 @dataclass(frozen=True)
 class Statistics:
     """[N] float64 tensors: advantage = (reward - baseline) / divisor for groups with signal, else 0."""
@@ -50,7 +53,8 @@ def group_statistics(
         baseline: subtracted: the group's mean, the mean of the other group members, the batch's mean, nothing.
         scale: divides: the group's standard deviation, the batch's, nothing.
         std: "population" divides the squared deviations by n, "sample" by n - 1.
-        eps: added to the deviation.
+        eps: added to the deviation. Where the sum is no more than the rounding of the mean (2^-50 of it), the mean
+            divides instead: rewards that differ in their last bits alone get advantages below 1e-15.
 
     Raises:
         ValueError: shapes differ, or an option is unknown.
@@ -91,7 +95,11 @@ def group_statistics(
     else:
         squares_N = group_sum((rewards_N64 - mean_N).square() * valid_N64)[group_of_N]
         deviation_N = (squares_N / (count_N - freedom).clamp(min=1)).sqrt()
-    divisor_N = torch.ones_like(mean_N) if scale == "none" else deviation_N + eps
+    divisor_N = torch.ones_like(mean_N)
+    if scale != "none":
+        # 0.1 + 0.2 and 0.3 differ: a deviation of a few last bits says nothing, and without eps it would say all.
+        size_N = (batch_mean.expand_as(mean_N) if scale == "batch_std" else mean_N).abs()
+        divisor_N = torch.where(deviation_N + eps <= size_N * _ROUNDING, size_N, deviation_N + eps)
     signal_N = valid_N & has_signal(rewards_N, group_ids_N)
     return Statistics(baseline_N, divisor_N, mean_N, deviation_N, signal_N)
 

@@ -119,7 +119,8 @@ def _read_all(kind: type[BaseModel], files: Sequence[Path], overrides: Sequence[
                 tree["algorithm"] = flat(tree["algorithm"])
             layers.append(_Layer(origin, tree))
         except (UserError, yaml.YAMLError) as error:
-            mistakes.append(f"{origin}: {' '.join(str(error).split())}")
+            said = " ".join(str(error).split()).replace('"<byte string>", ', "")
+            mistakes.append(f"{origin}: {said}")
     return layers, mistakes
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from grouprl.models.templates import try_template
+from grouprl.models.templates import hidden_tags, try_template
 from grouprl.types import Completion, Problem, StopReason, UserError
 
 _TRIED: set[str] = set()  # templates that stayed within the limits
@@ -79,6 +79,12 @@ def _rendered(
             messages, add_generation_prompt=begins, continue_final_message=continues, return_dict=False
         )
     except Exception as error:  # a template is a program, which can raise anything
+        if continues and "continue_final_message" in str(error):
+            raise UserError(
+                f"problem {problem_id!r}: expected a chat template that keeps the assistant's last message, which the "
+                "completion continues, got one that changes it: use another template (model.chat_template), or end "
+                "the prompt with the user's message"
+            ) from None
         raise UserError(
             f"problem {problem_id!r}: expected a chat template that renders its messages, got {type(error).__name__}: "
             f"{error}: use a template that has these roles, or another model"
@@ -99,6 +105,14 @@ def _one_bos(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The ids without a second BOS: the text or the template may write one where the tokenizer adds its own."""
     bos = tokenizer.bos_token_id
     return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
+
+
+def completion_texts(rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The texts of completions: without special tokens, but with the tags of task.format=think where they are such."""
+    if not (kept := hidden_tags(tokenizer)):
+        return list(tokenizer.batch_decode(list(rows), skip_special_tokens=True))
+    left_out = set(tokenizer.all_special_ids) - set(tokenizer.convert_tokens_to_ids(kept))
+    return list(tokenizer.batch_decode([[one for one in ids if one not in left_out] for ids in rows]))
 
 
 def authored_completion(

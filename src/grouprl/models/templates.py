@@ -100,8 +100,19 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 def hidden_tags(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Tags of DeepSeek-R1's format that are special tokens, which the text of a completion leaves out."""
+    """Tags of DeepSeek-R1's format that are special tokens, which a tokenizer leaves out of a text."""
     return [tag for tag in TAGS if tag in tokenizer.all_special_tokens]
+
+
+def is_rendered(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a prompt that is a text has the special tokens of the chat template already."""
+    if tokenizer.chat_template is None:
+        return False
+    with suppress(Exception):  # a template is a program, which can raise anything
+        asked = str(tokenizer.apply_chat_template([dict(_USER)], add_generation_prompt=True, tokenize=False))
+        marks = set(tokenizer.get_added_vocab()) | {asked.partition(_USER["content"])[2].strip()}
+        return any(mark in text and mark in asked for mark in marks if len(mark) > 2 and mark != tokenizer.bos_token)
+    return False
 
 
 def folds_system(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -57,7 +57,7 @@ def check_model(config: RunConfig) -> Iterator[Finding]:
     yield Finding("end tokens", ", ".join(map(repr, tokenizer.convert_ids_to_tokens(end_token_ids(model, tokenizer)))))
     yield from _template(tokenizer)
     if hidden := hidden_tags(tokenizer):
-        yield Finding("tags", ", ".join(hidden), "special tokens, left out of completions: not for task.format=think")
+        yield Finding("tags", f"{', '.join(hidden)}: special tokens, which the text of completions keeps")
     yield Finding("LoRA targets", ", ".join(linear_layers(model, (ALL_LINEAR,))[0]))
     yield _memory(config, len(prompt))
 

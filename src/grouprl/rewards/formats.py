@@ -24,8 +24,7 @@ class ThinkFormat:
     `opened` the prompt already ends in `<think>`, as in some chat templates, and the completion lacks it.
 
     Range: 0 or 1. Failure modes: one character of thought and one of answer are enough, so this reward alone teaches
-    empty forms; a thought that quotes a tag counts as malformed; if the tags are special tokens of the tokenizer, the
-    text lacks them and every completion earns 0.
+    empty forms; a thought that quotes a tag counts as malformed.
     """
 
     opened: bool = False

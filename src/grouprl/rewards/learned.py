@@ -14,7 +14,7 @@ from grouprl.models.layouts import TreeLayout
 from grouprl.models.load import context_length, load_tokenizer
 from grouprl.models.names import check_name
 from grouprl.models.precision import autocast
-from grouprl.models.prompts import conversation_token_ids, prompt_token_ids
+from grouprl.models.prompts import completion_texts, conversation_token_ids, prompt_token_ids
 from grouprl.models.reward_model import completion_scores, load_reward_model
 from grouprl.record.places import model_at
 from grouprl.rewards.rules import Ids, Texts
@@ -52,7 +52,9 @@ class LearnedReward:
         Raises:
             UserError: a prompt with its completion is longer than the model's context, or its template fails.
         """
-        rows = list(self._retold(prompts, completions) if self.own_tokens else self._rows(prompts, completion_ids))
+        rows = list(
+            self._retold(prompts, completions) if self.own_tokens else self._rows(prompts, completions, completion_ids)
+        )
         fitting = [row for row in rows if row is not None]
         with torch.no_grad(), autocast(self.device, self.dtype):
             scores = iter([score for pack in _packs(fitting, self.micro_batch_tokens) for score in self._scores(pack)])
@@ -65,10 +67,14 @@ class LearnedReward:
         weights: list[torch.Tensor] = list(self.model.parameters())
         return sum(weight.numel() * weight.element_size() for weight in weights) / (1 << 20)
 
-    def _rows(self, prompts: Texts, completion_ids: Ids) -> Iterator[_Row]:
-        for prompt, members in groupby(zip(prompts, completion_ids, strict=True), key=lambda member: member[0]):
-            own = [tuple(ids) for _, ids in members]
-            problem = Problem("of the reward model", prompt if isinstance(prompt, str) else tuple(prompt))
+    def _rows(self, prompts: Texts, completions: Texts, completion_ids: Ids) -> Iterator[_Row]:
+        for prompt, members in groupby(zip(prompts, completions, completion_ids, strict=True), key=lambda one: one[0]):
+            texts, own = zip(*((text, tuple(ids)) for _, text, ids in members), strict=True)
+            messages = prompt if isinstance(prompt, str) else tuple(prompt)
+            if not isinstance(messages, str):  # the assistant's last message of the prompt begins the completions
+                begun = str(texts[0][-1]["content"]).removesuffix(completion_texts(own[:1], self.tokenizer)[0])
+                messages = (*messages, {"role": "assistant", "content": begun}) if begun else messages
+            problem = Problem("of the reward model", messages)
             longest = context_length(self.model) - max(map(len, own))
             prompt_ids = prompt_token_ids(problem, self.tokenizer, longest=longest)
             yield from ((prompt_ids, completion) for completion in own)

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.models.progress import PROGRESS
+from grouprl.models.prompts import completion_texts
 from grouprl.rollout.forward import Forward
 from grouprl.rollout.rows import Rows
 from grouprl.types import Completion, Sampling, StopReason
@@ -134,7 +135,7 @@ class Decoding:
         tail = max(len(stop.encode()) for stop in stops) + 1
         lengths = self._rows.length[: len(self._live)].tolist()
         tails = [row[max(0, n - tail) : n] for row, n in zip(self._rows.tokens.tolist(), lengths, strict=False)]
-        texts = self._tokenizer.batch_decode(tails, skip_special_tokens=True)
+        texts = completion_texts(tails, self._tokenizer)
         return [row for row, text in enumerate(texts) if any(stop in text for stop in stops)]
 
     def _completions(self, reasons: dict[int, StopReason]) -> Finished:
@@ -145,7 +146,7 @@ class Decoding:
         for (row, reason), n, *several in zip(reasons.items(), lengths, *columns, strict=True):
             unit, place = self._live[row]
             token_ids, sampled, plain = (tuple(values[:n]) for values in several)
-            text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+            (text,) = completion_texts([token_ids], self._tokenizer)
             index = unit.first + place
             finished.append((unit.request, Completion(index, token_ids, sampled, plain, text, reason, self._version)))
         return finished

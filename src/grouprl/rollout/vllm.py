@@ -21,6 +21,7 @@ from grouprl.models.progress import PROGRESS
 from grouprl.models.published import PublishedWeights, shape_difference, shape_of
 from grouprl.models.save import plain_tensors
 from grouprl.models.shard import is_sharded
+from grouprl.models.templates import hidden_tags
 from grouprl.rollout.engine import Request
 from grouprl.rollout.publish import publish, publish_base
 from grouprl.rollout.sampler import row_key
@@ -243,6 +244,8 @@ class VllmEngine:
             "detokenize": bool(sampling.stop),
             "logprobs": 0,  # of the sampled token alone
         }
+        if sampling.stop and hidden_tags(self._tokenizer):  # a stop string may be one of them
+            parameters["skip_special_tokens"] = False
         if sampling.penalizes:
             parameters["repetition_penalty"] = sampling.repetition_penalty
         body = {"token_ids": list(request.prompt_ids), "sampling_params": parameters}

@@ -8,12 +8,14 @@ import json
 import os
 import random
 import re
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from grouprl.config.run import EngineConfig
+from grouprl.models.progress import PROGRESS
 from grouprl.scoring.http import is_loopback, parsed_json, printable, read_bounded
 from grouprl.types import UserError
 
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
 LONGEST_REPLY = 1 << 30  # bytes; a token takes about 120
 FIRST_WAIT, LONGEST_WAIT = 0.25, 5.0  # seconds between two requests, before jitter
-RETRIES = 5  # after status 5xx, or while the server was never reached; a server that restarts takes minutes
+RETRIES = 5  # after status 5xx; a server that loads its model takes minutes, in which it is not reached
+_QUIET = 15.0  # seconds of waiting between two lines about it
 _REMEDIES = {
     401: "export the token that the server was started with, and name its variable in rollout.engine.token_env",
     403: "start the server with --enable-scale-out (docs/vllm.md)",
@@ -42,7 +45,6 @@ class VllmClient:
         self.address = address.rstrip("/")
         self._seconds = settings.seconds
         self._token = _token(settings.token_env)
-        self._reached = False  # whether the server has ever answered
         self._chance = random.Random()  # a separate generator, so that the run's random numbers do not change
 
     @asynccontextmanager
@@ -61,6 +63,10 @@ class VllmClient:
             trust_env=not is_loopback(httpx2.URL(self.address).host),
         ) as pool:
             yield Connection(self, pool)
+
+    def say(self, text: str) -> None:
+        """Shows a line about this server."""
+        print(f"vLLM server {self.address}: {printable(text)}", file=sys.stderr, flush=True)
 
     def wrong(self, expected: str, got: str, remedy: str) -> UserError:
         """Makes the error of this server; the token is not shown."""
@@ -110,6 +116,7 @@ class Connection:
             UserError: the server refuses the request, gives no whole reply of JSON within the time or the retries.
         """
         client, last, failures, started = self._client, "no reply", 0, time.monotonic()
+        said = started - _QUIET + 2 * FIRST_WAIT  # soon: the address may be wrong
         expected = f"{what} ({method} {path.partition('?')[0]}) within {client._seconds:g} s"
         try:
             async with asyncio.timeout(client._seconds):
@@ -123,6 +130,10 @@ class Connection:
                         failures += not error.lost  # else it still loads, or restarts
                         if failures > RETRIES:
                             break
+                        if error.lost and time.monotonic() - said >= _QUIET:
+                            said = time.monotonic()
+                            client.say(f"waits for {what}, at most {client._seconds:g} s: {last}")
+                        PROGRESS.mark()  # waiting for a server is no stall: it has this limit of its own
                     wait = min(FIRST_WAIT * 2.0 ** min(attempt, 9), LONGEST_WAIT)
                     await asyncio.sleep(wait * (1 + client._chance.random()) / 2)
         except TimeoutError:
@@ -146,7 +157,6 @@ class Connection:
                 found = await read_bounded(reply, LONGEST_REPLY)
         except httpx2.TransportError as error:
             raise _AgainError(f"{type(error).__name__} {error}".strip(), lost=True) from None
-        client._reached = True
         status = reply.status_code
         if status >= 500:
             raise _AgainError(f"status {status}, {_message(found)},", lost=False)

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from grouprl.models.prompts import completion_texts
 from grouprl.types import Completion, Sampling, StopReason, UserError
 
 _IMPOSSIBLE = -9999.0  # vLLM's clamp: it writes this for NaN and for minus infinity
@@ -75,7 +76,7 @@ def _completion(
         raise wrong(f"1 to {sampling.max_tokens} token ids below {expected.vocabulary}", f"{ids!r:.80}", _LOOK)
     _check_versions(choice, len(ids), expected)
     reported = _logprobs(choice, ids, wrong)
-    text = tokenizer.decode(ids, skip_special_tokens=True)
+    (text,) = completion_texts([ids], tokenizer)
     reason = _stop_reason(choice, ids, text, expected, wrong)
     greedy, unchanged = sampling.temperature == 0.0, sampling.temperature == 1.0 and sampling.only_scales
     return Completion(

@@ -29,8 +29,8 @@ def needs_of(config: RunConfig, task: Task, ranks: int) -> Iterator[str]:
     evaluation, tokens = config.evaluation, config.rollout.max_tokens
     trained, held_out = task.problems("train"), task.problems(evaluation.split)
     problems = min(evaluation.problems, len(held_out))
-    said = f"the evaluation uses {problems:,} of these"
-    if held_out and trained[0].prompt_text != held_out[0].prompt_text:
+    said = f"the evaluation uses {problems:,} of these" if problems else "none is held out"
+    if problems and trained[0].prompt_text != held_out[0].prompt_text:
         place = held_out[0].id.rpartition("/")[0]
         said = f"{len(held_out):,} others are held out ({place}), of which the evaluation uses {problems:,}"
     yield f"Problems: {len(trained):,} to train on; {said}."

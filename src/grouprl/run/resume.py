@@ -70,18 +70,18 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
     begun = _begun(directory, config)
     # A learning rate that follows the run to its end depends on where that is.
     free = [name for name in _FREE if name != "steps" or not follows_the_end(begun.learner)]
-    changed = differences(begun, config, free)
-    if changed:
+    if new := differences(begun, config, free):
         raise UserError(
-            f"resume: expected the settings that {directory} started with, got {'; '.join(changed)}: "
-            f"restore them ({_why(begun)}only {', '.join(free)} may change), or start a new run under another name"
+            f"resume: expected the settings that {directory} started with, got {'; '.join(new)}{_why(begun, new)}: "
+            f"restore them (only {', '.join(free)} may change), or start a new run under another name"
         )
 
 
-def _why(begun: RunConfig) -> str:
-    if not follows_the_end(begun.learner):
+def _why(begun: RunConfig, changed: Sequence[str]) -> str:
+    if not follows_the_end(begun.learner) or not any(one.startswith("steps:") for one in changed):
         return ""
-    return f"with learner.schedule={begun.learner.schedule} the learning rate of each step depends on steps; "
+    key = "warmup_steps" if begun.learner.schedule == "constant" else "schedule"
+    return f" (with learner.{key}={getattr(begun.learner, key)} the learning rate of each step depends on steps)"
 
 
 def _begun(directory: Path, config: RunConfig) -> RunConfig:

@@ -86,7 +86,7 @@ def train(
     Raises:
         UserError: model, data or run directory do not fit the configuration; nothing is overwritten.
     """
-    task = trained_on_the_rest(task, config.evaluation.split)
+    task = trained_on_the_rest(task, config.evaluation.split if config.evaluation.problems else None)
     terminal, config = terminal or Terminal(), with_run_dtype(_in_steps(config, task), resume=resume)
     check_sections(config)
     directory = _directory(config, resume=resume)

@@ -16,6 +16,7 @@ from grouprl.models.load import context_length, load_model, load_tokenizer
 from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.structure import structured_sampling
+from grouprl.models.templates import is_rendered
 from grouprl.record.layout import RunDirectory
 from grouprl.rewards.configured import configured_scorer
 from grouprl.rollout import NativeEngine, Request
@@ -132,7 +133,7 @@ def _advantages(
 
 
 def _own(prompt: str, tokenizer: PreTrainedTokenizerBase) -> Problem:
-    if tokenizer.chat_template is None:
+    if tokenizer.chat_template is None or is_rendered(prompt, tokenizer):
         return Problem("own", prompt)
     return Problem("own", ({"role": "user", "content": prompt},))
 

@@ -10,7 +10,7 @@ from grouprl.config.run import RunConfig
 from grouprl.models.attention import is_packed
 from grouprl.models.kernels.build import setting, why_no_library
 from grouprl.models.precision import is_emulated
-from grouprl.models.templates import folds_system, hidden_tags, lost_contents
+from grouprl.models.templates import folds_system, is_rendered, lost_contents
 from grouprl.run.assemble import RunParts
 from grouprl.types import Problem
 
@@ -21,17 +21,10 @@ def warnings_of(parts: RunParts, config: RunConfig) -> Iterator[str]:
     """Sentences for the terminal."""
     tokenizer, problems = parts.step_parts.tokenizer, parts.step_parts.task.problems("train")
     first = problems[0].prompt
-    rendered = isinstance(first, str) and any(token in first for token in tokenizer.all_special_tokens)
-    if tokenizer.chat_template is not None and isinstance(first, str) and not rendered:
+    if tokenizer.chat_template is not None and isinstance(first, str) and not is_rendered(first, tokenizer):
         yield (
             "the model has a chat template, but plain-text prompts do not use it. Write prompts as messages, "
             '[{"role": "user", "content": ...}], or set task.arguments.messages=true.'
-        )
-    if config.task.format == "think" and (hidden := hidden_tags(tokenizer)):
-        yield (
-            f"the tokenizer has {', '.join(hidden)} as special tokens, which the text of a completion leaves out: no "
-            'completion can have the form of task.format=think. Set "special": false for them in its tokenizer.json, '
-            "or take task.format=boxed."
         )
     yield from _about_messages(problems[:_PROMPTS], tokenizer)
     if doubt := getattr(parts.step_parts.engine, "doubt", ""):

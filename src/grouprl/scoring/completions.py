@@ -18,8 +18,15 @@ Scored = tuple[Sequence[RewardOutcome], Sequence[str], Metrics]  # with the reas
 
 
 def rows_of(calls: Mapping[str, Called], group: Group) -> list[Row]:
-    """The values of each completion of a group."""
-    return [{name: called.values[n] for name, called in calls.items()} for n in range(len(group.completions))]
+    """The values of each completion of a group; reasoning steps end in its own text, without what the prompt begins."""
+    begun = len(group.problem.begun)
+
+    def own(value: Value) -> Value:
+        if not isinstance(value, tuple) or not begun:
+            return value
+        return tuple((end - begun, one) for end, one in value if end > begun)
+
+    return [{name: own(called.values[n]) for name, called in calls.items()} for n in range(len(group.completions))]
 
 
 def extras_of(calls: Mapping[str, Called], group: Group) -> list[dict[str, Any]]:

@@ -15,6 +15,13 @@ def scores_one_completion(function: Callable[..., Any]) -> bool:
     return not isinstance(function, type) and "solution_str" in inspect.signature(function).parameters
 
 
+def truth_of(columns: Mapping[str, Any]) -> Any:
+    """The ground truth of a problem, as verl's data have it; None = it has none."""
+    model = columns.get("reward_model")
+    nested = model.get("ground_truth") if isinstance(model, Mapping) else None
+    return nested if columns.get("ground_truth") is None else columns["ground_truth"]
+
+
 @dataclass(frozen=True)
 class ComputeScore:
     """Calls a function of verl's form for each completion; a dict that it returns has the value as `score`.
@@ -56,7 +63,7 @@ class ComputeScore:
         )
         given = []
         for one, source, truth, model, extra in rows:
-            truth = (model or {}).get("ground_truth") if truth is None else truth
+            truth = truth_of({"ground_truth": truth, "reward_model": model})
             if truth is None and self._takes_truth:
                 given.append(Invalid("the problem has no ground_truth"))
                 continue

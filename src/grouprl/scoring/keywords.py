@@ -12,7 +12,8 @@ from grouprl.types import Completion, Group, Problem, UserError
 def call_keywords(groups: Sequence[Group]) -> dict[str, list[Any]]:
     """Makes the keywords of a reward function in TRL's form: plain lists with one item for each completion.
 
-    A problem's columns are repeated for each of its completions; a column that a problem lacks is None.
+    A last message of the assistant in a prompt begins the completions, as in TRL. A
+    problem's columns are repeated for each of its completions; a column that a problem lacks is None.
     Raises UserError when a column has the name of a TRL keyword.
     """
     pairs = [(group.problem, completion) for group in groups for completion in group.completions]
@@ -28,9 +29,12 @@ def call_keywords(groups: Sequence[Group]) -> dict[str, list[Any]]:
 
 
 def _prompt(problem: Problem) -> str | list[dict[str, str]]:
-    return problem.prompt if isinstance(problem.prompt, str) else [dict(message) for message in problem.prompt]
+    messages = problem.prompt
+    if isinstance(messages, str):
+        return messages
+    return [dict(message) for message in (messages[:-1] if problem.begun else messages)]
 
 
 def _completion(problem: Problem, completion: Completion) -> str | list[dict[str, str]]:
-    text = completion.text
+    text = problem.begun + completion.text
     return text if isinstance(problem.prompt, str) else [{"role": "assistant", "content": text}]

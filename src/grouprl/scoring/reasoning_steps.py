@@ -8,6 +8,7 @@ from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from grouprl.models.prompts import completion_texts
 from grouprl.scoring.functions import WeightedReward
 from grouprl.types import Completion, StepReward
 
@@ -36,10 +37,10 @@ def last_tokens(token_ids: Sequence[int], ends: Sequence[int], tokenizer: PreTra
 
     @cache
     def written(count: int) -> int:
-        return len(tokenizer.decode(token_ids[:count], skip_special_tokens=True))
+        return len(completion_texts([token_ids[:count]], tokenizer)[0])
 
     # Tokens decoded alone need not add up to the text (half a character, a joining space): use them as a first guess.
-    alone = tokenizer.batch_decode([[token] for token in token_ids], skip_special_tokens=True)
+    alone = completion_texts([[token] for token in token_ids], tokenizer)
     guesses = list(accumulate(map(len, alone)))
     found = []
     for end in ends:

@@ -26,6 +26,7 @@ from grouprl.scoring.completions import (
     rows_of,
     written,
 )
+from grouprl.scoring.compute_score import truth_of
 from grouprl.scoring.functions import SOFT_OVERLONG, FromFile, WeightedReward
 from grouprl.scoring.invalid import InvalidCount
 from grouprl.scoring.keywords import call_keywords
@@ -183,7 +184,7 @@ class Scorer:
         columns = dict.fromkeys(name for problem in problems for name in problem.columns)
         for reward in self.called:
             needed = signature_of(reward, self.pool)
-            if needed.one_of and not columns.keys() & set(needed.one_of):
+            if needed.one_of and all(truth_of(problem.columns) is None for problem in problems):
                 wanted = " or ".join(map(repr, needed.one_of))
                 raise UserError(
                     f"reward {reward.name}: expected problems with the column {wanted}, got "

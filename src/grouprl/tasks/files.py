@@ -201,7 +201,7 @@ def _json_row(where: str, row: object) -> Row:
     if not isinstance(row, dict):
         raise UserError(f"{where}: expected a JSON object, got {short_repr(row)}: write {{...}}")
     try:
-        json.dumps(row, allow_nan=False)
+        written = json.dumps(row, allow_nan=False)
     except ValueError as error:
         raise UserError(
             f"{where}: expected finite numbers, got NaN, Infinity or one that is too large: write null where a value "
@@ -209,6 +209,7 @@ def _json_row(where: str, row: object) -> Row:
         ) from error
     except RecursionError as error:
         raise _too_deep(where) from error
+    _refuse_long(where, len(written))
     return where, row
 
 
