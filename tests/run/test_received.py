@@ -325,7 +325,8 @@ def test_lines_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    found = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**found, **changes}))
 
 
 def growing(times: int) -> dict[str, Any]:
@@ -341,6 +342,9 @@ MODELS = [
     ("config.json", {"more": nested(400)}, "at most 100 levels"),
     ("tokenizer.json", {"more": nested(400)}, "at most 100 levels"),
     ("config.json", {"num_hidden_layers": 10_000_000}, "num_hidden_layers: expected at most 4096"),
+    ("config.json", {"num_labels": 1 << 40}, "num_labels: expected at most 4096"),
+    ("model.safetensors.index.json", {"metadata": {}, "weight_map": {"a": "/dev/zero"}}, "expected weights in this"),
+    ("model.safetensors.index.json", {"metadata": {}, "weight_map": {"a": "../x"}}, "expected weights in this folder"),
     ("config.json", {"text_config": {"vocab_size": 1 << 40}}, "vocab_size: expected at most"),
     ("tokenizer.json", growing(30), "normalizer: expected steps"),
     ("tokenizer.json", {"added_tokens": [{"id": 5}] * 100_001}, "at most 100000 added tokens"),
@@ -348,13 +352,32 @@ MODELS = [
 ]
 
 
+@pytest.mark.parametrize("hub", [False, True], ids=["folder", "hub"])
 @pytest.mark.parametrize(("name", "changes", "said"), MODELS)
-def test_a_model_that_asks_for_more_than_any_has(tmp_path: Path, name: str, changes: dict[str, Any], said: str) -> None:
+def test_a_model_that_asks_for_more_than_any_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, changes: dict[str, Any], said: str, hub: bool
+) -> None:
     model = tiny_model_folder(tmp_path / "model")
     edit(model / name, **changes)
+    path = str(model)
+    if hub:  # what a download leaves
+        path, repository = "someone/model", tmp_path / "models--someone--model"
+        (repository / "refs").mkdir(parents=True)
+        (repository / "refs" / "main").write_text("a" * 40)
+        shutil.copytree(model, repository / "snapshots" / ("a" * 40))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=said):
-        load_tokenizer(str(model))
+        load_tokenizer(path)
     with pytest.raises(UserError, match=said):
+        load_model(path, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("changes", [{"vocab_size": 1 << 23}, {"intermediate_size": 1 << 20}, {"hidden_size": 1 << 16}])
+def test_a_model_that_asks_for_more_than_its_files_have(tmp_path: Path, changes: dict[str, int]) -> None:
+    model = tiny_model_folder(tmp_path / "model")
+    edit(model / "config.json", **changes)
+    with pytest.raises(UserError, match="expected a configuration of as many weights as its files, got one of [0-9]+"):
         load_model(str(model), device=torch.device("cpu"))
 
 

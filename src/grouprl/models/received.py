@@ -18,16 +18,19 @@ from grouprl.config.strict import read_file, refuse_depth, refuse_file
 from grouprl.types import UserError
 
 TOKENIZER = "tokenizer.json"
+INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _READ = (".json", ".jinja")  # suffixes of files that a library reads as a whole
 _MOST_FILES = 10_000
 # Ten times the largest of known models: 2,048 layers by the names of several settings, 1,048,576 of a vocabulary.
-_MOST_PARTS, _MOST_WIDTH, _PARTS, _WIDTHS = 4096, 1 << 24, ("layer", "expert", "block", "head"), ("size", "dim", "d_")
+_MOST_PARTS, _PARTS = 4096, ("layer", "expert", "block", "head", "label")
+_MOST_WIDTH, _WIDTHS = 1 << 24, ("size", "dim", "d_")
 _MOST_ADDED = 100_000  # tokens beside the vocabulary
 _MOST_GROWTH = 256  # times that a text may grow before it is split into tokens, or after
 
 
 def refuse_model(folder: Path) -> None:
-    """Checks a folder of a model or an adapter; a hub id, which is no folder, passes. Links to files are followed.
+    """Checks a folder of a model or an adapter; passes where there is none. Links to files are followed.
 
     Raises:
         UserError: there is a pipe, a socket or a device in it, a file larger than its kind may be, or a configuration
@@ -41,8 +44,17 @@ def refuse_model(folder: Path) -> None:
         if os.path.exists(path) and not path.is_dir():
             refuse_file(path, os.stat(path), None if path.suffix in _READ else 1 << 62)
     refuse_config(_object(read_file(folder / "config.json") or b"", folder / "config.json"), f"{folder}/config.json")
-    for name in (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+    for name in shard_names(folder):
+        if Path(name).name != name:
+            raise UserError(f"{folder}: expected weights in this folder, got {name!r:.60} in {INDEX}: write its name")
+    for name in TOKENIZER_FILES:
         refuse_tokenizer(read_file(folder / name) or b"", folder / name)
+
+
+def shard_names(folder: Path) -> list[str]:
+    """The files of weights that the index in a folder names."""
+    shards = _object(read_file(folder / INDEX) or b"", folder / INDEX).get("weight_map")
+    return sorted({str(name) for name in shards.values()}) if isinstance(shards, dict) else []
 
 
 def refuse_config(config: dict[str, Any], place: str) -> None:
