@@ -377,7 +377,7 @@ def test_a_model_that_asks_for_more_than_any_has(
 def test_a_model_that_asks_for_more_than_its_files_have(tmp_path: Path, changes: dict[str, int]) -> None:
     model = tiny_model_folder(tmp_path / "model")
     edit(model / "config.json", **changes)
-    with pytest.raises(UserError, match="expected a configuration of as many weights as its files, got one of [0-9]+"):
+    with pytest.raises(UserError, match=r"expected a configuration of as many weights as its files, got one of [0-9]+"):
         load_model(str(model), device=torch.device("cpu"))
 
 

@@ -19,7 +19,6 @@ from grouprl.compare.plan import PlannedRun, Resolve, planned_runs, refuse_other
 from grouprl.compare.read import COMPARISON_FILE, read_comparison
 from grouprl.compare.report import comparison_verdict, write_comparison
 from grouprl.config.comparison import CompareConfig
-from grouprl.config.strict import read_end
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory, lock_directory
 from grouprl.record.read import read_run
@@ -30,7 +29,6 @@ from grouprl.types import UserError
 
 POLL_SECONDS = 0.3
 _END_SECONDS = 600.0  # a run that is asked to stop finishes its step and saves
-_SAID = 4000  # bytes of the last words of a run
 
 
 @dataclass(frozen=True)
@@ -149,7 +147,7 @@ def _ended(child: _Process, terminal: Terminal, stop: StopRequest) -> list[str]:
         return []
     if stop.asked and child.asked_to_stop:
         return []
-    last = " ".join(read_end(console, _SAID).decode("utf-8", "replace").split("\n")[-3:]).strip()
+    last = " ".join(console.read_text(encoding="utf-8", errors="replace").split("\n")[-3:]).strip()
     if code == 2 and not run.newest:
         raise UserError(f"{run.directory}: {last.rpartition('error: ')[2]}")
     terminal.say(f"{run.config.name}: failed with code {code}: {last[-300:]} (all of it: {console})")

@@ -97,19 +97,14 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
 
 def _refuse_bombs(config: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Checks what PEFT builds and matches before it compares an adapter with its weights.
-
-    Raises:
-        ValueError: a rank is larger than the weights, or a pattern may take hours to match the name of a layer.
-    """
+    """Raises ValueError for a rank larger than the weights, and for a pattern of names that may take hours to match."""
     widest = max((max(weight.shape, default=0) for weight in tensors.values()), default=0)
-    ranks = [config.r, *(config.rank_pattern or {}).values()]
-    if max(ranks) > widest:
-        raise ValueError(f"a rank of {max(ranks)}, and weights of {widest} at most")
-    patterns = [config.target_modules, config.exclude_modules, config.layers_pattern]
-    patterns = [one for one in patterns if isinstance(one, str)] + [*config.rank_pattern, *config.alpha_pattern]
-    patterns += config.layers_pattern if isinstance(config.layers_pattern, list) else []
-    for pattern in patterns:
+    rank = max([config.r, *config.rank_pattern.values()])
+    if rank > widest:
+        raise ValueError(f"a rank of {rank}, and weights of {widest} at most")
+    given = [config.target_modules, config.exclude_modules, config.layers_pattern]
+    patterns = [one for names in given for one in ([names] if isinstance(names, str) else names or ())]
+    for pattern in [*patterns, *config.rank_pattern, *config.alpha_pattern]:
         if len(_REPEAT.findall(pattern)) > _MOST_REPEATS or re.search(r"\)[*+{]", pattern):
             raise ValueError(f"a pattern with too many repetitions: {pattern:.80}")
 

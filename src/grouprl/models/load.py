@@ -23,22 +23,14 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
-from transformers.utils import (
-    CONFIG_NAME,
-    SAFE_WEIGHTS_INDEX_NAME,
-    SAFE_WEIGHTS_NAME,
-    cached_file,
-    extract_commit_hash,
-    find_adapter_config_file,
-    logging,
-)
+from transformers.utils import CONFIG_NAME, cached_file, extract_commit_hash, find_adapter_config_file, logging
 
 from grouprl.config.run import ModelConfig
 from grouprl.models.adapters import attach_adapter, base_of, is_adapter
 from grouprl.models.manifest import check_manifest, has_manifest
 from grouprl.models.names import BUNDLED, check_name
 from grouprl.models.precision import quantize_weights, round_weights
-from grouprl.models.received import TOKENIZER_FILES, refuse_model, shard_names
+from grouprl.models.received import INDEX, TOKENIZER_FILES, refuse_model, shard_names
 from grouprl.models.templates import prepare_template
 from grouprl.models.verify import in_right_form
 from grouprl.types import UserError, nearest_name
@@ -131,16 +123,15 @@ def _received(path: str, revision: str, *names: str) -> Path:
 def _refuse_size(auto: Any, path: str, options: Mapping[str, Any]) -> None:
     """Checks that a model has about as many weights as its files: transformers makes those that are missing first."""
     revision = options.get("revision", "main")
-    folder = _received(path, revision, SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)
-    given = sum(file.stat().st_size for file in _received(path, revision, *shard_names(folder)).glob("*.safetensors"))
+    folder = _received(path, revision, INDEX)
+    folder = _received(path, revision, *(shard_names(folder) or ["model.safetensors"]))
+    given = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     config = AutoConfig.from_pretrained(_resolve(path), trust_remote_code=False, **options)
     with torch.device("meta"):
         asked = sum(weight.numel() for weight in auto.from_config(config, trust_remote_code=False).parameters())
     if given and asked > _SPARE + 2 * given:  # four bits are a weight
-        raise UserError(
-            f"model {path!r}: expected a configuration of as many weights as its files, got one of {asked} and files "
-            f"of {given} bytes: get the files of one model"
-        )
+        got = f"one of {asked} and files of {given} bytes: get the files of one model"
+        raise UserError(f"model {path!r}: expected a configuration of as many weights as its files, got {got}")
 
 
 def _freeze_beside_text(model: PreTrainedModel) -> None:
@@ -239,7 +230,6 @@ def load_tokenizer(model: str | ModelConfig) -> PreTrainedTokenizerBase:
     config = ModelConfig(path=model) if isinstance(model, str) else model
     path, revision = located(config)
     folder = _resolve(path)
-    refuse_model(Path(folder))
     if is_adapter(folder) and not (Path(folder) / "tokenizer_config.json").is_file():
         base, revision = _base(folder)
         folder = _resolve(base)

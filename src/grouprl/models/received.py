@@ -22,9 +22,10 @@ INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _READ = (".json", ".jinja")  # suffixes of files that a library reads as a whole
 _MOST_FILES = 10_000
-# Ten times the largest of known models: 2,048 layers by the names of several settings, 1,048,576 of a vocabulary.
-_MOST_PARTS, _PARTS = 4096, ("layer", "expert", "block", "head", "label")
-_MOST_WIDTH, _WIDTHS = 1 << 24, ("size", "dim", "d_")
+# By what is in the name of a setting, the first that is: ten times the largest of known models.
+_PARTS, _WIDTH = 4096, 1 << 24
+_MOST = {"chunk": 1 << 16, "dim": _WIDTH, "size": _WIDTH}
+_MOST |= dict.fromkeys(("layer", "expert", "block", "head", "label", "depth"), _PARTS) | {"d_": _WIDTH}
 _MOST_ADDED = 100_000  # tokens beside the vocabulary
 _MOST_GROWTH = 256  # times that a text may grow before it is split into tokens, or after
 
@@ -60,9 +61,8 @@ def shard_names(folder: Path) -> list[str]:
 def refuse_config(config: dict[str, Any], place: str) -> None:
     """Raises UserError for the configuration of a model that asks for more than any model has."""
     for name, value in _numbers(config):
-        most = _MOST_PARTS if any(part in name for part in _PARTS) and "dim" not in name and "size" not in name else 0
-        most = most or (_MOST_WIDTH if any(part in name for part in _WIDTHS) else 0)
-        if most and value > most:
+        most = next((most for part, most in _MOST.items() if part in name), value)
+        if value > most:
             raise UserError(f"{place}: {name}: expected at most {most}, got {value}: use another model")
 
 

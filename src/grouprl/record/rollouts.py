@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import sqlite3
 import time
@@ -16,7 +15,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from grouprl.config.strict import opened
+from grouprl.config.strict import read_end
 from grouprl.record.files import json_text, utf8_text
 from grouprl.record.layout import RunDirectory, refuse_links
 from grouprl.types import Completion, Group, RewardOutcome, StepRecord, TokenTrace, UserError
@@ -78,7 +77,7 @@ CREATE VIEW IF NOT EXISTS steps AS
 _LARGEST_VALUE = 64 << 20  # bytes of a text or blob: the token ids of 16 million tokens
 _READ_SECONDS, _INSTRUCTIONS = 120.0, 100_000  # of a reader, however the file is damaged; and between two looks
 # In the SQL of a table or an index: an expression that SQLite computes at each write.
-_COMPUTES = re.compile(r"\b(CHECK|DEFAULT)\s*\(", re.IGNORECASE)
+_COMPUTES = re.compile(r"\bCHECK\b|\bDEFAULT\b(?!\s+[-\w.']+)", re.IGNORECASE)
 _WHERE = re.compile(r"\bWHERE\b(?! completion_index = 0\Z)", re.IGNORECASE)
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # sqlite.org/fileformat: the end of a journal that names another
 
@@ -262,13 +261,8 @@ def _refuse_journal(path: Path) -> None:
         UserError: it names one, which no run writes.
     """
     journal = path.with_name(f"{path.name}-journal")
-    with opened(journal, most=1 << 62) as file:
-        if file is not None and os.fstat(file.fileno()).st_size >= len(_SUPER_JOURNAL):
-            file.seek(-len(_SUPER_JOURNAL), os.SEEK_END)
-            if file.read() == _SUPER_JOURNAL:
-                raise UserError(
-                    f"{journal}: expected the journal of one database, got one that names others: remove it"
-                )
+    if read_end(journal, len(_SUPER_JOURNAL)) == _SUPER_JOURNAL:
+        raise UserError(f"{journal}: expected the journal of one database, got one that names others: remove it")
 
 
 def _connected(location: str, *, uri: bool, timeout: float = 5.0) -> sqlite3.Connection:
@@ -289,16 +283,15 @@ def _refuse_programs(database: sqlite3.Connection, place: object) -> None:
         UserError: there is such a program.
     """
     own = ("groups", "rewards", "steps")
-    for kind, name, text in database.execute("SELECT type, name, sql FROM main.sqlite_master"):
+    for kind, name, text in database.execute("SELECT type, name, coalesce(sql, '') FROM main.sqlite_master"):
+        is_plain = kind == "view" and name in own
         if kind == "table" and not text.upper().startswith("CREATE VIRTUAL"):
-            columns = database.execute("SELECT hidden FROM pragma_table_xinfo(?)", (name,))
-            computes = any(hidden for (hidden,) in columns) or _COMPUTES.search(text)
-            kind = "table with computed columns" if computes else ""
+            hidden = database.execute("SELECT 1 FROM pragma_table_xinfo(?) WHERE hidden", (name,)).fetchall()
+            is_plain = not hidden and not _COMPUTES.search(text)
         elif kind == "index":
-            columns = database.execute("SELECT cid FROM pragma_index_xinfo(?)", (name,))
-            computes = any(column == -2 for (column,) in columns) or _WHERE.search(text or "")
-            kind = "index of computed values" if computes else ""
-        if kind and not (kind == "view" and name in own):
+            computed = database.execute("SELECT 1 FROM pragma_index_xinfo(?) WHERE cid = -2", (name,)).fetchall()
+            is_plain = not computed and not _WHERE.search(text)
+        if not is_plain:
             raise UserError(f"{place}: expected the tables and views of a run, got the {kind} {name!r:.60}: remove it")
 
 

@@ -37,10 +37,8 @@ def read_code(path: Path) -> dict[str, bytes]:
             raise UserError(f"{file}: expected a Python file, found none: check the path")
         found[str(file)] = data
         if len(found) > _MOST_MODULES or sum(map(len, found.values())) > _MOST_BYTES:
-            raise UserError(
-                f"{path}: expected at most {_MOST_MODULES} modules of {_MOST_BYTES} bytes in all beside it, got more: "
-                "import fewer"
-            )
+            most = f"{_MOST_MODULES} modules of {_MOST_BYTES} bytes in all"
+            raise UserError(f"{path}: expected at most {most} beside it, got more: import fewer")
         package = file.relative_to(path.parent).parent.parts
         waiting += [one for name in _imports(data, package) for one in _files(path.parent, name)]
     return found
