@@ -88,23 +88,16 @@ def plain(value: object) -> str:
 
 def as_tree(algorithm: Algorithm) -> dict[str, Any]:
     """Converts the algorithm to plain values, part by part, which `with_options` reads back."""
-    parts = ((name, getattr(algorithm, name)) for name in KINDS)
-    own = own_parts(algorithm)
-    return (
-        {"name": algorithm.name}
-        | {name: part and _recorded(name, part) for name, part in parts}
-        | ({OWN: own} if own else {})
-    )
+    own, parts = own_parts(algorithm), {name: getattr(algorithm, name) for name in KINDS}
+    tree = {name: part and _recorded(name, part) for name, part in parts.items()}
+    return {"name": algorithm.name, **tree, **({OWN: own} if own else {})}
 
 
 def own_parts(algorithm: Algorithm) -> dict[str, str]:
-    """The parts whose class a program defined: the name and the digest of the class, see `own_code`, and its options.
-
-    The options are those that no other class of the part has, or has with this value.
-    """
+    """The parts whose class a program defined: the class, see `own_code`, and the options that no other class has."""
     found = dict(algorithm.missing)
     for name in () if found else ("algorithm", *KINDS):
-        part = getattr(algorithm, name, algorithm)
+        part: Any = getattr(algorithm, name, algorithm)
         if part and (own := own_code(part)):
             options = {} if name == "algorithm" else asdict(part)
             known = options and _recorded(name, part)
@@ -115,11 +108,9 @@ def own_parts(algorithm: Algorithm) -> dict[str, str]:
 def _recorded(name: str, part: Part) -> dict[str, Any]:
     """The options of a part; of one whose class a program defined, those that can be read without that program."""
     kinds = [type(part)] if own_code(part) is None else KINDS[name]
-    known = [hints(kind) for kind in kinds]
+    own = asdict(part).items()
     return {
-        option: value
-        for option, value in asdict(part).items()
-        if any(option in one and fits(value, one[option]) for one in known)
+        key: value for key, value in own if any(key in hints(one) and fits(value, hints(one)[key]) for one in kinds)
     }
 
 
