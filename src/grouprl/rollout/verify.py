@@ -21,8 +21,7 @@ def sampler_gap(engine: Engine, model: PreTrainedModel, prompt_ids: Sequence[int
     [group] = engine.generate([request], Sampling(max_tokens=max_tokens))
     own = torch.cat(plain_logprobs(model, [group])).cpu()
     found = torch.tensor([value for one in group.completions for value in one.logprobs])
-    # A model that is sure has log-probs near 0, whose rounding is that of its logits.
-    return float((found - own).abs().max() / own.abs().max().clamp(min=1.0))
+    return float((found - own).abs().max() / own.abs().max().clamp(min=1.0))  # a sure model has log-probs near 0
 
 
 def check_sampler(engine: Engine, model: PreTrainedModel, *, most_tokens: int) -> None:
