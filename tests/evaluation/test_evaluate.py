@@ -13,6 +13,7 @@ import torch
 from grouprl.evaluation import ProblemResults
 from grouprl.evaluation.evaluate import evaluate
 from grouprl.evaluation.metrics import step_metrics, trait_shares
+from grouprl.evaluation.statistics import mean_interval
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.rollout import NativeEngine, Request
