@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from transformers import AddedToken
 
 from grouprl.models.load import load_tokenizer
 from grouprl.models.prompts import completion_texts, prompt_token_ids
@@ -89,9 +90,25 @@ def test_a_text_with_the_template_in_it_is_known(text: str, has: bool):
     assert tokenizer.decode(prompt_token_ids(problem, tokenizer, longest=500)).replace(" ", "") == text.replace(" ", "")
 
 
-def test_tags_that_are_special_tokens_stay_in_the_text_and_others_do_not(tiny: Path):
+@pytest.mark.parametrize("named", [True, False])
+def test_tags_that_are_special_tokens_stay_in_the_text_and_others_do_not(tiny: Path, named: bool):
+    """Special tokens are named in the tokenizer's configuration, or only marked as such among the added tokens."""
     tokenizer = load_tokenizer(str(tiny))
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>", "<other>"]})
+    if named:
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>", "<other>"]})
+    else:
+        tokenizer.add_tokens([AddedToken(one, special=True) for one in ("<think>", "</think>", "<other>")])
+        assert "<think>" not in tokenizer.all_special_tokens
+    assert hidden_tags(tokenizer) == ["<think>", "</think>"]
     ids = [tokenizer.convert_tokens_to_ids("<think>"), *tokenizer("7")["input_ids"]]
     ids += [*tokenizer.convert_tokens_to_ids(["</think>", "<other>"]), tokenizer.eos_token_id]
     assert completion_texts([ids], tokenizer) == ["<think>7</think>"]
+
+
+def test_tags_that_are_ordinary_tokens_are_not_hidden(tiny: Path):
+    """Qwen3's are added tokens that a text keeps."""
+    tokenizer = load_tokenizer(str(tiny))
+    tokenizer.add_tokens([AddedToken(one, special=False) for one in ("<think>", "</think>")])
+    ids = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
+    assert hidden_tags(tokenizer) == []
+    assert completion_texts([[*ids, tokenizer.eos_token_id]], tokenizer) == ["<think></think>"]

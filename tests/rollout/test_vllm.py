@@ -463,7 +463,7 @@ def test_a_proxy_before_a_server_that_still_loads_is_no_failure(
         with pytest.raises(UserError, match=rf"within 0.3 s, got status {status}.* after 0 s: look at the server"):
             engine_of(setting, server, tmp_path, seconds=0.3).check_server()
         server.fault = faulty("/v1/models", Reply(status=500))
-        with pytest.raises(UserError, match="got status 500, .* 6 times: start the server"):
+        with pytest.raises(UserError, match=r"got status 500, .* 6 times: start the server"):
             engine_of(setting, server, tmp_path, seconds=60.0).check_server()
 
 

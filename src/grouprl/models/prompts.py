@@ -111,7 +111,8 @@ def completion_texts(rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokeniz
     """The texts of completions: without special tokens, but with the tags of task.format=think where they are such."""
     if not (kept := hidden_tags(tokenizer)):
         return list(tokenizer.batch_decode(list(rows), skip_special_tokens=True))
-    left_out = set(tokenizer.all_special_ids) - set(tokenizer.convert_tokens_to_ids(kept))
+    added = (token for token, one in tokenizer.added_tokens_decoder.items() if one.special)  # some have no role
+    left_out = {*tokenizer.all_special_ids, *added} - set(tokenizer.convert_tokens_to_ids(kept))
     return list(tokenizer.batch_decode([[one for one in ids if one not in left_out] for ids in rows]))
 
 

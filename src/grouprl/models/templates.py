@@ -101,7 +101,8 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 def hidden_tags(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Tags of DeepSeek-R1's format that are special tokens, which a tokenizer leaves out of a text."""
-    return [tag for tag in TAGS if tag in tokenizer.all_special_tokens]
+    known = [(tag, tokenizer.convert_tokens_to_ids(tag)) for tag in TAGS if tag in tokenizer.get_added_vocab()]
+    return [tag for tag, token in known if tag not in str(tokenizer.decode([token], skip_special_tokens=True))]
 
 
 def is_rendered(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
