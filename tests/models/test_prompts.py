@@ -5,13 +5,15 @@ from pathlib import Path
 import pytest
 from transformers import AddedToken
 
+from grouprl.config.run import ModelConfig
 from grouprl.models.load import load_tokenizer
 from grouprl.models.prompts import completion_texts, prompt_token_ids
-from grouprl.models.templates import hidden_tags, is_rendered
+from grouprl.models.templates import hidden_tags, is_rendered, rendered_text
 from grouprl.scoring.calling import Called
 from grouprl.scoring.completions import rows_of
 from grouprl.scoring.keywords import call_keywords
 from grouprl.types import Completion, Group, Problem, StopReason, UserError
+from small_runs import grouprl, small_settings, write_rows
 
 QUESTION = {"role": "user", "content": "Make 81 of 40 and 41."}
 BEGUN = {"role": "assistant", "content": "Let me solve this step by step.\n<think>"}
@@ -112,3 +114,52 @@ def test_tags_that_are_ordinary_tokens_are_not_hidden(tiny: Path):
     ids = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
     assert hidden_tags(tokenizer) == []
     assert completion_texts([[*ids, tokenizer.eos_token_id]], tokenizer) == ["<think></think>"]
+
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+RENDERED = "<|im_start|>user\nWhat is 7 + 8?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "once"),
+    [
+        (RENDERED, True),
+        ("<|im_start|>system\nAdd.<|im_end|>\n" + RENDERED, True),
+        (RENDERED + "<think>\n", True),
+        ("What is 7 + 8?", False),
+        ("What does <|im_start|>assistant mean?", False),
+        ("Continue: " + RENDERED, False),
+    ],
+)
+def test_a_users_message_that_is_rendered_already_is_not_rendered_again(tiny: Path, content: str, once: bool):
+    tokenizer = load_tokenizer(str(tiny))
+    tokenizer.chat_template = CHATML
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    message = {"role": "user", "content": content}
+    assert (rendered_text((message,), tokenizer) is not None) is once
+    whole = content if once else f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
+    ids = prompt_token_ids(Problem("a", (message,)), tokenizer, longest=500)
+    assert list(ids) == tokenizer(whole)["input_ids"]
+
+
+def test_the_plain_template_is_known_too():
+    tokenizer = load_tokenizer(ModelConfig(path="abacus", chat_template="plain"))
+    ids = prompt_token_ids(Problem("a", ({"role": "user", "content": "What is 2 + 3?"},)), tokenizer, longest=500)
+    text = tokenizer.apply_chat_template([QUESTION], add_generation_prompt=True, tokenize=False)
+    for content, once in ((text, True), ("User: hi\nAssistant: hello", False)):
+        assert (rendered_text(({"role": "user", "content": content},), tokenizer) == content) is once
+    assert ids
+
+
+def test_a_run_says_that_rendered_prompts_stay_as_they_are(tmp_path: Path):
+    rows = [{"prompt": f"<|user|>What is {n} + 1?<|assistant|>", "answer": str(n + 1)} for n in range(20)]
+    settings = small_settings(tmp_path / "runs", steps=1)
+    ended = grouprl(
+        *("train", "--model", "abacus", "--task", write_rows(tmp_path / "rows.jsonl", rows)),
+        *("task.arguments.messages=true", *settings),
+    )
+    assert ended.code == 0, ended.text
+    assert "have the chat template in them already: they are used as they are" in ended.text

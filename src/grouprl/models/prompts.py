@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from grouprl.models.templates import hidden_tags, try_template
+from grouprl.models.templates import hidden_tags, rendered_text, try_template
 from grouprl.types import Completion, Problem, StopReason, UserError
 
 _TRIED: set[str] = set()  # templates that stayed within the limits
@@ -18,22 +18,23 @@ def prompt_token_ids(problem: Problem, tokenizer: PreTrainedTokenizerBase, *, lo
     """Token ids of a problem's prompt; messages go through the tokenizer's chat template.
 
     Args:
-        problem: its prompt is text or chat messages.
+        problem: its prompt is text or chat messages. A user's message that has the template in it already is text.
         tokenizer: the policy's tokenizer.
         longest: most tokens of the prompt, so that a completion still fits the context.
 
     Raises:
         UserError: the tokenizer has no chat template for messages, or the prompt is empty or too long.
     """
-    if isinstance(problem.prompt, str):
-        ids = _text_ids(problem.prompt, tokenizer)
+    text = problem.prompt if isinstance(problem.prompt, str) else rendered_text(problem.prompt, tokenizer)
+    if text is not None:
+        ids = _text_ids(text, tokenizer)
     else:
         if tokenizer.chat_template is None:
             raise UserError(
                 f"{problem.where}: its prompt is chat messages, and the model's tokenizer has no chat template: "
                 "set model.chat_template=plain, or use an instruction-tuned model or a task with plain-text prompts"
             )
-        ids = _rendered(problem.id, [dict(message) for message in problem.prompt], tokenizer)
+        ids = _rendered(problem.id, [dict(message) for message in problem.prompt], tokenizer)  # type: ignore[arg-type]
     if not 1 <= len(ids) <= longest:
         raise UserError(
             f"{problem.where}: expected a prompt of 1 to {longest} tokens (the model's context less "

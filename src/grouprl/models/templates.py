@@ -43,6 +43,7 @@ _FOLD = (
 _SYSTEM: Message = {"role": "system", "content": "Answer with a number."}
 _USER: Message = {"role": "user", "content": "What is 2 + 3?"}
 _FOLDED: dict[str, bool] = {}  # by template: whether it gets _FOLD
+_ASKED: dict[tuple[str, str | None], str] = {}  # by template and BOS: a rendered question
 
 
 def prepare_template(tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> None:
@@ -110,10 +111,30 @@ def is_rendered(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
     if tokenizer.chat_template is None:
         return False
     with suppress(Exception):  # a template is a program, which can raise anything
-        asked = str(tokenizer.apply_chat_template([dict(_USER)], add_generation_prompt=True, tokenize=False))
+        asked = _asked(tokenizer)
         marks = set(tokenizer.get_added_vocab()) | {asked.partition(_USER["content"])[2].strip()}
         return any(mark in text and mark in asked for mark in marks if len(mark) > 2 and mark != tokenizer.bos_token)
     return False
+
+
+def rendered_text(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The text of one user message that is a whole prompt of the chat template already; None = it is none."""
+    if len(messages) > 1 or messages[0]["role"] != "user" or tokenizer.chat_template is None:
+        return None
+    text, bos = messages[0]["content"], tokenizer.bos_token or ""
+    with suppress(Exception):  # a template is a program, which can raise anything
+        before, _, after = map(str.strip, _asked(tokenizer).removeprefix(bos).partition(_USER["content"]))
+        begins = text.lstrip().removeprefix(bos).lstrip().startswith(before[:8])
+        return text if begins and before and after and before.splitlines()[-1] in text and after in text else None
+    return None
+
+
+def _asked(tokenizer: PreTrainedTokenizerBase) -> str:
+    key = str(tokenizer.chat_template), tokenizer.bos_token
+    if key not in _ASKED:
+        asked = tokenizer.apply_chat_template([dict(_USER)], add_generation_prompt=True, tokenize=False)
+        _ASKED[key] = str(asked)
+    return _ASKED[key]
 
 
 def folds_system(tokenizer: PreTrainedTokenizerBase) -> bool:
