@@ -8,7 +8,7 @@ from transformers import AddedToken
 from grouprl.config.run import ModelConfig
 from grouprl.models.load import load_tokenizer
 from grouprl.models.prompts import completion_texts, prompt_token_ids
-from grouprl.models.templates import hidden_tags, is_rendered, rendered_text
+from grouprl.models.templates import hidden_tags, is_rendered, is_rendered_chat
 from grouprl.scoring.calling import Called
 from grouprl.scoring.completions import rows_of
 from grouprl.scoring.keywords import call_keywords
@@ -139,7 +139,7 @@ def test_a_users_message_that_is_rendered_already_is_not_rendered_again(tiny: Pa
     tokenizer.chat_template = CHATML
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     message = {"role": "user", "content": content}
-    assert (rendered_text((message,), tokenizer) is not None) is once
+    assert is_rendered_chat((message,), tokenizer) is once
     whole = content if once else f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
     ids = prompt_token_ids(Problem("a", (message,)), tokenizer, longest=500)
     assert list(ids) == tokenizer(whole)["input_ids"]
@@ -150,7 +150,7 @@ def test_the_plain_template_is_known_too():
     ids = prompt_token_ids(Problem("a", ({"role": "user", "content": "What is 2 + 3?"},)), tokenizer, longest=500)
     text = tokenizer.apply_chat_template([QUESTION], add_generation_prompt=True, tokenize=False)
     for content, once in ((text, True), ("User: hi\nAssistant: hello", False)):
-        assert (rendered_text(({"role": "user", "content": content},), tokenizer) == content) is once
+        assert is_rendered(content, tokenizer) is once
     assert ids
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from grouprl.models.templates import hidden_tags, rendered_text, try_template
+from grouprl.models.templates import hidden_tags, is_rendered_chat, try_template
 from grouprl.types import Completion, Problem, StopReason, UserError
 
 _TRIED: set[str] = set()  # templates that stayed within the limits
@@ -25,16 +25,15 @@ def prompt_token_ids(problem: Problem, tokenizer: PreTrainedTokenizerBase, *, lo
     Raises:
         UserError: the tokenizer has no chat template for messages, or the prompt is empty or too long.
     """
-    text = problem.prompt if isinstance(problem.prompt, str) else rendered_text(problem.prompt, tokenizer)
-    if text is not None:
-        ids = _text_ids(text, tokenizer)
+    if isinstance(problem.prompt, str) or is_rendered_chat(problem.prompt, tokenizer):
+        ids = _text_ids(problem.prompt_text, tokenizer)
     else:
         if tokenizer.chat_template is None:
             raise UserError(
                 f"{problem.where}: its prompt is chat messages, and the model's tokenizer has no chat template: "
                 "set model.chat_template=plain, or use an instruction-tuned model or a task with plain-text prompts"
             )
-        ids = _rendered(problem.id, [dict(message) for message in problem.prompt], tokenizer)  # type: ignore[arg-type]
+        ids = _rendered(problem.id, [dict(message) for message in problem.prompt], tokenizer)
     if not 1 <= len(ids) <= longest:
         raise UserError(
             f"{problem.where}: expected a prompt of 1 to {longest} tokens (the model's context less "

@@ -107,34 +107,21 @@ def hidden_tags(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def is_rendered(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a prompt that is a text has the special tokens of the chat template already."""
-    if tokenizer.chat_template is None:
-        return False
-    with suppress(Exception):  # a template is a program, which can raise anything
-        asked = _asked(tokenizer)
-        marks = set(tokenizer.get_added_vocab()) | {asked.partition(_USER["content"])[2].strip()}
-        return any(mark in text and mark in asked for mark in marks if len(mark) > 2 and mark != tokenizer.bos_token)
-    return False
-
-
-def rendered_text(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The text of one user message that is a whole prompt of the chat template already; None = it is none."""
-    if len(messages) > 1 or messages[0]["role"] != "user" or tokenizer.chat_template is None:
-        return None
-    text, bos = messages[0]["content"], tokenizer.bos_token or ""
-    with suppress(Exception):  # a template is a program, which can raise anything
-        before, _, after = map(str.strip, _asked(tokenizer).removeprefix(bos).partition(_USER["content"]))
-        begins = text.lstrip().removeprefix(bos).lstrip().startswith(before[:8])
-        return text if begins and before and after and before.splitlines()[-1] in text and after in text else None
-    return None
-
-
-def _asked(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Whether a text is a whole prompt of the chat template already: it begins, asks and ends as a rendered one."""
     key = str(tokenizer.chat_template), tokenizer.bos_token
-    if key not in _ASKED:
-        asked = tokenizer.apply_chat_template([dict(_USER)], add_generation_prompt=True, tokenize=False)
-        _ASKED[key] = str(asked)
-    return _ASKED[key]
+    if tokenizer.chat_template is not None and key not in _ASKED:
+        with suppress(Exception):  # a template is a program, which can raise anything
+            asked = tokenizer.apply_chat_template([dict(_USER)], add_generation_prompt=True, tokenize=False)
+            _ASKED[key] = str(asked)
+    bos = tokenizer.bos_token or ""
+    before, _, after = map(str.strip, _ASKED.get(key, "").removeprefix(bos).partition(_USER["content"]))
+    begins = text.lstrip().removeprefix(bos).lstrip().startswith(before[:2])
+    return bool(before and after) and begins and before.splitlines()[-1] in text and after in text
+
+
+def is_rendered_chat(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a prompt is one user's message that has the template in it already."""
+    return [one["role"] for one in messages] == ["user"] and is_rendered(messages[0]["content"], tokenizer)
 
 
 def folds_system(tokenizer: PreTrainedTokenizerBase) -> bool:
