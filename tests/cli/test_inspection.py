@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from small_runs import ROWS, grouprl, write_rows
+from small_runs import ROWS, grouprl, small_settings, write_rows
 
 REWARDS = """
 def torn(prompts, completions, completion_ids, **columns):
@@ -66,3 +66,16 @@ def test_escapes_that_the_model_wrote_do_not_reach_the_terminal(tiny: Path) -> N
     assert not set("\x1b\x07\u202e\x9b") & set(ended.out)
     assert r"a\x1b[2J\x07\u202eb\x9b31m" in ended.out
     assert ":smile: [bold]d" in ended.out
+
+
+def test_an_evaluation_on_rows_that_the_run_trained_on_says_so(tmp_path: Path) -> None:
+    """Without splits of its own, a file's rows are trained on, but for the split that the run evaluates."""
+    rows = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(60)]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    ended = grouprl("train", "--model", "abacus", "--task", path, *small_settings(tmp_path / "runs", steps=1))
+    assert ended.code == 0, ended.text
+    for split, said in (("test", False), ("validation", True), ("train", False)):
+        ended = grouprl("eval", tmp_path / "runs" / "run", f"evaluation.split={split}", "evaluation.samples=1")
+        assert ended.code == 0, ended.text
+        line = f"The run evaluates test: if its data has no split {split}, it trained on these rows."
+        assert (line in ended.err) is said

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import chdir
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,6 +43,10 @@ class Squares:
         return int(job) ** 2
 
 
+def places() -> list[str]:
+    return sys.path
+
+
 def broken() -> Any:
     raise UserError("expected a model, got none")
 
@@ -52,10 +57,11 @@ def said() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def cluster(said: list[str]) -> Iterator[Cluster]:
+def cluster(said: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """For the tests of this file, and no run of this process beside it: Ray connects a process once."""
     settings = ClusterConfig(backend="ray", samplers=3)
-    with nothing_left(), open_cluster(settings, said.append, Ranks()) as opened:
+    current = tmp_path_factory.mktemp("current")
+    with nothing_left(), chdir(current), open_cluster(settings, said.append, Ranks()) as opened:
         opened.ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which actors cannot import
         yield opened
 
@@ -89,6 +95,11 @@ def test_a_job_that_ends_every_actor_ends_the_run_with_its_reason(cluster: Clust
     refused = pytest.raises(UserError, match=r"scorer 0 on .*: expected a model, got none")
     with ActorPool[Any, int](cluster, "scorer", broken, count=1, seconds=5.0) as pool, refused:
         pool.submit(1).result(60)
+
+
+def test_the_current_folder_is_on_the_path_of_no_worker(cluster: Cluster):
+    found = cluster.ray.get(cluster.ray.remote(places).remote())
+    assert str(Path.cwd()) not in found
 
 
 def test_a_cluster_that_is_started_here_takes_nobody_without_its_token(cluster: Cluster):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import tempfile
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,3 +82,31 @@ def test_a_rank_with_less_work_repeats_the_cheapest_where_weights_are_sharded() 
     assert [Ranks(rank, 2, mesh=mesh).passes(costs) for rank in (0, 1)] == [[0, 2], [1, 2]]
     assert [Ranks(rank, 2).passes(costs) for rank in (0, 1)] == [[0], [1, 2]]
     assert [Ranks(rank, 4, mesh=mesh).passes(costs) for rank in range(4)] == [[0], [1], [2], [2]]
+
+
+def _add_on(rank: int, world: int, folder: Path, found: SimpleQueue[Any]) -> None:
+    """One of the ranks of the test below, in a process of its own."""
+    store = dist.FileStore(str(folder / "store"), world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    tiny = 2.0**-24
+    own = torch.tensor([[1.0, 1.0, tiny], [tiny, tiny, 1.0], [tiny, -1.0, tiny], [tiny, tiny, -1.0]][rank])
+    found.put((rank, Ranks(rank, world, exact=True, seconds=20, store=store).add(own, "gradients").tolist()))
+    dist.destroy_process_group()
+
+
+def test_exact_sums_of_ranks_round_as_the_tree_of_neighbors() -> None:
+    """Worked by hand in float32, where 1 + 2^-24 is 1 and 1 - 2^-24 is not, as ((a + b) + (c + d)).
+
+    Columns: 1, t, t, t is 1 + 2t in the tree and 1 from left to right; 1, t, -1, t is t in the tree, 2t from left to
+    right and where 1 meets -1 first; t, 1, t, -1 likewise.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        fork = multiprocessing.get_context("fork")
+        found: SimpleQueue[Any] = fork.SimpleQueue()
+        ranks = [fork.Process(target=_add_on, args=(rank, 4, Path(folder), found)) for rank in range(4)]
+        for one in ranks:
+            one.start()
+        for one in ranks:
+            one.join(30)
+        assert [one.exitcode for one in ranks] == [0] * 4
+        assert sorted(found.get() for _ in ranks) == [(rank, [1 + 2.0**-23, 2.0**-24, 2.0**-24]) for rank in range(4)]

@@ -13,6 +13,7 @@ import torch
 from grouprl.evaluation import ProblemResults
 from grouprl.evaluation.evaluate import evaluate
 from grouprl.evaluation.metrics import step_metrics, trait_shares
+from grouprl.evaluation.statistics import mean_interval
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.rollout import NativeEngine, Request
@@ -386,3 +387,9 @@ def test_when_every_completion_is_right_no_interval_is_above_that_of_pass_at_8(s
     lows, highs = zip(*(found[f"pass_at_{k}_interval"] for k in (1, 2, 4, 8)), strict=True)  # type: ignore[arg-type]
     assert list(lows) == sorted(lows)
     assert list(highs) == sorted(highs)
+
+
+def test_numbers_that_are_all_one_could_have_been_zero() -> None:
+    """As 4 of 4: n / (n + z^2) = 4 / (4 + 3.8415) = 0.5101."""
+    assert mean_interval([1.0] * 4) == pytest.approx((0.5101, 1.0), abs=1e-4)
+    assert mean_interval([0.0] * 4) == pytest.approx((0.0, 0.4899), abs=1e-4)

@@ -368,6 +368,7 @@ def test_legal_values_without_a_counterpart_are_named(key: str, value: Any, word
 
 
 def test_rewards_of_open_r1_are_recognized(tmp_path: Path):
+    assert [one.function for one in recipe(tmp_path, reward_funcs="accuracy").rewards] == ["math_verify"]
     found = recipe(tmp_path, reward_funcs=["accuracy", "format"]).rewards
     assert [(one.name, one.function) for one in found] == [("accuracy", "math_verify"), ("format", "think_format")]
     outcome = line("reward_funcs", reward_funcs=["accuracy", "format"]).outcome

@@ -31,6 +31,14 @@ evaluation.samples=1
 steps=100000"""
 
 
+WATCH_VERDICT = """() => {
+  window.said = [];
+  const verdict = document.querySelector(".verdict");
+  const said = () => verdict.textContent && window.said.push(verdict.textContent);
+  new MutationObserver(said).observe(verdict, { childList: true });
+}"""
+
+
 @pytest.fixture(scope="module")
 def root(shared_lab: Lab) -> Iterator[Path]:
     make_hostile_run(shared_lab.root / "hostile")
@@ -66,14 +74,15 @@ def test_a_run_is_started_followed_and_stopped(browser: Opened, page: Any, root:
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Name").fill("seen")
     dialog.get_by_role("textbox").last.fill("rollout.grup_size=4")
-    dialog.get_by_role("button", name="Start").click()
+    with page.expect_console_message(lambda said: "400" in said.text):  # Chromium says of every refusal that it was one
+        dialog.get_by_role("button", name="Start", exact=True).click()
     dialog.get_by_text("rollout.group_size").wait_for()  # the nearest key, and what was typed is still there
     assert dialog.get_by_label("Name").input_value() == "seen"
-    page.wait_for_timeout(300)
     assert all("400" in line for line in browser.watched.complaints)
-    browser.watched.forget()  # Chromium says of every refusal that it was one
+    browser.watched.forget()
     dialog.get_by_role("textbox").last.fill(QUICK)
-    dialog.get_by_role("button", name="Start").click()
+    # While it starts, the button says so: one by a part of its name is "Close and start in the background" as well.
+    dialog.get_by_role("button", name="Start", exact=True).click()
     page.wait_for_url("**/#/runs/seen", timeout=90_000)  # it loads a model first
     page.evaluate("window.notReloaded = true")
     page.locator(".page canvas").nth(2).wait_for()
@@ -86,8 +95,14 @@ def test_a_run_is_started_followed_and_stopped(browser: Opened, page: Any, root:
             seen.append(shown_step(page))
     assert len(seen) == 3, "the charts do not move"
     assert page.locator("canvas").first.screenshot() != first
+    # What came of the run is asked for when it has stopped, and the answer may take its time.
+    page.evaluate(WATCH_VERDICT)
+    page.route("**/api/runs/seen", lambda route: (time.sleep(2), route.continue_()))
     page.get_by_role("button", name="Stop").first.click()
     page.locator(".mark", has_text="stopped").first.wait_for(timeout=30_000)
+    page.locator(".verdict", has_text="Unfinished at step").wait_for()
+    page.unroute("**/api/runs/seen")
+    assert all(said.startswith("Unfinished at step") for said in page.evaluate("window.said"))
     assert page.evaluate("window.notReloaded")
     assert RunDirectory(root / "seen").holder() is None
 

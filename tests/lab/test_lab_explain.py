@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
@@ -11,11 +12,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from starlette.testclient import TestClient
 
 from explaining import ask, lab
 from grouprl.algorithms.named import NAMED
+from grouprl.config.command_line import config_of
+from grouprl.config.run import RunConfig
 from grouprl.lab.explain_typed import COMPARING
+from grouprl.planner.screen import plan_run, show_plan
 from grouprl.report.worked import compared
 
 
@@ -159,42 +164,88 @@ def test_a_typed_group_without_signal_stays(page: TestClient) -> None:
 # Memory
 
 
+def kept(plan: dict[str, Any], *parts: str) -> int:
+    """Bytes of these parts of a plan of the page, of all its networks without any."""
+    blocks = plan["blocks"]["held"] | plan["blocks"]["learning"]
+    others = ("activations", "layer", "logits", "rounded", "cache", "copies")
+    return sum(size for part, size in blocks.items() if (part in parts if parts else part not in others))
+
+
 def test_memory_of_ppo_beside_grpo(page: TestClient) -> None:
     """docs/algorithms.md: 20 bytes a parameter with GRPO, 36 with PPO; with a reward model 40."""
     plans = ask(page, "memory?model=abacus&device=cpu")["plans"]
     learned = ask(page, "memory?model=abacus&device=cpu&reward_model=ppo")["plans"]
     for plan, per_parameter in ((plans["grpo"], 20), (plans["ppo"], 36), (learned["grpo"], 20), (learned["ppo"], 40)):
-        total = sum(sum(network.values()) for network in plan["networks"].values())
-        assert total / 1_188_736 == pytest.approx(per_parameter, rel=1e-3)
-        assert total + plan["parts"]["activations"] + plan["rest"] == plan["learning"]  # no cache is held on a CPU
-    assert plans["ppo"]["learning"] - plans["grpo"]["learning"] == pytest.approx(16 * 1_188_736, rel=1e-3)
+        assert kept(plan) / 1_188_736 == pytest.approx(per_parameter, rel=1e-3)
+        assert sum(plan["blocks"]["held"].values()) == plan["sums"]["held"]  # no cache is held on a CPU
+    assert plans["ppo"]["sums"]["learning"] - plans["grpo"]["sums"]["learning"] == pytest.approx(
+        16 * 1_188_736, rel=1e-3
+    )
     large = ask(page, "memory")["plans"]["ppo"]
-    named = sum(sum(network.values()) for network in large["networks"].values())
-    assert named + sum(large["parts"][name] for name in ("activations", "cache")) + large["rest"] == large["learning"]
+    assert {"cache", "copies"} <= set(large["blocks"]["held"])  # CUDA graphs keep their addresses
+    assert sum(large["blocks"]["held"].values()) == large["sums"]["held"]
     both = ask(page, "memory?model=abacus&reward_model=both&algorithm=grpo")["plans"]
     assert list(both) == ["grpo"]
-    assert both["grpo"]["networks"]["reward_model"]["weights"] == pytest.approx(4 * 1_188_736, rel=1e-3)
+    assert kept(both["grpo"], "reward_model") == pytest.approx(4 * 1_188_736, rel=1e-3)
+
+
+def test_the_page_and_the_terminal_show_the_same_rows(page: TestClient) -> None:
+    """`grouprl plan` in its own words and digits, from top to bottom."""
+    console = Console(file=io.StringIO(), width=120)
+    settings = ["demo", "model.path=Qwen2.5-1.5B", "model.device=cuda", "model.dtype=bfloat16", "algorithm=ppo"]
+    settings += ["rollout.problems_per_step=16", "rollout.group_size=8", "rollout.max_tokens=512"]
+    plan = plan_run(config_of(RunConfig, settings), prompt_tokens=256, available=1, rates=None)
+    show_plan(plan, "ppo", as_json=False, console=console)
+    cells = [line.split("\u2502") for line in console.file.getvalue().splitlines() if "\u2502" in line]
+    rows = [(name.strip(), float(size.replace(",", ""))) for name, size in cells]
+    given = {name: getattr(plan.step, name) for name in ("max_rows", "minibatches", "micro_batch_tokens", "recompute")}
+    answer = ask(page, "memory?" + "&".join(f"{name}={str(value).lower()}" for name, value in given.items()))
+    names, ppo = answer["names"], answer["plans"]["ppo"]
+    shown = [
+        (names[name], size)
+        for block, parts in ppo["blocks"].items()
+        for name, size in (*parts.items(), (block, ppo["sums"][block]))
+    ]
+    assert [name for name, _ in rows] == [name for name, _ in shown]
+    assert [size for _, size in rows] == [pytest.approx(size / 2**30, abs=0.06) for _, size in shown]
+    assert "held for the whole run" in dict(rows)
+
+
+def test_memory_of_models_of_four_sizes(page: TestClient) -> None:
+    """Published numbers of weights; GRPO holds 16 bytes of each, PPO 12 more, of a critic without an output matrix."""
+    sizes = {"Qwen2.5-1.5B": 1_543_714_304, "Qwen2.5-7B": 7_615_616_512}
+    sizes |= {"Qwen2.5-14B": 14_770_033_664, "Llama-3.1-70B": 70_553_706_496}
+    answer = ask(page, "memory?device=cpu&dtype=float32")["compared"]
+    assert list(answer) == list(sizes)
+    for name, weights in sizes.items():
+        grpo, ppo = answer[name]["grpo"], answer[name]["ppo"]
+        assert grpo["held"] == 16 * weights
+        assert (ppo["held"] - grpo["held"]) / weights == pytest.approx(12, rel=0.08)
+        assert ppo["peak"] == max(ppo["learning"], ppo["sampling"]) > grpo["peak"]
+    # Qwen2.5-7B: its output matrix of 152,064 x 3,584 numbers, less the head of 3,585 that gives a value.
+    extra = 12 * (7_615_616_512 - 152_064 * 3_584 + 3_585)
+    assert answer["Qwen2.5-7B"]["ppo"]["held"] - answer["Qwen2.5-7B"]["grpo"]["held"] == extra
 
 
 def test_memory_settings_of_the_planner(page: TestClient) -> None:
     """Halved weights and moments, no reference: 2 + 4 + 2 * 2 bytes a parameter instead of 4 + 4 + 8 and 4."""
     usual, saving = (
-        ask(page, f"memory?model=abacus&device=cpu&algorithm=grpo{more}")["plans"]["grpo"]["networks"]
+        ask(page, f"memory?model=abacus&device=cpu&algorithm=grpo{more}")["plans"]["grpo"]
         for more in ("", "&weights=bfloat16&moments=bfloat16&reference=none")
     )
-    assert usual["policy"]["weights"] == 2 * saving["policy"]["weights"]
-    assert usual["policy"]["moments"] == 2 * saving["policy"]["moments"]
-    assert (usual["reference"]["weights"], saving["reference"]["weights"]) == (usual["policy"]["weights"], 0)
+    assert kept(usual, "policy") == 2 * kept(saving, "policy")
+    assert kept(usual, "moments") == 2 * kept(saving, "moments")
+    assert (kept(usual, "reference"), kept(saving, "reference")) == (kept(usual, "policy"), 0)
 
 
 def test_four_bits_below_an_adapter_in_the_planner(page: TestClient) -> None:
     """28 layers with 233,046,016 weights in matrices, at 4 bits and (1 + 4 / 256) / 64 bytes of scale each."""
     half, small = (
-        ask(page, f"memory?model=Qwen2.5-7B&algorithm=grpo&lora_rank=16&weights={weights}")["plans"]["grpo"]["networks"]
+        ask(page, f"memory?model=Qwen2.5-7B&algorithm=grpo&lora_rank=16&weights={weights}")["plans"]["grpo"]
         for weights in ("bfloat16", "nf4")
     )
     saved = 28 * 233_046_016 * (2 - 0.5 - (1 + 4 / 256) / 64)
-    assert half["policy"]["weights"] - small["policy"]["weights"] == pytest.approx(saved, rel=1e-6)
+    assert kept(half, "policy") - kept(small, "policy") == pytest.approx(saved, rel=1e-6)
     answer = page.get("/api/explain/memory?model=Qwen2.5-7B&weights=nf4")
     assert (answer.status_code, "LoRA rank" in answer.json()["error"]) == (400, True)
 

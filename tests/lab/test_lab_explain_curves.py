@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +158,46 @@ def test_the_weight_is_the_sum_over_every_group_there_is(page: TestClient) -> No
         chance = math.prod(0.3 if reward else 0.7 for reward in rewards)
         expected += chance * sum(abs(reward - sum(rewards) / 3) for reward in rewards)
     assert found["algorithms"]["dr_grpo"]["weight"][place] == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_weight_of_grpo_over_that_of_dr_grpo(page: TestClient) -> None:
+    """Two rewards that differ have a deviation of 1/2, one of three of sqrt(2)/3, one of four of sqrt(3)/4."""
+    for size, expected in ((2, 2.0), (3, 3 / math.sqrt(2))):
+        quotient = ask(page, f"pass_rate?group_size={size}&algorithms=rloo")["quotient"]
+        assert quotient == [None, *[pytest.approx(expected, rel=1e-5)] * 99, None]
+    # Of four: 1 or 3 right with a chance of 0.2952, 2 with 0.0486; distances from the mean of 1.5 and 2 in all.
+    found = ask(page, "pass_rate?group_size=4")
+    of_four = (0.2952 * 1.5 / (math.sqrt(3) / 4) + 0.0486 * 2 / 0.5) / (0.2952 * 1.5 + 0.0486 * 2)
+    for rate in (0.1, 0.9):
+        assert found["quotient"][found["pass_rate"].index(rate)] == pytest.approx(of_four, rel=1e-5)
+
+
+def test_how_noisy_mean_and_deviation_of_two_rewards_are(page: TestClient) -> None:
+    """Both right or both wrong: means 1 and 0, deviation 0; else a mean and a deviation of 1/2."""
+    found = ask(page, "noise")
+    assert [one["size"] for one in found["sizes"]] == [2, 4, 8, 16, 64]
+    two, place = found["sizes"][0], found["pass_rate"].index(0.3)
+    assert (two["mean"]["expected"][50], two["mean"]["spread"][50]) == pytest.approx((0.5, math.sqrt(1 / 8)))
+    assert (two["deviation"]["expected"][50], two["deviation"]["spread"][50]) == pytest.approx((0.25, 0.25))
+    assert (two["signal"][50], found["deviation"][50]) == pytest.approx((0.5, 0.5))
+    # At a pass rate of 0.3 they differ with a chance of 0.42.
+    assert (two["mean"]["expected"][place], two["mean"]["spread"][place]) == pytest.approx((0.3, math.sqrt(0.105)))
+    assert two["deviation"]["expected"][place] == pytest.approx(0.21)
+    assert two["deviation"]["spread"][place] == pytest.approx(math.sqrt(0.42 * 0.25 - 0.21**2))
+    for one in found["sizes"]:  # of K independent rewards
+        assert one["mean"]["spread"] == pytest.approx(
+            [math.sqrt(p * (1 - p) / one["size"]) for p in found["pass_rate"]]
+        )
+        assert max(one["deviation"]["expected"]) < 0.5  # too small on average
+
+
+def test_how_noisy_the_deviation_of_four_rewards_is(page: TestClient) -> None:
+    found, rate = ask(page, "noise"), 0.2
+    values: list[tuple[float, float]] = []
+    for rewards in itertools.product([0, 1], repeat=4):
+        chance = math.prod(rate if reward else 1 - rate for reward in rewards)
+        values.append((chance, statistics.pstdev(rewards)))
+    mean = sum(chance * value for chance, value in values)
+    spread = math.sqrt(sum(chance * (value - mean) ** 2 for chance, value in values))
+    of, place = found["sizes"][1]["deviation"], found["pass_rate"].index(rate)
+    assert (of["expected"][place], of["spread"][place]) == pytest.approx((mean, spread))

@@ -16,6 +16,7 @@ from explaining import ask, lab
 from grouprl import Algorithm, Trainer
 from grouprl.algorithms.named import NAMED
 from grouprl.config.run import RunConfig, dump_config
+from grouprl.lab import export
 from grouprl.record.write import RunRecord
 from grouprl.scoring.functions import WeightedReward
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepRecord, StepReward, StopReason, TokenTrace
@@ -81,6 +82,22 @@ def test_the_arithmetic_leads_to_the_advantages_that_the_run_recorded(name: str,
             assert one["stages"]["advantages"]["completions"] == [row[0] for row in rows]
     # Something was learned, or all of this would hold of zeros.
     assert max(abs(row[0]) for row in rollouts(folder, "SELECT advantage FROM completions")) > 0.01
+
+
+def fields(value: Any) -> Any:
+    """The names in an answer, without those that the run or its task chose."""
+    if isinstance(value, list):
+        return [fields(value[0])] if value and isinstance(value[0], dict) else None
+    chosen = ("messages", "columns", "components", "weights")
+    return {name: name in chosen or fields(one) for name, one in value.items()} if isinstance(value, dict) else None
+
+
+def test_the_group_that_is_kept_for_the_exported_page_is_as_the_lab_answers_today(train: Any) -> None:
+    page, _ = train(NAMED["grpo"])
+    kept = json.loads(Path(export.__file__).with_name("example.json").read_text(encoding="utf-8"))
+    (walk,) = (answer for key, answer in kept.items() if key.startswith("explain/group?"))
+    (today,) = (one for one in groups(page, 1, 2) if one["stages"]["update"]["reason"] is None)
+    assert fields(walk) == fields(today)
 
 
 def test_the_kl_is_what_the_run_recorded(train: Any) -> None:

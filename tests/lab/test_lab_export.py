@@ -13,11 +13,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from grouprl.algorithms import group_advantages, policy_loss
+from grouprl.algorithms import group_advantages, group_statistics, policy_loss
 from grouprl.cli.verbs import app
 from grouprl.lab.export import presets, write_explainer
 from lab_browser import needs_chromium, opened
 
+EXAMPLE = Path(sys.modules["grouprl"].__path__[0]) / "lab" / "example.json"
 CURVE = re.compile(r"explain/objective\?advantage=(.+)&surrogate=clip&clip_low=0.2&clip_high=0.2")
 HELD = re.compile(r'<script type="application/json" id="held">(.*?)</script>')
 
@@ -58,6 +59,27 @@ def test_the_eight_partial_rewards_by_hand(answers: dict[str, Any]) -> None:
     """The mean is 7.5 / 8, the deviation sqrt(3.21875 / 8) = 0.63431: 0.5625 and -0.9375 over it."""
     walk = answers["explain/group?rewards=1.5,0,1.5,0,1,1.5,0.5,1.5"]
     assert walk["stages"]["advantages"]["completions"][:2] == pytest.approx([0.88679, -1.47799], abs=2e-5)
+
+
+def test_the_recorded_group_teaches_and_has_the_numbers_of_the_algorithms(answers: dict[str, Any]) -> None:
+    """Three of its eight completions are right: the mean is 7 / 8, the deviation sqrt(15) / 8."""
+    (listed,) = answers["runs/demo/groups"]["groups"]
+    stages = answers[f"explain/group?run=demo&step=1&group={listed['group_index']}"]["stages"]
+    rewards = [one["reward"] for one in stages["rewards"]["completions"]]
+    assert sorted(rewards) == [0.5] * 5 + [1.5] * 3
+    texts, solved = [one["text"] for one in stages["completions"]], stages["prompt"]["columns"]["answer"].split()[-1]
+    assert [f"\\boxed{{{solved}}}" in text for text in texts] == [reward > 1 for reward in rewards]
+    found = group_statistics(torch.tensor(rewards, dtype=torch.float64), torch.zeros(8, dtype=torch.long))
+    mean, deviation = float(found.baseline_N[0]), float(found.divisor_N[0]) - 1e-6
+    assert (mean, deviation) == (pytest.approx(7 / 8), pytest.approx(15**0.5 / 8))
+    shown = stages["statistics"]["compared"]
+    assert (shown["mean"], shown["deviation"]) == (pytest.approx(mean), pytest.approx(deviation))
+    assert (listed["mean"], listed["deviation"]) == (pytest.approx(mean), pytest.approx(deviation))
+    right = group_advantages(torch.tensor(rewards), torch.zeros(8, dtype=torch.long)).tolist()
+    assert stages["advantages"]["completions"] == pytest.approx(right, abs=1e-6)
+    for curve in set(stages["advantages"]["completions"]):
+        assert any(key.startswith(f"explain/objective?advantage={curve}&surrogate=clip&") for key in answers)
+    assert EXAMPLE.stat().st_size < 40_000
 
 
 def test_a_stage_shows_the_lines_that_compute_it(answers: dict[str, Any]) -> None:
@@ -106,6 +128,32 @@ def test_the_folder_opens_without_a_server_and_asks_for_nothing(
         side = page.get_by_role("region", name="PPO and GRPO side by side").inner_text()
         assert all(row in side for row in ("models in memory", "completions per prompt", "type of reward", "used in"))
         assert page.locator(".flow img").evaluate_all("all => all.every((one) => one.naturalWidth > 0)")
+        browser.watched.assert_quiet()
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_the_file_opens_with_the_recorded_group_and_then_typed_rewards(exported: Path) -> None:
+    with opened(exported) as browser:
+        page = browser.page
+        assert "GRPO trains a language model without a critic" in page.locator(".lead").inner_text()
+        links = page.locator(".page a").evaluate_all("all => all.map((one) => one.href)")
+        assert links == ["https://arxiv.org/abs/2402.03300", "https://github.com/grouprl/grouprl"]
+        assert page.locator("#stage-prompt .quoted").first.is_visible()
+        assert page.locator("#stage-completions .tries li:visible").count() == 8
+        assert page.locator("#stage-rewards tbody tr:visible").count() == 8
+        assert (page.evaluate("scrollY"), page.locator(".stage:visible").count()) == (0, 3)
+        assert not page.get_by_role("button", name="Partial rewards").is_visible()
+        for _ in range(6):
+            page.locator(".next button:visible").click()
+        assert page.locator("#stage-update .bars").first.is_visible()
+        assert "0.875" in page.locator("#stage-statistics").inner_text()
+        page.get_by_text("Or an example of typed rewards").click()
+        page.get_by_role("button", name="Partial rewards").click()
+        page.get_by_text("A group of 8 typed rewards").wait_for()
+        page.get_by_role("button", name="Show the recorded group").click()
+        page.get_by_text("Step 1 of run demo").wait_for()
+        assert set(page.locator(".page .error").all_inner_texts()) == {""}
         browser.watched.assert_quiet()
 
 

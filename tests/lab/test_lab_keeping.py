@@ -179,6 +179,9 @@ def test_a_typed_completion_is_scored_as_the_run_does(tmp_path: Path) -> None:
         assert hangs["total"] is None
         assert "slow" in hangs["invalid"]
         assert "expected a group below" in refusal(client, "first/try", step=1, group=99, text="a")
+        for wrong in (-1, 10**16, 10**400):  # not the last group, and no error of SQLite's
+            assert "step: expected a whole number from 0" in refusal(client, "first/try", step=wrong, group=0, text="a")
+            assert "group: expected a whole number" in refusal(client, "first/try", step=1, group=wrong, text="a")
         code.write_text("print(1)\n")
         assert "names the code file" in refusal(client, "first/try", step=1, group=0, text="a")
 

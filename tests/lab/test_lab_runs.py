@@ -71,6 +71,28 @@ def test_the_list_of_runs(client: TestClient):
     assert found["comparison~grpo-seed0"]["status"] == "stopped"
 
 
+def test_a_run_is_listed_by_what_measures_it(root: Path, client: TestClient):
+    """By its reward where evaluations hold no accuracy, and where it says so at its end."""
+    for name, row, said in (
+        ("own", {"reward": 0.1}, {"measure": "reward", "after": {"reward": 0.8}}),
+        ("going", {"reward": 0.1}, {}),
+        ("asked", {"reward": 0.1, "greedy_accuracy": 0.0}, {"measure": "reward", "after": {"reward": 0.8}}),
+        ("solved", {"reward": 0.1, "greedy_accuracy": 0.2}, {"measure": "greedy_accuracy"}),
+    ):
+        with RunRecord.create(root / name, FULL_CONFIG) as record:
+            record.evaluation(0, row)
+            record.evaluation(1, {"problems": 4})  # all rewards invalid
+            if said:
+                record.summary({"steps": 3, **said})
+    found = {run["id"]: run for run in client.get("/api/runs").json()["runs"]}
+    measures = {name: found[name]["measure"] for name in ("own", "going", "asked", "solved", "one")}
+    assert measures == {
+        "own": "reward", "going": "reward", "asked": "reward", "solved": "greedy_accuracy", "one": "greedy_accuracy",
+    }  # fmt: skip
+    assert (found["own"]["reward_before"], found["own"]["reward_after"]) == (0.1, 0.8)
+    assert (found["going"]["reward_before"], found["going"]["reward_after"]) == (0.1, None)
+
+
 def test_figures_come_with_the_tokens_and_seconds_so_far(client: TestClient):
     assert client.get("/api/runs/one/series").json() == {
         "step": [1, 2, 3],

@@ -21,6 +21,7 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.lab.app import create_app
 from grouprl.record.write import RunRecord
 from grouprl.report.tokens import clipped_sides, find_tokenizer, one_completion, token_texts
+from grouprl.report.write import run_answers
 from grouprl.types import (
     Completion,
     Group,
@@ -32,6 +33,7 @@ from grouprl.types import (
     TokenTrace,
     UserError,
 )
+from lab_browser import Lab, needs_chromium, opened
 from lab_runs import CONFIG, Made, algorithm_config, make_run
 from variants import variant
 
@@ -293,3 +295,82 @@ def test_an_id_that_no_vocabulary_has(tmp_path: Path) -> None:
     shutil.copy(ABACUS, run / "checkpoints" / "step-000001")
     assert [token["id"] for token in asked(run)["tokens"]] == [-1, 7]
     assert asked(run)["tokens"][0]["text"] is None
+
+
+# Jumps of the KL
+
+
+def make_jump(folder: Path, kls: Sequence[float], config: str = CONFIG, *, reference: bool = True) -> Path:
+    """A run of these KLs. In its step 9 the reference is 2, 4 and 1 times as sure of three of the four tokens."""
+    log_ratios = ((0.0, LN2), (math.log(4), 0.0))
+    with RunRecord.create(folder, config) as record:
+        for step, kl in enumerate(kls, start=1):
+            completions, traces = [], []
+            for index, row in enumerate(log_ratios if step == 9 else ((0.0, 0.0), (0.0, 0.1))):
+                policy = (-2.0, -3.0)
+                anchor = tuple(one + more for one, more in zip(policy, row, strict=True))
+                completions.append(Completion(index, (7, 8), policy, policy, "text", StopReason.END, step))
+                traces.append(TokenTrace(logprobs=policy, reference=anchor if reference else None))
+            group = Group(Problem(f"p{step}", "p"), (1,), tuple(completions))
+            outcomes = [RewardOutcome(reward, {"exact": reward}) for reward in (1.0, 0.0)]
+            record.step(StepRecord(step, {"kl": kl}, [group], [outcomes], [[[1.0, 1.0], [0.0, 0.0]]], [traces]))
+    return folder
+
+
+# k3 of a reference that is 2 and 4 times as sure: 2 - log 2 - 1 and 4 - log 4 - 1.
+K3 = (1 - LN2, 3 - 2 * LN2)
+SHARE = K3[1] / sum(K3)
+
+
+@pytest.mark.parametrize(
+    ("kls", "expected"),
+    [
+        pytest.param([0.02] * 8 + [0.48] + [0.02] * 4, [(9, 0.02)], id="one"),
+        pytest.param([0.125] * 8 + [0.5] + [0.125] * 4, [(9, 0.125)], id="exactly 4 times"),
+        pytest.param([0.125] * 8 + [0.499] + [0.125] * 4, [], id="less than 4 times"),
+        # The ten neighbors are steps 4 to 8 and 10 to 14: their median is that of five 0.1 and five 0.3.
+        pytest.param([0.0] * 3 + [0.1] * 5 + [0.8] + [0.3] * 5 + [9.0] * 9, [(9, 0.2)], id="median of neighbors"),
+        pytest.param([0.0] * 8 + [1e-9] + [0.0] * 4, [], id="rounding"),
+        pytest.param([0.02] * 8 + [0.5], [(9, 0.02)], id="the last step, with eight others"),
+        pytest.param([0.01, 0.5, 0.01], [], id="too few steps to say what is usual"),
+    ],
+)
+def test_a_step_whose_kl_jumps(tmp_path: Path, kls: list[float], expected: list[tuple[int, float]]) -> None:
+    run = make_jump(tmp_path / "run", kls)
+    found = TestClient(create_app(tmp_path)).get("/api/runs/run/jumps").json()["jumps"]
+    assert [(one["step"], one["usual"]) for one in found if one["step"] < 15] == [
+        (step, pytest.approx(usual)) for step, usual in expected
+    ]
+    for one in found:
+        if one["step"] == 9:
+            assert (one["kl"], one["token"]) == (
+                kls[8],
+                {"group": 0, "completion": 1, "token": 0, "share": pytest.approx(SHARE)},
+            )
+    assert run_answers(run, "run")["runs/run/jumps"]["jumps"] == found
+
+
+def test_a_jump_of_a_kl_that_is_in_the_reward_or_has_no_reference(tmp_path: Path) -> None:
+    """The metric then is the mean over tokens with an advantage: completion 0's alone."""
+    kls = [0.02] * 8 + [0.48] + [0.02] * 4
+    make_jump(tmp_path / "reward", kls, algorithm_config(name="rloo"))
+    make_jump(tmp_path / "none", kls, reference=False)
+    client = TestClient(create_app(tmp_path))
+    [own], [none] = (client.get(f"/api/runs/{name}/jumps").json()["jumps"] for name in ("reward", "none"))
+    assert own["token"] == {"group": 0, "completion": 0, "token": 1, "share": 1.0}
+    assert none["token"] is None
+
+
+@needs_chromium
+def test_the_page_names_the_token_of_a_jump(tmp_path: Path, shared_lab: Lab) -> None:
+    kls = [0.02] * 8 + [0.48] + [0.02] * 4
+    make_jump(shared_lab.root / "jump", kls)
+    make_jump(shared_lab.root / "unread", kls, reference=False)
+    with opened(shared_lab) as lab:
+        lab.go("/runs/unread")
+        lab.page.get_by_text("that needs reference_logprobs in rollouts.sqlite").wait_for()
+        lab.go("/runs/jump")
+        lab.page.get_by_text(f"{100 * SHARE:.0f}% of the step's KL").wait_for()
+        lab.page.get_by_role("link", name="token 1 of completion 1 in group 0").click()
+        lab.page.get_by_role("region", name="Tokens of completion 1").wait_for()
+        assert "/runs/jump/groups/9/0?c=1&t=0&view=kl" in lab.page.url

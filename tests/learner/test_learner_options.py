@@ -110,6 +110,22 @@ def test_a_paused_entropy_bonus_has_no_gradient(model: PreTrainedModel, batch: B
     assert gap(paused.optimizer.gradient, plain.optimizer.gradient) == 0
 
 
+@pytest.mark.parametrize("budget", [30, 10**6])
+def test_a_bonus_is_steered_by_one_population_while_it_pauses_and_while_it_acts(
+    tiny: Path, model: PreTrainedModel, batch: Batch, budget: int
+):
+    """Acting reads all three groups, pausing the two with signal; both measure the tokens that an advantage moves."""
+    entropies = [-(one.exp() * one).sum(-1).detach() for one in own_logprobs(own_model(tiny).double(), batch)]
+    moved = [one for one, advantage in zip(entropies, ADVANTAGES, strict=True) if advantage != 0]
+    expected, everyone = float(torch.cat(moved).mean()), float(torch.cat(entropies).mean())
+    for bonus in (0.0, 0.3):
+        algorithm = variant(**POLICY_ONLY, entropy_coef=0.3, entropy_target=1.0)
+        learner = learner_of(model, algorithm, micro_batch_tokens=budget)
+        learner.entropy_coefs = (0.3, bonus)
+        assert learn(learner, batch)["entropy"] == pytest.approx(expected, abs=1e-5)
+    assert abs(expected - everyone) > 1e-4
+
+
 def test_only_tokens_of_high_entropy_move_the_policy(tiny: Path, model: PreTrainedModel, batch: Batch):
     learner = learner_of(model, variant(**POLICY_ONLY, entropy_share=0.3), micro_batch_tokens=45)
     figures = learn(learner, batch)

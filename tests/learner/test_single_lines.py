@@ -10,17 +10,38 @@ import pytest
 import torch
 from torch import Tensor
 
-from grouprl.algorithms import group_advantages, kept_groups, mismatch_weights, value_loss
+from grouprl.algorithms import (
+    group_advantages,
+    kept_groups,
+    mismatch_weights,
+    policy_loss,
+    token_advantages,
+    token_weights,
+    value_loss,
+)
 from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.entropy import Entropy
+from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.losses import Plain
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Updates
 from grouprl.algorithms.surrogates import left_out, too_far
 from grouprl.learner import PolicyEvaluation, assign_credit, make_batch
+from grouprl.learner.work import UpdateWork
 from grouprl.models.critic import Critic
+from grouprl.models.load import frozen_copy
 from grouprl.proof.replay import _difference
-from grouprl.types import Batch, Completion, Group, Problem, RewardOutcome, Sampling, StepReward, StopReason
+from grouprl.types import (
+    Batch,
+    Completion,
+    Group,
+    Problem,
+    RewardOutcome,
+    Sampling,
+    StepReward,
+    StopReason,
+    UserError,
+)
 from learner_setting import SAMPLING, GradientKeeper, batch_of, credit_of, learner_of, loaded, sampled
 from losses import loss_of
 from variants import variant
@@ -104,7 +125,7 @@ class EveryGradient(GradientKeeper):
         return 0.0
 
 
-def critic_gradients(folder: Path, batch: Batch, returns_NT: Tensor, count: int) -> list[Tensor]:
+def critic_gradients(folder: Path, batch: Batch, returns_NT: Tensor, count: int, passes: int = 1) -> list[Tensor]:
     model = loaded(folder)
     critic = Critic(model, shared=False)
     with torch.no_grad():
@@ -112,7 +133,7 @@ def critic_gradients(folder: Path, batch: Batch, returns_NT: Tensor, count: int)
     keeper = EveryGradient(critic)
     learner = learner_of(
         model,
-        variant("ppo", kl_coef=0.0, minibatches=count),
+        variant("ppo", kl_coef=0.0, minibatches=count, passes=passes),
         optimizer=EveryGradient(model),
         critic=critic,
         critic_optimizer=keeper,
@@ -148,12 +169,92 @@ def test_a_weight_at_the_bound_of_the_correction_stays() -> None:
     assert mismatch_weights(same, same, torch.ones(1, 1), kind="mask", cap=1.0, floor=1.0).tolist() == [[1]]
 
 
+def test_icepop_masks_below_a_half_and_above_two() -> None:
+    weights = torch.tensor([[0.45, 0.55, 1.9, 2.1]])
+    found = mismatch_weights(weights.log(), torch.zeros(1, 4), torch.ones(1, 4), kind="mask")
+    assert found.tolist() == [pytest.approx([0, 0.55, 1.9, 0])]
+
+
 def test_a_completion_is_too_far_by_its_mean_over_tokens() -> None:
     """Gaps of 0.3 and 0.3 nats: the mean is below 0.4, the sum is not. A positive advantage is never too far."""
     mask, policy = torch.ones(3, 2, dtype=torch.bool), torch.zeros(3, 2)
     sampler, advantages = torch.tensor([[0.3, 0.3], [0.5, 0.5], [0.5, 0.5]]), torch.tensor([[-1.0], [-1.0], [1.0]])
     far = too_far(policy, sampler, advantages.expand(3, 2), mask, delta=0.4)
     assert far.tolist() == [[False, False], [True, True], [False, False]]
+    # A mean of exactly delta is not above it.
+    assert not too_far(policy, torch.full((3, 2), 0.5), -torch.ones(3, 2), mask, delta=0.5).any()
+
+
+def test_weights_are_float32_and_what_a_loss_reports_has_no_gradient() -> None:
+    mask = torch.ones(1, 2, dtype=torch.float64)
+    assert token_weights(mask).dtype == torch.float32
+    logprobs = torch.zeros(1, 2, requires_grad=True)
+    _, stats = policy_loss(
+        logprobs, torch.zeros(1, 2), torch.ones(1), token_weights(mask), ref_logprobs_NT=logprobs + 1
+    )
+    assert not any(value.requires_grad for value in stats.values())
+
+
+def test_a_reference_is_refreshed_after_every_nth_step_and_needs_a_weight() -> None:
+    third = variant("grpo", refresh_reference=3)
+    assert [third.refreshes_reference(step) for step in range(1, 7)] == [False, False, True] * 2
+    assert Kl(kl_coef=1.0).kl_coef == 1
+    with pytest.raises(UserError, match="expected more than 0, got 0"):
+        Kl(kl_coef=0.0)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_rounding_of_values_is_no_advantage_whatever_their_sign(sign: float) -> None:
+    """Values near 1000 in float32 are 6e-5 apart; rewards and values of 0 give 0, not 0 / 0."""
+    values = sign * torch.tensor([[1000.0, 1000.0], [1000.0 + 2**-14, 1000.0]])
+    rewards = torch.tensor([[0.0, sign * 1000.0]] * 2)
+    advantages, _ = token_advantages(rewards, torch.ones(2, 2), values_NT=values, eps=0.0)
+    assert advantages.tolist() == [[0, 0], [0, 0]]
+    nothing, _ = token_advantages(torch.zeros(2, 2), torch.ones(2, 2), eps=0.0)
+    assert nothing.tolist() == [[0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_policy_on_either_side_of_its_reference_is_away_from_it(tiny: Path, sign: float) -> None:
+    model, batch = loaded(tiny), batch_of(sampled(tiny, SAMPLING))
+    learner = learner_of(model, variant("grpo"), reference=frozen_copy(model))
+    assert learner.evaluate(batch).at_reference
+    batch.old_logprobs_NT[3, 0] += sign * 0.001
+    assert not learner.evaluate(batch).at_reference
+
+
+def test_minibatches_have_another_order_in_every_pass_with_a_critic_too(tiny: Path) -> None:
+    """Nothing moves, so an update has the gradient of its group: the three groups, in three orders."""
+    batch = batch_of(sampled(tiny, SAMPLING))
+    returns_NT = (1.0 + torch.tensor(batch.group_of_N))[:, None].expand(batch.mask_NT.shape) * batch.mask_NT
+    norms = [round(float(one.norm()), 4) for one in critic_gradients(tiny, batch, returns_NT, 3, passes=4)]
+    orders = [tuple(norms[at : at + 3]) for at in range(0, 12, 3)]
+    assert {tuple(sorted(order)) for order in orders} == {tuple(sorted(orders[0]))}
+    assert len(set(orders)) > 1
+
+
+def test_a_correction_alone_has_no_entropy_threshold(tiny: Path) -> None:
+    batch = batch_of(sampled(tiny, SAMPLING))
+    learner = learner_of(loaded(tiny), variant("grpo", kl_coef=0.0, correction="truncate"))
+    result = learner.learn(batch, credit_of(batch), learner.evaluate(batch), loss_of(learner), step=2)
+    assert "entropy_threshold" not in result.metrics
+    assert "low_entropy" not in result.unused
+
+
+def test_a_batch_whose_signal_is_truncated_has_none() -> None:
+    """Row 1 is truncated and the only one with an advantage."""
+    batch = make_batch(three_ends(), Sampling(max_tokens=4), mask_overlong=True)
+    work = [
+        UpdateWork.of(
+            batch,
+            Credit(torch.tensor(column)[:, None] * batch.mask_NT),
+            PolicyEvaluation(),
+            lambda _: (torch.zeros(()), {}),
+            variant("grpo"),
+        )[0]
+        for column in ([0.0, 1.0, 0.0], [1.0, 1.0, 0.0])
+    ]
+    assert [one.has_signal for one in work] == [False, True]
 
 
 def test_a_token_is_left_out_by_either_limit() -> None:

@@ -326,12 +326,30 @@ def changed(**fields: Any) -> Any:
         (changed(peft_type="IA3"), "expected a plain LoRA adapter, got .*peft_type="),
         (changed(peft_type="NONE"), "expected a readable adapter_config.json"),
         (changed(base_model_name_or_path=None), "expected the name of a base model, got base_model_name_or_path=None"),
+        (changed(r=1_000_000_000), "got a rank of 1000000000, and weights of [0-9]+ at most"),
+        (changed(rank_pattern={"q_proj": 1_000_000_000}), "got a rank of 1000000000"),
+        (changed(r="8"), "expected a LoRA adapter for"),
+        (changed(lora_alpha="16"), "expected a LoRA adapter for"),
+        (changed(target_modules="("), "expected a LoRA adapter for"),
+        (changed(target_modules="(.*)*(.*)*(.*)*(.*)*X"), "a pattern with too many repetitions"),
+        (changed(target_modules=".*.*.*.*.*.*.*.*.*.*X"), "a pattern with too many repetitions"),
+        (changed(alpha_pattern={"(a|a)*(.|.)*(.|.)*X": 1}), "a pattern with too many repetitions"),
     ],
 )
 def test_a_folder_that_is_no_plain_adapter_is_refused(adapter: Path, change: Any, complaint: str) -> None:
     change(adapter)
     with pytest.raises(UserError, match=complaint):
         load_model(str(adapter), device=CPU)
+
+
+def test_a_pattern_of_names_is_as_good_as_a_list(adapter: Path) -> None:
+    listed = load_model(str(adapter), device=CPU).state_dict()
+    # As Unsloth writes it.
+    pattern = rf"(?:.*?(?:language|text|model).*?(?:self_attn|mlp).*?(?:{'|'.join(PROJECTIONS)}).*?)|(?:x\.[\d]{{1,}})"
+    changed(target_modules=pattern)(adapter)
+    found = load_model(str(adapter), device=CPU).state_dict()
+    assert found.keys() == listed.keys()
+    assert all(torch.equal(found[name], listed[name]) for name in listed)
 
 
 def test_an_adapter_of_another_model_is_refused(adapter: Path, tmp_path: Path) -> None:

@@ -3,14 +3,17 @@
 from pathlib import Path
 
 import pytest
+from transformers import AddedToken
 
+from grouprl.config.run import ModelConfig
 from grouprl.models.load import load_tokenizer
 from grouprl.models.prompts import completion_texts, prompt_token_ids
-from grouprl.models.templates import hidden_tags, is_rendered
+from grouprl.models.templates import hidden_tags, is_rendered, is_rendered_chat
 from grouprl.scoring.calling import Called
 from grouprl.scoring.completions import rows_of
 from grouprl.scoring.keywords import call_keywords
 from grouprl.types import Completion, Group, Problem, StopReason, UserError
+from small_runs import grouprl, small_settings, write_rows
 
 QUESTION = {"role": "user", "content": "Make 81 of 40 and 41."}
 BEGUN = {"role": "assistant", "content": "Let me solve this step by step.\n<think>"}
@@ -89,9 +92,74 @@ def test_a_text_with_the_template_in_it_is_known(text: str, has: bool):
     assert tokenizer.decode(prompt_token_ids(problem, tokenizer, longest=500)).replace(" ", "") == text.replace(" ", "")
 
 
-def test_tags_that_are_special_tokens_stay_in_the_text_and_others_do_not(tiny: Path):
+@pytest.mark.parametrize("named", [True, False])
+def test_tags_that_are_special_tokens_stay_in_the_text_and_others_do_not(tiny: Path, named: bool):
+    """Special tokens are named in the tokenizer's configuration, or only marked as such among the added tokens."""
     tokenizer = load_tokenizer(str(tiny))
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>", "<other>"]})
+    if named:
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>", "<other>"]})
+    else:
+        tokenizer.add_tokens([AddedToken(one, special=True) for one in ("<think>", "</think>", "<other>")])
+        assert "<think>" not in tokenizer.all_special_tokens
+    assert hidden_tags(tokenizer) == ["<think>", "</think>"]
     ids = [tokenizer.convert_tokens_to_ids("<think>"), *tokenizer("7")["input_ids"]]
     ids += [*tokenizer.convert_tokens_to_ids(["</think>", "<other>"]), tokenizer.eos_token_id]
     assert completion_texts([ids], tokenizer) == ["<think>7</think>"]
+
+
+def test_tags_that_are_ordinary_tokens_are_not_hidden(tiny: Path):
+    """Qwen3's are added tokens that a text keeps."""
+    tokenizer = load_tokenizer(str(tiny))
+    tokenizer.add_tokens([AddedToken(one, special=False) for one in ("<think>", "</think>")])
+    ids = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
+    assert hidden_tags(tokenizer) == []
+    assert completion_texts([[*ids, tokenizer.eos_token_id]], tokenizer) == ["<think></think>"]
+
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+RENDERED = "<|im_start|>user\nWhat is 7 + 8?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "once"),
+    [
+        (RENDERED, True),
+        ("<|im_start|>system\nAdd.<|im_end|>\n" + RENDERED, True),
+        (RENDERED + "<think>\n", True),
+        ("What is 7 + 8?", False),
+        ("What does <|im_start|>assistant mean?", False),
+        ("Continue: " + RENDERED, False),
+    ],
+)
+def test_a_users_message_that_is_rendered_already_is_not_rendered_again(tiny: Path, content: str, once: bool):
+    tokenizer = load_tokenizer(str(tiny))
+    tokenizer.chat_template = CHATML
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    message = {"role": "user", "content": content}
+    assert is_rendered_chat((message,), tokenizer) is once
+    whole = content if once else f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
+    ids = prompt_token_ids(Problem("a", (message,)), tokenizer, longest=500)
+    assert list(ids) == tokenizer(whole)["input_ids"]
+
+
+def test_the_plain_template_is_known_too():
+    tokenizer = load_tokenizer(ModelConfig(path="abacus", chat_template="plain"))
+    ids = prompt_token_ids(Problem("a", ({"role": "user", "content": "What is 2 + 3?"},)), tokenizer, longest=500)
+    text = tokenizer.apply_chat_template([QUESTION], add_generation_prompt=True, tokenize=False)
+    for content, once in ((text, True), ("User: hi\nAssistant: hello", False)):
+        assert is_rendered(content, tokenizer) is once
+    assert ids
+
+
+def test_a_run_says_that_rendered_prompts_stay_as_they_are(tmp_path: Path):
+    rows = [{"prompt": f"<|user|>What is {n} + 1?<|assistant|>", "answer": str(n + 1)} for n in range(20)]
+    settings = small_settings(tmp_path / "runs", steps=1)
+    ended = grouprl(
+        *("train", "--model", "abacus", "--task", write_rows(tmp_path / "rows.jsonl", rows)),
+        *("task.arguments.messages=true", *settings),
+    )
+    assert ended.code == 0, ended.text
+    assert "have the chat template in them already: they are used as they are" in ended.text

@@ -348,6 +348,91 @@ MUTANTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "differing = ~((np.abs(a - b) < 1e-9) | (~np.isfinite(a) & ~np.isfinite(b)))",
         (LINES,),
     ),
+    # What a hunt of a hundred single lines left alive.
+    (
+        "algorithms/corrections.py",
+        "floor: float = 0.5,",
+        "floor: float = 0.75,",
+        (LINES,),
+    ),
+    (
+        "algorithms/kl.py",
+        "if self.kl_coef == 0:",
+        "if self.kl_coef == 1:",
+        (LINES,),
+    ),
+    (
+        "algorithms/losses.py",
+        "mask_NT = mask_NT.float()",
+        "mask_NT = mask_NT",
+        (LINES,),
+    ),
+    (
+        "algorithms/losses.py",
+        "stats = _ratio_stats(ratio_NT.detach(), advantages_NT, counted_NT, clip_low, clip_high)",
+        "stats = _ratio_stats(ratio_NT, advantages_NT, counted_NT, clip_low, clip_high)",
+        (LINES,),
+    ),
+    (
+        "algorithms/spec.py",
+        "return self.kl is not None and self.kl.refresh_reference > 0 and step % self.kl.refresh_reference == 0",
+        "return self.kl is not None and self.kl.refresh_reference > 0 and step % self.kl.refresh_reference == 1",
+        (LINES,),
+    ),
+    (
+        "algorithms/surrogates.py",
+        "return (gap_NT.sum(1, keepdim=True) > delta * mask_NT.sum(1, keepdim=True)) & (advantages_NT < 0)",
+        "return (gap_NT.sum(1, keepdim=True) >= delta * mask_NT.sum(1, keepdim=True)) & (advantages_NT < 0)",
+        (LINES,),
+    ),
+    (
+        "algorithms/tokens.py",
+        "return float(values.abs().max()) if len(values) else 0.0",
+        "return float(values.max()) if len(values) else 0.0",
+        (LINES,),
+    ),
+    (
+        "algorithms/tokens.py",
+        "varied = len(tokens) > 1 and float(tokens.std(correction=0)) > rounding",
+        "varied = len(tokens) > 1 and float(tokens.std(correction=0)) >= rounding",
+        (LINES,),
+    ),
+    (
+        "learner/learner.py",
+        "return float(gap_NT[batch.mask_NT.to(self.device)].abs().max()) <= AT_REFERENCE[self.dtype]",
+        "return float(gap_NT[batch.mask_NT.to(self.device)].max()) <= AT_REFERENCE[self.dtype]",
+        (LINES,),
+    ),
+    (
+        "learner/learner.py",
+        "seed = self.optimizer.updates + (self.critic_optimizer.updates if self.critic_optimizer else 0)",
+        "seed = self.optimizer.updates - (self.critic_optimizer.updates if self.critic_optimizer else 0)",
+        (LINES,),
+    ),
+    (
+        "learner/learner.py",
+        "counted_nT = mask_nT & (weights_nT > 0).any(1, keepdim=True) & (advantages_nT != 0).any(1, keepdim=True)",
+        "counted_nT = mask_nT & (weights_nT > 0).any(1, keepdim=True)",
+        ("tests/learner/test_learner_options.py",),
+    ),
+    (
+        "learner/work.py",
+        "return bool((self.advantages_NT * self.batch.trained_NT).any())",
+        "return bool((self.advantages_NT * self.batch.mask_NT).any())",
+        (LINES,),
+    ),
+    (
+        "learner/work.py",
+        "if algorithm.spread.entropy_share < 1 and before.entropies_NT is not None:",
+        "if algorithm.spread.entropy_share <= 1 and before.entropies_NT is not None:",
+        (LINES,),
+    ),
+    (
+        "distributed/ranks.py",
+        "if not self.exact or self.world == 1:",
+        "if self.exact or self.world == 1:",
+        ("tests/distributed/test_shares.py",),
+    ),
 )
 
 

@@ -91,6 +91,29 @@ def test_reward_up_and_held_out_accuracy_down(accuracy: tuple[float, ...], said:
     assert [(one.step, one.kind, one.metric) for one in found] == [(20, "reward_hacking", "reward")] * said
 
 
+@pytest.mark.parametrize(
+    ("rewards", "more", "said"),
+    [
+        ((0.3, 0.9, 0.5), {}, 1),
+        ((0.3, 0.9, 0.88), {}, 0),  # within the interval of the best
+        ((0.3, 0.5, 0.9), {}, 0),
+        ((-2.0, -0.5, -1.0), {}, 1),
+        ((0.3, 0.9, 0.5), {"greedy_accuracy": 0.5}, 0),  # a verifier measures the run
+    ],
+)
+def test_the_runs_own_reward_up_in_training_and_down_held_out(
+    rewards: tuple[float, ...], more: dict[str, float], said: int
+) -> None:
+    evaluations = [
+        {"step": step, "reward": mean, "reward_interval": [mean - 0.05, mean + 0.05], **more}
+        for step, mean in zip((0, 10, 20), rewards, strict=True)
+    ]
+    found = given(HEALTHY[:25], evaluations)
+    assert [(one.step, one.kind, one.metric) for one in found] == [(20, "reward_hacking", "reward")] * said
+    for one in found:
+        assert f"held-out reward fell from {rewards[1]:.2f} to {rewards[2]:.2f}" in one.sentence
+
+
 # Explosions
 
 

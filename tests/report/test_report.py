@@ -101,7 +101,7 @@ def test_the_page_holds_what_the_lab_answers(finished: Path, page: Page) -> None
         else:
             assert held == close(answer), path
     kinds = {path.removeprefix("runs/finished/").split("/")[0].split("?")[0] for path in page.answers}
-    assert kinds == {"static", "runs", "series", "invalid", "course", "groups", "completions"}
+    assert kinds == {"static", "runs", "series", "invalid", "course", "jumps", "groups", "completions"}
 
 
 def test_the_first_groups_of_the_first_the_middle_and_the_last_step_are_held(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_without_a_verifier_the_report_tells_of_rewards_and_invents_no_zeros(tmp
 def test_a_run_that_did_nothing_yet_has_a_report(tmp_path: Path) -> None:
     RunRecord.create(tmp_path / "run", "task: x\n").close()
     page = Page(write_report(tmp_path / "run"))
-    assert said(page).startswith("No result yet")
+    assert said(page) == "No result: the run has recorded no step with a reward."
     assert not [path for path in page.answers if "/groups" in path]
 
 

@@ -443,6 +443,30 @@ def test_a_server_that_still_loads_is_waited_for_and_said(
     assert f"vLLM server {server.address}: waits for its models, at most 60 s: ConnectError" in said
 
 
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_proxy_before_a_server_that_still_loads_is_no_failure(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+):
+    """It replies more often than RETRIES, then lets the server through; 500 is the server's own failure."""
+    monkeypatch.setattr(vllm_client, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(vllm_client, "LONGEST_WAIT", 0.01)
+    refused = 3 * vllm_client.RETRIES
+
+    def proxy(call: Call, answer: Answer) -> Reply:
+        busy = call.path == "/v1/models" and call.number < refused
+        return Reply({"error": {"message": "no upstream"}}, status) if busy else answer()
+
+    with VllmServer(Path(setting.model.name_or_path), fault=proxy) as server:
+        engine_of(setting, server, tmp_path, seconds=60.0).check_server()
+        assert len(server.asked("/v1/models")) > refused
+        server.fault = faulty("/v1/models", Reply(status=status))
+        with pytest.raises(UserError, match=rf"within 0.3 s, got status {status}.* after 0 s: look at the server"):
+            engine_of(setting, server, tmp_path, seconds=0.3).check_server()
+        server.fault = faulty("/v1/models", Reply(status=500))
+        with pytest.raises(UserError, match=r"got status 500, .* 6 times: start the server"):
+            engine_of(setting, server, tmp_path, seconds=60.0).check_server()
+
+
 # A server that does not fit
 
 

@@ -14,7 +14,9 @@ import torch
 from transformers import PreTrainedModel
 
 from grouprl import Trainer, UserError
+from grouprl.models.load import load_model, load_tokenizer
 from grouprl.rollout import NativeEngine
+from grouprl.rollout.verify import check_sampler
 from grouprl.run.needs import needs_of
 from grouprl.scoring.functions import WeightedReward
 from grouprl.tasks import task_from_list
@@ -66,6 +68,16 @@ def test_a_sampler_that_computes_another_model_is_refused(
     with pytest.raises(UserError, match=r"got a difference of [\d.e-]+ of the largest: the sampler does not support"):
         trainer.train()
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("times", [1.0, 10.0])
+def test_a_model_that_is_sure_is_sampled(times: float) -> None:
+    """The bundled model is: its first tokens have log-probs of 0.004, with logits ten times as large of exactly 0."""
+    model, tokenizer = load_model("abacus", device=torch.device("cpu")), load_tokenizer("abacus")
+    with torch.no_grad():
+        model.get_decoder().norm.weight.mul_(times)
+    for tokens in (1, 2):
+        check_sampler(NativeEngine(model, tokenizer, seed=0, max_rows=2), model, most_tokens=tokens)
 
 
 @pytest.mark.parametrize(

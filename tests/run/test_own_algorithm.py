@@ -1,18 +1,22 @@
 """An algorithm in a user's file: trained by its name, recorded with its class, and never resumed as another one."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 import letter_rewards
 from grouprl.config.run import RunConfig, load_config
-from small_runs import ROWS, grouprl, metrics, small_settings, write_rows
+from small_runs import ROWS, grouprl, metrics, rollouts, small_settings, write_rows
 
 FILE = """
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from grouprl import Algorithm
+from grouprl.algorithms.advantages import GroupAdvantage
 from grouprl.algorithms.losses import Clip
+from grouprl.algorithms.statistics import group_statistics
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,20 @@ class Doubled(Clip):
 
 values = Algorithm(name="values", objective=Clip(clip_high=0.35))
 doubled = Algorithm(name="doubled", objective=Doubled())
+
+
+@dataclass(frozen=True)
+class Scaled(GroupAdvantage):
+    factor: float = 3.0
+    names: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    scale: Literal["third"] = "third"
+
+    def statistics(self, rewards_N, groups_N):
+        found = group_statistics(rewards_N, groups_N, scale="none")
+        return replace(found, divisor_N=found.divisor_N * self.factor)
+
+
+scaled = Algorithm(name="scaled", advantage=Scaled())
 """
 
 
@@ -64,6 +82,30 @@ def test_a_class_of_ones_own_trains_and_is_not_resumed_without_it(tiny: Path, tm
     ended = grouprl("train", *again[:-3], "steps=3", *again[-2:])
     assert ended.code == 2
     assert "algorithm" in ended.err
+
+
+def test_options_that_only_its_program_knows_are_recorded_and_bind_a_resume(tiny: Path, tmp_path: Path, file: Path):
+    run = tmp_path / "runs/scaled"
+    ended = train(tiny, tmp_path, "scaled", "--algorithm", f"{file}:scaled")
+    assert ended.code == 0, ended.text
+    read = load_config(RunConfig, [run / "config.yaml"], []).algorithm
+    assert re.fullmatch(r"mine\.py\.Scaled \w{16} scale='third' factor=3.0 names=\{\}", dict(read.missing)["advantage"])
+    rows = rollouts(run, "SELECT reward, advantage FROM completions WHERE group_index = 0")
+    mean = sum(reward for reward, _ in rows) / 4
+    assert [advantage for _, advantage in rows] == pytest.approx([(reward - mean) / 3 for reward, _ in rows], abs=1e-6)
+    assert any(advantage for _, advantage in rows)
+    for command in (["train", "--resume", run, "steps=2"], ["replay", run, "1"]):
+        ended = grouprl(*command)
+        assert ended.code == 2, ended.text
+        assert "expected the class mine.py.Scaled" in ended.text
+    assert grouprl("report", run).code == 0
+    again = ["train", "--resume", run, "--algorithm", f"{file}:scaled"]
+    assert grouprl(*again, "steps=2").code == 0
+    file.write_text(FILE.replace("Scaled())", "Scaled(factor=4.0))"))  # the same class
+    ended = grouprl(*again, "steps=3")
+    assert ended.code == 2
+    assert "factor=3.0" in ended.text
+    assert "factor=4.0" in ended.text
 
 
 @pytest.mark.parametrize(

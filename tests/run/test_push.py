@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from huggingface_hub import constants
 from grouprl import Trainer
 from grouprl.models.load import fingerprint, load_model
 from grouprl.record.read import read_run
+from grouprl.record.write import RunRecord
 from grouprl.run.push import model_card
 from hub_server import HubServer
 from letter_rewards import letters
@@ -92,3 +94,25 @@ def test_the_card_has_the_accuracies_of_the_run(run: Path) -> None:
     assert text.startswith("---\nlibrary_name: transformers\n")
     assert "- algorithm: grpo\n- task: list\n- steps: 1\n- seed: 0" in text
     assert "greedy accuracy" not in text  # the task has no verifier
+    found = json.loads((run / "summary.json").read_text())
+    for when in ("before", "after"):
+        row = found[when]
+        assert f"\n| {when} | {round(row['reward'], 3):.3f} | {row['problems']} |" in text
+    assert "| training | mean reward | held-out problems |" in text
+
+
+@pytest.mark.parametrize(
+    ("measure", "expected"),
+    [
+        (None, "greedy accuracy | held-out problems |\n|---|---|---|\n| before | 25.0% | 8 |\n| after | 75.0% | 8 |"),
+        ("greedy_accuracy", "greedy accuracy | held-out problems |\n|---|---|---|\n| before | 25.0% | 8 |"),
+        ("reward", "mean reward | held-out problems |\n|---|---|---|\n| before | -1.500 | 8 |\n| after | 2.000 | 8 |"),
+    ],
+)
+def test_the_card_has_what_measures_the_run(tmp_path: Path, measure: str | None, expected: str) -> None:
+    before = {"greedy_accuracy": 0.25, "reward": -1.5, "problems": 8}
+    after = {"greedy_accuracy": 0.75, "reward": 2.0, "problems": 8}
+    with RunRecord.create(tmp_path / "run", "seed: 0\n") as record:
+        record.evaluation(0, before)
+        record.summary({"before": before, "after": after, **({"measure": measure} if measure else {})})
+    assert expected in model_card(read_run(tmp_path / "run"), "step-000001")

@@ -20,8 +20,9 @@ import torch
 from grouprl.config.run import ScoringConfig
 from grouprl.lab.runs import NoSuchRun, Runs
 from grouprl.models.load import load_model, load_tokenizer
+from grouprl.models.manifest import MANIFEST
 from grouprl.record.files import append_line, atomic_directory, atomic_write_text
-from grouprl.record.layout import WRITTEN_BY_A_RUN, lock_directory
+from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory, lock_directory, refuse_links
 from grouprl.record.read import read_json_lines, read_rollouts
 from grouprl.scoring.own_modules import read_code
 from grouprl.scoring.pool import RewardPool
@@ -145,6 +146,26 @@ def test_page_and_command_line_have_one_rule_for_links(got: Path) -> None:
     assert grouprl("report", got / "named").code == 0
 
 
+def test_a_resume_removes_whatever_has_the_name_of_an_unfinished_save(got: Path) -> None:
+    saves, resume = got / "run" / "checkpoints", verbs(got)[3]
+    (saves / "step-000009.tmp").write_text("")
+    (saves / "step-000008.old").symlink_to("step-000001")
+    ended = grouprl(*resume)
+    assert ended.code == 0, ended.text
+    assert [path.name for path in saves.iterdir() if path.suffix] == []
+    assert (saves / "step-000001" / "config.json").is_file()
+    (got / "run" / "own.tmp").mkdir()  # a user's own folder
+    ended = grouprl(*resume)
+    assert (ended.code, (got / "run" / "own.tmp").is_dir()) == (0, True), ended.text
+
+
+def test_groups_that_were_sampled_ahead_are_as_large_as_a_run_makes_them(got: Path) -> None:
+    ahead = RunDirectory(got / "run").checkpoint(1).ahead
+    ahead.touch()
+    os.truncate(ahead, 200 << 20)
+    refuse_links(got / "run")
+
+
 def test_a_received_runs_dir_moves_nothing(got: Path, tmp_path: Path) -> None:
     config = got / "run" / "config.yaml"
     config.write_text(config.read_text().replace(f"runs_dir: {got}", f"runs_dir: {tmp_path / 'elsewhere'}"))
@@ -205,6 +226,18 @@ def test_a_module_that_trusted_code_imports_is_code_too(got: Path) -> None:
     assert grouprl(*sample, "--trust-code", got / "near.py").code == 0
 
 
+def test_code_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("x = [" + "0," * 600_000 + "]\n")  # its tree would take 500 MB
+    with pytest.raises(UserError, match="expected a file of at most 1048576 bytes"):
+        read_code(path)
+    monkeypatch.setattr("grouprl.scoring.own_modules._MOST_BYTES", 100)
+    path.write_text("import near\n")
+    (tmp_path / "near.py").write_text("#" * 100)
+    with pytest.raises(UserError, match="100 bytes in all"):
+        read_code(path)
+
+
 def test_a_module_of_the_current_folder_is_no_library(tmp_path: Path) -> None:
     for name in ("json", "typing", "yaml", "torch"):
         (tmp_path / f"{name}.py").write_text(EVIL)
@@ -227,6 +260,9 @@ PROGRAMS = [
     f"CREATE VIEW mine AS {ENDLESS}",
     "ALTER TABLE completions ADD COLUMN more AS (zeroblob(900000000))",
     "CREATE VIRTUAL TABLE texts USING fts5(body)",
+    "ALTER TABLE completions ADD COLUMN more TEXT CHECK (text NOT LIKE '%a%a%a%a%a%a%a%b')",
+    "CREATE INDEX slow ON completions (text LIKE '%a%a%a%a%a%a%a%b')",
+    "CREATE INDEX some ON completions (step) WHERE text LIKE '%a%a%a%a%a%a%a%b'",
 ]
 
 
@@ -236,6 +272,11 @@ def test_a_database_that_computes_is_refused(got: Path, program: str) -> None:
     for verb in (verbs(got)[0], verbs(got)[1], verbs(got)[3]):
         ended = grouprl(*verb)
         assert (ended.code, "expected the tables and views of a run" in ended.text) == (2, True), ended.text
+
+
+def test_an_index_of_columns_is_no_program(got: Path) -> None:
+    changed(got / "run", "CREATE INDEX mine ON completions (problem_id, step)")
+    assert grouprl("export", got / "run").code == 0
 
 
 def test_a_value_of_a_gigabyte_is_refused(got: Path) -> None:
@@ -284,7 +325,8 @@ def test_lines_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    found = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**found, **changes}))
 
 
 def growing(times: int) -> dict[str, Any]:
@@ -292,8 +334,17 @@ def growing(times: int) -> dict[str, Any]:
     return {"normalizer": {"type": "Sequence", "normalizers": [doubled] * times}}
 
 
+def nested(levels: int) -> Any:
+    return {"a": nested(levels - 1)} if levels else 1
+
+
 MODELS = [
+    ("config.json", {"more": nested(400)}, "at most 100 levels"),
+    ("tokenizer.json", {"more": nested(400)}, "at most 100 levels"),
     ("config.json", {"num_hidden_layers": 10_000_000}, "num_hidden_layers: expected at most 4096"),
+    ("config.json", {"num_labels": 1 << 40}, "num_labels: expected at most 4096"),
+    ("model.safetensors.index.json", {"metadata": {}, "weight_map": {"a": "/dev/zero"}}, "expected weights in this"),
+    ("model.safetensors.index.json", {"metadata": {}, "weight_map": {"a": "../x"}}, "expected weights in this folder"),
     ("config.json", {"text_config": {"vocab_size": 1 << 40}}, "vocab_size: expected at most"),
     ("tokenizer.json", growing(30), "normalizer: expected steps"),
     ("tokenizer.json", {"added_tokens": [{"id": 5}] * 100_001}, "at most 100000 added tokens"),
@@ -301,13 +352,32 @@ MODELS = [
 ]
 
 
+@pytest.mark.parametrize("hub", [False, True], ids=["folder", "hub"])
 @pytest.mark.parametrize(("name", "changes", "said"), MODELS)
-def test_a_model_that_asks_for_more_than_any_has(tmp_path: Path, name: str, changes: dict[str, Any], said: str) -> None:
+def test_a_model_that_asks_for_more_than_any_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, changes: dict[str, Any], said: str, hub: bool
+) -> None:
     model = tiny_model_folder(tmp_path / "model")
     edit(model / name, **changes)
+    path = str(model)
+    if hub:  # what a download leaves
+        path, repository = "someone/model", tmp_path / "models--someone--model"
+        (repository / "refs").mkdir(parents=True)
+        (repository / "refs" / "main").write_text("a" * 40)
+        shutil.copytree(model, repository / "snapshots" / ("a" * 40))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=said):
-        load_tokenizer(str(model))
+        load_tokenizer(path)
     with pytest.raises(UserError, match=said):
+        load_model(path, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("changes", [{"vocab_size": 1 << 23}, {"intermediate_size": 1 << 20}, {"hidden_size": 1 << 16}])
+def test_a_model_that_asks_for_more_than_its_files_have(tmp_path: Path, changes: dict[str, int]) -> None:
+    model = tiny_model_folder(tmp_path / "model")
+    edit(model / "config.json", **changes)
+    with pytest.raises(UserError, match=r"expected a configuration of as many weights as its files, got one of [0-9]+"):
         load_model(str(model), device=torch.device("cpu"))
 
 
@@ -326,6 +396,13 @@ def test_a_model_whose_files_are_links_loads(tmp_path: Path) -> None:
     for file in model.iterdir():
         (linked / file.name).symlink_to(file)
     assert load_tokenizer(str(linked)).eos_token_id is not None
+
+
+def test_a_manifest_of_many_levels_is_refused(tmp_path: Path) -> None:
+    model = tiny_model_folder(tmp_path / "model")
+    (model / MANIFEST).write_text('{"files": ' + "[" * 100_000)
+    with pytest.raises(UserError, match="expected a manifest"):
+        load_model(str(model), device=torch.device("cpu"))
 
 
 def test_a_parquet_file_that_expands_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from grouprl.record.write import RunRecord
 from grouprl.run.resume import check_resumable
 from grouprl.scoring.functions import WeightedReward
 from letter_rewards import InProcess
-from small_runs import ROWS, assert_same_run, checkpoint_names, small_config, tree
+from small_runs import ROWS, assert_same_run, assert_same_weights, checkpoint_names, metrics, small_config, tree
 
 pytestmark = pytest.mark.usefixtures("no_page")
 
@@ -277,3 +277,14 @@ def test_more_steps_are_refused_with_the_setting_that_forbids_them(
         check_resumable(tmp_path / "run", config.model_copy(update={change: 9}))
     assert words is None or words in str(refused.value)
     assert words is not None or "depends on steps" not in str(refused.value)
+
+
+def test_a_run_without_evaluations_is_resumed(tiny: Path, tmp_path: Path) -> None:
+    unevaluated = {"evaluation": {"problems": 0}}
+    whole = train(tiny, small_config(tmp_path / "whole", steps=4, **unevaluated))
+    run = train(tiny, small_config(tmp_path, steps=2, **unevaluated))
+    assert incomplete_steps(run, 2, evaluated=False) == ()
+    assert train(tiny, small_config(tmp_path, steps=2, **unevaluated), resume=True) == run  # it has all of its steps
+    train(tiny, small_config(tmp_path, steps=4, **unevaluated), resume=True)
+    assert_same_weights(*(one / "checkpoints/step-000004" for one in (whole, run)))
+    assert metrics(whole) == metrics(run)

@@ -1,5 +1,6 @@
 """verl's compute_score: what it is given, and what happens without a ground truth."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,26 @@ def test_a_missing_column_is_refused_before_training(tiny: Path, tmp_path: Path,
     )
     assert ended.code == code, ended.text
     assert code == 0 or "expected problems with the column 'ground_truth' or 'reward_model', got answer" in ended.err
+
+
+@pytest.mark.parametrize("gone", [(3,), (19,), (2, 5, 11, 17), tuple(range(1, 20))])
+def test_rows_without_a_ground_truth_are_named_wherever_they_are(tiny: Path, tmp_path: Path, gone: tuple[int, ...]):
+    """The first step has two problems; the file's lines count from 1."""
+    (tmp_path / "score.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info): return 1.0\n"
+    )
+    rows = [{"prompt": f"Say {n}.", "ground_truth": None if n in gone else "7"} for n in range(20)]
+    ended = grouprl(
+        *("train", "--model", tiny, "--task", write_rows(tmp_path / "rows.jsonl", rows)),
+        *("--reward", f"{tmp_path / 'score.py'}:compute_score", *small_settings(tmp_path / "runs", steps=1)),
+        "evaluation.split=train",
+    )
+    assert ended.code == 2, ended.text
+    named = [int(line) - 1 for line in re.findall(r"rows\.jsonl:([0-9]+)", ended.err)]
+    assert len(named) == min(len(gone), 3)
+    assert set(named) <= set(gone)
+    assert f"and {len(gone)} of 20 without a value" in ended.err
+    assert not list((tmp_path / "runs").glob("*")), "nothing is begun"
 
 
 def test_a_nested_ground_truth_that_no_row_has_is_refused(tiny: Path, tmp_path: Path):

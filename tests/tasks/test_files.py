@@ -135,3 +135,29 @@ def test_a_too_long_prompt_is_named_with_its_line(tmp_path: Path) -> None:
     line = ROWS.index({"prompt": problem.prompt, **problem.columns}) + 1
     with pytest.raises(UserError, match=rf"problem 'jsonl/train/{line - 1}' \(.*a\.jsonl:{line}\): expected a prompt"):
         prompt_token_ids(problem, load_tokenizer("abacus"), longest=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("twice.csv", "prompt,answer,answer\n1 + 1 = ?,2,3\n"),
+        ("twice.csv", "prompt,answer, answer\n1 + 1 = ?,2,3\n"),
+        ("twice.jsonl", LINES + '\n{"prompt": "1 + 9 = ?", "answer": "10", "answer": "11"}\n'),
+        ("twice.json", '[{"prompt": "1 + 9 = ?", "info": {"a": 1, "a": 2}}]'),
+        ("twice.parquet", ""),
+    ],
+)
+def test_a_column_given_twice_is_refused_since_one_would_be_lost(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    if path.suffix == ".parquet":
+        columns = [pyarrow.array(["a"]), pyarrow.array(["1"]), pyarrow.array(["2"])]
+        parquet.write_table(pyarrow.Table.from_arrays(columns, names=["prompt", "answer", "answer"]), path)
+    else:
+        path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=r"twice\..*expected each column once, got one of .* twice: rename it"):
+        read_rows(str(path))
+
+
+def test_spaces_around_the_names_of_a_csv_are_no_part_of_them(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("prompt, answer \n1 + 1 = ?,2\n")
+    assert read_rows(str(tmp_path / "a.csv"))[0][1] == {"prompt": "1 + 1 = ?", "answer": "2"}

@@ -79,7 +79,7 @@ def fits(value: object, hint: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)
+    return hint is Any or isinstance(value, get_origin(hint) or hint)  # an own class may have any type
 
 
 def described(hint: Any) -> str:

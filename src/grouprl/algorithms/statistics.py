@@ -54,7 +54,8 @@ def group_statistics(
         scale: divides: the group's standard deviation, the batch's, nothing.
         std: "population" divides the squared deviations by n, "sample" by n - 1.
         eps: added to the deviation. Where the sum is no more than the rounding of the mean (2^-50 of it), the mean
-            divides instead: rewards that differ in their last bits alone get advantages below 1e-15.
+            divides instead: rewards that differ in their last bits alone get advantages below 1e-15. Sums that cancel
+            to about 0 (0.1 + 0.2 - 0.3 is 6e-17) have no such mean: without eps they count as different from 0.
 
     Raises:
         ValueError: shapes differ, or an option is unknown.

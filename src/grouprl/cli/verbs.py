@@ -177,11 +177,14 @@ def evaluate(
 
     Example: grouprl eval runs/demo/checkpoints/step-000060 evaluation.samples=16
     """
-    options = {"model.path": checkpoint, "task.name": task}
-    config = run_config([*settings_of_run(checkpoint), *(settings or [])], options, trust=trust_code)
+    options, of_run = {"model.path": checkpoint, "task.name": task}, settings_of_run(checkpoint)
+    config = run_config([*of_run, *(settings or [])], options, trust=trust_code)
     from grouprl.cli.inspection import show_evaluation
 
     show_evaluation(config, as_json=as_json)
+    own = run_config(of_run, options, trust=trust_code).evaluation.split
+    if of_run and own != (split := config.evaluation.split) != "train":
+        typer.echo(f"The run evaluates {own}: if its data has no split {split}, it trained on these rows.", err=True)
     if not as_json:
         suggest(f"grouprl sample {checkpoint}")
 

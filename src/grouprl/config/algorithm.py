@@ -61,7 +61,7 @@ def all_options(algorithm: Algorithm) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part, kinds in part_kinds(algorithm).items():
         defaults = {one.name: one.default for kind in reversed(kinds) for one in fields(kind)}
-        found |= {**defaults, **kinds[0].absent, **asdict(getattr(algorithm, part) or Part())}
+        found |= {**defaults, **kinds[0].absent, **_recorded(part, getattr(algorithm, part) or Part())}
     return found
 
 
@@ -88,17 +88,30 @@ def plain(value: object) -> str:
 
 def as_tree(algorithm: Algorithm) -> dict[str, Any]:
     """Converts the algorithm to plain values, part by part, which `with_options` reads back."""
-    parts = ((name, getattr(algorithm, name)) for name in KINDS)
-    own = own_parts(algorithm)
-    return (
-        {"name": algorithm.name} | {name: part and asdict(part) for name, part in parts} | ({OWN: own} if own else {})
-    )
+    own, parts = own_parts(algorithm), {name: getattr(algorithm, name) for name in KINDS}
+    tree = {name: part and _recorded(name, part) for name, part in parts.items()}
+    return {"name": algorithm.name, **tree, **({OWN: own} if own else {})}
 
 
 def own_parts(algorithm: Algorithm) -> dict[str, str]:
-    """The parts whose class a program defined, with the name and the digest of that class: see `own_code`."""
-    parts = {"algorithm": algorithm, **{name: getattr(algorithm, name) for name in KINDS}}
-    return dict(algorithm.missing) or {name: own for name, part in parts.items() if part and (own := own_code(part))}
+    """The parts whose class a program defined: the class, see `own_code`, and the options that no other class has."""
+    found = dict(algorithm.missing)
+    for name in () if found else ("algorithm", *KINDS):
+        part: Any = getattr(algorithm, name, algorithm)
+        if part and (own := own_code(part)):
+            options = {} if name == "algorithm" else asdict(part)
+            known = options and _recorded(name, part)
+            found[name] = " ".join([own, *(f"{key}={value!r}" for key, value in options.items() if key not in known)])
+    return found
+
+
+def _recorded(name: str, part: Part) -> dict[str, Any]:
+    """The options of a part; of one whose class a program defined, those that can be read without that program."""
+    kinds = [type(part)] if own_code(part) is None else KINDS[name]
+    own = asdict(part).items()
+    return {
+        key: value for key, value in own if any(key in hints(one) and fits(value, hints(one)[key]) for one in kinds)
+    }
 
 
 def refuse_missing_parts(algorithm: Algorithm) -> None:
@@ -106,8 +119,8 @@ def refuse_missing_parts(algorithm: Algorithm) -> None:
     for name, own in algorithm.missing:
         raise UserError(
             f"algorithm.{name}: expected the class {own.split()[0]} of the program that defined it, got only its name "
-            "from the record: continue with that program, by Trainer(...).train(resume=True), or choose a named "
-            "algorithm for a new run"
+            "from the record: continue with --algorithm FILE.py:NAME, or by Trainer(...).train(resume=True) in that "
+            "program, or choose a named algorithm for a new run"
         )
 
 

@@ -17,7 +17,7 @@ _REMEDY = "restore it or remove it"
 # The most bytes that a file may have, by its suffix: it can come from anybody, and what is read of it takes many times
 # its size in memory, or minutes. The largest of known models and runs are a third of it at most.
 MOST_YAML = 1 << 18
-_MOST = {".yaml": MOST_YAML, ".yml": MOST_YAML, ".json": 64 << 20, ".jsonl": 1 << 30, ".jinja": 1 << 20, ".py": 4 << 20}
+_MOST = {".yaml": MOST_YAML, ".yml": MOST_YAML, ".json": 64 << 20, ".jsonl": 1 << 30, ".jinja": 1 << 20, ".py": 1 << 20}
 _MOST_OTHERS = 64 << 20
 _DEEPEST = 100  # levels of nested lists and objects; writing each level takes a stack frame or two
 _LARGEST = sys.float_info.max
@@ -73,6 +73,19 @@ def read_file(path: Path, most: int | None = None) -> bytes | None:
     """
     with opened(path, most) as file:
         return None if file is None else file.read()
+
+
+def read_end(path: Path, most: int) -> bytes:
+    """Reads the last bytes of a regular file, at most `most`; nothing when it does not exist.
+
+    Raises:
+        UserError: see `opened`.
+    """
+    with opened(path, most=sys.maxsize) as file:
+        if file is None:
+            return b""
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+        return file.read(most)
 
 
 def read_needed(path: Path, what: str, most: int | None = None) -> str:

@@ -7,7 +7,7 @@ import re
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +34,15 @@ class Cluster:
     ray: Any  # the module, connected
     settings: ClusterConfig
     say: Callable[[str], None]  # gets a sentence for each actor that is lost
+
+
+class _Places(list[str]):
+    """What Ray adds to the paths of its workers: the current folder only where this process has it on its own path."""
+
+    def extend(self, places: Iterable[str]) -> None:
+        """Adds the places from which this process imports."""
+        own = {os.path.abspath(place) for place in sys.path}
+        super().extend(place for place in places if place in own)
 
 
 @contextmanager
@@ -74,14 +83,17 @@ def open_cluster(settings: ClusterConfig, say: Callable[[str], None], ranks: Ran
 
 
 def _connect(ray: Any, settings: ClusterConfig) -> None:
+    job = ray.job_config.JobConfig()
+    job._py_driver_sys_path = _Places()
     if settings.address is not None:
         _probe(ray, settings.address)
-        ray.init(address=settings.address, log_to_driver=False, logging_level="error")
+        ray.init(address=settings.address, job_config=job, log_to_driver=False, logging_level="error")
         return
     # More logical CPUs than cores are allowed: samplers and scorers take turns.
     needed = max(os.cpu_count() or 1, (settings.samplers + settings.scorers) * settings.cpus + 1)
     ray.init(
         address="local",
+        job_config=job,
         include_dashboard=False,
         num_cpus=needed,
         object_store_memory=_STORE_BYTES,

@@ -81,7 +81,8 @@ def rewards(given: Given, value: Any) -> Outcome:
     """Reward functions by name, and their weights."""
     if not value:
         return Outcome("not needed", words="TRL names them in Python: give --reward FILE.py:FUNCTION")
-    names, factors = list(value), given["reward_weights"] or [1.0] * len(value)
+    names = [value] if isinstance(value, str) else list(value)
+    factors = given["reward_weights"] or [1.0] * len(names)
     if len(factors) != len(names):
         return unsupported(f"expected as many reward_weights as functions, got {len(factors)} for {len(names)}")
     found, notes = [], []

@@ -27,6 +27,7 @@ from grouprl.report.course import course_answer
 from grouprl.report.page import STATIC
 from grouprl.report.recorded import parse_config
 from grouprl.report.run_data import invalid_answer, run_answer, series_answer
+from grouprl.report.tokens import kl_jumps
 from grouprl.types import UserError
 
 
@@ -51,6 +52,10 @@ def create_app(root: Path, closing: Callable[[], bool] = lambda: False) -> Starl
         ),
         Route("/api/runs/{run}/invalid", json_answer(lambda request: invalid_answer(run_folder(runs, request)))),
         Route("/api/runs/{run}/course", json_answer(lambda request: course_answer(run_folder(runs, request)))),
+        Route(
+            "/api/runs/{run}/jumps",
+            json_answer(lambda request: kl_jumps(folder := run_folder(runs, request), runs.metrics(folder))),
+        ),
         Route("/api/runs/{run}/events", lambda request: run_events(runs, request, closing)),
         Route("/api/recipes", json_answer(lambda _: {"recipes": recipes(), "lists": lists()})),
         Route("/api/comparisons", json_answer(lambda _: {"comparisons": _critic_comparisons(runs.root)})),

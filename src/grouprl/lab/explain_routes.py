@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from starlette.requests import Request
 from starlette.routing import Route
@@ -21,20 +21,21 @@ from grouprl.lab.explain_typed import (
     COMPARING,
     explained_advantages,
     kl_curves,
+    noise_of_statistics,
     objective_curve,
     pass_rate_curves,
     typed_walk,
 )
 from grouprl.lab.runs import Runs
 from grouprl.planner import SHAPES, MemoryPlan, Networks, StepShape, plan_memory
+from grouprl.planner.memory import BLOCKS, COMPARED, PARTS
 from grouprl.planner.shapes import ModelShape, config_shape, known_shape
 from grouprl.types import UserError
 
-RewardModel = Literal["ppo", "both", "none"]
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 _SHOWN = 60  # characters of a wrong value that an error repeats
 USUAL = ("grpo", "dr_grpo", "rloo", "reinforce")
-JUDGES: tuple[RewardModel, ...] = ("ppo", "both", "none")
+JUDGES = ("ppo", "both", "none")
 # What computes each stage of a group, read from its file: importing a step would load transformers.
 _CODE = {
     "prompt": "curriculum/order.py UniformOrder.visits",
@@ -47,10 +48,6 @@ _CODE = {
     "loss": "algorithms/losses.py policy_loss",
     "update": "step.py update_policy",
 }
-SENTENCE = (
-    "GRPO keeps the policy and a frozen reference in memory. PPO also keeps a critic, which is trained and as large "
-    "as the policy. Both need a reward model only where no rule can check the answer."
-)
 
 
 def explain_routes(runs: Runs) -> list[Route]:
@@ -67,6 +64,7 @@ def explanations(runs: Runs | None) -> dict[str, Answer]:
         "kl": _kl,
         "group": lambda request: _group(runs, request),
         "pass_rate": _pass_rate,
+        "noise": _noise,
         "memory": _memory,
         "code": _code,
     }
@@ -120,6 +118,11 @@ def _kl(request: Request) -> dict[str, Any]:
     return kl_curves()
 
 
+def _noise(request: Request) -> dict[str, Any]:
+    Query(request, ())
+    return noise_of_statistics()
+
+
 def _group(runs: Runs | None, request: Request) -> dict[str, Any]:
     query = Query(request, ("run", "step", "group", "rewards", "algorithm", "learning_rate"))
     recorded, typed = ("run", "step", "group"), ("rewards", "algorithm", "learning_rate")
@@ -143,6 +146,7 @@ def _algorithms(query: Query) -> list[Algorithm]:
 
 
 def _memory(request: Request) -> dict[str, Any]:
+    """Plans of GRPO and PPO for one batch, in bytes: sums and their parts; and the sums for models of four sizes."""
     counts = {
         "problems": (1, 1024, 16),
         "group_size": (1, 256, 8),
@@ -171,16 +175,23 @@ def _memory(request: Request) -> dict[str, Any]:
     )
     if networks.weights == "nf4" and networks.lora_rank is None:
         raise UserError("weights: expected an adapter with nf4, got none: 4-bit weights do not train; give a LoRA rank")
-    return memory_plans(
-        _shape(query),
-        query.choices("algorithm", ("grpo", "ppo"), ("grpo", "ppo")),
-        step,
-        networks=networks,
-        reward_model=query.choice("reward_model", JUDGES, "none"),  # type: ignore[arg-type]
-    )
+    judged = {"both": ("grpo", "ppo"), "ppo": ("ppo",), "none": ()}[query.choice("reward_model", JUDGES, "none")]
+    algorithms, shape = query.choices("algorithm", ("grpo", "ppo"), ("grpo", "ppo")), _shape(query)
 
+    def planned(shape: ModelShape) -> dict[str, MemoryPlan]:
+        own = {name: replace(networks, critic=name == "ppo", reward_model=name in judged) for name in algorithms}
+        return {name: plan_memory(shape, each, step) for name, each in own.items()}
 
-# Memory
+    compared = {name: planned(SHAPES[name]) for name in COMPARED}
+    return {
+        "models": list(SHAPES),
+        "model": asdict(shape),
+        "parameters": shape.parameters,
+        "step": asdict(step),
+        "names": {**BLOCKS, **PARTS},
+        "plans": {name: {"sums": plan.sums, "blocks": plan.blocks} for name, plan in planned(shape).items()},
+        "compared": {name: {which: plan.sums for which, plan in plans.items()} for name, plans in compared.items()},
+    }
 
 
 def _shape(query: Query) -> ModelShape:
@@ -201,56 +212,6 @@ def _shape(query: Query) -> ModelShape:
     if not isinstance(found, dict):
         raise UserError("config: expected the JSON object of a config.json, got something else: choose another file")
     return config_shape(found, "your config.json", Path("config.json"))
-
-
-def memory_plans(
-    shape: ModelShape, algorithms: list[str], step: StepShape, *, networks: Networks, reward_model: RewardModel
-) -> dict[str, Any]:
-    """The plans of "grpo" and "ppo" at one batch shape.
-
-    Args:
-        shape: the model's.
-        algorithms: which plans.
-        step: the batch and how it is computed.
-        networks: what both have in common; the critic and the reward model are added here.
-        reward_model: whose rewards are learned ones.
-
-    Returns:
-        `model` and `step` as given, `parameters`, and by algorithm: `networks`, with weights, gradients and moments of
-        each in bytes; `parts`, every field of the plan in bytes; `held`, `learning`, `sampling` and `peak`; `rest`,
-        what is left of `learning` without the networks, the activations and the cache; `pack`.
-    """
-    plans = {}
-    for name in algorithms:
-        learned = reward_model == "both" or (reward_model == "ppo" and name == "ppo")
-        own = replace(networks, critic=name == "ppo", reward_model=learned)
-        plans[name] = _shown(plan_memory(shape, own, step))
-    return {
-        "models": list(SHAPES),
-        "model": asdict(shape),
-        "parameters": shape.parameters,
-        "step": asdict(step),
-        "lora_rank": networks.lora_rank,
-        "reward_model": reward_model,
-        "sentence": SENTENCE,
-        "plans": plans,
-    }
-
-
-def _shown(plan: MemoryPlan) -> dict[str, Any]:
-    held, update = plan.networks, plan.update
-    networks = {
-        "policy": {"weights": held.policy + held.adapter, "gradients": update.gradients, "moments": held.moments},
-        "reference": {"weights": held.reference, "gradients": 0, "moments": 0},
-        "critic": {"weights": held.critic, "gradients": update.critic_gradients, "moments": held.critic_moments},
-        "reward_model": {"weights": held.reward_model, "gradients": 0, "moments": 0},
-    }
-    parts = {**asdict(held), **asdict(update), **asdict(plan.rollout), "rounded": plan.rounded}
-    sums = {name: getattr(plan, name) for name in ("held", "learning", "sampling", "peak")}
-    named = sum(sum(network.values()) for network in networks.values()) + update.activations
-    cache = plan.rollout.cache if plan.device == "cuda" else 0  # on a CPU it is gone before the update
-    rest = plan.learning - named - cache
-    return {"networks": networks, "parts": parts, **sums, "rest": rest, "pack": asdict(plan.pack)}
 
 
 # The query

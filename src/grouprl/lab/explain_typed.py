@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 
-from grouprl.algorithms import has_signal, kl_estimate, policy_loss
+from grouprl.algorithms import group_statistics, has_signal, kl_estimate, policy_loss
 from grouprl.algorithms.advantages import CompletionAdvantage
 from grouprl.algorithms.kl import KlKind
 from grouprl.algorithms.losses import Surrogate
@@ -30,7 +30,8 @@ COMPARING = {name: one for name, one in NAMED.items() if isinstance(one.advantag
 _LARGEST_RATIO, _RATIO_STEPS = 2.5, 250
 _NARROW = 0.05  # bounds closer to 1 could not be seen on an axis from 0 to the largest ratio
 _LARGEST_LOG_RATIO, _LOG_RATIO_STEPS = 3.0, 60  # on either side of 0
-_PASS_RATES = 100
+_RATES = [place / 100 for place in range(101)]
+_SIZES = (2, 4, 8, 16, 64)  # of groups whose statistics are compared
 _KINDS: tuple[KlKind, ...] = ("k1", "k2", "k3")
 # Three tokens; the worked example of docs/algorithms.md.
 _POLICY_LOGITS, _REFERENCE_LOGITS = (0.5, 0.0, -0.5), (0.0, 0.2, 0.4)
@@ -250,25 +251,52 @@ def pass_rate_curves(group_size: int, algorithms: Sequence[Algorithm]) -> dict[s
 
     Returns:
         `pass_rate`: 0 to 1; `signal`: chance that the rewards of a group differ; `algorithms`: by name the expected
-        `weight`, the sum of |advantage| over the group, and `by_correct`, that sum for 0 to G right completions.
+        `weight`, the sum of |advantage| over the group, and `by_correct`, that sum for 0 to G right completions;
+        `quotient`: GRPO's weight over Dr.GRPO's, which does not divide by the deviation (None where both are 0).
     """
-    rates = [place / _PASS_RATES for place in range(_PASS_RATES + 1)]
     right = range(group_size + 1)
     groups = [torch.tensor([1.0] * count + [0.0] * (group_size - count), dtype=torch.float64) for count in right]
     one_group = torch.zeros(group_size, dtype=torch.int64)
-    chances = [[_binomial(group_size, count, rate) for count in right] for rate in rates]
+    chances = [[_binomial(group_size, count, rate) for count in right] for rate in _RATES]
     signals = [float(has_signal(rewards_G, one_group)[0]) for rewards_G in groups]
     curves = {}
-    for one in algorithms:
+    for one in {one.name: one for one in (*algorithms, COMPARING["grpo"], COMPARING["dr_grpo"])}.values():
         found = [compared_rewards(rewards_G, one_group, one).advantages(rewards_G) for rewards_G in groups]
         sums = [float(advantages_G.abs().sum()) for advantages_G in found]
         curves[one.name] = {"weight": [_expected(row, sums) for row in chances], "by_correct": sums}
+    pairs = zip(curves["grpo"]["weight"], curves["dr_grpo"]["weight"], strict=True)
     return {
         "group_size": group_size,
-        "pass_rate": rates,
+        "pass_rate": _RATES,
         "signal": [_expected(row, signals) for row in chances],
-        "algorithms": curves,
+        "algorithms": {one.name: curves[one.name] for one in algorithms},
+        "quotient": [divided / bare if bare else None for divided, bare in pairs],
     }
+
+
+def noise_of_statistics() -> dict[str, Any]:
+    """How far mean and deviation of K rewards of 1 and 0 lie from those of all completions, by the pass rate.
+
+    Returns:
+        `pass_rate`: 0 to 1; the `deviation` of all completions; and `sizes`: for each K its `size`, `mean` and
+        `deviation`, each the `expected` value and the `spread`, its standard deviation over groups, and `signal`.
+        Exact: the number of right completions is binomial.
+    """
+    sizes = []
+    for size in _SIZES:
+        rewards_N = torch.ones(size + 1, size).tril(-1).flatten()  # groups with 0 to K right completions
+        of = group_statistics(rewards_N, torch.arange(size + 1).repeat_interleave(size))
+        chances = [[_binomial(size, count, rate) for count in range(size + 1)] for rate in _RATES]
+        mean, deviation = (_spread(chances, values_N[::size].tolist()) for values_N in (of.mean, of.deviation))
+        signal = [_expected(row, of.signal_N[::size].tolist()) for row in chances]
+        sizes.append({"size": size, "mean": mean, "deviation": deviation, "signal": signal})
+    return {"pass_rate": _RATES, "deviation": [math.sqrt(rate * (1 - rate)) for rate in _RATES], "sizes": sizes}
+
+
+def _spread(chances: Sequence[Sequence[float]], values: Sequence[float]) -> dict[str, list[float]]:
+    expected = [_expected(row, values) for row in chances]
+    gaps = ([(value - mean) ** 2 for value in values] for mean in expected)
+    return {"expected": expected, "spread": [math.sqrt(_expected(*both)) for both in zip(chances, gaps, strict=True)]}
 
 
 def _binomial(count: int, successes: int, rate: float) -> float:

@@ -1,4 +1,4 @@
-"""The explaining pages as one file for the web: their examples computed beforehand by the lab's own routes."""
+"""The explaining pages as one file for the web: a group of the demo and examples, as the lab's routes answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from grouprl.report.page import STATIC, standalone
 from grouprl.types import UserError
 
 LINKS = [["/step", "GRPO step by step"], ["/group", "One group"], ["/ppo", "PPO and GRPO"]]
-_FILES = ("stages.json", "presets.json", "ppo_grpo.json")
+_FILES = ("stages.json", "presets.json", "group.json", "ppo_grpo.json")
 # The choices of the stage "ratio" in the order of the page; those that act on a surrogate.
 _CHOICES = {
     "clip": ("clip_low", "clip_high", "dual_clip"),
@@ -56,13 +56,14 @@ def presets() -> dict[str, list[float]]:
 
 
 def baked_answers() -> Iterator[tuple[str, Any]]:
-    """What a lab without runs answers, by path and query as the page asks."""
+    """What a lab answers, by path and query: of a group that benchmarks/demo_figures.py keeps, and examples."""
     routes = explanations(None)
-    yield "runs", {"runs": []}
-    yield "comparisons", {"comparisons": []}
+    for key, answer in json.loads(Path(__file__).with_name("example.json").read_text(encoding="utf-8")).items():
+        yield key, answer
+        yield from _curves(routes, answer) if key.startswith("explain/group?") else ()
     for name in _FILES:
         yield f"static/{name}", json.loads((STATIC / name).read_text(encoding="utf-8"))
-    for name in ("algorithms", "kl", "code"):
+    for name in ("algorithms", "kl", "noise", "code"):
         yield _asked(routes, name)
     for rewards in presets().values():
         listed = ",".join(_written(reward) for reward in rewards)
@@ -80,8 +81,7 @@ def baked_answers() -> Iterator[tuple[str, Any]]:
 
 def _curves(routes: dict[str, Answer], walk: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The objective for each advantage of a group, with its algorithm's own bounds."""
-    algorithm = walk["algorithm"]
-    surrogate = algorithm["surrogate"]
+    algorithm, surrogate = walk["algorithm"], walk["algorithm"]["surrogate"]
     own = {name: _OTHERWISE.get(name) if (value := algorithm[name]) is None else value for name in _CHOICES[surrogate]}
     given = {name: _written(value) for name, value in own.items() if value is not None}
     for advantage in {value for value in walk["stages"]["advantages"]["completions"] if value} or {1.0, -1.0}:

@@ -32,8 +32,6 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-
-
 _JSON = re.compile(r'\s*application/json\s*(;\s*charset\s*=\s*"?utf-8"?\s*)?', re.IGNORECASE)
 _DOOR = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><title>GroupRL lab</title>'
@@ -146,7 +144,7 @@ class Guard:
         if not _JSON.fullmatch(", ".join(headers.getlist("content-type"))) or "content-encoding" in headers:
             return _no(415, "expected a body of application/json in UTF-8")
         length = headers.get("content-length", "")
-        if not length.isdigit() or int(length) > LARGEST_BODY:
+        if not re.fullmatch("[0-9]{1,9}", length) or int(length) > LARGEST_BODY:
             return _no(413, f"expected a body of at most {LARGEST_BODY} bytes, with its length")
         return None
 

@@ -26,6 +26,7 @@ from starlette.routing import Route
 from grouprl.algorithms.named import NAMED
 from grouprl.config.command_line import RECIPES
 from grouprl.config.run import RunConfig, dump_config, load_config
+from grouprl.config.strict import read_end
 from grouprl.lab.forks import fork_directory
 from grouprl.lab.runs import Runs
 from grouprl.models.precision import with_dtype
@@ -192,6 +193,8 @@ class Processes:
         """Starts `grouprl train`, and waits until it has its directory or has ended."""
         log = self._runs.root / ".lab" / f"{self._runs.identifier(folder)}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
+        if log.parent.is_symlink():
+            raise UserError(f"{log.parent}: expected a folder, got a link: remove it")
         begins = log.stat().st_size if log.exists() else 0
         process = start_run(RunDirectory(folder), settings, log, resume=resume)
         threading.Thread(target=process.wait, daemon=True).start()  # or it would stay as a zombie
@@ -199,7 +202,7 @@ class Processes:
         # It takes the lock first; without settings it is no run yet.
         while run.holder() != process.pid or not run.exists:
             if process.poll() is not None:
-                words_left = log.read_bytes()[begins:][-_SAID:].decode("utf-8", "replace").strip()
+                words_left = read_end(log, min(_SAID, log.stat().st_size - begins)).decode("utf-8", "replace").strip()
                 raise UserError(words_left or f"the run ended at its start, with code {process.returncode}")
             if time.monotonic() > ends:
                 raise _Slow(f"{folder.name} is still starting after {_START_SECONDS:g} s: see {log}")

@@ -72,7 +72,7 @@ def _search(runs: Runs, request: Request) -> dict[str, Any]:
 
 
 def _try(runs: Runs, run: str, body: Body) -> dict[str, Any]:
-    step, group = (field_of(body, name, "a whole number") for name in ("step", "group"))
+    step, group = (_parsed(name, str(field_of(body, name, "a whole number"))) for name in ("step", "group"))
     return try_completion(runs.folder(run), step, group, field_of(body, "text", "a text"))
 
 

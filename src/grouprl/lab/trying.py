@@ -101,9 +101,8 @@ def _scores(folder: Path, step: int, group: int, text: str) -> dict[str, Any]:
 
 def _main() -> None:
     asked: Mapping[str, Any] = json.load(sys.stdin)
-    said: dict[str, Any]
     try:
-        said = {"answer": _scores(Path(sys.argv[1]), asked["step"], asked["group"], asked["text"])}
+        said: dict[str, Any] = {"answer": _scores(Path(sys.argv[1]), asked["step"], asked["group"], asked["text"])}
     except UserError as error:
         said = {"error": str(error)}
     print(json_text(said), flush=True)

@@ -24,8 +24,12 @@ from grouprl.config.strict import read_needed
 from grouprl.types import UserError, import_extra
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_MOST_REPEATS = 5  # in a pattern of names: each multiplies the time of a match by the length of a name
 _REASON = 300  # characters of another library's error in a message
+_REPEAT = re.compile(r"(?<!\()[*+?}]\??")  # in a regular expression; not the `?` of `(?:`
 _NAME = "default"  # name of a model's only adapter in transformers and PEFT
+# What PEFT raises for an adapter of another model (weights of other shapes), and for settings of other types.
+_WRONG = (OSError, SafetensorError, ValueError, RuntimeError, TypeError, AttributeError, LookupError, re.error)
 
 # Settings that a LoRA adapter may change. All others (DoRA, further trained modules, ...) must have PEFT's defaults,
 # because they change a forward pass or base weights in ways that no check here covers.
@@ -79,16 +83,30 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     config = _saved_config(import_extra("peft", "lora", "LoRA"), folder)
     try:
         tensors = load_file(folder / WEIGHTS)
+        _refuse_bombs(config, tensors)
         _inject(model, config, seed=0)
         _refuse_heads(model, folder)
         found = import_extra("peft", "lora", "LoRA").set_peft_model_state_dict(model, tensors)
-    except (OSError, SafetensorError, ValueError, RuntimeError) as error:  # RuntimeError: weights of other shapes
+    except _WRONG as error:
         raise _not_an_adapter(folder, f"a LoRA adapter for {model.name_or_path}", _reason(error)) from error
     lacking = {name for name, weight in model.named_parameters() if weight.requires_grad} & set(found.missing_keys)
     if lacking or found.unexpected_keys:
         wrong = sorted([*lacking, *found.unexpected_keys])
         raise _not_an_adapter(folder, f"an adapter for {model.name_or_path}", f"a difference in {wrong[:3]}")
     return model
+
+
+def _refuse_bombs(config: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Raises ValueError for a rank larger than the weights, and for a pattern of names that may take hours to match."""
+    widest = max((max(weight.shape, default=0) for weight in tensors.values()), default=0)
+    rank = max([config.r, *config.rank_pattern.values()])
+    if rank > widest:
+        raise ValueError(f"a rank of {rank}, and weights of {widest} at most")
+    given = [config.target_modules, config.exclude_modules, config.layers_pattern]
+    patterns = [one for names in given for one in ([names] if isinstance(names, str) else names or ())]
+    for pattern in [*patterns, *config.rank_pattern, *config.alpha_pattern]:
+        if len(_REPEAT.findall(pattern)) > _MOST_REPEATS or re.search(r"\)[*+{]", pattern):
+            raise ValueError(f"a pattern with too many repetitions: {pattern:.80}")
 
 
 def save_adapter(model: PreTrainedModel, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:

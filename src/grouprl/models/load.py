@@ -30,13 +30,15 @@ from grouprl.models.adapters import attach_adapter, base_of, is_adapter
 from grouprl.models.manifest import check_manifest, has_manifest
 from grouprl.models.names import BUNDLED, check_name
 from grouprl.models.precision import quantize_weights, round_weights
-from grouprl.models.received import refuse_model
+from grouprl.models.received import INDEX, TOKENIZER_FILES, refuse_model, shard_names
 from grouprl.models.templates import prepare_template
 from grouprl.models.verify import in_right_form
 from grouprl.types import UserError, nearest_name
 
 # Configurations of language models, and of models that see images.
 _SPEAKS, _SEES = MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+_SPARE = 1 << 24  # weights beside two for each byte of the files
 
 # Tokenizer classes that their tokenizer.json defines completely.
 _PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -99,12 +101,37 @@ def _auto_class(path: str, what: str, revision: str) -> Any:
 
 def _refuse_adapter(path: str, what: str, revision: str) -> None:
     check_name(path)
-    refuse_model(Path(_resolve(path)))
+    _received(path, revision, CONFIG_NAME)
     if find_adapter_config_file(_resolve(path), revision=revision) is not None:
         raise UserError(
             f"model {path!r}: expected {what}, got an adapter: merge it into its base model (docs/lora.md); "
             "train, eval, sample, sft and dpo accept a local folder with an adapter"
         )
+
+
+def _received(path: str, revision: str, *names: str) -> Path:
+    """The folder of a model, checked; of one on the hub with these files, which are downloaded first."""
+    folder = Path(_resolve(path))
+    if not folder.is_dir():
+        quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+        files = [cached_file(path, name, revision=revision, **quiet) for name in names]
+        folder = next((Path(file).parent for file in files if file), folder)
+    refuse_model(folder)
+    return folder
+
+
+def _refuse_size(auto: Any, path: str, options: Mapping[str, Any]) -> None:
+    """Checks that a model has about as many weights as its files: transformers makes those that are missing first."""
+    revision = options.get("revision", "main")
+    folder = _received(path, revision, INDEX)
+    folder = _received(path, revision, *(shard_names(folder) or ["model.safetensors"]))
+    given = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    config = AutoConfig.from_pretrained(_resolve(path), trust_remote_code=False, **options)
+    with torch.device("meta"):
+        asked = sum(weight.numel() for weight in auto.from_config(config, trust_remote_code=False).parameters())
+    if given and asked > _SPARE + 2 * given:  # four bits are a weight
+        got = f"one of {asked} and files of {given} bytes: get the files of one model"
+        raise UserError(f"model {path!r}: expected a configuration of as many weights as its files, got {got}")
 
 
 def _freeze_beside_text(model: PreTrainedModel) -> None:
@@ -144,6 +171,7 @@ def load_pretrained(
     with hide_progress_bars():
         try:
             _refuse_adapter(path, what, options.get("revision", "main"))
+            _refuse_size(auto, path, options)
             model, info = auto.from_pretrained(
                 _resolve(path),
                 dtype=torch.float32,
@@ -202,16 +230,17 @@ def load_tokenizer(model: str | ModelConfig) -> PreTrainedTokenizerBase:
     config = ModelConfig(path=model) if isinstance(model, str) else model
     path, revision = located(config)
     folder = _resolve(path)
-    refuse_model(Path(folder))
     if is_adapter(folder) and not (Path(folder) / "tokenizer_config.json").is_file():
         base, revision = _base(folder)
         folder = _resolve(base)
-        refuse_model(Path(folder))
     try:
+        _received(folder, revision, *TOKENIZER_FILES)
         declared = get_tokenizer_config(folder, revision=revision).get("tokenizer_class")
         # AutoTokenizer replaces a Qwen2 model's own tokenizer by Qwen2Tokenizer, which splits text in another way.
         loader = PreTrainedTokenizerFast if declared in _PLAIN_TOKENIZERS else AutoTokenizer
         tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder, revision=revision, trust_remote_code=False)
+    except UserError:
+        raise
     except Exception as error:  # whatever a damaged or hostile file makes transformers raise
         raise _not_loadable(path, "a tokenizer", error) from error
     if tokenizer.eos_token_id is None:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from grouprl.config.strict import read_file
 from grouprl.types import UserError
 
 MANIFEST = "grouprl_manifest.json"
@@ -45,16 +46,14 @@ def check_manifest(folder: Path) -> None:
 
 
 def _recorded(folder: Path) -> Mapping[str, Any]:
-    try:
-        if (size := (folder / MANIFEST).stat().st_size) > _MOST_BYTES:
-            raise ValueError(f"{size} bytes")
-        found = json.loads((folder / MANIFEST).read_bytes())["files"]
-        return {str(name): dict(entry) for name, entry in found.items()}
-    except FileNotFoundError:
+    data = read_file(folder / MANIFEST, _MOST_BYTES)
+    if data is None:
         raise UserError(
             f"{folder}: expected {MANIFEST}, found none: it was deleted, or another version of GroupRL saved the folder"
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        )
+    try:
+        return {str(name): dict(entry) for name, entry in json.loads(data)["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{folder / MANIFEST}: expected a manifest ({error!r:.80}): restore the folder") from None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from grouprl.models.templates import hidden_tags, try_template
+from grouprl.models.templates import hidden_tags, is_rendered_chat, try_template
 from grouprl.types import Completion, Problem, StopReason, UserError
 
 _TRIED: set[str] = set()  # templates that stayed within the limits
@@ -18,15 +18,15 @@ def prompt_token_ids(problem: Problem, tokenizer: PreTrainedTokenizerBase, *, lo
     """Token ids of a problem's prompt; messages go through the tokenizer's chat template.
 
     Args:
-        problem: its prompt is text or chat messages.
+        problem: its prompt is text or chat messages. A user's message that has the template in it already is text.
         tokenizer: the policy's tokenizer.
         longest: most tokens of the prompt, so that a completion still fits the context.
 
     Raises:
         UserError: the tokenizer has no chat template for messages, or the prompt is empty or too long.
     """
-    if isinstance(problem.prompt, str):
-        ids = _text_ids(problem.prompt, tokenizer)
+    if isinstance(problem.prompt, str) or is_rendered_chat(problem.prompt, tokenizer):
+        ids = _text_ids(problem.prompt_text, tokenizer)
     else:
         if tokenizer.chat_template is None:
             raise UserError(
@@ -112,7 +112,8 @@ def completion_texts(rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokeniz
     """The texts of completions: without special tokens, but with the tags of task.format=think where they are such."""
     if not (kept := hidden_tags(tokenizer)):
         return list(tokenizer.batch_decode(list(rows), skip_special_tokens=True))
-    left_out = set(tokenizer.all_special_ids) - set(tokenizer.convert_tokens_to_ids(kept))
+    added = (token for token, one in tokenizer.added_tokens_decoder.items() if one.special)  # some have no role
+    left_out = {*tokenizer.all_special_ids, *added} - set(tokenizer.convert_tokens_to_ids(kept))
     return list(tokenizer.batch_decode([[one for one in ids if one not in left_out] for ids in rows]))
 
 

@@ -14,20 +14,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from grouprl.config.strict import read_file, refuse_file
+from grouprl.config.strict import read_file, refuse_depth, refuse_file
 from grouprl.types import UserError
 
 TOKENIZER = "tokenizer.json"
+INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _READ = (".json", ".jinja")  # suffixes of files that a library reads as a whole
 _MOST_FILES = 10_000
-# Ten times the largest of known models: 2,048 layers by the names of several settings, 1,048,576 of a vocabulary.
-_MOST_PARTS, _MOST_WIDTH, _PARTS, _WIDTHS = 4096, 1 << 24, ("layer", "expert", "block", "head"), ("size", "dim", "d_")
+# By what is in the name of a setting, the first that is: ten times the largest of known models.
+_PARTS, _WIDTH = 4096, 1 << 24
+_MOST = {"chunk": 1 << 16, "dim": _WIDTH, "size": _WIDTH}
+_MOST |= dict.fromkeys(("layer", "expert", "block", "head", "label", "depth"), _PARTS) | {"d_": _WIDTH}
 _MOST_ADDED = 100_000  # tokens beside the vocabulary
 _MOST_GROWTH = 256  # times that a text may grow before it is split into tokens, or after
 
 
 def refuse_model(folder: Path) -> None:
-    """Checks a folder of a model or an adapter; a hub id, which is no folder, passes. Links to files are followed.
+    """Checks a folder of a model or an adapter; passes where there is none. Links to files are followed.
 
     Raises:
         UserError: there is a pipe, a socket or a device in it, a file larger than its kind may be, or a configuration
@@ -40,14 +44,26 @@ def refuse_model(folder: Path) -> None:
             raise UserError(f"{folder}: expected the folder of a model, got one of more than {_MOST_FILES} files")
         if os.path.exists(path) and not path.is_dir():
             refuse_file(path, os.stat(path), None if path.suffix in _READ else 1 << 62)
-    config = _object(read_file(folder / "config.json") or b"")
-    for name, value in _numbers(config):
-        most = _MOST_PARTS if any(part in name for part in _PARTS) and "dim" not in name and "size" not in name else 0
-        most = most or (_MOST_WIDTH if any(part in name for part in _WIDTHS) else 0)
-        if most and value > most:
-            raise UserError(f"{folder}/config.json: {name}: expected at most {most}, got {value}: use another model")
-    for name in (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+    refuse_config(_object(read_file(folder / "config.json") or b"", folder / "config.json"), f"{folder}/config.json")
+    for name in shard_names(folder):
+        if Path(name).name != name:
+            raise UserError(f"{folder}: expected weights in this folder, got {name!r:.60} in {INDEX}: write its name")
+    for name in TOKENIZER_FILES:
         refuse_tokenizer(read_file(folder / name) or b"", folder / name)
+
+
+def shard_names(folder: Path) -> list[str]:
+    """The files of weights that the index in a folder names."""
+    shards = _object(read_file(folder / INDEX) or b"", folder / INDEX).get("weight_map")
+    return sorted({str(name) for name in shards.values()}) if isinstance(shards, dict) else []
+
+
+def refuse_config(config: dict[str, Any], place: str) -> None:
+    """Raises UserError for the configuration of a model that asks for more than any model has."""
+    for name, value in _numbers(config):
+        most = next((most for part, most in _MOST.items() if part in name), value)
+        if value > most:
+            raise UserError(f"{place}: {name}: expected at most {most}, got {value}: use another model")
 
 
 def refuse_tokenizer(data: bytes, path: Path) -> None:
@@ -56,7 +72,7 @@ def refuse_tokenizer(data: bytes, path: Path) -> None:
     Raises:
         UserError: it has too many added tokens, or steps that multiply a text.
     """
-    found = _object(data)
+    found = _object(data, path)
     added = [found.get(name) for name in ("added_tokens", "added_tokens_decoder", "additional_special_tokens")]
     added += [found] if path.name == "added_tokens.json" else []
     count = max((len(one) for one in added if isinstance(one, list | dict)), default=0)
@@ -94,9 +110,10 @@ def _below(folder: Path) -> Iterator[Path]:
             yield from path.iterdir()
 
 
-def _object(data: bytes) -> dict[str, Any]:
+def _object(data: bytes, path: Path) -> dict[str, Any]:
     with suppress(ValueError, RecursionError):
         found = json.loads(data)
+        refuse_depth(found, path)
         return found if isinstance(found, dict) else {}
     return {}
 

@@ -51,6 +51,7 @@ _BUILT_IN = {PLAIN: _PLAIN_TEMPLATE, QUESTION: _QUESTION_TEMPLATE}
 _SYSTEM: Message = {"role": "system", "content": "Answer with a number."}
 _USER: Message = {"role": "user", "content": "What is 2 + 3?"}
 _FOLDED: dict[str, bool] = {}  # by template: whether it gets _FOLD
+_ASKED: dict[tuple[str, str | None], str] = {}  # by template and BOS: a rendered question
 
 
 def prepare_template(tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> None:
@@ -109,18 +110,26 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 def hidden_tags(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Tags of DeepSeek-R1's format that are special tokens, which a tokenizer leaves out of a text."""
-    return [tag for tag in TAGS if tag in tokenizer.all_special_tokens]
+    known = [(tag, tokenizer.convert_tokens_to_ids(tag)) for tag in TAGS if tag in tokenizer.get_added_vocab()]
+    return [tag for tag, token in known if tag not in str(tokenizer.decode([token], skip_special_tokens=True))]
 
 
 def is_rendered(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a prompt that is a text has the special tokens of the chat template already."""
-    if tokenizer.chat_template is None:
-        return False
-    with suppress(Exception):  # a template is a program, which can raise anything
-        asked = str(tokenizer.apply_chat_template([dict(_USER)], add_generation_prompt=True, tokenize=False))
-        marks = set(tokenizer.get_added_vocab()) | {asked.partition(_USER["content"])[2].strip()}
-        return any(mark in text and mark in asked for mark in marks if len(mark) > 2 and mark != tokenizer.bos_token)
-    return False
+    """Whether a text is a whole prompt of the chat template already: it begins, asks and ends as a rendered one."""
+    key = str(tokenizer.chat_template), tokenizer.bos_token
+    if tokenizer.chat_template is not None and key not in _ASKED:
+        with suppress(Exception):  # a template is a program, which can raise anything
+            asked = tokenizer.apply_chat_template([dict(_USER)], add_generation_prompt=True, tokenize=False)
+            _ASKED[key] = str(asked)
+    bos = tokenizer.bos_token or ""
+    before, _, after = map(str.strip, _ASKED.get(key, "").removeprefix(bos).partition(_USER["content"]))
+    begins = text.lstrip().removeprefix(bos).lstrip().startswith(before[:2])
+    return bool(before and after) and begins and before.splitlines()[-1] in text and after in text
+
+
+def is_rendered_chat(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a prompt is one user's message that has the template in it already."""
+    return [one["role"] for one in messages] == ["user"] and is_rendered(messages[0]["content"], tokenizer)
 
 
 def folds_system(tokenizer: PreTrainedTokenizerBase) -> bool:

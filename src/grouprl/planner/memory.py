@@ -11,7 +11,7 @@ transformers, and memory that its allocator keeps. Of the resident memory above 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -36,6 +36,32 @@ _NUMBERS = 4  # bytes of the float32 in which norms, rotations and logits are co
 _LOGITS = 1 << 25  # logits in a chunk of log-probs (models/logprobs.py)
 _KEPT_LOGITS = 1 << 22  # logits of a single chunk that is kept for the backward pass (models/kernels/functions.py)
 _SLOTS = 4  # cached prompts for each prompt that full groups need (rollout/native.py)
+COMPARED = ("Qwen2.5-1.5B", "Qwen2.5-7B", "Qwen2.5-14B", "Llama-3.1-70B")
+"""Models of four sizes for which GRPO is compared with PPO."""
+BLOCKS: Mapping[str, str] = MappingProxyType(
+    {"held": "held for the whole run", "learning": "peak of an update", "sampling": "peak of sampling"}
+)
+PARTS: Mapping[str, str] = MappingProxyType(
+    {
+        "policy": "weights of the policy",
+        "adapter": "LoRA adapter",
+        "reference": "weights of the frozen reference",
+        "reward_model": "weights of the reward model",
+        "critic": "weights of the critic",
+        "moments": "AdamW's two moments",
+        "critic_moments": "AdamW's two moments of the critic",
+        "gradients": "gradients",
+        "critic_gradients": "gradients of the critic",
+        "activations": "activations of the largest pack",
+        "layer": "backward pass of one layer",
+        "logits": "log-probs: a chunk of logits",
+        "cache": "cache of keys and values",
+        "drawing": "logits of the rows decoded at once",
+        "copies": "bfloat16 copy of the weights, of CUDA graphs",
+        "rounded": "bfloat16 copy of the weights",
+    }
+)
+"""What the sums of a plan and their parts are called."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +224,24 @@ class MemoryPlan:
     def peak(self) -> int:
         """The larger of the two peaks."""
         return max(self.learning, self.sampling)
+
+    @property
+    def sums(self) -> dict[str, int]:
+        """What is held, and the peaks."""
+        return {name: getattr(self, name) for name in ("held", "learning", "sampling", "peak")}
+
+    @property
+    def blocks(self) -> dict[str, dict[str, int]]:
+        """The parts (see `PARTS`) that make up what is held and what each peak adds to it."""
+        on_gpu, rounded = self.device == "cuda", {"rounded": self.rounded}
+        graphs = {"cache": self.rollout.cache, "copies": self.rollout.copies}
+        drawing = {"drawing": self.rollout.drawing}
+        found = {
+            "held": asdict(self.networks) | (graphs if on_gpu else {}),
+            "learning": asdict(self.update) | rounded,
+            "sampling": drawing if on_gpu else graphs | drawing | rounded,
+        }
+        return {name: {part: size for part, size in parts.items() if size} for name, parts in found.items()}
 
 
 def plan_memory(

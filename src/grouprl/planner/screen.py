@@ -18,8 +18,11 @@ from grouprl.models.precision import faster_dtype
 from grouprl.models.recompute import recomputes
 from grouprl.planner.machine import measured_rates, total_memory
 from grouprl.planner.memory import (
+    BLOCKS,
+    COMPARED,
     MOST_COMPLETIONS,
     MOST_TOKENS,
+    PARTS,
     MemoryPlan,
     Networks,
     StepShape,
@@ -31,27 +34,8 @@ from grouprl.planner.shapes import SHAPES, ModelShape, shape_of
 from grouprl.planner.time import Rates, StepTime, floor_of_step
 from grouprl.types import UserError
 
-COMPARED = ("Qwen2.5-1.5B", "Qwen2.5-7B", "Qwen2.5-14B", "Llama-3.1-70B")
 GIB = 1 << 30
 _UNITS = {"MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_PARTS = {
-    "policy": "weights of the policy",
-    "adapter": "LoRA adapter",
-    "reference": "weights of the frozen reference",
-    "reward_model": "weights of the reward model",
-    "critic": "weights of the critic",
-    "moments": "AdamW's two moments",
-    "critic_moments": "AdamW's two moments of the critic",
-    "gradients": "gradients",
-    "critic_gradients": "gradients of the critic",
-    "activations": "activations of the largest pack",
-    "layer": "backward pass of one layer",
-    "logits": "log-probs: a chunk of logits",
-    "cache": "cache of keys and values",
-    "drawing": "logits of the rows decoded at once",
-    "copies": "bfloat16 copy of the weights, of CUDA graphs",
-    "rounded": "bfloat16 copy of the weights",
-}
 
 
 @dataclass(frozen=True)
@@ -166,7 +150,7 @@ def parse_memory(text: str) -> int:
 def show_plan(plan: RunPlan, algorithm: str, *, as_json: bool, console: Console | None = None) -> None:
     """Prints one plan: memory by part, what fits, the least time of a step."""
     if as_json:
-        found = asdict(plan) | {"fits": plan.fits, "parameters": plan.shape.parameters, **_sums(plan.memory)}
+        found = asdict(plan) | {"fits": plan.fits, "parameters": plan.shape.parameters, **plan.memory.sums}
         if plan.time is not None:
             found["time"]["total"] = plan.time.total
         print(json.dumps(found))
@@ -200,7 +184,7 @@ def show_comparison(config: RunConfig, prompt_tokens: int, *, as_json: bool, con
     both = [replace(networks_of(config), reference=True, critic=critic) for critic in (False, True)]
     plans = {name: [plan_memory(SHAPES[name], networks, step) for networks in both] for name in COMPARED}
     if as_json:
-        found = {name: {"grpo": _sums(grpo), "ppo": _sums(ppo)} for name, (grpo, ppo) in plans.items()}
+        found = {name: {"grpo": grpo.sums, "ppo": ppo.sums} for name, (grpo, ppo) in plans.items()}
         print(json.dumps({"step": asdict(step), "models": found}))
         return
     console = console or Console(highlight=False)
@@ -218,16 +202,10 @@ def show_comparison(config: RunConfig, prompt_tokens: int, *, as_json: bool, con
 
 
 def _memory_table(plan: MemoryPlan) -> Table:
-    on_gpu, rounded = plan.device == "cuda", {"rounded": plan.rounded}
-    graphs, drawing = {"cache": plan.rollout.cache, "copies": plan.rollout.copies}, {"drawing": plan.rollout.drawing}
-    blocks = (
-        ("held for the whole run", plan.held, asdict(plan.networks) | (graphs if on_gpu else {})),
-        ("peak of an update", plan.learning, asdict(plan.update) | rounded),
-        ("peak of sampling", plan.sampling, drawing if on_gpu else graphs | drawing | rounded),
-    )
     table = table_of("memory", "GiB")
-    for name, total, parts in blocks:
-        _add_sum(table, name, _gib(total), {_PARTS[part]: _gib(value) for part, value in parts.items() if value})
+    for name, parts in plan.blocks.items():
+        shown = {PARTS[part]: _gib(size) for part, size in parts.items()}
+        _add_sum(table, BLOCKS[name], _gib(plan.sums[name]), shown)
     return table
 
 
@@ -251,10 +229,6 @@ def _add_sum(table: Table, name: str, total: str, parts: Mapping[str, str]) -> N
     for part, value in parts.items():
         table.add_row(f"  {part}", f"[dim]{value}[/]")
     table.add_row(f"[bold]{name}[/]", f"[bold]{total}[/]", end_section=True)
-
-
-def _sums(plan: MemoryPlan) -> dict[str, int]:
-    return {name: getattr(plan, name) for name in ("held", "learning", "sampling", "peak")}
 
 
 def most(found: int, limit: int, unit: str) -> str:

@@ -12,17 +12,17 @@ from grouprl.record.read import read_json_lines
 from grouprl.record.rollouts import open_recorded
 
 
-def incomplete_steps(directory: Path, until: int) -> tuple[int, ...]:
+def incomplete_steps(directory: Path, until: int, *, evaluated: bool = True) -> tuple[int, ...]:
     """Returns the steps of 0 to `until` that are not recorded, or recorded in part, ascending.
 
     A step is whole with one line in metrics.jsonl, and with the groups and tokens in rollouts.sqlite that it names;
-    step 0 with the evaluation before training.
+    step 0, of a run that is `evaluated`, with the evaluation before training.
 
     Raises:
         UserError: a file is damaged.
     """
     files = RunDirectory(directory)
-    before = any(row["step"] == 0 for row in read_json_lines(files.evaluations))
+    before = not evaluated or any(row["step"] == 0 for row in read_json_lines(files.evaluations))
     lines = read_json_lines(files.metrics)
     times, rows = Counter(row["step"] for row in lines), {row["step"]: row for row in lines}
     recorded = _rollouts(directory, until)

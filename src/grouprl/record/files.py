@@ -99,10 +99,10 @@ def make_directory(path: Path) -> None:
 def remove_directory(path: Path) -> None:
     """Removes a folder. After a kill it is there as a whole, or has another name (`.old`)."""
     removed = path.with_name(path.name + ".old")
-    _remove(removed)
+    remove(removed)
     path.rename(removed)
     _sync(path.parent)
-    _remove(removed)
+    remove(removed)
     _sync(path.parent)
 
 
@@ -113,24 +113,24 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     An existing `path` stays unchanged until its replacement is complete.
     """
     temporary, replaced = path.with_name(path.name + ".tmp"), path.with_name(path.name + ".old")
-    _remove(temporary)
+    remove(temporary)
     make_directory(path.parent)
     temporary.mkdir()
     try:
         yield temporary
         for entry in (*sorted(temporary.rglob("*"), key=Path.is_dir), temporary):  # files, then their folders
             _sync(entry)
-        _remove(replaced)
+        remove(replaced)
         if os.path.lexists(path):
             path.rename(replaced)
         temporary.rename(path)
         _sync(path.parent)
-        _remove(replaced)
+        remove(replaced)
     finally:
-        _remove(temporary)
+        remove(temporary)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Removes a folder, a file, or a link without what it points to; nothing where there is none."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)

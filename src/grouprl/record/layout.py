@@ -8,15 +8,14 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import shutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from grouprl.config.strict import is_number, opened, parse_object, read_json, refuse_file
-from grouprl.record.files import open_to_write
+from grouprl.config.strict import is_number, parse_object, read_end, read_json, refuse_file
+from grouprl.record.files import open_to_write, remove
 from grouprl.types import UserError
 
 Status = Literal["running", "finished", "stopped"]
@@ -54,7 +53,7 @@ class Checkpoint:
         self.step = step
         self.trainer = path / "trainer"  # the folder of the files that a resume needs and the model does not hold
         self.state = self.trainer / "state.json"  # the state of the run after `step`
-        self.ahead = self.trainer / "ahead.json"  # with cluster.max_staleness: the groups of the next step
+        self.ahead = self.trainer / "ahead.jsonl"  # with cluster.max_staleness: the groups of the next step
 
     @property
     def is_complete(self) -> bool:
@@ -120,11 +119,11 @@ class RunDirectory:
         Removes what a kill left of a save (`.tmp`) or a removal (`.old`).
         """
         for left in (*self.path.glob("checkpoints/step-*.tmp"), *self.path.glob("checkpoints/step-*.old")):
-            shutil.rmtree(left)
+            remove(left)
         later = [checkpoint.path for checkpoint in self.saved_models() if checkpoint.step > step]
         for path in later:
             aside = path.with_name(f"{path.name}.aside")
-            shutil.rmtree(aside, ignore_errors=True)
+            remove(aside)
             path.rename(aside)
         return tuple(later)
 
@@ -141,11 +140,7 @@ class RunDirectory:
 
     def newest_metrics(self) -> dict[str, Any]:
         """Reads the metrics of the newest step from the end of the file; empty before the first step."""
-        with opened(self.metrics) as file:
-            if file is None:
-                return {}
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            whole_lines = file.read(_TAIL_BYTES).split(b"\n")[:-1]
+        whole_lines = read_end(self.metrics, _TAIL_BYTES).split(b"\n")[:-1]
         return parse_object(whole_lines[-1], self.metrics) if whole_lines else {}
 
     def is_finished(self, steps: int | None) -> bool:

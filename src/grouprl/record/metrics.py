@@ -327,6 +327,11 @@ METRICS: tuple[Metric, ...] = (
 )
 
 HELD_OUT: tuple[Metric, ...] = (
+    Metric("eval/reward", "Held-out reward", "",
+        meaning="mean reward over held-out problems, of sampled completions with a valid reward (of the greedy ones "
+        "with `evaluation.samples=0`), and its 95% interval [low, high]",
+        worry="when it falls while the training reward still rises: the policy then learns its problems alone",
+        formula="mean over problems of mean reward"),
     Metric("greedy_accuracy", "Held-out accuracy", "share",
         meaning="share of held-out problems solved at temperature 0, and its 95% interval [low, high]",
         worry="when it falls while the training reward still rises, or when pass@k falls while pass@1 rises: "

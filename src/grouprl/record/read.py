@@ -67,6 +67,12 @@ class RecordedRun:
         return {name: value for name, value in (self.summary.get(when) or {}).items() if value is not None}
 
 
+def measure_of(summary: Row, evaluations: Sequence[Row]) -> str:
+    """What measures a run, as its summary says or its evaluations show: "greedy_accuracy", or its own mean "reward"."""
+    own, judged = (any(name in row for row in evaluations) for name in ("reward", "greedy_accuracy"))
+    return "reward" if (summary.get("measure") or (own and not judged and "reward")) == "reward" else "greedy_accuracy"
+
+
 def read_run(directory: str | Path) -> RecordedRun:
     """Reads everything but the rollouts.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
+import re
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from grouprl.config.strict import opened
+from grouprl.config.strict import read_end
 from grouprl.record.files import json_text, utf8_text
 from grouprl.record.layout import RunDirectory, refuse_links
 from grouprl.types import Completion, Group, RewardOutcome, StepRecord, TokenTrace, UserError
@@ -76,6 +76,9 @@ CREATE VIEW IF NOT EXISTS steps AS
 
 _LARGEST_VALUE = 64 << 20  # bytes of a text or blob: the token ids of 16 million tokens
 _READ_SECONDS, _INSTRUCTIONS = 120.0, 100_000  # of a reader, however the file is damaged; and between two looks
+# In the SQL of a table or an index: an expression that SQLite computes at each write.
+_COMPUTES = re.compile(r"\bCHECK\b|\bDEFAULT\b(?!\s+[-\w.']+)", re.IGNORECASE)
+_WHERE = re.compile(r"\bWHERE\b(?! completion_index = 0\Z)", re.IGNORECASE)
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # sqlite.org/fileformat: the end of a journal that names another
 
 # Columns that an older version did not have, with their types: reading such a database finds NULL in every row. A
@@ -258,13 +261,8 @@ def _refuse_journal(path: Path) -> None:
         UserError: it names one, which no run writes.
     """
     journal = path.with_name(f"{path.name}-journal")
-    with opened(journal, most=1 << 62) as file:
-        if file is not None and os.fstat(file.fileno()).st_size >= len(_SUPER_JOURNAL):
-            file.seek(-len(_SUPER_JOURNAL), os.SEEK_END)
-            if file.read() == _SUPER_JOURNAL:
-                raise UserError(
-                    f"{journal}: expected the journal of one database, got one that names others: remove it"
-                )
+    if read_end(journal, len(_SUPER_JOURNAL)) == _SUPER_JOURNAL:
+        raise UserError(f"{journal}: expected the journal of one database, got one that names others: remove it")
 
 
 def _connected(location: str, *, uri: bool, timeout: float = 5.0) -> sqlite3.Connection:
@@ -278,18 +276,22 @@ def _connected(location: str, *, uri: bool, timeout: float = 5.0) -> sqlite3.Con
 def _refuse_programs(database: sqlite3.Connection, place: object) -> None:
     """Checks that the tables of a database are tables, and that nothing in it computes but the views of a run.
 
-    A trigger, a view, a virtual table or a generated column is a program, which may never end. The views of a run
-    compute only where somebody asks for them by name.
+    A trigger, a view, a virtual table, a generated column, a check or an index of an expression is a program, which
+    may never end. The views of a run compute only where somebody asks for them by name.
 
     Raises:
         UserError: there is such a program.
     """
     own = ("groups", "rewards", "steps")
-    for kind, name, text in database.execute("SELECT type, name, substr(sql, 1, 30) FROM main.sqlite_master"):
+    for kind, name, text in database.execute("SELECT type, name, coalesce(sql, '') FROM main.sqlite_master"):
+        is_plain = kind == "view" and name in own
         if kind == "table" and not text.upper().startswith("CREATE VIRTUAL"):
-            columns = database.execute("SELECT hidden FROM pragma_table_xinfo(?)", (name,))
-            kind = "table with computed columns" if any(hidden for (hidden,) in columns) else ""
-        if kind and kind != "index" and not (kind == "view" and name in own):
+            hidden = database.execute("SELECT 1 FROM pragma_table_xinfo(?) WHERE hidden", (name,)).fetchall()
+            is_plain = not hidden and not _COMPUTES.search(text)
+        elif kind == "index":
+            computed = database.execute("SELECT 1 FROM pragma_index_xinfo(?) WHERE cid = -2", (name,)).fetchall()
+            is_plain = not computed and not _WHERE.search(text)
+        if not is_plain:
             raise UserError(f"{place}: expected the tables and views of a run, got the {kind} {name!r:.60}: remove it")
 
 

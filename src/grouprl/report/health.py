@@ -219,20 +219,25 @@ def _repeated(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
 
 
 def _hacking(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
-    found = [row for row in evaluations if _finite(row, "greedy_accuracy")]
+    # The own reward is what measures a run without a verifier; on problems that it does not train on.
+    judged = any(_finite(row, "greedy_accuracy") for row in evaluations)
+    name, interval = ("greedy_accuracy", "greedy_interval") if judged else ("reward", "reward_interval")
+    what, form = ("accuracy", ".0%") if judged else ("reward", ".2f")
+    found = [row for row in evaluations if _finite(row, name)]
     if len(found) < 2 or found[-1]["step"] != rows[-1]["step"]:
         return
-    best, last = max(found[:-1], key=lambda row: row["greedy_accuracy"]), found[-1]
-    low = (best.get("greedy_interval") or [best["greedy_accuracy"] - 0.05])[0]
+    best, last = max(found[:-1], key=lambda row: row[name]), found[-1]
+    low = (best.get(interval) or [best[name] - 0.05])[0]
     then = _mean([row for row in rows if row["step"] <= max(best["step"], 1)], "reward")
     now = _last(rows, "reward")
-    if last["greedy_accuracy"] < low and then is not None and now is not None and now > then:
+    if last[name] < low and then is not None and now is not None and now > then:
         yield (
             "reward",
-            f"the reward rose from {then:.2f} to {now:.2f} while held-out accuracy fell from "
-            f"{best['greedy_accuracy']:.0%} to {last['greedy_accuracy']:.0%}: the policy earns reward without right "
-            "answers.",
-            "grouprl check-reward, a larger algorithm.kl_coef, or the checkpoint of the best evaluation",
+            f"the reward rose from {then:.2f} to {now:.2f} while held-out {what} fell from {best[name]:{form}} to "
+            f"{last[name]:{form}}: the policy earns reward "
+            + ("without right answers." if judged else "on the problems that it trains on alone."),
+            ("grouprl check-reward" if judged else "more training problems")
+            + ", a larger algorithm.kl_coef, or the checkpoint of the best evaluation",
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from grouprl.config.strict import is_number, read_file, read_json
 from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory
-from grouprl.record.read import RecordedRun, read_examples, read_json_lines, read_summary
+from grouprl.record.read import RecordedRun, measure_of, read_examples, read_json_lines, read_summary
 from grouprl.record.rollouts import invalid_reasons
 from grouprl.report.notes import read_notes
 from grouprl.report.recorded import read_config
@@ -55,6 +55,7 @@ def run_line(identifier: str, folder: Path, files: RunFiles) -> dict[str, Any]:
     config, summary = files.config, files.summary
     last: Row = files.metrics[-1] if files.metrics else {}
     before: Row = files.evaluations[0] if files.evaluations else {}
+    after = summary.get("after") or {}
     forked = {name: files.forked.get(name) for name in ("from", "step")}
     return {
         **named(identifier, folder),
@@ -69,7 +70,10 @@ def run_line(identifier: str, folder: Path, files: RunFiles) -> dict[str, Any]:
         "reward": last.get("reward"),
         "accuracy": last.get("accuracy"),
         "greedy_before": _number(before, "greedy_accuracy"),
-        "greedy_after": _number(summary.get("after") or {}, "greedy_accuracy"),
+        "greedy_after": _number(after, "greedy_accuracy"),
+        "measure": measure_of(summary, files.evaluations),
+        "reward_before": _number(before, "reward"),
+        "reward_after": _number(after, "reward"),
         "tokens_per_second": last.get("tokens_per_second"),
         "seconds": _number({"train_seconds": last.get("seconds"), **summary}, "train_seconds"),
         **asdict(read_notes(folder)),

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 from grouprl.algorithms import clipped_tokens, kl_estimate
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import all_options
-from grouprl.config.strict import read_file
+from grouprl.config.strict import is_number, read_file
 from grouprl.models.received import refuse_tokenizer
 from grouprl.record.layout import RunDirectory
 from grouprl.record.rows import parsed, truth
@@ -35,6 +36,9 @@ _OBJECTIVE = (
     *("surrogate", "ratio", "clip_low", "clip_high", "dual_clip"),
     *("kl_in", "kl_coef", "passes", "minibatches"),
 )
+_JUMP, _AROUND, _MOST_JUMPS = 4, 10, 5  # times the median, of so many neighbors; and steps that are shown
+_NO_KL = 1e-6  # nats a token: rounding
+_OF_KL = ("learner_logprobs", "reference_logprobs")
 _ASSETS = Path(__file__).parents[1] / "models" / "assets"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # a piece of SentencePiece's byte fallback
 _NO_CHARACTER = "\ufffd"  # what decoding gives for bytes that are none
@@ -82,6 +86,50 @@ def one_completion(folder: Path, step: int, group: int, index: int, *, root: Pat
         **_derived(columns, advantages_T, algorithm),
         "objective": {"kl": known["kl_estimator"], **{name: known[name] for name in _OBJECTIVE}},
     }
+
+
+def kl_jumps(folder: Path, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The steps, at most 5, whose KL is at least 4 times the median of its 10 neighbors.
+
+    Returns:
+        `jumps`: `step`, `kl`, `usual`, the median, and `token`, which has the largest part of the step's KL: `group`,
+        `completion`, `token` (from 0) and `share`; None where no log-probs of the reference are recorded.
+
+    Raises:
+        UserError: the database cannot be read or is an older version's.
+    """
+    known = [(row["step"], float(row["kl"])) for row in metrics if is_number(row.get("kl"))]
+    found = []
+    for place, (step, kl) in enumerate(known):
+        first = max(0, min(place - _AROUND // 2, len(known) - _AROUND - 1))
+        others = [abs(value) for at, value in known[first : first + _AROUND + 1] if at != step]
+        if len(others) >= _AROUND // 2 and kl > _NO_KL and kl >= _JUMP * median(others):
+            found.append({"step": step, "kl": kl, "usual": median(others)})
+    found = sorted(
+        sorted(found, key=lambda jump: jump["usual"] / jump["kl"])[:_MOST_JUMPS], key=lambda jump: jump["step"]
+    )
+    algorithm = run_algorithm(read_config(folder))
+    with recorded(folder) as database:
+        return {"jumps": [{**jump, "token": _largest_token(database, jump["step"], algorithm)} for jump in found]}
+
+
+def _largest_token(database: sqlite3.Connection, step: int, algorithm: Algorithm) -> dict[str, Any] | None:
+    """Of the tokens that the step's KL is the mean of: all, or with a KL in the reward those with an advantage."""
+    kind = algorithm.kl.kl_estimator if algorithm.kl else "k3"
+    sums, largest = [], []
+    for row in database.execute(
+        f"SELECT group_index, completion_index, length, {', '.join(_OF_KL)} FROM completions WHERE step = ? AND "
+        f"length > 0 AND {' AND '.join(f'{name} NOT NULL' for name in _OF_KL)} AND (advantage != 0 OR ?)",
+        (step, algorithm.pulls),
+    ):
+        pair = (torch.tensor(np.frombuffer(row[name], "<f4").astype("f8")) for name in _OF_KL)
+        kl_T = kl_estimate(*pair, kind=kind).abs().nan_to_num(posinf=0.0)
+        sums.append(float(kl_T.sum()))
+        largest.append((float(kl_T.max()), row["group_index"], row["completion_index"], int(kl_T.argmax())))
+    if not sum(sums):
+        return None
+    size, group, completion, token = max(largest)
+    return {"group": group, "completion": completion, "token": token, "share": size / sum(sums)}
 
 
 def clipped_sides(ratios_T: Tensor, advantages_T: Tensor, algorithm: Algorithm) -> list[str | None]:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from grouprl.config.strict import is_number
-from grouprl.record.read import RecordedRun
+from grouprl.record.read import RecordedRun, measure_of
 
 
 def verdict(run: RecordedRun) -> str:
     """What came of the run, in one sentence; it skips values of a damaged summary.json."""
     before, after = run.results("before"), run.results("after")
     start, end = before.get("greedy_accuracy"), after.get("greedy_accuracy")
-    own = run.summary.get("measure") == "reward"
+    own = measure_of(run.summary, run.evaluations) == "reward"
     problems = after.get("problems")
     where = f" on {counted(problems, 'held-out problem')}" if type(problems) is int else ""
     first, last = before.get("reward"), after.get("reward")
@@ -23,7 +23,7 @@ def verdict(run: RecordedRun) -> str:
         return f"Greedy accuracy {_from_to(start, end, '.1%')}{where}{_training_time(run)}."
     (_, accuracy), (_, reward) = run.column("accuracy"), run.column("reward")
     if not accuracy and not reward:
-        return "No result yet: the run has recorded no step with a reward."
+        return "No result: the run has recorded no step with a reward."
     said = f"mean reward {_tenths(reward, '.2f')}" if reward else ""
     if accuracy and not own:
         said = f"{_tenths(accuracy, '.1%')} of the sampled completions correct"

@@ -19,7 +19,7 @@ from grouprl.types import UserError
 _ROUNDING = 1e-5
 _OTHER_SETTINGS = (
     "With the settings in config.yaml, these rewards do not give the recorded advantages. The step used other "
-    "settings, such as before a fork, or config.yaml or the record was changed."
+    "settings, such as before a fork, or a class of your own (`own`), or config.yaml or the record was changed."
 )
 
 

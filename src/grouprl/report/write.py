@@ -17,7 +17,7 @@ from grouprl.report.course import course_answer
 from grouprl.report.groups import cut, groups_of_step, one_group
 from grouprl.report.page import STATIC, standalone
 from grouprl.report.run_data import invalid_answer, read_files, run_answer, run_line, series_answer
-from grouprl.report.tokens import one_completion
+from grouprl.report.tokens import kl_jumps, one_completion
 
 _GROUPS = 4  # of a step, from its first on
 _BYTES = 600_000  # of groups and tokens as JSON, all steps together
@@ -73,6 +73,7 @@ def run_answers(folder: Path, name: str) -> Answers:
         f"{path}/series": series_answer(files.metrics),
         f"{path}/invalid": invalid_answer(folder),
         f"{path}/course": course_answer(folder),
+        f"{path}/jumps": kl_jumps(folder, files.metrics),
     }
 
 

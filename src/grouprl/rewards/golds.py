@@ -29,8 +29,7 @@ def check_golds(scorer: Scorer, parts: Iterable[Sequence[Problem]]) -> None:
     Raises:
         UserError: rewards cannot read some answers; it names their files and lines.
     """
-    held = (part if isinstance(part, list | tuple) else getattr(part, "in_memory", ()) for part in parts)
-    read = (problem for part in held for problem in part)
+    read = (problem for part in parts for problem in in_memory(part))
     given = [problem for problem in read if problem.place and problem.columns.get("answer") is not None]
     readers = [reward for reward in scorer.called if given and _reads_answers(reward, scorer)]
     pending = [
@@ -54,6 +53,11 @@ def check_golds(scorer: Scorer, parts: Iterable[Sequence[Problem]]) -> None:
                 f"{len(found)} that it does not, in {named}{more} ({found[0][1]}): correct or remove these rows, or "
                 "take another reward"
             )
+
+
+def in_memory(part: Sequence[Problem]) -> Sequence[Problem]:
+    """The problems of a sequence that exist already."""
+    return part if isinstance(part, list | tuple) else getattr(part, "in_memory", ())
 
 
 def _reads_answers(reward: WeightedReward, scorer: Scorer) -> bool:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import accumulate
@@ -33,7 +33,7 @@ _ALLOWED = """
 """
 _COMMANDS = frozenset(_ALLOWED.split())
 _PIECES = re.compile(r"(?:\\[A-Za-z]+|\\[{}\\]|[-0-9A-Za-z+*/^_=<>()\[\]{}|.,;:!& ])*+")
-_COMMAND = re.compile(r"\\([A-Za-z]+)")
+_COMMAND = re.compile(r"(?<!\\)(?:\\\\)*\\([A-Za-z]+)")
 _SMALL = r"(?:[0-9]{1,3}|[a-z])"
 _CHEAP = re.compile(rf"(?<![0-9!.}}]){_SMALL}!(?!!)|\\binom ?\{{ ?{_SMALL} ?\}} ?\{{ ?{_SMALL} ?\}}")
 _COMBINATORIAL = re.compile(r"!|\\binom")
@@ -52,11 +52,15 @@ _COSTLY = re.compile(
 )
 _NAMES = re.compile(r"\\(?:begin|end)\{[a-z]*\}|\\[A-Za-z]+")
 _OR = re.compile(r"\\text\{\s?(?:or|and)\s?\}")
-# Words, a number with a base (the library reads over it), a clock time (the library divides).
+_JOINT = re.compile(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
+_INEQUALITY = re.compile(r"[<>]|\\[lg]eq")
+# Words, a number with a base (the library reads over it), a clock time or a ratio of three (the library divides).
 _WORDS = re.compile(
-    r"\\text\{[^{}]*[A-Za-z]{2}|\\text\{[^{}]*\}$|[A-Za-z]{4,}|^(?:yes|no|odd)$|[0-9]_|[0-9]:[0-9]{2}(?![0-9])", re.I
+    r"\\text\{[^{}]*[A-Za-z]{2}|\\text\{[^{}]*\}$|[A-Za-z]{4,}|^(?:yes|no|odd)$|[0-9]_"
+    r"|(?<![0-9])[0-9]{1,2}:[0-9]{2}(?![0-9])|:[^:]*:",
+    re.I,
 )
-_NAME = re.compile(r"^[A-Za-z](?:_\{[A-Za-z0-9]\})?(?:\([a-z]\))?(?:=|\\in(?![a-z]) ?)")
+_NAME = re.compile(r"^(?:[A-Z]{2}|[A-Za-z](?:_\{[A-Za-z0-9]{1,3}\})?(?:\([A-Za-z0-9]{1,3}\))?)(?:=|\\in(?![a-z]) ?)")
 _IMAGINARY = re.compile(r"(?<![A-Za-z\\])([A-Za-oq-z]?)i(?![A-Za-z])")
 # Where terms with letters are compared: on both sides of 0, small and large, and no special values of anything.
 _PLACES = ("0.3718", "-0.6129", "2.9173", "-3.3391", "13.7771", "-47.1137", "1234.5919", "-879.2343")
@@ -71,7 +75,7 @@ class MathVerify:
     `tasks.answers.final_text` finds the final answer: one box or one answer tag, never the best of several. It may be a
     number, a term with letters, a set, interval, point, matrix, equation or inequality. Several values ("5 or 6", a
     set, \pm) are right only if the gold answer has several too; equations are equal up to a constant factor; words,
-    clock times, and numbers with a base such as `110_2`, are compared as text.
+    clock times, ratios of three, and numbers with a base such as `110_2`, are compared as text.
 
     Range: 0 or 1. Failure modes: an arithmetic expression counts as its value (`3 \cdot 4` for 12); numbers are exact,
     so 0.333 is not 1/3, while irrational numbers agree to 1000 digits; 50\% is 50; `(1, 2)` is a point and an open
@@ -112,11 +116,15 @@ def _means(answer: str | None, gold: str) -> bool:
     if _is_text(written):
         return False
     cleaned = "" if isinstance(kind, Fraction) else _cleaned(without_units(gold))
+    joints = [set(_JOINT.findall(text)) for text in (answer, gold)]
+    if all(joints) and joints[0] != joints[1] and _INEQUALITY.search(written):
+        return False
     written, expected = _without_same_name(_cleaned(written), cleaned)
     tree = _tree(written)
     if tree is None:
         return False
-    return _same(_rational(kind) if isinstance(kind, Fraction) else _gold_tree(expected), tree)
+    braces = "\\{" in (written[:2], expected[:2])
+    return _same(_rational(kind) if isinstance(kind, Fraction) else _gold_tree(expected), tree, braces)
 
 
 def _read_gold(gold: str) -> Fraction | str | Any:
@@ -156,11 +164,11 @@ def _letters(text: str) -> str:
 def _without_same_name(answer: str, gold: str) -> tuple[str, str]:
     """Removes the name in `x = 5` and `x \\in [0, 1]`, unless the gold answer has another name."""
     name, expected = _NAME.match(answer), _NAME.match(gold)
-    if name and expected and name[0].replace(" ", "") == expected[0].replace(" ", ""):
+    if name is None or answer.count("=") > 1 or gold.count("=") > 1:
+        return answer, gold
+    if expected and name[0].replace(" ", "") == expected[0].replace(" ", ""):
         return answer[name.end() :], gold[expected.end() :]
-    if name and "=" not in gold:
-        return answer[name.end() :], gold
-    return answer, gold
+    return (answer, gold) if "=" in gold else (answer[name.end() :], gold)
 
 
 def _is_readable(text: str) -> bool:
@@ -208,11 +216,15 @@ def _library() -> tuple[Any, list[Any]]:
     reader: Any = import_module("latex2sympy2_extended.latex2sympy2")
     reader._Latex2Sympy.parse_number = lambda self, text: _number(text)
     reader.convert_number = _number
+    exact = reader.ConversionConfig(lowercase_symbols=False)  # by default R is r, and Delta is delta
+    parser: Any = import_module("math_verify.parser")
+    parser.latex2sympy = partial(reader.latex2sympy, conversion_config=exact)
     # It takes numbers that differ by less than 5e-17 for equal, and expressions where `simplify` may not end.
     grader: Any = import_module("math_verify.grader")
     grader.sympy_numeric_eq = lambda gold, answer, *digits: _equal_parts(gold, answer)
     grader.sympy_symbolic_eq = lambda gold, answer: False
     grader.sympy_compare_symbols = _equal_parts
+    grader.sympy_compare_relational = lambda gold, answer, *digits: _same_relations(gold, answer)
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of every run without its signals
     return library, [library.LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normalization)]
 
@@ -230,13 +242,24 @@ def _not_read() -> tuple[Any, ...]:
     return sympy.Derivative, sympy.nan, sympy.zoo
 
 
-def _same(gold: Any, answer: Any) -> bool:
+def _same(gold: Any, answer: Any, braces: bool) -> bool:
+    """Whether two trees are equal; with `braces` one of them is a set written as such, which is no point."""
     sympy, grader = import_module("sympy"), import_module("math_verify.grader")
+    if grader.is_relation(answer) and isinstance(gold, sympy.Interval | sympy.Union):
+        sides = [link.args for link in getattr(answer, "_unsorted_args", [answer])]
+        if not all(a.is_Symbol + b.is_Symbol == 1 and not (a.free_symbols and b.free_symbols) for a, b in sides):
+            return False  # 1 < x < 2 is the interval, and x^2 < 4 may be the problem
+        gold, answer = answer, gold  # the library solves inequalities of the gold answer alone
     if grader.is_relation(answer):
         return grader.is_relation(gold) and _same_relations(gold, answer)
-    several = sympy.Set | sympy.Tuple
+    several, point = sympy.Set | sympy.Tuple, sympy.Interval | sympy.Tuple
     if isinstance(answer, several) and not isinstance(gold, several) and not grader.is_relation(gold):
         return False
+    if braces and isinstance(gold, point) != isinstance(answer, point):
+        return False
+    parts = getattr(gold, "_unsorted_args", ()) if isinstance(gold, sympy.FiniteSet) else ()
+    if len({part.lhs for part in parts if isinstance(part, sympy.Eq)}) == len(parts) > 1 and not answer.has(sympy.Eq):
+        gold = sympy.Tuple(*(part.rhs for part in parts))  # values of x = 1, y = 2 are in its order
     library, _ = _library()
     return bool(library.verify(gold, answer, timeout_seconds=None, raise_on_error=True))
 
@@ -254,14 +277,19 @@ def _equal_terms(gold: Any, answer: Any) -> bool:
 
     A place where both are complex is outside of the domain, unless `i` occurs.
     """
+    sympy = import_module("sympy")
+    gold, answer = (
+        term.xreplace({symbol: sympy.I for symbol in term.free_symbols if symbol.name == "i"})
+        for term in (gold, answer)
+    )
     if gold == answer:
         return True
     exact = _fraction(gold), _fraction(answer)
     if None not in exact:
         return bool(exact[0] == exact[1])
     if 0 in exact:
-        return bool(import_module("sympy").simplify(gold - answer).is_zero)
-    letters = sorted({symbol.name for symbol in gold.free_symbols | answer.free_symbols} - {"i"})
+        return bool(sympy.simplify(gold - answer).is_zero)
+    letters = sorted({symbol.name for symbol in gold.free_symbols | answer.free_symbols})
     compared = 0
     for number in range(len(_PLACES) if letters else 1):
         same = _equal_at(gold, answer, letters, number, _DIGITS)
@@ -279,13 +307,11 @@ def _equal_at(gold: Any, answer: Any, letters: Sequence[str], number: int, digit
     places = {name: _number(_PLACES[(number + 3 * at) % 8] + str(ord(name[0]))) for at, name in enumerate(letters)}
     values = []
     for term in (gold, answer):
-        whole = term.xreplace({symbol: sympy.I for symbol in term.free_symbols if symbol.name == "i"})
-        given = {symbol: places[symbol.name] for symbol in whole.free_symbols}
-        values.append(whole.evalf(digits + 10, subs=given, maxn=3 * digits))
+        given = {symbol: places[symbol.name] for symbol in term.free_symbols}
+        values.append(term.evalf(digits + 10, subs=given, maxn=3 * digits))
     if not all(value.is_number and value.is_finite for value in values):
         return None
-    has_i = any(term.has(sympy.I) or any(symbol.name == "i" for symbol in term.free_symbols) for term in (gold, answer))
-    if letters and not has_i and not any(value.is_real for value in values):
+    if letters and not gold.has(sympy.I) and not answer.has(sympy.I) and not any(value.is_real for value in values):
         return None
     difference, size = abs(values[0] - values[1]), max(map(abs, values))
     return bool(difference <= size * sympy.Float(10) ** -digits)
@@ -314,10 +340,11 @@ def _fraction(term: Any) -> Fraction | None:
 
 
 def _same_relations(gold: Any, answer: Any) -> bool:
-    """Compares chains such as 1 < x < 2 link by link. The library compares solutions, so it takes any two equations
-    without a solution as equal."""
+    """Compares chains such as 1 < x < 2 link by link, in both directions. The library compares solutions, so it takes
+    any two equations without a solution as equal."""
     golds, answers = ([*getattr(chain, "_unsorted_args", [chain])] for chain in (gold, answer))
-    return len(golds) == len(answers) and all(map(_same_relation, golds, answers))
+    orders = answers, answers[::-1]
+    return len(golds) == len(answers) and any(all(map(_same_relation, golds, order)) for order in orders)
 
 
 def _same_relation(gold: Any, answer: Any) -> bool:

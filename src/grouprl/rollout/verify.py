@@ -16,12 +16,12 @@ _TOKENS = 16  # of each of the two completions
 
 @torch.no_grad()
 def sampler_gap(engine: Engine, model: PreTrainedModel, prompt_ids: Sequence[int], max_tokens: int = _TOKENS) -> float:
-    """The largest difference of sampled tokens' log-probs to the model's own, as a part of the largest of those."""
+    """The largest difference of sampled log-probs to the model's own, as a part of the largest of those and 1 nat."""
     request = Request(Problem("check", "check"), tuple(prompt_ids), 2)
     [group] = engine.generate([request], Sampling(max_tokens=max_tokens))
     own = torch.cat(plain_logprobs(model, [group])).cpu()
     found = torch.tensor([value for one in group.completions for value in one.logprobs])
-    return float((found - own).abs().max() / own.abs().max())
+    return float((found - own).abs().max() / own.abs().max().clamp(min=1.0))  # a sure model has log-probs near 0
 
 
 def check_sampler(engine: Engine, model: PreTrainedModel, *, most_tokens: int) -> None:

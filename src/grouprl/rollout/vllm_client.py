@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 LONGEST_REPLY = 1 << 30  # bytes; a token takes about 120
 FIRST_WAIT, LONGEST_WAIT = 0.25, 5.0  # seconds between two requests, before jitter
 RETRIES = 5  # after status 5xx; a server that loads its model takes minutes, in which it is not reached
+_NOT_REACHED = (502, 503, 504)  # what a proxy replies in these minutes
 _QUIET = 15.0  # seconds of waiting between two lines about it
 _REMEDIES = {
     401: "export the token that the server was started with, and name its variable in rollout.engine.token_env",
@@ -83,7 +84,7 @@ class _AgainError(Exception):
 
     def __init__(self, reason: str, *, lost: bool) -> None:
         super().__init__(reason)
-        self.lost = lost  # no whole reply came; otherwise the server answered that it failed
+        self.lost = lost  # no whole reply came from the server; otherwise it answered that it failed
 
 
 class Connection:
@@ -159,7 +160,7 @@ class Connection:
             raise _AgainError(f"{type(error).__name__} {error}".strip(), lost=True) from None
         status = reply.status_code
         if status >= 500:
-            raise _AgainError(f"status {status}, {_message(found)},", lost=False)
+            raise _AgainError(f"status {status}, {_message(found)},", lost=status in _NOT_REACHED)
         if status >= 300:
             remedy = _REMEDIES.get(status, "correct rollout.engine.address" if status < 400 else "see docs/vllm.md")
             refusal = client.wrong(expected, f"status {status}, {_message(found)}", remedy)

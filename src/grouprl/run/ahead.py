@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from grouprl.config.strict import parse, read_text
 from grouprl.curriculum.pass_rates import PassRates
 from grouprl.rollout import Request, requests
 from grouprl.rollout.remote import RemoteEngine
 from grouprl.rollout.spread import completion_rows, completions_of
 from grouprl.step import StepParts
-from grouprl.types import Group
+from grouprl.types import Group, UserError
 
 
 class Ahead:
@@ -37,17 +38,23 @@ class Ahead:
             asked = self._requests(step)
             groups = self._engine.generate(asked, self._parts.sampling)
             self._engine.restore(asked, self._parts.sampling, groups)
-            rows = [completion_rows(group.completions) for group in groups]
-            path.write_text(json.dumps(rows) + "\n", encoding="utf-8")
+            rows = [json.dumps(completion_rows(group.completions)) + "\n" for group in groups]
+            path.write_text("".join(rows), encoding="utf-8")
 
     def load(self, step: int, path: Path) -> None:
-        """Takes the groups that `save` wrote, if it did."""
-        if path.exists():
+        """Takes the groups that `save` wrote, if it did.
+
+        Raises:
+            UserError: the file does not have the groups of this step.
+        """
+        text = read_text(path)
+        if text is not None:
             asked = self._requests(step)
-            rows = json.loads(path.read_text(encoding="utf-8"))
-            groups = [
-                Group(one.problem, one.prompt_ids, completions_of(row)) for one, row in zip(asked, rows, strict=True)
-            ]
+            try:
+                rows = [completions_of(parse(line, path)) for line in text.splitlines()]
+                groups = [Group(one.problem, one.prompt_ids, row) for one, row in zip(asked, rows, strict=True)]
+            except (TypeError, ValueError) as error:
+                raise UserError(f"{path}: expected the groups of step {step}, got {error}: restore the file") from error
             self._engine.restore(asked, self._parts.sampling, groups)
 
     def _requests(self, step: int) -> list[Request]:

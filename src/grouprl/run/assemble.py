@@ -26,7 +26,7 @@ from grouprl.models.shard import shard_model, shard_module
 from grouprl.models.structure import structured_sampling
 from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.rewards.configured import check_rewards
-from grouprl.rewards.golds import check_golds
+from grouprl.rewards.golds import check_golds, in_memory
 from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine
 from grouprl.rollout.remote import RemoteEngine, Samplers
 from grouprl.rollout.verify import check_sampler
@@ -95,7 +95,8 @@ def assemble(
             "give the problems an answer, give the task a verifier, or set rollout.curriculum.order=uniform"
         )
     parts.order.visits(task.problems("train"), step=1, rates=PassRates())  # raises for too few problems
-    scorer.check_columns(task.problems("train")[: parts.problems_per_step])
+    train = task.problems("train")
+    scorer.check_columns(in_memory(train) or train[: parts.problems_per_step])
     parts.engine.load_weights(state.updates)
     # Only of the start model: after an explosion rounding alone is larger.
     if saved is None and isinstance(engine, NativeEngine) and {config.model.dtype, config.model.weights} == {"float32"}:

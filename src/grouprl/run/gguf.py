@@ -24,6 +24,7 @@ from transformers import (
 
 from grouprl.config.strict import read_json
 from grouprl.models.load import hide_progress_bars, hide_warnings
+from grouprl.models.received import refuse_config
 from grouprl.models.save import save_model
 from grouprl.record.files import atomic_directory
 from grouprl.types import UserError, import_extra
@@ -103,6 +104,7 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     try:
         with hide_progress_bars(), hide_warnings():
             config = AutoConfig.from_pretrained(str(file.parent), **place)
+            refuse_config(config.to_dict(), file.name)
             read: Any = AutoModelForCausalLM.from_pretrained(str(file.parent), dtype=torch.float32, **place)
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(file.parent), **place)
     except Exception as error:  # whatever a damaged or hostile file makes transformers raise

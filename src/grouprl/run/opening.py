@@ -35,7 +35,7 @@ def finished_run(directory: Path, step: int, *, lock: int | None, terminal: Term
     """
     files = RunDirectory(directory)
     if lock is not None:
-        unfinished = list(directory.glob("*.tmp"))
+        unfinished = [path for path in directory.glob("*.tmp") if path.is_symlink() or not path.is_dir()]
         left = [*unfinished, *filter(Path.exists, files.rollout_side_files)]
         if left:
             RunRecord.reopen(directory, step, lock=lock).close()

@@ -11,7 +11,7 @@ from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[
 from grouprl.models.load import load_tokenizer
 from grouprl.models.manifest import MANIFEST, check_manifest, has_manifest
 from grouprl.record.layout import Checkpoint, run_of_checkpoint
-from grouprl.record.read import RecordedRun, read_run
+from grouprl.record.read import RecordedRun, measure_of, read_run
 from grouprl.types import UserError
 
 CARD = "README.md"
@@ -61,16 +61,16 @@ def push(folder: Path, repository: str, *, public: bool = False) -> str:
 
 
 def model_card(run: RecordedRun, checkpoint: str) -> str:
-    """What the model is, in Markdown with the hub's header: algorithm, task and accuracies of the run."""
+    """What the model is, in Markdown with the hub's header: algorithm, task and held-out results of the run."""
     summary = run.summary
     head = ["---", "library_name: transformers", "tags: [reinforcement-learning, grouprl]", "---"]
     facts = [f"- {name}: {summary[name]}" for name in ("algorithm", "task", "steps", "seed") if name in summary]
-    rows = [
-        f"| {when} | {summary[when]['greedy_accuracy']:.1%} | {summary[when]['problems']} |"
-        for when in ("before", "after")
-        if "greedy_accuracy" in (summary.get(when) or {})
-    ]
-    table = ["| training | greedy accuracy | held-out problems |", "|---|---|---|", *rows] if rows else []
+    own = measure_of(summary, run.evaluations) == "reward"
+    measure, form = ("reward", ".3f") if own else ("greedy_accuracy", ".1%")
+    found = {when: run.results(when) for when in ("before", "after")}
+    rows = [f"| {when} | {row[measure]:{form}} | {row['problems']} |" for when, row in found.items() if measure in row]
+    name = "mean reward" if own else "greedy accuracy"
+    table = [f"| training | {name} | held-out problems |", "|---|---|---|", *rows] if rows else []
     title = f"# {run.directory.name}, {checkpoint}"
     parts = [head, [title], ["Trained by reinforcement learning with GroupRL."], facts, table]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"

@@ -118,7 +118,7 @@ def choose_checkpoint(
             have = ", ".join(str(checkpoint.step) for checkpoint in found)
             raise UserError(f"--step: expected one of the checkpoints {have or '(none)'}, or 0, got {step}")
         chosen = named[0], read_state(named[0])
-    missing = incomplete_steps(directory, chosen[0].step)
+    missing = _missing_steps(directory, config, chosen[0].step)
     if missing:
         back = max((checkpoint.step for checkpoint in found if checkpoint.step < missing[0]), default=0)
         raise UserError(
@@ -143,18 +143,22 @@ def locked_checkpoint(
         lock = lock_directory(saved_path(directory).parent)
         stack.callback(os.close, lock)
     check_resumable(directory, config)
-    made = ranks.decided(partial(made_steps, directory, config.steps), "steps of a finished run")
+    made = ranks.decided(partial(made_steps, directory, config), "steps of a finished run")
     if made is not None and step is None:
         return lock, made, None
     choose = partial(choose_checkpoint, directory, config, step=step, announce=announce)
     return lock, None, chosen_on_all(choose, ranks)
 
 
-def made_steps(directory: Path, steps: int) -> int | None:
+def made_steps(directory: Path, config: RunConfig) -> int | None:
     """The steps of a run that has made all of them and recorded them whole; None for any other run."""
     files = RunDirectory(directory)
     made = read_json(files.summary).get("steps", 0)
-    return made if files.is_finished(steps) and not incomplete_steps(directory, made) else None
+    return made if files.is_finished(config.steps) and not _missing_steps(directory, config, made) else None
+
+
+def _missing_steps(directory: Path, config: RunConfig, until: int) -> tuple[int, ...]:
+    return incomplete_steps(directory, until, evaluated=_begun(directory, config).evaluation.problems > 0)
 
 
 def chosen_on_all(

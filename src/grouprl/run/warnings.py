@@ -10,7 +10,7 @@ from grouprl.config.run import RunConfig
 from grouprl.models.attention import is_packed
 from grouprl.models.kernels.build import setting, why_no_library
 from grouprl.models.precision import is_emulated
-from grouprl.models.templates import folds_system, is_rendered, lost_contents
+from grouprl.models.templates import folds_system, is_rendered, is_rendered_chat, lost_contents
 from grouprl.run.assemble import RunParts
 from grouprl.types import Problem
 
@@ -46,6 +46,8 @@ def warnings_of(parts: RunParts, config: RunConfig) -> Iterator[str]:
 
 def _about_messages(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
     chats = {problem.id: problem.prompt for problem in problems if not isinstance(problem.prompt, str)}
+    if any(is_rendered_chat(chat, tokenizer) for chat in chats.values()):
+        yield "prompts have the chat template in them already: they are used as they are, not rendered once more."
     if folds_system(tokenizer) and any(message["role"] == "system" for chat in chats.values() for message in chat):
         yield (
             "the model's chat template has no system role: GroupRL puts the system message at the start of the first "

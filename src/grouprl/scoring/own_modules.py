@@ -17,7 +17,7 @@ from types import ModuleType
 from grouprl.config.strict import read_file
 from grouprl.types import UserError
 
-_MOST_MODULES = 1000
+_MOST_MODULES, _MOST_BYTES = 1000, 4 << 20  # of all the files; the tree of a source takes 400 times its size
 
 
 def read_code(path: Path) -> dict[str, bytes]:
@@ -36,8 +36,9 @@ def read_code(path: Path) -> dict[str, bytes]:
         if data is None:
             raise UserError(f"{file}: expected a Python file, found none: check the path")
         found[str(file)] = data
-        if len(found) > _MOST_MODULES:
-            raise UserError(f"{path}: expected at most {_MOST_MODULES} modules beside it, got more: import fewer")
+        if len(found) > _MOST_MODULES or sum(map(len, found.values())) > _MOST_BYTES:
+            most = f"{_MOST_MODULES} modules of {_MOST_BYTES} bytes in all"
+            raise UserError(f"{path}: expected at most {most} beside it, got more: import fewer")
         package = file.relative_to(path.parent).parent.parts
         waiting += [one for name in _imports(data, package) for one in _files(path.parent, name)]
     return found

@@ -180,15 +180,18 @@ class Scorer:
         return dict(used)
 
     def check_columns(self, problems: Sequence[Problem]) -> None:
-        """Raises UserError for a reward that needs a column that no problem has, such as a misspelled one."""
+        """Raises UserError for a reward that needs a column that no problem has, such as a misspelled one, or a ground
+        truth that some problem lacks."""
+        lacking = [problem.place or problem.id for problem in problems if truth_of(problem.columns) is None]
         columns = dict.fromkeys(name for problem in problems for name in problem.columns)
         for reward in self.called:
             needed = signature_of(reward, self.pool)
-            if needed.one_of and all(truth_of(problem.columns) is None for problem in problems):
+            if needed.one_of and lacking:
                 wanted = " or ".join(map(repr, needed.one_of))
                 raise UserError(
                     f"reward {reward.name}: expected problems with the column {wanted}, got "
-                    f"{', '.join(columns) or 'none'}: rename the column, or give the function's parameter a default"
+                    f"{', '.join(columns) or 'none'}, and {len(lacking)} of {len(problems)} without a value, such as "
+                    f"{', '.join(lacking[:3])}: correct these rows, or give the function's parameter a default"
                 )
             for name in needed.required:
                 if name not in columns:

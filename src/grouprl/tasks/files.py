@@ -13,6 +13,7 @@ import math
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,7 @@ def _json_file(path: Path) -> list[Row]:
     lines = text.split("\n")  # not splitlines: JSON strings may hold U+2028
     if path.suffix.lower() == ".json" or text.lstrip().startswith("["):
         try:
-            rows = _json(text)
+            rows = _json(text, str(path))
         except json.JSONDecodeError as error:
             if path.suffix.lower() == ".json" and error.msg != "Extra data":
                 raise UserError(f"{path}:{error.lineno}: expected JSON, got {error.msg}: fix the line") from error
@@ -152,6 +153,7 @@ def _csv(path: Path) -> list[Row]:
     reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
     rows: list[Row] = []
     try:
+        reader.fieldnames = [*_members(str(path), [(name.strip(), "") for name in reader.fieldnames or ()])]
         for row in reader:
             values = [value for name, value in row.items() if name is not None and value is not None]
             names, count = reader.fieldnames or (), len(values) + len(row.get(None) or ())
@@ -184,7 +186,7 @@ def _refuse_long(where: str, length: int) -> None:
 def _json_object(where: str, line: str) -> Row:
     _refuse_long(where, len(line))
     try:
-        row = _json(line)
+        row = _json(line, where)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: expected one JSON object, got {line[:60]!r} ({error}): fix the line") from error
     except RecursionError as error:
@@ -192,9 +194,20 @@ def _json_object(where: str, line: str) -> Row:
     return _json_row(where, row)
 
 
-def _json(text: str) -> Any:
+def _json(text: str, where: str) -> Any:
     # A number that is too long to parse becomes infinite; `_json_row` refuses it with its place.
-    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= MOST_DIGITS else math.inf)
+    return json.loads(
+        text,
+        parse_int=lambda digits: int(digits) if len(digits) <= MOST_DIGITS else math.inf,
+        object_pairs_hook=partial(_members, where),
+    )
+
+
+def _members(where: str, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise UserError(f"{where}: expected each column once, got one of {', '.join(members)} twice: rename it")
+    return members
 
 
 def _json_row(where: str, row: object) -> Row:
@@ -223,6 +236,7 @@ def _parquet(path: Path) -> list[Row]:
         rows: list[dict[str, Any]] = []
         expanded = 0
         with parquet.ParquetFile(path) as file:
+            _members(str(path), [(name, "") for name in file.schema_arrow.names])
             # A value that is stored once can be repeated in every row: small batches, and a limit on all of them.
             for batch in file.iter_batches(batch_size=_BATCH):
                 expanded += batch.nbytes

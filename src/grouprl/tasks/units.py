@@ -24,11 +24,12 @@ _ORDER = {"square": "S", "cubic": "S", "sq": "S", "cu": "S", "squared": "Q", "cu
 _ORDER |= {"a": "P", "an": "P", "celsius": "Q", "fahrenheit": "Q"}
 _PHRASE = re.compile(r"S?UQ?(?:P?S?UQ?)*")
 _PLURAL = re.compile(r"[a-z]{2,}(?<![sui])s")
+_PERCENT = re.compile(r"\\?%|per\scent(?!s)")
 # Plurals that are a number, change one or compare it.
 _NO_UNIT = re.compile(
     r"(?:one|two|three|four|five|sixe|seven|eight|nine|ten|eleven|twelve|zero|zeroe|\w+teen|\w*illion|\w*hundred"
-    r"|\w*thousand|grand|myriad|lakh|crore|dozen|score|pair|couple|trio|half|halve|third|quarter|\w+th|time|fold"
-    r"|factor|multiple|square|cube|power|root|log|exponent|percentage|percent|negative|reciprocal|inverse|equal"
+    r"|\w*thousand|grand|myriad|lakh|crore|dozen|score|pair|couple|trio|double|triple|half|halve|third|quarter"
+    r"|\w+th|time|fold|factor|multiple|square|cube|power|root|log|exponent|percentage|percent|negative|reciprocal|inverse|equal"
     r"|decade|centurie|decimal|remainder|bit|unknown|imaginarie|alway|sometime|(?:twen|thir|for|fif|six|seven|eigh|nine)"
     r"tie)s"
 )
@@ -40,7 +41,7 @@ def is_unit(text: str, *, upright: bool) -> bool:
     `upright`: it stands in `\text{}` or the like. Only there abbreviations count, because `5 cm` may be 5 times c
     times m, and so does what is counted, one plural such as `apples`, unless it is itself a number (`dozens`).
     """
-    words = text.replace("/", " / ").replace(".", " ").split()
+    words = _PERCENT.sub(" percent", text).replace("/", " / ").replace(".", " ").split()
     kinds = "".join("U" if _is_named(word, upright) else _ORDER.get(word.lower(), "-") for word in words)
     if _PHRASE.fullmatch(kinds):
         return True

@@ -6,15 +6,15 @@ import { comparisonFacts, comparisonHead, comparisonResults, variantsOf } from "
 import { bySeed, overSeeds } from "../parts/compare/seeds.js";
 import { h, memberBox, put, refresh, toggle } from "../parts/dom.js";
 import { look, swatch } from "../parts/legend.js";
-import { Series } from "../parts/series.js";
+import { byReward, Series } from "../parts/series.js";
 import { table } from "../parts/table.js";
 import { between, fixed, named, number, share, time, visible } from "../parts/text.js";
 import { definitions } from "../parts/titled.js";
 import { howTo, polled, toolbar } from "../parts/view.js";
 
 const EVERY = 4000; // milliseconds
-const USUAL = ["reward", "greedy_accuracy", "accuracy", "completions/mean_length", "kl", "entropy", "unsolved"];
-const HEADS = ["Run", "Status", "Steps", "Greedy before", "Greedy last", "95%", "pass@1 last", "Reward", "Tokens", "Training",
+const USUAL = ["reward", "greedy_accuracy", "eval/reward", "accuracy", "completions/mean_length", "kl", "entropy", "unsolved"];
+const HEADS = ["Run", "Status", "Steps", "Measure", "Before", "Last", "95%", "pass@1 last", "Reward", "Tokens", "Training",
   "Tokens/s, mean", "Peak memory"];
 // What differs between any two runs and says nothing about them.
 const OWN = new Set(["name", "runs_dir"]);
@@ -96,7 +96,7 @@ async function renew(one) {
 
 /** What some run has: the measures of its evaluations, then its metrics. */
 function offered(page) {
-  const measures = page.runs.flatMap(({ evaluations }) => evaluations.flatMap(Object.keys)).filter(isMeasure);
+  const measures = page.runs.flatMap(({ run, evaluations }) => [...evaluations.flatMap(Object.keys), ...(byReward(run, evaluations) ? ["eval/reward"] : [])]).filter(isMeasure);
   return [...new Set([...measures, ...page.runs.flatMap(({ series }) => series.names())])];
 }
 
@@ -144,13 +144,14 @@ function linked({ id, look }) {
 
 function cells({ run, series, evaluations }) {
   const [first, last] = [evaluations[0] ?? {}, evaluations.at(-1) ?? {}];
-  const interval = last.greedy_interval ?? [];
+  const own = byReward(run, evaluations), form = own ? (row) => fixed(row.reward, 3) : (row) => share(row.greedy_accuracy);
+  const interval = (own ? last.reward_interval : last.greedy_interval) ?? [];
   const seconds = run.status === "running" ? series.seconds.at(-1) : run.seconds, tokens = series.tokens.at(-1);
   const memory = run.summary.peak_rss_mib ?? series.last("rss_mib"); // the evaluation after the last step counts
   return [
     run.status, `${number(series.step.at(-1) ?? 0)} / ${number(run.steps)}`,
-    share(first.greedy_accuracy), share(last.greedy_accuracy),
-    typeof interval[0] === "number" ? between(interval) : number(null), share(last.pass_at_1),
+    own ? "mean reward" : "greedy accuracy", form(first), form(last),
+    typeof interval[0] === "number" ? between(interval, own ? "" : "share") : number(null), share(last.pass_at_1),
     fixed(series.last("reward"), 3), number(tokens ?? null), time(seconds), number(seconds ? Math.round(tokens / seconds) : null),
     memory === null ? number(null) : `${number(Math.round(memory))} MiB`,
   ];

@@ -2,17 +2,18 @@
 import { h, put } from "../parts/dom.js";
 import { asking, note } from "../parts/address.js";
 import { file, live, queryOf } from "../parts/api.js";
-import { advantageBars, extent, signedBars } from "../parts/explain/bars.js";
+import { advantageBars, extent, signedBars, stackedBar } from "../parts/explain/bars.js";
 import { linePlot, nearest } from "../parts/explain/plot.js";
 import { algorithmChoice, choosable, readRewards, rewardEditor, writeRewards } from "../parts/explain/rewards.js";
 import { column, equals, plain, withSign } from "../parts/numbers.js";
-import { percent } from "../parts/text.js";
+import { table } from "../parts/table.js";
+import { fixed, percent } from "../parts/text.js";
 
 const ALGORITHMS = [["grpo", "GRPO"], ["dr_grpo", "Dr.GRPO"], ["rloo", "RLOO"], ["reinforce", "REINFORCE"]];
 const DRAWN = 3; // of these, in the plot of weights
 export async function render(page, parameters, query) {
   page.classList.add("explains");
-  const all = Object.entries(await file("presets.json"));
+  const [all, words] = [Object.entries(await file("presets.json")), await file("group.json")];
   const [given, wrong] = start(query, all[0][1]);
   const more = query.get("algorithm") ?? "";
   const own = !more || ALGORITHMS.some(([name]) => name === more) ? [] : [[more, more]];
@@ -20,7 +21,7 @@ export async function render(page, parameters, query) {
   const compared = comparedAdvantages(algorithms);
   const said = h("div", { class: "card verdicts", "aria-live": "polite" });
   const drawn = [...ALGORITHMS.slice(0, DRAWN), ...(more === "reinforce" ? [[more, more]] : own)];
-  const weight = weightPlot(drawn.map(([name, title], place) => [name, title, place + 1]));
+  const weight = weightPlot(drawn.map(([name, title], place) => [name, title, place + 1]), words);
   const asked = asking("advantages", (answer) => {
     compared.show(answer);
     put(said, verdicts(answer).map((sentence) => h("p", {}, sentence)));
@@ -39,8 +40,7 @@ export async function render(page, parameters, query) {
   });
   put(page,
     h("h1", {}, "One group"),
-    h("p", { class: "lead" }, "One prompt, G completions, G rewards. Change the rewards and see the advantage of each completion: " +
-      "a positive one raises its probability, a negative one lowers it."),
+    h("p", { class: "lead" }, words.lead),
     wrong ? h("p", { class: "error" }, wrong) : null,
     h("div", { class: "row presets", role: "group", "aria-label": "Examples" }, presets),
     h("section", { class: "card", "aria-label": "Rewards" }, h("h2", { class: "first" }, "Rewards"), choosable(editor.element)),
@@ -88,20 +88,30 @@ function comparedAdvantages(algorithms) {
 // How much a group weighs in the gradient, by how often its problem is solved.
 
 const BEGINS = 0.5; // of the handle
+const QUOTED = [0.05, 0.2, 0.5]; // pass rates of a hard problem and an even one
 const SHOWN = 4; // digits of a weight or an advantage
 
 /** The plot of `lines` of [name, title, look] with its sentences; `show(size)` asks for groups of that size. */
-function weightPlot(lines) {
+function weightPlot(lines, words) {
   const title = h("h2", { id: "weight" }, "Weight of a group, by pass rate");
-  const read = h("p", { class: "read" });
-  let answer = null;
+  const read = h("p", { class: "read" }), noise = h("div", {});
+  let answer = null, statistics = null;
+  const shown = (index) => {
+    put(read, readout(answer, lines, index));
+    put(noise, statistics && noiseTable(statistics, index));
+  };
   const plot = linePlot({
     label: "Weight of a group against the pass rate of its problem",
     x: "pass rate of the problem",
     y: "weight: sum of |A| over the group",
     handle: { name: "Pass rate", said: (index) => spoken(answer, lines, index) },
-    onmove: (index) => put(read, readout(answer, lines, index)),
+    onmove: shown,
   });
+  const noisy = asking("noise", (found) => {
+    statistics = found;
+    if (answer) shown(plot.index());
+  });
+  noisy.now({});
   const asked = asking("pass_rate", (found) => {
     const first = answer === null;
     answer = found;
@@ -109,15 +119,14 @@ function weightPlot(lines) {
     const series = lines.map(([name, title, look]) => ({ name: title, look, values: found.algorithms[name].weight }));
     plot.show({ grid: found.pass_rate, series });
     if (first) plot.move(nearest(found.pass_rate, BEGINS));
-    put(read, readout(found, lines, plot.index()));
+    shown(plot.index());
   });
   let size = null;
   return {
     element: h("section", { "aria-labelledby": "weight" }, title,
-      h("p", { class: "lead" }, "The weight is the expected sum of |A| over a group, where rewards are 1 " +
-        "or 0 and each completion is correct with this probability. At both ends nearly all groups have equal rewards and weight 0. Without " +
-        "the division by the deviation, the weight follows the variance of the rewards; with it, easy and hard problems weigh more."),
-      h("div", { class: "card" }, asked.failed, plot.element, read)),
+      h("p", { class: "lead" }, words.weight),
+      h("div", { class: "card" }, asked.failed, plot.element, read), noisy.failed, h("h2", {}, "How noisy the mean and the deviation of K rewards are"),
+      h("p", { class: "lead" }, words.noise), noise),
     show(next) {
       if (next === size) return;
       size = next;
@@ -125,8 +134,21 @@ function weightPlot(lines) {
       if (answer) asked.soon(parameters);
       else asked.now(parameters);
     },
-    end: asked.end,
+    end: () => [asked, noisy].forEach((one) => one.end()),
   };
+}
+
+/** Mean and deviation of K rewards as bands around their expected values, below those of all completions. */
+function noiseTable({ pass_rate: rates, deviation, sizes }, index) {
+  const cell = (value, spread, most) => {
+    const [low, high] = [Math.max(0, value - spread), Math.min(most, value + spread)];
+    return [`${fixed(value, 3)}${spread ? ` \u00b1 ${fixed(spread, 3)}` : ""}`,
+      stackedBar([{ size: low, variable: "--card" }, { size: Math.max(high - low, most / 100), variable: "--series-1" }], 1.01 * most)];
+  };
+  const of = ({ expected, spread }, most) => cell(expected[index], spread[index], most);
+  return table("Mean and deviation of K rewards", ["K", "mean of the rewards", "deviation of the rewards", "groups with signal"],
+    [["all completions", cell(rates[index], 0, 1), cell(deviation[index], 0, 0.5), ""],
+      ...sizes.map((one) => [String(one.size), of(one.mean, 1), of(one.deviation, 0.5), percent(one.signal[index])])]);
 }
 
 function spoken({ pass_rate: rates, algorithms }, lines, index) {
@@ -134,11 +156,13 @@ function spoken({ pass_rate: rates, algorithms }, lines, index) {
   return `pass rate ${percent(rates[index])}: ${each.join(", ")}`;
 }
 
-function readout({ pass_rate: rates, signal, algorithms }, lines, index) {
+function readout({ pass_rate: rates, signal, algorithms, quotient }, lines, index) {
   const each = lines.flatMap(([name, title], place) =>
     [place ? ", " : "", `${title} `, h("b", {}, plain(algorithms[name].weight[index], SHOWN))]);
   return ["At a pass rate of ", h("b", {}, percent(rates[index])),
-    `, ${percent(signal[index])} of the groups have a signal. Weight: `, each, "."];
+    `, ${percent(signal[index])} of the groups have a signal. Weight: `, each, ".",
+    quotient[index] === null ? null : [" GRPO's weight is ", h("b", {}, plain(quotient[index], SHOWN)), " times Dr.GRPO's, which does not divide by the deviation; " +
+      QUOTED.map((rate) => `${plain(quotient[nearest(rates, rate)], SHOWN)} times at ${percent(rate)}`).join(", "), "."]];
 }
 
 // What the numbers of a group say, in sentences: every number in them is one that the lab gave.

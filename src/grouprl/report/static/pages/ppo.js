@@ -4,33 +4,17 @@ import { file, get, live } from "../parts/api.js";
 import { comparisonHead, costTable } from "../parts/compare/comparison.js";
 import { field, h, options, put, select } from "../parts/dom.js";
 import { stackedBar } from "../parts/explain/bars.js";
-import { table } from "../parts/table.js";
-import { later, number, visible } from "../parts/text.js";
-
-const GRPO = "GRPO. The policy, which is trained, writes G completions of one prompt. A verifier or a frozen reward model " +
-  "gives each a reward, and the frozen reference its log-probs. The group's mean and deviation " +
-  "are computed from the rewards, without a network. They give one advantage for each completion. Advantages and KL enter " +
-  "the clipped objective, whose gradient updates the policy.";
-const PPO = "PPO. The policy, which is trained, writes a completion of a prompt. A verifier or a frozen reward model " +
-  "gives its reward, the frozen reference gives its log-probs, and the critic, a second trained network, gives a " +
-  "value before each token. The reward less the KL becomes a reward for each token. Generalized advantage " +
-  "estimation turns rewards and values into an advantage and a return for each token. The clipped objective " +
-  "updates the policy, and the value loss updates the critic.";
-
-const CRITIC = ["It gives each token its own advantage, and a baseline that needs no group: one completion per prompt is enough, and " +
-  "completions with equal rewards can still be better or worse than expected.",
-"It costs a second network with gradients and moments of its own, a forward and a backward pass in every " +
-  "update, and settings to tune. An untrained critic gives a baseline of noise."];
+import { sumOf, table } from "../parts/table.js";
+import { fixed, later, number, visible } from "../parts/text.js";
 
 export async function render(page) {
   page.classList.add("explains");
   const words = await file("ppo_grpo.json");
-  const memory = memorySection();
+  const memory = memorySection(words);
   put(page,
     h("h1", {}, "PPO and GRPO"),
-    h("p", { class: "lead" }, "Both raise the probability of completions that did better than expected, and keep the policy near a reference. They differ " +
-      "in the expectation: PPO trains a second network to predict it; GRPO takes it from the other completions of the same prompt."),
-    pipelines(), sideBySide(words), memory.element, measured(words));
+    h("p", { class: "lead" }, words.lead),
+    pipelines(words), sideBySide(words), memory.element, measured(words));
   return memory.end;
 }
 
@@ -47,56 +31,36 @@ function shown(one) {
     comparisonHead(one), costTable(one));
 }
 
-function pipelines() {
+function pipelines({ flow: [grpo, ppo], frames }) {
   return h("section", { "aria-labelledby": "flow" },
     h("h2", { id: "flow" }, "Data flow"),
     h("div", { class: "two" },
-      h("figure", { class: "card flow" }, h("figcaption", {}, h("h3", {}, "GRPO: the group is the baseline")), h("img", { src: "static/grpo.svg", alt: GRPO })),
-      h("figure", { class: "card flow" }, h("figcaption", {}, h("h3", {}, "PPO: a critic is the baseline")), h("img", { src: "static/ppo.svg", alt: PPO }))),
-    h("p", { class: "note after" }, "Thick frame: a trained network. Dashed frame: a frozen network. No frame: no network, only arithmetic. " +
-      "A verifier is a rule; only a reward model is a network."));
+      h("figure", { class: "card flow" }, h("figcaption", {}, h("h3", {}, "GRPO: the group is the baseline")), h("img", { src: "static/grpo.svg", alt: grpo })),
+      h("figure", { class: "card flow" }, h("figcaption", {}, h("h3", {}, "PPO: a critic is the baseline")), h("img", { src: "static/ppo.svg", alt: ppo }))),
+    h("p", { class: "note after" }, frames));
 }
 
 /** The table, and what the critic buys and costs folded below it. */
-function sideBySide({ rows }) {
+function sideBySide({ rows, critic }) {
   return h("section", { "aria-labelledby": "side" }, h("h2", { id: "side" }, "Side by side"),
     table("PPO and GRPO side by side", ["", "GRPO", "PPO"], rows, { kind: "words", look: "card side-by-side" }),
-    h("details", { class: "note after" }, h("summary", {}, "Benefit and cost of the critic"), CRITIC.map((words) => h("p", {}, words))));
+    h("details", { class: "note after" }, h("summary", {}, "Benefit and cost of the critic"), critic.map((words) => h("p", {}, words))));
 }
 
 // What lies in the memory of a GPU under GRPO and under PPO, for a model of a chosen size: planned, not measured.
 
-// What a bar is stacked of, from the left: name, color, strength of it, and where the plan has it.
-const PARTS = [
-  ["policy: weights", 1, 1, (plan) => plan.networks.policy.weights],
-  ["policy: gradients", 1, 0.72, (plan) => plan.networks.policy.gradients],
-  ["policy: AdamW's moments", 1, 0.45, (plan) => plan.networks.policy.moments],
-  ["reference: weights", 3, 1, (plan) => plan.networks.reference.weights],
-  ["reward model: weights", 4, 1, (plan) => plan.networks.reward_model.weights],
-  ["critic: weights", 2, 1, (plan) => plan.networks.critic.weights],
-  ["critic: gradients", 2, 0.72, (plan) => plan.networks.critic.gradients],
-  ["critic: AdamW's moments", 2, 0.45, (plan) => plan.networks.critic.moments],
-  ["activations", 6, 1, (plan) => plan.parts.activations],
-  ["KV cache", 5, 1, (plan) => plan.parts.cache],
-];
-const REST = "the rest: rounded copies of weights, and buffers for a layer or the logits";
+// Color of the planner's parts that a bar is stacked of, and its strength, from the left; the rest is one piece.
+const LOOKS = { policy: [1, 1], adapter: [1, 0.86], gradients: [1, 0.72], moments: [1, 0.45], reference: [3, 1], reward_model: [4, 1],
+  critic: [2, 1], critic_gradients: [2, 0.72], critic_moments: [2, 0.45], activations: [6, 1], cache: [5, 1] };
+const STACKED = Object.keys(LOOKS);
 const NAMES = { grpo: "GRPO", ppo: "PPO" };
-const JUDGES = [["none", "for neither: a verifier"], ["both", "for both"], ["ppo", "for PPO alone"]];
-
-const DTYPES = [["float32", "float32"], ["bfloat16", "bfloat16"]];
-// The inputs of the planner beside the model and the rewards; a file without a lab has none of them.
-const NUMBERS = [["problems", "Problems a step", 16], ["group_size", "Completions a problem", 8], ["prompt_tokens", "Tokens of a prompt", 256],
-  ["completion_tokens", "Tokens of a completion", 512], ["lora_rank", "LoRA rank (empty: all weights are trained)", ""]];
-const CHOICES = [["dtype", "Computed in", [...DTYPES].reverse()], ["recompute", "Activation checkpointing", [["true", "yes"], ["false", "no"]]],
-  ["weights", "Weights in", [...DTYPES, ["nf4", "4 bits, with an adapter"]]], ["moments", "Moments in", [...DTYPES, ["8bit", "8 bits (bitsandbytes)"]]], ["reference", "Reference", [["gpu", "on the GPU"], ["cpu", "on the CPU"], ["none", "none: no KL"]]]];
-const GPUS = [["", "any"], [24, "24 GiB: L4, RTX 4090"], [40, "40 GiB: A100"], [48, "48 GiB: L40S"], [80, "80 GiB: A100, H100"], [141, "141 GiB: H200"], [180, "180 GiB: B200"]];
 const OF_CONFIG = /^(hidden_size|num_.*|n_routed_experts|intermediate_size|vocab_size|head_dim|tie_word_embeddings|model_type|attention_bias)$/;
 
 /** The section with its inputs; gives {element, end()}. */
-function memorySection() {
+function memorySection({ memory, fields: { judges, numbers, choices, gpus } }) {
   const read = h("div", {}), fits = h("p", { role: "status" });
   const picture = h("div", { class: "stacks", role: "img" });
-  const known = h("datalist", { id: "known" }), gpu = select(GPUS, null, { onchange: () => ask() });
+  const known = h("datalist", { id: "known" }), gpu = select(gpus, null, { onchange: () => ask() });
   const model = live ? h("input", { name: "model", list: "known", placeholder: "Qwen2.5-1.5B", spellcheck: "false" }) : select([], null, { name: "model" });
   let config = "";
   const own = h("input", { type: "file", accept: ".json", onchange: async () => {
@@ -110,8 +74,8 @@ function memorySection() {
     put(live ? known : model, options(names, live ? null : answer.model.name));
     picture.setAttribute("aria-label", spoken(answer));
     put(picture, stacks(answer.plans));
-    put(fits, gpu.value && Object.entries(answer.plans).map(([name, { peak }]) => `${NAMES[name]} ${peak <= gpu.value * 2 ** 30 ? "fits" : "does not fit"}. `));
-    put(read, details(answer));
+    put(fits, gpu.value && Object.entries(answer.plans).map(([name, { sums: { peak } }]) => `${NAMES[name]} ${peak <= gpu.value * 2 ** 30 ? "fits" : "does not fit"}. `));
+    put(read, h("p", {}, memory), details(answer));
   }, (sentence) => {
     planned.hidden = true; // or the plan of something else would stand below the error
     put(asked.failed, sentence);
@@ -124,8 +88,8 @@ function memorySection() {
     if (name) ask();
   } },
     h("div", { class: "row" }, field(live ? "Model: a name or hub id" : "Model", model), known, live && field("or its config.json", own),
-      field("Reward model", select(JUDGES, null, { name: "reward_model" })), field("GPU", gpu)),
-    live && h("details", {}, h("summary", {}, "Batch, adapter and memory settings"), h("div", { class: "row" }, NUMBERS.map(number), CHOICES.map(choice))));
+      field("Reward model", select(judges, null, { name: "reward_model" })), field("GPU", gpu)),
+    live && h("details", {}, h("summary", {}, "Batch, adapter and memory settings"), h("div", { class: "row" }, numbers.map(number), choices.map(choice))));
   const ask = () => asked.now({ ...Object.fromEntries([...inputs.querySelectorAll("[name]")].map(({ name, value }) => [name, value])),
     ...(config ? { model: "", config } : {}) });
   ask();
@@ -146,45 +110,54 @@ async function shapeIn(file) {
 
 function spoken({ model, plans }) {
   const unit = unitOf(plans);
-  const each = Object.entries(plans).map(([name, plan]) => `${NAMES[name]} ${unit.text(plan.peak)}`);
+  const each = Object.entries(plans).map(([name, plan]) => `${NAMES[name]} ${unit.text(plan.sums.peak)}`);
   return `Peak memory of ${model.name}: ${each.join(", ")}`;
 }
 
 /** GiB, or MiB where all is smaller. */
 function unitOf(plans) {
-  const most = Math.max(...Object.values(plans).map(({ peak }) => peak));
+  const most = Math.max(...Object.values(plans).map(({ sums }) => sums.peak));
   const [name, size] = most >= 2 ** 30 ? ["GiB", 2 ** 30] : ["MiB", 2 ** 20];
   return { name, size, most, text: (bytes) => `${(bytes / size).toFixed(2)} ${name}` };
 }
 
 function stacks(plans) {
   const unit = unitOf(plans);
-  return Object.entries(plans).map(([name, plan]) => {
-    const parts = PARTS.map(([, look, strength, of], place) => ({ size: of(plan), variable: `--series-${look}`, strength, key: place + 1 }));
-    return h("div", {}, h("b", {}, `${NAMES[name]}: ${unit.text(plan.peak)}`),
-      stackedBar([...parts, { size: plan.rest, variable: "--line", key: PARTS.length + 1 }], unit.most));
+  return Object.entries(plans).map(([name, { sums, blocks: { held, learning } }]) => {
+    const parts = STACKED.map((part, place) => ({ ...lookOf(part), size: held[part] ?? learning[part] ?? 0, key: place + 1 }));
+    return h("div", {}, h("b", {}, `${NAMES[name]}: ${unit.text(sums.peak)}`),
+      stackedBar([...parts, { ...lookOf(), size: sums.learning - sumOf(parts.map(({ size }) => size)), key: STACKED.length + 1 }], unit.most));
   });
 }
 
-function details({ plans, step, parameters, model, sentence }) {
-  const unit = unitOf(plans);
-  const of = Object.values(plans);
-  const shown = (bytes) => (bytes === 0 ? "none" : unit.text(bytes));
-  const rows = [
-    ...PARTS.map(([name, look, strength, bytes], index) => [keyed(index + 1, name, look, strength), ...of.map((plan) => shown(bytes(plan)))]),
-    [keyed(PARTS.length + 1, REST, null, 1), ...of.map(({ rest }) => shown(rest))],
-    ["peak", ...of.map(({ peak }) => h("b", {}, unit.text(peak)))],
-    ["held throughout", ...of.map(({ held }) => unit.text(held))],
-    ["while sampling", ...of.map(({ sampling }) => unit.text(sampling))],
-  ];
-  return [h("p", {}, sentence),
-    table("Memory by part", ["part", ...Object.keys(plans).map((name) => NAMES[name])], rows, { look: "figures" }),
-    h("p", { class: "note" }, `${model.name}, ${number(parameters)} parameters: plan for a step of ${step.problems} prompts of ` +
-      `${step.prompt_tokens} tokens with ${step.group_size} completions of ${step.completion_tokens} tokens each, ` +
-      `computed in ${step.dtype}, on ${step.device === "cuda" ? "one GPU" : "a CPU"}. Memory of torch itself is not included.`)];
+function lookOf(part) {
+  const [look, strength] = LOOKS[part] ?? [];
+  return { variable: look ? `--series-${look}` : "--line", strength };
 }
 
-function keyed(key, name, look, strength) {
-  const sample = stackedBar([{ size: 1, variable: look ? `--series-${look}` : "--line", strength }], 1);
-  return h("span", { class: "keyed" }, h("span", { class: "key" }, String(key)), sample, name);
+/** The planner's parts and sums as `grouprl plan` shows them, with the keys of the bars; and models of four sizes. */
+function details({ plans, compared, names, step, parameters, model }) {
+  const unit = unitOf(plans), of = Object.values(plans), heads = Object.keys(plans).map((name) => NAMES[name]);
+  const shown = (bytes) => (bytes ? unit.text(bytes) : "none");
+  const rows = Object.keys(of[0].blocks).flatMap((block) => [
+    ...Object.keys(names).filter((part) => of.some(({ blocks }) => blocks[block][part]))
+      .map((part) => [keyed(part, names[part], block !== "sampling"), ...of.map(({ blocks }) => shown(blocks[block][part]))]),
+    [h("b", {}, names[block]), ...of.map(({ sums }) => h("b", {}, unit.text(sums[block])))],
+  ]);
+  const gib = (bytes) => fixed(bytes / 2 ** 30, 1), peaks = ["held", "learning", "sampling"];
+  const sizes = Object.entries(compared).map(([name, each]) => [name, ...Object.values(each).flatMap((sums) => peaks.map((sum) => gib(sums[sum]))),
+    fixed(each.ppo.peak / each.grpo.peak, 2)]);
+  return [table("Memory by part", ["part", ...heads], rows, { look: "figures" }),
+    h("p", { class: "note" }, `${model.name}, ${number(parameters)} parameters: plan for a step of ${step.problems} prompts of ` +
+      `${step.prompt_tokens} tokens with ${step.group_size} completions of ${step.completion_tokens} tokens each, ` +
+      `computed in ${step.dtype}, on ${step.device === "cuda" ? "one GPU" : "a CPU"}. Memory of torch itself is not included. A peak includes what ` +
+      `is held; layers and logits never take memory together. Piece ${STACKED.length + 1} has all gray parts.`),
+    h("h3", {}, "The same step with models of four sizes: held throughout, and the peaks, in GiB"),
+    table("Memory of models of four sizes", ["model", ...heads.flatMap((name) => ["held", "update", "sampling"].map((sum) => `${name}: ${sum}`)),
+      "PPO / GRPO"], sizes, { look: "figures" })];
+}
+
+function keyed(part, name, stacked) {
+  const key = STACKED.indexOf(part) + 1 || STACKED.length + 1;
+  return h("span", { class: "keyed" }, stacked && [h("span", { class: "key" }, String(key)), stackedBar([{ size: 1, ...lookOf(part) }], 1)], name);
 }

@@ -5,13 +5,14 @@ import { h, put, refresh, write } from "../parts/dom.js";
 import { course, reached } from "../parts/run/course.js";
 import { head } from "../parts/run/head.js";
 import { measuresOf, noVerifier, plan, UNJUDGED } from "../parts/run/plan.js";
-import { beforeAndAfter, evaluationsTable, examplePairs, invalidReasons, pairs, summaryTable, timeTable, warningsTable } from "../parts/run/results.js";
-import { Series } from "../parts/series.js";
-import { later, visible } from "../parts/text.js";
-import { card, definitions } from "../parts/titled.js";
+import { beforeAndAfter, evaluationsTable, examplePairs, invalidReasons, klJumps, pairs, summaryTable, timeTable, warningsTable } from "../parts/run/results.js";
+import { byReward, Series } from "../parts/series.js";
+import { later, shown, visible } from "../parts/text.js";
+import { card, definitions, warned } from "../parts/titled.js";
 import { howTo, paced, toolbar } from "../parts/view.js";
 
 const GAP = 1000; // milliseconds between two drawings of a run in progress
+const FLAT = "Flat charts", FEWEST = 5; // steps after which a chart may be called flat
 
 /** Shows the run `parameters.run`; gives what ends it. */
 export async function render(root, { run: id }, query) {
@@ -19,16 +20,14 @@ export async function render(root, { run: id }, query) {
   const [run, find, sections, { runs }] = await Promise.all([get(path), definitions(), file("charts.json"), get("runs")]);
   const page = {
     id, run, find, sections, query, series: new Series(), evaluations: run.evaluations,
-    pinned: new Set(kept("pinned").split("\n").filter(Boolean)), folded: new Set(), sought: "", unfound: h("p", { class: "note", role: "status" }),
+    pinned: new Set(kept("pinned").split("\n").filter(Boolean)), folded: new Set([FLAT]), sought: "", unfound: h("p", { class: "note", role: "status" }),
     open: (step) => { location.hash = `#/${ofRun(id, "groups", step)}`; },
   };
   if (run.metrics.length) page.series.fill(await get(`${path}/series`));
   page.pin = (chart, on) => {
     page.pinned[on ? "add" : "delete"](chart);
     kept("pinned", [...page.pinned].join("\n"));
-    const held = document.activeElement;
     arrange(page, charts);
-    held.focus(); // which a moved button has lost
     page.drawing.change();
   };
   page.seek = (words) => {
@@ -42,57 +41,72 @@ export async function render(root, { run: id }, query) {
   const warned = part("Warnings", ({ run }) => run.warnings, ({ run }) => (run.warnings.length ? warningsTable(run.warnings) : null));
   const found = part("Before and after", ({ run: { summary } }) => [summary.before, summary.after], (page) => beforeAndAfter(page.run.summary));
   const changes = part(null, reached, () => later(get(`${path}/course`), (answer) => course(id, answer)));
-  put(root, top.element, warned.element, changes.element, bar, howTo(true), page.unfound, charts, found.element, tables.element);
+  const jumps = part(null, ({ run, series }) => [run.status, Math.floor(series.length / 10)], () => later(get(`${path}/jumps`), (found) => klJumps(id, found.jumps)));
+  put(root, top.element, warned.element, changes.element, bar, howTo(true), page.unfound, charts, jumps.element, found.element, tables.element);
   const show = () => {
     arrange(page, charts);
-    for (const one of [top, warned, changes, found, tables]) one.show(page);
+    for (const one of [top, warned, jumps, changes, found, tables]) one.show(page);
     page.drawing.change();
   };
   show();
-  const end = listen(page, path, show, top.lost);
-  return () => {
-    end();
-    page.drawing.end();
-  };
+  return listen(page, path, show, top.lost);
 }
 
 /** Puts the charts that the run has now in their places; those that stay are not made anew. */
 function arrange(page, element) {
   const unjudged = noVerifier(page.series);
-  const sections = withPinned(plan(page.sections, page.series.names(), measuresOf(page.evaluations), page.find, unjudged), page.pinned);
+  const measures = measuresOf(page.evaluations, byReward(page.run, page.evaluations));
+  const sections = placed(page, plan(page.sections, page.series.names(), measures, page.find, unjudged));
   const wanted = new Map(sections.flatMap(({ charts }) => charts).map((spec) => [spec.id, spec]));
-  const key = [unjudged, ...page.pinned, "", ...wanted.keys()].join("\n");
+  const key = [unjudged, ...page.pinned, "", ...wanted.keys(), sections.at(-1)?.line].join("\n");
   if (element.dataset.key === key) return;
   element.dataset.key = key;
-  const ids = [...wanted.keys()], made = page.drawing.arrange(ids, (id) => card(wanted.get(id), page));
+  const held = document.activeElement, ids = [...wanted.keys()], made = page.drawing.arrange(ids, (id) => card(wanted.get(id), page));
   const elements = new Map(ids.map((id, place) => [id, made[place]]));
   const none = h("p", { class: "note" }, "No step yet: charts appear after the first step.");
   put(element, sections.length ? sections.map((section) => shownSection(page, section, elements)) : none);
+  held.focus({ preventScroll: true }); // which what was moved has lost
   seek(page, element);
 }
 
-/** The sections with what is pinned in one before all others. */
-function withPinned(sections, pinned) {
-  const [charts, rest] = [true, false].map((on) => sections.map((one) => ({ ...one, charts: one.charts.filter(({ id }) => pinned.has(id) === on) })));
-  const first = { title: "Pinned", charts: charts.flatMap((one) => one.charts) };
-  return [first, ...rest].filter((one) => one.charts.length || one.unjudged);
+/** The sections with what is pinned in one before all others, and in one after them what never moved. */
+function placed({ pinned, series, run }, sections) {
+  const same = (values, gaps) => values.every((value) => value === first(values) || (value === null && (gaps || first(values) === 0)));
+  const isFlat = (spec) => !spec.stays && !spec.stacked && !warned(run.warnings, spec).length && series.length >= FEWEST
+    && spec.columns?.(series).every((values) => same(values, spec.gaps));
+  const place = (spec) => (pinned.has(spec.id) ? "Pinned" : isFlat(spec) ? FLAT : "");
+  const of = (title) => sections.map((one) => ({ ...one, charts: one.charts.filter((spec) => place(spec) === title) }));
+  const [before, after] = ["Pinned", FLAT].map((title) => ({ title, charts: of(title).flatMap(({ charts }) => charts) }));
+  return [before, ...of(""), { ...after, line: inALine(after.charts, series) }].filter((one) => one.charts.length || one.unjudged);
 }
 
-/** Hides the charts whose titles do not have what is looked for, and sections without any other. */
+const first = (values) => values.find((value) => value !== null);
+
+/** What never happened, and what was always the same. */
+function inALine(charts, series) {
+  const name = ({ title }) => title.replace(/^[A-Z](?=[a-z])/, (letter) => letter.toLowerCase());
+  const values = ({ columns }) => [...new Set(columns(series).map(first))];
+  const list = (words, found, said) => (found.length ? `${words}: ${found.map(said).join(", ")}. ` : "");
+  return list("Never", charts.filter((one) => !values(one).some(Boolean)), name) + list("Always the same", charts.filter((one) => values(one).some(Boolean)),
+    (one) => `${name(one)} ${values(one).map((value) => shown(value, one.unit)).join(" and ")}`);
+}
+
+/** Hides the charts whose titles do not have what is looked for, and sections without any other; opens those with one. */
 function seek(page, element) {
   for (const section of element.querySelectorAll(":scope > details")) {
     const cards = [...section.querySelectorAll(".chart-card")];
     for (const one of cards) one.hidden = !one.getAttribute("aria-label").toLowerCase().includes(page.sought);
     section.hidden = cards.length > 0 && cards.every((one) => one.hidden);
+    section.open ||= page.sought && !section.hidden;
   }
   write(page.unfound, [...element.querySelectorAll(".chart-card")].every((one) => one.hidden) && page.sought ? `No chart has \u201c${visible(page.sought)}\u201d in its title.` : "");
 }
 
-function shownSection(page, { title, explained, charts, unjudged }, elements) {
+function shownSection(page, { title, line, explained, charts, unjudged }, elements) {
   const address = () => explained.address.replace("{run}", encodeURIComponent(page.id)).replace("{step}", page.series.step[0]);
   const link = live && explained && h("a", { class: "explained", href: address() }, `Explained: ${explained.what}`);
   const fold = ({ target }) => page.folded[target.open ? "delete" : "add"](title);
-  return h("details", { class: "folds", open: !page.folded.has(title), ontoggle: fold }, h("summary", {}, h("h2", {}, title)), link,
+  return h("details", { class: "folds", open: !page.folded.has(title), ontoggle: fold }, h("summary", {}, line ? visible(line) : h("h2", {}, title)), link,
     unjudged ? h("p", { class: "card unjudged" }, UNJUDGED) : null,
     h("div", { class: "grid" }, charts.map(({ id }) => elements.get(id))));
 }
@@ -104,7 +118,7 @@ function rest(path) {
   const parts = [
     part("The same problems, before and after", ({ run }) => run.examples, ({ run }) => examplePairs(run.examples)),
     part("Evaluations on held-out problems", (page) => [page.evaluations, judged(page)],
-      (page) => evaluationsTable(page.evaluations, judged(page))),
+      (page) => evaluationsTable(page.run, page.evaluations, judged(page))),
     part("Completions with invalid rewards", (page) => [invalid(page), page.run.status],
       (page) => (invalid(page) ? invalidReasons(get(`${path}/invalid`)) : null)),
     part("Where the time of a step goes", ({ series }) => series.length, ({ series }) => timeTable(series)),
@@ -127,7 +141,7 @@ function part(title, key, build) {
   return { element, show };
 }
 
-/** Keeps the page up to date. Many steps may come at once: they are shown together, and no more often than people read. */
+/** Keeps the page up to date; gives what ends it. Many steps may come at once: they are shown together, and no more often than people read. */
 function listen(page, path, show, lost) {
   const shown = paced(show, GAP);
   const then = (change) => {
@@ -145,13 +159,13 @@ function listen(page, path, show, lost) {
   return () => {
     end();
     shown.end();
+    page.drawing.end();
   };
 }
 
-/** A run that ended has a summary and checkpoints that it did not have. */
+/** A run that ended has a summary, checkpoints and a verdict that it did not have; a broken one has no answer. */
 async function turned(page, path, status, show) {
   if (page.run.status === status) return;
-  page.run = { ...page.run, status };
-  page.run = { ...(await get(path)), status };
+  page.run = { ...page.run, verdict: "", status, ...(status === "broken" ? {} : await get(path)) };
   show();
 }

@@ -13,7 +13,7 @@ const ORDERS = {
   "newest first": (run) => [run.status === "running" ? 1 : 0, run.modified],
   "highest reward": (run) => [run.reward ?? LAST],
   "highest accuracy": (run) => [run.accuracy ?? LAST],
-  "best held out": (run) => [run.greedy_after ?? LAST],
+  "best held out": (run) => [run.greedy_after ?? run.reward_after ?? LAST],
   "fastest": (run) => [run.tokens_per_second ?? LAST],
   "name": null,
 };
@@ -125,7 +125,7 @@ function row(run, changed, names) {
     refresh(kept, [found.tags, found.note], () => keptOf(found, (note) => h("span", { class: "note" }, visible(note.split("\n")[0]))));
     reward.show(fixed(found.reward, 3), found.sparks?.reward);
     accuracy.show(share(found.accuracy), found.sparks?.accuracy);
-    write(held, `${share(found.greedy_before)} → ${share(found.greedy_after)}`);
+    write(held, found.measure === "reward" ? `reward ${fixed(found.reward_before, 3)} → ${fixed(found.reward_after, 3)}` : `${share(found.greedy_before)} → ${share(found.greedy_after)}`);
     write(speed, fixed(found.tokens_per_second, 0));
     write(took, time(found.seconds));
   };

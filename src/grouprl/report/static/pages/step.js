@@ -19,18 +19,16 @@ export async function render(page, parameters, query) {
     await Promise.all([get("runs"), file("stages.json"), get("explain/code"), file("presets.json")]);
   const runs = all.filter((run) => run.status !== "broken" && run.step > 0);
   const asked = askedPlace(query);
-  let stage = query.get("stage");
-  let place = asked;
-  const unknown = asked?.run && !runs.some(({ id }) => id === asked.run);
+  let stage = query.get("stage") ?? (live ? null : "rewards"), place = asked; // a file opens with completions and their rewards
   put(page, h("h1", {}, "GRPO step by step"),
-    h("p", { class: "lead" }, "This page follows one group through a training step, with all its numbers. Reveal one stage at a " +
-      "time; earlier stages stay above."));
-  if (unknown) {
-    page.append(chooser(runs, asked, presets, () => stage), h("p", { class: "error", role: "alert" }, "No step found for the run ",
-      written(asked.run), ": it has no step yet, or does not exist. Choose another run or your own rewards above."));
-    return undefined;
-  }
+    h("p", { class: "lead" }, "GRPO trains a language model without a critic: the policy writes a group of completions of one prompt, a reward " +
+      "function scores them, and an update makes those above the group's mean more probable, and those below it less. This page follows one " +
+      "group through a training step, with all its numbers. Reveal one stage at a time; earlier stages stay above."),
+    live ? null : h("p", { class: "note" }, "The paper: ", h("a", { href: "https://arxiv.org/abs/2402.03300" }, "DeepSeekMath, section 4"), ". The code: ",
+      h("a", { href: "https://github.com/grouprl/grouprl" }, "GroupRL"), ", whose demo recorded the group that this page begins with."));
   try {
+    if (asked?.run && !runs.some(({ id }) => id === asked.run)) throw new Error(`No step found for the run ${visible(asked.run)}: it has no step yet, `
+      + "or does not exist. Choose another run or your own rewards above.");
     place = await placeOf(asked, runs);
     const group = await get("explain/group", place);
     const list = Object.entries(STAGES).map(([key, made]) => ({ key, code: code[key], ...words[key], ...made(group, words[key]) }));
@@ -45,18 +43,17 @@ export async function render(page, parameters, query) {
     if (asked) walk.scroll();
     return walk.end;
   } catch (error) {
-    page.append(chooser(runs, place ?? {}, presets, () => stage), h("p", { class: "error" }, error.message));
+    page.append(chooser(runs, place ?? {}, presets, () => stage), h("p", { class: "error", role: "alert" }, error.message));
     return undefined;
   }
 }
 
 /** What the address asks for; null where it leaves the choice to the page. */
 function askedPlace(query) {
-  const [rewards, algorithm] = [query.get("rewards"), query.get("algorithm")];
+  const [rewards, algorithm, run, step] = ["rewards", "algorithm", "run", "step"].map((name) => query.get(name));
   if (rewards) return algorithm ? { rewards, algorithm } : { rewards };
-  if (!query.get("run")) return null;
-  if (!query.get("step")) return { run: query.get("run") };
-  return { run: query.get("run"), step: Number(query.get("step")), group: Number(query.get("group") ?? 0) };
+  if (!run) return null;
+  return step ? { run, step: Number(step), group: Number(query.get("group") ?? 0) } : { run };
 }
 
 /** Where to begin, in this run or a good one: a group whose update was looked at, which is one with mixed rewards. */
@@ -90,13 +87,14 @@ function about({ source, algorithm, notes }) {
 function chooser(runs, place, presets, stage) {
   const failed = h("p", { class: "error", role: "alert" });
   const go = (parameters) => { location.hash = `#/step${queryOf({ ...parameters, stage: stage() })}`; };
-  const examples = Object.entries(presets).map(([name, rewards]) =>
-    h("button", { type: "button", onclick: () => go({ rewards: rewards.join(","), algorithm: place.algorithm }) }, name));
-  const recorded = runs.length || place.run ? recordedFields(runs, place, go, failed) : null;
+  const button = (name, act) => h("button", { type: "button", onclick: act }, name);
+  const examples = Object.entries(presets).map(([name, rewards]) => button(name, () => go({ rewards: rewards.join(","), algorithm: place.algorithm })));
+  const recorded = !live ? h("div", { class: "row" }, button("Show the recorded group", () => { location.hash = "#/step"; }))
+    : runs.length || place.run ? recordedFields(runs, place, go, failed) : null;
   const made = [h("div", { class: "row", role: "group", "aria-label": "Examples" }, h("span", { class: "note" }, "Examples"), examples),
     typedFields(place, go, failed)];
   return h("div", { class: "card choose" }, failed, recorded,
-    recorded ? h("details", { open: !place.run }, h("summary", {}, "Or an example, or your own rewards"), made) : made);
+    recorded ? h("details", { open: !place.run }, h("summary", {}, live ? "Or an example, or your own rewards" : "Or an example of typed rewards"), made) : made);
 }
 
 function recordedFields(runs, place, go, failed) {

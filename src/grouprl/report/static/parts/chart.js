@@ -271,7 +271,7 @@ export class Chart {
   #value(at) {
     const { lines, unit } = this.#options;
     const intervals = this.#intervals(at);
-    const value = (place) => withInterval(shown(valueAt(this.#data.columns[place], at), unit, this.#digits()), intervals[place]);
+    const value = (place) => withInterval(shown(valueAt(this.#data.columns[place], at), unit, this.#digits()), intervals[place], unit);
     const values = lines.map((line, place) => `${line.label} ${value(place)}`);
     this.area.setAttribute("aria-valuenow", String(at));
     this.area.setAttribute("aria-valuetext", `${this.#where(at, this.#data.x[at])}: ${values.join(", ")}`);

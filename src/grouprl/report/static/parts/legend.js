@@ -32,14 +32,14 @@ export function legend({ lines, stacked, unit, fixed }, switched) {
   const element = h("div", { class: "chart-legend" }, stacked ? items.toReversed() : items, at);
   const show = (where, found, digits, intervals = []) => {
     write(at, where);
-    found.forEach((value, place) => write(values[place], withInterval(shown(value, unit, digits), intervals[place])));
+    found.forEach((value, place) => write(values[place], withInterval(shown(value, unit, digits), intervals[place], unit)));
   };
   return { element, show };
 }
 
 /** A value that is written already, with the interval around it in the same unit. */
-export function withInterval(value, interval) {
-  return interval ? `${value} (${between(interval)})` : value;
+export function withInterval(value, interval, unit) {
+  return interval ? `${value} (${between(interval, unit)})` : value;
 }
 
 // Colors and dashes of lines, read from the style sheet, so that a change of theme changes the charts too.

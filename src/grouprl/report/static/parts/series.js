@@ -62,6 +62,10 @@ export function heldOut(series, evaluations, measures, axis) {
   };
 }
 
+/** Whether a run is measured by its mean reward: as its summary says, or by what its evaluations hold. */
+export const byReward = ({ summary }, evaluations) => (summary?.measure ? summary.measure === "reward"
+  : evaluations.some((row) => "reward" in row) && !evaluations.some((row) => "greedy_accuracy" in row));
+
 export const intervalName = (measure) => (measure.startsWith("greedy") ? "greedy_interval" : `${measure}_interval`);
 
 /** The centered moving mean over about a tenth of the values, over what there is of it at the ends; gaps stay gaps. */

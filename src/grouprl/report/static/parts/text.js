@@ -70,9 +70,9 @@ export function share(value) {
   return typeof value === "number" ? `${fixed(100 * value, 1)}%` : number(null);
 }
 
-/** The ends of an interval of shares. */
-export function between([low, high]) {
-  return `${fixed(100 * low, 1)} to ${fixed(100 * high, 1)}`;
+/** The ends of an interval of shares, or of another measure. */
+export function between([low, high], unit = "share") {
+  return unit === "share" ? `${fixed(100 * low, 1)} to ${fixed(100 * high, 1)}` : `${fixed(low, 3)} to ${fixed(high, 3)}`;
 }
 
 /** A time in a column of times. */

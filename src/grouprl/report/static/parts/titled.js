@@ -85,7 +85,7 @@ export function card(spec, page) {
   }, spec.definition, data);
 }
 
-const warned = (warnings, { id }) => (warnings ?? []).filter(({ metric }) => id.split(" ").includes(metric));
+export const warned = (warnings, { id }) => (warnings ?? []).filter(({ metric }) => id.split(" ").includes(metric));
 
 function byStep(spec, { series, view }) {
   const columns = spec.columns(series);

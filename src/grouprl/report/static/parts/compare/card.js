@@ -5,7 +5,7 @@ import { titled } from "../titled.js";
 
 import uPlot from "../../vendor/uPlot-1.6.32.esm.js";
 
-const MEASURE = /^(greedy_accuracy|pass_at_\d+|unsolved)$/;
+const MEASURE = /^(greedy_accuracy|pass_at_\d+|unsolved|eval\/reward)$/;
 // Of comparisons alone.
 const UNSOLVED = {
   label: "Unsolved held-out problems", unit: "share",
@@ -24,7 +24,7 @@ export function compareCard(name, page) {
     label: titleOf(name, definition), unit: definition?.unit ?? "",
     lines: page.runs.map(({ id, look }) => ({ label: id.replaceAll("~", "/"), look })),
     view: page.view, bands: banded, points: MEASURE.test(name), fixed: true, log: name === "unsolved" ? true : JUMPS.includes(name) ? false : undefined,
-    floor: share ? 0 : undefined, ceiling: MEASURE.test(name) && name !== "unsolved" ? 1 : undefined,
+    floor: share ? 0 : undefined, ceiling: share && MEASURE.test(name) && name !== "unsolved" ? 1 : undefined,
     zoomed: page.zoomed,
   }, definition, () => together(page, name));
   const draw = () => {
@@ -57,7 +57,7 @@ function together({ runs, view }, name) {
 }
 
 function measured({ series, evaluations }, name, axis) {
-  const { x, columns, low, high } = heldOut(series, evaluations, [name], axis);
+  const { x, columns, low, high } = heldOut(series, evaluations, [name.replace("eval/", "")], axis);
   return { x, columns: columns[0], low: low[0], high: high[0] };
 }
 

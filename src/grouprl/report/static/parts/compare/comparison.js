@@ -33,9 +33,9 @@ export function comparisonHead({ verdict, about, seeds, variants }) {
 /** Accuracies and costs. */
 export function comparisonResults(answer) {
   return [
-    h("h2", {}, "Held-out accuracy after the last step"),
-    h("p", { class: "note" }, "Means over seeds. Small: 95% Student intervals of the accuracies over seeds, and of the paired " +
-      `differences of greedy accuracy to ${visible(answer.baseline)}. The intervals over problems cover other problems of the ` +
+    h("h2", {}, `Held-out ${answer.measure === "reward" ? "reward" : "accuracy"} after the last step`),
+    h("p", { class: "note" }, "Means over seeds. Small: 95% Student intervals over seeds, and of the paired " +
+      `differences to ${visible(answer.baseline)}. The intervals over problems cover other problems of the ` +
       "task for these policies; the intervals over seeds cover other runs on these " +
       "problems. No interval is corrected for the number of variants. If an interval contains 0, either may be better."),
     accuracies(answer), costTable(answer),
@@ -57,15 +57,16 @@ export function comparisonFacts({ name, variants, machine }) {
 
 const finished = (variants) => variants.filter(({ runs }) => Object.keys(runs).length);
 
-function accuracies({ variants, baseline, seeds }) {
+function accuracies({ variants, baseline, seeds, measure }) {
   const sampled = Object.keys(SAMPLED).filter((name) => variants.some(({ figures }) => figures[name]));
-  const differences = (one) => ["over_problems", "over_seeds"].map((over) => one.against_baseline.greedy_accuracy?.[over] ?? null);
+  const own = measure === "reward", name = own ? "mean reward" : "greedy accuracy";
+  const differences = (one) => ["over_problems", "over_seeds"].map((over) => one.against_baseline[measure]?.[over] ?? null);
   const most = Math.max(0.001, ...variants.flatMap(differences).flatMap((found) => (found ? [found.mean, ...(found.interval ?? [])] : [])).map(Math.abs));
-  return table("Held-out accuracy", ["variant", "greedy accuracy", "difference, over problems", "difference, over seeds",
+  return table(own ? "Held-out reward" : "Held-out accuracy", ["variant", name, "difference, over problems", "difference, over seeds",
     ...sampled.map((name) => SAMPLED[name]), "seeds finished"], variants.map((one, place) => [
     [swatch(look(place)), " ", visible(one.name), one.name === baseline ? " \u00b7 baseline" : ""],
-    accuracy(one.figures.greedy_accuracy),
-    ...differences(one).map((found) => (one.name === baseline ? "" : difference(found, most))),
+    own ? reward(one.figures.reward) : accuracy(one.figures.greedy_accuracy),
+    ...differences(one).map((found) => (one.name === baseline ? "" : difference(found, most, own))),
     ...sampled.map((name) => accuracy(one.figures[name])),
     `${Object.keys(one.runs).length} of ${seeds.length}`,
   ]));
@@ -76,13 +77,14 @@ function accuracy(found) {
   return [share(found.mean), found.interval ? small(between(found.interval.map((end) => Math.max(0, Math.min(1, end))))) : null];
 }
 
+const reward = (found) => (found ? [fixed(found.mean, 3), found.interval ? small(between(found.interval, "")) : null] : number(null));
 const small = (text) => h("span", { class: "interval" }, text);
 const points = (value) => `${value > 0 ? "+" : ""}${fixed(100 * value, 1)}`;
 
-function difference(found, most) {
+function difference(found, most, own) {
   if (!found) return number(null);
-  const { mean, interval } = found;
-  return [`${points(mean)} points`, interval ? [small(interval.map(points).join(" to ")), whisker(mean, interval, most)] : null];
+  const { mean, interval } = found, form = own ? (value) => `${value > 0 ? "+" : ""}${fixed(value, 3)}` : points;
+  return [`${form(mean)}${own ? "" : " points"}`, interval ? [small(interval.map(form).join(" to ")), whisker(mean, interval, most)] : null];
 }
 
 /** An interval around a value, on an axis that has 0 in its middle. */

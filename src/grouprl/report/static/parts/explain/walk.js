@@ -1,18 +1,19 @@
 // A page in stages: a button reveals the next one, a list at the side says where the reader is and leads back. The
-// arrow keys do the same wherever they are not needed for something else.
+// arrow keys do the same wherever they are not needed for something else. All stages are made at once, because a print has
+// every stage; the screen hides those to come, but gives them their width, which their plots are drawn for.
 import { h, put } from "../dom.js";
 
 /**
- * Stages of {key, title, happens, why, watch, equation?, body}: `body()` gives the elements of a stage when it is shown first;
+ * Stages of {key, title, happens, why, watch, equation?, body}: `body()` gives the elements of a stage;
  * `next` names it on the button before it, where its title does not. options: start: key of the last stage to show at once; onreveal(key). Gives
  * {element, scroll(), end()}: scroll goes to the last stage shown, once the page is there.
  */
 export function walkThrough(list, { start, onreveal }) {
-  const walk = { list, shown: 0, onreveal, said: h("p", { class: "unseen", "aria-live": "polite" }) };
+  const walk = { list, onreveal, said: h("p", { class: "unseen", "aria-live": "polite" }) };
   walk.progress = h("ol", { class: "progress" });
-  walk.column = h("div", { class: "stages" });
+  walk.column = h("div", { class: "stages" }, list.map((stage, index) => section(walk, stage, index)));
   const until = Math.max(0, list.findIndex((stage) => stage.key === start));
-  for (let index = 0; index <= until; index += 1) reveal(walk, index, false);
+  showUntil(walk, until);
   const onkey = (event) => steer(walk, event);
   document.addEventListener("keydown", onkey);
   const keys = h("p", { class: "note keys" }, "Keys: \u2192 next, \u2190 back");
@@ -24,13 +25,25 @@ export function walkThrough(list, { start, onreveal }) {
   };
 }
 
-function reveal(walk, index, byUser) {
-  const stage = walk.list[index];
-  walk.column.querySelector(".next")?.remove();
-  walk.column.append(section(walk, stage, index));
+/** Shows the stages up to this one, the last of them with the button to the next. */
+function showUntil(walk, index) {
   walk.shown = index + 1;
-  drawProgress(walk);
-  if (!byUser) return;
+  [...walk.column.children].forEach((stage, place) => {
+    stage.classList.toggle("later", place > index);
+    stage.querySelector(".next")?.toggleAttribute("hidden", place < index);
+  });
+  put(walk.progress, walk.list.map((stage, place) => {
+    const shown = place <= index;
+    return h("li", { class: shown ? "shown" : null },
+      h("button", { type: "button", "aria-current": place === index ? "step" : null, onclick: () => jump(walk, place) },
+        h("span", { class: "count" }, String(place + 1)), h("span", { class: "name" }, stage.title),
+        shown ? null : h("span", { class: "unseen" }, " (not shown yet)")));
+  }));
+}
+
+function reveal(walk, index) {
+  const stage = walk.list[index];
+  showUntil(walk, index);
   walk.onreveal(stage.key);
   put(walk.said, `Stage ${index + 1} of ${walk.list.length}: ${stage.title}. ${stage.happens}`);
   go(walk, index);
@@ -46,26 +59,12 @@ function section(walk, stage, index) {
     stage.body(),
     h("details", { class: "note code" }, h("summary", {}, `The code: ${stage.code.name}, ${stage.code.file}, line ${stage.code.line}`),
       h("pre", { tabindex: "0" }, stage.code.text)),
-    after && h("p", { class: "next" }, h("button", { type: "button", class: "main", onclick: () => reveal(walk, index + 1, true) },
+    after && h("p", { class: "next" }, h("button", { type: "button", class: "main", onclick: () => reveal(walk, index + 1) },
       `Next: ${after.next ?? after.title[0].toLowerCase() + after.title.slice(1)}`)));
 }
 
-function drawProgress(walk) {
-  put(walk.progress, walk.list.map((stage, index) => {
-    const shown = index < walk.shown;
-    const current = index === walk.shown - 1 ? "step" : null;
-    return h("li", { class: shown ? "shown" : null },
-      h("button", { type: "button", "aria-current": current, onclick: () => jump(walk, index) },
-        h("span", { class: "count" }, String(index + 1)), h("span", { class: "name" }, stage.title),
-        shown ? null : h("span", { class: "unseen" }, " (not shown yet)")));
-  }));
-}
-
 /** To a stage, with all that lead up to it. */
-function jump(walk, index) {
-  for (let next = walk.shown; next <= index; next += 1) reveal(walk, next, next === index);
-  go(walk, index);
-}
+const jump = (walk, index) => (index < walk.shown ? go : reveal)(walk, index);
 
 function go(walk, index) {
   const title = document.getElementById(`title-${walk.list[index].key}`);

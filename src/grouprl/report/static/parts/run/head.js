@@ -2,7 +2,8 @@
 import { comparing, live, ofRun } from "../api.js";
 import { h, refresh, write } from "../dom.js";
 import { actions } from "../launch.js";
-import { duration, number, share, visible } from "../text.js";
+import { byReward } from "../series.js";
+import { duration, fixed, number, share, visible } from "../text.js";
 import { LOST } from "../view.js";
 import { noVerifier } from "./plan.js";
 
@@ -44,14 +45,14 @@ export function head(run, runs) {
 }
 
 function numbersOf({ run, series, evaluations }) {
-  const [first, last] = [evaluations[0]?.greedy_accuracy, evaluations.at(-1)?.greedy_accuracy];
+  const own = byReward(run, evaluations), form = (row) => (own ? fixed(row?.reward, 3) : share(row?.greedy_accuracy));
   const running = run.status === "running", judged = !noVerifier(series);
   return [
     number(series.last("tokens_per_second"), 0), duration(secondsPerStep(series, PACE)),
     // A run that is over says itself how long it trained: as the list of runs has it.
     duration(running ? series.seconds.at(-1) : run.seconds), running ? timeLeft(series, run.steps) : null,
     number(series.last("reward")), judged ? share(series.last("accuracy")) : NONE,
-    judged ? `${share(first)} → ${share(evaluations.length > 1 ? last : null)}` : NONE,
+    judged || own ? `${own ? "reward " : ""}${form(evaluations[0])} → ${form(evaluations.length > 1 ? evaluations.at(-1) : null)}` : NONE,
   ];
 }
 
@@ -110,7 +111,7 @@ export function phase({ status, step, steps, config, evaluations }) {
 }
 
 /** The same by what a line of the list of runs has. */
-export function roughPhase({ status, step, steps, greedy_before: before }) {
+export function roughPhase({ status, step, steps, reward_before: reward, greedy_before: before = reward }) {
   if (status !== "running") return "";
   if (!step) return typeof before === "number" ? "" : "evaluating before training";
   return steps && step >= steps ? "final evaluation" : "";

@@ -2,10 +2,11 @@
 //
 // A chart is drawn when its first metric was recorded; `every` stands for the metrics of that form. `about` is the metric
 // whose definition it carries, if not the first. `zero`: values are never below 0. `whole`: shares of a whole, from 0 to 1.
+// `stays`: in its place also where it never moves. `gaps`: absent where nothing was learned, not where it is 0.
 import { look } from "../legend.js";
 
 /** What a page says in place of what needs a verifier. */
-export const UNJUDGED = "This task has no verifier: no completion is marked correct, so there is no accuracy, on training problems or on "
+export const UNJUDGED = "This task has no verifier, or none among this run's rewards: no completion is marked correct, so there is no accuracy, on training problems or on "
   + "held-out ones, and no group is solved or hopeless.";
 
 const ORDER = ["rollout", "reward", "reference", "learn"]; // of a step
@@ -26,7 +27,8 @@ export function noVerifier(series) {
 export function plan(sections, names, measures, find, unjudged = false) {
   const shown = new Set();
   const shownSections = sections.map(({ title, explained, charts: specs }) => {
-    const charts = specs.map((spec) => (spec.evaluations ? heldOut(spec, measures, find) : chart(spec, names, shown, find)));
+    const held = [true, false].map((own) => measures.filter((name) => (name === "reward") === own));
+    const charts = specs.flatMap((spec) => (spec.evaluations ? held.map((own) => heldOut(spec, own, find)) : chart(spec, names, shown, find)));
     return { title, explained, charts: charts.filter(Boolean), unjudged: unjudged && JUDGED.includes(title) };
   });
   const more = names.filter((name) => !shown.has(name)).map((name) => chart({ lines: { [name]: name.split("/").at(-1) } }, names, shown, find));
@@ -55,10 +57,10 @@ function chart(spec, names, shown, find) {
 function heldOut(spec, measures, find) {
   if (!measures.length) return null;
   const label = (measure) => (measure === "greedy_accuracy" ? "greedy" : measure.replace("pass_at_", "pass@"));
-  const definition = find("greedy_accuracy");
+  const own = measures[0] === "reward", definition = find(own ? "eval/reward" : "greedy_accuracy");
   return {
-    ...spec, measures, id: `held-out ${measures.join(" ")}`, definition, title: definition.label,
-    unit: "share", bands: true, lines: measures.map((measure, place) => ({ label: label(measure), look: look(place) })),
+    ...spec, whole: !own, measures, id: `held-out ${measures.join(" ")}`, definition, title: definition.label,
+    unit: definition.unit, bands: true, lines: measures.map((measure, place) => ({ label: label(measure), look: look(place) })),
   };
 }
 
@@ -92,11 +94,11 @@ const AREAS = {
   time,
 };
 
-/** The measures of held-out accuracy that were taken: greedily, by one completion, and by the best of the most. */
-export function measuresOf(evaluations) {
+/** The held-out measures: the mean reward where it is `own`; accuracy greedily, by one completion, and by the best of the most. */
+export function measuresOf(evaluations, own) {
   const names = new Set(evaluations.flatMap((row) => Object.keys(row)));
   const found = [...names].map((name) => /^pass_at_(\d+)$/.exec(name)?.[1]).filter(Boolean);
   const counts = found.map(Number).sort((a, b) => a - b);
   const sampled = counts.length ? [...new Set([counts[0], counts.at(-1)])].map((count) => `pass_at_${count}`) : [];
-  return [...(names.has("greedy_accuracy") ? ["greedy_accuracy"] : []), ...sampled];
+  return [...(own ? ["reward"] : []), "greedy_accuracy", ...sampled].filter((name) => names.has(name));
 }

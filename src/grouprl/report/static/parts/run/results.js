@@ -1,31 +1,33 @@
 // What came of a run: held-out results and problems, invalid rewards, where the time went, and what its summary holds.
+import { address } from "../address.js";
+import { live } from "../api.js";
 import { h } from "../dom.js";
 import { correctMark } from "../groups/marks.js";
-import { intervalName } from "../series.js";
+import { byReward, intervalName } from "../series.js";
 import { sumOf, table } from "../table.js";
-import { between, fixed, later, number, share, time, visible, written } from "../text.js";
+import { between, fixed, later, number, percent, share, time, visible, written } from "../text.js";
 import { UNJUDGED } from "./plan.js";
 
-const NAMES = { greedy_accuracy: "greedy", mean_length: "mean length", unverified_share: "the verifier failed" };
-const SHARES = /^(greedy_accuracy|pass_at_\d+|.+_share)$/;
+const NAMES = { reward: "mean reward", greedy_accuracy: "greedy", mean_length: "mean length", unverified_share: "the verifier failed" };
+const SHARES = /^(greedy_accuracy|pass_at_\d+|.+_share)$/, REWARDS = /^(?:reward|rewards\/(.+)\/mean)$/;
 
-function measuresOf(rows) {
-  const names = [...new Set(rows.flatMap(Object.keys))].filter((name) => SHARES.test(name) || name === "mean_length");
+function measuresOf(rows, own) {
+  const names = [...new Set(rows.flatMap(Object.keys))].filter((name) => SHARES.test(name) || name === "mean_length" || (own && REWARDS.test(name)));
   return names.sort((a, b) => (a === "mean_length") - (b === "mean_length"));
 }
 
-const title = (name) => visible(NAMES[name] ?? name.replace(/^pass_at_/, "pass@").replace(/_share$/, "").replaceAll("_", " "));
+const title = (name) => visible(NAMES[name] ?? REWARDS.exec(name)?.[1] ?? name.replace(/^pass_at_/, "pass@").replace(/_share$/, "").replaceAll("_", " "));
 
 /** A measure with its 95 % interval where there is one. */
 function cell(row, name) {
   if (name === "mean_length") return fixed(row[name], 1);
-  const interval = row[intervalName(name)] ?? [];
-  return [share(row[name]), typeof interval[0] === "number" ? h("span", { class: "interval" }, between(interval)) : null];
+  const interval = row[intervalName(name)] ?? [], own = REWARDS.test(name);
+  return [own ? fixed(row[name], 3) : share(row[name]), typeof interval[0] === "number" ? h("span", { class: "interval" }, between(interval, own ? "" : "share")) : null];
 }
 
 /** All evaluations, one per row; `unjudged` for a run without a verifier. */
-export function evaluationsTable(evaluations, unjudged) {
-  const names = measuresOf(evaluations);
+export function evaluationsTable(run, evaluations, unjudged) {
+  const names = measuresOf(evaluations, byReward(run, evaluations));
   const row = (one) => [number(one.step), ...names.map((name) => cell(one, name)), number(one.problems)];
   const rows = evaluations.length ? table("Evaluations", ["step", ...names.map(title), "problems"], evaluations.map(row))
     : h("p", { class: "note" }, "None yet: the first evaluation comes before training.");
@@ -33,17 +35,17 @@ export function evaluationsTable(evaluations, unjudged) {
 }
 
 /** The measures of the evaluations before and after training; nothing of a run without either. */
-export function beforeAndAfter({ before, after }) {
+export function beforeAndAfter({ before, after, measure }) {
   const sides = [before ?? {}, after ?? {}];
-  const names = measuresOf(sides).filter((name) => sides.some((side) => typeof side[name] === "number"));
+  const names = measuresOf(sides, measure === "reward").filter((name) => sides.some((side) => typeof side[name] === "number"));
   return names.length ? table("Before and after", ["", "before", "after", "change"],
     names.map((name) => [title(name), ...sides.map((side) => cell(side, name)), change(sides, name)])) : null;
 }
 
 function change([before, after], name) {
-  const gap = after[name] - before[name], size = name === "mean_length" ? gap : 100 * gap;
+  const gap = after[name] - before[name], size = SHARES.test(name) ? 100 * gap : gap;
   if (Number.isNaN(gap)) return number(null);
-  return `${size > 0 ? "+" : ""}${fixed(size, 1)}${name === "mean_length" ? "" : " points"}`;
+  return `${size > 0 ? "+" : ""}${fixed(size, REWARDS.test(name) ? 3 : 1)}${SHARES.test(name) ? " points" : ""}`;
 }
 
 /** Held-out problems with what the policy wrote for them before and after training. */
@@ -73,6 +75,16 @@ export function invalidReasons(asked) {
 /** What went wrong, step by step, and what to change. */
 export const warningsTable = (warnings) => table("Warnings", ["step", "what happened", "what to change"],
   warnings.map(({ step, sentence, setting }) => [number(step), written(sentence), written(setting)]), { kind: "words" });
+
+/** A sentence on each step whose KL jumps: which token makes how much of it. */
+export function klJumps(run, jumps) {
+  const link = ({ group, completion: c, token: t }, step) => h(live ? "a" : "span", { href: live && address(run, { step, group }, { c, t, view: "kl" }) },
+    `token ${t + 1} of completion ${c} in group ${group}`);
+  return jumps.length ? [h("h2", {}, "Where the KL jumps"), jumps.map(({ step, kl, usual, token }) => h("p", {},
+    `Step ${number(step)}: ${number(kl)} nats per token, where the median of its neighbors is ${number(usual)}. `, token
+      ? ["The largest part is that of ", link(token, step), `: ${percent(token.share)} of the step's KL.`]
+      : "The largest token cannot be named: that needs reference_logprobs in rollouts.sqlite, which this run does not have for the step."))] : null;
+}
 
 /** Mean seconds of a step by part, the longest first, and what is left of it last. */
 export function timeTable(series) {
