@@ -11,6 +11,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 from unittest.mock import patch
@@ -22,9 +24,7 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import Learner, Optimizer, make_batch
 from grouprl.models.load import frozen_copy, load_model, load_tokenizer
-from grouprl.models.prefix import shared_tokens
-from grouprl.models.prompts import prompt_token_ids
-from grouprl.rollout import NativeEngine, Request
+from grouprl.rollout import NativeEngine, Request, requests
 from grouprl.step import token_loss
 from grouprl.tasks import load_task
 from grouprl.types import Sampling
@@ -42,14 +42,14 @@ def timed(work: Callable[[], Result]) -> tuple[float, Result]:
     return time.process_time() - begin, result
 
 
-def step(path: str, requests: list[Request]) -> tuple[float, float, float]:
+def step(path: str, asked: list[Request]) -> tuple[float, float, float]:
     """CPU seconds of sampling, of the reference's pass and of the update."""
     model, tokenizer = load_model(path, device=CPU), load_tokenizer(path)
     reference, settings = frozen_copy(model), LearnerConfig(learning_rate=1e-6)
     for weight in reference.parameters():
         weight.mul_(1.01)
     engine = NativeEngine(model, tokenizer, seed=3, max_rows=64)
-    sampling, groups = timed(lambda: engine.generate(requests, SAMPLING))
+    sampling, groups = timed(lambda: engine.generate(asked, SAMPLING))
     learner = Learner(
         model, reference, Optimizer(model, settings, total_updates=1, seed=0), Algorithm(), CPU, "float32", 0
     )
@@ -68,19 +68,17 @@ def main() -> None:
     path, name, file = given or ("abacus", "word_problems", None)
     tokenizer, task = load_tokenizer(path), load_task(name, path=file, examples=EXAMPLES)
     problems = task.problems("train")[:PROBLEMS]
-    requests = [Request(one, prompt_token_ids(one, tokenizer, longest=1 << 20), COMPLETIONS) for one in problems]
-    lengths = [len(one.prompt_ids) for one in requests]
+    visits = [(problem, "") for problem in problems]
+    together = requests(visits, tokenizer, completions=COMPLETIONS, longest_prompt=1 << 20)
+    lengths = [len(one.prompt_ids) for one in together]
     print(
         f"{PROBLEMS} prompts of {min(lengths)} to {max(lengths)} tokens, {COMPLETIONS} completions of each; CPU seconds"
     )
     print(f"{'shared tokens':>14}{'sampling':>10}{'reference':>10}{'update':>10}")
-    for shared in (shared_tokens, lambda prompts: 0):
-        with (
-            patch("grouprl.rollout.native.shared_tokens", shared),
-            patch("grouprl.learner.learner.shared_tokens", shared),
-        ):
-            seconds = step(path, requests)
-        print(f"{shared(one.prompt_ids for one in requests):14}" + "".join(f"{one:10.1f}" for one in seconds))
+    for asked in (together, [replace(one, before=0) for one in together]):
+        with nullcontext() if asked[0].before else patch("grouprl.learner.learner.shared_tokens", lambda prompts: 0):
+            seconds = step(path, asked)
+        print(f"{asked[0].before:14}" + "".join(f"{one:10.1f}" for one in seconds))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from grouprl.models.kernels import calibration
 from grouprl.models.load import load_tokenizer
 from grouprl.models.prefix import shared_tokens
 from grouprl.models.recompute import recompute_activations
-from grouprl.rollout import NativeEngine, Request, native
+from grouprl.rollout import NativeEngine, requests
 from grouprl.types import Batch, Group, Problem, Sampling
 from learner_setting import EXAMPLES, SAMPLING, batch_of, gap, learn, learner_of, loaded, sampled
 from variants import variant
@@ -146,17 +146,14 @@ def test_sampling_reads_it_once_and_draws_the_same(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, within: float
 ) -> None:
     model, tokenizer, sampling = loaded(tiny), load_tokenizer(str(tiny)), Sampling(max_tokens=9, temperature=0.7)
-    requests = [
-        Request(Problem(text, text), tuple(tokenizer(EXAMPLES + text)["input_ids"]), 3)
-        for text in ("4", "John has 15 apples.", "There are 4 boxes with 6 pens each.", "x")
-    ]
-    assert shared_tokens(request.prompt_ids for request in requests) >= 32
+    texts = ("4", "John has 15 apples.", "There are 4 boxes with 6 pens each.", "x")
+    visits = [(Problem(text, EXAMPLES + text), "") for text in texts]
+    together = requests(visits, tokenizer, completions=3, longest_prompt=500)
+    assert {one.before for one in together} == {shared_tokens(one.prompt_ids for one in together)} != {0}
     found = []
-    for whole in (False, True):
-        if whole:
-            monkeypatch.setattr(native, "shared_tokens", lambda prompts: 0)
+    for asked in (together, [replace(one, before=0) for one in together]):
         engine = NativeEngine(model, tokenizer, seed=3, max_rows=6, dtype=dtype)
-        found.append(engine.generate(requests, sampling))
+        found.append(engine.generate(asked, sampling))
     for once, each in zip(*found, strict=True):
         assert once.prompt_ids == each.prompt_ids
         for one, other in zip(once.completions, each.completions, strict=True):
@@ -170,10 +167,22 @@ def test_sampling_reads_it_once_and_draws_the_same(
 def test_a_prompt_s_tokens_are_prefilled_once(tiny: Path) -> None:
     model, tokenizer = loaded(tiny), load_tokenizer(str(tiny))
     texts = ("4", "John has 15 apples.", "There are 4 boxes.")
-    prompts = [tuple(tokenizer(EXAMPLES + text)["input_ids"]) for text in texts]
-    before = shared_tokens(prompts)
-    requests = [Request(Problem(text, text), ids, 2) for text, ids in zip(texts, prompts, strict=True)]
+    visits = [(Problem(text, EXAMPLES + text), "") for text in texts]
+    asked = requests(visits, tokenizer, completions=2, longest_prompt=500)
     count = []
     model.get_input_embeddings().register_forward_hook(lambda *given: count.append(given[1][0].numel()))
-    NativeEngine(model, tokenizer, seed=3, max_rows=6).generate(requests, Sampling(max_tokens=1))
-    assert sum(count) == before + sum(len(ids) - before for ids in prompts)
+    NativeEngine(model, tokenizer, seed=3, max_rows=6).generate(asked, Sampling(max_tokens=1))
+    assert sum(count) == asked[0].before + sum(len(one.prompt_ids) - one.before for one in asked)
+
+
+@pytest.mark.parametrize("own", [[0], [1, 3], [2, 0, 1]])
+def test_whoever_samples_which_groups_draws_the_same_bits(tiny: Path, own: list[int]) -> None:
+    """Ranks and remote samplers get a part of a step's requests, which share more than all of them do."""
+    model, tokenizer, sampling = loaded(tiny), load_tokenizer(str(tiny)), Sampling(max_tokens=9)
+    texts = ("John has 15 apples and 3 pens and 2 books.", "John has 15 apples and 3 pens and 7 books.", "4", "x")
+    visits = [(Problem(text, EXAMPLES + text), "") for text in texts]
+    asked = requests(visits, tokenizer, completions=2, longest_prompt=500)
+    engine = NativeEngine(model, tokenizer, seed=3, max_rows=8)
+    whole = engine.generate(asked, sampling)
+    for place, group in zip(own, engine.generate([asked[place] for place in own], sampling), strict=True):
+        assert group == whole[place]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
+from grouprl.models.prefix import shared_tokens
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.types import Group, Problem, Sampling
 
@@ -20,6 +21,7 @@ class Request:
     prompt_ids: tuple[int, ...]
     completions: int
     stream: str = ""  # part of the key of the random numbers: another stream gives other completions
+    before: int = 0  # tokens that begin the prompts of all requests made with it, whoever samples which of them
 
 
 def requests(
@@ -34,10 +36,12 @@ def requests(
     Raises:
         UserError: a prompt has more than `longest_prompt` tokens.
     """
-    return [
+    asked = [
         Request(problem, prompt_token_ids(problem, tokenizer, longest=longest_prompt), completions, stream)
         for problem, stream in visits
     ]
+    before = shared_tokens(request.prompt_ids for request in asked)
+    return [replace(request, before=before) for request in asked] if before else asked
 
 
 class Engine(Protocol):

@@ -18,7 +18,7 @@ from grouprl.models.layouts import Prefix
 from grouprl.models.llama_form import llama_hidden_states
 from grouprl.models.load import end_token_ids
 from grouprl.models.precision import autocast
-from grouprl.models.prefix import Read, read_prefix, shared_tokens
+from grouprl.models.prefix import Read, read_prefix
 from grouprl.models.progress import PROGRESS
 from grouprl.models.workers import interleaved, one_thread, worker_count
 from grouprl.rollout.cache import CacheShape
@@ -86,7 +86,7 @@ class NativeEngine:
         share = -(-sum(request.completions for request in requests) // lanes)
         rows = min(rows, -(-share // waiting.members) * waiting.members)
         with one_thread() if workers else nullcontext():
-            forwards = self._forwards(units, sampling, rows, lanes)
+            forwards = self._forwards(units, sampling, rows, lanes, _before(requests))
         completions: list[list[Completion]] = [[] for _ in requests]
         groups: dict[int, Group] = {}
         streams = [partial(self._decode, forward, waiting, sampling) for forward in forwards]
@@ -126,11 +126,11 @@ class NativeEngine:
         keys = (row_key(self._seed, request.stream, request.problem.id, number) for number in range(first, last))
         return Unit(index, request.prompt_ids, tuple(keys), first)
 
-    def _forwards(self, units: Sequence[Unit], sampling: Sampling, rows: int, count: int) -> list[Forward]:
+    def _forwards(self, units: Sequence[Unit], sampling: Sampling, rows: int, count: int, shared: int) -> list[Forward]:
         """The model with large enough caches; on a CPU for one call only, so that the learner gets their memory."""
         packed = is_packed(self._model)
         layers = attention_layers(self._model) if packed else []
-        before = shared_tokens(unit.prompt_ids for unit in units) if packed else 0
+        before = shared if packed else 0
         shape = CacheShape(
             layers=len(layers),
             kv_heads=layers[0].kv_heads if packed else 0,
@@ -160,6 +160,12 @@ class NativeEngine:
     def _prefix(self, token_ids: tuple[int, ...], read: Read) -> Prefix | None:
         with autocast(self._device, self._dtype):
             return read_prefix(read, token_ids, self._device) if token_ids else None
+
+
+def _before(requests: Sequence[Request]) -> int:
+    """Tokens that the prompts begin with: as the requests say, so that no division of a step changes it."""
+    before = min(request.before for request in requests)
+    return before if len({request.prompt_ids[:before] for request in requests}) == 1 else 0
 
 
 def _left(requests: Sequence[Request], groups: Mapping[int, Group]) -> str:

@@ -27,7 +27,7 @@ from grouprl.models.structure import structured_sampling
 from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.rewards.configured import check_rewards
 from grouprl.rewards.golds import check_golds, in_memory
-from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine
+from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine, requests
 from grouprl.rollout.remote import RemoteEngine, Samplers
 from grouprl.rollout.verify import check_sampler
 from grouprl.rollout.vllm import VllmEngine
@@ -85,9 +85,8 @@ def assemble(
     learner = make_learner(config, start, saved, ranks)
     engine = _engine(config, learner, tokenizer, found, samplers)
     parts = _parts(config, task, scorer, learner, tokenizer, engine)
-    held_out = [
-        Request(problem, prompt_token_ids(problem, tokenizer, longest=parts.longest_prompt), 1) for problem in evaluated
-    ]
+    visits = [(problem, "") for problem in evaluated]
+    held_out = requests(visits, tokenizer, completions=1, longest_prompt=parts.longest_prompt)
     _check_prompts(parts, state.step + 1, config.steps)
     if config.rollout.curriculum.order == "edge" and task.verifier is None:
         raise UserError(

@@ -19,7 +19,7 @@ from grouprl.models.structure import structured_sampling
 from grouprl.models.templates import is_rendered
 from grouprl.record.layout import RunDirectory
 from grouprl.rewards.configured import configured_scorer
-from grouprl.rollout import NativeEngine, Request
+from grouprl.rollout import NativeEngine, Request, requests
 from grouprl.scoring.functions import SOFT_OVERLONG, WeightedReward
 from grouprl.tasks import Task
 from grouprl.types import Group, Problem, RewardOutcome, UserError
@@ -49,7 +49,7 @@ def evaluate_model(
     model, tokenizer, engine = _engine(config)
     longest = context_length(model) - config.rollout.max_tokens
     problems = task.problems(config.evaluation.split)[: config.evaluation.problems]
-    prompts = [Request(problem, prompt_token_ids(problem, tokenizer, longest=longest), 1) for problem in problems]
+    prompts = requests([(problem, "") for problem in problems], tokenizer, completions=1, longest_prompt=longest)
     if not prompts:
         raise UserError(
             f"evaluation.problems: expected at least 1 problem of the split {config.evaluation.split}, got "
