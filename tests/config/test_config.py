@@ -13,7 +13,6 @@ from grouprl.config.checks import check_sections
 from grouprl.config.comparison import CompareConfig
 from grouprl.config.run import (
     CheckpointConfig,
-    CurriculumConfig,
     EngineConfig,
     EvaluationConfig,
     Experiment,
@@ -198,14 +197,6 @@ def test_words_that_other_yaml_readers_take_for_something_else(text: str):
 @pytest.mark.parametrize(("text", "value"), [("7", "7"), ("'7'", "7"), ("1.5", "1.5")])
 def test_a_number_may_be_a_name(text: str, value: str):
     assert run(f"name={text}").name == value
-
-
-def test_the_problem_order_of_a_run_directory_written_before_0_1_0_is_read(tmp_path: Path):
-    older = written(tmp_path, "curriculum: {sampler: edge, floor: 0.3}")
-    assert run(files=(older,)).rollout.curriculum == CurriculumConfig(order="edge", floor=0.3)
-    changes = ("rollout.curriculum.order=uniform", "curriculum.floor=0.2")
-    assert run(*changes, files=(older,)).rollout.curriculum == CurriculumConfig()
-    assert "sampler:" not in dump_config(run(files=(older,)))
 
 
 @pytest.mark.parametrize(

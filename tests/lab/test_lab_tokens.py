@@ -113,13 +113,6 @@ def test_a_sequence_has_one_ratio(tmp_path: Path) -> None:
     assert (found["sequence_ratio"], found["clipped"]) == (pytest.approx(2.0), ["high", "high"])
 
 
-def test_with_a_correction_the_clipped_ratio_is_not_recorded(tmp_path: Path) -> None:
-    run = make_completion(
-        tmp_path / "run", [-3 * LN2], [1.0], TokenTrace(logprobs=(-LN2,)), algorithm_config(correction="truncate")
-    )
-    assert (asked(run)["ratios"], asked(run)["clipped"]) == (pytest.approx([4.0]), None)
-
-
 @pytest.mark.parametrize(
     "algorithm",
     [

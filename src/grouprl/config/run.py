@@ -165,14 +165,6 @@ class CurriculumConfig(Section):
         1.0, gt=0.0, le=1e9, description="with edge: visits after which an earlier result counts half"
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _rename_sampler(cls, given: Any) -> Any:
-        # Development versions before 0.1.0 wrote `sampler` into config.yaml; their runs can be read and resumed.
-        if not isinstance(given, Mapping) or "sampler" not in given:
-            return given
-        return {"order": given["sampler"], **{key: value for key, value in given.items() if key != "sampler"}}
-
 
 Address = Annotated[str, Field(pattern=r"^https?://[^/?#@:\s]+(:[0-9]{1,5})?/?$")]
 

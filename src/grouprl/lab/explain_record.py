@@ -21,10 +21,9 @@ from grouprl.algorithms.values import CopiedCritic, SharedCritic
 from grouprl.config.algorithm import options
 from grouprl.lab.runs import Runs
 from grouprl.record.layout import RunDirectory
-from grouprl.record.read import RecordedGroup, earned_reward, read_rewards, recorded_group
-from grouprl.record.rows import is_watched, parsed
+from grouprl.record.read import RecordedGroup, read_rewards, recorded_group
+from grouprl.record.rows import is_watched, parsed, truth
 from grouprl.report.recorded import missing_problem, recorded, reward_weights, run_algorithm
-from grouprl.scoring.functions import SOFT_OVERLONG
 from grouprl.types import StopReason, UserError
 
 _COMPONENTS, _LOGPROBS = ("components",), ("logprobs", "reference_logprobs", "old_logprobs")
@@ -39,16 +38,11 @@ class Peer:
     reward: float  # NaN = invalid
     length: int  # tokens
     cut: bool  # at the limit
-    earned: float | None  # the reward before the length penalty; None = invalid or not recorded
+    earned: float  # the reward before the length penalty; NaN = invalid
     kept: bool | None  # whether its group was learned from; None = not recorded
     # Of another group's, where the numbers do not depend on them, empty and 0:
     components: Mapping[str, float | None]
     taken: float  # off the reward, by a KL that is in it
-
-    @property
-    def judged(self) -> float:
-        """The reward before the length penalty; NaN = invalid."""
-        return earned_reward(self.reward, self.earned, self.components.get(SOFT_OVERLONG) or 0.0)
 
 
 @dataclass(frozen=True)
@@ -108,8 +102,8 @@ def read_recorded(runs: Runs, run: str, step: int, place: int) -> Recorded:
         peers[place] = list(_peers(database, path, step, index, (*_COMPONENTS, *_LOGPROBS), algorithm, kl_coef))
         group, watched = _whole_group(database, path, step, index), _watched(database, step)
     kept = [members[0].kept for members in peers if members[0].kept is not None]
-    if len(kept) < len(peers):  # an older version's
-        kept = algorithm.groups.kept([[peer.judged for peer in members] for members in peers])
+    if len(kept) < len(peers):  # a record without it
+        kept = algorithm.groups.kept([[peer.earned for peer in members] for members in peers])
     by_step = read_rewards(folder).process
     return Recorded(algorithm, kl_coef, max_tokens, weights, by_step, metrics, step, place, group, peers, kept, watched)
 
@@ -130,7 +124,7 @@ def _asked(algorithm: Algorithm) -> tuple[str, ...]:
     whole = algorithm.advantage.of_batch
     mixed = whole and options(algorithm).get("reward_mix") == "normalise_then_sum"
     taken = whole and algorithm.advantage.credit == "completion" and _in_reward(algorithm) is not None
-    return (*(_COMPONENTS if mixed or algorithm.groups.overlong_buffer else ()), *(_LOGPROBS if taken else ()))
+    return (*(_COMPONENTS if mixed else ()), *(_LOGPROBS if taken else ()))
 
 
 def _peers(
@@ -153,8 +147,8 @@ def _peers(
         yield Peer(
             group=row["group_index"],
             reward=math.nan if row["reward"] is None else row["reward"],
-            earned=row["earned"],
-            kept=None if row["kept"] is None else bool(row["kept"]),
+            earned=math.nan if row["earned"] is None else row["earned"],
+            kept=truth(row["kept"]),
             length=row["length"],
             cut=row["stop_reason"] == StopReason.LENGTH,
             components=parsed(path, row, "components") if "components" in asked else {},

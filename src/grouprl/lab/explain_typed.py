@@ -69,7 +69,7 @@ def typed_walk(rewards: Sequence[float], algorithm: Algorithm, learning_rate: fl
     """
     group = _typed_group(rewards, algorithm)
     size = len(rewards)
-    peers = [Peer(0, reward, 1, cut=False, earned=None, kept=True, components={}, taken=0.0) for reward in rewards]
+    peers = [Peer(0, reward, 1, cut=False, earned=reward, kept=True, components={}, taken=0.0) for reward in rewards]
     made = Recorded(algorithm, algorithm.kl_coef, 1, {"reward": 1.0}, (), {}, 1, 0, group, [peers], [True])
     material = material_of(made)
     logits_G = torch.zeros(size, dtype=torch.float64, requires_grad=True)

@@ -95,7 +95,7 @@ def _copy_rows(copy: sqlite3.Connection, source: Path, table: str, which: str = 
     """In a moment: as long as the rows of a run are being read, that run can neither end nor be resumed."""
     copy.execute("ATTACH ? AS source", (_uri(RunDirectory(source).rollouts) + "?mode=ro",))
     with copy:
-        # By name: a database of an older version lacks columns.
+        # By name: the table of a run from elsewhere may have another order.
         columns = ", ".join(name for _, name, *_ in copy.execute(f"PRAGMA source.table_info({table})"))
         copy.execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM source.{table} {which}")
     copy.execute("DETACH source")

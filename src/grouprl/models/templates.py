@@ -118,6 +118,7 @@ def is_rendered(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a text is a whole prompt of the chat template already: it begins, asks and ends as a rendered one."""
     key = str(tokenizer.chat_template), tokenizer.bos_token
     if tokenizer.chat_template is not None and key not in _ASKED:
+        try_template((_USER,), tokenizer)
         with suppress(Exception):  # a template is a program, which can raise anything
             asked = tokenizer.apply_chat_template([dict(_USER)], add_generation_prompt=True, tokenize=False)
             _ASKED[key] = str(asked)

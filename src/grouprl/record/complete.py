@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_json_lines
 from grouprl.record.rollouts import open_recorded
+
+_COUNTED = ("groups/sampled", "completion_tokens")
 
 
 def incomplete_steps(directory: Path, until: int, *, evaluated: bool = True) -> tuple[int, ...]:
@@ -29,7 +30,7 @@ def incomplete_steps(directory: Path, until: int, *, evaluated: bool = True) -> 
     lacking = tuple(
         step
         for step in range(1, until + 1)
-        if times[step] != 1 or recorded.get(step) != _expected(rows[step], recorded.get(step))
+        if times[step] != 1 or recorded.get(step) != tuple(rows[step].get(name) for name in _COUNTED)
     )
     return lacking if before or not until else (0, *lacking)
 
@@ -41,9 +42,3 @@ def _rollouts(directory: Path, until: int) -> dict[int, tuple[int, int]]:
         return {}
     with closing(open_recorded(directory)) as database:
         return {step: (groups, tokens) for step, groups, tokens in database.execute(query, (until,))}
-
-
-def _expected(row: Mapping[str, object], recorded: tuple[int, int] | None) -> tuple[object, object]:
-    # Versions before 0.1.0 did not record the number of groups.
-    groups, tokens = recorded or (0, 0)
-    return row.get("groups/sampled", groups), row.get("completion_tokens", tokens)

@@ -250,19 +250,10 @@ def _completion(row: sqlite3.Row) -> Completion:
 def _outcome(path: Path, row: sqlite3.Row) -> RewardOutcome:
     components = parsed(path, row, "components")
     penalty = components.get("soft_overlong") or 0.0
-    earned = math.nan if row["reward"] is None else earned_reward(row["reward"], row["earned"], penalty)
+    earned = math.nan if row["earned"] is None else row["earned"]
     steps = tuple(StepReward(end, reward) for end, reward in parsed(path, row, "step_rewards") or ())
     extra = parsed(path, row, "extra") or {}
     return RewardOutcome(earned, components, row["invalid_reason"] or "", steps, truth(row["correct"]), penalty, extra)
-
-
-def earned_reward(reward: float, earned: float | None, penalty: float) -> float:
-    """Returns a reward without its length penalty; computes it for runs that did not record `earned`."""
-    if earned is not None:
-        return earned
-    # Equal rewards must stay equal, but 1 - 0.3 + 0.3 is not 1 in floating point.
-    rounded = round(reward - penalty, 9)
-    return rounded if rounded + penalty == reward else reward - penalty
 
 
 def _token_advantages(row: sqlite3.Row) -> tuple[float, ...]:

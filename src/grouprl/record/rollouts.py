@@ -51,7 +51,7 @@ CREATE TABLE IF NOT EXISTS completions (
   entropies BLOB,                     -- little-endian float32, of the policy there; NULL = not read
   reference_logprobs BLOB,            -- little-endian float32; NULL = no reference
   updated_logprobs BLOB,              -- little-endian float32, after the update; NULL = not looked at again
-  earned REAL,                        -- the reward before the length penalty; NULL = invalid, or not recorded
+  earned REAL,                        -- the reward before the length penalty; NULL = invalid
   kept INTEGER,                       -- 1 = its group was learned from, 0 = dropped; NULL = not recorded
   extra TEXT,                         -- JSON object: what rewards logged, by REWARD/COLUMN; NULL = nothing
   old_logprobs BLOB,                  -- little-endian float32, below the ratio; NULL = `logprobs`, the sampler's
@@ -81,10 +81,6 @@ _COMPUTES = re.compile(r"\bCHECK\b|\bDEFAULT\b(?!\s+[-\w.']+)", re.IGNORECASE)
 _WHERE = re.compile(r"\bWHERE\b(?! completion_index = 0\Z)", re.IGNORECASE)
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # sqlite.org/fileformat: the end of a journal that names another
 
-# Columns that an older version did not have, with their types: reading such a database finds NULL in every row. A
-# database that lacks any other column is refused.
-_LATER = {"earned": "REAL", "kept": "INTEGER", "extra": "TEXT", "old_logprobs": "BLOB"}
-
 
 def open_rollouts(location: str) -> sqlite3.Connection:
     """Opens or creates a rollout database (a path, or a `file:` URI) with its tables and views.
@@ -97,14 +93,11 @@ def open_rollouts(location: str) -> sqlite3.Connection:
     if not is_uri:
         _refuse_journal(Path(location))
     database = _connected(location, uri=is_uri, timeout=30.0)
-    found = _checked_columns(database, location)
+    _has_completions(database, location)
     # WAL lets people read while a run writes. It needs shared memory, which network file systems do not have.
     if database.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
         database.execute("PRAGMA journal_mode=TRUNCATE")
     database.execute("PRAGMA synchronous=FULL")  # a step is on the disk before a checkpoint depends on it
-    for name, kind in _LATER.items():  # in this order: a row is written without the names of its columns
-        if found and name not in found:
-            database.execute(f"ALTER TABLE completions ADD COLUMN {name} {kind}")
     database.executescript(SCHEMA)
     return database
 
@@ -117,10 +110,10 @@ def write_step(database: sqlite3.Connection, record: StepRecord) -> None:
         sqlite3.IntegrityError: the step is recorded already.
     """
     traces = record.traces or [[TokenTrace()] * len(group.completions) for group in record.groups]
-    kept = [None] * len(record.groups) if record.kept is None else [int(keep) for keep in record.kept]
+    kept: Sequence[bool | None] = record.kept or [None] * len(record.groups)
     columns = (record.groups, record.outcomes, record.token_advantages, traces, kept)
     completions = [
-        (*_completion_row(record.step, group_index, group.problem.id, *member), keep, *_added(*member[1:]))
+        _completion_row(record.step, group_index, group.problem.id, keep, *member)
         for group_index, (group, *scores, keep) in enumerate(zip(*columns, strict=True))
         for member in zip(group.completions, *scores, strict=True)
     ]
@@ -140,8 +133,6 @@ def drop_after(database: sqlite3.Connection, step: int) -> None:
 def open_recorded(directory: Path) -> sqlite3.Connection:
     """Opens the rollouts of a run for reading; the run may write meanwhile.
 
-    Columns that an older version did not record are NULL, in a temporary view: the file is not changed.
-
     Raises:
         UserError: `directory` has no rollouts.sqlite, or that of an older version.
     """
@@ -150,13 +141,9 @@ def open_recorded(directory: Path) -> sqlite3.Connection:
         raise UserError(f"{path}: expected the rollouts of a run, found no such file: give a run directory")
     refuse_links(directory)  # SQLite would follow a link, and block on a pipe
     database = _read_only(path)
-    found = _checked_columns(database, path)
-    if not found:  # the run has just made the file, and no table in it yet
+    if not _has_completions(database, path):  # the run has just made the file, and no table in it yet
         database.close()
         return empty_rollouts()
-    if missing := [name for name in _LATER if name not in found]:
-        columns = ", ".join(f"NULL AS {name}" for name in missing)
-        database.execute(f"CREATE TEMP VIEW completions AS SELECT *, {columns} FROM main.completions")
     return database
 
 
@@ -167,24 +154,24 @@ def empty_rollouts() -> sqlite3.Connection:
     return database
 
 
-def _checked_columns(database: sqlite3.Connection, place: object) -> frozenset[str]:
-    """The columns of the table of completions, none without one; closes the database when it raises.
+def _has_completions(database: sqlite3.Connection, place: object) -> bool:
+    """Whether there is a table of completions; closes the database when it raises.
 
     Raises:
-        UserError: the table lacks columns other than those of _LATER.
+        UserError: the table lacks columns.
     """
     with ExitStack() as on_error:
         on_error.callback(database.close)
         _refuse_programs(database, place)
         found = _columns(database)
-        missing = _all_columns() - set(_LATER) - found
+        missing = _all_columns() - found
         if found and missing:
             raise UserError(
                 f"{place}: expected a table of completions with the columns {', '.join(sorted(missing))}, found none: "
                 "an older version of GroupRL recorded this run; read or resume it with that version"
             )
         on_error.pop_all()
-    return found
+    return bool(found)
 
 
 @cache
@@ -306,15 +293,17 @@ def _completion_row(
     step: int,
     group_index: int,
     problem_id: str,
+    kept: bool | None,
     completion: Completion,
     outcome: RewardOutcome,
     advantages: Sequence[float],
     trace: TokenTrace,
 ) -> tuple[Any, ...]:
-    traced = (trace.logprobs, trace.entropies, trace.reference, trace.updated)
-    for numbers in (advantages, *traced, trace.old):
+    traced = (trace.logprobs, trace.entropies, trace.reference, trace.updated, trace.old)
+    for numbers in (advantages, *traced):
         if numbers is not None and len(numbers) != len(completion):
             raise ValueError(f"expected a number for each of {len(completion)} tokens, got {len(numbers)}")
+    *before_earned, old = (None if numbers is None else _blob(numbers, "<f4") for numbers in traced)
     same = min(advantages, default=0.0) == max(advantages, default=0.0)
     return (
         step,
@@ -335,15 +324,12 @@ def _completion_row(
         _blob(completion.plain_logprobs, "<f4"),
         None if same else _blob(advantages, "<f4"),
         json_text([(step.end, step.reward) for step in outcome.steps]) if outcome.steps else None,
-        *(None if numbers is None else _blob(numbers, "<f4") for numbers in traced),
+        *before_earned,
         outcome.earned if outcome.valid else None,
+        kept,
+        json_text(outcome.extra) if outcome.extra else None,
+        old,
     )
-
-
-def _added(outcome: RewardOutcome, _advantages: Sequence[float], trace: TokenTrace) -> tuple[Any, ...]:
-    """The columns that came after `kept`."""
-    extra = json_text(outcome.extra) if outcome.extra else None
-    return extra, None if trace.old is None else _blob(trace.old, "<f4")
 
 
 def _blob(numbers: Sequence[float], dtype: str) -> bytes:

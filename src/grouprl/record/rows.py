@@ -28,7 +28,6 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "kept": (int, type(None)),
     **dict.fromkeys(("reward", "earned"), (float, type(None))),
     "advantage": (float,),
-    "penalty": (float, int),  # an alias that queries give to a part of `components`
     **dict.fromkeys(("prompt_ids", *_TOKENS), (bytes,)),
     **dict.fromkeys(_TRACES, (bytes, type(None))),
 }
@@ -50,7 +49,7 @@ def checked_rows(path: Path) -> Callable[[sqlite3.Cursor, tuple[Any, ...]], sqli
     """
 
     def row(cursor: sqlite3.Cursor, values: tuple[Any, ...]) -> sqlite3.Row:
-        kinds, tokens = _expected(tuple(name for name, *_ in cursor.description))
+        kinds, tokens, scored = _expected(tuple(name for name, *_ in cursor.description))
         for (name, kind), value in zip(kinds, values, strict=True):
             if kind and type(value) not in kind:
                 raise _wrong(path, name, " or ".join(one.__name__ for one in kind), value)
@@ -59,6 +58,8 @@ def checked_rows(path: Path) -> Callable[[sqlite3.Cursor, tuple[Any, ...]], sqli
             if name == "prompt_ids" and len(value) % 4:
                 raise _wrong(path, name, "4 bytes for each token", f"{len(value)} bytes")
         found = sqlite3.Row(cursor, values)
+        if scored and (found["reward"] is None) != (found["earned"] is None):
+            raise _wrong(path, "earned", "a number exactly where `reward` has one", found["earned"])
         for name in tokens:
             if found[name] is not None and len(found[name]) != 4 * found["length"]:
                 expected = f"4 bytes for each of {found['length']} tokens"
@@ -69,10 +70,13 @@ def checked_rows(path: Path) -> Callable[[sqlite3.Cursor, tuple[Any, ...]], sqli
 
 
 @lru_cache(maxsize=64)
-def _expected(names: tuple[str, ...]) -> tuple[list[tuple[str, tuple[type, ...] | None]], list[str]]:
-    """The columns of a query with their types, and those with numbers per token, where the length is known."""
+def _expected(names: tuple[str, ...]) -> tuple[list[tuple[str, tuple[type, ...] | None]], list[str], bool]:
+    """The columns of a query with their types, those with numbers per token, and whether both rewards are there.
+
+    The tokens only where the length is known.
+    """
     tokens = [name for name in (*_TOKENS, *_TRACES) if name in names] if "length" in names else []
-    return [(name, _KINDS.get(name)) for name in names], tokens
+    return [(name, _KINDS.get(name)) for name in names], tokens, {"reward", "earned"} <= set(names)
 
 
 def parsed(path: Path, row: sqlite3.Row, name: str) -> Any:

@@ -13,7 +13,6 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.statistics import Std
 from grouprl.config.algorithm import options
 from grouprl.record.layout import RunDirectory
-from grouprl.record.read import earned_reward
 from grouprl.record.rows import parsed, truth
 from grouprl.report.recorded import missing_problem, read_config, recorded, reward_weights, run_algorithm
 from grouprl.report.worked import Scored, Spread, against_record, deviation_kind, of_step
@@ -204,15 +203,10 @@ def _completion(row: sqlite3.Row, *more: str) -> dict[str, Any]:
 
 
 def _scored(database: sqlite3.Connection, step: int, group: int, algorithm: Algorithm) -> Iterator[Scored]:
-    penalty = (
-        "COALESCE(json_extract(components, '$.soft_overlong'), 0.0)" if algorithm.groups.overlong_buffer else "0.0"
-    )
     one, which = ("", (step,)) if of_step(algorithm) else ("AND group_index = ?", (step, group))
     for row in database.execute(
-        f"SELECT group_index, reward, earned, kept, {penalty} AS penalty FROM completions WHERE step = ? {one} "
+        f"SELECT group_index, reward, earned, kept FROM completions WHERE step = ? {one} "
         "ORDER BY group_index, completion_index",
         which,
     ):
-        reward = row["reward"]
-        earned = None if reward is None else earned_reward(reward, row["earned"], row["penalty"])
-        yield Scored(row["group_index"], reward, earned, truth(row["kept"]))
+        yield Scored(row["group_index"], row["reward"], row["earned"], truth(row["kept"]))

@@ -165,12 +165,8 @@ def _derived(columns: Mapping[str, Tensor | None], advantages_T: Tensor, algorit
     log_ratios_T = learner_T - (sampler_T if old_T is None else old_T)
     sequence_ratio = log_ratios_T.mean().exp()
     derived |= {"ratios": log_ratios_T.exp().tolist(), "sequence_ratio": sequence_ratio.item()}
-    # With a correction the ratio is to the learner's own log-probs before the update, which older versions dropped.
-    if algorithm.correction is None or old_T is not None:
-        ratios_T = (
-            sequence_ratio.expand_as(log_ratios_T) if algorithm.objective.ratio == "sequence" else log_ratios_T.exp()
-        )
-        derived["clipped"] = clipped_sides(ratios_T, advantages_T, algorithm)
+    ratios_T = sequence_ratio.expand_as(log_ratios_T) if algorithm.objective.ratio == "sequence" else log_ratios_T.exp()
+    derived["clipped"] = clipped_sides(ratios_T, advantages_T, algorithm)
     if reference_T is not None and algorithm.kl is not None:
         derived["kl"] = kl_estimate(learner_T, reference_T, kind=algorithm.kl.kl_estimator).tolist()
     if updated_T is not None:

@@ -95,7 +95,8 @@ def assemble(
         )
     parts.order.visits(task.problems("train"), step=1, rates=PassRates())  # raises for too few problems
     train = task.problems("train")
-    scorer.check_columns([*(in_memory(train) or train[: parts.problems_per_step]), *evaluated])
+    scored = (*(in_memory(train) or train[: parts.problems_per_step]), *evaluated)
+    scorer.check_columns(list({problem.id: problem for problem in scored}.values()))
     parts.engine.load_weights(state.updates)
     # Only of the start model: after an explosion rounding alone is larger.
     if saved is None and isinstance(engine, NativeEngine) and {config.model.dtype, config.model.weights} == {"float32"}:
