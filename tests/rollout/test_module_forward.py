@@ -58,8 +58,8 @@ class StaticEngine(NativeEngine):
         super().__init__(setting.model, setting.tokenizer, seed=0, max_rows=max_rows, dtype=dtype)
         self._recorder, self._precise = recorder, torch.bfloat16 if dtype == "bfloat16" else torch.float32
 
-    def _forwards(self, units: Sequence[Unit], sampling: Sampling, rows: int, count: int) -> list[Forward]:
-        shape = super()._forwards(units, sampling, rows, count)[0].shape
+    def _forwards(self, units: Sequence[Unit], sampling: Sampling, rows: int, count: int, shared: int) -> list[Forward]:
+        shape = super()._forwards(units, sampling, rows, count, shared)[0].shape
         return [ModuleForward(self._model, shape, self._precise, self._recorder)]
 
 

@@ -101,7 +101,7 @@ class ModuleForward:
         self._version = -1  # `Rows.version` of the columns
         self._longest = 0  # own tokens of the longest row
 
-    def renew(self, shape: CacheShape, prefix: Prefix | None) -> bool:
+    def renew(self, shape: CacheShape, prefix: Prefix | None = None) -> bool:
         """Updates the copies from the model's present weights for another call of the engine; recordings stay valid.
 
         Returns:
