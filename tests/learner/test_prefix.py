@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_learner import ALGORITHMS, moved, named, plain_gradient
 
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LoraConfig
@@ -21,6 +20,7 @@ from grouprl.models.recompute import recompute_activations
 from grouprl.rollout import NativeEngine, requests
 from grouprl.types import Batch, Group, Problem, Sampling
 from learner_setting import EXAMPLES, SAMPLING, batch_of, gap, learn, learner_of, loaded, sampled
+from plain_learning import ALGORITHMS, moved, named, plain_gradient
 from variants import variant
 
 

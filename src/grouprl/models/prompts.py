@@ -31,14 +31,14 @@ def prompt_token_ids(problem: Problem, tokenizer: PreTrainedTokenizerBase, *, lo
         if tokenizer.chat_template is None:
             raise UserError(
                 f"{problem.where}: its prompt is chat messages, and the model's tokenizer has no chat template: "
-                "set model.chat_template=plain, or question with task.examples, or use an instruction-tuned model or a "
-                "task with plain-text prompts"
+                "set model.chat_template=plain, or use an instruction-tuned model or a task with plain-text prompts "
+                "(with task.examples: model.chat_template=question)"
             )
         ids = _rendered(problem.id, [dict(message) for message in problem.prompt], tokenizer)
     if not 1 <= len(ids) <= longest:
         raise UserError(
             f"{problem.where}: expected a prompt of 1 to {longest} tokens (the model's context less "
-            f"rollout.max_tokens), got {len(ids)}: shorten the prompt, or lower task.examples or rollout.max_tokens"
+            f"rollout.max_tokens), got {len(ids)}: shorten the prompt or lower rollout.max_tokens or task.examples"
         )
     return tuple(ids)
 
