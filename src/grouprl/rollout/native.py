@@ -86,7 +86,7 @@ class NativeEngine:
         share = -(-sum(request.completions for request in requests) // lanes)
         rows = min(rows, -(-share // waiting.members) * waiting.members)
         with one_thread() if workers else nullcontext():
-            forwards = self._forwards(units, sampling, rows, lanes, _before(requests))
+            forwards = self._forwards(units, sampling, rows, lanes, common_tokens(requests))
         completions: list[list[Completion]] = [[] for _ in requests]
         groups: dict[int, Group] = {}
         streams = [partial(self._decode, forward, waiting, sampling) for forward in forwards]
@@ -162,7 +162,7 @@ class NativeEngine:
             return read_prefix(read, token_ids, self._device) if token_ids else None
 
 
-def _before(requests: Sequence[Request]) -> int:
+def common_tokens(requests: Sequence[Request]) -> int:
     """Tokens that the prompts begin with: as the requests say, so that no division of a step changes it."""
     before = min(request.before for request in requests)
     return before if len({request.prompt_ids[:before] for request in requests}) == 1 else 0
