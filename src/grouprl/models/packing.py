@@ -15,6 +15,9 @@ _TOKENS_FOR_A_GROUP = 16384
 # On a CPU several packs are a multiple of this and equally large, so that 2 or 4 threads that take them end together.
 _EVEN = 4
 _MOST_WEIGHTS = 1 << 27  # of a model whose parts run side by side: products of a larger one keep all threads busy
+# The same for sampling on all threads, without gradients: on 2 cores 1.1 to 1.2 times as fast at 135 and 360 million
+# weights, 0.9 times at 494 million with a vocabulary of 151,936. With gradients it takes twice as long at 135 million.
+_MOST_SAMPLED = 400_000_000
 _GRADIENTS = 1 << 30  # most weights of all workers' gradients, 4 GiB of float32
 
 
@@ -101,6 +104,8 @@ def _unit(index: int, group: GroupSize, part: Sequence[int]) -> PackedUnit:
     return PackedUnit(index, tuple(part), group.prompt + sum(lengths), max(lengths))
 
 
-def workers_on_cpu(weights: int, parts: int, threads: int) -> int:
+def workers_on_cpu(weights: int, parts: int, threads: int, *, sampling: bool = False) -> int:
     """Computes `workers.worker_count` from the number of a model's weights and the number of torch's threads."""
+    if sampling and parts >= threads and weights <= _MOST_SAMPLED:
+        return threads
     return 0 if weights > _MOST_WEIGHTS else max(1, min(threads, parts, _GRADIENTS // max(1, weights)))

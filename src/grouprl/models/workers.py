@@ -24,8 +24,8 @@ from grouprl.models.packing import workers_on_cpu
 Result = TypeVar("Result")
 
 
-def worker_count(model: nn.Module, parts: int) -> int:
-    """How many of `parts` equal parts of work on a model run side by side.
+def worker_count(model: nn.Module, parts: int, *, sampling: bool = False) -> int:
+    """How many of `parts` equal parts of work on a model run side by side; `sampling` holds no gradients.
 
     Returns:
         1 or more = each on one thread, so that the result is the same bits on any number of threads. 0 = none, with all
@@ -35,8 +35,10 @@ def worker_count(model: nn.Module, parts: int) -> int:
     weights = list(model.parameters())
     if any(isinstance(weight, DTensor) for weight in weights):
         return 0
+    if weights[0].device.type != "cpu":
+        return 0
     size = sum(weight.numel() for weight in weights)
-    return workers_on_cpu(size, parts, torch.get_num_threads()) if weights[0].device.type == "cpu" else 0
+    return workers_on_cpu(size, parts, torch.get_num_threads(), sampling=sampling)
 
 
 def side_by_side(jobs: Sequence[Callable[[], Result]], workers: int) -> Iterator[Result]:

@@ -118,7 +118,7 @@ class NativeEngine:
         if not is_faster(self._model, getattr(torch, self._dtype)):
             return 0
         rows = min(self._max_rows, sum(request.completions for request in requests))
-        return worker_count(self._model, rows // _LANE_ROWS)
+        return worker_count(self._model, rows // _LANE_ROWS, sampling=True)
 
     def _unit(self, index: int, request: Request, first: int, rows: int) -> Unit:
         """At most `rows` completions of a request, from `first` on."""
