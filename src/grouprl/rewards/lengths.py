@@ -1,4 +1,4 @@
-"""A reward that combines correctness and length."""
+"""Rewards for the length of a completion: with its correctness, and alone."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from grouprl.rewards.rules import Ids, Texts, Values, check_arguments, correct_answer, is_finite
+from grouprl.rewards.rules import Ids, Texts, Values, check_arguments, completion_text, correct_answer, is_finite
 from grouprl.rewards.symbolic import MathVerify
 from grouprl.scoring.functions import RewardFunction
 
 _VERIFIERS = ("correct_answer", "math_verify")
+_UNITS = ("characters", "tokens")
 _ENDS = ("correct_short", "correct_long", "wrong_short", "wrong_long", "at_limit")
 
 
@@ -72,6 +73,33 @@ class CosineLength:
             return self.at_limit
         short, long = (self.correct_short, self.correct_long) if correct else (self.wrong_short, self.wrong_long)
         return long + (short - long) * (1.0 + math.cos(math.pi * length / self.max_tokens)) / 2.0
+
+
+@dataclass(frozen=True)
+class NearLength:
+    """Minus the distance of a completion's length from `ideal`, in `characters` or in `tokens`, the end token included.
+
+    The reward of the Hugging Face course's exercise for GRPO, whose script counts characters.
+
+    Range: up to 0. Failure modes: only the length counts, so any text of that length is as good as a true one: give
+    it less weight than a reward for the content; with `ideal` near `rollout.max_tokens`, truncated completions pay.
+    """
+
+    ideal: int
+    unit: str = "tokens"
+
+    def __post_init__(self) -> None:
+        check_arguments(
+            "near_length",
+            self,
+            ("ideal", type(self.ideal) is int and self.ideal >= 0, "a whole number of at least 0"),
+            ("unit", self.unit in _UNITS, f"one of {', '.join(_UNITS)}"),
+        )
+
+    def __call__(self, prompts: Texts, completions: Texts, completion_ids: Ids, **columns: Any) -> Values:
+        """Returns a number of at most 0 for each completion."""
+        counted = completion_ids if self.unit == "tokens" else map(completion_text, completions)
+        return [-float(abs(len(one) - self.ideal)) for one in counted]
 
 
 def _is_correct(verdict: float) -> bool:

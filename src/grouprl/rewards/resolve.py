@@ -11,7 +11,7 @@ from typing import Any
 from grouprl.rewards.formats import Regex, ThinkFormat
 from grouprl.rewards.json_schema import JsonSchema
 from grouprl.rewards.judge_model.grading import JudgeModel
-from grouprl.rewards.lengths import CosineLength
+from grouprl.rewards.lengths import CosineLength, NearLength
 from grouprl.rewards.repetition import Repetition
 from grouprl.rewards.rules import boxed_format, correct_answer, last_number
 from grouprl.rewards.steps import equation_steps
@@ -29,6 +29,7 @@ REWARDS: dict[str, Callable[..., Any]] = {
     "judge_model": JudgeModel,
     "last_number": last_number,
     "math_verify": MathVerify,
+    "near_length": NearLength,
     "regex": Regex,
     "repetition": Repetition,
     "think_format": ThinkFormat,
