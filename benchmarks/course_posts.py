@@ -2,8 +2,8 @@
 
     python benchmarks/course_posts.py posts        # posts/train.jsonl with 256 prompts, posts/test.jsonl with 64
 
-A post is a place, a title, four sentences about somebody and a question, and ends in "TL;DR:", where the policy goes on;
-100 to 140 tokens of SmolLM2's tokenizer. The same posts every time; no post of one split is in the other.
+A post is a place, a title, four sentences about somebody and a question, and ends in "TL;DR:", where the policy goes
+on; 107 to 137 tokens of SmolLM2's tokenizer. The same posts every time; no post of one split is in the other.
 """
 
 from __future__ import annotations

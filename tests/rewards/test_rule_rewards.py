@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from grouprl.rewards.formats import LONGEST_TEXT, Regex, ThinkFormat
 from grouprl.rewards.json_schema import JsonSchema
-from grouprl.rewards.lengths import CosineLength
+from grouprl.rewards.lengths import CosineLength, NearLength
 from grouprl.rewards.repetition import Repetition
 from grouprl.types import UserError
 
@@ -248,6 +248,25 @@ def test_a_remote_reference_is_never_fetched(monkeypatch: pytest.MonkeyPatch) ->
     assert [value(inside, text) for text in ("[1, 2]", '["1"]')] == [1.0, 0.0]
 
 
+# near_length
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "by_characters", "by_tokens"),
+    [
+        ("", 1, -5.0, -2.0),
+        ("seven", 3, 0.0, 0.0),
+        ("naïve", 4, 0.0, -1.0),  # five characters, six bytes
+        ("👍🏽 ok", 7, 0.0, -4.0),  # five code points
+        ("a longer text", 2, -8.0, -1.0),
+    ],
+)
+def test_near_length(text: str, tokens: int, by_characters: float, by_tokens: float) -> None:
+    ids = list(range(tokens))
+    assert value(NearLength(5, "characters"), text, ids) == by_characters
+    assert value(NearLength(3), text, ids) == by_tokens
+
+
 # Settings
 
 
@@ -264,6 +283,9 @@ def test_a_remote_reference_is_never_fetched(monkeypatch: pytest.MonkeyPatch) ->
         (lambda: CosineLength(9, at_limit=math.inf), "reward cosine_length: expected at_limit to be a finite number"),
         (lambda: CosineLength(9, wrong_long="0"), "reward cosine_length: expected wrong_long .* got '0'"),
         (lambda: CosineLength(9, verifier="oracle"), "reward cosine_length: expected verifier .* got 'oracle'"),
+        (lambda: NearLength(-1), "reward near_length: expected ideal .* at least 0, got -1"),
+        (lambda: NearLength(50.0), "reward near_length: expected ideal to be a whole number.* got 50.0"),
+        (lambda: NearLength(50, "words"), "reward near_length: expected unit to be one of characters, tokens, got 'w"),
         (lambda: JsonSchema({"type": "thing"}), "reward json_schema: expected a JSON Schema, got .*thing"),
     ],
 )

@@ -17,7 +17,7 @@ import yaml
 from grouprl.config.run import RewardConfig
 from grouprl.rewards.formats import Regex, ThinkFormat
 from grouprl.rewards.json_schema import JsonSchema
-from grouprl.rewards.lengths import CosineLength
+from grouprl.rewards.lengths import CosineLength, NearLength
 from grouprl.rewards.repetition import Repetition
 from grouprl.rewards.resolve import REWARDS, STEP_REWARDS
 
@@ -25,6 +25,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="u
 BUILT_IN: dict[str, Any] = {
     "cosine_length": CosineLength,
     "json_schema": JsonSchema,
+    "near_length": NearLength,
     "regex": Regex,
     "repetition": Repetition,
     "think_format": ThinkFormat,

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from grouprl import __version__
 from grouprl.cli import completion
-from grouprl.models.names import check_name
+from grouprl.models.names import check_name, is_gguf
 from grouprl.record.layout import RunDirectory, is_config_of_a_run, refuse_links, run_of_checkpoint
 from grouprl.record.places import model_at, run_at
 from grouprl.types import UserError
@@ -138,7 +138,7 @@ def configured(
 
     config = config_of(kind, settings, options)
     path = model_at(config.model.path)
-    if path.endswith(".gguf"):
+    if is_gguf(path):
         from grouprl.run.gguf import import_gguf
 
         typer.echo(f"{path}: its weights are read once, into {Path(path).with_suffix('')}.")

@@ -186,14 +186,19 @@ def load_pretrained(
         except Exception as error:  # whatever a damaged or hostile file makes transformers raise
             raise _not_loadable(path, what, error) from error
     missing = set(info["missing_keys"])
-    for lack, names in (("without", missing - heads), ("with unknown", set(info["unexpected_keys"]) - heads)):
+    refuse_other_weights(path, model, missing - heads, set(info["unexpected_keys"]) - heads)
+    return model, missing
+
+
+def refuse_other_weights(path: str, model: PreTrainedModel, missing: Set[str], unknown: Set[str]) -> None:
+    """Raises UserError for a checkpoint that lacks weights of a model, by name, or has others."""
+    for lack, names in (("without", missing), ("with unknown", unknown)):
         if names:
             listed = ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             raise UserError(
                 f"model {path!r}: expected the weights of {type(model).__name__}, got a checkpoint {lack} {listed}: "
                 "get the complete files of this model; weights that are missing would be random"
             )
-    return model, missing
 
 
 @contextmanager

@@ -21,14 +21,15 @@ def check_name(path: str) -> None:
     folder = Path(path)
     if path in BUNDLED or any((folder / name).is_file() for name in _FILES):
         return
-    if folder.suffix == ".gguf":
+    if is_gguf(path):
         if folder.is_file():
             return
         raise UserError(f"model {path!r}: expected a GGUF file, found none: check the path")
     if folder.is_dir():
+        files = sorted(str(one) for one in folder.iterdir() if is_gguf(str(one)))
         raise UserError(
-            f"model {path!r}: expected a folder in Hugging Face layout, or a run, got one without config.json: check "
-            "the path"
+            f"model {path!r}: expected a folder in Hugging Face layout, or a run, got one without config.json: "
+            + (f"name a file in it, such as {files[0]}" if files else "check the path")
         )
     # `runs/x` beside a folder `runs` is one of ours; OWNER/NAME is the hub's.
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or ("/" in path and folder.parent.is_dir()):
@@ -44,6 +45,11 @@ def check_name(path: str) -> None:
             "id, got no such folder, no cached copy and no network: "
             + (f"did you mean {near!r}?" if near else _below(path))
         )
+
+
+def is_gguf(path: str) -> bool:
+    """Whether a model is named by a GGUF file, which is imported before it is loaded."""
+    return path.lower().endswith(".gguf") and not Path(path).is_dir()
 
 
 def _near_folder(folder: Path) -> str:

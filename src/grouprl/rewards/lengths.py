@@ -99,7 +99,7 @@ class NearLength:
     def __call__(self, prompts: Texts, completions: Texts, completion_ids: Ids, **columns: Any) -> Values:
         """Returns a number of at most 0 for each completion."""
         counted = completion_ids if self.unit == "tokens" else map(completion_text, completions)
-        return [-float(abs(len(one) - self.ideal)) for one in counted]
+        return [float(-abs(len(one) - self.ideal)) for one in counted]
 
 
 def _is_correct(verdict: float) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ from transformers import (
 )
 
 from grouprl.config.strict import read_json
-from grouprl.models.load import hide_progress_bars, hide_warnings
+from grouprl.models.load import hide_progress_bars, hide_warnings, refuse_other_weights
+from grouprl.models.names import is_gguf
 from grouprl.models.received import refuse_config
 from grouprl.models.save import save_model
 from grouprl.record.files import atomic_directory
@@ -35,7 +38,7 @@ _BLOCK = 1 << 24  # bytes
 
 def loadable(path: str) -> str:
     """The path of a model as it is loaded: of a GGUF file the folder that is made of it, any other as it is."""
-    return str(import_gguf(Path(path))) if path.endswith(".gguf") else path
+    return str(import_gguf(Path(path))) if is_gguf(path) else path
 
 
 def import_gguf(file: Path, folder: Path | None = None) -> Path:
@@ -53,21 +56,27 @@ def import_gguf(file: Path, folder: Path | None = None) -> Path:
     if not file.is_file():
         raise UserError(f"model {str(file)!r}: expected a GGUF file, found none: check the path")
     source = {"file": file.name, "sha256": _sha256(file)}
-    if folder.is_dir() and any(folder.iterdir()):
-        made_of = read_json(folder / SOURCE)
+    if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
+        made_of = read_json(folder / SOURCE) if folder.is_dir() else {}
         if made_of.get("sha256") == source["sha256"]:
             return folder
         raise UserError(
-            f"model {str(file)!r}: expected a new or empty folder {folder} for its weights, got one "
-            f"{'of another file, ' + repr(made_of['file']) if made_of.get('file') else 'with files'}: move it away, or "
+            f"model {str(file)!r}: expected a new or empty folder {folder} for its weights, got "
+            f"{_held(folder, made_of.get('file'))}: move it away, or "
             f"name another folder with grouprl import-model {file} FOLDER"
         )
     _check(file)
-    model, tokenizer = _read(file)
-    with atomic_directory(folder) as made:
+    with atomic_directory(folder) as made:  # first, because a place that cannot be written to costs no reading then
+        model, tokenizer = _read(file)
         save_model(model, tokenizer, made)
         (made / SOURCE).write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
     return folder
+
+
+def _held(folder: Path, source: str | None) -> str:
+    if not folder.is_dir():
+        return "a file"
+    return "one with files" if source is None else f"one of another file, {source!r}"
 
 
 def _check(file: Path) -> None:
@@ -93,6 +102,13 @@ def _check(file: Path) -> None:
             f"model {str(file)!r}: expected a GGUF file with a tokenizer, got none in it: get the file of a language "
             "model"
         )
+    layers = header.get(f"{header.get('general.architecture')}.block_count")
+    numbers = {int(found[1]) for tensor in found.tensors if (found := re.match(r"blk\.(\d+)\.", tensor.name))}
+    if isinstance(layers, int) and numbers != set(range(layers)):
+        raise UserError(
+            f"model {str(file)!r}: expected the weights of {layers} layers, as the file says, got those of "
+            f"{len(numbers)}: get the complete file of this model; weights that are missing would be random"
+        )
 
 
 def _value(field: Any) -> Any:
@@ -105,14 +121,18 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         with hide_progress_bars(), hide_warnings():
             config = AutoConfig.from_pretrained(str(file.parent), **place)
             refuse_config(config.to_dict(), file.name)
-            read: Any = AutoModelForCausalLM.from_pretrained(str(file.parent), dtype=torch.float32, **place)
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(file.parent), **place)
+            read: Any
+            read, info = AutoModelForCausalLM.from_pretrained(
+                str(file.parent), dtype=torch.float32, output_loading_info=True, **place
+            )
     except Exception as error:  # whatever a damaged or hostile file makes transformers raise
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = ": ".join((type(error).__name__, *str(error).strip().splitlines()[:1]))
         raise UserError(
-            f"model {str(file)!r}: expected a GGUF file of an architecture that transformers reads, could not load it "
-            f"({reason}): get the model in Hugging Face layout"
+            f"model {str(file)!r}: expected a GGUF file of an architecture that transformers reads, with its "
+            f"tokenizer, could not load it ({reason}): get the model in Hugging Face layout"
         ) from error
+    refuse_other_weights(str(file), read, set(info["missing_keys"]), set(info["unexpected_keys"]))
     # transformers saves no model that came from GGUF: its weights go into one that did not.
     with torch.device("meta"):
         made = type(read)(config)
