@@ -111,6 +111,7 @@ def test_a_damaged_file_is_one_sentence(llama, tmp_path: Path, damage):
     [
         ({"more": {"split.count": 3}}, "expected a model in one GGUF file, got one of 3 parts"),
         ({"tokenizer": False}, "expected a GGUF file with a tokenizer, got none in it"),
+        ({"architecture": "qwen2"}, "got a checkpoint without model.layers.0.self_attn.k_proj.bias"),
         ({"architecture": "rwkv7"}, "expected a GGUF file of an architecture that transformers reads"),
     ],
 )
@@ -119,6 +120,46 @@ def test_a_file_that_cannot_be_a_policy_is_one_sentence(llama, tmp_path: Path, g
     with pytest.raises(UserError, match=message):
         import_gguf(file)
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("left_out", "message"),
+    [
+        ("", "expected the weights of 2 layers, as the file says, got those of 0"),
+        ("blk.1.", "expected the weights of 2 layers, as the file says, got those of 1"),
+        ("blk.1.ffn_up", "got a checkpoint without model.layers.1.mlp.up_proj.weight"),
+        ("blk.0.attn_norm", "got a checkpoint without model.layers.0.input_layernorm.weight"),
+        ("output_norm", "got a checkpoint without model.norm.weight"),
+        ("token_embd", "got a checkpoint without lm_head.weight, model.embed_tokens.weight"),
+    ],
+)
+def test_weights_that_are_missing_are_not_random(llama, tmp_path: Path, monkeypatch, left_out: str, message: str):
+    add = gguf.GGUFWriter.add_tensor
+    monkeypatch.setattr(
+        gguf.GGUFWriter, "add_tensor", lambda *given, **more: given[1].startswith(left_out) or add(*given, **more)
+    )
+    file = write_gguf(tmp_path / "tiny.gguf", llama)
+    with pytest.raises(UserError, match=message):
+        import_gguf(file)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+
+
+def test_a_file_with_the_folders_name_stays_and_so_does_the_source(llama, tmp_path: Path):
+    file, other = write_gguf(tmp_path / "tiny.gguf", llama), tmp_path / "tiny"
+    other.write_text("mine")
+    for given in ((file,), (file, file), (file, other)):
+        before = file.read_bytes()
+        with pytest.raises(UserError, match=r"expected a new or empty folder .*, got a file: move it away"):
+            import_gguf(*given)
+        assert (file.read_bytes(), other.read_text()) == (before, "mine")
+
+
+def test_a_suffix_in_capitals_and_a_folder_with_a_file_in_it(llama, tmp_path: Path):
+    file = write_gguf(tmp_path / "TINY.GGUF", llama)
+    ended = grouprl("sample", tmp_path, "--prompt", "Hello")
+    assert ended.err.endswith(f"without config.json: name a file in it, such as {file}\n")
+    ended = grouprl("sample", file, "--prompt", "Hello", "rollout.max_tokens=3")
+    assert ended.code == 0, ended.text
 
 
 def test_a_file_that_is_not_there_is_named():

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from grouprl import Trainer
 from grouprl.config.run import RolloutConfig, RunConfig
 from grouprl.tasks import load_task, task_from_list
 from grouprl.tasks.base import Task
@@ -95,6 +97,50 @@ def test_the_parts_of_a_mixture_have_examples_of_their_own() -> None:
     assert counts == {"countdown": 2 + 4, "word_problems": 1}
 
 
+@pytest.mark.parametrize("shown", [" {} ", "{}\n"])
+def test_spaces_make_no_other_problem(tmp_path: Path, shown: str) -> None:
+    evaluated = str(SUMS.problems("test")[0].prompt).replace(" ", "  ")
+    task = with_examples(SUMS, file(tmp_path, {"prompt": shown.format(evaluated), "completion": "1"}))
+    with pytest.raises(UserError, match="expected examples that are not evaluated"):
+        list(task.problems("test"))
+
+
+@pytest.mark.parametrize("task", [SUMS, [{"prompt": f"{n} + 1 =", "answer": str(n + 1)} for n in range(20)]])
+def test_another_task_that_is_evaluated_has_the_examples_too(task: Any, tmp_path: Path) -> None:
+    config = RunConfig(task={"examples": 2}, steps=1, runs_dir=str(tmp_path))
+    made = Trainer("abacus", task, config=config, eval_task=LEFT)._task
+    prompts = [str(made.problems(split)[0].prompt) for split in ("train", "test")]
+    assert [prompt.count("+") for prompt in prompts] == [3, 3]
+    assert prompts[1].endswith("\n\n5 + 5 =")
+    assert prompts[0].rpartition("\n\n")[0] == prompts[1].rpartition("\n\n")[0]
+
+
+def test_an_evaluated_task_shares_no_problem_with_the_examples_or_the_trained(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"{n} + 1 =", "answer": str(n + 1)}) + "\n" for n in range(20)))
+    shown = file(tmp_path, {"prompt": "5 + 5 =", "completion": "10"})
+    config = RunConfig(task={"examples": shown}, steps=1, runs_dir=str(tmp_path))
+    for evaluated, message in ((LEFT, "that are not evaluated"), ([{"prompt": "7 + 1 ="}], "that are not trained on")):
+        with pytest.raises(UserError, match=message):
+            list(Trainer("abacus", str(rows), config=config, eval_task=evaluated)._task.problems("test"))
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [(3, 3), ("3", 3), ("+3", 3), (3.0, 3), ("0", 0), (10_000, 10_000), ("a.jsonl", "a.jsonl")]
+)
+def test_a_number_is_a_count_in_whatever_form(given: object, kept: object) -> None:
+    assert RunConfig.model_validate({"task": {"examples": given}}).task.examples == kept
+
+
+@pytest.mark.parametrize("given", [-1, "-1", 2.5, "2.5", 10_001, "1e9", True, None, [1], "nan", "inf"])
+def test_a_number_that_is_no_count_is_one_error(given: object) -> None:
+    with pytest.raises(ValidationError) as caught:
+        RunConfig.model_validate({"task": {"examples": given}})
+    (error,) = caught.value.errors()
+    assert error["loc"] == ("task", "examples")
+    assert "expected a number of train problems from 0 to 10000, or a data file" in error["msg"]
+
+
 class NoSolutions(WordProblems):
     def gold(self, problem: Problem) -> str | None:
         return None
@@ -105,7 +151,8 @@ class NoSolutions(WordProblems):
     [
         (SUMS, 20, "expected fewer than the [0-9]+ train problems of list, got 20"),
         (NoSolutions(), 1, "expected a solution of each example, got none for problem 'word_problems/train/0'"),
-        (SUMS, "nowhere.jsonl", "nowhere.jsonl"),
+        (SUMS, "nowhere.jsonl", "^task.examples: expected a data file at nowhere.jsonl, found none"),
+        (SUMS, "two", "^task.examples: expected a data file at two, found none"),
     ],
 )
 def test_examples_that_cannot_be_had_are_refused(task: Task, examples: int | str, message: str) -> None:
@@ -113,9 +160,17 @@ def test_examples_that_cannot_be_had_are_refused(task: Task, examples: int | str
         with_examples(task, examples)
 
 
-@pytest.mark.parametrize("row", [{"prompt": "1"}, {"completion": "1"}, {"prompt": "1", "completion": 3}])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "1"},
+        {"completion": "1"},
+        {"prompt": "1", "completion": 3},
+        {"prompt": CHAT[:1], "completion": "1"},  # nothing is asked
+    ],
+)
 def test_a_row_without_a_part_is_named(tmp_path: Path, row: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"shown.jsonl:1"):
+    with pytest.raises(UserError, match=r"^task.examples: .*shown.jsonl:1: expected"):
         with_examples(SUMS, file(tmp_path, row))
 
 

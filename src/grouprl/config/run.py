@@ -11,10 +11,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationInfo,
+    model_validator,
+)
 
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
@@ -27,8 +36,19 @@ from grouprl.config.trackers import TrackersConfig as TrackersConfig
 from grouprl.types import Sampling, UserError, unknown_name
 
 ALL_LINEAR = "all-linear"
+MOST_EXAMPLES = 10_000
 PLAIN, QUESTION = "plain", "question"  # the built-in chat templates
 _NEXT_QUESTION = "\nQuestion:"  # where a base model goes on after its answer
+
+
+def _examples(given: object) -> object:
+    """A count, or the name of a file; a text with a number in it is a count."""
+    with suppress(ValueError):
+        given = float(given) if isinstance(given, str) else given
+        given = int(given) if isinstance(given, float) and given.is_integer() else given
+    if isinstance(given, str) or (type(given) is int and 0 <= given <= MOST_EXAMPLES):
+        return given
+    raise ValueError(f"expected a number of train problems from 0 to {MOST_EXAMPLES}, or a data file")
 
 
 def _device(given: str) -> str:
@@ -110,7 +130,7 @@ class TaskConfig(Section):
     format: Literal["boxed", "think"] = Field(
         "boxed", description="form of the answer: boxed = \\boxed{}, think = DeepSeek-R1's tags"
     )
-    examples: Annotated[int, Field(ge=0, le=10_000)] | Place = Field(
+    examples: Annotated[int | Place, BeforeValidator(_examples)] = Field(
         0, description="worked examples before each prompt: this many train problems with solutions, or a data file"
     )
     arguments: Arguments = Field({}, description="further settings of this task; `grouprl tasks NAME` lists them")

@@ -32,6 +32,7 @@ from grouprl.run.trial import SampledGroup, evaluate_model, sample_group, with_n
 from grouprl.scoring.functions import RewardFunction, WeightedReward
 from grouprl.tasks import Task, load_task, task_from_list
 from grouprl.tasks.base import Split
+from grouprl.tasks.examples import with_examples
 from grouprl.tasks.from_list import problems_from_rows
 from grouprl.tasks.held_out import evaluated_on, trained_on_the_rest
 from grouprl.tasks.tables import first_rows, is_stream
@@ -179,10 +180,16 @@ class Trainer:
 
     @cached_property
     def _task(self) -> Task:
-        if self.task is None or isinstance(self.task, str):
-            task = load_task(**self._task_config().model_dump())
-        else:
-            task = _made(self._with_an_end(self.task))
+        if self.task is not None and not isinstance(self.task, str):
+            task = self._evaluated_on(_made(self._with_an_end(self.task)))
+            return with_examples(task, self.config.task.examples)
+        config = self._task_config()
+        if self.eval_task is None or config.name == "mixture":  # whose parts have examples of their own
+            return self._evaluated_on(load_task(**config.model_dump()))
+        task = load_task(**config.model_dump() | {"examples": 0})
+        return with_examples(self._evaluated_on(task), config.examples)  # in the evaluated prompts, too
+
+    def _evaluated_on(self, task: Task) -> Task:
         if self.eval_task is None:
             return task
         if isinstance(self.eval_task, str) or hasattr(self.eval_task, "problems"):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from grouprl.tasks.base import Split, Task
 from grouprl.tasks.derived import derived, each
-from grouprl.tasks.files import column, read_rows, text_or_messages
+from grouprl.tasks.files import Row, column, read_rows, text_or_messages
 from grouprl.types import Message, Problem, UserError
 
 
@@ -35,7 +35,7 @@ def with_examples(task: Task, examples: int | str) -> Task:
             if split != "train" and _question(problem) in asked:
                 raise UserError(
                     f"task.examples: expected examples that are not evaluated, got one that is {problem.where}: remove "
-                    f"it from {examples}, or the problem from the {split} split"
+                    f"{f'it from {examples}, or ' * isinstance(examples, str)}the problem from the {split} split"
                 )
             return _after(problem, shown)
 
@@ -45,7 +45,8 @@ def with_examples(task: Task, examples: int | str) -> Task:
 
 
 def _question(problem: Problem) -> str:
-    return problem.prompt if isinstance(problem.prompt, str) else _turns(problem, "")[0]["content"]
+    text = problem.prompt if isinstance(problem.prompt, str) else _turns(problem, "")[0]["content"]
+    return " ".join(text.split())
 
 
 def _of_train(task: Task, count: int) -> list[tuple[Problem, str]]:
@@ -68,7 +69,17 @@ def _of_train(task: Task, count: int) -> list[tuple[Problem, str]]:
 
 
 def _of_file(path: str) -> list[tuple[Problem, str]]:
-    return [(Problem(row[0], text_or_messages(row, "prompt")), column(row, "completion")) for row in read_rows(path)]
+    try:
+        return [(_asked(row), column(row, "completion")) for row in read_rows(path)]
+    except UserError as error:
+        raise UserError(f"task.examples: {error}") from error
+
+
+def _asked(row: Row) -> Problem:
+    prompt = text_or_messages(row, "prompt")
+    if not isinstance(prompt, str) and all(message["role"] == "system" for message in prompt):
+        raise UserError(f"{row[0]}: expected a question in column 'prompt', got a system message alone: add it")
+    return Problem(row[0], prompt)
 
 
 def _after(problem: Problem, shown: Sequence[tuple[Problem, str]]) -> Problem:

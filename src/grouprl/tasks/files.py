@@ -51,14 +51,14 @@ def read_rows(address: str, split: str = "train") -> list[Row]:
         if split not in parts:
             raise UserError(f"expected a split {split} in {path}, got {', '.join(parts)}: name one of its files")
         return parts[split]
+    if not path.is_file():
+        raise UserError(f"expected a data file at {path}, found none: check the path")
     readers = {".jsonl": _json_file, ".json": _json_file, ".csv": _csv, ".parquet": _parquet}
     kind = path.suffix.lower()
     if kind not in readers:
         raise UserError(
             f"expected a {', '.join(readers)} file, got {path}: convert it, or rename it if it is one of them"
         )
-    if not path.is_file():
-        raise UserError(f"expected a data file at {path}, found none: check the path")
     rows = readers[kind](path)
     if not rows:
         raise UserError(f"expected at least one row in {path}, got an empty file: check how it was made")
