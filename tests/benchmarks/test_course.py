@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from small_runs import grouprl
 
@@ -47,3 +48,15 @@ def test_the_recipe_trains_on_them(posts: Path, tmp_path: Path) -> None:
     assert ended.code == 0, ended.err
     (row,) = (tmp_path / "smollm2_course" / "metrics.jsonl").read_text().splitlines()
     assert -50.0 <= json.loads(row)["reward"] < 0.0
+
+
+def test_the_page_shows_the_recipe_and_the_script_has_its_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = SCRIPT.parents[1]
+    page = (root / "docs" / "course.md").read_text(encoding="utf-8")
+    recipe = (root / "src/grouprl/recipes/smollm2_course.yaml").read_text(encoding="utf-8").partition("name: ")[2]
+    shown = page.partition("```yaml\n")[2].partition("```")[0]
+    assert shown == recipe.partition("\n")[2]
+    rollout = yaml.safe_load(shown)["rollout"]
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    sizes = runpy.run_path(str(SCRIPT.with_name("course_trl.py")))
+    assert [sizes[name] for name in ("PROBLEMS", "COMPLETIONS", "TOKENS")] == list(rollout.values())
