@@ -217,6 +217,15 @@ def test_without_peft_the_extra_is_named(tiny: Path, adapter: Path, monkeypatch:
             load()
 
 
+def test_a_run_misses_peft_before_it_loads_its_model(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tiny, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))  # cannot be loaded
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(UserError, match=r"^model.lora: expected the package peft, got none"):
+        run(tmp_path / "model", tmp_path / "runs")
+
+
 def test_verbs_that_need_a_whole_model_refuse_an_adapter(adapter: Path) -> None:
     with pytest.raises(UserError, match=r"expected a model with a sequence classifier .*, got an adapter: merge it"):
         load_reward_model(str(adapter), device=CPU)

@@ -154,6 +154,14 @@ def test_a_file_with_the_folders_name_stays_and_so_does_the_source(llama, tmp_pa
         assert (file.read_bytes(), other.read_text()) == (before, "mine")
 
 
+def test_a_folder_that_was_moved_away_stays(llama, tmp_path: Path):
+    file, old = write_gguf(tmp_path / "tiny.gguf", llama), tmp_path / "tiny.old"
+    old.mkdir()
+    (old / "mine.txt").write_text("mine")
+    import_gguf(file)
+    assert (old / "mine.txt").read_text() == "mine"
+
+
 def test_a_suffix_in_capitals_and_a_folder_with_a_file_in_it(llama, tmp_path: Path):
     file = write_gguf(tmp_path / "TINY.GGUF", llama)
     ended = grouprl("sample", tmp_path, "--prompt", "Hello")

@@ -120,12 +120,13 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         yield temporary
         for entry in (*sorted(temporary.rglob("*"), key=Path.is_dir), temporary):  # files, then their folders
             _sync(entry)
-        remove(replaced)
-        if os.path.lexists(path):
+        if replaces := os.path.lexists(path):  # else a folder of that name is somebody's
+            remove(replaced)
             path.rename(replaced)
         temporary.rename(path)
         _sync(path.parent)
-        remove(replaced)
+        if replaces:
+            remove(replaced)
     finally:
         remove(temporary)
 

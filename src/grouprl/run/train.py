@@ -52,7 +52,7 @@ from grouprl.step import grpo_step
 from grouprl.tasks import Task
 from grouprl.tasks.held_out import trained_on_the_rest
 from grouprl.trackers import Trackers
-from grouprl.types import StepRecord
+from grouprl.types import StepRecord, import_extra
 
 Callback = Callable[[StepRecord], None]
 _EXAMPLES = 5
@@ -89,6 +89,8 @@ def train(
     task = trained_on_the_rest(task, config.evaluation.split if config.evaluation.problems else None)
     terminal, config = terminal or Terminal(), with_run_dtype(_in_steps(config, task), resume=resume)
     check_sections(config)
+    if config.model.lora is not None:
+        import_extra("peft", "lora", "model.lora")  # now, because a large model is loaded for minutes
     directory = _directory(config, resume=resume)
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
