@@ -70,7 +70,7 @@ def sft(config: SftConfig) -> Path:
 def load_pairs(config: SftConfig) -> Sequence[Pair]:
     """The pairs of a file (columns `prompt` and `completion`, text or chat messages), or of a task.
 
-    `word_problems` makes as many as are asked for; of other tasks they are the first train problems and their solutions.
+    `word_problems` makes as many as are asked for; other tasks give their first train problems and the solutions.
     """
     if config.pairs.path is not None:
         return [
