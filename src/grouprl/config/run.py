@@ -11,19 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationInfo, model_validator
 
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
@@ -31,24 +22,13 @@ from grouprl.config.algorithm import OWN, as_tree, flat, own_parts, with_options
 from grouprl.config.files import dump_config as dump_config
 from grouprl.config.files import load_config as load_config
 from grouprl.config.learner import LearnerConfig as LearnerConfig
-from grouprl.config.section import Arguments, Fraction, Name, Names, Place, Section, Text, Variable
+from grouprl.config.section import Arguments, Examples, Fraction, Name, Names, Place, Section, Text, Variable
 from grouprl.config.trackers import TrackersConfig as TrackersConfig
 from grouprl.types import Sampling, UserError, unknown_name
 
 ALL_LINEAR = "all-linear"
-MOST_EXAMPLES = 10_000
 PLAIN, QUESTION = "plain", "question"  # the built-in chat templates
 _NEXT_QUESTION = "\nQuestion:"  # where a base model goes on after its answer
-
-
-def _examples(given: object) -> object:
-    """A count, or the name of a file; a text with a number in it is a count."""
-    with suppress(ValueError):
-        given = float(given) if isinstance(given, str) else given
-        given = int(given) if isinstance(given, float) and given.is_integer() else given
-    if isinstance(given, str) or (type(given) is int and 0 <= given <= MOST_EXAMPLES):
-        return given
-    raise ValueError(f"expected a number of train problems from 0 to {MOST_EXAMPLES}, or a data file")
 
 
 def _device(given: str) -> str:
@@ -130,7 +110,7 @@ class TaskConfig(Section):
     format: Literal["boxed", "think"] = Field(
         "boxed", description="form of the answer: boxed = \\boxed{}, think = DeepSeek-R1's tags"
     )
-    examples: Annotated[int | Place, BeforeValidator(_examples)] = Field(
+    examples: Examples = Field(
         0, description="worked examples before each prompt: this many train problems with solutions, or a data file"
     )
     arguments: Arguments = Field({}, description="further settings of this task; `grouprl tasks NAME` lists them")

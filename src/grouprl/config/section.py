@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os.path
+from contextlib import suppress
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -25,6 +26,21 @@ Variable = Annotated[Text, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 # A list of one item may be written without brackets.
 Names = Annotated[tuple[Text, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)]
+
+_MOST_EXAMPLES = 10_000
+
+
+def _examples(given: object) -> object:
+    """A count, or the name of a file; a text with a number in it is a count."""
+    with suppress(ValueError):
+        given = float(given) if isinstance(given, str) else given
+        given = int(given) if isinstance(given, float) and given.is_integer() else given
+    if isinstance(given, str) or (type(given) is int and 0 <= given <= _MOST_EXAMPLES):
+        return given
+    raise ValueError(f"expected a number of train problems from 0 to {_MOST_EXAMPLES}, or a data file")
+
+
+Examples = Annotated[int | Place, BeforeValidator(_examples)]
 
 
 class Section(BaseModel):

@@ -89,8 +89,6 @@ def train(
     task = trained_on_the_rest(task, config.evaluation.split if config.evaluation.problems else None)
     terminal, config = terminal or Terminal(), with_run_dtype(_in_steps(config, task), resume=resume)
     check_sections(config)
-    if config.model.lora is not None:
-        import_extra("peft", "lora", "model.lora")  # now, because a large model is loaded for minutes
     directory = _directory(config, resume=resume)
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
@@ -139,8 +137,13 @@ def train(
 
 
 def _directory(config: RunConfig, *, resume: bool) -> Path:
-    """The run's directory, which holds no run yet if it is new; device and name are judged before a model is loaded."""
+    """The run's directory, which holds no run yet if it is new.
+
+    Device, name and what an adapter needs are judged before a model is loaded, which can take minutes.
+    """
     resolve_device(config.model.device)
+    if config.model.lora is not None:
+        import_extra("peft", "lora", "model.lora")
     directory = Path(config.runs_dir) / config.name
     if not resume and RunDirectory(directory).holder() is None:
         refuse_run(directory)
