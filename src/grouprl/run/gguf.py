@@ -122,17 +122,20 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
             config = AutoConfig.from_pretrained(str(file.parent), **place)
             refuse_config(config.to_dict(), file.name)
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(file.parent), **place)
+            place |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
             read: Any
-            read, info = AutoModelForCausalLM.from_pretrained(
-                str(file.parent), dtype=torch.float32, output_loading_info=True, **place
-            )
+            read, info = AutoModelForCausalLM.from_pretrained(str(file.parent), dtype=torch.float32, **place)
     except Exception as error:  # whatever a damaged or hostile file makes transformers raise
         reason = ": ".join((type(error).__name__, *str(error).strip().splitlines()[:1]))
         raise UserError(
             f"model {str(file)!r}: expected a GGUF file of an architecture that transformers reads, with its "
             f"tokenizer, could not load it ({reason}): get the model in Hugging Face layout"
         ) from error
-    refuse_other_weights(str(file), read, set(info["missing_keys"]), set(info["unexpected_keys"]))
+    lacking = {
+        *info["missing_keys"],
+        *(name for name, *_ in info["mismatched_keys"]),
+    }  # by shape, too
+    refuse_other_weights(str(file), read, lacking, set(info["unexpected_keys"]))
     # transformers saves no model that came from GGUF: its weights go into one that did not.
     with torch.device("meta"):
         made = type(read)(config)
