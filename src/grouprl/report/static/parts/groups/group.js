@@ -3,7 +3,8 @@ import { get, live, ofRun, queryOf } from "../api.js";
 import { address, choices, note } from "../address.js";
 import { h, put } from "../dom.js";
 import { added, bracketed, column, deviationWorked, equals, meanWorked, plain } from "../numbers.js";
-import { named, number, signed, trouble, visible, written } from "../text.js";
+import { named, number, said, signed, trouble, written } from "../text.js";
+import { turnsOf } from "../turns.js";
 import { advantageMark, chip, correctMark, kindOfGroup, lengthMark, signalMark } from "./marks.js";
 import { tokenView } from "./tokens.js";
 import { tryBox } from "./try.js";
@@ -43,9 +44,7 @@ function problemCard(group, links) {
   return h("section", { class: "card problem", "aria-labelledby": "problem-title" },
     h("h2", { id: "problem-title" }, "Problem"),
     h("p", { class: "note" }, written(group.problem_id)),
-    (group.messages ?? [{ role: "prompt", content: group.prompt }]).map(({ role, content }) => h("div", { class: "message" },
-      h("span", { class: "role" }, visible(role) || "(no role)"),
-      h("div", { class: "said", tabindex: "0", role: "region", "aria-label": `Message of ${visible(role)}` }, shown(content)))),
+    turnsOf(group.messages, group.prompt),
     columns(group.columns), links);
 }
 
@@ -56,14 +55,10 @@ function columns(given) {
   entries.sort(([left], [right]) => (right === "answer") - (left === "answer"));
   return h("dl", { class: "columns" }, entries.map(([name, value]) => [
     h("dt", {}, name === "" ? h("span", { class: "note" }, "(no name)") : written(name)),
-    h("dd", { tabindex: "0" }, shown(value)),
+    h("dd", { tabindex: "0" }, said(value)),
   ]));
 }
 
-function shown(value) {
-  const text = typeof value === "string" ? value : JSON.stringify(value, null, 1);
-  return text === "" ? h("span", { class: "note" }, "(empty)") : written(text);
-}
 
 // From a group's rewards to its advantages, in the numbers that the lab computed. Nothing is computed here.
 
