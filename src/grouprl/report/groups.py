@@ -63,7 +63,9 @@ def groups_of_step(folder: Path, step: int | None, *, offset: int, limit: int) -
         ).fetchall()
         prompts = _prompts(database, {row["problem_id"] for row in rows})
         shared = shared_beginning(database)
-    groups = [_listed(list(members), prompts, shared, std) for _, members in groupby(rows, key=itemgetter("group_index"))]
+    groups = [
+        _listed(list(members), prompts, shared, std) for _, members in groupby(rows, key=itemgetter("group_index"))
+    ]
     return {"step": step, "steps": None if first is None else [first, last], "total": total, "groups": groups}
 
 

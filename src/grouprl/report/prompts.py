@@ -30,7 +30,7 @@ class Shared:
         """What these prompts share; `chats`: the messages of each, empty for plain text."""
         if len(set(texts)) < 2:
             return Shared()
-        text = os.path.commonprefix(texts)
+        text = os.path.commonprefix(texts)  # noqa: RUF071 (by characters)
         text = text[: text.rfind("\n") + 1]
         same = takewhile(lambda turns: all(turn == turns[0] for turn in turns), zip(*chats, strict=False))
         return Shared(text if len(text) >= _LEAST else "", [turns[0] for turns in same])
