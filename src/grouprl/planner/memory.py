@@ -106,10 +106,7 @@ class StepShape:
             if getattr(self, name) < 1:
                 raise UserError(f"{name}: expected 1 or more, got {getattr(self, name)}: raise it")
         if not 0 <= self.shared_tokens < self.prompt_tokens:
-            raise UserError(
-                f"shared_tokens: expected 0 to {self.prompt_tokens - 1}, less than a prompt, got {self.shared_tokens}: "
-                "lower it"
-            )
+            raise UserError(f"shared_tokens: expected 0 to prompt_tokens - 1, got {self.shared_tokens}: lower it")
         if self.micro_batch_tokens < 0:
             raise UserError(
                 f"micro_batch_tokens: expected 0 (automatic) or more tokens, got {self.micro_batch_tokens}: raise it"
@@ -256,8 +253,7 @@ def plan_memory(
     """Computes the bytes of a run by part.
 
     It counts what the code keeps: weights, gradients and moments in their dtypes; activations of autograd for the
-    backward pass, layer by layer; log-probs in chunks of 2^25 logits; keys and values of a prompt once for its group,
-    and of the tokens that all prompts share once.
+    backward pass, layer by layer; log-probs in chunks of 2^25 logits; keys and values once for all that share them.
     Of a `sharded` model only the activations differ: on a CPU its hooks keep the compiled kernels out.
 
     Raises:
@@ -285,8 +281,7 @@ def plan_memory(
     # Each pack that runs beside others holds a gradient until it is added.
     at_once = 1 if on_gpu else max(1, workers_on_cpu(shape.parameters, len(step.packs), step.threads))
     gradients = 1 if at_once == 1 else 1 + at_once
-    lanes = 1 if on_gpu else max(1, workers_on_cpu(shape.parameters, step.rows, step.threads, sampling=True))
-    shared = _NUMBERS * shape.cached_numbers * step.shared_tokens  # their keys and values, or the gradients of these
+    shared = _NUMBERS * shape.cached_numbers * step.shared_tokens  # float32 keys and values, or their gradients
     rounds = half and networks.weights == "float32"
     copies = SIZES[step.dtype] * (shape.linear_parameters + shape.embedding_parameters) if rounds else 0
     rounded = copies
@@ -307,12 +302,12 @@ def plan_memory(
         update=UpdateMemory(
             gradients=gradients * learning,
             critic_gradients=gradients * critic,
-            activations=at_once * activations + before + gradients * shared,
+            activations=at_once * activations + before + (gradients + half) * shared,
             layer=at_once * (layer + widened),
             logits=at_once * _logits(shape, step, pack.completions * step.completion_tokens, rank is None),
         ),
         rollout=RolloutMemory(
-            cache=token * (step.cached_prompts * behind + lanes * step.shared_tokens + own) + shared,
+            cache=token * (step.cached_prompts * behind + step.shared_tokens + own) + shared,
             # sampler.draw has logits, log-probs and two float64 arrays at once; the kernel of the CPU has none.
             drawing=(24 + (2 if half else 0) if on_gpu else _NUMBERS) * step.rows * shape.vocabulary,
             copies=copies if on_gpu else 0,
@@ -361,8 +356,9 @@ def _activations(shape: ModelShape, step: StepShape, pack: Pack, sharded: bool) 
         layer += dtype * 2 * shape.heads * seen * own // pack.tokens
     kept, beside = (between, layer + backward) if step.recompute else (layer, backward)
     predicting = pack.completions * step.completion_tokens * hidden * (_NUMBERS + (dtype if half else 0))
-    token = shape.layers * kept + around
-    return pack.tokens * token + predicting, step.shared_tokens * token, pack.tokens * beside
+    last = _NUMBERS * (hidden + 1) + dtype * (hidden + 2 * keys)  # layer, of which keys and values alone are used
+    shared = step.shared_tokens * ((shape.layers - 1) * kept + last + around)
+    return pack.tokens * (shape.layers * kept + around) + predicting, shared, pack.tokens * beside
 
 
 def _logits(shape: ModelShape, step: StepShape, predicted: int, head_learns: bool) -> int:
