@@ -79,7 +79,7 @@ def test_plan_and_doctor_name_tokens_a_second_and_minutes(monkeypatch: pytest.Mo
     planned: Any = grouprl("plan", *EXAMPLES)
     assert planned.code == 0, planned.err
     words = " ".join(planned.out.split())
-    assert "tokens of every prompt are read once" in words
+    assert "of every prompt are read once" in words
     assert "This machine samples about " in words
     assert " minutes: " in words
     found: Any = grouprl("doctor", "--model", "abacus")

@@ -123,5 +123,5 @@ def test_a_sampled_group_shows_its_turns() -> None:
     ended = grouprl("sample", "abacus", "task.examples=2", "rollout.group_size=2", "rollout.max_tokens=4")
     assert ended.code == 0, ended.err
     before = ended.out.partition("\n0  ")[0]
-    assert "(2 worked examples, the same in every prompt)\nuser: " in before
+    assert "(4 turns, the same in every prompt)\nuser: " in before
     assert before.count("user: ") == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 
 from rich.table import Table
 from rich.text import Text
@@ -75,21 +75,12 @@ def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
 
 def _prompt(problem: Problem, others: Sequence[Problem]) -> str:
     """The turns of a prompt under their roles, without those that all problems share."""
-    asked = [problem, *others]
-    chats = [() if isinstance(one.prompt, str) else one.prompt for one in asked]
-    chat = None if isinstance(problem.prompt, str) else problem.prompt
-    found = Shared.of([one.prompt_text for one in asked], chats).marked(problem.prompt_text, chat)
-    if found is None:
-        return visible(problem.prompt_text)
-    folded = [turn for turn in found if turn.get("shared")]
-    examples = sum(turn["role"] == "assistant" for turn in folded)
-    what = counted(examples, "worked example") if examples else "beginning"
-    lines = []
-    for turn in found:
-        if turn not in folded:
-            lines.append(visible(f"{turn['role']}: {turn['content']}"))
-        elif turn is folded[0]:
-            lines.append(f"({what}, the same in every prompt)")
+    chats = [() if isinstance(one.prompt, str) else one.prompt for one in (problem, *others)]
+    shared, lines = Shared.of([one.prompt_text for one in (problem, *others)], chats), []
+    found = shared.marked(problem.prompt_text, chats[0] or None) or [{"content": problem.prompt_text}]
+    for folded, turns in groupby(found, key=lambda turn: turn.get("shared", False)):
+        own = [visible(": ".join(filter(None, (turn.get("role"), turn["content"])))) for turn in turns]
+        lines += [f"({counted(len(own), 'turn')}, the same in every prompt)"] if folded else own
     return "\n".join(lines)
 
 

@@ -49,11 +49,7 @@ class Finding:
 
 
 def findings(model: str | None = None) -> list[Finding]:
-    """Collects all findings in the order of the screen; measuring speeds takes a few seconds.
-
-    Raises:
-        UserError: the `model` has no known shape.
-    """
+    """Collects all findings in the order of the screen; measuring speeds takes a few seconds."""
     parts: tuple[Callable[[], Iterator[Finding]], ...] = (
         _devices,
         *([] if model is None else [partial(_model, model)]),

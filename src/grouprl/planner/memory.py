@@ -283,8 +283,7 @@ def plan_memory(
     gradients = 1 if at_once == 1 else 1 + at_once
     shared = _NUMBERS * shape.cached_numbers * step.shared_tokens  # float32 keys and values, or their gradients
     rounds = half and networks.weights == "float32"
-    copies = SIZES[step.dtype] * (shape.linear_parameters + shape.embedding_parameters) if rounds else 0
-    rounded = copies
+    copies = rounded = SIZES[step.dtype] * (shape.linear_parameters + shape.embedding_parameters) if rounds else 0
     # Autocast keeps no frozen weights: those of one layer live at once.
     if rounds and rank is not None and step.recompute:
         rounded -= SIZES[step.dtype] * shape.linear_parameters * (shape.layers - 1) // shape.layers

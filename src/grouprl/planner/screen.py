@@ -53,7 +53,6 @@ class RunPlan:
     time: StepTime | None  # lower bound; None = no rates
     rates: Rates | None
     pace: Pace | None  # an estimate; None = not of this machine's CPU
-    steps: int
 
     @property
     def fits(self) -> bool:
@@ -109,7 +108,6 @@ def plan_run(
         else floor_of_step(shape, networks, step, rates, passes=config.algorithm.updates.passes),
         rates=rates,
         pace=pace,
-        steps=config.steps,
     )
 
 
@@ -180,7 +178,7 @@ def show_plan(plan: RunPlan, algorithm: str, *, as_json: bool, console: Console 
     console.print(
         f"{step.problems} problems x {step.group_size} completions, {step.prompt_tokens} + {step.completion_tokens} "
         f"tokens, {step.dtype} on {step.device}"
-        + (f"; the first {step.shared_tokens} tokens of every prompt are read once\n" if step.shared_tokens else "\n")
+        + (f"; the first {step.shared_tokens} of every prompt are read once\n" if step.shared_tokens else "\n")
     )
     console.print(_memory_table(plan.memory))
     verdict = "[green]fits in[/]" if plan.fits else "[red]does not fit in[/]"
@@ -196,24 +194,15 @@ def show_plan(plan: RunPlan, algorithm: str, *, as_json: bool, console: Console 
         f"({plan.rates.source}), every completion at its longest. A real step takes longer. Memory counts "
         "tensors; a process needs about 0.4 GiB more.[/]"
     )
-    if plan.pace is not None:
-        console.print(f"\n{_run_time(plan.pace, plan.steps)}")
-
-
-def _run_time(pace: Pace, steps: int) -> str:
-    """What a run takes, in sentences."""
-    few, many = (f"{seconds / 60:,.1f}" for seconds in pace.seconds)
-    tests = f" and {pace.evaluations} evaluations of {_between(pace.evaluation)} s" if pace.evaluations else ""
-    return (
-        f"This machine samples about {pace.sampling:,.0f} tokens a second and learns from {pace.learning:,.0f}. "
-        f"[bold]{few} to {many} minutes[/]: {steps} steps of {_between(pace.step)} s{tests}.\n"
-        "[dim]Estimated from products of this model's sizes, timed here now, with completions half as long as allowed "
-        "and as long as allowed; groups without signal take less. Loading, saving and rewards come on top.[/]"
-    )
-
-
-def _between(pair: tuple[float, float]) -> str:
-    return " to ".join(f"{value:,.2g}" if value < 10 else f"{value:,.0f}" for value in pair)
+    if (pace := plan.pace) is not None:
+        few, many = (f"{seconds / 60:,.1f}" for seconds in pace.seconds)
+        each, test = (" to ".join(f"{seconds:,.3g}" for seconds in pair) for pair in (pace.step, pace.evaluation))
+        console.print(
+            f"\nThis machine samples about {pace.sampling:,.0f} tokens a second and learns from {pace.learning:,.0f}. "
+            f"[bold]{few} to {many} minutes[/]: steps of {each} s, {pace.evaluations} evaluations of {test} s.\n[dim]"
+            "Estimated from products of this model's sizes, timed now, for completions half as long as allowed and as "
+            "long; groups without signal take less. Loading, saving and rewards come on top.[/]"
+        )
 
 
 def show_comparison(config: RunConfig, prompt_tokens: int, *, as_json: bool, console: Console | None = None) -> None:

@@ -33,9 +33,7 @@ function promptStage({ stages: { prompt, completions } }, { typed }) {
   return { body };
 }
 
-function quoted(parts) {
-  return h("blockquote", { class: "quoted" }, parts);
-}
+const quoted = (parts) => h("blockquote", { class: "quoted" }, parts);
 
 function answer({ answer: found }) {
   if (found === undefined || found === null) return null;

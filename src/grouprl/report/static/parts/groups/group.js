@@ -38,14 +38,11 @@ function neighbors(run, { step, group }, total) {
     group + 1 < total ? h("a", { href: address(run, { step, group: group + 1 }) }, "next group \u2192") : null);
 }
 
-// The problem of a group: its messages by role, and its columns.
-
 function problemCard(group, links) {
   return h("section", { class: "card problem", "aria-labelledby": "problem-title" },
     h("h2", { id: "problem-title" }, "Problem"),
     h("p", { class: "note" }, written(group.problem_id)),
-    turnsOf(group.messages, group.prompt),
-    columns(group.columns), links);
+    turnsOf(group.messages, group.prompt), columns(group.columns), links);
 }
 
 function columns(given) {
@@ -58,7 +55,6 @@ function columns(given) {
     h("dd", { tabindex: "0" }, said(value)),
   ]));
 }
-
 
 // From a group's rewards to its advantages, in the numbers that the lab computed. Nothing is computed here.
 
@@ -74,9 +70,7 @@ function statisticsCard(group) {
     agreement(given));
 }
 
-function line(word, ...terms) {
-  return [h("dt", {}, word), h("dd", {}, terms)];
-}
+const line = (word, ...terms) => [h("dt", {}, word), h("dd", {}, terms)];
 
 function deviationLine(given) {
   const squares = given.deviations.filter((deviation) => deviation !== null).map((deviation) => `${bracketed(deviation)}\u00b2`);
@@ -137,9 +131,7 @@ function advantages(group) {
 }
 
 /** Advantages as colored numbers of one column. */
-function marks(advantages) {
-  return column(advantages, { sign: true }).map((text, place) => chip(text, advantages[place]));
-}
+const marks = (advantages) => column(advantages, { sign: true }).map((text, place) => chip(text, advantages[place]));
 
 function jump(index) {
   const card = document.getElementById(`completion-${index}`);
