@@ -25,11 +25,12 @@ from grouprl.models.logprobs import LOGPROBS
 from grouprl.models.precision import is_emulated
 from grouprl.planner.machine import DTYPES, free_memory, product_rate, total_memory
 from grouprl.rollout.compiled_forward import DECODE_STEP
+from grouprl.rollout.compiled_weights import PRODUCT
 from grouprl.rollout.rows import DRAW
 from grouprl.sandbox import BACKENDS, why_unavailable
 
 _PACKAGES = ("grouprl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
-CONTESTS = (ADD_NORM, SWIGLU, TREE_ATTENTION, LOGPROBS, DRAW, DECODE_STEP)
+CONTESTS = (ADD_NORM, SWIGLU, TREE_ATTENTION, LOGPROBS, DRAW, PRODUCT, DECODE_STEP)
 _DEVELOPMENT = ("dev", "bench")  # extras for developing this project
 
 
