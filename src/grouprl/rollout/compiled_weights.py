@@ -53,8 +53,8 @@ class Norm(ctypes.Structure):
     _fields_ = (("weight", _POINTER), ("eps", ctypes.c_float))
 
 
-# Weights of a model that no cache holds, whose products of few rows `kernels().product` computes: 1.2 to 1.6 times as fast
-# as MKL for 64 rows of 135 million weights, 1.4 to 1.9 times for 32.
+# Weights of a model that no cache holds, whose products of few rows `kernels().product` computes: 1.2 to 1.6 times as
+# fast as MKL for 64 rows of 135 million weights, 1.4 to 1.9 times for 32.
 _DIRECT_FROM = 1 << 24
 _ALL = 1 << 62  # longer than any sequence
 _PRODUCTS = ("query", "key", "value", "out", "gate", "up", "down")
