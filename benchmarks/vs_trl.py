@@ -166,7 +166,8 @@ def exactness(arguments: argparse.Namespace) -> dict[str, float]:
     """The same completions through both: how far apart loss and gradient are.
 
     TRL is given token ids and the sampler's log-probs; rewards, advantages, padding, reference and loss are its own.
-    Policy and reference are moved away from the sampler, so that ratio, clipping and KL have something to do.
+    Policy and reference are moved away from the sampler, so that the KL has something to do; with one update on a batch
+    both libraries take the policy itself for the old one.
     """
     from datasets import Dataset
     from trl import GRPOTrainer
@@ -204,8 +205,6 @@ def exactness(arguments: argparse.Namespace) -> dict[str, float]:
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     made = trainer._generate_and_score_completions(data)
-    # With one pass TRL takes the policy itself for the old one; it gets the sampler's log-probs, as after a pass.
-    made["old_per_token_logps"] = made["sampling_per_token_logps"]
     theirs_loss = 0.0
     for first in range(0, len(rows), settings.micro_batch):
         rows_of = slice(first, first + settings.micro_batch)

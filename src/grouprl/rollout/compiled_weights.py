@@ -166,7 +166,7 @@ def _product_forms(width: int, _: torch.dtype) -> tuple[Form, Form]:
     )
 
 
-PRODUCT = Contest("product of 32 rows", "hidden size", (512, 1024, 2048), _product_forms)
+PRODUCT = Contest("product", "hidden size", (512, 1024, 2048), _product_forms)
 
 
 def _adapters(module: Any) -> list[str]:
