@@ -408,7 +408,7 @@ def test_resume_of_what_is_not_there_any_more(
         (("sample", "./no-such-model"), ("model './no-such-model': expected a folder",)),
         (("sample", "GUESSER", "--problem", "500"), ("--problem: expected less than 500", "got 500")),
         (("report", "no-such-run"), ("no-such-run: expected a run directory", "such as runs/NAME")),
-        (("sft", "--task", "gsm8k"), ("task gsm8k: makes no pairs to imitate: give a file with pairs.path=",)),
+        (("sft", "--task", "gsm8k", "task.path=none.jsonl"), ("expected a data file at none.jsonl, found none",)),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else None,
 )

