@@ -126,7 +126,7 @@ def measured(label: str, dtype: str, only: list[str], smoke: bool) -> tuple[list
         found["unshared"] = step(words, "--unshared")
         shared, unshared = (seconds(found[form], 1) for form in ("grouprl", "unshared"))
         for part, taken in shared.items():
-            rows.append(smaller(f"{name}, shared, {part}", "s", taken, unshared[part], "read for each group"))
+            rows.append(smaller(f"{name}, shared, {part}", "s", taken, unshared[part], "unshared"))
     if "generate" in only:
         rows.append(beside_generate(name, case, dtype, smoke))
     if "trl" in only and missing_trl() is None:
