@@ -29,11 +29,12 @@ from grouprl.planner.machine import DTYPES, free_memory, product_rate, total_mem
 from grouprl.planner.pace import USUAL_PROMPT
 from grouprl.planner.screen import plan_run
 from grouprl.rollout.compiled_forward import DECODE_STEP
+from grouprl.rollout.compiled_weights import PRODUCT
 from grouprl.rollout.rows import DRAW
 from grouprl.sandbox import BACKENDS, why_unavailable
 
 _PACKAGES = ("grouprl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
-CONTESTS = (ADD_NORM, SWIGLU, TREE_ATTENTION, LOGPROBS, DRAW, DECODE_STEP)
+CONTESTS = (ADD_NORM, SWIGLU, TREE_ATTENTION, LOGPROBS, DRAW, PRODUCT, DECODE_STEP)
 _DEVELOPMENT = ("dev", "bench")  # extras for developing this project
 
 
